@@ -1,0 +1,52 @@
+"""The algorithms by name. A new one is one file and one line here."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from ..errors import InputError, nearest
+from .base import Algorithm
+from .fedabml import FedABML
+from .fedavg import FedAvg
+from .local import Local
+
+
+class Entry(NamedTuple):
+    """A registered algorithm: its class, and the defaults that make it this variant of it."""
+
+    kind: type[Algorithm]
+    defaults: dict[str, Any]
+
+
+REGISTRY: dict[str, Entry] = {
+    "fedabml": Entry(FedABML, {}),
+    "fedavg": Entry(FedAvg, {"personal_epochs": 0}),
+    "fedavg-ft": Entry(FedAvg, {}),
+    "local": Entry(Local, {}),
+}
+
+
+def make(name: str, **hyper: Any) -> Algorithm:
+    """An algorithm by its registered name, with hyperparameters in place of the defaults."""
+    if name not in REGISTRY:
+        raise InputError(f"There is no algorithm '{name}'.{nearest(name, REGISTRY)}")
+    kind, defaults = REGISTRY[name]
+    known = {field.name for field in dataclasses.fields(kind)}
+    for word in hyper:
+        if word not in known:
+            raise InputError(f"Algorithm '{name}' has no hyperparameter '{word}'.{nearest(word, known)}")
+    return kind(**{**defaults, **hyper})
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """The registered name that describes an algorithm best; its class's name if it is not registered."""
+    fits = [
+        (len(entry.defaults), name)
+        for name, entry in REGISTRY.items()
+        if type(algorithm) is entry.kind and all(getattr(algorithm, k) == v for k, v in entry.defaults.items())
+    ]
+    return max(fits)[1] if fits else type(algorithm).__name__.lower()
+
+
+__all__ = ["REGISTRY", "Algorithm", "Entry", "FedABML", "FedAvg", "Local", "make", "name_of"]

@@ -1,0 +1,234 @@
+"""The contract of an algorithm: vector mathematics for one client, and a merge on the server.
+
+An algorithm is a frozen dataclass of hyperparameters with pure methods over dictionaries of flat vectors. No method
+has a client axis; the engine adds it. The words:
+
+    shared   what the server owns and sends          kept    what a client keeps between rounds
+    carry    what a client's steps hand on           update  what a client sends back
+    site     what a client knows of itself           theta   what the server is scored and personalised with
+
+A round:   shared ──begin──▶ carry ──step…──▶ carry ──end──▶ update, kept;   mean of updates ──merge──▶ shared
+A client:  shared ──personal──▶ carry ──personal_step…──▶ carry ──own_model──▶ a distribution over weights
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError, nearest
+from ..gaussian import Distribution, Point
+from ..vectors import Layout
+
+State = dict[str, Tensor]
+
+
+class Site(NamedTuple):
+    """Constants a client knows of itself and never sends."""
+
+    n: Tensor  # training samples
+    counts: Tensor  # training samples of each class
+
+
+class Batch(NamedTuple):
+    """A minibatch; rows with mask 0 are padding."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+
+
+class Loss(Protocol):
+    """The engine's: mean −log likelihood of a batch, averaged over `samples` draws of the weights."""
+
+    def __call__(self, q: Distribution, batch: Batch, key: Tensor, samples: int = 1) -> Tensor: ...
+
+
+class Step(Protocol):
+    """carry, the batches of this step, ... → the new carry and the loss it met."""
+
+    def __call__(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]: ...
+
+
+class Phase(NamedTuple):
+    """So many epochs of a step."""
+
+    epochs: int
+    step: Step
+
+
+def hyper(
+    default: Any,
+    doc: str,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    choices: tuple[str, ...] = (),
+    static: bool = False,
+    tune: tuple[Any, ...] = (),
+) -> Any:
+    """A hyperparameter: its default, its meaning with the paper's symbol, its closed range or its choices.
+
+    Floats reach the steps as 0-d tensors unless `static`; `tune` is the range (or list) a search tries.
+    """
+    meta = dict(doc=doc, low=low, high=high, choices=choices, static=static, tune=tune)
+    return dataclasses.field(default=default, metadata=meta)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The base of every algorithm: hyperparameters all of them have, and the plain defaults of the contract."""
+
+    lr: float = hyper(0.03, "η: step size of local training", 0, tune=(1e-3, 0.3))
+    momentum: float = hyper(0.0, "heavy-ball momentum of local steps", 0, 0.999, static=True)
+    personal_epochs: int = hyper(5, "epochs on the client's training data before it is scored", 0, tune=(0, 1, 5, 10))
+    personal_lr: float | None = hyper(None, "step size of those epochs (none: lr)", 0, tune=(1e-4, 0.1))
+    weights: str = hyper("uniform", "how the server weighs clients", choices=("uniform", "samples"))
+    average: float = hyper(0.0, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999)
+    label_prior: str = hyper("none", "label level: π_i from the client's own counts", choices=("none", "dirichlet"))
+    label_alpha: float = hyper(0.1, "α of the label level's Dirichlet prior", 1e-6)
+    predict_samples: int = hyper(10, "weight samples of a prediction (0: the posterior mean, one pass)", 0)
+
+    batches_per_step: ClassVar[int] = 1
+    samples_per_step: ClassVar[int] = 1  # weight samples alive at once, for the engine's memory estimate
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _checked(type(self).__name__, field, getattr(self, field.name)))
+
+    # -- the server -------------------------------------------------------------------------------------------------
+    def init(self, params: Tensor, layout: Layout) -> State:
+        """What the server owns and sends, from the initial weights."""
+        return {"mean": params}
+
+    def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
+        """The new shared state from the weighted mean of the updates."""
+        return update
+
+    def prior(self, shared: State) -> Distribution | None:
+        """What the server itself would predict with; None where it owns no model."""
+        return Point(shared["mean"])
+
+    # -- a client in a round ----------------------------------------------------------------------------------------
+    def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
+        """What a client keeps between rounds, before its first."""
+        return {}
+
+    def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
+        """The carry of the first step."""
+        return {"mean": shared["mean"], **self.still(shared["mean"])}
+
+    def phases(self, epochs: int) -> list[Phase]:
+        """The local work of a round."""
+        return [Phase(epochs, self.step)]
+
+    def step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        """A plain SGD step on the first batch."""
+        return self.sgd(carry, batches[0], key, loss, self.lr)
+
+    def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
+        """The update to send and the state to keep."""
+        return {"mean": carry["mean"]}, {}
+
+    # -- a client's own model ---------------------------------------------------------------------------------------
+    def personal(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
+        """The carry from which a client, seen or new, is personalised."""
+        return self.begin(shared, kept, site, key)
+
+    def personal_phases(self) -> list[Phase]:
+        """The work of personalising."""
+        return [Phase(self.personal_epochs, self.personal_step)]
+
+    def personal_step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        """A plain SGD step at the personal step size."""
+        return self.sgd(carry, batches[0], key, loss, self.own_lr)
+
+    def own_model(self, carry: State) -> Distribution:
+        """The client's distribution over weights."""
+        return Point(carry["mean"])
+
+    # -- parts that algorithms share --------------------------------------------------------------------------------
+    @property
+    def own_lr(self) -> float:
+        """The personal step size."""
+        return self.lr if self.personal_lr is None else self.personal_lr
+
+    def still(self, like: Tensor) -> State:
+        """A momentum buffer at rest, where there is momentum."""
+        return {"velocity": torch.zeros_like(like)} if self.momentum else {}
+
+    def heavy(self, carry: State, gradient: Tensor) -> tuple[Tensor, State]:
+        """The direction of a heavy-ball step and the new buffer."""
+        if not self.momentum:
+            return gradient, {}
+        velocity = self.momentum * carry["velocity"] + gradient
+        return velocity, {"velocity": velocity}
+
+    def sgd(self, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float) -> tuple[State, Tensor]:
+        """w ← w − η∇f(w), with momentum."""
+        gradient, value = torch.func.grad_and_value(lambda w: loss(Point(w), batch, key))(carry["mean"])
+        direction, buffer = self.heavy(carry, gradient)
+        return {**carry, "mean": carry["mean"] - lr * direction, **buffer}, value
+
+    # -- hyperparameters --------------------------------------------------------------------------------------------
+    def values(self) -> dict[str, Any]:
+        """Every hyperparameter by name."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    def continuous(self) -> dict[str, float]:
+        """Those that reach the steps as tensors."""
+        fields = dataclasses.fields(self)
+        return {f.name: v for f in fields if isinstance(v := getattr(self, f.name), float) and not f.metadata["static"]}
+
+    def bind(self, tensors: dict[str, Tensor]) -> Self:
+        """A copy whose continuous hyperparameters are 0-d tensors."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__ | tensors)
+        return other
+
+
+def _checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
+    """The value in the field's type, or an InputError that says the range."""
+    meta, where = field.metadata, f"{owner}: hyperparameter '{field.name}' ({field.metadata['doc']})"
+    kind = str(field.type)
+    if value is None and "None" in kind:
+        return None
+    if meta["choices"]:
+        if value not in meta["choices"]:
+            raise InputError(f"{where} is {value!r}.{nearest(str(value), meta['choices'])}")
+        return value
+    if kind.startswith("bool"):
+        if not isinstance(value, bool):
+            raise InputError(f"{where} must be true or false; it is {value!r}.")
+        return value
+    whole = kind.startswith("int")
+    try:
+        if isinstance(value, (bool, str)):
+            raise TypeError
+        number = int(value) if whole else float(value)
+        if number != value or not math.isfinite(number):
+            raise TypeError
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{where} must be {'a whole number' if whole else 'a number'}; it is {value!r}.") from None
+    if not meta["low"] <= number <= meta["high"]:
+        low, high = meta["low"], meta["high"]
+        raise InputError(
+            f"{where} is {value!r}; it must be "
+            + (f"at least {low:g}." if math.isinf(high) else f"between {low:g} and {high:g}.")
+        )
+    return number
+
+
+Maker = Callable[..., Algorithm]

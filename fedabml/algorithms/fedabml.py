@@ -1,0 +1,137 @@
+"""FedABML: amortised Bayesian meta-learning of a Gaussian prior over weights (Liu et al., arXiv 2307.02222).
+
+    prior     p(w|θ) = N(m_θ, diag σ_θ²), the server's        posterior  q(w|φ_i) = N(m_i, diag σ_i²), the client's
+    loss      L_i(θ, φ) = E_q[mean −log p(D_i|w)] + (λ/n_i)·KL[q(φ) ‖ p(θ)],   σ = exp ν
+    client    φ = θ_i = θ_t; for every minibatch: k times φ ← φ − η ∇_φ L(θ_i, φ), then a step of θ_i (`prior_step`)
+    server    θ_{t+1} = mean of the θ_i, or the moments of the φ_i
+    personal  φ = θ, a few epochs of φ-steps
+
+The φ-step takes the KL's pull on the mean implicitly (κ = (λ/n)/σ_θ²): m ← (m − η g + ηκ m_θ)/(1 + ηκ). The θ-step:
+`natural` m_θ ← m_θ + ρ(m − m_θ), ν_θ ← ν_θ + ½ log(1 + ρ_ν(r − 1)), r = (σ² + (m − m_θ)²)/σ_θ²; `euclidean` as printed,
+∂m = (m_θ − m)/σ_θ², ∂ν = 1 − r, scaled by η'λ/n; `amortised` the total derivative of L(θ, φ_k(θ)) through k φ-steps.
+The label level: p(y|x, w, i) ∝ π_i(y)·exp f_w(x)_y, π_i = (counts + α)/(n + Kα), known to the client alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import rng
+from ..errors import InputError
+from ..gaussian import Gaussian, kl, moments
+from .base import Batch, Loss, Site, State, hyper
+from .steps import euclidean_prior, natural_prior, through
+from .variational import Variational
+
+PRIOR = "prior."  # θ_i in a carry, where it moves with every minibatch
+
+
+@dataclass(frozen=True)
+class FedABML(Variational):
+    """FedABML with every choice of its steps."""
+
+    prior_step: str = hyper("natural", "the θ-step", choices=("natural", "euclidean", "amortised"))
+    prior_every: str = hyper("round", "when θ_i moves", choices=("batch", "round"))
+    prior_std: str = hyper("fixed", "σ_θ: as it starts, or learned", choices=("fixed", "learned"))
+    rho: float = hyper(1.0, "ρ: natural step of m_θ (with moments: the server's)", 0, 1)
+    rho_std: float = hyper(0.1, "ρ_ν: natural step of ν_θ (with moments: the server's)", 0, 1)
+    prior_lr: float | None = hyper(None, "η': step size of euclidean and amortised θ-steps (none: lr)", 0)
+    curvature: str = hyper("exact", "amortised: H·v", choices=("exact", "first_order", "hessian_free"))
+    delta: float = hyper(1e-3, "δ: the difference of hessian_free", 1e-12)
+    aggregate: str = hyper("mean", "the server's mean of θ_i, or moments of φ_i", choices=("mean", "moments"))
+    label_prior: str = hyper("dirichlet", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        step, point = (self.prior_step, self.prior_every), self.posterior == "point"
+        if point and (self.prior_step == "euclidean" or self.aggregate == "moments"):
+            way = "a point has neither KL nor variance: set prior_step natural or amortised, and aggregate mean"
+        elif self.prior_step == "amortised" and step != ("amortised", "batch"):
+            way = "prior_step amortised moves θ with every minibatch: set prior_every batch"
+        elif self.aggregate == "moments" and step != ("natural", "round"):
+            way = "aggregate moments is the server's θ-step: set prior_step natural and prior_every round"
+        else:
+            return
+        raise InputError(f"FedABML: these options contradict each other; {way}.")
+
+    def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
+        own = {PRIOR + name: value for name, value in shared.items()} if self.prior_every == "batch" else {}
+        return {**self.personal(shared, kept, site, key), **own}
+
+    def step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        theta = {name: carry.get(PRIOR + name, value) for name, value in shared.items()}
+        phi = {name: value for name, value in carry.items() if not name.startswith(PRIOR)}
+        if self.prior_step == "amortised":
+            theta, value = self.amortised(theta, batches[0], site, key, loss)
+            phi |= theta
+        else:
+            for j in range(self.k):
+                phi, value = self.phi_step(phi, theta, batches[0], site, rng.fold(key, j), loss, self.lr)
+            theta = self.theta_step(theta, phi, site.n) if self.prior_every == "batch" else theta
+        return phi | {name: theta[name[len(PRIOR) :]] for name in carry if name.startswith(PRIOR)}, value
+
+    def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
+        if self.aggregate == "moments":
+            second = torch.exp(2 * carry["logstd"]) + (carry["mean"] - shared["mean"]) ** 2
+            return {"mean": carry["mean"], "second": second}, {}
+        if self.prior_every == "round":
+            return self.theta_step(shared, carry, site.n), {}
+        return {name: carry[PRIOR + name] for name in shared}, {}
+
+    def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
+        if self.aggregate == "mean":
+            return update
+        fitted = moments(update["mean"], update["second"], shared["mean"])
+        mean = shared["mean"] + self.rho * (fitted.mean - shared["mean"])
+        if self.prior_std == "fixed":
+            return {"mean": mean, "logstd": shared["logstd"]}
+        old, new = torch.exp(2 * shared["logstd"]), torch.exp(2 * fitted.logstd)
+        return {"mean": mean, "logstd": 0.5 * torch.log(old + self.rho_std * (new - old))}
+
+    def personal(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
+        return {**shared, **self.still(shared["mean"])}
+
+    def personal_step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        return self.phi_step(carry, shared, batches[0], site, key, loss, self.own_lr)
+
+    def theta_step(self, theta: State, phi: State, n: Tensor) -> State:
+        """θ_i moves towards the posterior φ."""
+        if self.posterior == "point":
+            return {"mean": theta["mean"] + self.rho * (phi["mean"] - theta["mean"])}
+        prior, q = Gaussian(theta["mean"], theta["logstd"]), Gaussian(phi["mean"], phi["logstd"])
+        if self.prior_step == "natural":
+            moved = natural_prior(prior, q, self.rho, self.rho_std)
+        else:
+            rate = self.lr if self.prior_lr is None else self.prior_lr
+            moved = euclidean_prior(prior, q, rate * self.lam / n, implicit=self.kl_step == "implicit")
+        return {"mean": moved.mean, "logstd": prior.logstd if self.prior_std == "fixed" else moved.logstd}
+
+    def amortised(self, theta: State, batch: Batch, site: Site, key: Tensor, loss: Loss) -> tuple[State, Tensor]:
+        """θ_i ← θ_i − η' d/dθ L(θ, φ_k(θ)), φ_0 = θ, with fresh noise in every step."""
+
+        def outer(theta: State, phi: State) -> Tensor:
+            q = self.distribution(phi)
+            value = loss(q, batch, rng.fold(key, self.k), self.s)
+            prior = self.distribution(theta)
+            return value + self.lam / site.n * kl(q, prior) if isinstance(q, Gaussian) else value  # type: ignore
+
+        gradients = [lambda phi, j=j: self.gradient(phi, batch, rng.fold(key, j), loss)[0] for j in range(self.k)]
+        total, value = through(
+            {**theta, **self.still(theta["mean"])},
+            theta,
+            gradients,
+            lambda phi, gradient, theta: self.move(phi, gradient, theta, site.n, self.lr),
+            outer,
+            self.curvature,
+            self.delta,
+        )
+        rate = self.lr if self.prior_lr is None else self.prior_lr
+        learned = [name for name in theta if name == "mean" or self.prior_std == "learned"]
+        return {name: v - rate * total[name] if name in learned else v for name, v in theta.items()}, value

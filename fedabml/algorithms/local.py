@@ -1,0 +1,40 @@
+"""Local only: every client trains its own model on its own data, and nothing is sent.
+
+    client   w_i ← w_i − η ∇f_i(w_i), in the rounds in which it is drawn (so the budget is the others')
+    server   nothing
+
+Scored: w_i after `personal_epochs` more epochs; a client that was never drawn, or a new one, has those alone. All start
+at the same initial weights, which are rebuilt from the seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..vectors import Layout
+from .base import Algorithm, Site, State
+
+
+@dataclass(frozen=True)
+class Local(Algorithm):
+    """Local only."""
+
+    def init(self, params: Tensor, layout: Layout) -> State:
+        return {}
+
+    def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
+        return shared
+
+    def prior(self, shared: State) -> None:
+        return None
+
+    def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
+        return {"mean": params}
+
+    def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
+        return {"mean": kept["mean"], **self.still(kept["mean"])}
+
+    def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
+        return {}, {"mean": carry["mean"]}

@@ -1,0 +1,105 @@
+"""Steps that Bayesian algorithms share: of a Gaussian posterior, of a Gaussian prior, and through unrolled steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from ..gaussian import Gaussian, spread
+from .base import State
+
+Number = float | Tensor
+
+
+def pulled(mean: Tensor, direction: Tensor, centre: Tensor, kappa: Tensor, lr: Number) -> Tensor:
+    """A step along −direction with a proximal pull κ(m − centre) taken implicitly.
+
+    m ← (m − η g + ηκ·centre)/(1 + ηκ): the fixed point of the explicit step m − η(g + κ(m − centre)), but stable for
+    every κ, where the explicit one diverges at ηκ ≥ 2.
+    """
+    return (mean - lr * direction + lr * kappa * centre) / (1 + lr * kappa)
+
+
+def natural_logstd(logstd: Tensor, gradient: Tensor, prior: Tensor, weight: Number, rho: Number) -> Tensor:
+    """A natural-gradient step of ν, taken in the precision so that σ stays positive.
+
+    1/σ² ← (1 − ρ)/σ² + ρ(1/σ_θ² + g_ν/(weight·σ²)), where g_ν is the likelihood's gradient (≈ curvature·σ²) and weight
+    = λ/n; its fixed point is the ELBO's. A noisy negative curvature estimate is cut at zero precision.
+    """
+    target = torch.exp(2 * (logstd - prior)) + gradient / weight
+    return logstd - 0.5 * torch.log(1 - rho + rho * target.clamp_min(0) + 1e-12)
+
+
+def natural_prior(theta: Gaussian, q: Gaussian, rho: Number, rho_std: Number) -> Gaussian:
+    """m_θ ← m_θ + ρ(m − m_θ), ν_θ ← ν_θ + ½ log(1 + ρ_ν(r − 1)), r at the old m_θ."""
+    logstd = theta.logstd + 0.5 * torch.log1p(rho_std * (spread(q, theta) - 1))
+    return Gaussian(theta.mean + rho * (q.mean - theta.mean), logstd)
+
+
+def euclidean_prior(theta: Gaussian, q: Gaussian, rate: Number, implicit: bool) -> Gaussian:
+    """θ − rate·∇_θ KL: ∂m = (m_θ − m)/σ_θ², ∂ν = 1 − r; the implicit form takes the gradient at the new θ.
+
+    Implicit in ν: ν' = ν − c(1 − R e^{−2ν'}) with R = σ² + (m − m_θ)², which Lambert's W solves.
+    """
+    kappa = torch.exp(-2 * theta.logstd)
+    if not implicit:
+        mean = theta.mean - rate * kappa * (theta.mean - q.mean)
+        return Gaussian(mean, theta.logstd - rate * (1 - spread(q, theta)))
+    mean = pulled(theta.mean, torch.zeros_like(q.mean), q.mean, kappa, rate)
+    start = theta.logstd - rate
+    log_z = torch.log(2 * rate * spread(q, theta)) + 2 * (theta.logstd - start)
+    return Gaussian(mean, start + 0.5 * lambert(log_z))
+
+
+def lambert(log_z: Tensor) -> Tensor:
+    """W(z) for z = exp(log_z) > 0, by Newton's method on y + log y = log z."""
+    y = torch.where(log_z < 1, torch.exp(log_z.clamp_max(1)) / (1 + torch.exp(log_z.clamp_max(1))), log_z.clamp_min(1))
+    for _ in range(6):
+        y = y / (1 + y) * (1 + log_z - torch.log(y))
+    return y
+
+
+def through(
+    start: State,
+    theta: State,
+    gradients: list[Callable[[State], State]],
+    move: Callable[[State, State, State], State],
+    outer: Callable[[State, State], Tensor],
+    curvature: str,
+    delta: Number,
+) -> tuple[State, Tensor]:
+    """The total derivative in θ of outer(θ, φ_k), where φ_{j+1} = move(φ_j, gradients[j](φ_j), θ) and φ_0 = start(θ).
+
+    One recursion backwards through the steps. `move` is in closed form, so its derivative is exact; the Hessian of the
+    likelihood enters only as H·v, which `curvature` makes `exact`, `hessian_free` (a central difference of gradients,
+    O(δ²)), or nothing (`first_order`). The derivative with respect to φ_0 is added to θ's, entry by entry.
+    """
+    path = [start]
+    slopes = []
+    for gradient in gradients:
+        slopes.append(gradient(path[-1]))
+        path.append(move(path[-1], slopes[-1], theta))
+    (total, back), value = torch.func.grad_and_value(outer, argnums=(0, 1))(theta, path[-1])
+    for phi, slope, gradient in zip(path[-2::-1], slopes[::-1], gradients[::-1], strict=True):
+        _, pullback = torch.func.vjp(move, phi, slope, theta)
+        back, v, direct = pullback(back)
+        total = tree_map(torch.add, total, direct)
+        if curvature == "exact":
+            _, hessian = torch.func.vjp(gradient, phi)
+            back = tree_map(torch.add, back, _full(phi, hessian(v)[0]))
+        elif curvature == "hessian_free":
+            ahead = gradient(_shifted(phi, v, delta))
+            behind = gradient(_shifted(phi, v, -delta))
+            back = tree_map(torch.add, back, _full(phi, tree_map(lambda a, b: (a - b) / (2 * delta), ahead, behind)))
+    return {name: total[name] + back[name] for name in theta}, value
+
+
+def _full(phi: State, part: State) -> State:
+    return {name: part.get(name, torch.zeros_like(value)) for name, value in phi.items()}
+
+
+def _shifted(phi: State, v: State, delta: Number) -> State:
+    return {name: value + delta * v[name] if name in v else value for name, value in phi.items()}

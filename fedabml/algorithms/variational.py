@@ -1,0 +1,91 @@
+"""What algorithms with a Gaussian posterior over weights share: its hyperparameters and its step.
+
+    φ-step   g = ∇ of the mean −log likelihood over s samples w = m + ε∘exp ν,  κ = (λ/n)/σ_θ²
+             m ← (m − η g + ηκ m_θ)/(1 + ηκ)            (`kl_step` implicit; explicit: m − η(g + κ(m − m_θ)))
+             ν ← ν − η_ν(g_ν + (λ/n)(σ²/σ_θ² − 1))      (`posterior_std` sgd; natural: in the precision; or fixed)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..gaussian import Distribution, Gaussian, Point
+from ..vectors import Layout
+from .base import Algorithm, Batch, Loss, Site, State, hyper
+from .steps import natural_logstd, pulled
+
+
+@dataclass(frozen=True)
+class Variational(Algorithm):
+    """A Gaussian (or point) posterior φ that descends E_q[−log p(D|w)]/n + (λ/n) KL[q ‖ p(θ)]."""
+
+    lam: float = hyper(0.01, "λ: weight of the KL; 1 is the exact ELBO, less a cold posterior", 0, tune=(1e-4, 1.0))
+    k: int = hyper(1, "k: φ-steps per minibatch", 1)
+    s: int = hyper(2, "s: weight samples per gradient", 1)
+    nu0: float = hyper(-4.0, "ν₀: log deviation of the first prior", -20, 2, tune=(-6.0, -3.0))
+    posterior: str = hyper("gaussian", "φ: a Gaussian, or a point (no variances, no KL)", choices=("gaussian", "point"))
+    posterior_std: str = hyper("sgd", "the step of the posterior's ν", choices=("fixed", "sgd", "natural"))
+    lr_std: float | None = hyper(None, "step size of ν (none: that of the mean); for natural a rate in [0, 1]", 0)
+    kl_step: str = hyper("implicit", "the KL's pull on means", choices=("implicit", "explicit"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rates = (self.lr, self.own_lr) if self.lr_std is None else (self.lr_std,)
+        if self.posterior_std == "natural" and (self.lam == 0 or max(rates) > 1):
+            raise InputError(
+                f"{type(self).__name__}: posterior_std natural is a rate of the exact curvature: it needs lam > 0 and "
+                "lr_std between 0 and 1."
+            )
+
+    @property
+    def samples_per_step(self) -> int:  # type: ignore[override]
+        return 1 if self.posterior == "point" else self.s
+
+    def init(self, params: Tensor, layout: Layout) -> State:
+        return {"mean": params} if self.posterior == "point" else {"mean": params, "logstd": self.nu0 + 0 * params}
+
+    def prior(self, shared: State) -> Distribution | None:
+        return self.distribution(shared)
+
+    def own_model(self, carry: State) -> Distribution:
+        return self.distribution(carry)
+
+    def distribution(self, state: State) -> Distribution:
+        """The Gaussian, or the point, that a state describes."""
+        return Point(state["mean"]) if self.posterior == "point" else Gaussian(state["mean"], state["logstd"])
+
+    def phi_step(
+        self, phi: State, theta: State, batch: Batch, site: Site, key: Tensor, loss: Loss, lr: float
+    ) -> tuple[State, Tensor]:
+        """One step of φ towards the posterior of a client under the prior θ."""
+        gradient, value = self.gradient(phi, batch, key, loss)
+        return self.move(phi, gradient, theta, site.n, lr), value
+
+    def gradient(self, phi: State, batch: Batch, key: Tensor, loss: Loss) -> tuple[State, Tensor]:
+        """∇_φ of the expected negative log likelihood by reparameterised samples, and its value."""
+        q = {name: phi[name] for name in ("mean", "logstd") if name in phi}
+        return torch.func.grad_and_value(lambda q: loss(self.distribution(q), batch, key, self.s))(q)
+
+    def move(self, phi: State, gradient: State, theta: State, n: Tensor, lr: float) -> State:
+        """The new φ from the likelihood's gradient and the KL's pull towards θ, all in closed form."""
+        if self.posterior == "point":
+            direction, buffer = self.heavy(phi, gradient["mean"])
+            return {**phi, "mean": phi["mean"] - lr * direction, **buffer}
+        weight = self.lam / n
+        kappa = weight * torch.exp(-2 * theta["logstd"])
+        if self.kl_step == "implicit":
+            direction, buffer = self.heavy(phi, gradient["mean"])
+            mean = pulled(phi["mean"], direction, theta["mean"], kappa, lr)
+        else:
+            direction, buffer = self.heavy(phi, gradient["mean"] + kappa * (phi["mean"] - theta["mean"]))
+            mean = phi["mean"] - lr * direction
+        logstd, rate = phi["logstd"], lr if self.lr_std is None else self.lr_std
+        if self.posterior_std == "sgd":
+            logstd = logstd - rate * (gradient["logstd"] + weight * (torch.exp(2 * (logstd - theta["logstd"])) - 1))
+        elif self.posterior_std == "natural":
+            logstd = natural_logstd(logstd, gradient["logstd"], theta["logstd"], weight, rate)
+        return {**phi, "mean": mean, "logstd": logstd, **buffer}

@@ -1,0 +1,62 @@
+"""Where and how a run executes: device, backend, and how many clients fit at once."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import nn
+
+from ..algorithms.base import Algorithm
+from ..errors import InputError, nearest
+from ..vectors import Network
+
+BACKENDS = ("auto", "vmap", "loop")
+
+
+def device_of(name: str) -> torch.device:
+    """A device by name; `auto` is the accelerator where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"There is no device '{name}'.{nearest(name, ['auto', 'cpu', 'cuda'])}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("Device 'cuda' was asked for, but this torch sees no GPU. Use --device cpu or auto.")
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"Device '{name}' is not supported; use cpu or cuda.")
+    return device
+
+
+def backend_of(name: str, network: Network, device: torch.device) -> str:
+    """`auto`: one batched program, except for convolutions on a CPU, which run faster client by client."""
+    if name not in BACKENDS:
+        raise InputError(f"There is no backend '{name}'.{nearest(name, BACKENDS)}")
+    if name != "auto":
+        return name
+    convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in network.module.modules())
+    return "loop" if device.type == "cpu" and convolves else "vmap"
+
+
+def lane_bytes(network: Network, algorithm: Algorithm, batch: int, activations: int, itemsize: int) -> int:
+    """Roughly what one client of a chunk takes: vectors of the step, and activations kept for the backward pass."""
+    samples = algorithm.samples_per_step
+    vectors = network.layout.size * (10 + 5 * samples)
+    return itemsize * (vectors + 3 * samples * batch * algorithm.batches_per_step * activations)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory a chunk may take: half of what a GPU has free; on a CPU at most 1 GiB, beyond which nothing is gained."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // 2
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        free = 1 << 31
+    return min(free // 2, 1 << 30)
+
+
+def chunk_of(lane: int, device: torch.device, clients: int) -> int:
+    """How many clients run at once."""
+    return max(1, min(clients, free_bytes(device) // max(1, lane)))

@@ -1,0 +1,169 @@
+"""A run's folder: what is written while it trains, and how it goes on after a crash.
+
+    config.json              what was asked for          metrics.jsonl           a line per round
+    checkpoints/round-*.safetensors   the server's state, the last two rounds
+    checkpoints/kept-*.safetensors    what clients kept, of each round only those that took part in it
+
+A checkpoint names, for every client, the round whose file holds its latest state, so nothing is written twice; files
+that no checkpoint names any more are removed. Every file is written aside and renamed, so a kill at any moment leaves
+the previous checkpoint whole.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ..algorithms.base import State
+from ..errors import InputError
+from ..files import group, prefixed, read_json, read_tensors, write, write_json, write_tensors
+
+
+class Checkpoint(NamedTuple):
+    """The state between two rounds."""
+
+    round: int
+    shared: State
+    average: State
+    kept: dict[int, State]
+    seconds: float
+
+
+class Folder:
+    """The folder of one run."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.where: dict[int, int] = {}  # client → round of the file with its kept state
+        self.history: list[dict[str, Any]] = []
+
+    # -- beginning --------------------------------------------------------------------------------------------------
+    def create(self, config: dict[str, Any]) -> None:
+        """Starts a new run; refuses to overwrite another."""
+        if (self.path / "config.json").exists():
+            raise InputError(
+                f"'{self.path}' already holds a run. Go on with it with --resume, or give another folder with --out."
+            )
+        write_json(self.path / "config.json", config)
+        write(self.path / "metrics.jsonl", "")
+
+    def reopen(self, config: dict[str, Any], free: set[str]) -> Checkpoint | None:
+        """Opens a run to go on with it: the last sound checkpoint, or None where no round was finished.
+
+        The configuration must be the run's own, except for the keys in `free`.
+        """
+        if not (self.path / "config.json").exists():
+            raise InputError(f"There is no run to resume in '{self.path}': it has no config.json.")
+        old = read_json(self.path / "config.json")
+        differ = [
+            f"{name} (was {_short(a)}, now {_short(b)})"
+            for name, a, b in _differences(old, config)
+            if name.split(".")[0] not in free
+        ]
+        if differ:
+            raise InputError(
+                f"The run in '{self.path}' was started with another configuration: {'; '.join(differ)}. Resume it as "
+                "it was, or start a new run in another folder."
+            )
+        write_json(self.path / "config.json", config)
+        found = self._last()
+        keep = found.round if found else 0
+        lines = self._lines()
+        self.history = [line for line in lines if line["round"] <= keep]
+        write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
+        return found
+
+    def _lines(self) -> list[dict[str, Any]]:
+        path = self.path / "metrics.jsonl"
+        lines = []
+        for text in path.read_text().splitlines() if path.exists() else []:
+            try:
+                line = json.loads(text)
+                lines.append(line | {"round": int(line["round"])})
+            except (ValueError, KeyError, TypeError):
+                break  # a line cut short by a crash; what follows is written again
+        return lines
+
+    def _last(self) -> Checkpoint | None:
+        files = sorted((self.path / "checkpoints").glob("round-*.safetensors"), reverse=True)
+        problems = []
+        for file in files:
+            try:
+                return self._load(file)
+            except (InputError, KeyError, TypeError) as error:
+                problems.append(str(error))
+        if problems:
+            raise InputError(f"No checkpoint in '{self.path / 'checkpoints'}' can be read. {problems[0]}")
+        return None
+
+    def _load(self, file: Path) -> Checkpoint:
+        tensors, facts = read_tensors(file)
+        where = {int(client): int(round) for client, round in facts["kept"].items()}
+        kept: dict[int, State] = {}
+        for round in sorted(set(where.values())):
+            states, _ = read_tensors(self._kept_file(round))
+            kept |= {client: group(states, str(client)) for client, at in where.items() if at == round}
+        self.where = where
+        shared, average = group(tensors, "shared"), group(tensors, "average")
+        return Checkpoint(int(facts["round"]), shared, average, kept, float(facts["seconds"]))
+
+    # -- every round ------------------------------------------------------------------------------------------------
+    def log(self, line: dict[str, Any]) -> None:
+        """Adds a round's line to metrics.jsonl."""
+        self.history.append(line)
+        try:
+            with open(self.path / "metrics.jsonl", "a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise InputError(
+                f"Cannot write '{self.path / 'metrics.jsonl'}': {error.strerror}. The checkpoint of the round before is "
+                "whole: free some space, then --resume."
+            ) from error
+
+    def save(self, state: Checkpoint, changed: dict[int, State]) -> None:
+        """Saves the state after a round; `changed` is what its clients keep."""
+        if changed:
+            flat = {f"{client}.{name}": t for client, own in changed.items() for name, t in own.items()}
+            write_tensors(self._kept_file(state.round), flat, {"round": state.round})
+            self.where |= {client: state.round for client in changed}
+        facts = {"round": state.round, "seconds": state.seconds, "kept": {str(c): r for c, r in self.where.items()}}
+        tensors = prefixed("shared", state.shared) | prefixed("average", state.average)
+        # A server that owns nothing (Local only) still needs a tensor in its file.
+        write_tensors(self._round_file(state.round), tensors or {"empty": torch.zeros(1)}, facts)
+        self._tidy(state.round)
+
+    def _tidy(self, round: int) -> None:
+        named = set(self.where.values())
+        for file in (self.path / "checkpoints").glob("*.safetensors"):
+            kind, number = file.stem.split("-")
+            old = int(number) < round - 1
+            # The checkpoint before the last may name kept files that this one does not: they stay one round longer.
+            if old and (kind == "round" or (kind == "kept" and int(number) not in named | self._previous)):
+                file.unlink()
+        self._previous = named
+
+    _previous: set[int] = set()
+
+    def _round_file(self, round: int) -> Path:
+        return self.path / "checkpoints" / f"round-{round:06d}.safetensors"
+
+    def _kept_file(self, round: int) -> Path:
+        return self.path / "checkpoints" / f"kept-{round:06d}.safetensors"
+
+
+def _differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [
+            row
+            for key in sorted(old.keys() | new.keys())
+            for row in _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+        ]
+    return [] if old == new else [(name, old, new)]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,216 @@
+"""How good are the clients' own models, and do they know what they do not know?
+
+`evaluate` personalises every client exactly as a new one would be and scores it on its own held-out samples. The
+measures are computed for all clients in one pass of segment sums; the tests hold them against torchmetrics.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import rng
+from .algorithms.base import State
+from .engine.cohort import Cohort
+from .errors import InputError
+from .gaussian import Distribution
+from .likelihoods import Categorical
+
+BINS = 15  # of the calibration error, the field's custom
+COVERAGE = 0.9  # nominal coverage of the interval a regression is held against
+_Z90 = 1.6448536269514722
+
+
+def entropy(probs: np.ndarray) -> np.ndarray:
+    """H = −Σ p log p along the last axis."""
+    return -(probs * np.log(np.clip(probs, 1e-30, None))).sum(-1)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Class probabilities with their uncertainty, a row per input."""
+
+    probs: np.ndarray  # [n, classes], averaged over weight samples
+    mutual_information: np.ndarray  # [n]: the part of the entropy that is due to the weights
+
+    @property
+    def label(self) -> np.ndarray:
+        """The most probable class."""
+        return self.probs.argmax(-1)
+
+    @property
+    def entropy(self) -> np.ndarray:
+        """H of the averaged probabilities, in nats."""
+        return entropy(self.probs)
+
+    @staticmethod
+    def of(draws: Tensor) -> Prediction:
+        """From the probabilities under each weight sample [draws, n, classes]."""
+        each = draws.double().cpu().numpy()
+        probs = each.mean(0)
+        information = np.maximum(entropy(probs) - entropy(each).mean(0), 0)
+        return Prediction(probs, information)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Predicted means and deviations, a row per input and a column per target, in the data's own units."""
+
+    mean: np.ndarray
+    std: np.ndarray  # of the predictive distribution: noise and weights together
+    model_std: np.ndarray  # the part that is due to the weights
+    draws: np.ndarray = field(repr=False)  # [draws, n, 2·targets]: mean and noise deviation under each weight sample
+
+    def nll(self, y: np.ndarray) -> np.ndarray:
+        """−log of the mixture density of every row, summed over targets."""
+        mean, std = np.split(self.draws, 2, -1)
+        log = (-0.5 * ((y - mean) / std) ** 2 - np.log(std) - 0.5 * math.log(2 * math.pi)).sum(-1)
+        top = log.max(0)
+        return -(top + np.log(np.exp(log - top).mean(0)))
+
+    @staticmethod
+    def of(draws: Tensor, shift: np.ndarray, scale: np.ndarray) -> Regression:
+        """From [draws, n, mean and log noise deviation] in standardised units."""
+        mean, log = np.split(draws.double().cpu().numpy(), 2, -1)
+        mean, std = mean * scale + shift, np.exp(log) * scale
+        model = mean.std(0)
+        total = np.sqrt((std**2).mean(0) + model**2)
+        return Regression(mean.mean(0), total, model, np.concatenate([mean, std], -1))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores: `summary` over all clients, `clients` a row each."""
+
+    summary: dict[str, Any]
+    clients: dict[str, np.ndarray]
+    details: dict[str, Any]  # reliability diagram, entropy histogram
+
+
+def predictions(cohort: Cohort, outputs: list[Tensor]) -> list[Prediction] | list[Regression]:
+    """The engine's outputs, in the data's own units."""
+    if isinstance(cohort.likelihood, Categorical):
+        return [Prediction.of(draws) for draws in outputs]
+    return [Regression.of(draws, cohort.fed.y_shift, cohort.fed.y_scale) for draws in outputs]
+
+
+@torch.no_grad()
+def evaluate(cohort: Cohort, shared: State, kept: Any, split: str = "test", round: int = 0) -> Evaluation:
+    """Personalises every client from `shared` on its training data and scores it on its `split` rows.
+
+    `kept(clients)` gives what those clients keep between rounds. The prior's own score, without personalising and
+    without the label level, stands beside it.
+    """
+    fed = cohort.fed
+    rows = fed.rows(split)
+    if not rows.counts.all():
+        empty = [fed.names[i] for i in np.flatnonzero(rows.counts == 0)[:5]]
+        raise InputError(f"Nothing to evaluate on: {', '.join(empty)} have no {split} samples. Give every client some, "
+                         "hold out a validation share, or train with evaluate=False.")  # fmt: skip
+    personal: list[Any] = []
+    for part in cohort.chunks(range(fed.clients)):
+        models = cohort.personalise(shared, kept(part), part, round)
+        keys = cohort.keys(rng.PREDICT, round, part)
+        personal += predictions(cohort, cohort.predict(models, [rows[c] for c in part], cohort.offsets(part), keys))
+    prior = cohort.algorithm.prior(shared)
+    own = None if prior is None else _prior_predictions(cohort, prior, rows.index, round)
+    y = fed.y[rows.index]
+    score = _classification if isinstance(cohort.likelihood, Categorical) else _regression
+    clients, pooled, details = score(_joined(personal), y, rows.owner, fed.clients)
+    summary = {name: float(v.mean()) for name, v in clients.items()} | pooled
+    if own is not None:
+        clients |= {f"prior_{k}": v for k, v in score(own, y, rows.owner, fed.clients)[0].items()}
+    for name in ("accuracy", "nll", "rmse"):
+        if name in summary:
+            summary[f"prior_{name}"] = float(clients[f"prior_{name}"].mean()) if own is not None else None
+    return Evaluation(summary, clients, details)
+
+
+def _prior_predictions(cohort: Cohort, prior: Distribution, index: np.ndarray, round: int) -> Any:
+    """What the server's own model says of every sample: one lane, the pooled rows in pieces."""
+    lane = type(prior)(*(leaf.unsqueeze(0) for leaf in prior))
+    pieces = np.array_split(index, max(1, len(index) // 4096))
+    key = cohort.keys(rng.PREDICT, round, [-1])
+    return _joined([predictions(cohort, cohort.predict(lane, [rows], None, key))[0] for rows in pieces])
+
+
+def _joined(parts: list[Any]) -> Any:
+    if isinstance(parts[0], Prediction):
+        return Prediction(*(np.concatenate([getattr(p, n) for p in parts]) for n in ("probs", "mutual_information")))
+    mean, std, model = (np.concatenate([getattr(p, n) for p in parts]) for n in ("mean", "std", "model_std"))
+    return Regression(mean, std, model, np.concatenate([p.draws for p in parts], 1))
+
+
+def _mean_by(owner: np.ndarray, clients: int, values: np.ndarray) -> np.ndarray:
+    return np.bincount(owner, values, clients) / np.bincount(owner, minlength=clients)
+
+
+def worst_decile(values: np.ndarray) -> float:
+    """The mean over the worst tenth of the clients (at least one)."""
+    return float(np.sort(values)[: max(1, len(values) // 10)].mean())
+
+
+def calibration(confidence: np.ndarray, correct: np.ndarray, owner: np.ndarray, clients: int) -> tuple[np.ndarray, ...]:
+    """Per client and bin of confidence: how many, their summed confidence, their summed hits."""
+    bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    cell = owner * BINS + bins
+    sums = (np.bincount(cell, w, clients * BINS) for w in (np.ones(len(cell)), confidence, correct.astype(float)))
+    return tuple(s.reshape(clients, BINS) for s in sums)
+
+
+def _classification(
+    p: Prediction, y: np.ndarray, owner: np.ndarray, clients: int
+) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
+    true = p.probs[np.arange(len(y)), y]
+    correct, confidence = p.label == y, p.probs.max(-1)
+    rows = {
+        "accuracy": correct.astype(float),
+        "nll": -np.log(np.clip(true, 1e-30, None)),
+        "brier": (p.probs**2).sum(-1) - 2 * true + 1,
+        "entropy": p.entropy,
+        "mutual_information": p.mutual_information,
+    }
+    by_client = {name: _mean_by(owner, clients, v) for name, v in rows.items()}
+    count, sure, hit = calibration(confidence, correct, owner, clients)
+    by_client["ece"] = np.abs(sure - hit).sum(1) / count.sum(1)
+    count, sure, hit = count.sum(0), sure.sum(0), hit.sum(0)
+    pooled: dict[str, Any] = {f"{name}_pooled": float(v.mean()) for name, v in rows.items()}
+    # A client's own calibration error is biased upwards by its few samples; the pooled one is the headline.
+    pooled |= {"ece": float(np.abs(sure - hit).sum() / count.sum()), "ece_clients": float(by_client["ece"].mean())}
+    pooled["accuracy_worst_decile"] = worst_decile(by_client["accuracy"])
+    edges = np.linspace(0, math.log(p.probs.shape[1]), 31)
+    some = np.maximum(count, 1)
+    details = {
+        "reliability": [
+            dict(low=i / BINS, high=(i + 1) / BINS, confidence=c, accuracy=h, count=int(n))
+            for i, (c, h, n) in enumerate(zip((sure / some).tolist(), (hit / some).tolist(), count, strict=True))
+        ],
+        "entropy_histogram": {
+            "edges": edges.tolist(),
+            "correct": np.histogram(np.minimum(p.entropy[correct], edges[-1]), edges)[0].tolist(),
+            "wrong": np.histogram(np.minimum(p.entropy[~correct], edges[-1]), edges)[0].tolist(),
+        },
+    }
+    return by_client, pooled, details
+
+
+def _regression(
+    p: Regression, y: np.ndarray, owner: np.ndarray, clients: int
+) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
+    squared = ((p.mean - y) ** 2).mean(-1)
+    inside = (np.abs(p.mean - y) <= _Z90 * p.std).mean(-1)
+    nll = p.nll(y)
+    by_client = {
+        "rmse": np.sqrt(_mean_by(owner, clients, squared)),
+        "nll": _mean_by(owner, clients, nll),
+        "coverage": _mean_by(owner, clients, inside),
+        "std": _mean_by(owner, clients, p.std.mean(-1)),
+        "model_std": _mean_by(owner, clients, p.model_std.mean(-1)),
+    }
+    pooled = {"rmse_pooled": math.sqrt(squared.mean()), "nll_pooled": nll.mean(), "coverage_pooled": inside.mean()}
+    return by_client, {k: float(v) for k, v in pooled.items()} | {"interval": COVERAGE}, {}

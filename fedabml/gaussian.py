@@ -1,0 +1,74 @@
+"""Distributions over a flat weight vector: Gaussian with diagonal covariance, and its friends.
+
+All three are named tuples of tensors, hence pytrees: `torch.func.grad` differentiates with respect to them and
+`torch.vmap` gives them a client axis. `draw` returns weights of shape [samples, d].
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import rng
+
+
+class Gaussian(NamedTuple):
+    """N(mean, diag exp(logstd)^2): the paper's (m, ν)."""
+
+    mean: Tensor
+    logstd: Tensor
+
+    def draw(self, key: Tensor, samples: int) -> Tensor:
+        """Reparameterised samples w = m + ε∘exp ν."""
+        keys = rng.fold(key, torch.arange(samples, device=self.mean.device))
+        noise = rng.normal(keys, (self.mean.shape[-1],), self.mean.dtype)
+        return self.mean + noise * self.logstd.exp()
+
+
+class Point(NamedTuple):
+    """A single weight vector: the zero-variance friend of `Gaussian`."""
+
+    mean: Tensor
+
+    def draw(self, key: Tensor, samples: int) -> Tensor:
+        """The vector itself, once."""
+        return self.mean.unsqueeze(0)
+
+
+class Samples(NamedTuple):
+    """Equally likely weight vectors [S, d], such as the states of a chain."""
+
+    weights: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        return self.weights.mean(0)
+
+    def draw(self, key: Tensor, samples: int) -> Tensor:
+        """All of them."""
+        return self.weights
+
+
+Distribution = Gaussian | Point | Samples
+
+
+def spread(q: Gaussian, p: Gaussian) -> Tensor:
+    """r = (σ² + (m − m_p)²)/σ_p², elementwise: 1 where p is exactly as wide as q needs it."""
+    return torch.exp(2 * (q.logstd - p.logstd)) + ((q.mean - p.mean) * torch.exp(-p.logstd)) ** 2
+
+
+def kl(q: Gaussian, p: Gaussian) -> Tensor:
+    """KL[q ‖ p] in closed form, summed over the vector."""
+    return (p.logstd - q.logstd + 0.5 * (spread(q, p) - 1)).sum(-1)
+
+
+def moments(mean: Tensor, second: Tensor, centre: Tensor) -> Gaussian:
+    """The Gaussian with the mean and variance of a mixture.
+
+    `mean` is the average of the components' means, `second` the average of σ_i² + (m_i − centre)². Taking the second
+    moment about a centre near the means (the old prior) rather than about 0 avoids cancellation in float32.
+    """
+    variance = second - (mean - centre) ** 2
+    return Gaussian(mean, 0.5 * torch.log(variance.clamp_min(torch.finfo(mean.dtype).tiny)))

@@ -1,0 +1,99 @@
+"""How outputs of a network become a likelihood of the data: categorical and Gaussian.
+
+A likelihood may own entries of the weight vector (a learned noise level): they stand behind the network's, so they have
+a prior, a posterior and a client's own value like every other weight.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import InputError
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """p(y|x, w) = softmax(f_w(x))_y; with a label level ∝ π(y)·exp f_w(x)_y (`offset` = log π)."""
+
+    classes: int
+    own = 0  # entries of the weight vector
+
+    def nll(self, outputs: Tensor, y: Tensor, own: Tensor, offset: Tensor | None) -> Tensor:
+        """−log p(y|x) of every example."""
+        logits = outputs if offset is None else outputs + offset
+        return torch.logsumexp(logits, -1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+
+    def predict(self, outputs: Tensor, own: Tensor, offset: Tensor | None) -> Tensor:
+        """Class probabilities."""
+        return torch.softmax(outputs if offset is None else outputs + offset, -1)
+
+    def check(self, outputs: Tensor) -> None:
+        """Refuses a network whose output does not fit."""
+        if outputs.ndim != 2 or outputs.shape[1] != self.classes:
+            raise InputError(
+                f"The model's output has shape {tuple(outputs.shape[1:])} per example; {self.classes} classes need "
+                f"({self.classes},): one logit per class, without a softmax."
+            )
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """y = f_w(x) + N(0, noise²), the noise fixed (in units of the standardised target) or learned."""
+
+    targets: int
+    noise: float = 0.5
+    learn: bool = True
+
+    def __post_init__(self) -> None:
+        if not (self.noise > 0 and math.isfinite(self.noise)):
+            raise InputError(f"The noise deviation must be a positive number; it is {self.noise}.")
+
+    @property
+    def own(self) -> int:
+        return 1 if self.learn else 0
+
+    def log_noise(self, own: Tensor) -> Tensor | float:
+        """log of the noise deviation: the vector's own entry is the logarithm of noise over the starting value."""
+        return math.log(self.noise) + own[0] if self.learn else math.log(self.noise)
+
+    def nll(self, outputs: Tensor, y: Tensor, own: Tensor, offset: Tensor | None) -> Tensor:
+        """−log p(y|x) of every example, summed over the targets."""
+        log = self.log_noise(own)
+        z = (y - outputs) * (torch.exp(-log) if isinstance(log, Tensor) else math.exp(-log))
+        return (0.5 * z**2 + log + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def predict(self, outputs: Tensor, own: Tensor, offset: Tensor | None) -> Tensor:
+        """Mean and log noise deviation side by side: [..., 2·targets]."""
+        log = self.log_noise(own)
+        return torch.cat([outputs, torch.zeros_like(outputs) + log], -1)
+
+    def check(self, outputs: Tensor) -> None:
+        """Refuses a network whose output does not fit."""
+        if outputs.ndim != 2 or outputs.shape[1] != self.targets:
+            raise InputError(
+                f"The model's output has shape {tuple(outputs.shape[1:])} per example; this data has {self.targets} "
+                f"target(s), so it must be ({self.targets},)."
+            )
+
+
+Likelihood = Categorical | GaussianNoise
+
+
+def to_json(likelihood: Likelihood) -> dict[str, Any]:
+    """A likelihood as plain data, for files."""
+    return {"kind": type(likelihood).__name__, **vars(likelihood)}
+
+
+def from_json(data: dict[str, Any]) -> Likelihood:
+    """The inverse of `to_json`."""
+    match data:
+        case {"kind": "Categorical", "classes": int(classes)}:
+            return Categorical(classes)
+        case {"kind": "GaussianNoise", "targets": int(targets), "noise": float(noise), "learn": bool(learn)}:
+            return GaussianNoise(targets, noise, learn)
+    raise InputError(f"Unknown likelihood {data!r} in the file; it was not written by this version of fedabml.")

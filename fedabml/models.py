@@ -1,0 +1,96 @@
+"""The paper's networks as plain modules. A user's own `nn.Module` works the same way everywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import rng
+from .errors import InputError, nearest
+
+
+def mlr(shape: Sequence[int], outputs: int) -> nn.Module:
+    """Multinomial logistic regression (for regression data: a linear model)."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
+
+
+def mlp(shape: Sequence[int], outputs: int, hidden: Sequence[int] = (200, 200)) -> nn.Module:
+    """Fully connected, ReLU: 784→200→200→62 on EMNIST."""
+    widths = [math.prod(shape), *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for a, b in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+
+
+def cnn(
+    shape: Sequence[int], outputs: int, channels: Sequence[int] = (64, 64), hidden: Sequence[int] = (120, 64)
+) -> nn.Module:
+    """Two 5×5 convolutions with pooling, then fully connected layers: 307,842 parameters on CIFAR-10."""
+    if len(shape) != 3 or min(shape[1:]) < 16:
+        raise InputError(f"Model 'cnn' needs images of at least 16×16 pixels; this data has shape {tuple(shape)}.")
+    layers: list[nn.Module] = []
+    c, size = shape[0], list(shape[1:])
+    for width in channels:
+        layers += [nn.Conv2d(c, width, 5), nn.ReLU(), nn.MaxPool2d(2)]
+        c, size = width, [(v - 4) // 2 for v in size]
+    return nn.Sequential(*layers, mlp((c, *size), outputs, hidden))
+
+
+def cnn100(shape: Sequence[int], outputs: int) -> nn.Module:
+    """The CNN widened for CIFAR-100: 3→64→128, 3200→256→128→100; 1,075,044 parameters."""
+    return cnn(shape, outputs, channels=(64, 128), hidden=(256, 128))
+
+
+class _Block(nn.Module):
+    def __init__(self, a: int, b: int, stride: int):
+        super().__init__()
+        self.body = nn.Sequential(
+            *(nn.Conv2d(a, b, 3, stride, 1, bias=False), nn.GroupNorm(32, b), nn.ReLU()),
+            *(nn.Conv2d(b, b, 3, 1, 1, bias=False), nn.GroupNorm(32, b)),
+        )
+        self.skip = (
+            nn.Identity()
+            if a == b and stride == 1
+            else nn.Sequential(nn.Conv2d(a, b, 1, stride, bias=False), nn.GroupNorm(32, b))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.skip(x))
+
+
+def resnet18(shape: Sequence[int], outputs: int) -> nn.Module:
+    """ResNet-18 with a 3×3 stem and GroupNorm (11.2 M parameters)."""
+    if len(shape) != 3:
+        raise InputError(f"Model 'resnet18' needs images; this data has shape {tuple(shape)}.")
+    widths = [64, 64, 128, 256, 512]
+    blocks: list[nn.Module] = []
+    for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False)):
+        blocks += [_Block(a, b, 1 if i == 0 else 2), _Block(b, b, 1)]
+    stem = [nn.Conv2d(shape[0], 64, 3, 1, 1, bias=False), nn.GroupNorm(32, 64), nn.ReLU()]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, outputs))
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlr": mlr,
+    "mlp": mlp,
+    "cnn": cnn,
+    "cnn100": cnn100,
+    "resnet18": resnet18,
+}
+
+
+def build(name: str, shape: Sequence[int], outputs: int, seed: int = 0, **options: Any) -> nn.Module:
+    """A network by name, its initial weights a function of the seed alone."""
+    if name not in MODELS:
+        raise InputError(f"There is no model '{name}'.{nearest(name, MODELS)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(rng.number(seed, rng.INIT) & 0x7FFFFFFF)
+        try:
+            return MODELS[name](tuple(shape), outputs, **options)
+        except TypeError as error:
+            raise InputError(f"Model '{name}' does not take these options: {error}.") from error

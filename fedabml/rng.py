@@ -1,0 +1,131 @@
+"""Keys: every random number is a function of (seed, round, client, step), never of the order of execution.
+
+A key is a 0-d int64 tensor. `key` makes one on the host, `fold` derives another from it, `normal` and `uniform` spend
+it. All three work under `torch.vmap`, where a key has one value per lane, so a cohort of a hundred clients draws the
+very numbers each client would draw alone.
+
+Two generators stand behind the draws. On a CPU a Mersenne Twister is seeded per key, which is several times faster than
+integer arithmetic on tensors; on an accelerator a counter is hashed (splitmix64), which needs no launch per lane and
+can be captured in a graph. The streams differ between the two; within one device they are always the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_A, _B = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+# What a key is for: the same (seed, round, client) must not give a shuffle and a noise vector the same stream.
+INIT, SAMPLE, SHUFFLE, NOISE, PERSONAL, PREDICT, HOLDOUT, KEEP = range(8)
+
+
+def _signed(value: int) -> int:
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _mix_int(z: int) -> int:
+    z = ((z ^ (z >> 30)) * _A) & _MASK
+    z = ((z ^ (z >> 27)) * _B) & _MASK
+    return z ^ (z >> 31)
+
+
+def number(*path: int) -> int:
+    """A 64-bit number that depends on every entry of the path and on their order."""
+    z = 0
+    for part in path:
+        z = _mix_int((z + _GOLDEN * ((part & _MASK) + 1)) & _MASK)
+    return z
+
+
+def key(*path: int, device: torch.device | str = "cpu") -> Tensor:
+    """The key of a path such as (seed, NOISE, round, client)."""
+    return torch.tensor(_signed(number(*path)), dtype=torch.int64, device=device)
+
+
+def keys(path: Sequence[int], last: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    """One key for every entry of `last`, each as `key(*path, entry)` would give: a cohort's keys in one tensor."""
+    return torch.tensor([_signed(number(*path, int(v))) for v in last], dtype=torch.int64, device=device)
+
+
+def generator(*path: int) -> np.random.Generator:
+    """A host generator for shuffles and samples."""
+    return np.random.Generator(np.random.Philox(key=number(*path)))
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """A logical right shift (torch shifts in copies of the sign)."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(z: Tensor) -> Tensor:
+    z = (z ^ _shift(z, 30)) * _signed(_A)
+    z = (z ^ _shift(z, 27)) * _signed(_B)
+    return z ^ _shift(z, 31)
+
+
+def fold(key: Tensor, value: int | Tensor) -> Tensor:
+    """A new key from a key and a number; `value` may be a tensor, which gives as many keys."""
+    stride = _signed(_GOLDEN * (value + 1)) if isinstance(value, int) else _signed(_GOLDEN) * (value + 1)
+    return _mix(key + stride)
+
+
+def normal(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Standard normal deviates of shape key.shape + size."""
+    if key.device.type == "cpu":
+        return _normal_cpu(key, list(size), dtype)
+    count = math.prod(size)
+    bits = _hashed(key, (count + 1) // 2)
+    # Box-Muller: 32 bits choose the radius, 32 the angle, each pair gives two deviates.
+    radius = torch.sqrt(-2 * torch.log((_shift(bits, 32).to(dtype) + 0.5) * 2.0**-32))
+    angle = (bits & 0xFFFFFFFF).to(dtype) * (2 * math.pi * 2.0**-32)
+    pair = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], -1)
+    return pair[..., :count].reshape(*key.shape, *size)
+
+
+def uniform(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Uniform deviates in [0, 1) of shape key.shape + size."""
+    if key.device.type == "cpu":
+        return _uniform_cpu(key, list(size), dtype)
+    bits = _shift(_hashed(key, math.prod(size)), 40)  # 24 bits: exact in float32
+    return (bits.to(dtype) * 2.0**-24).reshape(*key.shape, *size)
+
+
+def _hashed(key: Tensor, count: int) -> Tensor:
+    return fold(key.unsqueeze(-1), torch.arange(count, device=key.device))
+
+
+def _draw(key: Tensor, size: Sequence[int], dtype: torch.dtype, kind: str) -> Tensor:
+    out = torch.empty(key.numel(), math.prod(size), dtype=dtype)
+    source = torch.Generator()
+    for row, seed in zip(out, key.reshape(-1).tolist(), strict=True):
+        source.manual_seed(seed & 0xFFFFFFFF)  # the Mersenne Twister is seeded with 32 bits
+        row.normal_(generator=source) if kind == "normal" else row.uniform_(generator=source)
+    return out.reshape(*key.shape, *size)
+
+
+@torch.library.custom_op("fedabml::normal", mutates_args=(), device_types="cpu")
+def _normal_cpu(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return _draw(key, size, dtype, "normal")
+
+
+@torch.library.custom_op("fedabml::uniform", mutates_args=(), device_types="cpu")
+def _uniform_cpu(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return _draw(key, size, dtype, "uniform")
+
+
+def _shape(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty(*key.shape, *size, dtype=dtype, device=key.device)
+
+
+for _op in (_normal_cpu, _uniform_cpu):
+    _op.register_fake(_shape)
+    # The operator takes a tensor of keys as it is, so a vmapped key is only moved to the front.
+    _op.register_vmap(lambda info, dims, key, size, dtype, op=_op: (op(key.movedim(dims[0], 0), size, dtype), 0))

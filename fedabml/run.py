@@ -1,0 +1,285 @@
+"""`train`: the library's face of a whole run, and what it returns."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from . import algorithms, models
+from .algorithms import Algorithm, FedABML
+from .data import Federation, heat_map, save_manifest
+from .engine.backend import backend_of, chunk_of, device_of, lane_bytes
+from .engine.checkpoint import Folder
+from .engine.cohort import Cohort
+from .engine.simulate import Simulation, last_ten
+from .errors import InputError
+from .evaluate import Evaluation, evaluate as score_clients
+from .files import write, write_json
+from .gaussian import Gaussian
+from .likelihoods import Categorical, GaussianNoise, Likelihood
+from .prior import Card, Prior
+from .vectors import LIKELIHOOD, Network
+from .version import __version__
+
+FREE = {"rounds", "eval_every", "command", "versions", "log"}  # what a resumed run may change
+
+
+@dataclass
+class Run:
+    """A finished run."""
+
+    prior: Prior
+    summary: dict[str, Any]
+    history: list[dict[str, Any]]
+    config: dict[str, Any]
+    evaluation: Evaluation | None = None
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything decided before the first round: `train` executes it, `--dry-run` prints it."""
+
+    cohort: Cohort
+    card: Card
+    config: dict[str, Any]
+    rounds: int
+    participation: float
+    epochs: int
+    notes: list[str]
+
+
+def prepare(
+    fed: Federation,
+    model: nn.Module | str = "mlp",
+    algorithm: Algorithm | None = None,
+    *,
+    rounds: int = 50,
+    participation: float = 0.1,
+    epochs: int = 5,
+    batch_size: int = 50,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: str = "float32",
+    backend: str = "auto",
+    chunk: int | None = None,
+    likelihood: Likelihood | None = None,
+    model_options: dict[str, Any] | None = None,
+) -> Setup:
+    """Checks everything a run needs and decides where and how it will run."""
+    algorithm = algorithm or FedABML()
+    for name, value, low in [("rounds", rounds, 0), ("epochs", epochs, 1), ("batch_size", batch_size, 1)]:
+        if not isinstance(value, (int, np.integer)) or value < low:
+            raise InputError(f"{name} must be a whole number of at least {low}; it is {value!r}.")
+    if not 0 < participation <= 1:
+        raise InputError(f"participation is the share of clients in a round, above 0 and at most 1; it is {participation!r}.")
+    if dtype not in ("float32", "float64"):
+        raise InputError(f"dtype must be float32 or float64; it is {dtype!r}.")
+    if likelihood is None:
+        likelihood = Categorical(fed.classes) if fed.task == "classification" else GaussianNoise(fed.y.shape[1])
+    outputs = likelihood.classes if isinstance(likelihood, Categorical) else likelihood.targets
+    spec = None
+    if isinstance(model, str):
+        spec = {"name": model, "shape": list(fed.x.shape[1:]), "outputs": outputs, "options": model_options or {}}
+        model = models.build(model, spec["shape"], outputs, seed, **spec["options"])
+    place = device_of(device)
+    network = Network(model, likelihood.own)
+    card = Card.of(fed, network, likelihood, spec)
+    raw = np.stack([fed.x[fed.train[0][0]]] * 2).astype(np.float32)
+    probe = torch.as_tensor((raw - np.asarray(fed.shift)) / np.asarray(fed.scale)).float()
+    checked = network.to("cpu", torch.float32)
+    likelihood.check(checked.probe(probe))
+    network.dropout, network.activations = checked.dropout, checked.activations
+    backend = backend_of(backend, network, place)
+    smallest, largest = int(fed.train.counts.min()), int(fed.train.counts.max())
+    notes = []
+    if batch_size > smallest:
+        which = "every client" if batch_size > largest else f"{int((fed.train.counts < batch_size).sum())} client(s)"
+        notes.append(f"The batch of {batch_size} is larger than the data of {which}; their batches are all they have.")
+    itemsize = 8 if dtype == "float64" else 4
+    lane = lane_bytes(network, algorithm, min(batch_size, largest), network.activations, itemsize)
+    chunk = chunk_of(lane, place, fed.clients) if chunk is None else chunk
+    if chunk < 1:
+        raise InputError(f"chunk must be at least 1; it is {chunk}.")
+    cohort = Cohort(
+        algorithm, network, likelihood, fed, batch_size=batch_size, seed=seed, device=place,
+        dtype=getattr(torch, dtype), backend=backend, chunk=chunk,
+    )  # fmt: skip
+    config = {
+        "fedabml": __version__,
+        "algorithm": {"name": algorithms.name_of(algorithm), "hyper": algorithm.values()},
+        "dataset": fed.dataset,
+        "model": spec["name"] if spec else type(model).__name__,
+        "parameters": network.layout.size,
+        "clients": fed.clients,
+        "rounds": rounds,
+        "participation": participation,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "seed": seed,
+        "device": str(place),
+        "dtype": dtype,
+        "backend": backend,
+        "chunk": chunk,
+        "partition_hash": fed.hash,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+    }
+    return Setup(cohort, card, config, rounds, participation, epochs, notes)
+
+
+def train(
+    fed: Federation,
+    model: nn.Module | str = "mlp",
+    algorithm: Algorithm | None = None,
+    *,
+    rounds: int = 50,
+    participation: float = 0.1,
+    epochs: int = 5,
+    batch_size: int = 50,
+    seed: int = 0,
+    device: str = "auto",
+    evaluate: bool = True,
+    eval_every: int = 0,
+    split: str = "auto",
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    dtype: str = "float32",
+    backend: str = "auto",
+    chunk: int | None = None,
+    likelihood: Likelihood | None = None,
+    model_options: dict[str, Any] | None = None,
+    extra: dict[str, Any] | None = None,
+    on_start: Callable[[Setup, Simulation], None] = lambda setup, sim: None,
+    on_round: Callable[[dict[str, Any]], None] = lambda line: None,
+) -> Run:
+    """Trains a federation and personalises every client.
+
+    `model` is any `nn.Module` (its weights, pretrained or not, are where training starts) or a name from
+    `fedabml.models`. `algorithm` defaults to `FedABML()`. With `evaluate` every client is personalised and scored at
+    the end, and every `eval_every` rounds; `split` says on what: `auto` is the validation rows where the federation has
+    any (then nothing is read from the test rows) and the test rows otherwise. With `out` the run is written to a folder,
+    a checkpoint every round, and `resume=True` goes on with it: the result is bit-equal to an uninterrupted run's.
+    """
+    setup_words = dict(rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size, seed=seed,
+                       device=device, dtype=dtype, likelihood=likelihood, model_options=model_options)  # fmt: skip
+    folder = Folder(Path(out)) if out is not None else None
+    if folder and resume:
+        backend, chunk = _as_before(folder.path, backend, chunk)
+    setup = prepare(fed, model, algorithm, backend=backend, chunk=chunk, **setup_words)  # type: ignore[arg-type]
+    cohort = setup.cohort
+    split = _split(fed, split) if evaluate else split
+    config = setup.config | {"eval_every": eval_every, "split": split} | (extra or {})
+    state = None
+    if folder:
+        if resume:
+            state = folder.reopen(config, FREE)
+        else:
+            folder.create(config)
+            save_manifest(fed, folder.path / "manifest.json")
+            heat_map(fed, folder.path / "partition.svg")
+    sim = Simulation(cohort, participation=participation, epochs=epochs, state=state)
+    on_start(setup, sim)
+    start = time.perf_counter()
+
+    def score(sim: Simulation) -> Evaluation:
+        return score_clients(cohort, sim.theta, sim.kept_for, split, sim.round)
+
+    def brief(sim: Simulation) -> dict[str, Any]:
+        return score(sim).summary
+
+    before = sim.seconds
+    history = sim.run(rounds, folder=folder, score=brief if evaluate else None, eval_every=eval_every, on_round=on_round)
+    final = score(sim) if evaluate else None
+    theta = {k: v.detach().cpu() for k, v in sim.theta.items()}
+    prior = Prior(cohort.algorithm, theta, setup.card, batch_size)
+    summary = _summary(setup, sim, history, final, split, before + time.perf_counter() - start)
+    run = Run(prior, summary, history, config, final, folder.path if folder else None)
+    if folder:
+        prior.save(folder.path / "shared.safetensors")
+        if final is not None:
+            write(folder.path / "clients.csv", _clients_csv(fed, final, split))
+        write_json(folder.path / "summary.json", summary)
+        from .report import write as write_report
+
+        write_report([folder.path], folder.path / "report.html")
+    return run
+
+
+def _as_before(path: Path, backend: str, chunk: int | None) -> tuple[str, int | None]:
+    """A resumed run reuses the backend and chunk it began with, so that its bits are the same."""
+    from .files import read_json
+
+    if not (path / "config.json").exists():
+        return backend, chunk
+    old = read_json(path / "config.json")
+    if not isinstance(old, dict):
+        raise InputError(f"'{path / 'config.json'}' is not a run's configuration.")
+    return (old.get("backend", backend) if backend == "auto" else backend), chunk or old.get("chunk")
+
+
+def _split(fed: Federation, split: str) -> str:
+    if split == "auto":
+        return "val" if fed.val.counts.any() else "test"
+    if split not in ("val", "test"):
+        raise InputError(f"split must be auto, val or test; it is {split!r}.")
+    return split
+
+
+def _summary(
+    setup: Setup, sim: Simulation, history: list[dict[str, Any]], final: Evaluation | None, split: str, seconds: float
+) -> dict[str, Any]:
+    config, fed = setup.config, setup.cohort.fed
+    line = history[-1] if history else {"bytes_up": 0, "bytes_down": 0, "loss": None}
+    summary = {k: config[k] for k in ("dataset", "model", "seed", "rounds", "clients", "parameters", "device", "backend")}
+    summary |= {"algorithm": config["algorithm"]["name"], "task": fed.task, "split": split, "loss": line["loss"]}
+    if final is not None:
+        main = "accuracy" if fed.task == "classification" else "rmse"
+        summary |= final.summary | final.details
+        summary[f"{main}_last10"] = last_ten(history, setup.rounds, main, final.summary[main])
+    width = prior_width(setup, sim)
+    if width:
+        summary["prior_width"] = width
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    if setup.cohort.device.type == "cuda":
+        summary["peak_device_bytes"] = torch.cuda.max_memory_allocated(setup.cohort.device)
+    words = {"bytes_up": line["bytes_up"], "bytes_down": line["bytes_down"], "seconds": seconds}
+    return summary | words | {"peak_memory_bytes": peak, "partition_hash": config["partition_hash"]}
+
+
+def prior_width(setup: Setup, sim: Simulation) -> list[dict[str, Any]]:
+    """How wide the prior is in every layer: which parts of the network clients may make their own."""
+    prior = setup.cohort.algorithm.prior(sim.theta)
+    if not isinstance(prior, Gaussian):
+        return []
+    layout = setup.cohort.network.layout
+    parts = layout.split(prior.logstd.exp())
+    return [
+        {"name": name, "mean_std": float(part.mean()), "parameters": part.numel()}
+        for name, part in parts.items()
+        if name != LIKELIHOOD
+    ]
+
+
+def _clients_csv(fed: Federation, final: Evaluation, split: str) -> str:
+    import csv
+    import io
+
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(["client", "name", "n_train", f"n_{split}" if split == "val" else "n_test", *final.clients])
+    sizes = fed.rows(split).counts
+    for i, name in enumerate(fed.names):
+        values = [f"{column[i]:.6g}" for column in final.clients.values()]
+        table.writerow([i, name, fed.train.counts[i], sizes[i], *values])
+    return out.getvalue()

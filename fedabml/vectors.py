@@ -1,0 +1,198 @@
+"""A network as a function of one flat vector.
+
+Everything the algorithms do (noise, KL, steps, averages) is arithmetic on flat vectors; only here does a vector become
+a network again. `Layout` knows the names, shapes and places; `Network` calls a module with the weights of a vector.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from . import rng
+from .errors import InputError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and shapes of the parameters in a flat vector, in order."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [math.prod(shape) for shape in self.shapes]
+
+    @property
+    def size(self) -> int:
+        """d, the length of the vector."""
+        return sum(self.sizes)
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """The vector as named tensors (views; one `split`, whose backward is one `cat`)."""
+        pieces = vector.split(self.sizes)
+        return {n: p.view(s) for n, p, s in zip(self.names, pieces, self.shapes, strict=True)}
+
+    def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
+        """The inverse of `split`."""
+        return torch.cat([tensors[name].detach().reshape(-1) for name in self.names])
+
+    def slice(self, name: str) -> slice:
+        """Where a parameter stands in the vector."""
+        i = self.names.index(name)
+        start = sum(self.sizes[:i])
+        return slice(start, start + self.sizes[i])
+
+
+LIKELIHOOD = "likelihood"  # the name of the likelihood's own entries in a layout
+
+
+class _KeyedDropout(TorchFunctionMode):
+    """Gives dropout its noise from a key, so that it is pure and can be vmapped; counts the calls it met."""
+
+    _UNITS = {
+        nn.functional.dropout: 0,
+        nn.functional.dropout1d: 1,
+        nn.functional.dropout2d: 2,
+        nn.functional.dropout3d: 3,
+    }
+
+    def __init__(self, key: Tensor | None):
+        self.key, self.calls = key, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in self._UNITS:
+            return func(*args, **kwargs)
+        return self._dropout(self._UNITS[func], *args, **kwargs)
+
+    def _dropout(self, trailing: int, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False):
+        self.calls += 1
+        if not training or p == 0 or self.key is None:
+            return input
+        shape = list(input.shape)
+        if trailing:  # whole channels are dropped
+            shape[-trailing:] = [1] * trailing
+        keep = rng.uniform(rng.fold(self.key, self.calls), shape, input.dtype) >= p
+        return input * keep / (1 - p)
+
+
+class Network:
+    """A module (never changed: a copy is kept) called with the weights of a flat vector.
+
+    Frozen parameters (requires_grad False) and buffers are constants of the network: not learned, saved with it.
+    `own` further entries at the vector's end belong to the likelihood and start at 0.
+    """
+
+    def __init__(self, module: nn.Module, own: int = 0):
+        _refuse_batchnorm(module)
+        self.module = copy.deepcopy(module)
+        named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        if not named:
+            raise InputError("The model has no trainable parameter: every requires_grad is False, or it has no layers.")
+        self.layout = Layout(tuple(named), tuple(tuple(p.shape) for p in named.values()))
+        self.initial = self.layout.flatten(named)
+        self.own = own
+        if own:
+            self.layout = Layout((*self.layout.names, LIKELIHOOD), (*self.layout.shapes, (own,)))
+            self.initial = torch.cat([self.initial, self.initial.new_zeros(own)])
+        if not torch.isfinite(self.initial).all():
+            raise InputError("The model's initial weights hold NaN or infinite values; load sound weights first.")
+        for p in self.module.parameters():
+            p.requires_grad_(False)
+        self.dropout = True  # until `probe` has seen that the model never calls it
+        self.activations = self.layout.size  # numbers kept per example, a guess until `probe`
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Network:
+        """A copy on a device, its constants in a dtype."""
+        other = copy.copy(self)
+        other.module = copy.deepcopy(self.module).to(device=device, dtype=dtype)
+        other.initial = self.initial.to(device=device, dtype=dtype)
+        return other
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """What the module holds beside the vector: buffers and frozen parameters."""
+        return {n: t for n, t in self.module.state_dict().items() if n not in self.layout.names}
+
+    def __call__(self, vector: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """The module's output. With a key the module is in training mode and its dropout draws from the key."""
+        if self.module.training != (key is not None):
+            self.module.train(key is not None)
+        weights = self._weights(vector)
+        if key is None or not self.dropout:
+            return torch.func.functional_call(self.module, weights, (x,))
+        with _KeyedDropout(key):
+            return torch.func.functional_call(self.module, weights, (x,))
+
+    def _weights(self, vector: Tensor) -> dict[str, Tensor]:
+        weights = self.layout.split(vector)
+        weights.pop(LIKELIHOOD, None)
+        return weights
+
+    def tail(self, vector: Tensor) -> Tensor:
+        """The likelihood's own entries of a vector."""
+        return vector[self.layout.size - self.own :]
+
+    def probe(self, x: Tensor) -> Tensor:
+        """Runs the module once on a batch; notes whether it drops units and how much it keeps for the backward pass."""
+        self.module.train()
+        sizes: list[int] = []
+        leaves = [m for m in self.module.modules() if not list(m.children())]
+        hooks = [m.register_forward_hook(lambda m, i, o: sizes.append(getattr(o, "numel", int)())) for m in leaves]
+        try:
+            with torch.no_grad(), _KeyedDropout(rng.key(0, device=x.device)) as seen:
+                out = torch.func.functional_call(self.module, self._weights(self.initial), (x,))
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise InputError(
+                f"The model cannot take a batch of shape {tuple(x.shape)}: {str(error).splitlines()[0]}"
+            ) from error
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self.dropout = seen.calls > 0
+        self.activations = (x.numel() + sum(sizes)) // len(x)
+        return out
+
+    def to_module(self, vector: Tensor) -> nn.Module:
+        """A plain module with the weights of a vector."""
+        module = copy.deepcopy(self.module)
+        module.load_state_dict({**module.state_dict(), **self._weights(vector.detach())})
+        return module.requires_grad_(True).eval()
+
+
+def _refuse_batchnorm(module: nn.Module) -> None:
+    for name, child in module.named_modules():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm) or (
+            isinstance(child, nn.modules.instancenorm._InstanceNorm) and child.track_running_stats
+        ):
+            raise InputError(
+                f"The model's layer '{name}' is a {type(child).__name__}: its running statistics are neither weights nor "
+                "private data, and averaging or dropping them silently spoils a federation. The one-line way out: "
+                "model = fedabml.replace_batchnorm(model), which puts GroupNorm in its place."
+            )
+
+
+def replace_batchnorm(module: nn.Module, groups: int = 32) -> nn.Module:
+    """A copy of the module with every BatchNorm replaced by a GroupNorm of the same width and affine weights."""
+    module = copy.deepcopy(module)
+
+    def swap(parent: nn.Module) -> None:
+        for name, child in parent.named_children():
+            if isinstance(child, nn.modules.batchnorm._BatchNorm):
+                norm = nn.GroupNorm(math.gcd(groups, child.num_features), child.num_features, child.eps, child.affine)
+                if child.affine:
+                    norm.load_state_dict({"weight": child.weight, "bias": child.bias})
+                setattr(parent, name, norm)
+            else:
+                swap(child)
+
+    swap(module)
+    return module
