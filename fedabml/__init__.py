@@ -1,20 +1,39 @@
 """fedabml: personalised federated learning by amortised Bayesian meta-learning.
 
-    fed = fedabml.Federation.from_arrays(train=[(x, y), ...], test=[(x, y), ...])
-    run = fedabml.train(fed, model, fedabml.FedABML(), rounds=50)
-    posterior = run.prior.personalize(x_new_client, y_new_client)
-    p = posterior.predict(x)        # p.probs, p.entropy, p.mutual_information
+fed = fedabml.Federation.from_arrays(train=[(x, y), ...], test=[(x, y), ...])
+run = fedabml.train(fed, model, fedabml.FedABML(), rounds=50)
+posterior = run.prior.personalize(x_new_client, y_new_client)
+p = posterior.predict(x)        # p.probs, p.entropy, p.mutual_information
 """
 
-from .algorithms import Algorithm, FedABML, FedAvg, Local
-from .data import Federation, federate, load, read_table
-from .errors import InputError, TrainingError
-from .evaluate import Prediction, Regression
-from .likelihoods import Categorical, GaussianNoise
-from .prior import Posterior, Prior, load_posterior, load_prior
-from .run import Run, prepare, train
-from .vectors import replace_batchnorm
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .version import __version__
+
+if TYPE_CHECKING:
+    from .algorithms import Algorithm, FedABML, FedAvg, Local
+    from .data import Federation, federate, load, read_table
+    from .errors import InputError, TrainingError
+    from .evaluate import Prediction, Regression
+    from .likelihoods import Categorical, GaussianNoise
+    from .prior import Posterior, Prior, load_posterior, load_prior
+    from .run import Run, prepare, train
+    from .vectors import replace_batchnorm
+
+# The public names are imported when they are first used, so that `fedabml --help` need not wait for torch.
+_HOMES = {
+    "algorithms": ("Algorithm", "FedABML", "FedAvg", "Local"),
+    "data": ("Federation", "federate", "load", "read_table"),
+    "errors": ("InputError", "TrainingError"),
+    "evaluate": ("Prediction", "Regression"),
+    "likelihoods": ("Categorical", "GaussianNoise"),
+    "prior": ("Posterior", "Prior", "load_posterior", "load_prior"),
+    "run": ("Run", "prepare", "train"),
+    "vectors": ("replace_batchnorm",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = {*_HOMES, "models", "report"}
 
 __all__ = [
     "Algorithm",
@@ -41,3 +60,18 @@ __all__ = [
     "replace_batchnorm",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    elif name in _MODULES:
+        value = import_module(f".{name}", __name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

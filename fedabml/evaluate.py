@@ -16,6 +16,7 @@ from torch import Tensor
 
 from . import rng
 from .algorithms.base import State
+from .data import Federation, Rows
 from .engine.cohort import Cohort
 from .errors import InputError
 from .gaussian import Distribution
@@ -99,6 +100,18 @@ def predictions(cohort: Cohort, outputs: list[Tensor]) -> list[Prediction] | lis
     return [Regression.of(draws, cohort.fed.y_shift, cohort.fed.y_scale) for draws in outputs]
 
 
+def check_rows(fed: Federation, split: str) -> Rows:
+    """The rows to score clients on; an error where a client has none."""
+    rows = fed.rows(split)
+    if not rows.counts.all():
+        empty = [fed.names[i] for i in np.flatnonzero(rows.counts == 0)[:5]]
+        raise InputError(
+            f"Nothing to evaluate on: {', '.join(empty)} have no {split} samples. Give every client some, hold out a "
+            "validation share (--validation 0.2), or train without evaluation (evaluate=False, --no-evaluate)."
+        )
+    return rows
+
+
 @torch.no_grad()
 def evaluate(cohort: Cohort, shared: State, kept: Any, split: str = "test", round: int = 0) -> Evaluation:
     """Personalises every client from `shared` on its training data and scores it on its `split` rows.
@@ -107,11 +120,7 @@ def evaluate(cohort: Cohort, shared: State, kept: Any, split: str = "test", roun
     without the label level, stands beside it.
     """
     fed = cohort.fed
-    rows = fed.rows(split)
-    if not rows.counts.all():
-        empty = [fed.names[i] for i in np.flatnonzero(rows.counts == 0)[:5]]
-        raise InputError(f"Nothing to evaluate on: {', '.join(empty)} have no {split} samples. Give every client some, "
-                         "hold out a validation share, or train with evaluate=False.")  # fmt: skip
+    rows = check_rows(fed, split)
     personal: list[Any] = []
     for part in cohort.chunks(range(fed.clients)):
         models = cohort.personalise(shared, kept(part), part, round)

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from .data.files import write_aside
 from .errors import InputError
 
 FACTS = "fedabml"  # the entry of a safetensors header that holds our JSON
@@ -18,19 +19,9 @@ FACTS = "fedabml"  # the entry of a safetensors header that holds our JSON
 
 def write(path: str | os.PathLike[str], content: str | bytes) -> Path:
     """Writes a whole file or nothing: aside, flushed to disk, renamed."""
-    path = Path(path)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(aside, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise InputError(f"Cannot write '{path}': {error.strerror}. Free some space or choose another folder.") from error
-    return path
+    with write_aside(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+    return Path(path)
 
 
 def write_json(path: str | os.PathLike[str], data: Any) -> Path:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from . import rng
@@ -94,3 +98,20 @@ def build(name: str, shape: Sequence[int], outputs: int, seed: int = 0, **option
             return MODELS[name](tuple(shape), outputs, **options)
         except TypeError as error:
             raise InputError(f"Model '{name}' does not take these options: {error}.") from error
+
+
+def with_weights(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
+    """A copy of a network with the weights of a .safetensors file, which must have the same names and shapes."""
+    try:
+        weights = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"'{path}' cannot be read as weights ({error}). Only safetensors files are; save a module's with "
+            "safetensors.torch.save_file(module.state_dict(), path). Pickled weights (.pt, .pth) are refused."
+        ) from error
+    model = copy.deepcopy(model)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise InputError(f"The weights in '{path}' do not fit the model: {' '.join(str(error).split())}") from error
+    return model

@@ -96,7 +96,9 @@ class Card:
         facts = {
             "format": FORMAT,
             "model": self.model,
-            "layout": [[n, list(s)] for n, s in zip(self.network.layout.names, self.network.layout.shapes, strict=True)],
+            "layout": [
+                [n, list(s)] for n, s in zip(self.network.layout.names, self.network.layout.shapes, strict=True)
+            ],
             "likelihood": likelihoods.to_json(self.likelihood),
             "shape": list(self.shape),
             "dtype": self.dtype,

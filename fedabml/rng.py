@@ -79,8 +79,19 @@ def fold(key: Tensor, value: int | Tensor) -> Tensor:
 
 def normal(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Standard normal deviates of shape key.shape + size."""
-    if key.device.type == "cpu":
-        return _normal_cpu(key, list(size), dtype)
+    return _normal_cpu(key, list(size), dtype) if key.device.type == "cpu" else _normal_hashed(key, size, dtype)
+
+
+def uniform(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Uniform deviates in [0, 1) of shape key.shape + size."""
+    return _uniform_cpu(key, list(size), dtype) if key.device.type == "cpu" else _uniform_hashed(key, size, dtype)
+
+
+def _hashed(key: Tensor, count: int) -> Tensor:
+    return fold(key.unsqueeze(-1), torch.arange(count, device=key.device))
+
+
+def _normal_hashed(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     count = math.prod(size)
     bits = _hashed(key, (count + 1) // 2)
     # Box-Muller: 32 bits choose the radius, 32 the angle, each pair gives two deviates.
@@ -90,16 +101,9 @@ def normal(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     return pair[..., :count].reshape(*key.shape, *size)
 
 
-def uniform(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Uniform deviates in [0, 1) of shape key.shape + size."""
-    if key.device.type == "cpu":
-        return _uniform_cpu(key, list(size), dtype)
+def _uniform_hashed(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     bits = _shift(_hashed(key, math.prod(size)), 40)  # 24 bits: exact in float32
     return (bits.to(dtype) * 2.0**-24).reshape(*key.shape, *size)
-
-
-def _hashed(key: Tensor, count: int) -> Tensor:
-    return fold(key.unsqueeze(-1), torch.arange(count, device=key.device))
 
 
 def _draw(key: Tensor, size: Sequence[int], dtype: torch.dtype, kind: str) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import resource
@@ -24,7 +25,7 @@ from .engine.checkpoint import Folder
 from .engine.cohort import Cohort
 from .engine.simulate import Simulation, last_ten
 from .errors import InputError
-from .evaluate import Evaluation, evaluate as score_clients
+from .evaluate import Evaluation, check_rows, evaluate as score_clients
 from .files import write, write_json
 from .gaussian import Gaussian
 from .likelihoods import Categorical, GaussianNoise, Likelihood
@@ -32,7 +33,7 @@ from .prior import Card, Prior
 from .vectors import LIKELIHOOD, Network
 from .version import __version__
 
-FREE = {"rounds", "eval_every", "command", "versions", "log"}  # what a resumed run may change
+FREE = {"rounds", "eval_every", "command", "versions", "log", "run"}  # what a resumed run may change
 
 
 @dataclass
@@ -76,6 +77,7 @@ def prepare(
     chunk: int | None = None,
     likelihood: Likelihood | None = None,
     model_options: dict[str, Any] | None = None,
+    pretrained: str | os.PathLike[str] | None = None,
 ) -> Setup:
     """Checks everything a run needs and decides where and how it will run."""
     algorithm = algorithm or FedABML()
@@ -83,7 +85,9 @@ def prepare(
         if not isinstance(value, (int, np.integer)) or value < low:
             raise InputError(f"{name} must be a whole number of at least {low}; it is {value!r}.")
     if not 0 < participation <= 1:
-        raise InputError(f"participation is the share of clients in a round, above 0 and at most 1; it is {participation!r}.")
+        raise InputError(
+            f"participation is the share of clients in a round, above 0 and at most 1; it is {participation!r}."
+        )
     if dtype not in ("float32", "float64"):
         raise InputError(f"dtype must be float32 or float64; it is {dtype!r}.")
     if likelihood is None:
@@ -93,6 +97,8 @@ def prepare(
     if isinstance(model, str):
         spec = {"name": model, "shape": list(fed.x.shape[1:]), "outputs": outputs, "options": model_options or {}}
         model = models.build(model, spec["shape"], outputs, seed, **spec["options"])
+    if pretrained is not None:
+        model = models.with_weights(model, pretrained)
     place = device_of(device)
     network = Network(model, likelihood.own)
     card = Card.of(fed, network, likelihood, spec)
@@ -133,6 +139,7 @@ def prepare(
         "backend": backend,
         "chunk": chunk,
         "partition_hash": fed.hash,
+        "pretrained": None if pretrained is None else hashlib.sha256(network.initial.numpy().tobytes()).hexdigest(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
     }
     return Setup(cohort, card, config, rounds, participation, epochs, notes)
@@ -159,6 +166,7 @@ def train(
     chunk: int | None = None,
     likelihood: Likelihood | None = None,
     model_options: dict[str, Any] | None = None,
+    pretrained: str | os.PathLike[str] | None = None,
     extra: dict[str, Any] | None = None,
     on_start: Callable[[Setup, Simulation], None] = lambda setup, sim: None,
     on_round: Callable[[dict[str, Any]], None] = lambda line: None,
@@ -166,19 +174,23 @@ def train(
     """Trains a federation and personalises every client.
 
     `model` is any `nn.Module` (its weights, pretrained or not, are where training starts) or a name from
-    `fedabml.models`. `algorithm` defaults to `FedABML()`. With `evaluate` every client is personalised and scored at
-    the end, and every `eval_every` rounds; `split` says on what: `auto` is the validation rows where the federation has
-    any (then nothing is read from the test rows) and the test rows otherwise. With `out` the run is written to a folder,
-    a checkpoint every round, and `resume=True` goes on with it: the result is bit-equal to an uninterrupted run's.
+    `fedabml.models`; `pretrained` is a .safetensors file of weights to start from. `algorithm` defaults to `FedABML()`.
+    With `evaluate` every client is personalised and scored at the end, and every `eval_every` rounds; `split` says on
+    what: `auto` is the validation rows where the federation has any (then nothing is read from the test rows) and the
+    test rows otherwise. With `out` the run is written to a folder, a checkpoint every round, and `resume=True` goes on
+    with it: the result is bit-equal to an uninterrupted run's.
     """
     setup_words = dict(rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size, seed=seed,
-                       device=device, dtype=dtype, likelihood=likelihood, model_options=model_options)  # fmt: skip
+                       device=device, dtype=dtype, likelihood=likelihood, model_options=model_options,
+                       pretrained=pretrained)  # fmt: skip
     folder = Folder(Path(out)) if out is not None else None
     if folder and resume:
         backend, chunk = _as_before(folder.path, backend, chunk)
     setup = prepare(fed, model, algorithm, backend=backend, chunk=chunk, **setup_words)  # type: ignore[arg-type]
     cohort = setup.cohort
-    split = _split(fed, split) if evaluate else split
+    if evaluate:
+        split = resolve_split(fed, split)
+        check_rows(fed, split)  # now, not after hours of training
     config = setup.config | {"eval_every": eval_every, "split": split} | (extra or {})
     state = None
     if folder:
@@ -199,7 +211,9 @@ def train(
         return score(sim).summary
 
     before = sim.seconds
-    history = sim.run(rounds, folder=folder, score=brief if evaluate else None, eval_every=eval_every, on_round=on_round)
+    history = sim.run(
+        rounds, folder=folder, score=brief if evaluate else None, eval_every=eval_every, on_round=on_round
+    )
     final = score(sim) if evaluate else None
     theta = {k: v.detach().cpu() for k, v in sim.theta.items()}
     prior = Prior(cohort.algorithm, theta, setup.card, batch_size)
@@ -208,7 +222,7 @@ def train(
     if folder:
         prior.save(folder.path / "shared.safetensors")
         if final is not None:
-            write(folder.path / "clients.csv", _clients_csv(fed, final, split))
+            write(folder.path / "clients.csv", clients_csv(fed, final, split))
         write_json(folder.path / "summary.json", summary)
         from .report import write as write_report
 
@@ -228,7 +242,8 @@ def _as_before(path: Path, backend: str, chunk: int | None) -> tuple[str, int | 
     return (old.get("backend", backend) if backend == "auto" else backend), chunk or old.get("chunk")
 
 
-def _split(fed: Federation, split: str) -> str:
+def resolve_split(fed: Federation, split: str) -> str:
+    """`auto`: validation rows where there are any, else test rows."""
     if split == "auto":
         return "val" if fed.val.counts.any() else "test"
     if split not in ("val", "test"):
@@ -241,7 +256,9 @@ def _summary(
 ) -> dict[str, Any]:
     config, fed = setup.config, setup.cohort.fed
     line = history[-1] if history else {"bytes_up": 0, "bytes_down": 0, "loss": None}
-    summary = {k: config[k] for k in ("dataset", "model", "seed", "rounds", "clients", "parameters", "device", "backend")}
+    summary = {
+        k: config[k] for k in ("dataset", "model", "seed", "rounds", "clients", "parameters", "device", "backend")
+    }
     summary |= {"algorithm": config["algorithm"]["name"], "task": fed.task, "split": split, "loss": line["loss"]}
     if final is not None:
         main = "accuracy" if fed.task == "classification" else "rmse"
@@ -271,7 +288,8 @@ def prior_width(setup: Setup, sim: Simulation) -> list[dict[str, Any]]:
     ]
 
 
-def _clients_csv(fed: Federation, final: Evaluation, split: str) -> str:
+def clients_csv(fed: Federation, final: Evaluation, split: str) -> str:
+    """The scores of every client, a row each."""
     import csv
     import io
 

@@ -77,6 +77,8 @@ class _KeyedDropout(TorchFunctionMode):
         self.calls += 1
         if not training or p == 0 or self.key is None:
             return input
+        if p == 1:
+            return input * 0
         shape = list(input.shape)
         if trailing:  # whole channels are dropped
             shape[-trailing:] = [1] * trailing
@@ -93,7 +95,7 @@ class Network:
 
     def __init__(self, module: nn.Module, own: int = 0):
         _refuse_batchnorm(module)
-        self.module = copy.deepcopy(module)
+        self.module = copy.deepcopy(module).eval()
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if not named:
             raise InputError("The model has no trainable parameter: every requires_grad is False, or it has no layers.")
@@ -127,7 +129,7 @@ class Network:
         if self.module.training != (key is not None):
             self.module.train(key is not None)
         weights = self._weights(vector)
-        if key is None or not self.dropout:
+        if not self.dropout:
             return torch.func.functional_call(self.module, weights, (x,))
         with _KeyedDropout(key):
             return torch.func.functional_call(self.module, weights, (x,))
@@ -165,7 +167,9 @@ class Network:
         """A plain module with the weights of a vector."""
         module = copy.deepcopy(self.module)
         module.load_state_dict({**module.state_dict(), **self._weights(vector.detach())})
-        return module.requires_grad_(True).eval()
+        for name, p in module.named_parameters():
+            p.requires_grad_(name in self.layout.names)  # what was frozen stays so
+        return module.eval()
 
 
 def _refuse_batchnorm(module: nn.Module) -> None:
@@ -181,15 +185,19 @@ def _refuse_batchnorm(module: nn.Module) -> None:
 
 
 def replace_batchnorm(module: nn.Module, groups: int = 32) -> nn.Module:
-    """A copy of the module with every BatchNorm replaced by a GroupNorm of the same width and affine weights."""
+    """A copy of the module with every BatchNorm replaced by a GroupNorm of the same width and affine weights.
+
+    A BatchNorm1d, which may see plain vectors, becomes a single group: a group of one feature would be its own mean.
+    """
     module = copy.deepcopy(module)
 
     def swap(parent: nn.Module) -> None:
         for name, child in parent.named_children():
             if isinstance(child, nn.modules.batchnorm._BatchNorm):
-                norm = nn.GroupNorm(math.gcd(groups, child.num_features), child.num_features, child.eps, child.affine)
-                if child.affine:
-                    norm.load_state_dict({"weight": child.weight, "bias": child.bias})
+                count = 1 if isinstance(child, nn.BatchNorm1d) else math.gcd(groups, child.num_features)
+                norm = nn.GroupNorm(count, child.num_features, child.eps, affine=False)
+                norm.affine, norm.weight, norm.bias = child.affine, child.weight, child.bias
+                norm.train(child.training)
                 setattr(parent, name, norm)
             else:
                 swap(child)

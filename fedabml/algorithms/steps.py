@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -55,7 +56,8 @@ def euclidean_prior(theta: Gaussian, q: Gaussian, rate: Number, implicit: bool) 
 
 
 def lambert(log_z: Tensor) -> Tensor:
-    """W(z) for z = exp(log_z) > 0, by Newton's method on y + log y = log z."""
+    """W(z) for z = exp(log_z) ≥ 0, by Newton's method on y + log y = log z."""
+    log_z = log_z.clamp_min(math.log(torch.finfo(log_z.dtype).tiny) + 1)  # smaller is 0 to this type
     y = torch.where(log_z < 1, torch.exp(log_z.clamp_max(1)) / (1 + torch.exp(log_z.clamp_max(1))), log_z.clamp_min(1))
     for _ in range(6):
         y = y / (1 + y) * (1 + log_z - torch.log(y))

@@ -1,8 +1,8 @@
 """What algorithms with a Gaussian posterior over weights share: its hyperparameters and its step.
 
-    φ-step   g = ∇ of the mean −log likelihood over s samples w = m + ε∘exp ν,  κ = (λ/n)/σ_θ²
-             m ← (m − η g + ηκ m_θ)/(1 + ηκ)            (`kl_step` implicit; explicit: m − η(g + κ(m − m_θ)))
-             ν ← ν − η_ν(g_ν + (λ/n)(σ²/σ_θ² − 1))      (`posterior_std` sgd; natural: in the precision; or fixed)
+φ-step   g = ∇ of the mean −log likelihood over s samples w = m + ε∘exp ν,  κ = (λ/n)/σ_θ²
+         m ← (m − η g + ηκ m_θ)/(1 + ηκ)            (`kl_step` implicit; explicit: m − η(g + κ(m − m_θ)))
+         ν ← ν − η_ν(g_ν + (λ/n)(σ²/σ_θ² − 1))      (`posterior_std` sgd; natural: in the precision; or fixed)
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class Variational(Algorithm):
         kappa = weight * torch.exp(-2 * theta["logstd"])
         if self.kl_step == "implicit":
             direction, buffer = self.heavy(phi, gradient["mean"])
-            mean = pulled(phi["mean"], direction, theta["mean"], kappa, lr)
+            # A buffer at rest holds g/(1 − momentum), so the pull takes the longer step too: the fixed point stays.
+            rest = 1 - self.momentum
+            mean = pulled(phi["mean"], rest * direction, theta["mean"], kappa, lr / rest)
         else:
             direction, buffer = self.heavy(phi, gradient["mean"] + kappa * (phi["mean"] - theta["mean"]))
             mean = phi["mean"] - lr * direction

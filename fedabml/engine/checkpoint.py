@@ -68,8 +68,10 @@ class Folder:
                 f"The run in '{self.path}' was started with another configuration: {'; '.join(differ)}. Resume it as "
                 "it was, or start a new run in another folder."
             )
+        for cut in self.path.rglob(".*.part"):  # what a crash left half-written
+            cut.unlink(missing_ok=True)
         write_json(self.path / "config.json", config)
-        found = self._last()
+        found = self.last()
         keep = found.round if found else 0
         lines = self._lines()
         self.history = [line for line in lines if line["round"] <= keep]
@@ -87,7 +89,8 @@ class Folder:
                 break  # a line cut short by a crash; what follows is written again
         return lines
 
-    def _last(self) -> Checkpoint | None:
+    def last(self) -> Checkpoint | None:
+        """The last sound checkpoint, or None where no round was finished."""
         files = sorted((self.path / "checkpoints").glob("round-*.safetensors"), reverse=True)
         problems = []
         for file in files:

@@ -7,6 +7,7 @@ minibatches and the same noise, so they agree up to the rounding of floating-poi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,8 +95,18 @@ class Cohort:
         self.data = Data(fed, device, dtype)
         self.batch_size, self.seed, self.backend, self.chunk = batch_size, seed, backend, chunk
         self.device, self.dtype = device, dtype
-        self.hyper = {k: torch.tensor(v, dtype=dtype, device=device) for k, v in algorithm.continuous().items()}
+        self.hyper = self._tensors(algorithm)
         self.counts = fed.label_counts("train") if fed.task == "classification" else np.zeros((fed.clients, 0), int)
+
+    def _tensors(self, algorithm: Algorithm) -> State:
+        hyper = algorithm.continuous().items()
+        return {k: torch.tensor(v, dtype=self.dtype, device=self.device) for k, v in hyper}
+
+    def using(self, algorithm: Algorithm) -> Cohort:
+        """The same clients, data and network under other hyperparameters."""
+        other = copy.copy(self)
+        other.algorithm, other.hyper = algorithm, other._tensors(algorithm)
+        return other
 
     # -- lanes ------------------------------------------------------------------------------------------------------
     def lanes(self, function: Callable[..., Any], in_dims: tuple[int | None, ...], *args: Any) -> Any:
@@ -134,7 +145,9 @@ class Cohort:
         site, keys = self.site(clients), self.keys(rng.KEEP, 0, clients)
         return self.each("keep", (None, None, 0, 0), self.network.initial, shared, site, keys)
 
-    def train(self, shared: State, kept: State, clients: list[int], round: int, epochs: int) -> tuple[State, State, Tensor]:
+    def train(
+        self, shared: State, kept: State, clients: list[int], round: int, epochs: int
+    ) -> tuple[State, State, Tensor]:
         """The local work of one chunk of a round's clients: their updates, what they keep, their mean losses."""
         site, keys = self.site(clients), self.keys(rng.NOISE, round, clients)
         carry = self.each("begin", (None, 0, 0, 0), shared, kept, site, keys)
@@ -174,7 +187,9 @@ class Cohort:
         """One client's step with its hyperparameters bound and its loss at hand."""
         name = step.__name__  # type: ignore[attr-defined]
 
-        def one(hyper: State, carry: State, shared: State, batches: Any, site: Site, key: Tensor) -> tuple[State, Tensor]:
+        def one(
+            hyper: State, carry: State, shared: State, batches: Any, site: Site, key: Tensor
+        ) -> tuple[State, Tensor]:
             algorithm = self.algorithm.bind(hyper)
             loss = ClientLoss(self.network, self.likelihood, label_offset(algorithm, site))
             return getattr(algorithm, name)(carry, shared, batches, site, key, loss)
@@ -199,7 +214,9 @@ class Cohort:
         """log π_i of some clients, a lane each; None without a label level."""
         return label_offset(self.algorithm, self.site(clients))
 
-    def predict(self, models: Distribution, rows: Sequence[np.ndarray], offsets: Tensor | None, keys: Tensor) -> list[Tensor]:
+    def predict(
+        self, models: Distribution, rows: Sequence[np.ndarray], offsets: Tensor | None, keys: Tensor
+    ) -> list[Tensor]:
         """For every lane the outputs of its model for its rows under each weight draw: [draws, rows, outputs]."""
         index = torch.as_tensor(padded(rows)).clamp_min(0).to(self.device)
         samples = self.algorithm.predict_samples
@@ -207,7 +224,9 @@ class Cohort:
         for j in range(draws_of(models, samples)):
             weights = self.lanes(lambda q, key: draw(q, key, j, samples), (0, 0), models, keys)  # noqa: B023
             pieces = [
-                self.lanes(self.output, (0, 0, None if offsets is None else 0), weights, self.data.inputs(part), offsets)
+                self.lanes(
+                    self.output, (0, 0, None if offsets is None else 0), weights, self.data.inputs(part), offsets
+                )
                 for part in index.split(PIECE, 1)
             ]
             draws.append(torch.cat(pieces, 1))

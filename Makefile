@@ -1,0 +1,35 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+# One thread per test process: the suite runs on as many processes as there are cores.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist worksteal
+
+.PHONY: demo test quick lint types format clean
+demo: $(READY)
+	$(PY) -m fedabml demo
+
+test: lint types
+	$(PYTEST)
+
+quick: $(READY)
+	$(PYTEST) -m "not slow"
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(READY)
+	$(PY) -m mypy
+
+format: $(READY)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+$(READY): pyproject.toml constraints.txt
+	python3 -m venv $(VENV)
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,131 @@
+"""The official files of the image datasets, as arrays. No file is unpacked to disk, and none is unpickled."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import tarfile
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from fedabml.data.rows import EMNIST, generator, shuffled
+from fedabml.errors import InputError
+
+Arrays = dict[str, np.ndarray]
+Decoder = Callable[[Mapping[str, Path]], Arrays]
+"""From the downloaded files by name to x_train, y_train, x_test, y_test."""
+
+LARGEST = 1 << 30  # bytes in one array: more than any file here, less than a machine's memory
+
+
+def idx(file: IO[bytes], what: str) -> np.ndarray:
+    """An array of bytes in the IDX format of MNIST."""
+    head = file.read(4)
+    if len(head) < 4 or head[:3] != b"\0\0\x08" or not 1 <= head[3] <= 4:
+        raise InputError(f"{what} is not an IDX file of bytes.")
+    shape = tuple(int.from_bytes(file.read(4), "big") for _ in range(head[3]))
+    size = math.prod(shape)
+    if size > LARGEST:
+        raise InputError(f"{what} claims the shape {list(shape)}, which is too large to be true.")
+    raw = file.read(size + 1)
+    if len(raw) != size:
+        raise InputError(f"{what} does not have the length that its head promises.")
+    return np.frombuffer(raw, np.uint8).reshape(shape)
+
+
+def mnist(files: Mapping[str, Path]) -> Arrays:
+    """MNIST and FashionMNIST: four gzipped IDX files."""
+
+    def part(name: str) -> np.ndarray:
+        with gzip.open(files[name]) as file:
+            return idx(file, name)  # type: ignore[arg-type]
+
+    return {
+        "x_train": part("train-images-idx3-ubyte.gz"),
+        "y_train": part("train-labels-idx1-ubyte.gz"),
+        "x_test": part("t10k-images-idx3-ubyte.gz"),
+        "y_test": part("t10k-labels-idx1-ubyte.gz"),
+    }
+
+
+def emnist(files: Mapping[str, Path]) -> Arrays:
+    """A tenth of EMNIST by-class, drawn once and for all, split 6:1 inside every class; the images set upright."""
+
+    def part(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+        member = f"gzip/emnist-byclass-{name}-ubyte.gz"
+        try:
+            with archive.open(member) as packed, gzip.open(packed) as file:
+                return idx(file, member)  # type: ignore[arg-type]
+        except KeyError as error:
+            raise InputError(f"gzip.zip has no {member}.") from error
+
+    with zipfile.ZipFile(files["gzip.zip"]) as archive:
+        y = np.concatenate([part(archive, "train-labels-idx1"), part(archive, "test-labels-idx1")])
+        tenth = np.sort(shuffled(len(y), generator(0, EMNIST))[: len(y) // 10])
+        train = part(archive, "train-images-idx3")
+        own = tenth[tenth < len(train)]
+        x = train[own], part(archive, "test-images-idx3")[tenth[len(own) :] - len(train)]
+    return split_by_class(np.concatenate(x).transpose(0, 2, 1), y[tenth], every=7)
+
+
+def split_by_class(x: np.ndarray, y: np.ndarray, every: int) -> Arrays:
+    """Every so-manieth sample of each class, in a fixed random order, becomes a test sample."""
+    order = np.random.default_rng(0).permutation(len(y))
+    rank = np.empty(len(y), np.int64)
+    for c in np.unique(y):
+        own = order[y[order] == c]
+        rank[own] = np.arange(len(own))
+    test = rank % every == every - 1
+    return {"x_train": x[~test], "y_train": y[~test], "x_test": x[test], "y_test": y[test]}
+
+
+def cifar10(files: Mapping[str, Path]) -> Arrays:
+    """CIFAR-10, the binary version: records of a label and 3072 bytes of pixels."""
+    members = [f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)]
+    return _cifar(files["cifar-10-binary.tar.gz"], members, "cifar-10-batches-bin/test_batch.bin", labels=1)
+
+
+def cifar100(files: Mapping[str, Path]) -> Arrays:
+    """CIFAR-100, the binary version: records of a coarse label, a fine one (which is taken) and 3072 bytes."""
+    folder = "cifar-100-binary"
+    return _cifar(files["cifar-100-binary.tar.gz"], [f"{folder}/train.bin"], f"{folder}/test.bin", labels=2)
+
+
+def _cifar(path: Path, train: list[str], test: str, labels: int) -> Arrays:
+    record = labels + 3072
+
+    def part(archive: tarfile.TarFile, name: str) -> tuple[np.ndarray, np.ndarray]:
+        try:
+            member = archive.getmember(name)
+        except KeyError as error:
+            raise InputError(f"{path.name} has no {name}.") from error
+        file = archive.extractfile(member) if member.isfile() else None
+        if file is None or member.size % record or not 0 < member.size <= LARGEST:
+            raise InputError(f"{name} in {path.name} is not a file of whole records of {record} bytes.")
+        table = np.frombuffer(file.read(), np.uint8).reshape(-1, record)
+        images = table[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        return images, table[:, labels - 1]
+
+    with tarfile.open(path, "r:gz") as archive:
+        parts = [part(archive, name) for name in train]
+        x_test, y_test = part(archive, test)
+    x, y = (np.concatenate([p[i] for p in parts]) for i in (0, 1))
+    return {"x_train": x, "y_train": y, "x_test": np.ascontiguousarray(x_test), "y_test": y_test.copy()}
+
+
+def svhn(files: Mapping[str, Path]) -> Arrays:
+    """The test split of SVHN (cropped digits), a MATLAB file; its label 10 means the digit 0."""
+    try:
+        from scipy.io import loadmat
+    except ImportError as error:
+        raise InputError("Decoding SVHN needs scipy: pip install scipy.") from error
+    content = loadmat(files["test_32x32.mat"], variable_names=["X", "y"])
+    x, y = content.get("X"), content.get("y")
+    if x is None or y is None or x.ndim != 4 or x.shape[3] != y.size:
+        raise InputError("test_32x32.mat does not hold images X and labels y.")
+    x = np.ascontiguousarray(x.transpose(3, 0, 1, 2)).astype(np.uint8, copy=False)
+    return {"x_test": x, "y_test": (y.reshape(-1) % 10).astype(np.uint8)}

@@ -1,0 +1,239 @@
+"""A federation: every sample once, and who owns which."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedabml.data.arrays import SPLITS, Pair, gather
+from fedabml.data.files import read_client
+from fedabml.data.rows import HOLD_OUT, Rows, draw
+from fedabml.data.statistics import moments
+from fedabml.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from fedabml.data.table import TableRecipe
+
+__all__ = ["Federation", "Rows"]
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Samples, targets, and the rows of every client.
+
+    `x` is uint8 [n, C, H, W] for images and float32 [n, ...] for anything else; a model sees (x - shift) / scale.
+    `y` is int64 [n] for classification; float32 [n, targets] for regression, seen as (y - y_shift) / y_scale.
+    The four statistics come from training samples only. `val` and `test` may be empty.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    train: Rows
+    val: Rows
+    test: Rows
+    task: str
+    classes: int
+    shift: np.ndarray
+    scale: np.ndarray
+    y_shift: np.ndarray
+    y_scale: np.ndarray
+    names: tuple[str, ...]
+    dataset: str
+    manifest: dict[str, Any] = field(default_factory=dict)
+    recipe: TableRecipe | None = None
+
+    @classmethod
+    def assemble(
+        cls,
+        x: np.ndarray,
+        y: np.ndarray,
+        rows: tuple[Rows, Rows, Rows],
+        *,
+        task: str,
+        classes: int,
+        names: tuple[str, ...],
+        dataset: str,
+        normalize: str = "auto",
+        manifest: dict[str, Any],
+        recipe: TableRecipe | None = None,
+    ) -> Federation:
+        """A federation of checked arrays and (train, val, test) rows; takes the statistics, completes the manifest.
+
+        `normalize`: "auto" standardises features and regression targets, "targets" the latter alone, "none" nothing.
+        """
+        train, val, test = rows
+        fit = np.concatenate([train.index, val.index])
+        zeros, ones = np.zeros(y.shape[1:], np.float32), np.ones(y.shape[1:], np.float32)
+        shift, scale = moments(x, fit) if normalize == "auto" else (np.float32(0), np.float32(1))
+        y_shift, y_scale = moments(y, fit) if task == "regression" and normalize != "none" else (zeros, ones)
+        made = cls(
+            x, y, train, val, test, task, classes, np.asarray(shift), np.asarray(scale), y_shift, y_scale,
+            names, dataset, manifest, recipe,
+        )  # fmt: skip
+        return made._with({})
+
+    @classmethod
+    def from_arrays(
+        cls,
+        train: Sequence[Pair],
+        test: Sequence[Pair | None] | None = None,
+        val: Sequence[Pair | None] | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        task: str | None = None,
+        classes: int | None = None,
+        normalize: str = "auto",
+        dataset: str = "arrays",
+        drop_small: bool = False,
+    ) -> Federation:
+        """A federation from one (x, y) per client, numpy or torch; a client without test data has None there.
+
+        uint8 arrays of three or four axes are images (`arrays.as_features` tells the order of their axes). Labels of a
+        whole-number type mean classification, floats regression; `task` overrides. `classes` is the highest training
+        label plus one unless given. `drop_small` leaves out clients with fewer than two training samples.
+        """
+        if normalize not in ("auto", "none"):
+            raise InputError(f"normalize is {normalize!r}; it must be 'auto' or 'none'.")
+        people = [f"client-{i}" for i in range(len(train))] if names is None else [str(name) for name in names]
+        found = gather({"train": train, "val": val, "test": test}, people, task, classes, drop_small)
+        return cls.assemble(
+            found.x,
+            found.y,
+            found.rows,
+            task=found.task,
+            classes=found.classes,
+            names=found.names,
+            dataset=dataset,
+            normalize=normalize,
+            manifest={"partition": {"kind": "given"}},
+        )
+
+    @classmethod
+    def from_folder(cls, path: str | os.PathLike[str], task: str | None = None, drop_small: bool = False) -> Federation:
+        """One .npz per client, named after it, with x_train, y_train and perhaps x_test, y_test (or just x, y)."""
+        folder = Path(path)
+        if not folder.is_dir():
+            raise InputError(f"{folder} is not a folder. A federation is a folder with one .npz file per client.")
+        files = sorted(folder.glob("*.npz"))
+        if not files:
+            raise InputError(f"{folder} holds no .npz file. Put one there for each client, with x_train and y_train.")
+        clients = [read_client(file) for file in files]
+        return cls.from_arrays(
+            [(c["x_train"], c["y_train"]) for c in clients],
+            [(c["x_test"], c["y_test"]) if "x_test" in c else None for c in clients],
+            names=[file.stem for file in files],
+            task=task,
+            dataset=folder.resolve().name,
+            drop_small=drop_small,
+        )
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.train)
+
+    def rows(self, split: str) -> Rows:
+        """The rows of "train", "val" or "test"."""
+        if split not in SPLITS:
+            raise InputError(f"There is no split called '{split}'.{nearest(split, SPLITS)}")
+        return getattr(self, split)
+
+    def label_counts(self, split: str = "train") -> np.ndarray:
+        """How often each client has each class, int64 [N, classes]; [N, 0] for regression."""
+        rows = self.rows(split)
+        if not self.classes:
+            return np.zeros((self.clients, 0), np.int64)
+        cells = rows.owner * self.classes + self.y[rows.index]
+        return np.bincount(cells, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
+
+    def describe(self) -> dict[str, Any]:
+        """The facts a report begins with, ready for JSON."""
+        sizes = self.train.counts + self.val.counts
+        facts: dict[str, Any] = {
+            "dataset": self.dataset,
+            "task": self.task,
+            "clients": self.clients,
+            "classes": self.classes,
+            "sample_shape": list(self.x.shape[1:]),
+            "dtype": str(self.x.dtype),
+            "samples": {split: len(self.rows(split).index) for split in SPLITS},
+            "training_samples_per_client": [int(sizes.min()), float(np.median(sizes)), int(sizes.max())],
+        }
+        if self.classes:
+            facts["classes_per_client"] = float((self.label_counts() > 0).sum(1).mean())
+        return facts
+
+    def hold_out(self, share: float, seed: int = 0) -> Federation:
+        """Moves a share of each client's training rows into `val`, spread over its labels.
+
+        At least one sample stays and, where there are two, at least one moves. The draw depends on the seed and the
+        client's own samples, so `hold_out` and `select` give the same in either order. The statistics stay.
+        """
+        if not 0 <= share < 1:
+            raise InputError(f"The validation share is {share}; it must be at least 0 and below 1.")
+        if share == 0:
+            return self
+        n = self.train.counts
+        quota = np.clip(np.rint(share * n).astype(np.int64), np.minimum(1, n // 2), np.maximum(n - 1, 0))
+        labels = self.y if self.classes else np.zeros(len(self.y), np.int64)
+        train, moved = self.train.split(draw(self.train, quota, labels, seed, HOLD_OUT))
+        note = {"hold_out": {"share": share, "seed": int(seed)}}
+        return self._with(note, train=train, val=self.val.merge(moved))
+
+    def select(self, clients: Sequence[int]) -> Federation:
+        """The federation of these clients alone, sharing the arrays."""
+        wrong = next((c for c in clients if not 0 <= c < self.clients), None)
+        if wrong is not None or not len(clients):
+            raise InputError(
+                f"There is no client {wrong}: the federation has 0..{self.clients - 1}; choose at least one."
+            )
+        chosen = [int(c) for c in clients]
+        rows = {split: self.rows(split).select(chosen) for split in SPLITS}
+        return self._with({"selected": chosen}, **rows, names=tuple(self.names[c] for c in chosen))
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 over samples, targets and rows: two federations of one hash are the same."""
+        digest = hashlib.sha256(self.rows_hash.encode())
+        for array in (self.x, self.y):
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    @cached_property
+    def rows_hash(self) -> str:
+        """sha256 over the rows of all three splits."""
+        digest = hashlib.sha256()
+        for split in SPLITS:
+            rows = self.rows(split)
+            digest.update(rows.offsets.astype("<i8").tobytes() + rows.index.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def manifest_rows(self) -> dict[str, Any]:
+        """The manifest with the sample numbers of every client: its training samples, then validation and test."""
+        lists = {split: [self.rows(split)[i].tolist() for i in range(self.clients)] for split in SPLITS}
+        counts = {split: self.label_counts(split).tolist() for split in SPLITS}
+        return {**self.manifest, "names": list(self.names), "counts": counts, "rows": lists}
+
+    def _with(self, note: dict[str, Any], **changes: Any) -> Federation:
+        """A copy with changes, its manifest brought up to date."""
+        made = replace(self, **changes)
+        facts = {
+            "version": 1,
+            "dataset": self.dataset,
+            **self.manifest,
+            **note,
+            "clients": made.clients,
+            "samples": {split: len(made.rows(split).index) for split in SPLITS},
+            "hash": made.rows_hash,
+        }
+        if "counts" in facts:
+            facts["counts"] = {split: made.label_counts(split).tolist() for split in SPLITS}
+        return replace(made, manifest=facts)

@@ -1,0 +1,223 @@
+"""Dividing a dataset among clients: at most S classes each, Dirichlet, at random, or by a column of owners."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedabml.data.arrays import channels_first, large_enough
+from fedabml.data.federation import Federation
+from fedabml.data.files import write_aside
+from fedabml.data.rows import BY_CLASS, DIRICHLET, IID, Rows, generator, shuffled, whole
+from fedabml.data.sources import Dataset
+from fedabml.errors import InputError, nearest
+
+KINDS = ("classes", "dirichlet", "iid", "natural")
+REDRAWS = 100
+
+Groups = Sequence[Any] | np.ndarray
+"""The owner of every sample, a number or a word."""
+
+
+def by_class(
+    y_train: np.ndarray, y_test: np.ndarray, clients: int, classes_per_client: int, seed: int, distinct: bool = False
+) -> tuple[Rows, Rows]:
+    """At most S classes per client: (training rows, test rows), the latter numbered from 0 too.
+
+    With N clients and K classes, every class is cut into N·S/K shards (where that is not whole, each class gets the
+    floor and the rest is spread at random); the list of classes, each repeated that often, is shuffled and cut into N
+    rows of S; a row takes one shard of each of its classes, in both splits. A class may come twice in a row unless
+    `distinct`. Every sample is used once.
+    """
+    _check_clients(clients, len(y_train))
+    classes = int(max(np.max(y_train), np.max(y_test, initial=0))) + 1
+    slots = clients * whole(classes_per_client, "classes_per_client")
+    if classes_per_client > classes:
+        raise InputError(f"classes_per_client is {classes_per_client}, but there are only {classes} classes.")
+    if slots < classes:
+        raise InputError(
+            f"{clients} clients with {classes_per_client} classes each have {slots} places, fewer than the {classes} "
+            f"classes, so some classes would be left out. Take more clients or more classes per client."
+        )
+    rng = generator(seed, BY_CLASS)
+    shards = np.full(classes, slots // classes)
+    shards[shuffled(classes, rng)[: slots % classes]] += 1
+    deal = _deal_distinct if distinct else _deal
+    hands = deal(shards, clients, classes_per_client, rng)
+    return _cut(y_train, hands, rng, "training"), _cut(y_test, hands, rng, "test")
+
+
+def dirichlet(
+    y_train: np.ndarray, y_test: np.ndarray, clients: int, alpha: float, seed: int, min_samples: int = 2
+) -> tuple[Rows, Rows]:
+    """Class proportions per client ~ Dirichlet(alpha); small alpha, few classes each. Every sample is used once.
+
+    Client i draws proportions q_i over the classes; class k is divided among the clients in proportion to q_i(k), by
+    the same proportions in both splits. Redrawn, a bounded number of times, until everyone has `min_samples`.
+    """
+    _check_clients(clients, len(y_train), min_samples)
+    if not (alpha > 0 and np.isfinite(alpha)):
+        raise InputError(f"alpha is {alpha}; a Dirichlet distribution needs a finite number above 0.")
+    classes = int(max(np.max(y_train), np.max(y_test, initial=0))) + 1
+    rng = generator(seed, DIRICHLET)
+    for _ in range(REDRAWS):
+        q = rng.dirichlet(np.full(classes, alpha), clients)
+        if not (q.sum(0) > 0).all():  # tiny alpha: a class that nobody wants
+            continue
+        share = q / q.sum(0)
+        train = Rows.by_owner(_proportional(y_train, share, rng), clients)
+        if train.counts.min() >= min_samples:
+            return train, Rows.by_owner(_proportional(y_test, share, rng), clients)
+    raise InputError(
+        f"{REDRAWS} draws of Dirichlet({alpha}) for {clients} clients each left someone with fewer than {min_samples} "
+        f"training samples. Raise alpha, take fewer clients, or lower min_samples."
+    )
+
+
+def iid(y_train: np.ndarray, y_test: np.ndarray, clients: int, seed: int) -> tuple[Rows, Rows]:
+    """Every client an equal share of both splits, drawn at random."""
+    _check_clients(clients, len(y_train))
+    rng = generator(seed, IID)
+
+    def part(n: int) -> Rows:
+        owner = np.empty(n, np.int64)
+        owner[shuffled(n, rng)] = np.arange(n) % clients
+        return Rows.by_owner(owner, clients)
+
+    return part(len(y_train)), part(len(y_test))
+
+
+def natural(groups_train: Groups, groups_test: Groups = ()) -> tuple[Rows, Rows, tuple[str, ...]]:
+    """The owner of every sample decides: (training rows, test rows, names of the clients in sorted order)."""
+    owners, train = np.unique(np.asarray(groups_train), return_inverse=True)
+    known = {owner: i for i, owner in enumerate(owners.tolist())}
+    strangers = [group for group in np.asarray(groups_test).tolist() if group not in known]
+    if strangers:
+        raise InputError(
+            f"Client '{strangers[0]}' has test samples but no training sample. Give it some, or leave it out."
+        )
+    test = np.array([known[group] for group in np.asarray(groups_test).tolist()], np.int64)
+    rows = Rows.by_owner(train.reshape(-1), len(owners)), Rows.by_owner(test, len(owners))
+    return *rows, tuple(map(str, owners.tolist()))
+
+
+def federate(
+    dataset: Dataset,
+    *,
+    partition: str = "classes",
+    clients: int = 100,
+    classes_per_client: int = 2,
+    alpha: float = 0.5,
+    distinct: bool = False,
+    min_samples: int = 2,
+    groups: tuple[Groups, Groups] | None = None,
+    drop_small: bool = False,
+    seed: int = 0,
+) -> Federation:
+    """A dataset divided among clients. `partition` is classes, dirichlet, iid or natural (with `groups`).
+
+    Samples are numbered through: the dataset's training samples first, then its test samples.
+    """
+    y_train, y_test = dataset.y_train.astype(np.int64), dataset.y_test.astype(np.int64)
+    if not len(y_train):
+        raise InputError(
+            f"{dataset.name} has no training samples, only a test split: it cannot be divided among clients."
+        )
+    names: tuple[str, ...] | None = None
+    kind: dict[str, Any] = {"kind": partition}
+    if partition == "classes":
+        kind |= {"classes_per_client": int(classes_per_client), "distinct": bool(distinct)}
+        train, test = by_class(y_train, y_test, clients, classes_per_client, seed, distinct)
+    elif partition == "dirichlet":
+        kind |= {"alpha": float(alpha), "min_samples": int(min_samples)}
+        train, test = dirichlet(y_train, y_test, clients, alpha, seed, min_samples)
+    elif partition == "iid":
+        train, test = iid(y_train, y_test, clients, seed)
+    elif partition == "natural":
+        if groups is None or len(groups[0]) != len(y_train) or len(groups[1]) != len(y_test):
+            raise InputError(
+                "A natural partition needs groups=(owner of every training sample, owner of every test one)."
+            )
+        train, test, names = natural(*groups)
+    else:
+        raise InputError(f"There is no partition called '{partition}'.{nearest(partition, KINDS)}")
+    names = names or tuple(f"client-{i}" for i in range(len(train)))
+    kept = large_enough(train.counts.tolist(), names, drop_small)
+    train, test = train.select(kept), Rows(test.index + len(y_train), test.offsets).select(kept)
+    return Federation.assemble(
+        np.concatenate([channels_first(dataset.x_train), channels_first(dataset.x_test)]),
+        np.concatenate([y_train, y_test]),
+        (train, Rows.empty(len(train)), test),
+        task="classification",
+        classes=dataset.classes,
+        names=tuple(names[i] for i in kept),
+        dataset=dataset.name,
+        manifest={"partition": kind, "seed": int(seed), "counts": {}},
+    )
+
+
+def save_manifest(federation: Federation, path: str | os.PathLike[str]) -> None:
+    """Writes seed, parameters, rows, label counts and hash of a federation as JSON."""
+    with write_aside(path) as file:
+        file.write(json.dumps(federation.manifest_rows(), separators=(",", ":")).encode() + b"\n")
+
+
+def _deal(shards: np.ndarray, clients: int, hand: int, rng: np.random.Generator) -> np.ndarray:
+    """The class of every shard of every client, [N, S]: the deck shuffled and cut."""
+    deck = np.repeat(np.arange(len(shards)), shards)
+    return deck[shuffled(len(deck), rng)].reshape(clients, hand)
+
+
+def _deal_distinct(shards: np.ndarray, clients: int, hand: int, rng: np.random.Generator) -> np.ndarray:
+    """As `_deal` with no class twice in a hand, in one pass that cannot fail.
+
+    A class with as many shards left as there are hands must be in this one; the others are drawn by weight. So no class
+    ever has more shards than hands left, and since S shards per hand remain, at least S classes always do.
+    """
+    left = shards.copy()
+    hands = np.empty((clients, hand), np.int64)
+    for i in range(clients):
+        # log(u)/w ranks like a weighted draw without replacement (Efraimidis and Spirakis 2006)
+        with np.errstate(divide="ignore"):
+            rank = np.where(left > 0, np.log(1 - rng.random(len(left))) / left, -np.inf)
+        rank[left == clients - i] = np.inf
+        hands[i] = np.argsort(-rank, kind="stable")[:hand]
+        left[hands[i]] -= 1
+    return hands[shuffled(clients, rng)]
+
+
+def _cut(y: np.ndarray, hands: np.ndarray, rng: np.random.Generator, split: str) -> Rows:
+    """Divides each class evenly among the shards dealt, in random order."""
+    clients, hand = hands.shape
+    owner = np.empty(len(y), np.int64)
+    for c in range(hands.max() + 1 if len(y) else 0):
+        holders = np.flatnonzero(hands.reshape(-1) == c) // hand
+        samples = np.flatnonzero(y == c)
+        if len(samples) < len(holders):
+            raise InputError(
+                f"Class {c} has {len(samples)} {split} samples, too few for the {len(holders)} shards it must be cut "
+                f"into. Take fewer clients or fewer classes per client."
+            )
+        owner[samples[shuffled(len(samples), rng)]] = np.sort(holders[np.arange(len(samples)) % len(holders)])
+    return Rows.by_owner(owner, clients)
+
+
+def _proportional(y: np.ndarray, share: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The owner of every sample, class k divided by `share[:, k]`."""
+    owner = np.empty(len(y), np.int64)
+    for c in range(share.shape[1]):
+        samples = np.flatnonzero(y == c)
+        bounds = np.rint(np.cumsum(share[:, c])[:-1] * len(samples)).astype(np.int64)
+        owner[samples[shuffled(len(samples), rng)]] = np.searchsorted(bounds, np.arange(len(samples)), side="right")
+    return owner
+
+
+def _check_clients(clients: int, samples: int, least: int = 1) -> None:
+    if whole(clients, "The number of clients") * whole(least, "min_samples", 0) > samples:
+        raise InputError(
+            f"{samples} training samples cannot give each of {clients} clients at least {least}. Take fewer clients."
+        )

@@ -1,0 +1,225 @@
+"""How the columns of a table become numbers, learned from training rows and kept for every later row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedabml.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FEW = 20  # whole-number targets with at most so many values are classes
+MANY = 256  # a column of words with more values is an identifier or free text, not a category
+OTHER = "other"
+
+
+def pandas() -> ModuleType:
+    """pandas, or a sentence that says how to get it."""
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise InputError("Tables need pandas: pip install fedabml[tables].") from error
+    return pd
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """A column of numbers: gaps take the median, then (value - mean) / std; `gaps` adds a column that marks them."""
+
+    median: float
+    mean: float
+    std: float
+    gaps: bool
+
+
+@dataclass(frozen=True)
+class TableRecipe:
+    """The columns that are read, in order, and what becomes of each; the target and its classes.
+
+    A column is in `numeric`, or in `categories` with its known values: one output column per value and one for
+    everything else (unknown or missing).
+    """
+
+    columns: tuple[str, ...]
+    numeric: Mapping[str, Numeric]
+    categories: Mapping[str, tuple[str, ...]]
+    client: str
+    target: str
+    task: str
+    class_names: tuple[str, ...] = ()
+
+    @classmethod
+    def fit(
+        cls, frame: pd.DataFrame, *, client: str, target: str, task: str, class_names: Sequence[str] = ()
+    ) -> TableRecipe:
+        """Learns medians, means, deviations and categories from a frame of training rows."""
+        columns = tuple(str(name) for name in frame.columns if name not in (client, target))
+        if not columns:
+            raise InputError(f"There is no column besides '{client}' and '{target}', so nothing to predict from.")
+        numeric, categories = {}, {}
+        for name in columns:
+            column = frame[name]
+            if column.isna().all():
+                raise InputError(f"Column '{name}' has no value in any training row. Leave it out or fill it.")
+            if is_numeric(column, name):
+                numeric[name] = _fit_numeric(numbers(column, name))
+            else:
+                known = tuple(sorted(set(as_text(column.dropna())) - {""}))
+                if len(known) > MANY:
+                    raise InputError(
+                        f"Column '{name}' has {len(known)} different words: an identifier or free text, it seems. "
+                        f"Leave it out, or turn it into numbers or at most {MANY} categories."
+                    )
+                categories[name] = known
+        return cls(columns, numeric, categories, client, target, task, tuple(class_names))
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """What the columns of `apply`'s result mean."""
+        names: list[str] = []
+        for name in self.columns:
+            if name in self.numeric:
+                names += [name, f"{name} missing"] if self.numeric[name].gaps else [name]
+            else:
+                names += [f"{name}={value}" for value in (*self.categories[name], OTHER)]
+        return tuple(names)
+
+    def apply(self, frame: pd.DataFrame) -> np.ndarray:
+        """The features of every row, float32 [n, features]. Columns that were not learned are ignored."""
+        parts: list[np.ndarray] = []
+        for name in self.columns:
+            if name not in frame.columns:
+                raise InputError(f"The table has no column '{name}'.{nearest(name, map(str, frame.columns))}")
+            if name in self.numeric:
+                rule, values = self.numeric[name], numbers(frame[name], name)
+                missing = np.isnan(values)
+                parts.append((np.where(missing, rule.median, values) - rule.mean)[:, None] / rule.std)
+                parts += [missing[:, None]] if rule.gaps else []
+            else:
+                place = {value: i for i, value in enumerate(self.categories[name])}
+                codes = [place.get(word, len(place)) for word in as_text(frame[name])]
+                parts.append(np.eye(len(place) + 1, dtype=np.float32)[codes])
+        return np.concatenate(parts, axis=1).astype(np.float32)
+
+    def encode_target(self, values: pd.Series) -> np.ndarray:
+        """int64 class numbers, or float32 [n, 1] measurements."""
+        if values.isna().any():
+            row = int(np.argmax(values.isna().to_numpy()))
+            raise InputError(f"The target '{self.target}' is missing in row {row + 1}. Fill it or leave the row out.")
+        if self.task == "regression":
+            return numbers(values, self.target).astype(np.float32)[:, None]
+        place = {name: i for i, name in enumerate(self.class_names)}
+        words = as_text(values)
+        strange = next((word for word in words if word not in place), None)
+        if strange is not None:
+            raise InputError(f"'{strange}' is no known value of '{self.target}'.{nearest(strange, self.class_names)}")
+        return np.array([place[word] for word in words], np.int64)
+
+    def decode(self, targets: np.ndarray) -> list[str] | np.ndarray:
+        """Class names from class numbers; measurements come back as they are."""
+        if self.task == "regression":
+            return np.asarray(targets)
+        return [self.class_names[int(number)] for number in np.asarray(targets).reshape(-1)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dictionaries, lists, numbers and words."""
+        return {"version": 1, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, content: Any) -> TableRecipe:
+        """A recipe from `to_json`'s result; anything else is refused."""
+        try:
+            numeric = {str(k): Numeric(**v) for k, v in content["numeric"].items()}
+            categories = {str(k): _words(v) for k, v in content["categories"].items()}
+            client, target, task = _words([content[key] for key in ("client", "target", "task")])
+            names = _words(content["class_names"])
+            recipe = cls(_words(content["columns"]), numeric, categories, client, target, task, names)
+            recipe._check(content["version"])
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise InputError(f"This is not the recipe of a table ({error!r}). Take it from a saved model.") from error
+        return recipe
+
+    def _check(self, version: Any) -> None:
+        for rule in self.numeric.values():
+            if not all(type(v) in (int, float) and np.isfinite(v) for v in (rule.median, rule.mean, rule.std)):
+                raise ValueError("statistics that are no numbers")
+            if rule.std <= 0 or type(rule.gaps) is not bool:
+                raise ValueError("a deviation that is not positive, or gaps neither true nor false")
+        if version != 1 or self.task not in ("classification", "regression"):
+            raise ValueError("another version or task")
+        if sorted(self.columns) != sorted([*self.numeric, *self.categories]):
+            raise ValueError("columns without a rule")
+
+
+def choose_task(values: pd.Series, task: str | None) -> str:
+    """Classification for words, truth values and few whole numbers; regression for the rest; `task` overrides."""
+    if task is not None:
+        return task
+    if not is_numeric(values, str(values.name)):
+        return "classification"
+    found = np.unique(numbers(values.dropna(), str(values.name)))
+    return "classification" if len(found) <= FEW and (np.floor(found) == found).all() else "regression"
+
+
+def is_numeric(column: pd.Series, name: str) -> bool:
+    """Whether a column holds numbers rather than categories; dates and nested values are refused."""
+    kinds = pandas().api.types
+    if kinds.is_datetime64_any_dtype(column) or kinds.is_timedelta64_dtype(column):
+        raise InputError(
+            f"Column '{name}' holds dates or times. Turn it into numbers (a year, days since) or leave it out."
+        )
+    if kinds.is_bool_dtype(column) or isinstance(column.dtype, pandas().CategoricalDtype):
+        return False
+    if kinds.is_numeric_dtype(column) and not kinds.is_complex_dtype(column):
+        return True
+    values = [value for value in column.dropna().tolist() if value is not None]
+    if not all(isinstance(value, str | bool | int | float) for value in values):
+        raise InputError(f"Column '{name}' holds neither numbers nor words. Turn it into either, or leave it out.")
+    dates = column.dropna().astype(str).str.fullmatch(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:.*)?")
+    if len(dates) and dates.all():
+        raise InputError(f"Column '{name}' holds dates. Turn it into numbers (a year, days since) or leave it out.")
+    return False
+
+
+def numbers(column: pd.Series, name: str) -> np.ndarray:
+    """float64 values with NaN in the gaps; infinity and words are refused."""
+    values = pandas().to_numeric(column.astype(object).where(column.notna(), np.nan), errors="coerce")
+    values = values.to_numpy(dtype=np.float64, na_value=np.nan)
+    wrong = np.isnan(values) & column.notna().to_numpy()
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InputError(f"Column '{name}' has {column.iloc[row]!r} in row {row + 1}, where a number is needed.")
+    if np.isinf(values).any() or (np.abs(values) > np.finfo(np.float32).max).any():
+        row = int(np.argmax(~(np.abs(values) <= np.finfo(np.float32).max)))
+        raise InputError(f"Column '{name}' has an infinite (or far too large) number in row {row + 1}. Mend it first.")
+    return values
+
+
+def as_text(column: pd.Series) -> list[str]:
+    """Every value as a word, "" where it is missing. 1.0 reads 1: in pandas, gaps turn integers into floats."""
+
+    def word(value: Any) -> str:
+        return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+    missing = column.isna().to_numpy()
+    return ["" if gap else word(value) for value, gap in zip(column.tolist(), missing, strict=True)]
+
+
+def _fit_numeric(values: np.ndarray) -> Numeric:
+    gaps = np.isnan(values)
+    median = float(np.median(values[~gaps]))
+    filled = np.where(gaps, median, values)
+    mean, std = float(filled.mean()), float(filled.std())
+    return Numeric(median, mean, std if std > 1e-12 * max(1.0, abs(mean)) else 1.0, bool(gaps.any()))
+
+
+def _words(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
+        raise ValueError("a list of words was expected")
+    return tuple(values)

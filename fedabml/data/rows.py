@@ -1,0 +1,128 @@
+"""Which samples belong to which client: ragged lists in two flat arrays, and the draws that divide them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedabml.errors import InputError
+
+# One number per use of randomness, so that the same seed never gives the same draws to two purposes.
+BY_CLASS, DIRICHLET, IID, HOLD_OUT, TABLE, EMNIST = range(1, 7)
+
+
+def generator(seed: int, purpose: int) -> np.random.Generator:
+    """The random numbers of one purpose. Only `random` is drawn where possible: its stream is the steadiest."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([whole(seed, "The seed", 0), purpose])))
+
+
+def whole(value: object, what: str, least: int = 1) -> int:
+    """A whole number that is not too small."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise InputError(f"{what} must be a whole number, {least} or more, not {value!r}.")
+    return number
+
+
+def shuffled(n: int, rng: np.random.Generator) -> np.ndarray:
+    """The numbers 0..n-1 in random order."""
+    return np.argsort(rng.random(n), kind="stable")
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """One list of sample numbers per client. Client i owns `index[offsets[i]:offsets[i + 1]]`.
+
+    Two flat arrays rather than a list of arrays: a million clients cost 8 bytes each.
+    """
+
+    index: np.ndarray
+    offsets: np.ndarray
+
+    def __post_init__(self) -> None:
+        offsets = self.offsets
+        if offsets[0] != 0 or offsets[-1] != len(self.index) or (np.diff(offsets) < 0).any():
+            raise InputError("Rows: the offsets must rise from 0 to the number of sample numbers.")
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[int] | np.ndarray]) -> Rows:
+        """Rows from one sequence of sample numbers per client."""
+        parts = [np.asarray(part, dtype=np.int64).reshape(-1) for part in lists]
+        index = np.concatenate([np.empty(0, np.int64), *parts])
+        return cls(index, _offsets(np.array([len(part) for part in parts], dtype=np.int64)))
+
+    @classmethod
+    def by_owner(cls, owner: np.ndarray, clients: int, first: int = 0) -> Rows:
+        """Rows from the client number of every sample; the samples are numbered from `first`."""
+        order = np.argsort(owner, kind="stable").astype(np.int64)
+        return cls(order + first, _offsets(np.bincount(owner, minlength=clients)))
+
+    @classmethod
+    def empty(cls, clients: int) -> Rows:
+        """No sample for anyone."""
+        return cls(np.empty(0, np.int64), np.zeros(clients + 1, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, client: int) -> np.ndarray:
+        number = range(len(self))[client]  # range knows negative numbers and raises IndexError
+        return self.index[self.offsets[number] : self.offsets[number + 1]]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How many samples each client has, int64 [N]."""
+        return np.diff(self.offsets)
+
+    @property
+    def owner(self) -> np.ndarray:
+        """The client of every entry of `index`."""
+        return np.repeat(np.arange(len(self)), self.counts)
+
+    def select(self, clients: Sequence[int] | np.ndarray) -> Rows:
+        """The rows of these clients, in this order."""
+        chosen = np.asarray(clients, dtype=np.int64)
+        counts = self.counts[chosen]
+        offsets = _offsets(counts)
+        where = np.repeat(self.offsets[:-1][chosen] - offsets[:-1], counts) + np.arange(offsets[-1])
+        return Rows(self.index[where], offsets)
+
+    def split(self, taken: np.ndarray) -> tuple[Rows, Rows]:
+        """(what stays, what is taken), `taken` one truth value for every entry of `index`."""
+        ends = np.concatenate([[0], np.cumsum(taken)])[self.offsets].astype(np.int64)
+        return Rows(self.index[~taken], self.offsets - ends), Rows(self.index[taken], ends)
+
+    def merge(self, other: Rows) -> Rows:
+        """Each client's samples from both."""
+        owner = np.concatenate([self.owner, other.owner])
+        order = np.argsort(owner, kind="stable")
+        return Rows(np.concatenate([self.index, other.index])[order], self.offsets + other.offsets)
+
+
+def draw(rows: Rows, quota: np.ndarray, labels: np.ndarray, seed: int, purpose: int) -> np.ndarray:
+    """Marks `quota[i]` of client i's samples, spread over its labels: a truth value for every entry of `rows.index`.
+
+    Systematic sampling: a client's samples are sorted by label (at random within one) and every (n/quota)-th is
+    taken from a random start, so each label gives its share to within one sample. What is drawn depends on the
+    seed and on the client's own sample numbers alone: not on the other clients, nor on their order.
+    """
+    size = int(rows.index.max(initial=-1)) + 1
+    noise, start = generator(seed, purpose).random((size, 2)).T
+    owner = rows.owner
+    order = np.lexsort((noise[rows.index], labels[rows.index], owner))
+    begin, n, q = rows.offsets[:-1][owner], rows.counts[owner], np.asarray(quota)[owner]
+    place = np.arange(len(owner)) - begin
+    shift = (start[rows.index[order[begin]]] * n).astype(np.int64)
+    taken = np.empty(len(owner), bool)
+    taken[order] = ((place + 1) * q + shift) // n > (place * q + shift) // n
+    return taken
+
+
+def _offsets(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

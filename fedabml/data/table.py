@@ -1,0 +1,116 @@
+"""Tables with a client column (CSV or Parquet), read with pandas."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedabml.data.arrays import check_task, large_enough
+from fedabml.data.federation import Federation
+from fedabml.data.partition import natural
+from fedabml.data.recipe import TableRecipe, as_text, choose_task, is_numeric, numbers, pandas
+from fedabml.data.rows import TABLE, Rows, draw
+from fedabml.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["TableRecipe", "features", "read_table"]
+
+
+def read_table(
+    path: str | os.PathLike[str],
+    *,
+    client: str,
+    target: str,
+    task: str | None = None,
+    test_share: float = 0.2,
+    seed: int = 0,
+    drop_small: bool = False,
+) -> Federation:
+    """A federation from a table: the rows of each value of the `client` column, the `target` column to predict.
+
+    Of each client's rows a share is kept for testing, spread over its labels; at least two rows always train. Words and
+    truth values become one column each, numbers are standardised, gaps are filled and marked; all of it is learned from
+    training rows (the names of the classes alone come from the whole table) and kept in `federation.recipe`.
+    """
+    if not 0 <= test_share < 1:
+        raise InputError(f"The test share is {test_share}; it must be at least 0 and below 1.")
+    frame = read_frame(path)
+    for name in (client, target):
+        if name not in frame.columns:
+            raise InputError(f"{path} has no column '{name}'.{nearest(name, map(str, frame.columns))}")
+        if frame[name].isna().any():
+            row = int(np.argmax(frame[name].isna().to_numpy())) + 1
+            raise InputError(f"{path}: column '{name}' has no value in row {row}. Fill it or leave the row out.")
+    if client == target:
+        raise InputError(f"'{client}' cannot be both the client and the target.")
+    column = frame[client]  # whole numbers keep their order, 9 before 10
+    owners, _, names = natural(column.to_numpy() if column.dtype.kind in "iu" else as_text(column))
+    kept = large_enough(owners.counts.tolist(), names, drop_small)
+    owners, names = owners.select(kept), tuple(names[i] for i in kept)
+    task = choose_task(frame[target], None if task is None else check_task(task, []))
+    classes = _class_names(frame[target], target) if task == "classification" else ()
+
+    n = owners.counts
+    quota = np.clip(np.rint(test_share * n).astype(np.int64), np.minimum(1, n // 3), n - 2) if test_share else 0 * n
+    words = np.array(as_text(frame[target]) if classes else [""] * len(frame), dtype=str)
+    train, test = owners.split(draw(owners, quota, np.unique(words, return_inverse=True)[1], seed, TABLE))
+
+    recipe = TableRecipe.fit(
+        frame.iloc[np.sort(train.index)], client=client, target=target, task=task, class_names=classes
+    )
+    return Federation.assemble(
+        recipe.apply(frame),
+        recipe.encode_target(frame[target]),
+        (train, Rows.empty(len(names)), test),
+        task=task,
+        classes=len(classes),
+        names=names,
+        dataset=Path(path).stem,
+        normalize="targets",
+        manifest={"partition": {"kind": "natural", "column": client, "test_share": test_share}, "seed": int(seed)},
+        recipe=recipe,
+    )
+
+
+def features(table: str | os.PathLike[str] | pd.DataFrame, recipe: TableRecipe) -> np.ndarray:
+    """The inputs of a file or frame as the model wants them, float32 [n, features]."""
+    return recipe.apply(read_frame(table) if isinstance(table, str | os.PathLike) else table)
+
+
+def read_frame(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """A CSV or Parquet file, told apart by the end of its name."""
+    pd = pandas()
+    kind = Path(path).suffix.lower()
+    readers = {".csv": pd.read_csv, ".parquet": pd.read_parquet, ".pq": pd.read_parquet}
+    if kind not in readers:
+        raise InputError(f"{path} ends in '{kind}'; a table's name ends in .csv or .parquet.")
+    try:
+        frame = readers[kind](path)
+    except ImportError as error:
+        raise InputError("Reading Parquet needs pyarrow: pip install fedabml[tables].") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:  # pandas' and pyarrow's own errors, and broken text encodings, are all of this type
+        raise InputError(f"{path} is not a {kind[1:].upper()} table, or is damaged: {error}.") from error
+    if not len(frame):
+        raise InputError(f"{path} has no rows.")
+    frame.columns = [str(name) for name in frame.columns]
+    return frame
+
+
+def _class_names(values: pd.Series, target: str) -> tuple[str, ...]:
+    """The values of the target as words, numbers in their order."""
+    words = set(as_text(values))
+    if is_numeric(values, target):
+        found = np.unique(numbers(values, target))
+        if not (np.floor(found) == found).all():
+            raise InputError(f"The target '{target}' has fractions, so it is no class. Use task='regression'.")
+        return tuple(str(int(value)) for value in found)
+    if len(words) > 1000:
+        raise InputError(f"The target '{target}' has {len(words)} different values: too many to be classes.")
+    return tuple(sorted(words))

@@ -1,0 +1,38 @@
+"""Reports: run folders as one self-contained HTML page, and charts as SVG (see `fedabml.report.svg`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedabml.errors import InputError
+from fedabml.report.page import render
+from fedabml.report.read import read_runs
+
+__all__ = ["write"]
+
+
+def write(runs: Sequence[Path], out: Path, title: str | None = None) -> Path:
+    """Write the report on one run folder, or the comparison of several, as a single HTML page at `out`.
+
+    The page needs no network and no other file. It appears whole or not at all: an older page stays until then.
+    Returns `out`. A folder that is not a finished run, or a place that cannot be written, is an `InputError`.
+    """
+    if not runs:
+        raise InputError("There is no run to report on. Give at least one run folder.")
+    out = Path(out)
+    if out.is_dir():
+        raise InputError(f"{out} is a folder. Name the page to write, such as {out / 'report.html'}.")
+    page = render(read_runs(runs), title)
+    fresh = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(page, encoding="utf-8")
+        fresh.replace(out)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise InputError(f"{out} cannot be written: {error.strerror}. Choose another place.") from error
+    return out

@@ -1,0 +1,233 @@
+"""The figures of a report: each function draws one from the runs, or nothing where they lack the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedabml.report.frame import PAGE, Axis, finite, ticks
+from fedabml.report.read import Client, Run
+from fedabml.report.svg import Series, bars, histogram, line_chart, scatter
+
+_TALL = replace(PAGE, height=350)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture, its heading, and a sentence on how to read it. `run` is the legend entry that hides all of it."""
+
+    heading: str
+    svg: str
+    reading: str
+    run: int | None = None
+    controls: str = ""
+
+
+def _slot(runs: Sequence[Run], i: int) -> int | None:
+    return i if len(runs) > 1 else None
+
+
+def _axis(run: Run, label: str = "") -> Axis:
+    return Axis(label or run.metric, "number" if run.regression else "percent")
+
+
+def _word(run: Run) -> str:
+    return "RMSE" if run.regression else "accuracy"
+
+
+def loss(runs: Sequence[Run]) -> Figure | None:
+    """Training loss per round."""
+    series = _curves(runs, "loss")
+    if not series:
+        return None
+    svg = line_chart(series, title="Loss per round", x=Axis("round", "whole"), y=Axis("training loss"), look=PAGE)
+    reading = "The mean training loss of the clients that took part in each round; it should fall and level off."
+    return Figure("Loss per round", svg, reading)
+
+
+def progress(runs: Sequence[Run]) -> Figure | None:
+    """Accuracy (or RMSE) per evaluated round; a single run also shows its prior alone."""
+    metric, series = runs[0].metric, _curves(runs, runs[0].metric)
+    if len(runs) == 1 and series:
+        prior = _curves(runs, f"prior_{metric}")
+        series = [replace(series[0], name="personal models"), *(replace(s, name="prior alone") for s in prior)]
+    if not series:
+        return None
+    word = _word(runs[0])
+    title = f"{word[0].upper()}{word[1:]} per round"
+    y = _axis(runs[0], f"{runs[0].split} {word}, mean over clients")
+    svg = line_chart(series, title=title, x=Axis("round", "whole"), y=y, look=PAGE)
+    direction = "lower" if runs[0].regression else "higher"
+    reading = f"After the given round every client personalises the shared model and is tested; {direction} is better."
+    return Figure(title, svg, reading)
+
+
+def _curves(runs: Sequence[Run], key: str) -> list[Series]:
+    series = []
+    for i, run in enumerate(runs):
+        x, y = run.curve(key)
+        if any(value is not None for value in y):
+            series.append(Series(run.name, y, x, slot=_slot(runs, i)))
+    return series
+
+
+def _tip(client: Client, *lines: str) -> str:
+    samples = finite(client.values.get("n_train"))
+    return "\n".join([client.name, *lines, *([f"{samples:.0f} training samples"] if samples is not None else [])])
+
+
+def spread(runs: Sequence[Run]) -> Figure | None:
+    """Every client's accuracy (or RMSE), sorted."""
+    axis, metric, series = _axis(runs[0], f"{runs[0].split} {_word(runs[0])}"), runs[0].metric, []
+    for i, run in enumerate(runs):
+        known = [(v, c) for c in run.clients if (v := c.values.get(metric)) is not None]
+        known.sort(key=lambda pair: pair[0], reverse=run.regression)
+        tips = [_tip(c, f"{run.name}: {axis.write(v)}") for v, c in known]
+        if known:
+            series.append(Series(run.name, [v for v, _ in known], tips=tips, slot=_slot(runs, i)))
+    if not series:
+        return None
+    x = Axis("clients, from the worst-off to the best-off", "whole")
+    svg = scatter(series, title="Clients from worst to best", x=x, y=axis, look=_TALL)
+    reading = "One dot is one client. A flat row means that all clients are served alike; the left end is who is not."
+    return Figure("Clients from worst to best", svg, reading)
+
+
+def personal_gain(runs: Sequence[Run]) -> Figure | None:
+    """Each client's personal model against the prior alone."""
+    metric, word, series = runs[0].metric, _word(runs[0]), []
+    axis = _axis(runs[0])
+    for i, run in enumerate(runs):
+        known = [
+            (c, before, after)
+            for c in run.clients
+            if (before := c.values.get(f"prior_{metric}")) is not None and (after := c.values.get(metric)) is not None
+        ]
+        tips = [_tip(c, f"{run.name}: {axis.write(b)} to {axis.write(a)}") for c, b, a in known]
+        if known:
+            y, x = [after for _, _, after in known], [before for _, before, _ in known]
+            series.append(Series(run.name, y, x, tips, slot=_slot(runs, i)))
+    if not series:
+        return None
+    start, end = (replace(axis, label=f"{word} of the {model}") for model in ("prior alone", "personal model"))
+    svg = scatter(series, title="What personalising gains", x=start, y=end, look=_TALL, diagonal=True)
+    gain, harm = ("below", "above") if runs[0].regression else ("above", "below")
+    reading = f"One dot is one client. Dots {gain} the dashed line gained from personalising, dots {harm} it lost."
+    return Figure("What personalising gains", svg, reading)
+
+
+def comparable(runs: Sequence[Run]) -> list[int]:
+    """The largest group of runs (their places) that measured the same clients of the same partition."""
+    groups: dict[Any, list[int]] = {}
+    for i, run in enumerate(runs):
+        keys = tuple(client.key for client in run.clients)
+        if keys and run.metric == runs[0].metric:
+            groups.setdefault((run.dataset, str(run.config.get("partition_hash")), keys), []).append(i)
+    group = max(groups.values(), key=len, default=[])
+    return group if len(group) > 1 else []
+
+
+def duel(runs: Sequence[Run], controls: str) -> Figure | None:
+    """Two runs client by client. The page's script redraws the points when others are chosen."""
+    group = comparable(runs)
+    if not group:
+        return None
+    metric, axis = runs[0].metric, _axis(runs[0])
+    values = [[c.values.get(metric) for c in runs[i].clients] for i in group]
+    outer = ticks(*axis.cover(v for row in values for v in row))  # of all runs: the axes stay when the choice changes
+    low, high = outer[0], outer[-1]
+    x, y = (replace(axis, label=runs[i].name, span=(low, high)) for i in group[:2])
+    names = [client.name for client in runs[group[0]].clients]
+    points = Series("clients", values[1], values[0], tips=names)
+    svg = scatter([points], title="Two runs, client by client", x=x, y=y, look=_TALL, diagonal=True)
+    reading = "One dot is one client, tested under both runs; its colour is that of the run that serves it better."
+    return Figure("Two runs, client by client", svg, reading, controls=controls)
+
+
+def reliability(runs: Sequence[Run]) -> Figure | None:
+    """How often predictions of a given confidence are right."""
+    series = []
+    for i, run in enumerate(runs):
+        bins = [
+            (confidence, accuracy, finite(row.get("count")) or 0.0)
+            for row in run.table("reliability")
+            if (confidence := finite(row.get("confidence"))) is not None
+            and (accuracy := finite(row.get("accuracy"))) is not None
+            and row.get("count") != 0
+        ]
+        if bins:
+            most = max(count for *_, count in bins) or 1.0
+            tips = [f"{run.name}: {a:.1%} right at confidence {c:.1%}\n{n:.0f} predictions" for c, a, n in bins]
+            sizes = [2.5 + 6.5 * (n / most) ** 0.5 for *_, n in bins]
+            confidences, accuracies = [c for c, *_ in bins], [a for _, a, _ in bins]
+            series.append(Series(run.name, accuracies, confidences, tips, sizes, _slot(runs, i)))
+    if not series:
+        return None
+    x, y = Axis("confidence of the prediction", "percent", (0.0, 1.0)), Axis("share that is right", "percent")
+    svg = scatter(series, title="Reliability", x=x, y=y, look=_TALL, diagonal=True, connect=True)
+    reading = (
+        "On the dashed line confidence is honest; below it the models are too sure. Larger dots, more predictions."
+    )
+    return Figure("Reliability", svg, reading)
+
+
+def entropy(runs: Sequence[Run]) -> list[Figure]:
+    """For each run, how unsure it was where it was right and where it was wrong."""
+    figures = []
+    for i, run in enumerate(runs):
+        counts = run.summary.get("entropy_histogram")
+        counts = counts if isinstance(counts, dict) else {}
+        edges, right, wrong = ([finite(v) for v in counts.get(k) or []] for k in ("edges", "correct", "wrong"))
+        known = [edge for edge in edges if edge is not None]
+        if len(edges) < 2 or len(known) < len(edges) or not len(right) == len(wrong) == len(edges) - 1:
+            continue
+        series = [Series(name, _shares(row)) for name, row in (("right", right), ("wrong", wrong))]
+        heading = "Entropy, right and wrong" + (f": {run.name}" if len(runs) > 1 else "")
+        x, y = Axis("entropy (nats)"), Axis("share of the right, of the wrong", "percent")
+        own = (PAGE.colours[i % len(PAGE.colours)], PAGE.ink if len(runs) > 1 else PAGE.colours[1])
+        svg = histogram(known, series, title=heading, x=x, y=y, look=replace(_TALL, colours=own))
+        reading = "Useful uncertainty piles up the wrong predictions at the right end and the right ones at the left."
+        figures.append(Figure(heading, svg, reading, run=_slot(runs, i)))
+    return figures
+
+
+def _shares(counts: Sequence[float | None]) -> list[float]:
+    total = sum(c or 0.0 for c in counts)
+    return [(c or 0.0) / total if total else 0.0 for c in counts]
+
+
+def prior_width(runs: Sequence[Run]) -> Figure | None:
+    """The prior's mean standard deviation per layer."""
+    rows = [{str(row.get("name")): finite(row.get("mean_std")) for row in run.table("prior_width")} for run in runs]
+    layers = list(dict.fromkeys(name for row in rows for name in row))
+    if not layers:
+        return None
+    series = [
+        Series(run.name if len(runs) > 1 else "mean σ", [row.get(layer) for layer in layers], slot=_slot(runs, i))
+        for i, (run, row) in enumerate(zip(runs, rows, strict=True))
+        if row
+    ]
+    x = Axis("mean standard deviation of the prior")
+    svg = bars(layers, series, title="Where the prior is wide", x=x, look=PAGE)
+    reading = "A wide layer is one where clients may differ; a narrow one is common knowledge that all of them share."
+    return Figure("Where the prior is wide", svg, reading)
+
+
+def partitions(runs: Sequence[Run]) -> list[Figure]:
+    """The heat map of who holds what, once for every distinct partition."""
+    holders: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.partition:
+            holders.setdefault(run.partition, []).append(run)
+    figures = []
+    for svg, group in holders.items():
+        kind = group[0].partition_kind
+        heading = "Who holds what" + (f": {kind}" if kind else "")
+        owners = f" Used by {', '.join(run.name for run in group)}." if len(holders) > 1 else ""
+        held = (
+            "how many training samples it holds" if group[0].regression else "which classes its training samples are of"
+        )
+        reading = f"A row is a client: {held}. Rows that look alike mean clients with like data.{owners}"
+        figures.append(Figure(heading, f'<div class="sheet">{svg}</div>', reading))
+    return figures

@@ -1,0 +1,239 @@
+"""What every chart stands on: colours, axes, and the frame that places data in a picture."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, SupportsFloat
+
+Span = tuple[float, float]
+
+# Six hues that stay apart for colour-blind readers, at least 4.5:1 against their paper; further series add dashes.
+_ON_WHITE = ("#0067a5", "#c04a05", "#007a58", "#a03a7c", "#806000", "#4a5560")
+_ON_BLACK = ("#5ab4f0", "#ff8f52", "#3ccfa0", "#e79ac8", "#e6c54a", "#b4bfcc")
+_DASHES = ("", "7 4", "2 3")
+_CHARACTER = 6.6  # mean width of a character at 12 px; only margins and legends depend on it
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what XML does not allow
+
+
+@dataclass(frozen=True)
+class Look:
+    """The colours and size of a picture. `embedded`: the page around it gives the heading and shows hover texts."""
+
+    ink: str = "#1c2128"
+    muted: str = "#57606a"
+    grid: str = "#dde2e8"
+    paper: str = "#ffffff"
+    colours: tuple[str, ...] = _ON_WHITE
+    width: int = 460
+    height: int = 290
+    embedded: bool = False
+
+
+LIGHT = Look()
+DARK = Look(ink="#e8ebef", muted="#a3adb8", grid="#333a44", paper="#171b21", colours=_ON_BLACK)
+PAGE = Look(
+    ink="var(--ink)",
+    muted="var(--muted)",
+    grid="var(--grid)",
+    paper="var(--paper)",
+    colours=tuple(f"var(--c{i})" for i in range(len(_ON_WHITE))),
+    embedded=True,
+)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis shows: its label, how its numbers are written, and its range (by default that of the data)."""
+
+    label: str = ""
+    kind: Literal["number", "percent", "whole"] = "number"
+    span: Span | None = None
+
+    def write(self, value: float) -> str:
+        """A value as a hover text shows it."""
+        if self.kind == "percent":
+            return f"{value:.1%}"
+        return f"{value:.0f}" if self.kind == "whole" else f"{value:.4g}"
+
+    def cover(self, values: Iterable[float | None]) -> Span:
+        """The range that was asked for, or that of the values; never empty."""
+        known = [v for v in values if v is not None] or [0.0, 1.0]
+        low, high = self.span or (min(known), max(known))
+        if high - low > 1e-9 * max(abs(low), abs(high)):
+            return low, high
+        if self.kind == "percent":
+            return max(low - 0.05, 0.0), min(high + 0.05, 1.0)
+        pad = 1.0 if self.kind == "whole" else max(abs(low) * 0.1, 1e-6)
+        return low - pad, high + pad
+
+
+def finite(value: object) -> float | None:
+    """The value as a float, or `None` if it is no number that can be drawn."""
+    if isinstance(value, (bool, str)) or not isinstance(value, SupportsFloat):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) and abs(number) < 1e200 else None
+
+
+def text(value: object) -> str:
+    """Any value, safe as HTML or SVG text and inside a quoted attribute."""
+    return html.escape(_FORBIDDEN.sub("", str(value)), quote=True).replace("\n", "&#10;")
+
+
+def ticks(low: float, high: float, whole: bool = False, count: int = 5) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) that cover [low, high], low < high."""
+    power = 10.0 ** math.floor(math.log10((high - low) / count))
+    step = next(m * power for m in (1, 2, 5, 10, 20) if (high - low) / (m * power) <= count + 1e-9)
+    step = max(step, 1.0) if whole else step
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [i * step for i in range(first, last + 1)]
+
+
+def tick_labels(values: Sequence[float], kind: str) -> list[str]:
+    """Ticks in words, with just the decimals that tell them apart."""
+    step = values[1] - values[0]
+    decimals = max(0, -math.floor(math.log10(step * (100 if kind == "percent" else 1)) + 1e-9))
+    if kind == "percent":
+        return [f"{v:.{decimals}%}" for v in values]
+    if max(map(abs, values)) >= 1e6 or decimals > 5:
+        return [f"{v:.3g}" for v in values]
+    return [f"{v:.{decimals}f}" for v in values]
+
+
+def _within(value: float, span: Span) -> bool:
+    low, high = sorted(span)
+    slack = 1e-9 * (high - low)  # a tick at the very end may be off by rounding
+    return low - slack <= value <= high + slack
+
+
+class Frame:
+    """A picture under construction: its scales, axes and legend, and the parts drawn so far.
+
+    `y` ends at round numbers unless its axis says where; `x` ends where the data do. With `y_names` the vertical axis
+    counts rows from the top, one per name.
+    """
+
+    def __init__(
+        self,
+        look: Look,
+        title: str,
+        x: Axis,
+        y: Axis,
+        spans: tuple[Span, Span],
+        legend: Sequence[str] = (),
+        y_names: Sequence[str] = (),
+    ) -> None:
+        """Lay out the margins and draw the axes; `spans` are the ranges of x and y."""
+        self.look, self.title, self.parts = look, title, list[str]()
+        x_ticks, y_ticks = ticks(*spans[0], whole=x.kind == "whole"), ticks(*spans[1], whole=y.kind == "whole")
+        self.x_span = spans[0]
+        self.y_span = spans[1] if y.span else (y_ticks[0], y_ticks[-1])
+        rows = list(zip(y_ticks, tick_labels(y_ticks, y.kind), strict=True))
+        if y_names:
+            self.y_span = (float(len(y_names)), 0.0)
+            rows = [(i + 0.5, name) for i, name in enumerate(y_names)]
+        self.left = min(12 + _CHARACTER * max(len(label) for _, label in rows), look.width * 0.4)
+        self.top = 12.0
+        if title and not look.embedded:
+            self.top += 20
+            self.write(4, self.top - 10, title, look.ink, 'font-size="15" font-weight="600"')
+        if len(legend) > 1:
+            self._legend(legend)
+        if y.label:
+            self.top += 14
+            self.write(4, self.top - 11, y.label, extra='data-label="y"')
+        self.right, self.bottom = look.width - 16.0, look.height - (42.0 if x.label else 24.0)
+        for value, label in rows:
+            if _within(value, self.y_span):
+                if not y_names:
+                    self.line((self.left, self.y(value)), (self.right, self.y(value)), look.grid)
+                self.write(self.left - 6, self.y(value) + 4, label, anchor="end")
+        for value, label in zip(x_ticks, tick_labels(x_ticks, x.kind), strict=True):
+            if _within(value, self.x_span):
+                self.write(self.x(value), self.bottom + 16, label, anchor="middle")
+        self.line((self.left, self.bottom), (self.right, self.bottom), look.muted)
+        self.write((self.left + self.right) / 2, look.height - 8, x.label, extra='data-label="x"', anchor="middle")
+
+    def x(self, value: float) -> float:
+        """Where a value of the horizontal axis lies."""
+        low, high = self.x_span
+        return self.left + (value - low) / (high - low) * (self.right - self.left)
+
+    def y(self, value: float) -> float:
+        """Where a value of the vertical axis lies."""
+        low, high = self.y_span
+        return self.bottom - (value - low) / (high - low) * (self.bottom - self.top)
+
+    def colour(self, slot: int) -> str:
+        """The colour of a series."""
+        return self.look.colours[slot % len(self.look.colours)]
+
+    def _legend(self, names: Sequence[str]) -> None:
+        across = 4.0
+        for i, name in enumerate(names):
+            width = 40 + _CHARACTER * len(name)
+            if across > 4 and across + width > self.look.width:
+                across, self.top = 4.0, self.top + 17
+            self.parts.append(self.box(across, self.top - 8, 11, 11, i))
+            self.write(across + 16, self.top + 2, name)
+            across += width
+        self.top += 16
+
+    def write(self, x: float, y: float, words: str, fill: str = "", extra: str = "", anchor: str = "start") -> None:
+        """Add a text."""
+        if words:
+            place = f'x="{x:.1f}" y="{y:.1f}" fill="{fill or self.look.muted}" text-anchor="{anchor}"'
+            self.parts.append(f"<text {place} {extra}>{text(words)}</text>")
+
+    def line(self, start: Span, end: Span, colour: str, extra: str = "") -> None:
+        """Add a straight line between two places."""
+        (x1, y1), (x2, y2) = start, end
+        self.parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" {extra}/>')
+
+    def path(self, points: Iterable[Span], slot: int) -> str:
+        """A line through data points."""
+        steps = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
+        dash = _DASHES[slot // len(self.look.colours) % len(_DASHES)]
+        dashes = f' stroke-dasharray="{dash}"' if dash else ""
+        stroke = f'stroke="{self.colour(slot)}" stroke-width="2" stroke-linejoin="round"{dashes}'
+        return f'<path d="M{steps}" fill="none" {stroke}/>'
+
+    def dot(self, x: float, y: float, slot: int, radius: float, tip: str = "") -> str:
+        """A data point."""
+        place = f'cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="{radius:.1f}"'
+        return f'<circle {place} fill="{self.colour(slot)}" fill-opacity=".8"{self._tip(tip)}/>'
+
+    def box(self, x: float, y: float, width: float, height: float, slot: int) -> str:
+        """A filled rectangle, as of a bar."""
+        size = f'width="{max(width, 0):.1f}" height="{max(height, 0):.1f}"'
+        return f'<rect x="{x:.1f}" y="{y:.1f}" {size} rx="1.5" fill="{self.colour(slot)}"/>'
+
+    def hit(self, x: float, y: float, width: float, height: float, tip: str) -> None:
+        """Add an invisible rectangle that shows `tip` while the pointer is over it."""
+        if self.look.embedded:
+            size = f'x="{x:.1f}" y="{y:.1f}" width="{max(width, 1):.1f}" height="{max(height, 1):.1f}"'
+            self.parts.append(f'<rect class="hit" {size}{self._tip(tip)}/>')
+
+    def _tip(self, tip: str) -> str:
+        return f' data-tip="{text(tip)}"' if tip and self.look.embedded else ""
+
+    def svg(self) -> str:
+        """The picture."""
+        look, plot, head = self.look, "", f"<title>{text(self.title)}</title>"
+        if look.embedded:  # a <title> would make browsers show a tooltip of their own; the aria-label says the same
+            numbers = (self.left, self.top, self.right, self.bottom, *self.x_span, *self.y_span)
+            plot, head = f' data-plot="{" ".join(f"{v:.6g}" for v in numbers)}"', ""
+        else:
+            head += f'<rect width="100%" height="100%" fill="{look.paper}"/>'
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {look.width} {look.height}" role="img"'
+            f' aria-label="{text(self.title)}" font-family="system-ui, sans-serif" font-size="12"{plot}>'
+            f"{head}{''.join(self.parts)}</svg>"
+        )

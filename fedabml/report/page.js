@@ -1,0 +1,116 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const all = (query, at = document) => [...at.querySelectorAll(query)];
+  const byId = (id) => document.getElementById(id);
+  const data = JSON.parse(byId("data").textContent);
+  const colour = (run) => `var(--c${run % data.colours})`;
+
+  // Theme: the system's wish, unless the address ends in #dark or #light or the button is pressed.
+  const wish = location.hash.slice(1);
+  if (wish === "dark" || wish === "light") root.dataset.theme = wish;
+  byId("theme").addEventListener("click", () => {
+    const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+    root.dataset.theme = (root.dataset.theme || system) === "dark" ? "light" : "dark";
+  });
+
+  // Legend: a name hides its run in every figure and dims it in the table.
+  const hidden = new Set();
+  for (const button of all("[data-legend]")) {
+    button.addEventListener("click", () => {
+      const run = Number(button.dataset.legend);
+      if (!hidden.delete(run)) hidden.add(run);
+      button.setAttribute("aria-pressed", String(!hidden.has(run)));
+      for (const part of all(`[data-run="${run}"]`)) part.classList.toggle("off", hidden.has(run));
+    });
+  }
+
+  // Hover texts: what is under the pointer, or the nearest dot of the same picture within 24 pixels.
+  const tip = byId("tip");
+  let lit = null;
+  function nearest(svg, event) {
+    const box = svg.getBoundingClientRect(), scale = svg.viewBox.baseVal.width / box.width;
+    const x = (event.clientX - box.left) * scale, y = (event.clientY - box.top) * scale;
+    let found = null, least = (24 * scale) ** 2, alike = 0;
+    for (const dot of all("g:not(.off) > circle[data-tip]", svg)) {
+      const distance = (dot.getAttribute("cx") - x) ** 2 + (dot.getAttribute("cy") - y) ** 2;
+      if (distance < least) [found, least, alike] = [dot, distance, 0];
+      else if (distance === least) alike += 1;
+    }
+    return found && [found, alike ? `${found.dataset.tip}\n${alike} more here` : found.dataset.tip];
+  }
+  function hover(event) {
+    const over = event.target instanceof Element ? event.target : root;
+    const svg = over.closest("svg");
+    const bar = over.closest("[data-tip]:not(circle)");
+    const [at, words] = bar ? [bar, bar.dataset.tip] : (svg && svg.dataset.plot && nearest(svg, event)) || [null, ""];
+    if (lit) lit.classList.remove("lit");
+    lit = at;
+    tip.hidden = !at;
+    if (!at) return;
+    at.classList.add("lit");
+    tip.replaceChildren(...words.split("\n").flatMap((line) => {
+      const run = data.runs.findIndex((name) => line.startsWith(`${name}: `));
+      if (hidden.has(run)) return [];
+      const row = document.createElement("div");
+      if (run >= 0) row.appendChild(document.createElement("i")).style.background = colour(run);
+      row.append(line);
+      return [row];
+    }));
+    const { width, height } = tip.getBoundingClientRect();
+    tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - width - 8))}px`;
+    tip.style.top = `${event.clientY > height + 24 ? event.clientY - height - 14 : event.clientY + 20}px`;
+  }
+  for (const kind of ["pointermove", "pointerdown"]) document.addEventListener(kind, hover, { passive: true });
+  document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
+
+  // Tables: a heading sorts, a second press turns the order; what has no value stays last.
+  for (const table of all("table.sortable")) {
+    const heads = all("thead th", table), body = table.tBodies[0];
+    heads.forEach((head, column) => head.addEventListener("click", () => {
+      const down = head.getAttribute("aria-sort") === "ascending";
+      for (const other of heads) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const value = (row) => row.cells[column].dataset.v ?? row.cells[column].textContent;
+      const missing = (row) => row.cells[column].textContent === "–";
+      const order = (a, b) => missing(a) - missing(b)
+        || (down ? -1 : 1) * value(a).localeCompare(value(b), "en", { numeric: true });
+      const numeric = (a, b) => missing(a) - missing(b) || (down ? -1 : 1) * (value(a) - value(b));
+      const rows = [...body.rows];
+      const numbers = rows.every((row) => missing(row) || !Number.isNaN(Number(value(row))));
+      body.append(...rows.sort(numbers ? numeric : order));
+    }));
+  }
+
+  // Two runs, client by client: redraw the dots for the chosen pair and count who wins.
+  const across = byId("across"), up = byId("up");
+  function duel() {
+    const svg = across.closest("figure").querySelector("svg");
+    const [left, top, right, bottom, low, high] = svg.dataset.plot.split(" ").map(Number);
+    const place = (v, from, to) => from + (v - low) / (high - low) * (to - from);
+    const write = (v) => data.percent ? `${(100 * v).toFixed(1)}%` : String(Number(v.toPrecision(4)));
+    const [a, b] = [Number(across.value), Number(up.value)], wins = [0, 0, 0];
+    const group = svg.querySelector("g:last-of-type"), radius = group.querySelector("circle")?.getAttribute("r") || 3;
+    group.replaceChildren(...data.clients.flatMap((client, i) => {
+      const [x, y] = [data.values[a][i], data.values[b][i]];
+      if (x === null || y === null) return [];
+      const winner = x === y ? 2 : (y > x) === data.percent ? 1 : 0;
+      wins[winner] += 1;
+      const dot = document.createElementNS("http://www.w3.org/2000/svg", "circle");
+      const fill = ["fill", winner === 2 ? "var(--muted)" : colour([a, b][winner])];
+      const size = [["cx", place(x, left, right)], ["cy", place(y, bottom, top)], ["r", radius], ["fill-opacity", 0.8]];
+      for (const [key, value] of [fill, ...size]) dot.setAttribute(key, value);
+      dot.dataset.tip = `${client}\n${data.runs[a]}: ${write(x)}\n${data.runs[b]}: ${write(y)}`;
+      return [dot];
+    }));
+    svg.querySelector("[data-label=x]").textContent = data.runs[a];
+    svg.querySelector("[data-label=y]").textContent = data.runs[b];
+    byId("score").textContent =
+      `${data.runs[b]} serves ${wins[1]} clients better, ${data.runs[a]} ${wins[0]}; ${wins[2]} alike.`;
+  }
+  if (across) {
+    for (const choice of [across, up]) choice.addEventListener("change", duel);
+    duel();
+  }
+  root.dataset.ready = "true";
+})();

@@ -1,0 +1,252 @@
+"""The page around the figures: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from fedabml.report import figures
+from fedabml.report.figures import Figure
+from fedabml.report.frame import DARK, LIGHT, Look, text
+from fedabml.report.measures import MEASURES, MISSING, TILES, Measure, decimals, percent
+from fedabml.report.read import Run
+
+_COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("n_train", "Train", "{:.0f}".format),
+    ("n_val", "Validation", "{:.0f}".format),
+    ("n_test", "Test", "{:.0f}".format),
+    ("accuracy", "Accuracy", percent),
+    ("prior_accuracy", "Prior alone", percent),
+    ("rmse", "RMSE", decimals),
+    ("prior_rmse", "Prior alone", decimals),
+    ("nll", "NLL", decimals),
+    ("ece", "ECE", decimals),
+    ("brier", "Brier", decimals),
+    ("coverage", "Coverage", percent),
+    ("entropy", "Entropy", decimals),
+    ("mutual_information", "Mutual inf.", decimals),
+)
+
+
+def render(runs: Sequence[Run], title: str | None = None) -> str:
+    """The report on one run, or the comparison of several, as a complete HTML document."""
+    title = title or _title(runs)
+    body = [
+        _header(runs, title),
+        "<main>",
+        _tiles(runs[0]) if len(runs) == 1 else _legend(runs) + _comparison(runs),
+        _section("Training", [figures.loss(runs), figures.progress(runs)]),
+        _section(
+            "Clients",
+            [figures.spread(runs), figures.personal_gain(runs), figures.duel(runs, _choices(runs))],
+            _client_tables(runs),
+        ),
+        _section("Uncertainty", [figures.reliability(runs), *figures.entropy(runs)]),
+        _section("Prior and data", [figures.prior_width(runs), *figures.partitions(runs)]),
+        _configuration(runs),
+        "</main>",
+        '<div id="tip" role="status" hidden></div>',
+        f'<script type="application/json" id="data">{_safe_json(_data(runs))}</script>',
+        f"<script>{_asset('page.js')}</script>",
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{text(title)}</title>\n<style>{_colours()}{_asset('page.css')}</style>\n</head>\n<body>\n"
+        + "\n".join(part for part in body if part)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files("fedabml.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _colours() -> str:
+    """The pictures' two looks as CSS variables: light, dark by the system's wish, and dark by the button."""
+
+    def variables(look: Look) -> str:
+        named = {"ink": look.ink, "muted": look.muted, "grid": look.grid, "paper": look.paper}
+        named |= {f"c{i}": colour for i, colour in enumerate(look.colours)}
+        return "".join(f"--{name}:{value};" for name, value in named.items())
+
+    light, dark = (
+        f"color-scheme:light;{variables(LIGHT)}--back:#f4f6f8;",
+        f"color-scheme:dark;{variables(DARK)}--back:#0e1115;",
+    )
+    wish = f"@media(prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
+    return f":root{{{light}}}\n{wish}\n:root[data-theme=dark]{{{dark}}}\n"
+
+
+def _safe_json(value: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    plain = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _data(runs: Sequence[Run]) -> dict[str, Any]:
+    """What the script needs: the runs' names, and the measure of every client for the chosen pair."""
+    group, metric = figures.comparable(runs), runs[0].metric
+    return {
+        "runs": [run.name for run in runs] if len(runs) > 1 else [],
+        "colours": len(LIGHT.colours),
+        "percent": not runs[0].regression,
+        "clients": [client.name for client in runs[group[0]].clients] if group else [],
+        "values": {i: [client.values.get(metric) for client in runs[i].clients] for i in group},
+    }
+
+
+def _title(runs: Sequence[Run]) -> str:
+    data = sorted({run.dataset for run in runs if run.dataset})
+    place = f" on {', '.join(data)}" if data else ""
+    return f"{runs[0].algorithm}{place}" if len(runs) == 1 else f"{len(runs)} runs{place}"
+
+
+def _header(runs: Sequence[Run], title: str) -> str:
+    """The title, the facts that all runs share, and the theme button."""
+    facts = []
+    for key, form in (
+        ("dataset", "{}"),
+        ("model", "{}"),
+        ("clients", "{} client"),
+        ("rounds", "{} round"),
+        ("seed", "seed {}"),
+    ):
+        found = {str(value) for run in runs if (value := run.fact(key)) is not None}
+        if len(found) == 1:
+            value = found.pop()
+            facts.append(form.format(value) + "s" * (key in ("clients", "rounds") and value != "1"))
+    line = " · ".join(text(fact) for fact in facts)
+    toggle = '<button id="theme" type="button" title="Light or dark">◐<span> theme</span></button>'
+    return f"<header><div><h1>{text(title)}</h1><p>{line}</p></div>{toggle}</header>"
+
+
+def _tiles(run: Run) -> str:
+    """The first numbers, large. The leading measure is always there; others only where the run has them."""
+    tiles = []
+    for measure in MEASURES:
+        if measure.key in TILES and (measure.key == run.metric or run.number(measure.key) is not None):
+            value = measure.show(run)
+            lead = " lead" if measure.key == run.metric else ""
+            parts = f"<dt>{text(measure.label)}</dt><dd>{text(value)}</dd><p>{text(measure.meaning)}</p>"
+            tiles.append(f'<div class="tile{lead}">{parts}</div>')
+    return f'<section aria-label="Summary"><dl class="tiles">{"".join(tiles)}</dl></section>'
+
+
+def _legend(runs: Sequence[Run]) -> str:
+    buttons = (
+        f'<button type="button" data-legend="{i}" aria-pressed="true">{_swatch(i)}{text(run.name)}</button>'
+        for i, run in enumerate(runs)
+    )
+    return f'<nav class="legend" aria-label="Runs; press a name to hide or show it">{"".join(buttons)}</nav>'
+
+
+def _swatch(run: int) -> str:
+    return f'<i style="background:var(--c{run % len(LIGHT.colours)})"></i>'
+
+
+def _comparison(runs: Sequence[Run]) -> str:
+    shown = [m for m in MEASURES if any(run.number(m.key) is not None for run in runs)]
+    facts = [key for key in ("dataset", "model", "seed", "rounds") if len({str(run.fact(key)) for run in runs}) > 1]
+    best = {measure.key: measure.best(runs) for measure in shown}
+    head = [("Run", ""), *((key.capitalize(), "") for key in facts), *((m.label, m.meaning) for m in shown)]
+    rows = []
+    for i, run in enumerate(runs):
+        cells = [f'<th scope="row" data-v="{i}">{_swatch(i)}{text(run.name)}</th>']
+        cells += [f"<td>{text(run.fact(key) if run.fact(key) is not None else MISSING)}</td>" for key in facts]
+        cells += [_cell(measure, run, run.name in best[measure.key]) for measure in shown]
+        rows.append(f'<tr data-run="{i}">{"".join(cells)}</tr>')
+    note = "★ marks the best of a column among runs on the same data. Press a heading to sort, a run's name to hide it."
+    return f'<section aria-label="Summary">{_table(head, rows)}<p class="note">{note}</p></section>'
+
+
+def _cell(measure: Measure, run: Run, best: bool) -> str:
+    value, star = run.number(measure.key), '<b aria-label="best">★</b>' if best else ""
+    attributes = "" if value is None else f' data-v="{value:.9g}"'
+    return f"<td{' class=best' if best else ''}{attributes}>{text(measure.show(run))}{star}</td>"
+
+
+def _table(head: Iterable[tuple[str, str]], rows: Iterable[str], kind: str = "") -> str:
+    """A table that sorts by its headings and scrolls sideways where it is too wide."""
+    cells = (
+        f'<th scope="col"><button type="button" title="{text(hint)}">{text(name)}</button></th>' for name, hint in head
+    )
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Table"><table class="sortable'
+        f' {kind}">'
+        f"<thead><tr>{''.join(cells)}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _section(heading: str, content: Iterable[Figure | None], after: str = "") -> str:
+    drawn = "".join(_figure(figure) for figure in content if figure)
+    return f'<section><h2>{heading}</h2><div class="grid">{drawn}</div>{after}</section>' if drawn or after else ""
+
+
+def _figure(figure: Figure) -> str:
+    run = "" if figure.run is None else f' data-run="{figure.run}"'
+    caption = f"<figcaption>{text(figure.reading)}</figcaption>"
+    return f"<figure{run}><h3>{text(figure.heading)}</h3>{figure.controls}{figure.svg}{caption}</figure>"
+
+
+def _choices(runs: Sequence[Run]) -> str:
+    def select(name: str, label: str, chosen: int) -> str:
+        options = "".join(
+            f'<option value="{i}"{" selected" if i == chosen else ""}>{text(runs[i].name)}</option>' for i in group
+        )
+        return f'<label>{label} <select id="{name}">{options}</select></label>'
+
+    group = figures.comparable(runs)
+    if not group:
+        return ""
+    choose = select("across", "across", group[0]) + select("up", "up", group[1])
+    return f'<p class="choose">{choose}</p><p class="choose" id="score" role="status"></p>'
+
+
+def _client_tables(runs: Sequence[Run]) -> str:
+    return "".join(_client_table(run, named=len(runs) > 1) for run in runs if run.clients)
+
+
+def _client_table(run: Run, named: bool) -> str:
+    shown = [c for c in _COLUMNS if any(client.values.get(c[0]) is not None for client in run.clients)]
+    rows = []
+    for i, client in enumerate(run.clients):
+        cells = [f'<th scope="row" data-v="{i}">{text(client.name)}</th>']
+        for key, _, write in shown:
+            value = client.values.get(key)
+            cells.append(f"<td>{MISSING}</td>" if value is None else f'<td data-v="{value:.9g}">{write(value)}</td>')
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    count = f"{len(run.clients)} client{'s' * (len(run.clients) != 1)}"
+    heading = f"Table of {count}{': ' + run.name if named else ''}"
+    table = _table([("Client", ""), *((label, "") for _, label, _ in shown)], rows)
+    return f"<details><summary>{text(heading)}</summary>{table}</details>"
+
+
+def _configuration(runs: Sequence[Run]) -> str:
+    """Every key of config.json and the facts of the manifest, a column per run; rows that differ are marked."""
+    flat = [dict(_flatten(run.config)) | dict(_flatten(run.manifest, "manifest.", lists=False)) for run in runs]
+    keys = [key for key in dict.fromkeys(key for row in flat for key in row) if key != "command"]
+    rows = []
+    for key in keys:
+        values = [row.get(key, MISSING) for row in flat]
+        differs = ' class="differs"' if len(set(values)) > 1 else ""
+        rows.append(
+            f'<tr{differs}><th scope="row">{text(key)}</th>{"".join(f"<td>{text(v)}</td>" for v in values)}</tr>'
+        )
+    commands = "".join(f"<pre>{text(row['command'])}</pre>" for row in flat if "command" in row)
+    if not rows and not commands:
+        return ""
+    head = [("Setting", ""), *((run.name if len(runs) > 1 else "Value", "") for run in runs)]
+    note = '<p class="note">Bold rows are settings in which the runs differ.</p>' if len(runs) > 1 else ""
+    inner = f"<summary>Settings, versions and command</summary>{commands}{note}{_table(head, rows, 'config')}"
+    return f"<section><h2>Configuration</h2><details>{inner}</details></section>"
+
+
+def _flatten(value: Mapping[str, Any], prefix: str = "", lists: bool = True) -> Iterable[tuple[str, str]]:
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from _flatten(item, f"{prefix}{key}.", lists)
+        elif lists or not isinstance(item, list):
+            yield f"{prefix}{key}", item if isinstance(item, str) else json.dumps(item)

@@ -1,0 +1,220 @@
+"""Run folders, read and checked."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedabml.errors import InputError
+from fedabml.report.frame import finite
+from fedabml.report.sanitise import plain_svg
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Client:
+    """A row of clients.csv: the client's number as written, its name, and its measures (`None`: not known)."""
+
+    key: str
+    name: str
+    values: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder says. `rounds` and `clients` are empty and `partition` is `None` where a file is absent."""
+
+    folder: Path
+    config: Record
+    summary: Record
+    rounds: Sequence[Record] = ()
+    clients: Sequence[Client] = ()
+    partition: str | None = None
+    manifest: Record = field(default_factory=dict)
+    name: str = ""
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name, or the folder's if none is given."""
+        declared = self.config.get("algorithm")
+        nested = declared.get("name") if isinstance(declared, dict) else declared
+        return str(self.summary.get("algorithm") or nested or self.folder.name)
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name, or an empty string."""
+        return str(self.fact("dataset") or "")
+
+    @property
+    def regression(self) -> bool:
+        """Whether the run predicts numbers rather than classes."""
+        task = self.summary.get("task")
+        return task == "regression" or (task is None and "rmse" in self.summary)
+
+    @property
+    def metric(self) -> str:
+        """The measure that a client's model is judged by first."""
+        return "rmse" if self.regression else "accuracy"
+
+    @property
+    def partition_kind(self) -> str:
+        """How the data were divided, as the manifest says; else an empty string."""
+        inner = self.manifest.get("partition")
+        return str((inner.get("kind") if isinstance(inner, dict) else self.manifest.get("kind")) or "")
+
+    @property
+    def split(self) -> str:
+        """The samples that the measures are taken on, as an adjective."""
+        return "validation" if self.fact("split") == "val" else "test"
+
+    def fact(self, key: str) -> Any:
+        """A value of the summary or, failing that, of the configuration."""
+        value = self.summary.get(key)
+        return self.config.get(key) if value is None else value
+
+    def number(self, key: str) -> float | None:
+        """A finite number by its key. `traffic` is bytes up and down together, of one client in one round."""
+        if key != "traffic":
+            return finite(self.fact(key))
+        ways = [v for way in ("bytes_up", "bytes_down") if (v := finite(self.summary.get(way))) is not None]
+        return sum(ways) if ways else None
+
+    def curve(self, key: str) -> tuple[list[float], list[float | None]]:
+        """Round numbers and values of a measure, in training or in evaluation; a value is `None` where not finite."""
+        pairs = []
+        for line in self.rounds:
+            scores = line.get("eval")
+            source = line if key in line else scores if isinstance(scores, dict) else {}
+            if key in source:
+                pairs.append((float(line["round"]), finite(source[key])))
+        return [p[0] for p in pairs], [p[1] for p in pairs]
+
+    def table(self, key: str) -> list[Record]:
+        """A list of records in the summary, such as `reliability`; empty if it is missing."""
+        rows = self.summary.get(key)
+        if rows is None:
+            return []
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise InputError(
+                f"{self.folder / 'summary.json'}: '{key}' should be a list of objects. Train the run anew."
+            )
+        return rows
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Read run folders and give each run a short name that tells it from the others."""
+    runs = [_read(Path(folder)) for folder in folders]
+    for name in _NAMES:
+        names = [name(run) for run in runs]
+        if len(set(names)) == len(names):
+            break
+    else:
+        names = [f"{name} ({i})" for i, name in enumerate(names, 1)]
+    return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+
+
+_NAMES: tuple[Callable[[Run], str], ...] = (
+    lambda run: run.algorithm,
+    lambda run: f"{run.algorithm}, {run.dataset}",
+    lambda run: f"{run.algorithm}, seed {run.fact('seed')}",
+    lambda run: f"{run.algorithm}, {run.dataset}, seed {run.fact('seed')}",
+    lambda run: run.folder.name,
+    lambda run: f"{run.folder.parent.name}/{run.folder.name}",
+)
+
+
+def _read(folder: Path) -> Run:
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a run folder. Give the folder that a training run has written.")
+    drawing = _text(folder / "partition.svg")
+    return Run(
+        folder=folder.resolve(),
+        config=_object(folder / "config.json"),
+        summary=_object(folder / "summary.json"),
+        rounds=_rounds(folder / "metrics.jsonl"),
+        clients=_clients(folder / "clients.csv"),
+        partition=None if drawing is None else plain_svg(drawing),
+        manifest=_object(folder / "manifest.json", optional=True),
+    )
+
+
+def _damaged(path: Path, what: str) -> InputError:
+    return InputError(f"{path} is damaged: {what}. Restore it or train the run anew.")
+
+
+def _text(path: Path, optional: bool = True) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        if optional:
+            return None
+        raise InputError(
+            f"{path} is missing. A finished run has one: give another folder or let the run end."
+        ) from None
+    except UnicodeDecodeError:
+        raise _damaged(path, "it is not UTF-8 text") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _json(source: str, path: Path, where: str = "it") -> dict[str, Any]:
+    try:
+        value = json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"{where} is not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise _damaged(path, f"{where} is not a JSON object")
+    return value
+
+
+def _object(path: Path, optional: bool = False) -> dict[str, Any]:
+    source = _text(path, optional)
+    return {} if source is None else _json(source, path)
+
+
+def _rounds(path: Path) -> list[Record]:
+    """The lines by round; of a round that was run twice (a resumed run) the later line counts."""
+    rounds: dict[float, Record] = {}
+    for i, line in enumerate((_text(path) or "").split("\n"), 1):
+        if line.strip():
+            record = _json(line, path, f"line {i}")
+            number = finite(record.get("round"))
+            if number is None:
+                raise _damaged(path, f"line {i} has no round number")
+            rounds[number] = record
+    return [rounds[number] for number in sorted(rounds)]
+
+
+def _clients(path: Path) -> list[Client]:
+    source = _text(path)
+    if source is None:
+        return []
+    clients = []
+    try:
+        reader = csv.DictReader(io.StringIO(source, newline=""))
+        if "client" not in (reader.fieldnames or ()):
+            raise _damaged(path, "its header has no column 'client'")
+        for row in reader:
+            if None in row or None in row.values():
+                raise _damaged(path, f"line {reader.line_num} has not as many cells as the header")
+            key, name = row.pop("client"), row.pop("name", "")
+            values = {column: _cell(cell, path, reader.line_num) for column, cell in row.items()}
+            clients.append(Client(key, name or f"client {key}", values))
+    except csv.Error as error:
+        raise _damaged(path, str(error)) from None
+    return clients
+
+
+def _cell(cell: str, path: Path, line: int) -> float | None:
+    if cell.strip().lower() in ("", "none", "null"):
+        return None
+    try:
+        return finite(float(cell))
+    except ValueError:
+        raise _damaged(path, f"line {line} holds {cell[:40]!r} where a number belongs") from None

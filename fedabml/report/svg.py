@@ -1,0 +1,170 @@
+"""Line, scatter and bar charts as SVG text.
+
+Pure functions from numbers to a string: the same numbers give the same bytes. A picture drawn with `LIGHT` or `DARK`
+stands alone (a README, a slide); one drawn with `PAGE` takes its colours from the page around it and carries hover
+texts. Values that are missing or not finite (`None`, NaN) are left out, never drawn as zero.
+
+    svg = line_chart([Series("fedabml", [2.3, 1.1, 0.8])], title="Loss", x=Axis("round", "whole"), y=Axis("loss"))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from fedabml.report.frame import DARK, LIGHT, PAGE, Axis, Frame, Look, Span, finite, ticks
+
+__all__ = ["DARK", "LIGHT", "PAGE", "Axis", "Look", "Series", "bars", "histogram", "line_chart", "scatter"]
+
+_HITS = 240  # at most this many hover columns in a chart
+_ROW = 26  # height of a row of horizontal bars
+
+
+@dataclass(frozen=True)
+class Series:
+    """A named row of values. `x` counts 1, 2, ... when it is left out; `tips` and `sizes` (radii) go with the points.
+
+    `slot` picks the colour, by default the place in the list. A slot that is given is also the number of the page's
+    legend entry, which then names and hides the series; the picture itself draws no legend.
+    """
+
+    name: str
+    y: Sequence[float | None]
+    x: Sequence[float | None] = ()
+    tips: Sequence[str] = ()
+    sizes: Sequence[float] = ()
+    slot: int | None = None
+
+    def points(self) -> list[Span | None]:
+        """(x, y) of every value, `None` where one of them is missing."""
+        xs = self.x if len(self.x) else range(1, len(self.y) + 1)
+        pairs = ((finite(x), finite(y)) for x, y in zip(xs, self.y, strict=True))
+        return [None if x is None or y is None else (x, y) for x, y in pairs]
+
+
+def line_chart(
+    series: Sequence[Series], *, title: str, x: Axis | None = None, y: Axis | None = None, look: Look = LIGHT
+) -> str:
+    """Lines over a common x. A missing value is a gap; a value without neighbours is a dot."""
+    x, y, points = x or Axis(), y or Axis(), [s.points() for s in series]
+    known = [p for row in points for p in row if p]
+    frame = Frame(look, title, x, y, (x.cover(p[0] for p in known), y.cover(p[1] for p in known)), _legend(series))
+    columns: dict[float, list[str]] = {}
+    for place, (s, row) in enumerate(zip(series, points, strict=True)):
+        slot = place if s.slot is None else s.slot
+        _group(frame, s, (frame.path(p, slot) if len(p) > 1 else frame.dot(*p[0], slot, 3.5) for p in _pieces(row)))
+        for point in filter(None, row):
+            columns.setdefault(point[0], []).append(f"{s.name}: {y.write(point[1])}")
+    at = sorted(columns)[:: math.ceil(len(columns) / _HITS) or 1]
+    edges = [frame.left, *(frame.x((a + b) / 2) for a, b in pairwise(at)), frame.right]
+    for value, left, right in zip(at, edges, edges[1:], strict=False):
+        tip = "\n".join([f"{x.label} {x.write(value)}".strip(), *columns[value]])
+        frame.hit(left, frame.top, right - left, frame.bottom - frame.top, tip)
+    return frame.svg()
+
+
+def scatter(
+    series: Sequence[Series],
+    *,
+    title: str,
+    x: Axis | None = None,
+    y: Axis | None = None,
+    look: Look = LIGHT,
+    diagonal: bool = False,
+    connect: bool = False,
+) -> str:
+    """Points; `diagonal` draws y = x and gives both axes one range, `connect` joins the points of a series."""
+    x, y, points = x or Axis(), y or Axis(), [s.points() for s in series]
+    known = [p for row in points for p in row if p]
+    if diagonal:
+        outer = ticks(*x.cover(v for p in known for v in p))
+        span = x.span or (outer[0], outer[-1])
+        x, y = replace(x, span=span), replace(y, span=span)
+    frame = Frame(look, title, x, y, (x.cover(p[0] for p in known), y.cover(p[1] for p in known)), _legend(series))
+    if diagonal:
+        (low, high), dashes = frame.x_span, 'stroke-dasharray="4 4"'
+        frame.line((frame.x(low), frame.y(low)), (frame.x(high), frame.y(high)), look.muted, dashes)
+    radius = 4.0 if len(known) <= 60 else 3.0 if len(known) <= 400 else 2.0
+    for place, (s, row) in enumerate(zip(series, points, strict=True)):
+        slot = place if s.slot is None else s.slot
+        parts = [frame.path(p, slot) for p in _pieces(row) if len(p) > 1] if connect else []
+        for i, point in enumerate(row):
+            if point:
+                tip = s.tips[i] if s.tips else f"{s.name}: {x.write(point[0])}, {y.write(point[1])}"
+                parts.append(frame.dot(*point, slot, s.sizes[i] if s.sizes else radius, tip))
+        _group(frame, s, parts)
+    return frame.svg()
+
+
+def bars(
+    labels: Sequence[str], series: Sequence[Series], *, title: str, x: Axis | None = None, look: Look = LIGHT
+) -> str:
+    """Horizontal bars from zero: a row per label, in it a bar per series. The picture grows with the rows."""
+    values = [[finite(v) for v in s.y] for s in series]
+    x = x or Axis()
+    low, high = x.cover([0.0, *(v for row in values for v in row)])
+    look = replace(look, height=max(_ROW, 9 * len(series) + 8) * max(len(labels), 1) + 96)
+    frame = Frame(look, title, x, Axis(), ((low, high), (0.0, 1.0)), _legend(series), y_names=labels or ("",))
+    row_height = abs(frame.y(1) - frame.y(0))
+    thick = (row_height - 6) / max(len(series), 1)
+    for place, (s, row) in enumerate(zip(series, values, strict=True)):
+        parts, slot = [], place if s.slot is None else s.slot
+        for i, value in enumerate(row):
+            if value is not None:
+                left, right = sorted((frame.x(max(low, 0.0)), frame.x(value)))
+                parts.append(frame.box(left, frame.y(i) + 3 + place * thick, right - left, thick - 1, slot))
+        _group(frame, s, parts)
+    for i, label in enumerate(labels):
+        tips = [f"{s.name}: {x.write(v)}" for s, row in zip(series, values, strict=True) if (v := row[i]) is not None]
+        frame.hit(frame.left, frame.y(i), frame.right - frame.left, row_height, "\n".join([label, *tips]))
+    return frame.svg()
+
+
+def histogram(
+    edges: Sequence[float],
+    series: Sequence[Series],
+    *,
+    title: str,
+    x: Axis | None = None,
+    y: Axis | None = None,
+    look: Look = LIGHT,
+) -> str:
+    """Upright bars from zero, side by side in each bin between two neighbouring edges."""
+    x, y, values = x or Axis(), y or Axis(), [[finite(v) for v in s.y] for s in series]
+    spans = (x.cover(edges), y.cover([0.0, *(v for row in values for v in row)]))
+    frame = Frame(look, title, x, y, spans, _legend(series))
+    for place, (s, row) in enumerate(zip(series, values, strict=True)):
+        parts, slot = [], place if s.slot is None else s.slot
+        for (low, high), value in zip(pairwise(edges), row, strict=True):
+            width = (frame.x(high) - frame.x(low) - 2) / len(series)
+            if value is not None:
+                left = frame.x(low) + 1 + place * width
+                parts.append(frame.box(left, frame.y(value), width, frame.bottom - frame.y(value), slot))
+        _group(frame, s, parts)
+    for i, (low, high) in enumerate(pairwise(edges)):
+        tips = [f"{s.name}: {y.write(v)}" for s, row in zip(series, values, strict=True) if (v := row[i]) is not None]
+        tip = "\n".join([f"{x.label} {x.write(low)} to {x.write(high)}", *tips])
+        frame.hit(frame.x(low), frame.top, frame.x(high) - frame.x(low), frame.bottom - frame.top, tip)
+    return frame.svg()
+
+
+def _legend(series: Sequence[Series]) -> list[str]:
+    return [s.name for s in series] if all(s.slot is None for s in series) else []
+
+
+def _pieces(row: Iterable[Span | None]) -> list[list[Span]]:
+    """The runs of points without a gap."""
+    pieces: list[list[Span]] = [[]]
+    for point in row:
+        if point:
+            pieces[-1].append(point)
+        elif pieces[-1]:
+            pieces.append([])
+    return [piece for piece in pieces if piece]
+
+
+def _group(frame: Frame, series: Series, parts: Iterable[str]) -> None:
+    run = "" if series.slot is None else f' data-run="{series.slot}"'
+    frame.parts.append(f"<g{run}>{''.join(parts)}</g>")

@@ -1,0 +1,279 @@
+"""Federations from arrays and folders: what they hold, and every input that is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fedabml.data import Federation, Rows, read_client
+from fedabml.errors import InputError
+
+
+def client(n=6, classes=3, shift=0.0, f=4):
+    rng = np.random.default_rng(n)
+    return rng.normal(size=(n, f)).astype(np.float32) + shift, np.arange(n) % classes
+
+
+def federation(**options):
+    return Federation.from_arrays([client(6), client(9), client(4)], [client(3)] * 3, **options)
+
+
+def test_the_arrays_come_back_by_client():
+    pairs = [client(6), client(9)]
+    fed = Federation.from_arrays(pairs, [client(3), None], names=["a", "b"])
+    assert (fed.clients, fed.classes, fed.task, fed.names) == (2, 3, "classification", ("a", "b"))
+    for i, (x, y) in enumerate(pairs):
+        np.testing.assert_array_equal(fed.x[fed.train[i]], x)
+        np.testing.assert_array_equal(fed.y[fed.train[i]], y)
+    assert fed.test.counts.tolist() == [3, 0] and fed.val.counts.tolist() == [0, 0]
+    assert fed.label_counts().tolist() == [[2, 2, 2], [3, 3, 3]]
+    json.dumps([fed.describe(), fed.manifest, fed.manifest_rows()])
+
+
+def test_statistics_come_from_training_samples_only():
+    fed = Federation.from_arrays([client(50)], [client(50, shift=1000.0)])
+    seen = (fed.x[fed.train.index] - fed.shift) / fed.scale
+    np.testing.assert_allclose(seen.mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(seen.std(0), 1, atol=1e-6)
+
+
+def test_validation_given_or_held_out_counts_as_training_for_statistics():
+    fed = Federation.from_arrays([client(6)], val=[client(9)])
+    both = np.concatenate([client(6)[0], client(9)[0]])
+    np.testing.assert_allclose(fed.shift, both.mean(0), rtol=1e-5)
+    np.testing.assert_array_equal(fed.hold_out(0.3).shift, fed.shift)
+
+
+@pytest.mark.parametrize("shape", [(5, 8, 6), (5, 8, 6, 3), (5, 3, 8, 6), (5, 8, 6, 1), (5, 4, 4, 4)])
+def test_images_become_channels_first(shape):
+    x = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    fed = Federation.from_arrays([(x, np.zeros(5, int))])
+    last = len(shape) == 4 and shape[1] not in (1, 3, 4)
+    expected = x[:, None] if len(shape) == 3 else x.transpose(0, 3, 1, 2) if last else x
+    np.testing.assert_array_equal(fed.x, expected)
+    np.testing.assert_allclose(fed.shift.ravel(), expected.mean((0, 2, 3)), rtol=1e-5)
+    np.testing.assert_allclose(fed.scale.ravel(), expected.std((0, 2, 3)), rtol=1e-5)
+    assert fed.shift.shape == (expected.shape[1], 1, 1)
+
+
+def test_other_shapes_and_types():
+    fed = Federation.from_arrays([(np.ones((4, 5, 2)), np.arange(4.0))])
+    assert fed.x.dtype == np.float32 and fed.shift.shape == () and fed.scale == 1 and fed.y.shape == (4, 1)
+    assert Federation.from_arrays([(np.arange(4), [0, 1, 0, 1])]).x.shape == (4, 1)
+    assert Federation.from_arrays([(np.ones((4, 5), np.uint8), [0, 1, 0, 1])]).x.dtype == np.float32
+    plain = federation(normalize="none")
+    assert plain.shift == 0 and plain.scale == 1
+
+
+def test_torch_tensors():
+    x, y = client()
+    fed = Federation.from_arrays([(torch.tensor(x, requires_grad=True), torch.tensor(y))])
+    np.testing.assert_array_equal(fed.x, x)
+
+
+def test_regression_targets_are_standardised():
+    x, _ = client(40)
+    y = np.stack([np.linspace(5, 9, 40), np.linspace(-1, 1, 40)], 1)
+    fed = Federation.from_arrays([(x, y)])
+    assert (fed.task, fed.classes, fed.y.dtype, fed.y.shape) == ("regression", 0, np.float32, (40, 2))
+    np.testing.assert_allclose(((fed.y - fed.y_shift) / fed.y_scale).std(0), 1, rtol=1e-5)
+    assert fed.label_counts().shape == (1, 0) and fed.hold_out(0.5).val.counts.tolist() == [20]
+
+
+def test_task_overrides_the_type_of_the_labels():
+    x, y = client()
+    assert Federation.from_arrays([(x, y.astype(float))]).task == "regression"
+    assert Federation.from_arrays([(x, y.astype(float))], task="classification").y.dtype == np.int64
+    assert Federation.from_arrays([(x, y)], task="regression").y.dtype == np.float32
+    assert Federation.from_arrays([(x, y)], classes=7).classes == 7
+
+
+def with_value(value, column=None):
+    x, y = client()
+    x = x.astype(np.float64)
+    x[2, 1] = value
+    return x, y
+
+
+BAD = {
+    "NaN": ([client(), with_value(np.nan)], {}),
+    "infinity": ([client(), with_value(np.inf)], {}),
+    "beyond float32": ([client(), with_value(1e300)], {}),
+    "label -1": ([client(), (client()[0], client()[1] - 1)], {}),
+    "label 7": ([client(), (client()[0], client()[1] + 7)], {"classes": 3}),
+    "label 0.5": ([client(), (client()[0], client()[1] + 0.5)], {"task": "classification"}),
+    "label nan": ([client(), (client()[0], client()[1] * np.nan)], {"task": "classification"}),
+    "has 1 training sample": ([client(), client(1)], {}),
+    "drop_small": ([client(), client(0)], {}),
+    r"shape \[5\]": ([client(), client(f=5)], {}),
+    "uint8": ([client(), (np.zeros((6, 2, 2), np.uint8), client()[1])], {}),
+    "x has 6 samples, y has 5": ([client(), (client()[0], client()[1][:5])], {}),
+    "one class number": ([client(), (client()[0], np.zeros((6, 2), int))], {}),
+    "<U1": ([client(), (client()[0], np.array(list("abcabc")))], {}),
+    "object": ([client(), (client()[0].astype(object), client()[1])], {}),
+    "no features": ([client(), client(f=0)], {}),
+    "targets are": ([client(), (client()[0], np.zeros((6, 2)))], {"task": "regression"}),
+    "axes": ([client(), (client()[0], np.zeros((6, 2, 2)))], {"task": "regression"}),
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_data_name_the_client(words):
+    pairs, options = BAD[words]
+    with pytest.raises(InputError, match=words) as error:
+        Federation.from_arrays(pairs, names=["ward-a", "ward-b"], **options)
+    assert "'ward-b' (number 1)" in str(error.value)
+
+
+def test_bad_regression_target():
+    with pytest.raises(InputError, match="NaN"):
+        Federation.from_arrays([(client()[0], np.full(6, np.nan))])
+
+
+def test_a_test_label_that_training_never_showed():
+    with pytest.raises(InputError, match=r"test data, sample 3, has the label 3.*classes="):
+        Federation.from_arrays([client()], [client(6, classes=4)])
+
+
+@pytest.mark.parametrize(
+    ("train", "options", "words"),
+    [
+        ([], {}, "no clients"),
+        ([client()], {"test": [client()] * 2}, "test data of 2"),
+        ([client()], {"val": []}, "validation data of 0"),
+        ([client()], {"names": ["a", "b"]}, "names of 2"),
+        ([client()] * 2, {"names": ["a", "a"]}, "called 'a'"),
+        ([client()], {"task": "clasification"}, "Did you mean 'classification'"),
+        ([client()], {"normalize": "yes"}, "normalize"),
+        ([client(1)], {"drop_small": True}, "none is left"),
+        ([client()[0]], {}, "a pair \\(x, y\\) is needed"),
+        ([client()], {"classes": 2.5}, "whole number"),
+        ([(np.float32(3), np.zeros(1, int))], {}, "single number"),
+        ([([[1], [1, 2]], [0, 1])], {}, "cannot be read as an array"),
+    ],
+)
+def test_bad_calls(train, options, words):
+    with pytest.raises(InputError, match=words):
+        Federation.from_arrays(train, **options)
+
+
+def test_drop_small_leaves_them_out():
+    fed = Federation.from_arrays([client(1), client(), client(0)], [client()] * 3, names="abc", drop_small=True)
+    assert fed.names == ("b",) and fed.train.counts.tolist() == [6] and fed.test.counts.tolist() == [6]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.99])
+def test_hold_out_takes_from_everyone_and_leaves_everyone_something(share):
+    fed = Federation.from_arrays([client(n) for n in (2, 3, 20, 200)])
+    held = fed.hold_out(share, seed=3)
+    assert (held.train.counts >= 1).all() and (held.val.counts >= 1).all()
+    for i in range(fed.clients):
+        assert sorted([*held.train[i], *held.val[i]]) == sorted(fed.train[i])
+    assert held.rows_hash == fed.hold_out(share, seed=3).rows_hash != fed.hold_out(share, seed=4).rows_hash
+    assert held.manifest["hold_out"] == {"share": share, "seed": 3}
+
+
+def test_hold_out_is_stratified_and_does_not_depend_on_the_company():
+    fed = Federation.from_arrays([client(60), client(90), client(30)])
+    held = fed.hold_out(0.2)
+    assert held.label_counts("val").tolist() == [[4] * 3, [6] * 3, [2] * 3]
+    alone = fed.select([1]).hold_out(0.2)
+    np.testing.assert_array_equal(alone.val[0], held.val[1])
+    assert alone.rows_hash == held.select([1]).rows_hash
+    assert fed.hold_out(0) is fed
+    for share in (1, -0.1, float("nan")):
+        with pytest.raises(InputError, match="share"):
+            fed.hold_out(share)
+
+
+def test_hold_out_twice_adds_up():
+    fed = Federation.from_arrays([client(20)])
+    twice = fed.hold_out(0.5).hold_out(0.5)
+    assert (twice.train.counts[0], twice.val.counts[0]) == (5, 15)
+
+
+def test_select_shares_the_arrays():
+    fed = federation(names=["a", "b", "c"])
+    part = fed.select([2, 0])
+    assert part.names == ("c", "a") and part.x is fed.x and part.manifest["selected"] == [2, 0]
+    np.testing.assert_array_equal(part.train[0], fed.train[2])
+    for wrong in ([3], [-1], []):
+        with pytest.raises(InputError, match="client"):
+            fed.select(wrong)
+    with pytest.raises(InputError, match="Did you mean 'train'"):
+        fed.label_counts("trian")
+
+
+def test_the_hash_changes_with_data_and_rows():
+    one, same = federation(), federation()
+    assert one.hash == same.hash and len(one.hash) == 64
+    other = Federation.from_arrays([client(6, shift=1.0), client(9), client(4)], [client(3)] * 3)
+    assert len({one.hash, other.hash, one.hold_out(0.5).hash, one.select([1]).hash}) == 4
+
+
+def save(path, **arrays):
+    np.savez(path, **arrays)
+
+
+def test_a_folder_of_clients(tmp_path):
+    x, y = client()
+    save(tmp_path / "south.npz", x=x, y=y)
+    save(tmp_path / "north.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2])
+    fed = Federation.from_folder(tmp_path)
+    assert fed.names == ("north", "south") and fed.test.counts.tolist() == [2, 0]
+    assert fed.dataset == tmp_path.name
+
+
+def test_read_client_gives_inputs_alone_when_asked(tmp_path):
+    save(tmp_path / "a.npz", x=np.ones((3, 2)))
+    assert list(read_client(tmp_path / "a.npz", labels=False)) == ["x_train"]
+    with pytest.raises(InputError, match="lacks y_train"):
+        read_client(tmp_path / "a.npz")
+
+
+def test_bad_files_are_named(tmp_path):
+    x, y = client()
+    path = tmp_path / "a.npz"
+
+    def refused(words):
+        with pytest.raises(InputError, match=words) as error:
+            Federation.from_folder(tmp_path)
+        assert "a.npz" in str(error.value)
+
+    save(path, x_train=x, y_train=y, x_test=x)
+    refused("lacks y_test")
+    save(path, y_train=y)
+    refused("lacks x_train")
+    save(path, x=x, y=y, x_train=x)
+    refused("both x and x_train")
+    save(path, x=x, y=y, x_tset=x)
+    refused("Did you mean 'x_test'")
+    save(path, x=np.array([{}, {}], dtype=object), y=y)
+    refused("Python objects")
+    save(path, x=x, y=y)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    refused("cut short")
+    path.write_bytes(whole[:200] + bytes(40) + whole[240:])
+    refused("damaged")
+    path.write_bytes(b"not an archive")
+    refused("not an .npz")
+    path.write_bytes(b"")
+    refused("not an .npz")
+    path.unlink()
+    path.mkdir()
+    refused("cannot be read")
+
+
+def test_bad_folders(tmp_path):
+    with pytest.raises(InputError, match=r"no \.npz"):
+        Federation.from_folder(tmp_path)
+    with pytest.raises(InputError, match="not a folder"):
+        Federation.from_folder(tmp_path / "nowhere")
+
+
+def test_empty_rows():
+    assert Rows.empty(3).counts.tolist() == [0, 0, 0]

@@ -1,0 +1,246 @@
+"""Tables: encoding, splits without leaks, saved recipes, and every table that is refused."""
+
+from __future__ import annotations
+
+import builtins
+import json
+
+import numpy as np
+import pytest
+
+from fedabml.data import TableRecipe, features, read_table
+from fedabml.errors import InputError
+
+pd = pytest.importorskip("pandas")
+
+
+def frame(n=60, seed=0):
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "site": [f"s{i % 3}" for i in range(n)],
+            "age": rng.normal(50, 10, n).round(1),
+            "dose": np.where(np.arange(n) % 5 == 0, np.nan, rng.normal(3, 1, n)),
+            "sex": np.where(np.arange(n) % 2, "f", "m"),
+            "smoker": np.arange(n) % 4 == 0,
+            "ill": np.where(np.arange(n) % 3 == 0, "yes", "no"),
+        }
+    )
+
+
+def write(path, table):
+    table.to_parquet(path) if path.suffix == ".parquet" else table.to_csv(path, index=False)
+    return path
+
+
+def read(tmp_path, table, **options):
+    return read_table(write(tmp_path / "t.csv", table), **{"client": "site", "target": "ill", **options})
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_table_becomes_a_federation(tmp_path, kind):
+    path = write(tmp_path / f"study.{kind}", frame())
+    fed = read_table(path, client="site", target="ill")
+    assert (fed.clients, fed.classes, fed.names, fed.dataset) == (3, 2, ("s0", "s1", "s2"), "study")
+    assert fed.train.counts.tolist() == [16] * 3 and fed.test.counts.tolist() == [4] * 3
+    assert fed.recipe.class_names == ("no", "yes") and fed.recipe.decode([1, 0]) == ["yes", "no"]
+    assert fed.recipe.feature_names == (
+        "age", "dose", "dose missing", "sex=f", "sex=m", "sex=other", "smoker=False", "smoker=True", "smoker=other",
+    )  # fmt: skip
+    assert fed.x.shape == (60, 9) and fed.x.dtype == np.float32 and fed.shift == 0 and fed.scale == 1
+    np.testing.assert_allclose(fed.x[fed.train.index, :2].mean(0), 0, atol=1e-5)
+    np.testing.assert_array_equal(features(path, fed.recipe), fed.x)
+
+
+def test_statistics_know_nothing_of_test_rows(tmp_path):
+    table = frame()
+    fed = read(tmp_path, table)
+    table.loc[fed.test.index, ["age", "dose"]] = 1e6
+    table.loc[fed.test.index, "sex"] = "unheard of"
+    again = read(tmp_path, table)
+    assert again.recipe == fed.recipe
+    np.testing.assert_array_equal(again.x[again.train.index], fed.x[fed.train.index])
+    assert (again.x[again.test.index][:, fed.recipe.feature_names.index("sex=other")] == 1).all()
+
+
+def test_the_split_follows_the_seed_and_the_labels(tmp_path):
+    one, same, other = (read(tmp_path, frame(), seed=s) for s in (1, 1, 2))
+    assert one.rows_hash == same.rows_hash != other.rows_hash
+    mixed = frame().assign(site="only")
+    assert read(tmp_path, mixed, test_share=0.25).label_counts("test").tolist() == [[10, 5]]
+    assert len(read(tmp_path, frame(), test_share=0).test.index) == 0
+
+
+def test_missing_and_unknown_values_in_new_rows(tmp_path):
+    recipe = read(tmp_path, frame()).recipe
+    new = pd.DataFrame({"age": [None, "51"], "dose": [None, 2.0], "sex": [None, "x"], "smoker": ["True", None]})
+    x = features(new, recipe)
+    assert np.isfinite(x).all() and x[:, recipe.feature_names.index("sex=other")].tolist() == [1, 1]
+    assert x[:, recipe.feature_names.index("dose missing")].tolist() == [1, 0]
+    assert x[0, recipe.feature_names.index("smoker=True")] == 1
+    assert x[0, 0] == pytest.approx(
+        (recipe.numeric["age"].median - recipe.numeric["age"].mean) / recipe.numeric["age"].std
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "task", "names"),
+    [
+        (np.arange(60) % 4, "classification", ("0", "1", "2", "3")),
+        ((np.arange(60) % 2).astype(float), "classification", ("0", "1")),
+        (np.arange(60) % 2 == 0, "classification", ("False", "True")),
+        (np.arange(60), "regression", ()),
+        (np.arange(60) / 7, "regression", ()),
+    ],
+)
+def test_the_task_is_read_off_the_target(tmp_path, values, task, names):
+    fed = read(tmp_path, frame().assign(ill=values))
+    assert fed.task == task and fed.recipe.class_names == names
+
+
+def test_the_task_can_be_given(tmp_path):
+    assert read(tmp_path, frame().assign(ill=np.arange(60) % 2), task="regression").y.dtype == np.float32
+    many = read(tmp_path, frame().assign(ill=np.arange(60) % 30), task="classification")
+    assert many.classes == 30 and many.recipe.class_names[:3] == ("0", "1", "2")
+
+
+def test_regression_is_standardised_by_training_targets(tmp_path):
+    fed = read(tmp_path, frame().assign(ill=np.random.default_rng(0).normal(7, 3, 60)))
+    seen = (fed.y[fed.train.index] - fed.y_shift) / fed.y_scale
+    assert abs(seen.mean()) < 1e-5 and abs(seen.std() - 1) < 1e-5
+    np.testing.assert_array_equal(fed.recipe.decode(fed.y), fed.y)
+
+
+def test_numbered_clients_stand_in_their_order(tmp_path):
+    fed = read(tmp_path, frame().assign(site=[10, 9, 100] * 20))
+    assert fed.names == ("9", "10", "100")
+
+
+def test_small_clients(tmp_path):
+    table = frame()
+    table.loc[0, "site"] = "tiny"
+    with pytest.raises(InputError, match=r"'tiny'.*1 training sample.*--drop-small"):
+        read(tmp_path, table)
+    assert read(tmp_path, table, drop_small=True).names == ("s0", "s1", "s2")
+    table.loc[[3, 6], "site"] = "tiny"  # three rows: two to learn from, one to test
+    assert read(tmp_path, table).train.counts[-1] == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "words"),
+    [
+        ({}, {"client": "sit"}, "no column 'sit'. Did you mean 'site'"),
+        ({}, {"target": "il"}, "no column 'il'. Did you mean 'ill'"),
+        ({}, {"target": "site"}, "both the client and the target"),
+        ({}, {"test_share": 1}, "test share"),
+        ({}, {"task": "guess"}, "The task is 'guess'"),
+        ({}, {"task": "regression"}, "'ill' has 'yes' in row 1, where a number"),
+        ({"ill": np.arange(60) / 7}, {"task": "classification"}, "fractions"),
+        ({"age": np.nan}, {}, "'age' has no value"),
+        ({"age": [np.inf] + [1.0] * 59}, {}, "'age' has an infinite"),
+        ({"age": pd.date_range("2020-01-01", periods=60)}, {}, "'age' holds dates"),
+        ({"site": [None] + ["a"] * 59}, {}, "'site' has no value in row 1"),
+        ({"ill": ["no", None] * 30}, {}, "'ill' has no value in row 2"),
+    ],
+)
+def test_bad_tables(tmp_path, change, options, words):
+    with pytest.raises(InputError, match=words):
+        read(tmp_path, frame().assign(**change), **options)
+
+
+def test_refused_columns(tmp_path):
+    many = frame(900).assign(note=[f"n{i}" for i in range(900)])
+    with pytest.raises(InputError, match="free text"):
+        read(tmp_path, many)
+    with pytest.raises(InputError, match="too many to be classes"):
+        read(tmp_path, frame(3003).assign(ill=[f"n{i}" for i in range(3003)]))
+    with pytest.raises(InputError, match="nothing to predict from"):
+        read(tmp_path, frame()[["site", "ill"]])
+    for values in (pd.date_range("2020-01-01", periods=60), pd.timedelta_range("1h", periods=60)):
+        path = write(tmp_path / "t.parquet", frame().assign(age=values))
+        with pytest.raises(InputError, match="dates or times"):
+            read_table(path, client="site", target="ill")
+    path = write(tmp_path / "t.parquet", frame().assign(age=[[1, 2]] * 60))
+    with pytest.raises(InputError, match="neither numbers nor words"):
+        read_table(path, client="site", target="ill")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("t.xlsx", b"", "ends in '.xlsx'"),
+        ("t.csv", b"", "damaged"),
+        ("t.csv", b"site,ill,age\n", "no rows"),
+        ("t.csv", b"site,ill,age\na,b,c\na,b,c,d,e\n", "damaged"),
+        ("t.csv", b"site,ill,age\n\xff\xfe\xff,1,2\n", "damaged"),
+        ("t.parquet", b"PAR1 not really", "damaged"),
+        ("none.csv", None, "cannot be read"),
+    ],
+)
+def test_bad_files(tmp_path, name, content, words):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=words) as error:
+        read_table(tmp_path / name, client="site", target="ill")
+    assert name in str(error.value)
+
+
+def test_new_tables_that_do_not_fit(tmp_path):
+    recipe = read(tmp_path, frame()).recipe
+    with pytest.raises(InputError, match=r"no column 'age'\. Did you mean 'aged'"):
+        features(frame().rename(columns={"age": "aged"}), recipe)
+    with pytest.raises(InputError, match="'old' in row 1, where a number"):
+        features(frame().assign(age="old"), recipe)
+    with pytest.raises(InputError, match="'maybe' is no known value"):
+        recipe.encode_target(pd.Series(["yes", "maybe"]))
+    with pytest.raises(InputError, match="missing in row 2"):
+        recipe.encode_target(pd.Series(["yes", None]))
+
+
+def test_a_recipe_survives_json(tmp_path):
+    recipe = read(tmp_path, frame()).recipe
+    again = TableRecipe.from_json(json.loads(json.dumps(recipe.to_json())))
+    assert again == recipe
+    np.testing.assert_array_equal(features(frame(), again), features(frame(), recipe))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"task": "guess"},
+        {"columns": ["age"]},
+        {"columns": "age"},
+        {"numeric": []},
+        {"numeric": {"age": {"median": "x", "mean": 0.0, "std": 1.0, "gaps": False}}},
+        {"numeric": {"age": {"median": 0.0, "mean": 0.0, "std": 0.0, "gaps": False}}},
+        {"numeric": {"age": {"median": 0.0, "mean": float("nan"), "std": 1.0, "gaps": False}}},
+        {"numeric": {"age": {"median": 0.0}}},
+        {"categories": {"sex": [1, 2]}},
+        {"class_names": None},
+        {"client": 3},
+    ],
+)
+def test_foreign_recipes_are_refused(tmp_path, change):
+    content = {**read(tmp_path, frame()).recipe.to_json(), **change}
+    with pytest.raises(InputError, match="not the recipe"):
+        TableRecipe.from_json(content)
+
+
+@pytest.mark.parametrize("content", [None, [], {}, "text"])
+def test_things_that_are_no_recipe(content):
+    with pytest.raises(InputError, match="not the recipe"):
+        TableRecipe.from_json(content)
+
+
+def test_pandas_is_asked_for_politely(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name == "pandas":
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(InputError, match=r"pip install fedabml\[tables\]"):
+        read_table(tmp_path / "t.csv", client="a", target="b")

@@ -1,0 +1,77 @@
+"""The page in a real browser: the script runs to its end, answers clicks, and nothing sticks out on a phone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedabml.report import write
+
+MakeRun = Callable[..., Path]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to open the page")
+
+# Presses and moves as a reader would, then writes what came of it into attributes of <html>.
+ACTIONS = """
+const note = (name, value) => document.documentElement.setAttribute("data-saw-" + name, value);
+const one = (query) => document.querySelector(query);
+note("wide", document.documentElement.scrollWidth - innerWidth);
+one("[data-legend='1']").click();
+const gone = (part) => getComputedStyle(part).display === "none";
+note("hidden", [...document.querySelectorAll("svg [data-run='1']")].every(gone));
+const column = one(".hit").getBoundingClientRect();
+const at = { bubbles: true, clientX: column.x + 1, clientY: column.y + 1 };
+one(".hit").dispatchEvent(new PointerEvent("pointermove", at));
+note("tip", one("#tip").innerText.replaceAll("\\n", "|"));
+const dot = one("g[data-run='0'] > circle[data-tip]"), box = dot.getBoundingClientRect();
+const near = { bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + box.height / 2 + 2 };
+dot.closest("svg").dispatchEvent(new PointerEvent("pointermove", near));
+note("dot", one("#tip").innerText.replaceAll("\\n", "|"));
+const head = [...document.querySelectorAll("thead th")].find((th) => th.innerText.startsWith("NLL"));
+const order = () => [...document.querySelectorAll("table")[0].tBodies[0].rows].map((r) => r.cells[0].innerText).join();
+head.click(); note("up", order());
+head.click(); note("down", order());
+one("#up").value = "2"; one("#up").dispatchEvent(new Event("change"));
+note("score", one("#score").innerText);
+const before = getComputedStyle(document.body).backgroundColor;
+one("#theme").click();
+note("theme", before !== getComputedStyle(document.body).backgroundColor);
+"""
+
+
+def visit(page: Path, profile: Path, width: int = 1200, fragment: str = "") -> tuple[dict[str, str], str]:
+    """Open the page; returns the attributes of <html> and what the console complained about."""
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    command += [f"--user-data-dir={profile}", f"--window-size={width},900", "--virtual-time-budget=2000"]
+    done = subprocess.run([*command, page.as_uri() + fragment], capture_output=True, text=True, timeout=60, check=True)
+    root = re.search(r"<html[^>]*>", done.stdout)
+    assert root, done.stderr
+    complaints = "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+    return dict(re.findall(r'([\w-]+)="([^"]*)"', root[0])), complaints
+
+
+def test_a_run_opens_without_complaint(make_run: MakeRun, tmp_path: Path) -> None:
+    page = write([make_run(clients=1, rounds=1)], tmp_path / "r.html")
+    root, complaints = visit(page, tmp_path / "profile", fragment="#dark")
+    assert complaints == "" and root["data-ready"] == "true" and root["data-theme"] == "dark"
+
+
+def test_a_comparison_answers_its_reader_on_a_phone(make_run: MakeRun, tmp_path: Path) -> None:
+    long = "a-rather-long-algorithm-name-" * 3
+    runs = [make_run(n, algorithm=n, nll=v) for n, v in (("a", 0.5), ("b", None), ("c", 0.3), (long, 0.4))]
+    page = write(runs, tmp_path / "r.html")
+    page.write_text(page.read_text().replace("</body>", f"<script>{ACTIONS}</script></body>"))
+    saw, complaints = visit(page, tmp_path / "profile", width=500)
+    assert complaints == "" and saw["data-ready"] == "true"
+    assert float(saw["data-saw-wide"]) <= 0
+    assert saw["data-saw-hidden"] == saw["data-saw-theme"] == "true"
+    assert re.fullmatch(rf"round 1\|a: [\d.]+\|c: [\d.]+\|{long}: [\d.]+", saw["data-saw-tip"])
+    assert re.match(r"clinic \d+\|a: [\d.]+%\|\d+ training samples", saw["data-saw-dot"])
+    assert saw["data-saw-up"] == f"c,{long},a,b" and saw["data-saw-down"] == f"a,{long},c,b"
+    counts = [int(n) for n in re.findall(r"\d+", saw["data-saw-score"])]
+    assert saw["data-saw-score"].startswith("c serves") and sum(counts) == 20

@@ -1,0 +1,116 @@
+"""The charts: numbers end where they should, and nothing that is not a number is drawn."""
+
+from __future__ import annotations
+
+import math
+from xml.etree import ElementTree
+
+import pytest
+
+from fedabml.report.frame import Axis, finite, text, tick_labels, ticks
+from fedabml.report.svg import DARK, LIGHT, PAGE, Look, Series, bars, histogram, line_chart, scatter
+
+NAN = float("nan")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def shapes(svg: str, kind: str) -> list[ElementTree.Element]:
+    return list(ElementTree.fromstring(svg).iter(SVG + kind))
+
+
+def test_ticks_are_round_and_cover_the_range() -> None:
+    assert ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    assert ticks(0.13, 0.97)[0] <= 0.13 and ticks(0.13, 0.97)[-1] >= 0.97
+    assert ticks(1, 3, whole=True) == [1, 2, 3]
+    for low, high in ((-1e-9, 1e-9), (1e12, 3e12), (2.301, 2.302), (-5, 7)):
+        found = ticks(low, high)
+        assert 3 <= len(found) <= 8 and found[0] <= low + 1e-15 and found[-1] >= high - 1e-15
+        assert len(set(tick_labels(found, "number"))) == len(found)
+
+
+@pytest.mark.parametrize("kind", ["number", "percent", "whole"])
+@pytest.mark.parametrize("values", [[], [0.0], [1.0], [0.5, 0.5], [None, NAN]])
+def test_an_axis_never_covers_nothing(kind: str, values: list[float | None]) -> None:
+    low, high = Axis("", kind).cover(finite(v) for v in values)  # type: ignore[arg-type]
+    assert math.isfinite(low) and low < high
+
+
+def test_a_line_starts_and_ends_at_the_corners_of_its_frame() -> None:
+    svg = line_chart([Series("a", [0.0, 1.0], [0.0, 10.0])], title="t", look=PAGE)
+    plot = ElementTree.fromstring(svg).get("data-plot", "").split()
+    left, top, right, bottom = (float(v) for v in plot[:4])
+    start, end = shapes(svg, "path")[0].get("d", "").removeprefix("M").split("L")
+    assert [float(v) for v in start.split()] == pytest.approx([left, bottom], abs=0.1)
+    assert [float(v) for v in end.split()] == pytest.approx([right, top], abs=0.1)
+
+
+def test_missing_values_are_gaps_and_lonely_ones_dots() -> None:
+    svg = line_chart([Series("a", [1.0, 2.0, None, 3.0, NAN, float("inf"), 2.0, 1.0])], title="t")
+    assert len(shapes(svg, "path")) == 2
+    assert len(shapes(svg, "circle")) == 1
+
+
+def test_the_diagonal_gives_both_axes_one_range() -> None:
+    svg = scatter([Series("a", [0.2, 0.9], [0.6, 0.7])], title="t", diagonal=True, look=PAGE)
+    x_low, x_high, y_low, y_high = ElementTree.fromstring(svg).get("data-plot", "").split()[4:]
+    assert (x_low, x_high) == (y_low, y_high)
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    svg = bars(["a", "b", "c"], [Series("s", [1.0, 2.0, None])], title="t")
+    lengths = [float(r.get("width", "0")) for r in shapes(svg, "rect") if r.get("rx")]
+    assert len(lengths) == 2 and lengths[1] == pytest.approx(2 * lengths[0], abs=0.2)
+
+
+def test_histogram_bars_are_as_tall_as_their_shares() -> None:
+    svg = histogram([0, 1, 2], [Series("s", [0.2, 0.4])], title="t")
+    heights = [float(r.get("height", "0")) for r in shapes(svg, "rect") if r.get("rx")]
+    assert heights[1] == pytest.approx(2 * heights[0], abs=0.2)
+
+
+def test_a_picture_for_a_readme_stands_alone() -> None:
+    svg = line_chart([Series("<a>", [1, 2]), Series("b", [2, 1])], title="Loss & more", look=DARK)
+    assert shapes(svg, "title")[0].text == "Loss & more"
+    assert "var(" not in svg and "data-tip" not in svg and DARK.paper in svg
+    assert "<a>" in [t.text for t in shapes(svg, "text")]
+
+
+def test_hover_texts_name_the_series_and_their_values() -> None:
+    svg = line_chart([Series("a", [0.5]), Series("b", [0.25])], title="t", x=Axis("round", "whole"), look=PAGE)
+    assert [r.get("data-tip") for r in shapes(svg, "rect") if r.get("data-tip")] == ["round 1\na: 0.5\nb: 0.25"]
+
+
+def test_thousands_of_rounds_get_a_bounded_number_of_hover_columns() -> None:
+    svg = line_chart([Series("a", [float(i) for i in range(5000)])], title="t", look=PAGE)
+    assert 100 < svg.count("data-tip") <= 240
+
+
+@pytest.mark.parametrize("look", [LIGHT, DARK])
+def test_empty_charts_are_still_pictures(look: Look) -> None:
+    for svg in (
+        line_chart([], title="t", look=look),
+        scatter([Series("a", [NAN])], title="t", look=look),
+        bars([], [], title="t", look=look),
+    ):
+        assert ElementTree.fromstring(svg).tag == SVG + "svg" and "nan" not in svg
+
+
+def test_text_is_safe_in_content_and_attributes() -> None:
+    assert text("<script>\"'&\x00\ud800") == "&lt;script&gt;&quot;&#x27;&amp;"
+
+
+@pytest.mark.parametrize("value", [None, True, "1", NAN, float("inf"), 10**400, [1]])
+def test_what_cannot_be_drawn_is_no_number(value: object) -> None:
+    assert finite(value) is None
+
+
+@pytest.mark.parametrize("look", [LIGHT, DARK])
+def test_colours_stand_out_from_the_paper(look: Look) -> None:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        r, g, b = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    for colour in (*look.colours, look.ink, look.muted):
+        light, dark = sorted((luminance(colour), luminance(look.paper)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, colour

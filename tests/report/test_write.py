@@ -1,0 +1,230 @@
+"""The page: what it says, what it survives, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fedabml.errors import InputError
+from fedabml.report import write
+
+MakeRun = Callable[..., Path]
+EVIL = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'
+
+
+class Outline(HTMLParser):
+    """Tags that stay open, headings, and the elements that would fetch or run something."""
+
+    VOID = frozenset({"meta", "img", "br", "link"})
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.headings: list[str] = []
+        self.tags: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("h1", "h2", "h3"):
+            self.headings.append(data)
+
+
+def page_of(out: Path) -> tuple[str, Outline]:
+    page = out.read_text(encoding="utf-8")
+    outline = Outline(page)
+    assert outline.open == []
+    return page, outline
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_one_run_gives_every_section(make_run: MakeRun, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "report.html"
+    assert write([make_run()], out) == out
+    page, outline = page_of(out)
+    assert outline.headings == [
+        "fedabml on digits", "Training", "Loss per round", "Accuracy per round", "Clients",
+        "Clients from worst to best", "What personalising gains", "Uncertainty", "Reliability",
+        "Entropy, right and wrong", "Prior and data", "Where the prior is wide",
+        "Who holds what: dirichlet", "Configuration",
+    ]  # fmt: skip
+    assert "fedabml train --algorithm fedabml --seed 0" in page and "versions.torch" in page
+    assert "manifest.partition.alpha" in page and "manifest.counts" not in page
+    assert "800 kB" in page  # 400 kB up and 400 kB down
+    assert page.count("<figcaption>") == page.count("<figure") == 8
+    assert sorted(p.name for p in out.parent.iterdir()) == ["report.html"]
+
+
+def test_the_page_needs_nothing_else(make_run: MakeRun, tmp_path: Path) -> None:
+    page, outline = page_of(write([make_run("a"), make_run("b", algorithm="fedavg")], tmp_path / "r.html"))
+    assert not {"link", "img", "iframe", "object"} & set(outline.tags)
+    assert set(re.findall(r"https?://[^\s\"'<)]+", page)) <= {"http://www.w3.org/2000/svg"}
+    assert "@import" not in page and "src=" not in page
+
+
+def test_a_comparison_marks_the_best_of_each_column(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [
+        make_run("a", algorithm="good", nll=0.4, accuracy=0.9, seconds=9.0),
+        make_run("b", algorithm="quick", nll=0.5, accuracy=0.8, seconds=3.0),
+        make_run("c", algorithm="lost", nll=None, accuracy=float("nan"), seconds=9.0),
+    ]
+    page, outline = page_of(write(runs, tmp_path / "r.html", title="Which one?"))
+    assert outline.headings[0] == "Which one?"
+    best = re.findall(r'<td class=best data-v="([^"]*)">', page)
+    assert {"0.9", "0.4", "3"} <= set(best) and not {"0.8", "0.5", "9"} & set(best)
+    assert "Two runs, client by client" in outline.headings
+    assert [page.count(f'data-legend="{i}"') for i in range(4)] == [1, 1, 1, 0]
+    assert outline.headings.count("Who holds what: dirichlet") == 1  # one partition, drawn once
+
+
+def test_runs_on_other_data_do_not_compete_or_meet_client_by_client(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("a", dataset="digits"), make_run("b", dataset="cifar10", accuracy=0.2)]
+    page, outline = page_of(write(runs, tmp_path / "r.html"))
+    assert "class=best" not in page
+    assert "Two runs, client by client" not in outline.headings
+
+
+def test_other_clients_do_not_meet(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("a", clients=10), make_run("b", algorithm="fedavg", clients=12)]
+    assert "Two runs, client by client" not in page_of(write(runs, tmp_path / "r.html"))[1].headings
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ([{"algorithm": "x"}, {"algorithm": "y"}], ["x", "y"]),
+        ([{"seed": 1}, {"seed": 2}], ["fedabml, seed 1", "fedabml, seed 2"]),
+        ([{"dataset": "u"}, {"dataset": "v"}], ["fedabml, u", "fedabml, v"]),
+        ([{}, {}], ["run0", "run1"]),
+    ],
+)
+def test_runs_are_named_by_what_sets_them_apart(
+    make_run: MakeRun, tmp_path: Path, options: list[dict[str, object]], names: list[str]
+) -> None:
+    runs = [make_run(f"run{i}", **o) for i, o in enumerate(options)]
+    page, _ = page_of(write(runs, tmp_path / "r.html"))
+    assert re.findall(r"data-legend=.*?</i>(.*?)</button>", page) == names
+
+
+def test_the_same_folder_twice_is_told_apart(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    assert "(1)</button>" in page_of(write([run, run], tmp_path / "r.html"))[0]
+
+
+def test_strings_from_files_never_become_markup(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("a", algorithm=EVIL, dataset=EVIL), make_run("b", algorithm="b", dataset=EVIL)]
+    for run in runs:
+        edit(run / "config.json", command=EVIL, model=EVIL, **{EVIL: EVIL})
+        edit(run / "summary.json", prior_width=[{"name": EVIL, "mean_std": 0.1}])
+        table = (run / "clients.csv").read_text().replace("clinic 0", '"' + EVIL.replace('"', '""') + '"')
+        (run / "clients.csv").write_text(table)
+    page, outline = page_of(write(runs, tmp_path / "r.html", title=EVIL))
+    assert outline.tags.count("script") == 2 and "img" not in outline.tags
+    assert "alert(1)>" not in page
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
+    assert data and json.loads(data[1])["runs"][0] == json.loads(data[1])["clients"][0] == EVIL
+
+
+@pytest.mark.parametrize("regression", [False, True])
+@pytest.mark.parametrize(("clients", "rounds"), [(1, 1), (3, 2), (1000, 3)])
+def test_any_number_of_clients_and_rounds(
+    make_run: MakeRun, tmp_path: Path, clients: int, rounds: int, regression: bool
+) -> None:
+    runs = [make_run(a, algorithm=a, clients=clients, rounds=rounds, regression=regression) for a in "ab"]
+    for chosen in (runs[:1], runs):
+        page, outline = page_of(write(chosen, tmp_path / "r.html"))
+        assert ("RMSE per round" if regression else "Accuracy per round") in outline.headings
+        assert not re.search(r'="[^"]*\b(nan|inf|NaN|Infinity)\b', page)
+    assert f"Table of {clients} client" in page
+
+
+def test_numbers_that_are_missing_or_not_finite(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(clients=3, accuracy=float("nan"), nll=None, ece=float("inf"), prior_accuracy=None, reliability=None)
+    (run / "metrics.jsonl").write_text(
+        '{"round": 1, "loss": NaN}\n\n{"round": 2, "loss": 1.5, "eval": {"accuracy": null}}\n'
+    )
+    (run / "clients.csv").write_text(
+        "client,name,n_train,accuracy,prior_accuracy\n0,,10,nan,\n1,b,,0.5,0.25\n2,c,3,None,0.1\n"
+    )
+    page, outline = page_of(write([run], tmp_path / "r.html"))
+    assert "<dd>–</dd>" in page and "Accuracy per round" not in outline.headings
+    assert "client 0" in page and "Loss per round" in outline.headings
+    assert not re.search(r'="[^"]*\b(nan|inf|NaN|Infinity)\b', page)
+
+
+def test_a_bare_run_is_reported_from_what_there_is(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    for name in ("metrics.jsonl", "clients.csv", "partition.svg", "manifest.json"):
+        (run / name).unlink()
+    for name in ("config.json", "summary.json"):
+        (run / name).write_text("{}")
+    page, outline = page_of(write([run, make_run("b", regression=True)], tmp_path / "r.html"))
+    page, outline = page_of(write([run], tmp_path / "r.html"))
+    assert outline.headings == ["run"] and "<figure" not in page
+
+
+def test_a_drawing_with_a_script_stays_out(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    (run / "partition.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>')
+    page, outline = page_of(write([run], tmp_path / "r.html"))
+    assert "alert(1)" not in page and "Who holds what: dirichlet" not in outline.headings
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("config.json", None, "missing"),
+        ("summary.json", None, "missing"),
+        ("config.json", "{", "not JSON"),
+        ("summary.json", "[1]", "not a JSON object"),
+        ("summary.json", '{"reliability": 3}', "'reliability'"),
+        ("manifest.json", "nope", "not JSON"),
+        ("metrics.jsonl", '{"round": 1}\n{"round"', "line 2"),
+        ("metrics.jsonl", '{"loss": 1}', "no round number"),
+        ("clients.csv", "a,b\n1,2\n", "no column 'client'"),
+        ("clients.csv", "client,name,accuracy\n0,a\n", "line 2"),
+        ("clients.csv", "client,name,accuracy\n0,a,often\n", "'often'"),
+        ("config.json", b"\xff\xfe{", "UTF-8"),
+    ],
+)
+def test_a_missing_or_damaged_file_is_named(
+    make_run: MakeRun, tmp_path: Path, name: str, content: str | bytes | None, says: str
+) -> None:
+    run, out = make_run(), tmp_path / "r.html"
+    out.write_text("older")
+    if content is None:
+        (run / name).unlink()
+    else:
+        (run / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError) as error:
+        write([run], out)
+    assert name in str(error.value) and says in str(error.value)
+    assert out.read_text() == "older"
+
+
+def test_places_that_cannot_be_used(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="at least one"):
+        write([], tmp_path / "r.html")
+    with pytest.raises(InputError, match="not a run folder"):
+        write([tmp_path / "nowhere"], tmp_path / "r.html")
+    with pytest.raises(InputError, match="is a folder"):
+        write([run], tmp_path)
+    with pytest.raises(InputError, match="cannot be written"):
+        write([run], tmp_path / "file" / "r.html")
