@@ -196,7 +196,7 @@ def _classification(
     some = np.maximum(count, 1)
     details = {
         "reliability": [
-            dict(low=i / BINS, high=(i + 1) / BINS, confidence=c, accuracy=h, count=int(n))
+            {"low": i / BINS, "high": (i + 1) / BINS, "confidence": c, "accuracy": h, "count": int(n)}
             for i, (c, h, n) in enumerate(zip((sure / some).tolist(), (hit / some).tolist(), count, strict=True))
         ],
         "entropy_histogram": {

@@ -55,8 +55,9 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise InputError(
-            f"'{path}' is not a file that fedabml wrote: it is truncated, or of another kind ({type(error).__name__}). Only "
-            "safetensors files are read; pickled checkpoints (.pt, .pth, .pkl) are refused because loading one runs code."
+            f"'{path}' is not a file that fedabml wrote: it is truncated, or of another kind ({type(error).__name__}). "
+            "Only safetensors files are read; pickled checkpoints (.pt, .pth, .pkl) are refused, because loading one "
+            "runs code."
         ) from error
     if not isinstance(facts, dict):
         raise InputError(f"'{path}' carries a header that fedabml did not write.")

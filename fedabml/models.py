@@ -6,6 +6,7 @@ import copy
 import math
 import os
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def mlp(shape: Sequence[int], outputs: int, hidden: Sequence[int] = (200, 200)) 
     """Fully connected, ReLU: 784→200→200→62 on EMNIST."""
     widths = [math.prod(shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in pairwise(widths):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
@@ -73,7 +74,7 @@ def resnet18(shape: Sequence[int], outputs: int) -> nn.Module:
         raise InputError(f"Model 'resnet18' needs images; this data has shape {tuple(shape)}.")
     widths = [64, 64, 128, 256, 512]
     blocks: list[nn.Module] = []
-    for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(widths)):
         blocks += [_Block(a, b, 1 if i == 0 else 2), _Block(b, b, 1)]
     stem = [nn.Conv2d(shape[0], 64, 3, 1, 1, bias=False), nn.GroupNorm(32, 64), nn.ReLU()]
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, outputs))

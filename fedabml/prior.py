@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from . import algorithms, likelihoods, models, rng
 from .algorithms.base import Algorithm, State
 from .data import Federation, TableRecipe
+from .data.arrays import as_numpy
 from .engine.backend import device_of
 from .engine.cohort import Cohort, draw, draws_of, output
 from .errors import InputError
@@ -75,16 +76,18 @@ class Card:
         """Refuses inputs of another shape or kind than the prior was trained on."""
         if tuple(x.shape[1:]) != self.shape or (x.dtype == np.uint8) != (self.dtype == "uint8"):
             raise InputError(
-                f"The inputs are {x.dtype} of shape {tuple(x.shape[1:])} each; the prior was trained on {self.dtype} of "
-                f"shape {self.shape}."
+                f"The inputs are {x.dtype} of shape {tuple(x.shape[1:])} each; the prior was trained on {self.dtype} "
+                f"of shape {self.shape}."
             )
 
     def inputs(self, x: Any, device: torch.device) -> Tensor:
         """Raw inputs as the network takes them."""
-        classes = 1 if self.task == "classification" else None
+        x, classes = as_numpy(x, "The input"), 1 if self.task == "classification" else None
+        if x.ndim == 0:
+            raise InputError("The input is a single number; give an array with a row per example.")
         y = np.zeros(len(x), int if classes else float)
         if len(x) == 1:  # a federation wants two samples; a prediction is content with one
-            return self.inputs(np.concatenate([np.asarray(x)] * 2), device)[:1]
+            return self.inputs(np.concatenate([x, x]), device)[:1]
         raw = Federation.from_arrays([(x, y)], task=self.task, classes=classes, normalize="none").x
         self.check(raw)
         x32, shift, scale = (torch.as_tensor(np.asarray(a, np.float32)) for a in (raw, self.shift, self.scale))
@@ -116,8 +119,8 @@ class Card:
         if module is None:
             if facts["model"] is None:
                 raise InputError(
-                    f"'{path}' was trained with a module of your own, which a file cannot hold: give the same module as "
-                    "load_prior(path, model=module)."
+                    f"'{path}' was trained with a module of your own, which a file cannot hold: give the same module "
+                    "as load_prior(path, model=module)."
                 )
             spec = facts["model"]
             module = models.build(spec["name"], spec["shape"], spec["outputs"], **spec["options"])
@@ -126,11 +129,19 @@ class Card:
         if layout != facts["layout"]:
             raise InputError(f"The model does not fit '{path}': its parameters have other names or shapes.")
         network.module.load_state_dict({**network.module.state_dict(), **group(tensors, "constant")})
+        network.initial = tensors.get("initial", network.initial)
         norm = group(tensors, "norm")
         recipe = TableRecipe.from_json(facts["recipe"]) if facts["recipe"] else None
-        arrays = [norm[n].numpy() for n in _NORM]
-        shape, dtype = tuple(int(v) for v in facts["shape"]), str(facts["dtype"])
-        return cls(network, likelihood, facts["model"], shape, *arrays, dtype, str(facts["dataset"]), recipe)
+        return cls(
+            network,
+            likelihood,
+            facts["model"],
+            tuple(int(v) for v in facts["shape"]),
+            **{n: norm[n].numpy() for n in _NORM},
+            dtype=str(facts["dtype"]),
+            dataset=str(facts["dataset"]),
+            recipe=recipe,
+        )
 
 
 _NORM = ("shift", "scale", "y_shift", "y_scale")
@@ -144,7 +155,6 @@ class Prior:
     shared: State
     card: Card
     batch_size: int = 50
-    initial_seed: int = 0
 
     def personalize(
         self,
@@ -157,14 +167,14 @@ class Prior:
         device: str = "auto",
     ) -> Posterior:
         """A client's posterior from its training data: φ = θ, then a few epochs of steps (the algorithm's default)."""
-        changes = {"personal_epochs": epochs, "personal_lr": lr}
+        changes: dict[str, Any] = {"personal_epochs": epochs, "personal_lr": lr}
         algorithm = dataclasses.replace(self.algorithm, **{k: v for k, v in changes.items() if v is not None})
         place = device_of(device)
         cohort = Cohort(
             algorithm, self.card.network, self.card.likelihood, self.card.federation(x, y), seed=seed, chunk=1,
             batch_size=batch_size or self.batch_size, device=place, dtype=torch.float32, backend="loop",
         )  # fmt: skip
-        shared = {k: v.to(place) for k, v in self.shared.items()}
+        shared = {k: v.to(place, torch.float32) for k, v in self.shared.items()}
         with torch.no_grad():
             lane = cohort.personalise(shared, cohort.keep(shared, [0]), [0])
             offsets = cohort.offsets([0])
@@ -178,6 +188,8 @@ class Prior:
         tensors, facts = self.card.pack()
         algorithm = {"name": algorithms.name_of(self.algorithm), "hyper": self.algorithm.values()}
         facts |= {"kind": "prior", "algorithm": algorithm, "batch_size": self.batch_size}
+        if type(self.algorithm).keep is not Algorithm.keep:  # a new client's own state begins at the initial weights
+            tensors["initial"] = self.card.network.initial
         return write_tensors(path, tensors | prefixed("shared", self.shared), facts)
 
     @classmethod

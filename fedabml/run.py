@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from . import algorithms, models
+from . import algorithms, likelihoods, models
 from .algorithms import Algorithm, FedABML
 from .data import Federation, heat_map, save_manifest
 from .engine.backend import backend_of, chunk_of, device_of, lane_bytes
@@ -25,7 +25,8 @@ from .engine.checkpoint import Folder
 from .engine.cohort import Cohort
 from .engine.simulate import Simulation, last_ten
 from .errors import InputError
-from .evaluate import Evaluation, check_rows, evaluate as score_clients
+from .evaluate import Evaluation, check_rows
+from .evaluate import evaluate as score_clients
 from .files import write, write_json
 from .gaussian import Gaussian
 from .likelihoods import Categorical, GaussianNoise, Likelihood
@@ -84,6 +85,8 @@ def prepare(
     for name, value, low in [("rounds", rounds, 0), ("epochs", epochs, 1), ("batch_size", batch_size, 1)]:
         if not isinstance(value, (int, np.integer)) or value < low:
             raise InputError(f"{name} must be a whole number of at least {low}; it is {value!r}.")
+    if not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise InputError(f"seed must be a whole number of at least 0; it is {seed!r}.")
     if not 0 < participation <= 1:
         raise InputError(
             f"participation is the share of clients in a round, above 0 and at most 1; it is {participation!r}."
@@ -93,7 +96,12 @@ def prepare(
     if likelihood is None:
         likelihood = Categorical(fed.classes) if fed.task == "classification" else GaussianNoise(fed.y.shape[1])
     outputs = likelihood.classes if isinstance(likelihood, Categorical) else likelihood.targets
-    spec = None
+    if (fed.task == "classification") != isinstance(likelihood, Categorical) or outputs != (
+        fed.classes or fed.y.shape[1]
+    ):
+        need = f"{fed.classes} classes" if fed.classes else f"{fed.y.shape[1]} target(s)"
+        raise InputError(f"The likelihood {likelihood} does not fit this data: a {fed.task} with {need}.")
+    spec: dict[str, Any] | None = None
     if isinstance(model, str):
         spec = {"name": model, "shape": list(fed.x.shape[1:]), "outputs": outputs, "options": model_options or {}}
         model = models.build(model, spec["shape"], outputs, seed, **spec["options"])
@@ -127,6 +135,8 @@ def prepare(
         "algorithm": {"name": algorithms.name_of(algorithm), "hyper": algorithm.values()},
         "dataset": fed.dataset,
         "model": spec["name"] if spec else type(model).__name__,
+        "model_options": model_options or {},
+        "likelihood": likelihoods.to_json(likelihood),
         "parameters": network.layout.size,
         "clients": fed.clients,
         "rounds": rounds,
@@ -139,7 +149,7 @@ def prepare(
         "backend": backend,
         "chunk": chunk,
         "partition_hash": fed.hash,
-        "pretrained": None if pretrained is None else hashlib.sha256(network.initial.numpy().tobytes()).hexdigest(),
+        "pretrained": _fingerprint(network.initial) if pretrained is not None else None,
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
     }
     return Setup(cohort, card, config, rounds, participation, epochs, notes)
@@ -180,13 +190,14 @@ def train(
     test rows otherwise. With `out` the run is written to a folder, a checkpoint every round, and `resume=True` goes on
     with it: the result is bit-equal to an uninterrupted run's.
     """
-    setup_words = dict(rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size, seed=seed,
-                       device=device, dtype=dtype, likelihood=likelihood, model_options=model_options,
-                       pretrained=pretrained)  # fmt: skip
     folder = Folder(Path(out)) if out is not None else None
     if folder and resume:
         backend, chunk = _as_before(folder.path, backend, chunk)
-    setup = prepare(fed, model, algorithm, backend=backend, chunk=chunk, **setup_words)  # type: ignore[arg-type]
+    setup = prepare(
+        fed, model, algorithm, rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size,
+        seed=seed, device=device, dtype=dtype, backend=backend, chunk=chunk, likelihood=likelihood,
+        model_options=model_options, pretrained=pretrained,
+    )  # fmt: skip
     cohort = setup.cohort
     if evaluate:
         split = resolve_split(fed, split)
@@ -228,6 +239,10 @@ def train(
 
         write_report([folder.path], folder.path / "report.html")
     return run
+
+
+def _fingerprint(weights: torch.Tensor) -> str:
+    return hashlib.sha256(weights.cpu().numpy().tobytes()).hexdigest()
 
 
 def _as_before(path: Path, backend: str, chunk: int | None) -> tuple[str, int | None]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ class Layout:
         pieces = vector.split(self.sizes)
         return {n: p.view(s) for n, p, s in zip(self.names, pieces, self.shapes, strict=True)}
 
-    def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The inverse of `split`."""
         return torch.cat([tensors[name].detach().reshape(-1) for name in self.names])
 
@@ -57,7 +58,7 @@ LIKELIHOOD = "likelihood"  # the name of the likelihood's own entries in a layou
 class _KeyedDropout(TorchFunctionMode):
     """Gives dropout its noise from a key, so that it is pure and can be vmapped; counts the calls it met."""
 
-    _UNITS = {
+    _UNITS: ClassVar[dict[Any, int]] = {
         nn.functional.dropout: 0,
         nn.functional.dropout1d: 1,
         nn.functional.dropout2d: 2,
@@ -73,7 +74,9 @@ class _KeyedDropout(TorchFunctionMode):
             return func(*args, **kwargs)
         return self._dropout(self._UNITS[func], *args, **kwargs)
 
-    def _dropout(self, trailing: int, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False):
+    def _dropout(
+        self, trailing: int, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
         self.calls += 1
         if not training or p == 0 or self.key is None:
             return input
@@ -147,6 +150,7 @@ class Network:
         """Runs the module once on a batch; notes whether it drops units and how much it keeps for the backward pass."""
         self.module.train()
         sizes: list[int] = []
+        before = torch.random.get_rng_state()
         leaves = [m for m in self.module.modules() if not list(m.children())]
         hooks = [m.register_forward_hook(lambda m, i, o: sizes.append(getattr(o, "numel", int)())) for m in leaves]
         try:
@@ -159,6 +163,12 @@ class Network:
         finally:
             for hook in hooks:
                 hook.remove()
+        if x.device.type == "cpu" and not torch.equal(before, torch.random.get_rng_state()):
+            raise InputError(
+                "The model draws random numbers of its own, so no run of it could be repeated. Dropout by nn.Dropout "
+                "or torch.nn.functional.dropout is fine; set the dropout inside attention and recurrent layers to 0, "
+                "and replace AlphaDropout, RReLU and the like."
+            )
         self.dropout = seen.calls > 0
         self.activations = (x.numel() + sum(sizes)) // len(x)
         return out
@@ -178,9 +188,9 @@ def _refuse_batchnorm(module: nn.Module) -> None:
             isinstance(child, nn.modules.instancenorm._InstanceNorm) and child.track_running_stats
         ):
             raise InputError(
-                f"The model's layer '{name}' is a {type(child).__name__}: its running statistics are neither weights nor "
-                "private data, and averaging or dropping them silently spoils a federation. The one-line way out: "
-                "model = fedabml.replace_batchnorm(model), which puts GroupNorm in its place."
+                f"The model's layer '{name}' is a {type(child).__name__}: its running statistics are neither weights "
+                "nor private data, and averaging or dropping them silently spoils a federation. The one-line way "
+                "out: model = fedabml.replace_batchnorm(model), which puts GroupNorm in its place."
             )
 
 

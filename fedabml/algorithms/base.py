@@ -14,17 +14,15 @@ A client:  shared ──personal──▶ carry ──personal_step…──▶ 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from ..errors import InputError, nearest
 from ..gaussian import Distribution, Point
 from ..vectors import Layout
+from .hyper import checked, hyper
 
 State = dict[str, Tensor]
 
@@ -65,24 +63,6 @@ class Phase(NamedTuple):
     step: Step
 
 
-def hyper(
-    default: Any,
-    doc: str,
-    low: float = -math.inf,
-    high: float = math.inf,
-    *,
-    choices: tuple[str, ...] = (),
-    static: bool = False,
-    tune: tuple[Any, ...] = (),
-) -> Any:
-    """A hyperparameter: its default, its meaning with the paper's symbol, its closed range or its choices.
-
-    Floats reach the steps as 0-d tensors unless `static`; `tune` is the range (or list) a search tries.
-    """
-    meta = dict(doc=doc, low=low, high=high, choices=choices, static=static, tune=tune)
-    return dataclasses.field(default=default, metadata=meta)
-
-
 @dataclass(frozen=True)
 class Algorithm:
     """The base of every algorithm: hyperparameters all of them have, and the plain defaults of the contract."""
@@ -102,7 +82,7 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _checked(type(self).__name__, field, getattr(self, field.name)))
+            object.__setattr__(self, field.name, checked(type(self).__name__, field, getattr(self, field.name)))
 
     # -- the server -------------------------------------------------------------------------------------------------
     def init(self, params: Tensor, layout: Layout) -> State:
@@ -197,38 +177,3 @@ class Algorithm:
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__ | tensors)
         return other
-
-
-def _checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
-    """The value in the field's type, or an InputError that says the range."""
-    meta, where = field.metadata, f"{owner}: hyperparameter '{field.name}' ({field.metadata['doc']})"
-    kind = str(field.type)
-    if value is None and "None" in kind:
-        return None
-    if meta["choices"]:
-        if value not in meta["choices"]:
-            raise InputError(f"{where} is {value!r}.{nearest(str(value), meta['choices'])}")
-        return value
-    if kind.startswith("bool"):
-        if not isinstance(value, bool):
-            raise InputError(f"{where} must be true or false; it is {value!r}.")
-        return value
-    whole = kind.startswith("int")
-    try:
-        if isinstance(value, (bool, str)):
-            raise TypeError
-        number = int(value) if whole else float(value)
-        if number != value or not math.isfinite(number):
-            raise TypeError
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{where} must be {'a whole number' if whole else 'a number'}; it is {value!r}.") from None
-    if not meta["low"] <= number <= meta["high"]:
-        low, high = meta["low"], meta["high"]
-        raise InputError(
-            f"{where} is {value!r}; it must be "
-            + (f"at least {low:g}." if math.isinf(high) else f"between {low:g} and {high:g}.")
-        )
-    return number
-
-
-Maker = Callable[..., Algorithm]

@@ -14,6 +14,7 @@ The label level: p(y|x, w, i) ∝ π_i(y)·exp f_w(x)_y, π_i = (counts + α)/(n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,8 @@ from torch import Tensor
 from .. import rng
 from ..errors import InputError
 from ..gaussian import Gaussian, kl, moments
-from .base import Batch, Loss, Site, State, hyper
+from .base import Batch, Loss, Site, State
+from .hyper import hyper
 from .steps import euclidean_prior, natural_prior, through
 from .variational import Variational
 
@@ -42,20 +44,21 @@ class FedABML(Variational):
     curvature: str = hyper("exact", "amortised: H·v", choices=("exact", "first_order", "hessian_free"))
     delta: float = hyper(1e-3, "δ: the difference of hessian_free", 1e-12)
     aggregate: str = hyper("mean", "the server's mean of θ_i, or moments of φ_i", choices=("mean", "moments"))
+    average: float = hyper(0.8, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999)
+    personal_lr: float | None = hyper(0.003, "step size of the personal epochs (none: lr)", 0, tune=(1e-4, 0.1))
     label_prior: str = hyper("dirichlet", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        step, point = (self.prior_step, self.prior_every), self.posterior == "point"
-        if point and (self.prior_step == "euclidean" or self.aggregate == "moments"):
+        step, way = (self.prior_step, self.prior_every), ""
+        if self.posterior == "point" and ("euclidean" in step or self.aggregate == "moments"):
             way = "a point has neither KL nor variance: set prior_step natural or amortised, and aggregate mean"
-        elif self.prior_step == "amortised" and step != ("amortised", "batch"):
+        elif step == ("amortised", "round"):
             way = "prior_step amortised moves θ with every minibatch: set prior_every batch"
         elif self.aggregate == "moments" and step != ("natural", "round"):
             way = "aggregate moments is the server's θ-step: set prior_step natural and prior_every round"
-        else:
-            return
-        raise InputError(f"FedABML: these options contradict each other; {way}.")
+        if way:
+            raise InputError(f"FedABML: these options contradict each other; {way}.")
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         own = {PRIOR + name: value for name, value in shared.items()} if self.prior_every == "batch" else {}
@@ -101,6 +104,11 @@ class FedABML(Variational):
     ) -> tuple[State, Tensor]:
         return self.phi_step(carry, shared, batches[0], site, key, loss, self.own_lr)
 
+    @property
+    def theta_lr(self) -> float:
+        """η', the step size of θ."""
+        return self.lr if self.prior_lr is None else self.prior_lr
+
     def theta_step(self, theta: State, phi: State, n: Tensor) -> State:
         """θ_i moves towards the posterior φ."""
         if self.posterior == "point":
@@ -109,8 +117,7 @@ class FedABML(Variational):
         if self.prior_step == "natural":
             moved = natural_prior(prior, q, self.rho, self.rho_std)
         else:
-            rate = self.lr if self.prior_lr is None else self.prior_lr
-            moved = euclidean_prior(prior, q, rate * self.lam / n, implicit=self.kl_step == "implicit")
+            moved = euclidean_prior(prior, q, self.theta_lr * self.lam / n, implicit=self.kl_step == "implicit")
         return {"mean": moved.mean, "logstd": prior.logstd if self.prior_std == "fixed" else moved.logstd}
 
     def amortised(self, theta: State, batch: Batch, site: Site, key: Tensor, loss: Loss) -> tuple[State, Tensor]:
@@ -122,16 +129,17 @@ class FedABML(Variational):
             prior = self.distribution(theta)
             return value + self.lam / site.n * kl(q, prior) if isinstance(q, Gaussian) else value  # type: ignore
 
-        gradients = [lambda phi, j=j: self.gradient(phi, batch, rng.fold(key, j), loss)[0] for j in range(self.k)]
+        def slope(j: int) -> Callable[[State], State]:
+            return lambda phi: self.gradient(phi, batch, rng.fold(key, j), loss)[0]
+
         total, value = through(
             {**theta, **self.still(theta["mean"])},
             theta,
-            gradients,
+            [slope(j) for j in range(self.k)],
             lambda phi, gradient, theta: self.move(phi, gradient, theta, site.n, self.lr),
             outer,
             self.curvature,
             self.delta,
         )
-        rate = self.lr if self.prior_lr is None else self.prior_lr
-        learned = [name for name in theta if name == "mean" or self.prior_std == "learned"]
-        return {name: v - rate * total[name] if name in learned else v for name, v in theta.items()}, value
+        learned = ("mean", "logstd") if self.prior_std == "learned" else ("mean",)
+        return {name: v - self.theta_lr * total[name] if name in learned else v for name, v in theta.items()}, value

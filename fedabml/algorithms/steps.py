@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ def lambert(log_z: Tensor) -> Tensor:
 def through(
     start: State,
     theta: State,
-    gradients: list[Callable[[State], State]],
+    gradients: Sequence[Callable[[State], State]],
     move: Callable[[State, State, State], State],
     outer: Callable[[State, State], Tensor],
     curvature: str,
@@ -86,11 +86,11 @@ def through(
         path.append(move(path[-1], slopes[-1], theta))
     (total, back), value = torch.func.grad_and_value(outer, argnums=(0, 1))(theta, path[-1])
     for phi, slope, gradient in zip(path[-2::-1], slopes[::-1], gradients[::-1], strict=True):
-        _, pullback = torch.func.vjp(move, phi, slope, theta)
+        pullback = torch.func.vjp(move, phi, slope, theta)[1]
         back, v, direct = pullback(back)
         total = tree_map(torch.add, total, direct)
         if curvature == "exact":
-            _, hessian = torch.func.vjp(gradient, phi)
+            hessian = torch.func.vjp(gradient, phi)[1]
             back = tree_map(torch.add, back, _full(phi, hessian(v)[0]))
         elif curvature == "hessian_free":
             ahead = gradient(_shifted(phi, v, delta))

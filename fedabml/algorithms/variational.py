@@ -15,7 +15,8 @@ from torch import Tensor
 from ..errors import InputError
 from ..gaussian import Distribution, Gaussian, Point
 from ..vectors import Layout
-from .base import Algorithm, Batch, Loss, Site, State, hyper
+from .base import Algorithm, Batch, Loss, Site, State
+from .hyper import hyper
 from .steps import natural_logstd, pulled
 
 

@@ -38,6 +38,7 @@ class Folder:
     def __init__(self, path: Path):
         self.path = path
         self.where: dict[int, int] = {}  # client → round of the file with its kept state
+        self._previous: set[int] = set()  # rounds of the kept files that the checkpoint before names
         self.history: list[dict[str, Any]] = []
 
     # -- beginning --------------------------------------------------------------------------------------------------
@@ -60,7 +61,7 @@ class Folder:
         old = read_json(self.path / "config.json")
         differ = [
             f"{name} (was {_short(a)}, now {_short(b)})"
-            for name, a, b in _differences(old, config)
+            for name, a, b in _differences(old, json.loads(json.dumps(config)))
             if name.split(".")[0] not in free
         ]
         if differ:
@@ -68,11 +69,13 @@ class Folder:
                 f"The run in '{self.path}' was started with another configuration: {'; '.join(differ)}. Resume it as "
                 "it was, or start a new run in another folder."
             )
+        found = self.last()
+        keep = found.round if found else 0
+        if keep > config.get("rounds", keep):
+            raise InputError(f"The run in '{self.path}' has {keep} rounds already; resume it with at least as many.")
         for cut in self.path.rglob(".*.part"):  # what a crash left half-written
             cut.unlink(missing_ok=True)
         write_json(self.path / "config.json", config)
-        found = self.last()
-        keep = found.round if found else 0
         lines = self._lines()
         self.history = [line for line in lines if line["round"] <= keep]
         write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
@@ -96,7 +99,7 @@ class Folder:
         for file in files:
             try:
                 return self._load(file)
-            except (InputError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 problems.append(str(error))
         if problems:
             raise InputError(f"No checkpoint in '{self.path / 'checkpoints'}' can be read. {problems[0]}")
@@ -109,7 +112,7 @@ class Folder:
         for round in sorted(set(where.values())):
             states, _ = read_tensors(self._kept_file(round))
             kept |= {client: group(states, str(client)) for client, at in where.items() if at == round}
-        self.where = where
+        self.where, self._previous = where, set(where.values())
         shared, average = group(tensors, "shared"), group(tensors, "average")
         return Checkpoint(int(facts["round"]), shared, average, kept, float(facts["seconds"]))
 
@@ -122,8 +125,8 @@ class Folder:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
             raise InputError(
-                f"Cannot write '{self.path / 'metrics.jsonl'}': {error.strerror}. The checkpoint of the round before is "
-                "whole: free some space, then --resume."
+                f"Cannot write '{self.path / 'metrics.jsonl'}': {error.strerror}. The checkpoint of the round before "
+                "is whole: free some space, then --resume."
             ) from error
 
     def save(self, state: Checkpoint, changed: dict[int, State]) -> None:
@@ -131,7 +134,7 @@ class Folder:
         if changed:
             flat = {f"{client}.{name}": t for client, own in changed.items() for name, t in own.items()}
             write_tensors(self._kept_file(state.round), flat, {"round": state.round})
-            self.where |= {client: state.round for client in changed}
+            self.where |= dict.fromkeys(changed, state.round)
         facts = {"round": state.round, "seconds": state.seconds, "kept": {str(c): r for c, r in self.where.items()}}
         tensors = prefixed("shared", state.shared) | prefixed("average", state.average)
         # A server that owns nothing (Local only) still needs a tensor in its file.
@@ -140,15 +143,14 @@ class Folder:
 
     def _tidy(self, round: int) -> None:
         named = set(self.where.values())
-        for file in (self.path / "checkpoints").glob("*.safetensors"):
-            kind, number = file.stem.split("-")
-            old = int(number) < round - 1
-            # The checkpoint before the last may name kept files that this one does not: they stay one round longer.
-            if old and (kind == "round" or (kind == "kept" and int(number) not in named | self._previous)):
-                file.unlink()
+        # The checkpoint before the last may name kept files that this one does not: they stay one round longer.
+        needed: dict[str, set[int]] = {"round": set(), "kept": named | self._previous}
+        for kind, numbers in needed.items():
+            for file in (self.path / "checkpoints").glob(f"{kind}-[0-9]*.safetensors"):
+                number = int(file.stem.split("-")[1])
+                if number < round - 1 and number not in numbers:
+                    file.unlink()
         self._previous = named
-
-    _previous: set[int] = set()
 
     def _round_file(self, round: int) -> Path:
         return self.path / "checkpoints" / f"round-{round:06d}.safetensors"

@@ -168,7 +168,7 @@ class Cohort:
                 continue
             path = (self.seed, purpose, round, number)
             plan = minibatches(rows, clients, epochs, self.batch_size, self.algorithm.batches_per_step, path)
-            index, owned = torch.as_tensor(plan.index).to(self.device), torch.as_tensor(plan.steps).to(self.device)
+            index, owned = torch.as_tensor(plan.rows).to(self.device), torch.as_tensor(plan.steps).to(self.device)
             one = self.step_of(step)
             for t in range(len(index)):
                 batches = tuple(self.data.batch(part) for part in index[t])

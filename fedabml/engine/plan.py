@@ -13,14 +13,15 @@ from .. import rng
 class Plan(NamedTuple):
     """Sample numbers of every step of a cohort; −1 is padding."""
 
-    index: np.ndarray  # int64 [steps, batches per step, lanes, batch]
+    rows: np.ndarray  # int64 [steps, batches per step, lanes, batch]
     steps: np.ndarray  # int64 [lanes]: how many of the steps are a lane's own
 
 
-def sample(clients: int, participation: float, seed: int, round: int) -> np.ndarray:
+def sample(clients: int, participation: float, seed: int, round: int) -> list[int]:
     """The clients of a round, τN of them drawn uniformly without replacement, in ascending order."""
     size = min(clients, max(1, int(participation * clients + 0.5)))
-    return np.sort(rng.generator(seed, rng.SAMPLE, round).choice(clients, size, replace=False))
+    drawn = rng.generator(seed, rng.SAMPLE, round).choice(clients, size, replace=False)
+    return sorted(drawn.tolist())
 
 
 def minibatches(
@@ -45,11 +46,11 @@ def minibatches(
         stream = block.reshape(epochs * count, width)
         steps = max(1, len(stream) // per_step)
         lanes.append(np.resize(stream, (steps * per_step, width)).reshape(steps, per_step, width))
-    steps = np.array([len(lane) for lane in lanes])
-    index = np.full((int(steps.max()), per_step, len(lanes), width), -1, np.int64)
+    own_steps = np.array([len(lane) for lane in lanes])
+    index = np.full((int(own_steps.max()), per_step, len(lanes), width), -1, np.int64)
     for i, lane in enumerate(lanes):
         index[: len(lane), :, i] = lane
-    return Plan(index, steps)
+    return Plan(index, own_steps)
 
 
 def padded(rows: Sequence[np.ndarray]) -> np.ndarray:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..algorithms.base import State
@@ -80,13 +79,13 @@ class Simulation:
             for name, value in update.items():
                 mean = torch.tensordot(weights[done : done + len(part)], value, 1)
                 total[name] = total[name] + mean if name in total else mean
-            changed |= {c: {k: v[i].cpu() for k, v in own.items()} for i, c in enumerate(part) if own}
+            changed |= {c: {k: v[i].to("cpu", copy=True) for k, v in own.items()} for i, c in enumerate(part) if own}
             losses.append(loss)
             finite.append(_finite(loss, [*update.values(), *own.values()]))
             done, up = done + len(part), sum(v[0].numel() * v.element_size() for v in update.values())
-        fine = torch.cat(finite).cpu().numpy()
-        if not fine.all():
-            self._diverged(round, [int(c) for c in np.asarray(clients)[~fine]])
+        fine = torch.cat(finite).tolist()
+        if not all(fine):
+            self._diverged(round, [c for c, good in zip(clients, fine, strict=True) if not good])
         self.shared = cohort.algorithm.merge(self.shared, total, len(clients), cohort.fed.clients)
         decay = min(cohort.algorithm.average, (round - 1) / round)
         self.average = {k: decay * self.average[k] + (1 - decay) * v for k, v in self.shared.items()}
@@ -95,15 +94,15 @@ class Simulation:
         loss_mean = float(torch.cat(losses).double().mean())
         self.seconds += time.perf_counter() - start
         down = sum(v.numel() * v.element_size() for v in self.shared.values())
-        ids = [int(c) for c in clients]
-        return dict(round=round, loss=loss_mean, clients=ids, seconds=self.seconds, bytes_down=down, bytes_up=up)
+        line = {"round": round, "loss": loss_mean, "clients": clients, "seconds": self.seconds}
+        return line | {"bytes_down": down, "bytes_up": up}
 
     def _diverged(self, round: int, clients: list[int]) -> None:
         names = ", ".join(self.cohort.fed.names[c] for c in clients[:8]) + (" and more" if len(clients) > 8 else "")
         raise TrainingError(
-            f"Training diverged in round {round}: the loss or the weights of client(s) {names} are no longer finite. Every "
-            "round before is saved. A smaller step size (--lr) usually helps; for FedABML also kl_step implicit, or a "
-            "smaller lam."
+            f"Training diverged in round {round}: the loss or the weights of client(s) {names} are no longer finite. "
+            "The rounds before are saved, where the run has a folder. A smaller step size (lr) usually helps; for "
+            "FedABML also kl_step implicit, or a smaller lam."
         )
 
     def run(

@@ -1,0 +1,5 @@
+"""`python -m fedabml`."""
+
+from .cli import main
+
+main()

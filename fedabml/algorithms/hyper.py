@@ -1,0 +1,59 @@
+"""Hyperparameters: declared once, with meaning and range, as fields of a dataclass; checked when one is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from ..errors import InputError, nearest
+
+
+def hyper(
+    default: Any,
+    doc: str,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    choices: tuple[str, ...] = (),
+    static: bool = False,
+    tune: tuple[Any, ...] = (),
+) -> Any:
+    """A hyperparameter: its default, its meaning with the paper's symbol, its closed range or its choices.
+
+    Floats reach the steps as 0-d tensors unless `static`; `tune` is the range (or list) a search tries.
+    """
+    meta = {"doc": doc, "low": low, "high": high, "choices": choices, "static": static, "tune": tune}
+    return dataclasses.field(default=default, metadata=meta)
+
+
+def checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
+    """The value in the field's type, or an InputError that says the range."""
+    meta, where = field.metadata, f"{owner}: hyperparameter '{field.name}' ({field.metadata['doc']})"
+    kind = str(field.type)
+    if value is None and "None" in kind:
+        return None
+    if meta["choices"]:
+        if value not in meta["choices"]:
+            raise InputError(f"{where} is {value!r}.{nearest(str(value), meta['choices'])}")
+        return value
+    if kind.startswith("bool"):
+        if not isinstance(value, bool):
+            raise InputError(f"{where} must be true or false; it is {value!r}.")
+        return value
+    whole = kind.startswith("int")
+    try:
+        if isinstance(value, (bool, str)):
+            raise TypeError
+        number = int(value) if whole else float(value)
+        if number != value or not math.isfinite(number):
+            raise TypeError
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{where} must be {'a whole number' if whole else 'a number'}; it is {value!r}.") from None
+    if not meta["low"] <= number <= meta["high"]:
+        low, high = meta["low"], meta["high"]
+        raise InputError(
+            f"{where} is {value!r}; it must be "
+            + (f"at least {low:g}." if math.isinf(high) else f"between {low:g} and {high:g}.")
+        )
+    return number

@@ -1,0 +1,94 @@
+"""The command line: a thin face over the public functions. Torch is imported by the commands that need it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ..errors import InputError, TrainingError
+from ..version import __version__
+from . import about, data, demo, train, use
+from .console import complain
+
+
+class Face(TyperGroup):
+    """Errors that a person can cause are one paragraph and exit code 2; Ctrl-C is 130."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except (InputError, TrainingError, MemoryError, OSError, RuntimeError) as error:
+            sentence = _sentence(error)
+            if sentence is None or ctx.params.get("debug") or os.environ.get("FEDABML_DEBUG"):
+                raise
+            complain(sentence)
+            raise typer.Exit(2) from error
+        except KeyboardInterrupt:
+            complain("Stopped.", "")
+            raise typer.Exit(130) from None
+
+
+def _sentence(error: BaseException) -> str | None:
+    """What to tell a person; None for errors that are ours and not theirs."""
+    if isinstance(error, InputError | TrainingError):
+        return str(error)
+    if isinstance(error, MemoryError) or "not enough memory" in str(error) or "out of memory" in str(error):
+        return "There is not enough memory. A smaller --chunk runs fewer clients at once; a smaller batch helps too."
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+        return f"{error.strerror or error}{f': {error.filename!r}' if error.filename else ''}."
+    return None
+
+
+app = typer.Typer(
+    cls=Face,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"fedabml {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def face(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error (also: FEDABML_DEBUG=1).")
+    ] = False,
+) -> None:
+    """Personalised federated learning: a shared prior, and for every client a posterior of its own.
+
+    **First steps:** `fedabml demo` trains on embedded data and takes about a minute. Then `fedabml train --help`.
+
+    **The usual way:** `train` makes a run folder with a prior; `personalize` turns the prior and a client's data into
+    that client's posterior; `predict` uses the posterior, and says how sure it is. `fedabml COMMAND --help` says more.
+    """
+
+
+TRAINING, USING, KNOWING = "Train", "Use what was trained", "Look things up"
+app.command(rich_help_panel=TRAINING)(demo.demo)
+app.command(rich_help_panel=TRAINING)(train.train)
+app.command(rich_help_panel=USING)(use.evaluate)
+app.command(rich_help_panel=USING)(use.personalize)
+app.command(rich_help_panel=USING)(use.predict)
+app.command(rich_help_panel=USING)(about.report)
+app.command(rich_help_panel=KNOWING)(about.algorithms)
+app.add_typer(data.app, name="data", rich_help_panel=KNOWING)
+
+
+def main() -> None:
+    """The entry point."""
+    for stream in (sys.stdout, sys.stderr):  # names of classes and symbols must not break a narrow locale
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    app(prog_name="fedabml")

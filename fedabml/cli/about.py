@@ -1,0 +1,93 @@
+"""`fedabml algorithms` and `fedabml report`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..config import names
+from ..errors import InputError, nearest
+from .console import say, table
+from .options import completion
+
+
+def algorithms(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Show this one whole.", autocompletion=completion(names("algorithm"))),
+    ] = None,
+) -> None:
+    """List the algorithms, or show one: its equations, and its hyperparameters with defaults and ranges.
+
+    A hyperparameter is set with `--set ALGORITHM.NAME=VALUE`, or in the table `[ALGORITHM]` of a TOML file.
+
+    Examples: `fedabml algorithms`, `fedabml algorithms fedabml`
+    """
+    from ..algorithms import REGISTRY
+
+    if name is None:
+        rows = [(word, _about(entry.kind).splitlines()[0], _variant(word)) for word, entry in REGISTRY.items()]
+        table(("name", "what it is", "variant"), rows)
+        say("fedabml algorithms NAME shows an algorithm's equations and hyperparameters.")
+        return
+    if name not in REGISTRY:
+        raise InputError(f"There is no algorithm '{name}'.{nearest(name, REGISTRY)}")
+    kind, defaults = REGISTRY[name]
+    say(_about(kind))
+    hyper = [
+        (field.name, _word(defaults.get(field.name, field.default)), _range(field), field.metadata["doc"])
+        for field in dataclasses.fields(kind)
+    ]
+    table(("hyperparameter", "default", "range", "meaning"), hyper, title=f"\nHyperparameters of {name}")
+    say(f"Set one with --set {name}.{hyper[0][0]}={hyper[0][1]}")
+
+
+def _about(kind: type) -> str:
+    return (sys.modules[kind.__module__].__doc__ or kind.__doc__ or "").strip()
+
+
+def _variant(name: str) -> str:
+    """What tells an algorithm from others of its class: hyperparameters that any of them sets by default."""
+    from ..algorithms import REGISTRY, make
+
+    mine = make(name)
+    told = sorted({key for entry in REGISTRY.values() if entry.kind is type(mine) for key in entry.defaults})
+    return ", ".join(f"{key}={getattr(mine, key)}" for key in told)
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value).lower()
+
+
+def _range(field: dataclasses.Field[Any]) -> str:
+    meta = field.metadata
+    if meta["choices"]:
+        return " | ".join(meta["choices"])
+    if str(field.type).startswith("bool"):
+        return "true | false"
+    low, high = meta["low"], meta["high"]
+    if math.isinf(high):
+        return "any number" if math.isinf(low) else f"≥ {low:g}"
+    return f"{low:g} to {high:g}"
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders; several are compared.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page to write.", show_default="RUN/report.html; report.html for several runs"),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+) -> None:
+    """Write a run's report again, or compare several runs on one page that needs no network.
+
+    Example: `fedabml report runs/digits-fedabml-0 runs/digits-fedavg-ft-0 --out comparison.html`
+    """
+    from ..report import write
+
+    say(f"report   {write(runs, out or (runs[0] / 'report.html' if len(runs) == 1 else Path('report.html')), title)}")

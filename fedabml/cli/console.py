@@ -1,0 +1,194 @@
+"""What a person sees: tables, notes, errors, and how a run or a download is getting on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Self
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ..data.download import Progress as Hear
+    from ..engine.simulate import Simulation
+    from ..run import Setup
+
+
+def console(stderr: bool = False) -> Console:
+    """A console on the present stdout or stderr; where that is no terminal, wide enough for our tables."""
+    from rich.console import Console
+
+    made = Console(stderr=stderr, highlight=False)
+    return made if made.is_terminal else Console(stderr=stderr, highlight=False, width=120)
+
+
+def say(text: str = "") -> None:
+    """A line as it is: no markup, no wrapping, so that paths can be copied."""
+    console().print(text, markup=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """A note to stderr."""
+    console(stderr=True).print(f"Note: {text}", markup=False, soft_wrap=True, style="yellow")
+
+
+def complain(text: str, label: str = "Error: ") -> None:
+    """An error, one paragraph, to stderr."""
+    console(stderr=True).print(f"{label}{text}", markup=False, soft_wrap=True, style="red")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None, numbers: bool = False) -> None:
+    """Prints a table; with `numbers` all columns but the first are set to the right."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    if title:
+        console().print(title, style="bold", markup=False)
+    made = Table(box=box.SIMPLE_HEAD, show_header=any(head), show_edge=False, pad_edge=False)
+    for i, word in enumerate(head):
+        made.add_column(Text(word), justify="right" if numbers and i else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(str(cell)) for cell in row))
+    console().print(made)
+    say()
+
+
+def size(count: float) -> str:
+    """Bytes in words."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:,.1f} GiB"
+
+
+def clock(seconds: float) -> str:
+    """h:mm:ss."""
+    whole = int(seconds + 0.5)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def number(value: Any) -> str:
+    """A measure, or a dash where there is none."""
+    return "–" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+class Watch:
+    """Follows a run: a live bar on a terminal, plain lines elsewhere, and always train.log in the run's folder."""
+
+    def __init__(self, out: Path, quiet: bool = False, label: str = "training"):
+        self.out, self.quiet, self.label = out, quiet, label
+        self.saved = self.rounds = self.first = 0
+        self.began = time.perf_counter()
+        self.log: IO[str] | None = None
+        self.bar: Progress | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the bar as it stands, and the log."""
+        if self.bar:
+            self.bar.update(self.bar.task_ids[0], description=self.label)
+            self.bar.stop()
+        if self.log:
+            self.log.close()
+        self.bar = self.log = None
+
+    def start(self, setup: Setup, sim: Simulation) -> None:
+        """The run's folder is there and the first round is about to begin."""
+        self.rounds, self.first, self.saved, self.began = setup.rounds, sim.round, sim.round, time.perf_counter()
+        try:
+            self.log = open(self.out / "train.log", "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise InputError(f"Cannot write '{self.out / 'train.log'}': {error.strerror}.") from error
+        for text in setup.notes:
+            self.write(text)
+            if not self.quiet:
+                note(text)
+        begin = f"{'resumed after' if sim.round else 'started at'} round {sim.round} of {setup.rounds}"
+        self.write(
+            f"{begin}: {setup.config['algorithm']['name']} on {setup.config['dataset']}, {setup.config['device']}"
+        )
+        if not self.quiet and console().is_terminal:
+            self.bar = self._bar()
+
+    def _bar(self) -> Progress:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(None),
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            TextColumn("loss [bold]{task.fields[loss]}[/] elapsed"),
+            TimeElapsedColumn(),
+            TextColumn("remaining {task.fields[remaining]}"),
+            console=console(),
+            expand=True,
+        )
+        bar.add_task(self.label, total=self.rounds, completed=self.saved, loss="–", remaining="–")
+        bar.start()
+        return bar
+
+    def round(self, line: dict[str, Any]) -> None:
+        """A round is finished and saved."""
+        self.saved = line["round"]
+        elapsed = time.perf_counter() - self.began
+        left = elapsed / (self.saved - self.first) * (self.rounds - self.saved)
+        scores = {k: v for k, v in line.get("eval", {}).items() if k in ("accuracy", "rmse", "nll")}
+        words = [f"round {self.saved}/{self.rounds}", f"loss {line['loss']:.4f}"]
+        words += [f"{name} {value:.4f}" for name, value in scores.items()]
+        words += [f"elapsed {clock(elapsed)}", f"remaining {clock(left)}"]
+        self.write("  ".join(words))
+        every = -(-self.rounds // 25)
+        if self.bar:
+            label = "scoring every client" if self.saved == self.rounds else self.label
+            loss, task = f"{line['loss']:.4f}", self.bar.task_ids[0]
+            self.bar.update(task, completed=self.saved, description=label, loss=loss, remaining=clock(left))
+        elif not self.quiet and (self.saved % every == 0 or self.saved in (self.first + 1, self.rounds)):
+            say(f"{self.label}: {'  '.join(words)}")
+
+    def write(self, text: str) -> None:
+        """A line of train.log, with the time."""
+        if self.log:
+            try:
+                self.log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
+            except OSError as error:
+                raise InputError(
+                    f"Cannot write '{self.out / 'train.log'}': {error.strerror}. Every round so far is saved: free "
+                    "some space, then --resume."
+                ) from error
+
+
+@contextmanager
+def downloads(what: str, quiet: bool = False) -> Iterator[Hear]:
+    """A listener for downloads: a bar on a terminal, a line for every quarter elsewhere."""
+    if quiet:
+        yield lambda done, total: None
+    elif console().is_terminal:
+        from rich.progress import DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+        columns = (*Progress.get_default_columns()[:2], DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console()) as bar:
+            task = bar.add_task(f"downloading {what}", total=None, visible=False)
+            yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+    else:
+        told = [-1]
+
+        def hear(done: int, total: int | None) -> None:
+            part = 4 * done // total if total else done // (1 << 26)
+            if part != told[0]:
+                told[0] = part
+                say(f"downloading {what}: {size(done)}{f' of {size(total)}' if total else ''}")
+
+        yield hear

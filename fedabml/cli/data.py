@@ -1,0 +1,141 @@
+"""`fedabml data`: which datasets there are, getting them, and looking at how data lie with the clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..config import RunConfig, names
+from .console import downloads, say, table
+from .options import DATA, completion, given, option
+
+if TYPE_CHECKING:
+    from ..data import Federation
+
+app = typer.Typer(
+    no_args_is_help=True, help="Datasets: list them, get them, and look at how they lie with the clients."
+)
+DataDir = Annotated[str | None, option("data_dir", DATA)]
+
+
+@app.command("list")
+def list_datasets(data_dir: DataDir = None) -> None:
+    """List the datasets, and which of them are on this machine.
+
+    Your own data need no listing: `fedabml train --data FOLDER_OR_TABLE`.
+    """
+    from ..data import datasets
+
+    rows = [
+        (d["name"], d["classes"], f"{d['train']:,}", f"{d['test']:,}", "×".join(map(str, d["shape"])), _place(d))
+        for d in datasets(data_dir)
+    ]
+    table(("name", "classes", "training", "test", "image", "where"), rows)
+
+
+def _place(d: dict[str, object]) -> str:
+    if d["name"] == "digits":
+        return "comes with fedabml"
+    return str(d["path"]) if d["present"] else f"not here: fedabml data get {d['name']}"
+
+
+@app.command()
+def get(
+    name: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME", help="Names of datasets.", autocompletion=completion(names("dataset"))),
+    ],
+    data_dir: DataDir = None,
+) -> None:
+    """Download datasets from their official sources, checksums verified; a broken download is taken up again.
+
+    Example: `fedabml data get fashionmnist cifar10 --data-dir data`
+    """
+    from ..data import load
+    from ..data.sources import location
+
+    for each in name:
+        with downloads(each) as hear:
+            load(each, data_dir, progress=hear)
+        say(f"{each}: {location(each, data_dir)}")
+
+
+@app.command()
+def inspect(
+    ctx: typer.Context,
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help="A dataset's name, a folder of .npz files, a table, or a run.")
+    ],
+    client_column: Annotated[str | None, option("client_column", DATA)] = None,
+    target_column: Annotated[str | None, option("target_column", DATA)] = None,
+    task: Annotated[str | None, option("task", DATA)] = None,
+    test_share: Annotated[float | None, option("test_share", DATA)] = None,
+    partition: Annotated[str | None, option("partition", DATA)] = None,
+    clients: Annotated[int | None, option("clients", DATA)] = None,
+    classes_per_client: Annotated[int | None, option("classes_per_client", DATA)] = None,
+    distinct: Annotated[bool | None, option("distinct", DATA)] = None,
+    dirichlet_alpha: Annotated[float | None, option("dirichlet_alpha", DATA)] = None,
+    seed: Annotated[int | None, option("seed", DATA)] = None,
+    validation: Annotated[float | None, option("validation", DATA)] = None,
+    drop_small: Annotated[bool | None, option("drop_small", DATA)] = None,
+    data_dir: DataDir = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write manifest.json and partition.svg (a heat map) into this folder.")
+    ] = None,
+    show: Annotated[int, typer.Option(help="List so many clients.")] = 10,
+) -> None:
+    """Show how data lie with the clients, and check them as training would.
+
+    Examples:
+
+    - `fedabml data inspect digits --clients 20 --classes-per-client 2`
+
+    - `fedabml data inspect patients.csv --client-column hospital --target-column outcome --out picture`
+
+    - `fedabml data inspect runs/digits-fedabml-0`
+    """
+    from ..data import heat_map, save_manifest
+
+    flags = given(ctx)
+    if (Path(what) / "config.json").is_file():
+        from .train import saved_config
+
+        plan = RunConfig.of(saved_config(Path(what))[0].to_dict(everything=True), flags)
+    elif what in names("dataset") or not (Path(what).suffix or "/" in what or Path(what).exists()):
+        plan = RunConfig.of({"dataset": what}, flags)
+    else:
+        plan = RunConfig.of({"data": what}, flags)
+    with downloads(what) as hear:
+        fed = plan.federation(hear)
+    overview(fed, show)
+    if out:
+        save_manifest(fed, out / "manifest.json")
+        heat_map(fed, out / "partition.svg")
+        say(f"manifest  {out / 'manifest.json'}")
+        say(f"heat map  {out / 'partition.svg'}")
+
+
+def overview(fed: Federation, show: int) -> None:
+    """A federation in two tables."""
+    told = fed.describe()
+    low, middle, high = told["training_samples_per_client"]
+    rows = [
+        ("task", fed.task + (f", {fed.classes} classes" if fed.classes else f", {fed.y.shape[1]} target(s)")),
+        ("clients", f"{fed.clients}, with {low} to {high} training samples (median {middle:g})"),
+        ("samples", ", ".join(f"{count:,} {split}" for split, count in told["samples"].items())),
+        ("one sample", f"{told['dtype']} of shape {tuple(told['sample_shape'])}"),
+    ]
+    if fed.classes:
+        rows.append(("classes per client", f"{told['classes_per_client']:.2f} on average"))
+    table(("", ""), rows, title=fed.dataset)
+    counts = fed.label_counts("train")
+    words = [" ".join(f"{c}:{n}" for c, n in enumerate(row) if n) for row in counts[:show]]
+    head = ("client", "train", "val", "test", *(("training samples by class",) if fed.classes else ()))
+    sizes = [
+        [int(fed.rows(split).counts[i]) for split in ("train", "val", "test")] for i in range(min(show, fed.clients))
+    ]
+    table(head, [(fed.names[i], *own, *((words[i],) if fed.classes else ())) for i, own in enumerate(sizes)])
+    if fed.clients > show:
+        say(f"and {fed.clients - show} more clients (--show)")

@@ -1,0 +1,80 @@
+"""`fedabml train --dry-run`: what a run would do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import RunConfig
+from .console import note, say, size, table
+
+if TYPE_CHECKING:
+    from ..data import Federation
+    from ..run import Setup
+
+
+def show(plan: RunConfig, fed: Federation, out: Path, resume: bool) -> None:
+    """Says what a run would do."""
+    from ..run import prepare
+
+    setup = prepare(fed, plan.model, plan.algorithm_object(), **plan.words(fed))
+    for text in setup.notes:
+        note(text)
+    table(
+        ("", ""),
+        [*facts(setup), ("writes", f"{out}{' (goes on with the run there)' if resume else ''}")],
+        title="The plan",
+    )
+    if not resume and (out / "config.json").exists():
+        note(f"'{out}' already holds a run: give --resume to go on with it, or another folder with --out.")
+    say("Nothing was written.")
+
+
+def facts(setup: Setup) -> list[tuple[str, str]]:
+    """What a dry run tells."""
+    from ..engine.backend import lane_bytes
+
+    cohort, config, fed = setup.cohort, setup.config, setup.cohort.fed
+    told = fed.describe()
+    low, middle, high = told["training_samples_per_client"]
+    samples = ", ".join(f"{count:,} {split}" for split, count in told["samples"].items() if count)
+    least, most = (setup.epochs * -(-n // cohort.batch_size) for n in (fed.train.counts.min(), fed.train.counts.max()))
+    down, up = traffic(setup)
+    itemsize = cohort.network.initial.element_size()
+    lane = lane_bytes(
+        cohort.network, cohort.algorithm, min(cohort.batch_size, high), cohort.network.activations, itemsize
+    )
+    cohort_size = max(1, round(setup.participation * fed.clients))
+    lanes = min(cohort.chunk, fed.clients)
+    hyper = ", ".join(f"{name}={'none' if v is None else v}" for name, v in config["algorithm"]["hyper"].items())
+    what = f"{fed.classes} classes" if fed.classes else f"{fed.y.shape[1]} target(s)"
+    return [
+        ("data", f"{fed.dataset}: {samples} samples of shape {tuple(fed.x.shape[1:])}, {what}"),
+        ("clients", f"{fed.clients}, with {low} to {high} training samples (median {middle:g})"),
+        ("scored on", "validation data" if fed.val.counts.any() else "test data"),
+        ("model", f"{config['model']}, {config['parameters']:,} parameters, {config['dtype']}"),
+        ("algorithm", f"{config['algorithm']['name']}: {hyper}"),
+        ("rounds", f"{setup.rounds}, {cohort_size} of {fed.clients} clients in each, {setup.epochs} epoch(s)"),
+        (
+            "steps per round",
+            f"{least}{f' to {most}' if most > least else ''} per client, batches of {cohort.batch_size}",
+        ),
+        ("traffic", f"{size(up)} up, {size(down)} down per client and round"),
+        ("runs on", f"{config['device']}, backend {config['backend']}, {lanes} client(s) at once"),
+        (
+            "memory",
+            f"about {size(fed.x.nbytes)} for data, {size(lane * min(lanes, cohort_size))} for a chunk of clients",
+        ),
+    ]
+
+
+def traffic(setup: Setup) -> tuple[int, int]:
+    """Bytes down and up per client and round, from the messages themselves (a client's work of no epochs)."""
+    import torch
+
+    cohort = setup.cohort
+    with torch.no_grad():
+        shared = cohort.algorithm.init(cohort.network.initial, cohort.network.layout)
+        update, _, _ = cohort.train(shared, cohort.keep(shared, [0]), [0], 1, 0)
+    down, up = (sum(v.numel() * v.element_size() for v in state.values()) for state in (shared, update))
+    return down, up

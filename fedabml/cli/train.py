@@ -1,0 +1,229 @@
+"""`fedabml train`: start a run, go on with one, or say what one would do."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..config import RunConfig, parse_set, read_toml
+from ..errors import InputError
+from . import plan as planning
+from .console import Watch, complain, downloads, number, say, size, table
+from .options import DATA, LEARNING, MACHINE, given, option
+
+if TYPE_CHECKING:
+    from ..run import Run
+
+# What a resumed run may be told anew: how long, how often scored, where its data lie (their hash is checked).
+FREE = {"rounds", "eval_every", "data", "data_dir", "pretrained"}
+
+
+def train(
+    ctx: typer.Context,
+    config: Annotated[Path | None, typer.Option(help="TOML file with any of these keys; flags overrule it.")] = None,
+    dataset: Annotated[str | None, option("dataset", DATA)] = None,
+    data: Annotated[str | None, option("data", DATA)] = None,
+    client_column: Annotated[str | None, option("client_column", DATA)] = None,
+    target_column: Annotated[str | None, option("target_column", DATA)] = None,
+    task: Annotated[str | None, option("task", DATA)] = None,
+    test_share: Annotated[float | None, option("test_share", DATA)] = None,
+    partition: Annotated[str | None, option("partition", DATA)] = None,
+    clients: Annotated[int | None, option("clients", DATA)] = None,
+    classes_per_client: Annotated[int | None, option("classes_per_client", DATA)] = None,
+    distinct: Annotated[bool | None, option("distinct", DATA)] = None,
+    dirichlet_alpha: Annotated[float | None, option("dirichlet_alpha", DATA)] = None,
+    partition_seed: Annotated[int | None, option("partition_seed", DATA)] = None,
+    validation: Annotated[float | None, option("validation", DATA)] = None,
+    drop_small: Annotated[bool | None, option("drop_small", DATA)] = None,
+    data_dir: Annotated[str | None, option("data_dir", DATA)] = None,
+    algorithm: Annotated[str | None, option("algorithm", LEARNING)] = None,
+    model: Annotated[str | None, option("model", LEARNING)] = None,
+    pretrained: Annotated[str | None, option("pretrained", LEARNING)] = None,
+    rounds: Annotated[int | None, option("rounds", LEARNING)] = None,
+    participation: Annotated[float | None, option("participation", LEARNING)] = None,
+    epochs: Annotated[int | None, option("epochs", LEARNING)] = None,
+    batch_size: Annotated[int | None, option("batch_size", LEARNING)] = None,
+    lr: Annotated[float | None, option("lr", LEARNING)] = None,
+    noise: Annotated[float | None, option("noise", LEARNING)] = None,
+    learn_noise: Annotated[bool | None, option("learn_noise", LEARNING)] = None,
+    seed: Annotated[int | None, option("seed", LEARNING)] = None,
+    evaluate: Annotated[bool | None, option("evaluate", LEARNING)] = None,
+    eval_every: Annotated[int | None, option("eval_every", LEARNING)] = None,
+    device: Annotated[str | None, option("device", MACHINE)] = None,
+    dtype: Annotated[str | None, option("dtype", MACHINE)] = None,
+    backend: Annotated[str | None, option("backend", MACHINE)] = None,
+    chunk: Annotated[int | None, option("chunk", MACHINE)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run.", show_default="runs/DATASET-ALGORITHM-SEED")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", metavar=" ", help="Go on with the run in --out where it stopped.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", metavar=" ", help="Say what would happen, and write nothing.")
+    ] = False,
+    set: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Any key or hyperparameter, as fedabml.lam=0.1. Repeatable."),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", metavar=" ", help="No progress and no table; errors only.")
+    ] = False,
+) -> None:
+    """Train a federation, then personalise and score every client.
+
+    The run's folder gets a checkpoint every round, train.log, summary.json, clients.csv, shared.safetensors (what the
+    server owns; for FedABML the prior) and report.html. Flags overrule --config, and --set overrules flags.
+    Hyperparameters are listed by `fedabml algorithms NAME`.
+
+    Examples:
+
+    - `fedabml train --dataset digits --clients 20 --rounds 40 --participation 0.25`
+
+    - `fedabml train --data patients.csv --client-column hospital --target-column outcome --model mlr --rounds 30`
+
+    - `fedabml train --config run.toml --set fedabml.lam=0.1 --seed 1 --dry-run`
+
+    - `fedabml train --resume --out runs/digits-fedabml-0` after Ctrl-C or a crash: the result is bit-equal
+    """
+    layers = [read_toml(config) if config else {}, given(ctx), parse_set(set or [])]
+    if resume:
+        out = out or Path("runs") / RunConfig.of(*layers).name
+        plan = reopened(out, layers)
+    else:
+        plan = RunConfig.of(*layers)
+        out = out or Path("runs") / plan.name
+    plan.algorithm_object()  # its hyperparameters are checked before anything else is done
+    if dry_run:
+        with downloads(plan.dataset or "", quiet) as hear:
+            planning.show(plan, plan.federation(hear), out, resume)
+        return
+    if not resume:
+        check_vacant(out)
+    run = execute(plan, out, resume=resume, quiet=quiet)
+    if not quiet:
+        show(run, out)
+
+
+def saved_config(run: Path) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration of a run that `fedabml train` made, and its config.json."""
+    from ..files import read_json
+
+    if not (run / "config.json").is_file():
+        raise InputError(f"There is no run in '{run}': it has no config.json.")
+    content = read_json(run / "config.json")
+    if not isinstance(content, dict) or not isinstance(content.get("run"), dict):
+        raise InputError(
+            f"'{run / 'config.json'}' does not say how its data were made, so they cannot be made again: only runs of "
+            "`fedabml train` can be resumed and evaluated here. From Python, use fedabml.train(..., resume=True)."
+        )
+    return RunConfig.of(content["run"]), content
+
+
+def reopened(out: Path, layers: list[dict[str, Any]]) -> RunConfig:
+    """A run's own configuration, changed by what is given now, where that may change."""
+    from ..engine.checkpoint import Folder
+
+    saved, _ = saved_config(out)
+    now = RunConfig.of(saved.to_dict(everything=True), *layers)
+    differ = {name: pair for name, pair in saved.differences(now).items() if name not in FREE}
+    if differ:
+        words = "; ".join(f"{name} (was {_word(a)}, now {_word(b)})" for name, (a, b) in differ.items())
+        raise InputError(
+            f"The run in '{out}' was started with another configuration: {words}. Resume it as it was "
+            f"(fedabml train --resume --out {shlex.quote(str(out))}), or start a new run in another folder."
+        )
+    last = Folder(out).last()
+    if last and last.round > now.rounds:
+        raise InputError(
+            f"The run in '{out}' has {last.round} rounds already; --rounds {now.rounds} is less than that."
+        )
+    return now
+
+
+def _word(value: Any) -> str:
+    return "unset" if value is None else repr(value)
+
+
+def check_vacant(out: Path) -> None:
+    """Refuses a folder that holds something; what a crash left before the run began does not count."""
+    if (out / "config.json").exists():
+        raise InputError(
+            f"'{out}' already holds a run. Go on with it: fedabml train --resume --out {shlex.quote(str(out))}; or "
+            "give another folder with --out."
+        )
+    if out.is_dir() and any(not file.name.startswith(".") for file in out.iterdir()):
+        raise InputError(f"'{out}' holds other files. A run wants a folder of its own: give another one with --out.")
+
+
+def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = False, label: str = "training") -> Run:
+    """Trains into a folder with progress shown and logged; Ctrl-C says how to go on."""
+    from ..run import train as run_training
+
+    go_on = f"fedabml train --resume --out {shlex.quote(str(out))}"
+    with Watch(out, quiet, label) as watch:
+        try:
+            with downloads(plan.dataset or "", quiet) as hear:
+                fed = plan.federation(hear)
+            return run_training(
+                fed,
+                plan.model,
+                plan.algorithm_object(),
+                evaluate=plan.evaluate,
+                eval_every=plan.eval_every,
+                out=out,
+                resume=resume,
+                extra={"run": plan.to_dict(everything=True), "command": plan.command(out)},
+                on_start=watch.start,
+                on_round=watch.round,
+                **plan.words(fed),
+            )
+        except KeyboardInterrupt:
+            if not watch.log:  # nothing has begun, so there is nothing to go on with
+                raise
+            watch.close()
+            complain(f"Stopped. Round {watch.saved} of {watch.rounds} is saved in '{out}'. To go on: {go_on}", "")
+            raise typer.Exit(130) from None
+
+
+def show(run: Run, out: Path) -> None:
+    """The summary as a table, and where things are."""
+    table(("", "personalised", "prior"), scores(run.summary), title=describe(run.summary), numbers=True)
+    say(f"report   {out / 'report.html'}")
+    say(f"prior    {out / 'shared.safetensors'}")
+    say(f"next     fedabml personalize {shlex.quote(str(out))} --data CLIENT.npz --out posterior.safetensors")
+
+
+def describe(summary: dict[str, Any]) -> str:
+    """A run in a line."""
+    split = "validation" if summary["split"] == "val" else "test"
+    words = f"{summary['algorithm']} on {summary['dataset']}: {summary['clients']} clients, {summary['rounds']} rounds"
+    return f"{words}, {summary['seconds']:.1f} s (scored on {split} data)"
+
+
+MEASURES = {
+    "accuracy": "accuracy, mean over clients",
+    "accuracy_worst_decile": "accuracy, worst tenth of clients",
+    "accuracy_pooled": "accuracy, all samples pooled",
+    "rmse": "RMSE, mean over clients",
+    "rmse_pooled": "RMSE, all samples pooled",
+    "nll": "negative log likelihood",
+    "ece": "calibration error (ECE)",
+    "brier": "Brier score",
+    "coverage": "coverage of 90 % intervals",
+}
+
+
+def scores(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Rows of the summary's measures: the personalised models' and, where it has one, the prior's."""
+    rows = [
+        (words, number(summary[name]), number(summary[f"prior_{name}"]) if f"prior_{name}" in summary else "")
+        for name, words in MEASURES.items()
+        if name in summary
+    ]
+    if "bytes_up" in summary:
+        rows.append(("traffic per client and round", f"{size(summary['bytes_up'] + summary['bytes_down'])}", ""))
+    return rows

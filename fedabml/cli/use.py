@@ -1,0 +1,249 @@
+"""`fedabml evaluate`, `personalize` and `predict`: what a trained prior is for."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..config import TABLES
+from ..errors import InputError, nearest
+from .console import downloads, note, number, say, table
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..evaluate import Evaluation, Prediction, Regression
+    from ..prior import Card
+    from ..run import Setup
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    split: Annotated[
+        str, typer.Option(metavar="auto|val|test", help="Samples to score on; auto: as the run was.")
+    ] = "auto",
+    epochs: Annotated[int | None, typer.Option(help="Epochs of personalising, in place of the algorithm's.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda, in place of the run's.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder of datasets, in place of the run's.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for evaluation.json and evaluation.csv.", show_default="RUN")
+    ] = None,
+) -> None:
+    """Personalise every client of a finished run anew and score it.
+
+    The data are made again from the run's configuration, and checked to be the same. A run that held out validation
+    data was scored on them: when all is decided, `--split test` gives the figure to report.
+
+    Example: `fedabml evaluate runs/digits-fedabml-0 --epochs 10`
+    """
+    from ..files import write, write_json
+    from ..prior import load_prior
+    from ..run import clients_csv, prepare, resolve_split
+    from .train import saved_config, scores
+
+    plan, config = saved_config(run)
+    if not (run / "shared.safetensors").exists():
+        way = f"fedabml train --resume --out {shlex.quote(str(run))}"
+        raise InputError(f"The run in '{run}' is not finished: it has no shared.safetensors. Go on with it: {way}")
+    plan = plan.with_changes(data_dir=data_dir or plan.data_dir, backend=config["backend"], chunk=config["chunk"])
+    plan = plan.with_changes(device=device or plan.device)
+    with downloads(plan.dataset or "") as hear:
+        fed = plan.federation(hear)
+    if fed.hash != config.get("partition_hash"):
+        raise InputError(
+            f"The data of the run in '{run}' have changed since: their hash is another. Restore them first."
+        )
+    prior = load_prior(run / "shared.safetensors")
+    algorithm = prior.algorithm if epochs is None else dataclasses.replace(prior.algorithm, personal_epochs=epochs)
+    setup = prepare(fed, plan.model, algorithm, **plan.words(fed))
+    split = resolve_split(fed, config["split"] if split == "auto" else split)
+    found = _score(run, setup, prior.shared, split, plan.rounds)
+    out = out or run
+    facts = {"split": split, "personal_epochs": algorithm.personal_epochs, "clients": fed.clients}
+    write_json(out / "evaluation.json", facts | found.summary | found.details)
+    write(out / "evaluation.csv", clients_csv(fed, found, split))
+    title = f"{fed.clients} clients, {algorithm.personal_epochs} epoch(s) of personalising, {split} data"
+    table(("", "personalised", "prior"), scores(found.summary), title=title, numbers=True)
+    say(f"scores       {out / 'evaluation.json'}")
+    say(f"per client   {out / 'evaluation.csv'}")
+
+
+def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: int) -> Evaluation:
+    """Scores what the server owns, with what clients keep taken from the run's last checkpoint."""
+    from ..engine.checkpoint import Folder
+    from ..engine.simulate import Kept
+    from ..evaluate import evaluate as score
+
+    cohort, last = setup.cohort, Folder(run).last()
+    theta = {name: value.to(cohort.device, cohort.dtype) for name, value in shared.items()}
+    if last is None and cohort.keep(theta, [0]):
+        raise InputError(f"The clients of the run in '{run}' keep a state of their own, but its checkpoints are gone.")
+    kept = Kept(cohort, last.kept if last else {})
+    return score(cohort, theta, lambda clients: kept.get(theta, clients), split, round)
+
+
+def personalize(
+    prior: Annotated[Path, typer.Argument(metavar="PRIOR", help="A run's folder, or its shared.safetensors.")],
+    data: Annotated[
+        Path, typer.Option(help="The client's .npz (x_train, y_train; or x, y), or its table if the prior had one.")
+    ],
+    out: Annotated[Path, typer.Option(help="File for the client's posterior.")] = Path("posterior.safetensors"),
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs on the client's data.", show_default="the algorithm's")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Step size.", show_default="the algorithm's")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Samples in a minibatch.", show_default="as in training")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of shuffles and weight samples.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Make a client's own posterior from a prior and the client's data, which stay where they are.
+
+    The client may be new. If its .npz also has x_test and y_test, the posterior is scored on them. The posterior tells
+    of the client's data: keep it at the client.
+
+    Example: `fedabml personalize runs/digits-fedabml-0 --data client.npz --out posterior.safetensors`
+    """
+    from ..prior import load_prior
+
+    found = load_prior(prior / "shared.safetensors" if prior.is_dir() else prior)
+    arrays = _labelled(data, found.card)
+    posterior = found.personalize(
+        arrays["x_train"], arrays["y_train"], epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, device=device
+    )
+    posterior.save(out)
+    say(f"samples     {len(arrays['x_train'])}")
+    if "x_test" in arrays:
+        p = posterior.predict(arrays["x_test"], seed=seed, device=device)
+        for name, value in _scores(p, arrays["y_test"]).items():
+            say(f"{name:<11} {number(value)} on {len(arrays['x_test'])} test samples")
+    say(f"posterior   {out}")
+
+
+def _labelled(path: Path, card: Card) -> dict[str, Any]:
+    """A client's data: an .npz, or a table read with the prior's recipe."""
+    if path.suffix.lower() not in TABLES:
+        from ..data import read_client
+
+        return read_client(path)
+    from ..data.table import read_frame
+
+    recipe, frame = _recipe(card, path), read_frame(path)
+    if recipe.target not in frame.columns:
+        raise InputError(f"'{path}' has no column '{recipe.target}'.{nearest(recipe.target, frame.columns)}")
+    return {"x_train": recipe.apply(frame), "y_train": recipe.encode_target(frame[recipe.target])}
+
+
+def _scores(p: Prediction | Regression, y: np.ndarray) -> dict[str, float]:
+    import numpy as np
+
+    from ..evaluate import Prediction
+
+    if isinstance(p, Prediction):
+        y = np.asarray(y).reshape(-1)
+        if y.min(initial=0) < 0 or y.max(initial=0) >= p.probs.shape[1]:
+            raise InputError(f"y_test has a label outside 0..{p.probs.shape[1] - 1}, the classes of the prior.")
+        true = p.probs[np.arange(len(y)), y.astype(np.int64)]
+        return {"accuracy": float((p.label == y).mean()), "NLL": float(-np.log(np.clip(true, 1e-30, None)).mean())}
+    y = np.asarray(y, float).reshape(p.mean.shape)
+    return {"RMSE": float(np.sqrt(((p.mean - y) ** 2).mean())), "NLL": float(p.nll(y).mean())}
+
+
+def predict(
+    posterior: Annotated[Path, typer.Argument(metavar="POSTERIOR", help="A file of `fedabml personalize`.")],
+    data: Annotated[Path, typer.Option(help="Inputs: an .npz with x, or a table if the prior had one.")],
+    out: Annotated[Path, typer.Option(help="CSV file to write, a row per input.")] = Path("predictions.csv"),
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="Weight samples to average (0: the mean weights).", show_default="as in training"
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the weight samples.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Predict with a client's posterior, with the uncertainty of each prediction.
+
+    The CSV has the label, a probability per class, the entropy (how unsure, in nats) and the mutual information (the
+    part that is due to the weights: high for inputs unlike the client's data). For regression: mean, std, model_std.
+
+    Example: `fedabml predict posterior.safetensors --data inputs.npz --out predictions.csv --samples 20`
+    """
+    from ..files import write
+    from ..prior import load_posterior
+
+    found = load_posterior(posterior)
+    x = _inputs(data, found.card)
+    p = found.predict(x, samples=samples, seed=seed, device=device)
+    head, rows = _rows(p, found.card)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    write(out, text.getvalue())
+    say(f"inputs        {len(x)}")
+    say(f"predictions   {out}")
+
+
+def _inputs(path: Path, card: Card) -> np.ndarray:
+    """The inputs to predict: a table, or the x of an .npz; of a client's whole file its test inputs."""
+    if path.suffix.lower() in TABLES:
+        from ..data import features
+
+        return features(path, _recipe(card, path))
+    from ..data.files import read_npz
+
+    arrays = read_npz(path)
+    name = next((name for name in ("x", "x_test", "x_train") if name in arrays), None)
+    if name is None:
+        raise InputError(f"'{path}' has no array x; it holds {', '.join(arrays) or 'nothing'}.")
+    if name != "x":
+        note(f"'{path}' has no array x, so {name} is predicted.")
+    if not len(arrays[name]):
+        raise InputError(f"'{path}': {name} is empty, so there is nothing to predict.")
+    return arrays[name]
+
+
+def _rows(p: Prediction | Regression, card: Card) -> tuple[list[str], list[list[Any]]]:
+    """Head and rows of the CSV."""
+    from ..evaluate import Prediction
+
+    if isinstance(p, Prediction):
+        classes = _class_names(card, p.probs.shape[1])
+        head = ["row", "label", *(f"p_{name}" for name in classes), "entropy", "mutual_information"]
+        numbers: Sequence[Sequence[float]] = [
+            [*probs, h, mi] for probs, h, mi in zip(p.probs, p.entropy, p.mutual_information, strict=True)
+        ]
+        labels = [classes[i] for i in p.label]
+        return head, [
+            [i, label, *(f"{v:.6g}" for v in row)] for i, (label, row) in enumerate(zip(labels, numbers, strict=True))
+        ]
+    targets = p.mean.shape[1]
+    ends = [""] if targets == 1 else [f"_{j}" for j in range(targets)]
+    head = ["row", *(f"{name}{end}" for end in ends for name in ("mean", "std", "model_std"))]
+    parts = (p.mean, p.std, p.model_std)
+    return head, [[i, *(f"{part[i, j]:.6g}" for j in range(targets) for part in parts)] for i in range(len(p.mean))]
+
+
+def _class_names(card: Card, classes: int) -> tuple[str, ...]:
+    """The names of the classes: the table's, the dataset's, or their numbers."""
+    from ..data.sources import SOURCES
+
+    if card.recipe and card.recipe.class_names:
+        return card.recipe.class_names
+    known = SOURCES[card.dataset].class_names if card.dataset in SOURCES else ()
+    return known if len(known) == classes else tuple(map(str, range(classes)))
+
+
+def _recipe(card: Card, path: Path) -> Any:
+    if card.recipe is None:
+        raise InputError(
+            f"'{path}' is a table, but the prior was not trained on one: give the inputs as an .npz with x."
+        )
+    return card.recipe

@@ -1,0 +1,205 @@
+"""Every algorithm, and every option of FedABML, through the whole protocol: rounds, crash, engines, a new client."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import fedabml
+from fedabml import FedABML, FedAvg, Local
+from fedabml.algorithms import REGISTRY, make, name_of
+from fedabml.engine.checkpoint import Checkpoint, Folder
+from fedabml.engine.plan import sample
+from fedabml.engine.simulate import Simulation
+from fedabml.evaluate import evaluate
+from fedabml.prior import Prior
+
+SIZES = (6, 60, 13, 33, 25, 9)  # tenfold, and none a multiple of the batch but the first with its own size
+BATCH, SEED, ROUNDS, SHARE = 8, 6, 3, 0.67
+WAVE = {"lr": 0.1, "lam": 0.5, "nu0": -2.0}  # strong enough that every part of a step shows
+
+ALGORITHMS = {name: make(name, lr=0.1) for name in REGISTRY} | {
+    "fedavg momentum samples": FedAvg(lr=0.05, momentum=0.9, weights="samples", label_prior="dirichlet"),
+    "fedavg averaged": FedAvg(lr=0.1, average=0.5, personal_lr=0.01, personal_epochs=1),
+    "local momentum": Local(lr=0.05, momentum=0.5, personal_epochs=1),
+    "natural batch learned": FedABML(prior_every="batch", prior_std="learned", rho=0.5, rho_std=0.2, k=2, **WAVE),
+    "natural round learned": FedABML(prior_std="learned", rho=0.7, average=0.5, **WAVE),
+    "euclidean batch implicit": FedABML(
+        prior_step="euclidean", prior_every="batch", prior_std="learned", prior_lr=0.5, **WAVE
+    ),
+    "euclidean round explicit": FedABML(prior_step="euclidean", prior_std="learned", kl_step="explicit", **WAVE),
+    "amortised exact": FedABML(prior_step="amortised", prior_every="batch", prior_std="learned", k=2, **WAVE),
+    "amortised first order": FedABML(
+        prior_step="amortised", prior_every="batch", curvature="first_order", momentum=0.5, k=2, **WAVE
+    ),
+    "amortised hessian free": FedABML(
+        prior_step="amortised", prior_every="batch", curvature="hessian_free", kl_step="explicit", delta=0.1, **WAVE
+    ),
+    "amortised point": FedABML(prior_step="amortised", prior_every="batch", posterior="point", prior_lr=0.2, lr=0.1),
+    "point momentum": FedABML(posterior="point", momentum=0.9, rho=0.5, lr=0.05),
+    "moments learned": FedABML(aggregate="moments", prior_std="learned", rho=0.8, rho_std=0.5, **WAVE),
+    "moments samples": FedABML(aggregate="moments", weights="samples", label_prior="none", **WAVE),
+    "natural posterior": FedABML(posterior_std="natural", lr_std=0.1, s=1, momentum=0.5, **WAVE),
+    "fixed posterior": FedABML(posterior_std="fixed", s=3, predict_samples=0, personal_lr=0.05, **WAVE),
+    "own rate of the deviation": FedABML(lr_std=0.5, label_alpha=1.0, predict_samples=3, **WAVE),
+}
+EVERY = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS.keys())
+
+
+def client(n, seed):
+    g = np.random.default_rng([n, seed])
+    classes = g.permutation(3)[:2]
+    return (g.normal(size=(n, 5)) + seed / 4).astype(np.float32), g.choice(classes, n)
+
+
+@pytest.fixture(scope="module")
+def fed():
+    pairs = [client(n, i) for i, n in enumerate(SIZES)]
+    return fedabml.Federation.from_arrays(pairs, [client(7, i) for i in range(len(SIZES))], classes=3)
+
+
+def prepare(fed, algorithm, **options):
+    words = {
+        "rounds": ROUNDS, "participation": SHARE, "epochs": 1, "batch_size": BATCH, "seed": SEED,
+        "device": "cpu", "dtype": "float64", "backend": "vmap", "chunk": 6, "model_options": {"hidden": (4,)},
+    }  # fmt: skip
+    return fedabml.prepare(fed, "mlp", algorithm, **(words | options))
+
+
+def simulate(fed, algorithm, rounds=ROUNDS, state=None, folder=None, **options):
+    setup = prepare(fed, algorithm, **options)
+    sim = Simulation(setup.cohort, participation=setup.participation, epochs=setup.epochs, state=state)
+    sim.run(rounds, folder=folder)
+    return sim, setup
+
+
+def everything(sim):
+    kept = {f"{client}.{name}": t for client, own in sim.kept.states.items() for name, t in own.items()}
+    return sim.shared | {f"average.{k}": v for k, v in sim.average.items()} | kept
+
+
+def assert_states_close(a, b, atol):
+    assert a.keys() == b.keys() and (a or b) is not None
+    for name in a:
+        assert torch.isfinite(a[name]).all()
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=atol, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_the_variants_cover_every_choice():
+    for field in dataclasses.fields(FedABML):
+        seen = {getattr(a, field.name) for a in ALGORITHMS.values() if isinstance(a, FedABML)}
+        assert set(field.metadata["choices"]) <= seen, field.name
+    assert {type(a) for a in ALGORITHMS.values()} == {entry.kind for entry in REGISTRY.values()}
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_names_are_found_again(name):
+    algorithm = make(name)
+    assert name_of(algorithm) == name and make(name_of(algorithm), **algorithm.values()) == algorithm
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(fedabml.InputError, match="Did you mean 'fedabml'"):
+        make("fedabl")
+    with pytest.raises(fedabml.InputError, match="Did you mean 'momentum'"):
+        make("fedavg", momentun=0.1)
+
+
+@EVERY
+def test_rounds_move_what_is_shared_and_leave_the_start_alone(fed, algorithm):
+    sim, setup = simulate(fed, algorithm)
+    begun = algorithm.init(setup.cohort.network.initial, setup.cohort.network.layout)
+    assert sim.shared.keys() == begun.keys()
+    fresh = prepare(fed, algorithm).cohort.network.initial
+    assert torch.equal(setup.cohort.network.initial, fresh)
+    if begun:
+        assert not torch.equal(sim.shared["mean"], begun["mean"])
+    learned = getattr(algorithm, "prior_std", "fixed") == "learned"
+    if "logstd" in begun:
+        assert torch.equal(sim.shared["logstd"], begun["logstd"]) != learned
+
+
+@EVERY
+def test_loop_equals_vmap_and_chunks_do_not_matter(fed, algorithm):
+    together = everything(simulate(fed, algorithm)[0])
+    for options in ({"backend": "loop", "chunk": 3}, {"chunk": 1}, {"chunk": 3}):
+        assert_states_close(everything(simulate(fed, algorithm, **options)[0]), together, 1e-9)
+
+
+@EVERY
+def test_one_step_in_float32(fed, algorithm):
+    """One step each: a batch of everything and a single epoch."""
+    one = {"rounds": 1, "dtype": "float32", "batch_size": 64, "epochs": 1, "participation": 1}
+    a, b = (everything(simulate(fed, algorithm, backend=kind, **one)[0]) for kind in ("vmap", "loop"))
+    assert all(t.dtype == torch.float32 for t in a.values())
+    assert_states_close(a, b, 1e-5)
+
+
+@EVERY
+def test_resuming_gives_the_same_bits(fed, algorithm, tmp_path):
+    whole, _ = simulate(fed, algorithm)
+    folder = Folder(tmp_path)
+    folder.create({})
+    simulate(fed, algorithm, rounds=2, folder=folder)
+    again = Folder(tmp_path)
+    state = again.reopen({}, set())
+    assert isinstance(state, Checkpoint) and state.round == 2
+    resumed, _ = simulate(fed, algorithm, state=state, folder=again)
+    one, other = everything(whole), everything(resumed)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    last = Folder(tmp_path).last()
+    assert last.round == 3 and all(torch.equal(v, whole.shared[k]) for k, v in last.shared.items())
+    assert [line["round"] for line in again.history] == [1, 2, 3]
+
+
+@EVERY
+def test_evaluation_of_all_clients_even_one_never_drawn(fed, algorithm):
+    sim, setup = simulate(fed, algorithm)
+    drawn = {c for t in range(1, ROUNDS + 1) for c in sample(len(SIZES), SHARE, SEED, t)}
+    assert 0 < len(drawn) < len(SIZES)
+    scores = evaluate(setup.cohort, sim.theta, sim.kept_for)
+    assert scores.clients["accuracy"].shape == (len(SIZES),)
+    assert all(np.isfinite(v).all() for v in scores.clients.values())
+    loop, looped = simulate(fed, algorithm, backend="loop", chunk=2)
+    others = evaluate(looped.cohort, loop.theta, loop.kept_for)
+    for name in ("nll", "brier", "entropy", "mutual_information"):
+        np.testing.assert_allclose(others.clients[name], scores.clients[name], atol=1e-8)
+
+
+@EVERY
+def test_a_new_client_is_personalised_predicts_and_is_saved(fed, algorithm, tmp_path):
+    sim, setup = simulate(fed, algorithm, rounds=1, dtype="float32")
+    prior = Prior(algorithm, sim.theta, setup.card, BATCH)
+    x, y = client(21, 50)
+    posterior = prior.personalize(x, y, seed=1, device="cpu")
+    p = posterior.predict(x[:4], device="cpu")
+    np.testing.assert_allclose(p.probs.sum(1), 1, atol=1e-6)
+    assert (p.mutual_information >= 0).all() and p.entropy.shape == (4,)
+
+    prior.save(tmp_path / "prior.safetensors")
+    loaded = fedabml.load_prior(tmp_path / "prior.safetensors")
+    assert loaded.algorithm == algorithm and loaded.batch_size == BATCH
+    again = loaded.personalize(x, y, seed=1, device="cpu")
+    assert all(torch.equal(a, b) for a, b in zip(again.q, posterior.q, strict=True))
+
+    posterior.save(tmp_path / "posterior.safetensors")
+    for other in (again, fedabml.load_posterior(tmp_path / "posterior.safetensors")):
+        assert np.array_equal(other.predict(x[:4], device="cpu").probs, p.probs)
+
+
+@EVERY
+def test_more_personal_epochs_fit_the_training_data_better(fed, algorithm):
+    """Personalising must move the client's own model towards its data, whatever the algorithm."""
+    sim, setup = simulate(fed, algorithm, rounds=1, dtype="float32")
+    prior = Prior(algorithm, sim.theta, setup.card, BATCH)
+    x, y = client(40, 51)
+    nll = [
+        -np.log(
+            prior.personalize(x, y, epochs=e, lr=0.02, device="cpu").predict(x, 0, device="cpu").probs[range(40), y]
+        )
+        for e in (0, 30)
+    ]
+    assert nll[1].mean() < nll[0].mean()

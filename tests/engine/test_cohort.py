@@ -1,0 +1,339 @@
+"""Many clients at once equal each alone: models, likelihoods, ragged data, padding; and what a round draws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+import fedabml
+from fedabml import FedABML, FedAvg, GaussianNoise, rng
+from fedabml.engine.backend import backend_of, chunk_of, device_of, lane_bytes
+from fedabml.engine.cohort import ClientLoss, label_offset
+from fedabml.engine.plan import minibatches, padded, sample
+from fedabml.engine.simulate import Simulation
+from fedabml.evaluate import evaluate
+from fedabml.vectors import Network
+
+SIZES = (4, 21, 9)
+
+
+def federation(kind, sizes=SIZES):
+    g = np.random.default_rng(1)
+    shape = {"mlr": (6,), "mlp": (6,), "cnn": (1, 16, 16), "linear": (6,)}[kind]
+
+    def client(n):
+        if kind == "cnn":
+            x = g.integers(0, 256, (n, *shape)).astype(np.uint8)
+        else:
+            x = g.normal(size=(n, *shape)).astype(np.float32)
+        if kind == "linear":
+            return x, (x @ g.normal(size=(6, 2)) + 0.1 * g.normal(size=(n, 2))).astype(np.float32)
+        return x, g.integers(0, 3, n)
+
+    return fedabml.Federation.from_arrays(
+        [client(n) for n in sizes], [client(5) for _ in sizes], classes=None if kind == "linear" else 3
+    )
+
+
+SMALL = {"cnn": {"channels": (3, 4), "hidden": (5,)}, "mlp": {"hidden": (4,)}}
+ALGORITHM = FedABML(lr=0.05, lam=0.5, nu0=-2.5, prior_every="batch", prior_std="learned", rho=0.5, personal_epochs=1)
+
+
+def simulate(fed, model, algorithm=ALGORITHM, rounds=3, **options):
+    name, extra = (model, SMALL.get(model)) if isinstance(model, str) else (model, None)
+    words = {
+        "rounds": rounds, "participation": 1, "epochs": 1, "batch_size": 8, "seed": 2, "device": "cpu",
+        "dtype": "float64", "model_options": extra, "backend": "vmap", "chunk": 3,
+    }  # fmt: skip
+    setup = fedabml.prepare(fed, name, algorithm, **(words | options))
+    sim = Simulation(setup.cohort, participation=setup.participation, epochs=setup.epochs)
+    sim.run(rounds)
+    return sim
+
+
+def assert_close(a, b, atol):
+    for name in a.shared:
+        assert torch.isfinite(a.shared[name]).all()
+        torch.testing.assert_close(a.shared[name], b.shared[name], rtol=0, atol=atol)
+
+
+# -- engines agree -------------------------------------------------------------------------------------------------
+CASES = {
+    "mlr": ("mlr", "mlr", None),
+    "mlp": ("mlp", "mlp", None),
+    "cnn": ("cnn", "cnn", None),
+    "fixed noise": ("linear", "mlp", GaussianNoise(2, 0.4, learn=False)),
+    "learned noise": ("linear", "mlp", GaussianNoise(2, 0.4)),
+    "linear": ("linear", "mlr", GaussianNoise(2, 0.4)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_vmap_equals_loop(case):
+    kind, model, likelihood = CASES[case]
+    fed = federation(kind)
+    vmap, loop = (simulate(fed, model, likelihood=likelihood, backend=b) for b in ("vmap", "loop"))
+    assert_close(vmap, loop, 1e-9)
+    a, b = (evaluate(s.cohort, s.theta, s.kept_for) for s in (vmap, loop))
+    for name in a.clients:
+        np.testing.assert_allclose(a.clients[name], b.clients[name], atol=1e-8, err_msg=name)
+    one = {"rounds": 1, "dtype": "float32", "batch_size": 64, "likelihood": likelihood}
+    assert_close(*(simulate(fed, model, backend=b, **one) for b in ("vmap", "loop")), 1e-5)
+
+
+class Dropping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 12), nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.b(nn.functional.dropout(torch.relu(self.a(x)), 0.3, self.training))
+
+
+@pytest.mark.parametrize("s", [1, 2])
+def test_dropout_is_the_same_in_every_engine_and_chunk(s):
+    torch.manual_seed(0)
+    module, algorithm = Dropping(), FedABML(lr=0.05, s=s, nu0=-2.0)
+    fed = federation("mlp")
+    whole = simulate(fed, module, algorithm)
+    for options in ({"backend": "loop"}, {"chunk": 1}, {"chunk": 2}):
+        assert_close(simulate(fed, module, algorithm, **options), whole, 1e-9)
+    plain = simulate(fed, module.eval(), algorithm)
+    assert_close(plain, whole, 0)  # the mode of the user's module does not matter
+
+
+def test_the_order_of_clients_in_chunks_does_not_matter():
+    fed = federation("mlp", (4, 21, 9, 13))
+    sim = simulate(fed, "mlp", rounds=0)
+    cohort, n = sim.cohort, 4
+    results = {}
+    for parts in ([[0, 1, 2, 3]], [[2, 0], [3, 1]], [[3], [1], [0], [2]], [[1, 3, 0], [2]]):
+        for part in parts:
+            update, _, loss = cohort.train(sim.shared, {}, part, 1, 2)
+            for i, client in enumerate(part):
+                results.setdefault(client, []).append((update["mean"][i], update["logstd"][i], loss[i]))
+    assert len(results) == n
+    for client in results:
+        for other in results[client][1:]:
+            torch.testing.assert_close(other, results[client][0], rtol=0, atol=1e-12)
+
+
+def test_lanes_that_are_done_stop_moving():
+    """The client of 4 samples has 1 step, its neighbour of 21 has 6: it must end as if trained alone."""
+    fed = federation("mlp")
+    sim = simulate(fed, "mlp", rounds=0)
+    cohort = sim.cohort
+    together, _, losses = cohort.train(sim.shared, {}, [0, 1, 2], 1, 2)
+    for client in range(3):
+        alone, _, loss = cohort.train(sim.shared, {}, [client], 1, 2)
+        for name in alone:
+            torch.testing.assert_close(together[name][client], alone[name][0], rtol=0, atol=1e-12)
+        torch.testing.assert_close(losses[client], loss[0], rtol=0, atol=1e-12)
+
+
+def test_padded_rows_have_no_influence():
+    fed = federation("mlr")
+    cohort = simulate(fed, "mlr", rounds=0).cohort
+    loss = ClientLoss(cohort.network, cohort.likelihood, None)
+    index = torch.as_tensor(fed.train[0])
+    padding = torch.full((5,), -1)
+    w = cohort.network.initial
+    grad = torch.func.grad_and_value(lambda w, batch: loss.nll(w, batch, rng.key(0)))
+    own, value = grad(w, cohort.data.batch(index))
+    batch = cohort.data.batch(torch.cat([index, padding]))
+    for filled in (batch, batch._replace(x=torch.where(batch.mask[:, None] > 0, batch.x, 1e6))):
+        more, same = grad(w, filled)
+        torch.testing.assert_close(more, own, rtol=0, atol=1e-12)
+        torch.testing.assert_close(same, value, rtol=0, atol=1e-12)
+    by_hand = nn.functional.cross_entropy(
+        cohort.network(w, cohort.data.inputs(index)), torch.as_tensor(fed.y[fed.train[0]])
+    )
+    torch.testing.assert_close(value, by_hand)
+
+
+def test_a_batch_of_padding_alone_gives_nothing():
+    cohort = simulate(federation("mlr"), "mlr", rounds=0).cohort
+    loss = ClientLoss(cohort.network, cohort.likelihood, None)
+    batch = cohort.data.batch(torch.full((3,), -1))
+    slope, value = torch.func.grad_and_value(lambda w: loss.nll(w, batch, rng.key(0)))(cohort.network.initial)
+    assert value == 0 and (slope == 0).all()
+
+
+def test_a_client_alone_does_not_depend_on_the_data_of_the_others():
+    fed = federation("mlp")
+    other = fedabml.Federation.from_arrays(
+        [(fed.x[fed.train[c]] + (c != 1) * 3, fed.y[fed.train[c]]) for c in range(3)], classes=3, normalize="none"
+    )
+    plain = fedabml.Federation.from_arrays(
+        [(fed.x[fed.train[c]], fed.y[fed.train[c]]) for c in range(3)], classes=3, normalize="none"
+    )
+    a, b = (simulate(f, "mlp", rounds=0) for f in (plain, other))
+    (first, _, _), (second, _, _) = (s.cohort.train(s.shared, {}, [0, 1, 2], 1, 2) for s in (a, b))
+    torch.testing.assert_close(first["mean"][1], second["mean"][1], rtol=0, atol=1e-13)
+    assert (first["mean"][0] - second["mean"][0]).abs().max() > 1e-3
+
+
+def test_inputs_and_targets_are_standardised_as_the_federation_says():
+    fed = federation("linear")
+    cohort = simulate(fed, "mlr", rounds=0).cohort
+    index = torch.as_tensor(fed.train.index)
+    batch = cohort.data.batch(index)
+    np.testing.assert_allclose(batch.x.mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(batch.y.std(0, unbiased=False), 1, atol=1e-6)
+    assert batch.x.dtype == batch.y.dtype == batch.mask.dtype == torch.float64
+
+
+def test_label_level_by_hand():
+    fed = fedabml.Federation.from_arrays([(np.zeros((4, 1), np.float32), np.array([0, 0, 2, 0]))] * 2, classes=3)
+    cohort = simulate(fed, "mlr", FedABML(label_alpha=0.5), rounds=0).cohort
+    expected = np.log(np.array([3.5, 0.5, 1.5]) / 5.5)
+    np.testing.assert_allclose(cohort.offsets([1])[0].numpy(), expected)
+    assert np.exp(expected).sum() == pytest.approx(1)
+    one = label_offset(cohort.algorithm, type(cohort.site([0]))(*(t[0] for t in cohort.site([0]))))
+    np.testing.assert_allclose(one.numpy(), expected)
+    assert label_offset(FedAvg(), cohort.site([0])) is None
+
+
+def test_predictions_of_many_rows_are_cut_in_pieces_and_joined():
+    fed = federation("mlr", (4, 300, 129))
+    cohort = simulate(fed, "mlr", FedAvg(lr=0.1), rounds=0).cohort
+    models = cohort.personalise({"mean": cohort.network.initial}, {}, [0, 1, 2])
+    outputs = cohort.predict(models, [fed.train[c] for c in range(3)], None, cohort.keys(rng.PREDICT, 0, [0, 1, 2]))
+    for c, out in enumerate(outputs):
+        assert out.shape == (1, len(fed.train[c]), 3)
+        expected = cohort.network(models.mean[c], cohort.data.inputs(torch.as_tensor(fed.train[c]))).softmax(-1)
+        torch.testing.assert_close(out[0], expected)
+
+
+def test_loss_averages_over_draws():
+    fed = federation("mlr")
+    cohort = simulate(fed, "mlr", rounds=0).cohort
+    loss = ClientLoss(cohort.network, cohort.likelihood, None)
+    q = fedabml.gaussian.Gaussian(cohort.network.initial, 0 * cohort.network.initial - 1)
+    batch = cohort.data.batch(torch.as_tensor(fed.train[0]))
+    key = rng.key(4)
+    each = [loss.nll(w, batch, key) for w in q.draw(key, 5)]
+    torch.testing.assert_close(loss(q, batch, key, 5), torch.stack(each).mean())
+    torch.testing.assert_close(loss(q, batch, key, 1), each[0])
+
+
+# -- what a round draws ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("n", "share", "size"), [(100, 0.1, 10), (15, 0.1, 2), (7, 1.0, 7), (3, 0.01, 1), (200, 0.1, 20)]
+)
+def test_the_number_of_clients_of_a_round(n, share, size):
+    drawn = sample(n, share, 0, 1)
+    assert len(drawn) == len(set(drawn.tolist())) == size
+    assert drawn.tolist() == sorted(drawn.tolist()) and drawn.min() >= 0 and drawn.max() < n
+
+
+def test_clients_are_drawn_uniformly():
+    rounds, n = 4000, 20
+    draws = np.array([sample(n, 0.25, 5, t) for t in range(rounds)])
+    counts = np.bincount(draws.reshape(-1), minlength=n)
+    # Without replacement the counts vary less than multinomially, so the statistic is scaled by (n − 1)/(n − size).
+    statistic = ((counts - rounds / 4) ** 2 / (rounds / 4)).sum() * (n - 1) / (n - 5)
+    assert 1e-4 < stats.chi2.sf(statistic, n - 1) < 1 - 1e-4
+    pairs = np.zeros((n, n))
+    for drawn in draws:
+        pairs[np.ix_(drawn, drawn)] += 1
+    together = pairs[np.triu_indices(n, 1)]
+    expected = rounds * 5 * 4 / (n * (n - 1))  # pairs are drawn uniformly too
+    assert np.abs(together - expected).max() < 5 * expected**0.5
+
+
+def test_a_round_depends_on_the_seed_and_the_round_alone():
+    assert sample(50, 0.2, 1, 3).tolist() == sample(50, 0.2, 1, 3).tolist()
+    assert len({tuple(sample(50, 0.2, s, t)) for s in range(3) for t in range(3)}) == 9
+
+
+def test_every_step_of_every_client_has_its_own_key():
+    seen = []
+
+    class Spy(FedAvg):
+        def step(self, carry, shared, batches, site, key, loss):
+            seen.append(int(key))
+            return super().step(carry, shared, batches, site, key, loss)
+
+    fed = federation("mlr")
+    simulate(fed, "mlr", Spy(), rounds=2, backend="loop")
+    assert len(set(seen)) == len(seen) == 2 * 3 * 3  # two rounds, as many steps as the longest lane, three clients
+    first, seen = seen, []
+    simulate(fed, "mlr", Spy(), rounds=2, backend="loop", chunk=1)
+    assert set(seen) <= set(first)  # the same keys; alone, a lane takes only its own steps
+
+
+# -- minibatches ---------------------------------------------------------------------------------------------------
+ROWS = [np.arange(100, 123), np.arange(5), np.arange(50, 58)]
+
+
+def test_every_sample_exactly_once_an_epoch():
+    plan = minibatches(ROWS, [4, 9, 2], 3, 8, 1, (0, 1))
+    assert plan.steps.tolist() == [9, 3, 3] and plan.index.shape == (9, 1, 3, 8)
+    for lane, rows in enumerate(ROWS):
+        own = plan.index[: plan.steps[lane], 0, lane].reshape(3, -1)
+        orders = [epoch[epoch >= 0] for epoch in own]
+        assert all(sorted(order) == rows.tolist() for order in orders)
+        assert len({tuple(order) for order in orders}) == 3  # shuffled anew
+        assert (plan.index[plan.steps[lane] :, 0, lane] == -1).all()
+    sizes = (plan.index[:9, 0, 0] >= 0).sum(1)
+    assert sizes.tolist() == [8, 8, 7] * 3  # the last batch is short, never dropped
+
+
+def test_a_plan_depends_on_its_path_and_its_client_alone():
+    def own(lane, rows, names, path=(0, 1), batch=8):
+        plan = minibatches(rows, names, 2, batch, 1, path)
+        index = plan.index[: plan.steps[lane], 0, lane]
+        return [step[step >= 0].tolist() for step in index]
+
+    base = own(0, ROWS, [4, 9, 2])
+    assert own(0, ROWS[:1], [4]) == base
+    assert own(2, ROWS[::-1], [2, 9, 4]) == base
+    assert own(0, ROWS, [5, 9, 2]) != base
+    assert own(0, ROWS, [4, 9, 2], (0, 2)) != base and own(0, ROWS, [4, 9, 2], (1, 1)) != base
+    flat = lambda steps: [row for step in steps for row in step]
+    assert flat(own(0, ROWS, [4, 9, 2], batch=5)) == flat(base)  # the same order, cut otherwise
+
+
+def test_steps_of_several_batches():
+    plan = minibatches(ROWS, [0, 1, 2], 2, 8, 3, (0,))
+    # 23 samples: 3 batches an epoch, 6 in all, 2 steps. 5 samples: 2 batches, fewer than a step takes, so they repeat.
+    assert plan.steps.tolist() == [2, 1, 1] and plan.index.shape == (2, 3, 3, 8)
+    small = plan.index[0, :, 1]
+    assert [sorted(b[b >= 0].tolist()) for b in small] == [[0, 1, 2, 3, 4]] * 3
+    assert small[2].tolist() == small[0].tolist()
+
+
+def test_a_batch_larger_than_the_data_is_all_of_it():
+    plan = minibatches([np.arange(3)], [0], 1, 50, 1, (0,))
+    assert plan.index.shape == (1, 1, 1, 3) and sorted(plan.index[0, 0, 0]) == [0, 1, 2]
+
+
+def test_padded():
+    assert padded([np.array([4, 5]), np.array([], int)]).tolist() == [[4, 5], [-1, -1]]
+    assert padded([np.array([], int)]).tolist() == [[-1]]
+
+
+# -- where and how --------------------------------------------------------------------------------------------------
+def test_backends_and_devices_by_name():
+    cpu = torch.device("cpu")
+    linear, conv = Network(nn.Linear(2, 2)), Network(nn.Conv2d(1, 1, 3))
+    assert (backend_of("auto", linear, cpu), backend_of("auto", conv, cpu)) == ("vmap", "loop")
+    assert backend_of("auto", conv, torch.device("cuda")) == "vmap" and backend_of("loop", linear, cpu) == "loop"
+    with pytest.raises(fedabml.InputError, match="Did you mean 'vmap'"):
+        backend_of("vmapp", linear, cpu)
+    assert device_of("cpu") == cpu
+    for name in ("gpu7", "meta"):
+        with pytest.raises(fedabml.InputError, match=r"[Dd]evice"):
+            device_of(name)
+
+
+def test_chunks_fit_in_memory_and_are_never_empty():
+    assert chunk_of(1 << 60, torch.device("cpu"), 10) == 1
+    assert chunk_of(1, torch.device("cpu"), 10) == 10
+    network = Network(nn.Linear(100, 10))
+    lanes = [lane_bytes(network, FedABML(s=s), 50, 110, 4) for s in (1, 4)]
+    assert 4 * network.layout.size < lanes[0] < lanes[1]

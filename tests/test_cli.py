@@ -1,0 +1,282 @@
+"""The command line on good days: every command, from training to predictions, on images, tables and measurements."""
+
+import csv
+import json
+import shlex
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedabml
+from fedabml.cli import app, demo
+
+SMALL = shlex.split("--clients 10 --model mlr --rounds 3 --participation 0.5 --epochs 1 --batch-size 20")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(*words, code=0):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def client(tmp_path):
+    """A new client's file: the digits 3 and 5."""
+    data = fedabml.load("digits")
+    own, test = (np.isin(y, (3, 5)) for y in (data.y_train, data.y_test))
+    parts = {"x_train": data.x_train[own], "y_train": data.y_train[own], "x_test": data.x_test[test]}
+    np.savez(tmp_path / "client.npz", **parts, y_test=data.y_test[test])
+    np.savez(tmp_path / "inputs.npz", x=data.x_test[test][:7])
+    return tmp_path / "client.npz"
+
+
+def test_train_evaluate_personalize_predict(client, tmp_path):
+    said = run("train", *SMALL, "--eval-every", 2).stdout
+    out = tmp_path / "runs" / "digits-fedabml-0"
+    assert "round 1/3" in said and "round 3/3" in said and "accuracy" in said and "report.html" in said
+    files = {"config.json", "metrics.jsonl", "summary.json", "clients.csv", "shared.safetensors", "report.html"}
+    assert files | {"checkpoints", "train.log", "manifest.json", "partition.svg"} <= {f.name for f in out.iterdir()}
+    summary = json.loads((out / "summary.json").read_text())
+    words = "algorithm dataset model seed rounds clients accuracy nll ece brier accuracy_pooled accuracy_last10"
+    words += " accuracy_worst_decile prior_accuracy bytes_up bytes_down seconds"
+    assert set(words.split()) <= summary.keys()
+    assert (summary["algorithm"], summary["dataset"], summary["model"]) == ("fedabml", "digits", "mlr")
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
+    log = (out / "train.log").read_text().splitlines()
+    assert len(log) == 4 and "round 2/3" in log[2] and "accuracy" in log[2]
+
+    run("evaluate", out)
+    again = json.loads((out / "evaluation.json").read_text())
+    assert again["accuracy"] == summary["accuracy"] and again["nll"] == summary["nll"]
+    assert len(rows(out / "evaluation.csv")) == 10
+    run("evaluate", out, "--epochs", 0, "--out", tmp_path / "elsewhere")
+    assert json.loads((tmp_path / "elsewhere" / "evaluation.json").read_text())["nll"] != summary["nll"]
+
+    for prior in (out, out / "shared.safetensors"):
+        said = run("personalize", prior, "--data", client, "--out", "p.safetensors", "--epochs", 8, "--lr", 0.05).stdout
+        assert "accuracy" in said and "NLL" in said and "samples" in said
+    run("predict", "p.safetensors", "--data", "inputs.npz", "--out", "p.csv", "--samples", 4)
+    table = rows(tmp_path / "p.csv")
+    assert list(table[0]) == ["row", "label", *(f"p_{i}" for i in range(10)), "entropy", "mutual_information"]
+    assert len(table) == 7
+    for row in table:
+        probs = np.array([float(row[f"p_{i}"]) for i in range(10)])
+        assert row["label"] == str(probs.argmax()) and abs(probs.sum() - 1) < 1e-4
+    run("predict", "p.safetensors", "--data", "inputs.npz", "--out", "q.csv", "--samples", 4)
+    assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "q.csv").read_bytes()
+    assert "x_test is predicted" in run("predict", "p.safetensors", "--data", client).stderr
+
+
+def test_resume_needs_the_folder_alone_and_may_go_further(tmp_path):
+    run("train", *SMALL, "--out", "whole", "--rounds", 5, "--quiet")
+    assert run("train", *SMALL, "--out", "parts", "--quiet").output == ""
+    run("train", "--resume", "--out", "parts", "--rounds", 5)
+    assert (tmp_path / "whole/shared.safetensors").read_bytes() == (tmp_path / "parts/shared.safetensors").read_bytes()
+    assert "resumed after round 3 of 5" in (tmp_path / "parts/train.log").read_text()
+    run("train", *SMALL, "--resume", "--out", "parts", "--rounds", 5)  # a finished run: the same words change nothing
+    assert "has 5 rounds already" in run("train", "--resume", "--out", "parts", "--rounds", 4, code=2).stderr
+
+
+def test_kept_states_are_evaluated_from_the_checkpoint(tmp_path):
+    run("train", *SMALL, "--algorithm", "local", "--participation", 0.3, "--seed", 2, "--out", "run", "--quiet")
+    run("evaluate", "run")
+    scores = [json.loads((tmp_path / "run" / name).read_text())["nll"] for name in ("summary.json", "evaluation.json")]
+    assert scores[0] == scores[1]
+    for file in (tmp_path / "run" / "checkpoints").iterdir():
+        file.unlink()
+    assert "checkpoints are gone" in run("evaluate", "run", code=2).stderr
+
+
+def test_validation_data_are_scored_until_test_data_are_asked_for(tmp_path):
+    run("train", *SMALL, "--validation", 0.25, "--out", "run")
+    assert json.loads((tmp_path / "run/summary.json").read_text())["split"] == "val"
+    assert "n_val" in rows(tmp_path / "run/clients.csv")[0]
+    run("evaluate", "run", "--split", "test")
+    assert json.loads((tmp_path / "run/evaluation.json").read_text())["split"] == "test"
+
+
+def test_configuration_flags_and_set_in_that_order(tmp_path):
+    (tmp_path / "run.toml").write_text(
+        'clients = 10\nmodel = "mlp"\nrounds = 9\nseed = 4\n[model_options]\nhidden = [6]\n[fedabml]\nlam = 0.5\n'
+        "[fedavg-ft]\nlr = 0.07\n"
+    )
+    words = ["--config", "run.toml", "--rounds", 8, "--set", "rounds=1", "--set", "fedabml.lam=0.25", "--lr", 0.01]
+    run("train", *words, "--out", "run", "--quiet")
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert (config["rounds"], config["seed"], config["parameters"]) == (1, 4, 64 * 6 + 6 + 60 + 10)
+    assert (config["algorithm"]["hyper"]["lam"], config["algorithm"]["hyper"]["lr"]) == (0.25, 0.01)
+    assert config["command"].startswith("fedabml train") and "--set fedabml.lam=0.25" in config["command"]
+    said = run("train", *words, "--algorithm", "fedavg-ft", "--set", "fedavg-ft.momentum=0.5", "--dry-run").stdout
+    assert "momentum=0.5" in said and "lr=0.01" in said
+
+
+def test_a_dry_run_tells_all_and_writes_nothing(tmp_path):
+    said = run("train", *SMALL, "--dry-run").stdout
+    for words in ("5 of 10", "650 parameters", "lam=0.01", "KiB up", "backend vmap", "runs/digits-fedabml-0", "8 per"):
+        assert words in said
+    assert "Nothing was written" in said and not list(tmp_path.iterdir())
+    assert "0 B up, 0 B down" in run("train", *SMALL, "--algorithm", "local", "--dry-run").stdout
+
+
+def test_a_live_bar_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    said = run("train", *SMALL, "--out", "run").stdout
+    assert "round" in said and "3/3" in said and "elapsed" in said and "remaining" in said
+
+
+def test_a_batch_larger_than_a_clients_data_is_a_note():
+    assert "larger than the data of every client" in run("train", *SMALL, "--batch-size", 999, "--out", "run").stderr
+
+
+def test_pretrained_weights(tmp_path):
+    from safetensors.torch import save_file
+
+    module = fedabml.models.build("mlr", (1, 8, 8), 10, 77)
+    save_file(module.state_dict(), tmp_path / "w.safetensors")
+    run("train", *SMALL, "--pretrained", "w.safetensors", "--rounds", 0, "--out", "run", "--quiet")
+    mean = fedabml.load_prior(tmp_path / "run/shared.safetensors").shared["mean"]
+    assert torch.equal(mean, torch.cat([p.detach().reshape(-1) for p in module.parameters()]))
+
+
+@pytest.fixture
+def patients(tmp_path):
+    """A table with categories, gaps, names of classes, a measurement and a column of clients."""
+    rng = np.random.default_rng(0)
+    n = 120
+    frame = pd.DataFrame(
+        {
+            "hospital": rng.choice(["north", "south", "west"], n),
+            "age": rng.normal(60, 10, n),
+            "ward": rng.choice(["a", "b", None], n),
+            "dose": rng.normal(0, 1, n),
+        }
+    )
+    frame.loc[rng.choice(n, 15, replace=False), "age"] = np.nan
+    score = frame["dose"] + (frame["ward"] == "a")
+    frame["outcome"] = np.where(score + 0.1 * rng.normal(size=n) > 0, "well", "ill")
+    frame["level"] = 5 + 2 * score + 0.1 * rng.normal(size=n)
+    return frame
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_tables_end_to_end(patients, kind, tmp_path):
+    write = {"csv": lambda f, p: f.to_csv(p, index=False), "parquet": lambda f, p: f.to_parquet(p)}[kind]
+    write(patients.drop(columns="level"), tmp_path / f"all.{kind}")
+    words = ["--client-column", "hospital", "--target-column", "outcome"]
+    small = shlex.split("--model mlr --rounds 3 --participation 1 --batch-size 10 --lr 0.1")
+    run("train", "--data", f"all.{kind}", *words, *small, "--out", "run")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["clients"], summary["dataset"]) == (3, "all") and summary["accuracy"] > 0.7
+    write(patients.drop(columns=["hospital", "level"])[:40], tmp_path / f"new.{kind}")
+    run("personalize", "run", "--data", f"new.{kind}", "--out", "p.safetensors")
+    write(patients.drop(columns=["hospital", "level", "outcome"])[40:50], tmp_path / f"ask.{kind}")
+    run("predict", "p.safetensors", "--data", f"ask.{kind}", "--out", "p.csv")
+    table = rows(tmp_path / "p.csv")
+    assert len(table) == 10 and {"label", "p_ill", "p_well", "entropy"} <= table[0].keys()
+    assert {row["label"] for row in table} <= {"ill", "well"}
+    assert "3, with" in run("data", "inspect", f"all.{kind}", *words).stdout
+
+
+def test_regression_end_to_end(patients, tmp_path):
+    patients.drop(columns="outcome").to_csv(tmp_path / "all.csv", index=False)
+    words = "--client-column hospital --target-column level --model mlr --rounds 5 --participation 1 --batch-size 10"
+    run("train", "--data", "all.csv", *words.split(), "--lr", 0.05, "--out", "run")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["task"] == "regression" and summary["rmse"] < 2 and 0 <= summary["coverage"] <= 1
+    run("train", "--data", "all.csv", *words.split(), "--no-learn-noise", "--noise", 0.3, "--out", "fixed", "--quiet")
+    card = fedabml.load_prior(tmp_path / "fixed/shared.safetensors").card
+    assert card.likelihood == fedabml.GaussianNoise(1, 0.3, False)
+    run("personalize", "run", "--data", "all.csv", "--out", "p.safetensors")
+    run("predict", "p.safetensors", "--data", "all.csv", "--out", "p.csv")
+    table = rows(tmp_path / "p.csv")
+    assert list(table[0]) == ["row", "mean", "std", "model_std"] and len(table) == len(patients)
+
+
+def test_a_folder_of_clients(tmp_path):
+    rng = np.random.default_rng(0)
+    (tmp_path / "folder").mkdir()
+    for name in "abc":
+        x, y = rng.normal(size=(12, 4)).astype("f"), np.arange(12) % 3
+        np.savez(tmp_path / "folder" / f"{name}.npz", x_train=x, y_train=y, x_test=x[:3], y_test=y[:3])
+    run("train", "--data", "folder", "--model", "mlr", "--rounds", 2, "--participation", 1, "--out", "run")
+    assert [row["name"] for row in rows(tmp_path / "run/clients.csv")] == ["a", "b", "c"]
+    said = run("personalize", "run", "--data", "folder/a.npz", "--batch-size", 4, "--seed", 3).stdout
+    assert "accuracy" in said and (tmp_path / "posterior.safetensors").exists()
+    assert "12" in run("data", "inspect", "folder").stdout
+
+
+def test_clients_without_test_data_are_noticed_before_training(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for name in "ab":
+        np.savez(tmp_path / "folder" / f"{name}.npz", x=np.eye(6, dtype="f"), y=np.arange(6) % 2)
+    words = ["train", "--data", "folder", "--model", "mlr", "--rounds", 1, "--participation", 1, "--out", "run"]
+    assert "--validation" in run(*words, code=2).stderr and not (tmp_path / "run").exists()
+    run(*words, "--no-evaluate")
+    run(*words[:-1], "held", "--validation", 0.3)
+
+
+def test_data_list_get_and_inspect(tmp_path):
+    said = run("data", "list", "--data-dir", "here").stdout
+    assert "comes with fedabml" in said and "fedabml data get cifar10" in said
+    assert "digits.npz" in run("data", "get", "digits").stdout
+    said = run("data", "inspect", "digits", "--clients", 5, "--partition", "dirichlet", "--out", "look").stdout
+    assert "client-4" in said and "10 classes" in said
+    assert json.loads((tmp_path / "look/manifest.json").read_text())["partition"]["kind"] == "dirichlet"
+    assert (tmp_path / "look/partition.svg").read_text().startswith("<svg")
+
+
+def test_algorithms_are_listed_and_shown():
+    said = run("algorithms").stdout
+    assert all(name in said for name in ("fedabml", "fedavg-ft", "local")) and "personal_epochs=0" in said
+    said = run("algorithms", "fedabml").stdout
+    assert "q(w|φ_i)" in said and "λ: weight of the KL" in said and "natural | euclidean | amortised" in said
+
+
+def test_report_of_one_run_and_of_several(tmp_path):
+    for seed in (0, 1):
+        run("train", *SMALL, "--seed", seed, "--out", f"run{seed}", "--quiet")
+    (tmp_path / "run0/report.html").unlink()
+    run("report", "run0")
+    run("report", "run0", "run1", "--out", "both.html", "--title", "Two seeds")
+    assert (tmp_path / "run0/report.html").exists() and "Two seeds" in (tmp_path / "both.html").read_text()
+
+
+def test_the_demo_compares_two_and_replaces_only_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        demo, "COMMON", demo.COMMON | {"rounds": 2, "eval_every": 0, "model": "mlr", "model_options": {}}
+    )
+    said = run("demo").stdout
+    assert "fedavg-ft" in said and "Brier" in said and "Entropy" in said
+    out = tmp_path / "runs/demo"
+    (out / "mine.txt").write_text("keep")
+    run("demo", "--quiet")
+    assert (out / "report.html").exists() and (out / "mine.txt").read_text() == "keep"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/thesis.txt").write_text("keep")
+    assert "did not make" in run("demo", "--out", "other", code=2).stderr
+    assert [f.name for f in (tmp_path / "other").iterdir()] == ["thesis.txt"]
+
+
+def test_version_and_help_of_every_command():
+    assert run("--version").stdout.strip() == f"fedabml {fedabml.__version__}"
+    commands = shlex.split("demo train evaluate personalize predict report algorithms data")
+    for words in [[], *([c] for c in commands), ["data", "list"], ["data", "get"], ["data", "inspect"]]:
+        assert "Usage" in run(*words, "--help").stdout

@@ -1,0 +1,268 @@
+"""The measures against torchmetrics, scikit-learn, scipy and by hand; and what is scored."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import logsumexp, softmax
+from scipy.stats import norm
+from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, mean_squared_error
+from torch import nn
+from torchmetrics.functional.classification import multiclass_accuracy, multiclass_calibration_error
+
+import fedabml
+from fedabml import FedABML, FedAvg, GaussianNoise, Local, Prediction, Regression
+from fedabml.engine.simulate import Simulation
+from fedabml.evaluate import BINS, _classification, _regression, calibration, entropy, evaluate, worst_decile
+
+CLIENTS, CLASSES = 4, 5
+
+
+@pytest.fixture(scope="module")
+def scored():
+    g = np.random.default_rng(0)
+    owner = np.repeat(np.arange(CLIENTS), [30, 1, 70, 200])
+    probs = softmax(2 * g.normal(size=(len(owner), CLASSES)), -1)
+    y = np.array([g.choice(CLASSES, p=0.7 * p + 0.3 / CLASSES) for p in probs])
+    prediction = Prediction(probs, np.zeros(len(y)))
+    return prediction, y, owner, *_classification(prediction, y, owner, CLIENTS)
+
+
+def groups(owner):
+    return [(c, owner == c) for c in range(CLIENTS)]
+
+
+def test_accuracy_equals_scikit_learn_and_torchmetrics(scored):
+    p, y, owner, clients, pooled, _ = scored
+    for c, own in groups(owner):
+        assert clients["accuracy"][c] == pytest.approx(accuracy_score(y[own], p.label[own]))
+    expected = multiclass_accuracy(torch.tensor(p.probs), torch.tensor(y), CLASSES, average="micro").item()
+    assert pooled["accuracy_pooled"] == pytest.approx(expected)
+
+
+def test_nll_equals_scikit_learn(scored):
+    p, y, owner, clients, pooled, _ = scored
+    for c, own in groups(owner):
+        assert clients["nll"][c] == pytest.approx(log_loss(y[own], p.probs[own], labels=range(CLASSES)))
+    assert pooled["nll_pooled"] == pytest.approx(log_loss(y, p.probs, labels=range(CLASSES)))
+
+
+def test_brier_equals_scikit_learn_and_its_definition(scored):
+    p, y, owner, clients, pooled, _ = scored
+    squared = ((p.probs - np.eye(CLASSES)[y]) ** 2).sum(1)
+    for c, own in groups(owner):
+        assert clients["brier"][c] == pytest.approx(squared[own].mean())
+    one_against_rest = sum(brier_score_loss(y == k, p.probs[:, k]) for k in range(CLASSES))
+    assert pooled["brier_pooled"] == pytest.approx(one_against_rest)
+
+
+def test_ece_equals_torchmetrics(scored):
+    p, y, owner, clients, pooled, _ = scored
+    ece = lambda own: multiclass_calibration_error(
+        torch.tensor(p.probs[own]), torch.tensor(y[own]), CLASSES, n_bins=15, norm="l1"
+    ).item()
+    for c, own in groups(owner):
+        assert clients["ece"][c] == pytest.approx(ece(own), abs=1e-6)
+    assert pooled["ece"] == pytest.approx(ece(slice(None)), abs=1e-6)
+    assert pooled["ece_clients"] == pytest.approx(clients["ece"].mean())
+    assert pooled["ece"] < pooled["ece_clients"]  # few samples bias it upwards, so the two must not be confused
+
+
+def test_bins_by_hand():
+    confidence = np.array([1 / 15, 0.0, 1.0, 0.5, 1e-9])
+    count, sure, hit = calibration(confidence, np.array([1, 0, 1, 0, 1]), np.zeros(5, int), 1)
+    assert count[0].tolist() == [3, *[0] * 6, 1, *[0] * 6, 1]
+    assert sure[0, 0] == pytest.approx(1 / 15) and hit[0, 0] == 2 and hit[0, 7] == 0 and hit[0, -1] == 1
+
+
+def test_reliability_and_histogram_hold_every_sample(scored):
+    p, y, _, _, pooled, details = scored
+    bins = details["reliability"]
+    assert len(bins) == BINS and sum(b["count"] for b in bins) == len(y)
+    ece = sum(b["count"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / len(y)
+    assert ece == pytest.approx(pooled["ece"])
+    histogram = details["entropy_histogram"]
+    assert sum(histogram["correct"]) == (p.label == y).sum() and sum(histogram["wrong"]) == (p.label != y).sum()
+
+
+def test_entropy_by_hand():
+    assert entropy(np.array([1.0, 0.0])) == 0
+    assert entropy(np.full(4, 0.25)) == pytest.approx(math.log(4))
+    assert entropy(np.array([0.5, 0.25, 0.25])) == pytest.approx(1.5 * math.log(2))
+
+
+def test_mutual_information_by_hand():
+    sure = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])  # two certain models that disagree: all of it is the weights'
+    p = Prediction.of(sure)
+    assert p.probs.tolist() == [[0.5, 0.5]]
+    assert p.mutual_information[0] == pytest.approx(math.log(2)) and p.entropy[0] == pytest.approx(math.log(2))
+    same = Prediction.of(torch.tensor([[[0.5, 0.5]], [[0.5, 0.5]]]))  # two that agree: none of it is
+    assert same.mutual_information[0] == pytest.approx(0, abs=1e-12)
+    mixed = Prediction.of(torch.tensor([[[0.9, 0.1]], [[0.5, 0.5]]], dtype=torch.float64))
+    h = lambda p: -(p * math.log(p) + (1 - p) * math.log(1 - p))
+    assert mixed.mutual_information[0] == pytest.approx(h(0.7) - (h(0.9) + h(0.5)) / 2)
+    assert mixed.label.tolist() == [0]
+
+
+@pytest.mark.parametrize(("n", "expected"), [(1, 0.0), (9, 0.0), (10, 0.0), (20, 0.5), (35, 1.0)])
+def test_worst_decile(n, expected):
+    values = np.random.default_rng(0).permutation(n).astype(float)
+    assert worst_decile(values) == expected  # the mean of the n//10 (at least one) lowest of 0..n−1
+
+
+# -- regression ----------------------------------------------------------------------------------------------------
+def test_regression_in_the_units_of_the_data():
+    draws = torch.tensor([[[1.0, math.log(0.5)]], [[3.0, math.log(0.5)]]], dtype=torch.float64)
+    r = Regression.of(draws, np.array([10.0]), np.array([2.0]))
+    assert r.mean.tolist() == [[14.0]] and r.model_std.tolist() == [[2.0]]
+    assert r.std[0, 0] == pytest.approx(math.sqrt(1.0 + 4.0))  # noise .5·2, and the spread of the two means
+
+
+def test_nll_is_that_of_the_mixture():
+    g = np.random.default_rng(1)
+    draws = torch.tensor(np.concatenate([g.normal(size=(6, 8, 2)), 0.3 * g.normal(size=(6, 8, 2))], -1))
+    shift, scale, y = np.array([1.0, -2.0]), np.array([3.0, 0.5]), g.normal(size=(8, 2))
+    mean, std = draws[..., :2].numpy() * scale + shift, np.exp(draws[..., 2:].numpy()) * scale
+    each = norm.logpdf(y, mean, std).sum(-1)
+    np.testing.assert_allclose(Regression.of(draws, shift, scale).nll(y), math.log(6) - logsumexp(each, axis=0))
+
+
+def test_nll_far_away_stays_finite():
+    r = Regression.of(torch.tensor([[[0.0, 0.0]]]), np.zeros(1), np.ones(1))
+    assert r.nll(np.array([[1e3]]))[0] == pytest.approx(0.5e6 + 0.5 * math.log(2 * math.pi))
+
+
+def test_scores_of_a_calibrated_regression():
+    """Data drawn from the predictions themselves: nine in ten lie inside the interval."""
+    g = np.random.default_rng(2)
+    n = 40_000
+    mean, log = g.normal(size=(n, 1)), 0.5 * g.normal(size=(n, 1))
+    y = mean + np.exp(log) * g.normal(size=(n, 1))
+    p = Regression.of(torch.tensor(np.concatenate([mean, log], -1)[None]), np.zeros(1), np.ones(1))
+    owner = np.sort(g.integers(0, 3, n))
+    clients, pooled, _ = _regression(p, y, owner, 3)
+    assert pooled["coverage_pooled"] == pytest.approx(0.9, abs=5 * math.sqrt(0.09 / n)) and pooled["interval"] == 0.9
+    assert norm.cdf(1.6448536269514722) == pytest.approx(0.95)
+    for c in range(3):
+        own = owner == c
+        assert clients["rmse"][c] == pytest.approx(mean_squared_error(y[own], mean[own]) ** 0.5)
+        assert clients["nll"][c] == pytest.approx(-norm.logpdf(y[own], mean[own], np.exp(log[own])).mean())
+    assert pooled["rmse_pooled"] == pytest.approx(mean_squared_error(y, mean) ** 0.5)
+    assert (clients["model_std"] == 0).all()
+
+
+# -- what is scored ------------------------------------------------------------------------------------------------
+def data(task, sizes=(12, 30, 8), tests=(5, 9, 4)):
+    g = np.random.default_rng(3)
+
+    def client(n, c):
+        x = g.normal(size=(n, 4)).astype(np.float32)
+        if task == "regression":
+            return x, (x @ [1.0, -1.0, 2.0, 0.0] + c + 0.3 * g.normal(size=n)).astype(np.float32)
+        return x, g.choice([c, (c + 1) % 3], n)
+
+    pairs = [client(n, c) for c, n in enumerate(sizes)], [client(n, c) for c, n in enumerate(tests)]
+    return fedabml.Federation.from_arrays(*pairs, classes=3 if task == "classification" else None)
+
+
+def evaluated(fed, algorithm, rounds=1, model="mlr", **options):
+    words = {"participation": 1, "epochs": 1, "batch_size": 8, "device": "cpu", "dtype": "float64"}
+    setup = fedabml.prepare(fed, model, algorithm, rounds=rounds, **(words | options))
+    sim = Simulation(setup.cohort, participation=1, epochs=1)
+    sim.run(rounds)
+    return evaluate(setup.cohort, sim.theta, sim.kept_for), sim
+
+
+def test_scores_of_a_linear_model_by_hand():
+    """0 personal epochs and the label level: p ∝ π_i·softmax(Wx + b), π_i = (counts + α)/(n + Kα)."""
+    fed = data("classification")
+    scores, sim = evaluated(fed, FedABML(personal_epochs=0, predict_samples=0, label_alpha=0.3, lr=0.1))
+    w, b = sim.shared["mean"].numpy()[:12].reshape(3, 4), sim.shared["mean"].numpy()[12:]
+    hits, plain_hits = [], []
+    for c in range(3):
+        x = (fed.x[fed.test[c]] - fed.shift) / fed.scale
+        y = fed.y[fed.test[c]]
+        counts = np.bincount(fed.y[fed.train[c]], minlength=3)
+        plain = softmax(x.astype(float) @ w.T + b, -1)
+        weighted = plain * (counts + 0.3) / (len(fed.train[c]) + 0.9)
+        probs = weighted / weighted.sum(1, keepdims=True)
+        each = -np.log(probs[np.arange(len(y)), y])
+        assert scores.clients["nll"][c] == pytest.approx(each.mean(), abs=1e-6)
+        assert scores.clients["accuracy"][c] == (probs.argmax(1) == y).mean()
+        assert scores.clients["prior_nll"][c] == pytest.approx(-np.log(plain[np.arange(len(y)), y]).mean(), abs=1e-6)
+        hits.append((probs.argmax(1) == y).mean())
+        plain_hits.append((plain.argmax(1) == y).mean())
+    assert scores.summary["accuracy"] == pytest.approx(np.mean(hits))
+    assert scores.summary["prior_accuracy"] == pytest.approx(np.mean(plain_hits))
+    assert (scores.clients["mutual_information"] < 1e-12).all()  # one pass of the mean
+
+
+def test_the_summary_is_the_unweighted_mean_over_clients():
+    scores, _ = evaluated(data("classification"), FedAvg(lr=0.1))
+    for name in ("accuracy", "nll", "brier", "entropy", "mutual_information"):
+        assert scores.summary[name] == pytest.approx(scores.clients[name].mean())
+    sizes = np.array([5, 9, 4])
+    assert scores.summary["nll_pooled"] == pytest.approx((scores.clients["nll"] * sizes).sum() / 18)
+
+
+def test_regression_scores_of_a_linear_model_by_hand():
+    fed = data("regression")
+    options = {"likelihood": GaussianNoise(1, 0.7, learn=False)}
+    scores, sim = evaluated(fed, FedAvg(personal_epochs=0, lr=0.1), **options)
+    w, b = sim.shared["mean"].numpy()[:4], sim.shared["mean"].numpy()[4]
+    for c in range(3):
+        x = (fed.x[fed.test[c]] - fed.shift) / fed.scale
+        mean = (x.astype(float) @ w + b) * fed.y_scale[0] + fed.y_shift[0]
+        y, std = fed.y[fed.test[c]][:, 0], 0.7 * fed.y_scale[0]
+        assert scores.clients["rmse"][c] == pytest.approx(np.sqrt(((mean - y) ** 2).mean()), abs=1e-5)
+        assert scores.clients["nll"][c] == pytest.approx(-norm.logpdf(y, mean, std).mean(), abs=1e-5)
+        inside = np.abs(mean - y) < 1.6448536 * std
+        assert scores.clients["coverage"][c] == pytest.approx(inside.mean())
+        assert scores.clients["prior_rmse"][c] == pytest.approx(scores.clients["rmse"][c])
+        assert scores.clients["std"][c] == pytest.approx(std, abs=1e-5)
+
+
+def test_learned_noise_finds_its_level():
+    """y = a·x + N(0, .3²) and a linear model: after training the noise is the data's, not the .5 it starts at."""
+    fed = data("regression", sizes=(300,), tests=(300,))
+    scores, sim = evaluated(fed, FedAvg(lr=0.01), rounds=80, batch_size=50)
+    learned = 0.5 * math.exp(sim.shared["mean"][-1].item()) * fed.y_scale[0]
+    assert learned == pytest.approx(0.3, abs=5 * 0.3 / math.sqrt(2 * 300))  # five standard errors
+    assert scores.summary["coverage"] == pytest.approx(0.9, abs=5 * math.sqrt(0.09 / 300))
+    assert scores.summary["rmse"] == pytest.approx(0.3, abs=0.05)
+
+
+def test_a_server_without_a_model_has_no_prior_score():
+    scores, _ = evaluated(data("classification"), Local(lr=0.1))
+    assert scores.summary["prior_accuracy"] is None and scores.summary["prior_nll"] is None
+    assert not any(name.startswith("prior") for name in scores.clients)
+
+
+def test_the_prior_is_scored_in_pieces_and_joined():
+    fed = data("classification", tests=(5000, 4500, 3))
+    scores, sim = evaluated(fed, FedAvg(lr=0.1), rounds=0)
+    rows = fed.test.index
+    x = torch.tensor((fed.x[rows] - fed.shift) / fed.scale).double()
+    probs = sim.cohort.network(sim.shared["mean"], x).softmax(-1).numpy()
+    hit = probs.argmax(1) == fed.y[rows]
+    for c in range(3):
+        assert scores.clients["prior_accuracy"][c] == pytest.approx(hit[fed.test.owner == c].mean())
+
+
+def test_clients_without_rows_are_named():
+    fed = data("classification")
+    setup = fedabml.prepare(fed, "mlr", FedAvg(), device="cpu")
+    with pytest.raises(fedabml.InputError, match=r"client-0.*no val samples"):
+        evaluate(setup.cohort, {"mean": setup.cohort.network.initial}, lambda part: {}, split="val")
+
+
+def test_mutual_information_grows_with_the_width_of_the_posterior():
+    fed = data("classification")
+    wide, narrow = (
+        evaluated(fed, FedABML(nu0=nu, personal_epochs=0, predict_samples=50), model=nn.Linear(4, 3), rounds=0)[0]
+        for nu in (0.0, -3.0)
+    )
+    assert wide.summary["mutual_information"] > 20 * narrow.summary["mutual_information"] > 0

@@ -1,0 +1,88 @@
+"""Likelihoods against torch's own losses and distributions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.distributions import Normal
+from torch.nn.functional import cross_entropy
+
+from fedabml import Categorical, GaussianNoise, InputError, likelihoods
+
+LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 0.0, 1000.0], [-3.0, 1.0, 1.0]]).double()
+Y = torch.tensor([0, 2, 1])
+NONE = torch.empty(0)
+
+
+def test_categorical_equals_cross_entropy():
+    got = Categorical(3).nll(LOGITS, Y, NONE, None)
+    torch.testing.assert_close(got, cross_entropy(LOGITS, Y, reduction="none"))
+    torch.testing.assert_close(Categorical(3).predict(LOGITS, NONE, None), LOGITS.softmax(-1))
+
+
+def test_the_label_level_multiplies_probabilities():
+    prior = torch.tensor([0.7, 0.2, 0.1]).double()
+    probs = Categorical(3).predict(LOGITS, NONE, prior.log())
+    weighted = prior * LOGITS.softmax(-1)
+    torch.testing.assert_close(probs, weighted / weighted.sum(-1, keepdim=True))
+    nll = Categorical(3).nll(LOGITS, Y, NONE, prior.log())
+    torch.testing.assert_close(nll, -probs.gather(-1, Y[:, None]).log().squeeze(-1))
+
+
+def test_a_class_that_a_client_lacks_gets_no_push_without_its_share():
+    """Its gradient is its probability, which the label level makes as small as its share."""
+    logits = torch.zeros(1, 3).double()
+    prior = torch.tensor([0.5, 0.499, 0.001]).double()
+    slope = torch.func.grad(lambda f: Categorical(3).nll(f, torch.tensor([0]), NONE, prior.log()).sum())(logits)
+    torch.testing.assert_close(slope[0], prior - torch.tensor([1.0, 0, 0]).double())
+
+
+MEANS = torch.tensor([[0.0, 1.0], [2.0, -1.0]]).double()
+TARGETS = torch.tensor([[0.5, 1.0], [-1.0, 3.0]]).double()
+
+
+def test_gaussian_with_fixed_noise():
+    noise = GaussianNoise(2, 0.3, learn=False)
+    assert noise.own == 0
+    expected = -Normal(MEANS, 0.3).log_prob(TARGETS).sum(-1)
+    torch.testing.assert_close(noise.nll(MEANS, TARGETS, NONE, None), expected)
+    out = noise.predict(MEANS, NONE, None)
+    torch.testing.assert_close(out, torch.cat([MEANS, torch.full_like(MEANS, math.log(0.3))], -1))
+
+
+def test_gaussian_with_learned_noise():
+    noise = GaussianNoise(2, 0.3)
+    assert noise.own == 1
+    own = torch.tensor([0.7]).double()
+    expected = -Normal(MEANS, 0.3 * math.exp(0.7)).log_prob(TARGETS).sum(-1)
+    torch.testing.assert_close(noise.nll(MEANS, TARGETS, own, None), expected)
+    torch.testing.assert_close(noise.predict(MEANS, own, None)[:, 2:], torch.full_like(MEANS, math.log(0.3) + 0.7))
+    at_start = noise.nll(MEANS, TARGETS, torch.zeros(1).double(), None)
+    torch.testing.assert_close(at_start, GaussianNoise(2, 0.3, learn=False).nll(MEANS, TARGETS, NONE, None))
+
+
+@pytest.mark.parametrize("noise", [0.0, -1.0, math.nan, math.inf])
+def test_a_noise_that_is_none_is_refused(noise):
+    with pytest.raises(InputError, match="positive number"):
+        GaussianNoise(1, noise)
+
+
+@pytest.mark.parametrize("outputs", [torch.zeros(2, 4), torch.zeros(2), torch.zeros(2, 3, 1)])
+@pytest.mark.parametrize("likelihood", [Categorical(3), GaussianNoise(3)])
+def test_outputs_that_do_not_fit_are_refused(likelihood, outputs):
+    likelihood.check(torch.zeros(2, 3))
+    with pytest.raises(InputError, match=r"must be \(3,\)|need \(3,\)"):
+        likelihood.check(outputs)
+
+
+@pytest.mark.parametrize("likelihood", [Categorical(7), GaussianNoise(2, 0.25, learn=False), GaussianNoise(1)])
+def test_likelihoods_survive_json(likelihood):
+    assert likelihoods.from_json(likelihoods.to_json(likelihood)) == likelihood
+
+
+@pytest.mark.parametrize("data", [{}, {"kind": "Poisson"}, {"kind": "Categorical", "classes": "3"}])
+def test_foreign_json_is_refused(data):
+    with pytest.raises(InputError, match="Unknown likelihood"):
+        likelihoods.from_json(data)
