@@ -55,6 +55,7 @@ def options(epochs: list[int], rates: list[float]) -> list[dict[str, Any]]:
 
 ZERO = [{"personal_epochs": 0}]
 LEARNED = {"prior_std": "learned", "rho_std": 0.1, "posterior_std": "natural", "lr_std": 0.05}
+LAMBDAS = [1.0, 0.1, 0.01]
 BAYES = {"s": 2, "average": 0.8}
 FASHION = options([1, 5, 20, 50], [0.003, 0.01, 0.03])
 CIFAR = options([1, 5], [0.003, 0.01, 0.03]) + options([10], [0.01])
@@ -66,7 +67,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
             "FedAvg + fine-tuning": Method("fedavg-ft", grid(lr=[0.003, 0.01, 0.03, 0.1], average=[0.8]), FASHION),
             "FedABML": Method("fedabml", [
                 *({"lr": r, "nu0": v, "lam": 0.01, **BAYES} for r in (0.01, 0.03, 0.1) for v in (-5.0, -4.0, -3.0)),
-                *({"lr": 0.03, "nu0": v, "lam": lam, **BAYES, **LEARNED} for v in (-3.0, -4.0) for lam in (1, 0.1, 0.01)),
+                *({"lr": 0.03, "nu0": v, "lam": lam, **BAYES, **LEARNED} for v in (-3.0, -4.0) for lam in LAMBDAS),
             ], ZERO + options([5, 20, 50], [0.001, 0.003, 0.01, 0.03])),
         },
     },

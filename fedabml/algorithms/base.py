@@ -113,8 +113,8 @@ class Algorithm:
     def step(
         self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
     ) -> tuple[State, Tensor]:
-        """A plain SGD step on the first batch."""
-        return self.sgd(carry, batches[0], key, loss, self.lr)
+        """One local step on a minibatch."""
+        return self.descend(carry, shared, batches[0], site, key, loss, self.lr)
 
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
         """The update to send and the state to keep."""
@@ -132,8 +132,8 @@ class Algorithm:
     def personal_step(
         self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
     ) -> tuple[State, Tensor]:
-        """A plain SGD step at the personal step size."""
-        return self.sgd(carry, batches[0], key, loss, self.own_lr)
+        """The same at the personal step size."""
+        return self.descend(carry, shared, batches[0], site, key, loss, self.own_lr)
 
     def own_model(self, carry: State) -> Distribution:
         """The client's distribution over weights."""
@@ -156,8 +156,10 @@ class Algorithm:
         velocity = self.momentum * carry["velocity"] + gradient
         return velocity, {"velocity": velocity}
 
-    def sgd(self, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float) -> tuple[State, Tensor]:
-        """w ← w − η∇f(w), with momentum."""
+    def descend(
+        self, carry: State, shared: State, batch: Batch, site: Site, key: Tensor, loss: Loss, lr: float
+    ) -> tuple[State, Tensor]:
+        """SGD: w ← w − η∇f(w), with momentum."""
         gradient, value = torch.func.grad_and_value(lambda w: loss(Point(w), batch, key))(carry["mean"])
         direction, buffer = self.heavy(carry, gradient)
         return {**carry, "mean": carry["mean"] - lr * direction, **buffer}, value

@@ -74,7 +74,7 @@ class FedABML(Variational):
             phi |= theta
         else:
             for j in range(self.k):
-                phi, value = self.phi_step(phi, theta, batches[0], site, rng.fold(key, j), loss, self.lr)
+                phi, value = self.descend(phi, theta, batches[0], site, rng.fold(key, j), loss, self.lr)
             theta = self.theta_step(theta, phi, site.n) if self.prior_every == "batch" else theta
         return phi | {name: theta[name[len(PRIOR) :]] for name in carry if name.startswith(PRIOR)}, value
 
@@ -98,11 +98,6 @@ class FedABML(Variational):
 
     def personal(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         return {**shared, **self.still(shared["mean"])}
-
-    def personal_step(
-        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
-    ) -> tuple[State, Tensor]:
-        return self.phi_step(carry, shared, batches[0], site, key, loss, self.own_lr)
 
     @property
     def theta_lr(self) -> float:

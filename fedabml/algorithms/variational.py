@@ -59,7 +59,7 @@ class Variational(Algorithm):
         """The Gaussian, or the point, that a state describes."""
         return Point(state["mean"]) if self.posterior == "point" else Gaussian(state["mean"], state["logstd"])
 
-    def phi_step(
+    def descend(
         self, phi: State, theta: State, batch: Batch, site: Site, key: Tensor, loss: Loss, lr: float
     ) -> tuple[State, Tensor]:
         """One step of φ towards the posterior of a client under the prior θ."""

@@ -64,7 +64,7 @@ def close(a, b, atol=1e-12):
 def settle(algorithm, f, theta, steps=600, lr=0.1):
     phi = {**theta, **algorithm.still(theta["mean"])}
     for _ in range(steps):
-        phi, _ = algorithm.phi_step(phi, theta, None, SITE, KEY, loss_of(f), lr)  # the same noise every time
+        phi, _ = algorithm.descend(phi, theta, None, SITE, KEY, loss_of(f), lr)  # the same noise every time
     return phi
 
 
@@ -93,11 +93,11 @@ def test_a_step_by_hand():
     site, loss = Site(torch.tensor(10.0).double(), torch.empty(0)), loss_of(lambda w: w.sum())
     noise = rng.normal(rng.fold(KEY, torch.arange(1)), (1,), torch.float64)[0]
     kappa = (2 / 10) / 0.25
-    moved, value = FedABML(lam=2, s=1).phi_step(phi, theta, None, site, KEY, loss, 0.1)
+    moved, value = FedABML(lam=2, s=1).descend(phi, theta, None, site, KEY, loss, 0.1)
     close(moved["mean"], torch.tensor([(3 - 0.1 + 0.1 * kappa * 1) / (1 + 0.1 * kappa)], dtype=torch.float64))
     close(moved["logstd"], phi["logstd"] - 0.1 * (noise * 0.25 + 0.2 * (0.0625 / 0.25 - 1)))
     close(value, (3 + 0.25 * noise)[0])
-    moved, _ = FedABML(lam=2, s=1, kl_step="explicit", lr_std=0.5).phi_step(phi, theta, None, site, KEY, loss, 0.1)
+    moved, _ = FedABML(lam=2, s=1, kl_step="explicit", lr_std=0.5).descend(phi, theta, None, site, KEY, loss, 0.1)
     close(moved["mean"], torch.tensor([3 - 0.1 * (1 + kappa * 2)], dtype=torch.float64))
     close(moved["logstd"], phi["logstd"] - 0.5 * (noise * 0.25 + 0.2 * (0.0625 / 0.25 - 1)))
 
@@ -112,7 +112,7 @@ def test_implicit_is_stable_where_explicit_diverges():
         algorithm = FedABML(lam=1, kl_step=kind, posterior_std="fixed", posterior="gaussian", s=1)
         phi = {"mean": torch.ones(D).double(), "logstd": theta["logstd"]}
         for _ in range(50):
-            phi, _ = algorithm.phi_step(phi, theta, None, site, KEY, loss_of(lambda w: 0 * w.sum()), 0.1)
+            phi, _ = algorithm.descend(phi, theta, None, site, KEY, loss_of(lambda w: 0 * w.sum()), 0.1)
         far[kind] = phi["mean"].abs().max().item()
     assert far["implicit"] < 1e-30
     assert far["explicit"] == pytest.approx(abs(1 - 0.1 * np.exp(10) / 500) ** 50, rel=1e-9) and far["explicit"] > 1e20
@@ -472,7 +472,7 @@ def test_points_with_the_full_natural_step_are_fedavg(every):
         "rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 8, "seed": 1, "device": "cpu",
         "evaluate": False, "dtype": "float64",
     }  # fmt: skip
-    point = FedABML(posterior="point", prior_every=every, rho=1, k=1, lr=0.1, label_prior="none")
+    point = FedABML(posterior="point", prior_every=every, rho=1, k=1, lr=0.1, label_prior="none", average=0)
     a = fedabml.train(federation(), module, point, **options)
     b = fedabml.train(federation(), module, FedAvg(lr=0.1), **options)
     close(a.prior.shared["mean"], b.prior.shared["mean"], 1e-14)

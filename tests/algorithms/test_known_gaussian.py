@@ -53,7 +53,7 @@ def personalised(stages, **options):
     shared = {"mean": torch.full((D,), 0.3).double(), "logstd": torch.full((D,), NU).double()}
     carry = None
     for i, (lr, lr_std, epochs) in enumerate(stages):
-        algorithm = FedABML(lam=1, s=32, lr=lr, lr_std=lr_std, personal_epochs=epochs, **options)
+        algorithm = FedABML(lam=1, s=32, personal_lr=lr, lr_std=lr_std, personal_epochs=epochs, **options)
         cohort = cohort_of(algorithm, seed=i)
         if carry is None:
             carry = cohort.each(
@@ -105,7 +105,7 @@ def test_the_public_face_finds_the_posterior_mean():
     x, y = problem()
     fed = fedabml.Federation.from_arrays([(x, y)], task="regression", normalize="none")
     module = nn.Linear(D, 1, bias=False)
-    algorithm = FedABML(lam=1, s=16, lr=0.02, nu0=NU, posterior_std="natural", lr_std=0.05)
+    algorithm = FedABML(lam=1, s=16, personal_lr=0.02, nu0=NU, posterior_std="natural", lr_std=0.05)
     run = fedabml.train(
         fed, module, algorithm, rounds=0, evaluate=False, likelihood=GaussianNoise(1, NOISE, learn=False), device="cpu"
     )

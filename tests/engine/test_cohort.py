@@ -226,8 +226,8 @@ def test_loss_averages_over_draws():
 )
 def test_the_number_of_clients_of_a_round(n, share, size):
     drawn = sample(n, share, 0, 1)
-    assert len(drawn) == len(set(drawn.tolist())) == size
-    assert drawn.tolist() == sorted(drawn.tolist()) and drawn.min() >= 0 and drawn.max() < n
+    assert len(drawn) == len(set(drawn)) == size
+    assert list(drawn) == sorted(drawn) and min(drawn) >= 0 and max(drawn) < n
 
 
 def test_clients_are_drawn_uniformly():
@@ -246,7 +246,7 @@ def test_clients_are_drawn_uniformly():
 
 
 def test_a_round_depends_on_the_seed_and_the_round_alone():
-    assert sample(50, 0.2, 1, 3).tolist() == sample(50, 0.2, 1, 3).tolist()
+    assert list(sample(50, 0.2, 1, 3)) == list(sample(50, 0.2, 1, 3))
     assert len({tuple(sample(50, 0.2, s, t)) for s in range(3) for t in range(3)}) == 9
 
 
@@ -272,21 +272,21 @@ ROWS = [np.arange(100, 123), np.arange(5), np.arange(50, 58)]
 
 def test_every_sample_exactly_once_an_epoch():
     plan = minibatches(ROWS, [4, 9, 2], 3, 8, 1, (0, 1))
-    assert plan.steps.tolist() == [9, 3, 3] and plan.index.shape == (9, 1, 3, 8)
+    assert plan.steps.tolist() == [9, 3, 3] and plan.rows.shape == (9, 1, 3, 8)
     for lane, rows in enumerate(ROWS):
-        own = plan.index[: plan.steps[lane], 0, lane].reshape(3, -1)
+        own = plan.rows[: plan.steps[lane], 0, lane].reshape(3, -1)
         orders = [epoch[epoch >= 0] for epoch in own]
         assert all(sorted(order) == rows.tolist() for order in orders)
         assert len({tuple(order) for order in orders}) == 3  # shuffled anew
-        assert (plan.index[plan.steps[lane] :, 0, lane] == -1).all()
-    sizes = (plan.index[:9, 0, 0] >= 0).sum(1)
+        assert (plan.rows[plan.steps[lane] :, 0, lane] == -1).all()
+    sizes = (plan.rows[:9, 0, 0] >= 0).sum(1)
     assert sizes.tolist() == [8, 8, 7] * 3  # the last batch is short, never dropped
 
 
 def test_a_plan_depends_on_its_path_and_its_client_alone():
     def own(lane, rows, names, path=(0, 1), batch=8):
         plan = minibatches(rows, names, 2, batch, 1, path)
-        index = plan.index[: plan.steps[lane], 0, lane]
+        index = plan.rows[: plan.steps[lane], 0, lane]
         return [step[step >= 0].tolist() for step in index]
 
     base = own(0, ROWS, [4, 9, 2])
@@ -301,15 +301,15 @@ def test_a_plan_depends_on_its_path_and_its_client_alone():
 def test_steps_of_several_batches():
     plan = minibatches(ROWS, [0, 1, 2], 2, 8, 3, (0,))
     # 23 samples: 3 batches an epoch, 6 in all, 2 steps. 5 samples: 2 batches, fewer than a step takes, so they repeat.
-    assert plan.steps.tolist() == [2, 1, 1] and plan.index.shape == (2, 3, 3, 8)
-    small = plan.index[0, :, 1]
+    assert plan.steps.tolist() == [2, 1, 1] and plan.rows.shape == (2, 3, 3, 8)
+    small = plan.rows[0, :, 1]
     assert [sorted(b[b >= 0].tolist()) for b in small] == [[0, 1, 2, 3, 4]] * 3
     assert small[2].tolist() == small[0].tolist()
 
 
 def test_a_batch_larger_than_the_data_is_all_of_it():
     plan = minibatches([np.arange(3)], [0], 1, 50, 1, (0,))
-    assert plan.index.shape == (1, 1, 1, 3) and sorted(plan.index[0, 0, 0]) == [0, 1, 2]
+    assert plan.rows.shape == (1, 1, 1, 3) and sorted(plan.rows[0, 0, 0]) == [0, 1, 2]
 
 
 def test_padded():
