@@ -18,7 +18,7 @@ from . import rng
 from .algorithms.base import State
 from .data import Federation, Rows
 from .engine.cohort import Cohort
-from .errors import InputError
+from .errors import InputError, TrainingError
 from .gaussian import Distribution
 from .likelihoods import Categorical
 
@@ -124,6 +124,7 @@ def evaluate(cohort: Cohort, shared: State, kept: Any, split: str = "test", roun
     personal: list[Any] = []
     for part in cohort.chunks(range(fed.clients)):
         models = cohort.personalise(shared, kept(part), part, round)
+        _check_finite(cohort, models, part)
         keys = cohort.keys(rng.PREDICT, round, part)
         personal += predictions(cohort, cohort.predict(models, [rows[c] for c in part], cohort.offsets(part), keys))
     prior = cohort.algorithm.prior(shared)
@@ -138,6 +139,17 @@ def evaluate(cohort: Cohort, shared: State, kept: Any, split: str = "test", roun
         if name in summary:
             summary[f"prior_{name}"] = float(clients[f"prior_{name}"].mean()) if own is not None else None
     return Evaluation(summary, clients, details)
+
+
+def _check_finite(cohort: Cohort, models: Distribution, clients: list[int]) -> None:
+    """A model that diverged while it was personalised has no score."""
+    fine = torch.stack([torch.isfinite(leaf).flatten(1).all(1) for leaf in models]).all(0).tolist()
+    bad = [cohort.fed.names[c] for c, good in zip(clients, fine, strict=True) if not good]
+    if bad:
+        raise TrainingError(
+            f"Personalising diverged for {len(bad)} client(s), {', '.join(bad[:8])} among them: their weights are not "
+            "finite. A smaller personal_lr or fewer personal_epochs helps; for FedABML also kl_step implicit."
+        )
 
 
 def _prior_predictions(cohort: Cohort, prior: Distribution, index: np.ndarray, round: int) -> Any:

@@ -115,9 +115,9 @@ def prepare(
     checked = network.to("cpu", torch.float32)
     likelihood.check(checked.probe(probe))
     network.dropout, network.activations = checked.dropout, checked.activations
-    backend = backend_of(backend, network, place)
+    backend, note = backend_of(backend, checked, probe, place)
     smallest, largest = int(fed.train.counts.min()), int(fed.train.counts.max())
-    notes = []
+    notes = [note] if note else []
     if batch_size > smallest:
         which = "every client" if batch_size > largest else f"{int((fed.train.counts < batch_size).sum())} client(s)"
         notes.append(f"The batch of {batch_size} is larger than the data of {which}; their batches are all they have.")

@@ -266,3 +266,10 @@ def test_mutual_information_grows_with_the_width_of_the_posterior():
         for nu in (0.0, -3.0)
     )
     assert wide.summary["mutual_information"] > 20 * narrow.summary["mutual_information"] > 0
+
+
+def test_personalising_that_diverges_names_the_clients():
+    fed = fedabml.federate(fedabml.load("digits"), clients=4, classes_per_client=3)
+    wild = fedabml.FedABML(kl_step="explicit", lam=10, nu0=-7, personal_lr=1.0, personal_epochs=20)
+    with pytest.raises(fedabml.TrainingError, match=r"Personalising diverged for .*client"):
+        fedabml.train(fed, "mlr", wild, rounds=0)

@@ -30,7 +30,7 @@ def hyper(
 def checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
     """The value in the field's type, or an InputError that says the range."""
     meta, where = field.metadata, f"{owner}: hyperparameter '{field.name}' ({field.metadata['doc']})"
-    kind = str(field.type)
+    kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
     if value is None and "None" in kind:
         return None
     if meta["choices"]:

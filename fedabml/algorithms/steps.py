@@ -28,10 +28,10 @@ def natural_logstd(logstd: Tensor, gradient: Tensor, prior: Tensor, weight: Numb
     """A natural-gradient step of ν, taken in the precision so that σ stays positive.
 
     1/σ² ← (1 − ρ)/σ² + ρ(1/σ_θ² + g_ν/(weight·σ²)), where g_ν is the likelihood's gradient (≈ curvature·σ²) and weight
-    = λ/n; its fixed point is the ELBO's. A noisy negative curvature estimate is cut at zero precision.
+    = λ/n; its fixed point is the ELBO's. A noisy negative precision is cut at 0, and σ grows tenfold at most.
     """
     target = torch.exp(2 * (logstd - prior)) + gradient / weight
-    return logstd - 0.5 * torch.log(1 - rho + rho * target.clamp_min(0) + 1e-12)
+    return logstd - 0.5 * torch.log((1 - rho + rho * target.clamp_min(0)).clamp_min(0.01))
 
 
 def natural_prior(theta: Gaussian, q: Gaussian, rho: Number, rho_std: Number) -> Gaussian:
@@ -76,8 +76,8 @@ def through(
     """The total derivative in θ of outer(θ, φ_k), where φ_{j+1} = move(φ_j, gradients[j](φ_j), θ) and φ_0 = start(θ).
 
     One recursion backwards through the steps. `move` is in closed form, so its derivative is exact; the Hessian of the
-    likelihood enters only as H·v, which `curvature` makes `exact`, `hessian_free` (a central difference of gradients,
-    O(δ²)), or nothing (`first_order`). The derivative with respect to φ_0 is added to θ's, entry by entry.
+    likelihood enters only as H·v, which `curvature` makes `exact`, `hessian_free` (a central difference of gradients
+    δ to either side, O(δ²)), or nothing (`first_order`). The derivative with respect to φ_0 is added to θ's.
     """
     path = [start]
     slopes = []
@@ -93,9 +93,11 @@ def through(
             hessian = torch.func.vjp(gradient, phi)[1]
             back = tree_map(torch.add, back, _full(phi, hessian(v)[0]))
         elif curvature == "hessian_free":
-            ahead = gradient(_shifted(phi, v, delta))
-            behind = gradient(_shifted(phi, v, -delta))
-            back = tree_map(torch.add, back, _full(phi, tree_map(lambda a, b: (a - b) / (2 * delta), ahead, behind)))
+            # δ is a distance: the direction's length goes as η, and would drown in rounding for small steps.
+            length = torch.cat(list(v.values())).norm() + torch.finfo(v["mean"].dtype).tiny
+            ahead, behind = (gradient(_shifted(phi, v, sign * delta / length)) for sign in (1, -1))
+            product = tree_map(lambda a, b, c=length / (2 * delta): c * (a - b), ahead, behind)
+            back = tree_map(torch.add, back, _full(phi, product))
     return {name: total[name] + back[name] for name in theta}, value
 
 

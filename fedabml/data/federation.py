@@ -200,9 +200,9 @@ class Federation:
 
     @cached_property
     def hash(self) -> str:
-        """sha256 over samples, targets and rows: two federations of one hash are the same."""
+        """sha256 over samples, targets, normalisation and rows: two federations of one hash are the same."""
         digest = hashlib.sha256(self.rows_hash.encode())
-        for array in (self.x, self.y):
+        for array in (self.x, self.y, self.shift, self.scale, self.y_shift, self.y_scale):
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()

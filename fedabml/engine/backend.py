@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from .. import rng
 from ..algorithms.base import Algorithm
 from ..errors import InputError, nearest
 from ..vectors import Network
@@ -29,14 +30,26 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def backend_of(name: str, network: Network, device: torch.device) -> str:
-    """`auto`: one batched program, except for convolutions on a CPU, which run faster client by client."""
+def backend_of(name: str, network: Network, x: Tensor, device: torch.device) -> tuple[str, str]:
+    """The backend and, where `auto` could not take the faster one, a note that says why.
+
+    `auto` is one batched program, except for convolutions on a CPU, which run faster client by client, and for modules
+    that vmap cannot take, found out by one batched gradient on the inputs `x`.
+    """
     if name not in BACKENDS:
         raise InputError(f"There is no backend '{name}'.{nearest(name, BACKENDS)}")
     if name != "auto":
-        return name
-    convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in network.module.modules())
-    return "loop" if device.type == "cpu" and convolves else "vmap"
+        return name, ""
+    if device.type == "cpu" and any(isinstance(m, nn.modules.conv._ConvNd) for m in network.module.modules()):
+        return "loop", ""
+    two = network.initial.expand(2, -1)
+    keys = rng.keys((0,), range(2))
+    try:
+        torch.vmap(torch.func.grad(lambda w, key: network(w, x, key).sum()))(two, keys)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        return "loop", f"This model runs client by client, because it cannot be batched over clients: {reason}"
+    return "vmap", ""
 
 
 def lane_bytes(network: Network, algorithm: Algorithm, batch: int, activations: int, itemsize: int) -> int:

@@ -56,6 +56,7 @@ class ClientLoss:
     network: Network
     likelihood: Likelihood
     offset: Tensor | None
+    batched: bool = True  # weight samples in one batched program, or one after another
 
     def __call__(self, q: Distribution, batch: Batch, key: Tensor, samples: int = 1) -> Tensor:
         if isinstance(q, Point):
@@ -64,7 +65,9 @@ class ClientLoss:
         if len(weights) == 1:
             return self.nll(weights[0], batch, key)
         keys = rng.fold(key, torch.arange(len(weights), device=key.device))
-        return torch.vmap(self.nll, (0, None, 0))(weights, batch, keys).mean()
+        if self.batched:
+            return torch.vmap(self.nll, (0, None, 0))(weights, batch, keys).mean()
+        return torch.stack([self.nll(w, batch, k) for w, k in zip(weights, keys, strict=True)]).mean()
 
     def nll(self, weights: Tensor, batch: Batch, key: Tensor) -> Tensor:
         """Mean −log p(y|x, w) of the rows that are not padding."""
@@ -191,7 +194,8 @@ class Cohort:
             hyper: State, carry: State, shared: State, batches: Any, site: Site, key: Tensor
         ) -> tuple[State, Tensor]:
             algorithm = self.algorithm.bind(hyper)
-            loss = ClientLoss(self.network, self.likelihood, label_offset(algorithm, site))
+            offset = label_offset(algorithm, site)
+            loss = ClientLoss(self.network, self.likelihood, offset, batched=self.backend == "vmap")
             return getattr(algorithm, name)(carry, shared, batches, site, key, loss)
 
         return one

@@ -136,6 +136,8 @@ def test_natural_step_of_the_posterior_is_exact_at_rate_one_on_a_quadratic():
 def test_natural_step_survives_a_negative_curvature():
     got = natural_logstd(torch.zeros(1), torch.tensor([-100.0]), torch.zeros(1), 0.1, 0.5)
     assert got.item() == pytest.approx(0.5 * np.log(2), abs=1e-6)  # half of the precision is left
+    got = natural_logstd(torch.zeros(1), torch.tensor([-100.0]), torch.zeros(1), 0.1, 1.0)
+    assert got.item() == pytest.approx(np.log(10), abs=1e-6)  # σ grows tenfold at most
 
 
 # -- the θ-step ----------------------------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ def unrolled(f, theta, *, k, lam, lr, s, point, implicit, momentum, std):
         if std == "sgd":
             v = v - lr * (gv + weight * (ratio - 1))
         elif std == "natural":
-            v = v - 0.5 * torch.log(1 - lr + lr * torch.clamp(ratio + gv / weight, min=0) + 1e-12)
+            v = v - 0.5 * torch.log((1 - lr + lr * torch.clamp(ratio + gv / weight, min=0)).clamp_min(0.01))
         m = m_new
     value = expected(m, v, k)
     return value if point else value + weight * kl(Gaussian(m, v), Gaussian(m0, v0))
@@ -389,7 +391,7 @@ def test_remark_1_amortised_point_is_per_fedavg():
         assert kept == {}
         delta = 1e-3
         free, _ = site_step(FedABML(curvature="hessian_free", delta=delta, **words))
-        reach = alpha * delta  # the difference is taken along the step −α∇f(w̃) itself
+        reach = delta / after.norm()  # the difference is taken δ to either side
         h = (slope(w + reach * after) - slope(w - reach * after)) / (2 * reach)
         close(free["prior.mean"], w - beta * (after - alpha * h), 1e-11)
         assert (free["prior.mean"] - expected).abs().max() < (1e-11 if exactly else 1e-5)

@@ -321,14 +321,36 @@ def test_padded():
 def test_backends_and_devices_by_name():
     cpu = torch.device("cpu")
     linear, conv = Network(nn.Linear(2, 2)), Network(nn.Conv2d(1, 1, 3))
-    assert (backend_of("auto", linear, cpu), backend_of("auto", conv, cpu)) == ("vmap", "loop")
-    assert backend_of("auto", conv, torch.device("cuda")) == "vmap" and backend_of("loop", linear, cpu) == "loop"
+    row, image = torch.zeros(2, 2), torch.zeros(2, 1, 4, 4)
+    assert backend_of("auto", linear, row, cpu) == ("vmap", "") and backend_of("auto", conv, image, cpu) == ("loop", "")
+    assert backend_of("auto", conv, image, torch.device("cuda")) == ("vmap", "")
+    assert backend_of("loop", linear, row, cpu) == ("loop", "")
     with pytest.raises(fedabml.InputError, match="Did you mean 'vmap'"):
-        backend_of("vmapp", linear, cpu)
+        backend_of("vmapp", linear, row, cpu)
     assert device_of("cpu") == cpu
     for name in ("gpu7", "meta"):
         with pytest.raises(fedabml.InputError, match=r"[Dd]evice"):
             device_of(name)
+
+
+class Branching(nn.Module):
+    """Decides by the value of an activation: vmap cannot take it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        out = self.layer(x)
+        return out if out.sum() > 0 else 2 * out
+
+
+def test_a_module_that_cannot_be_batched_runs_client_by_client():
+    data = [(np.random.default_rng(i).normal(size=(8, 3)).astype("f"), np.arange(8) % 2) for i in range(3)]
+    fed = fedabml.Federation.from_arrays(data, data)
+    setup = fedabml.prepare(fed, Branching())
+    assert setup.config["backend"] == "loop" and "data-dependent" in " ".join(setup.notes)
+    assert fedabml.train(fed, Branching(), rounds=1, participation=1.0).summary["accuracy"] > 0
 
 
 def test_chunks_fit_in_memory_and_are_never_empty():
