@@ -3,6 +3,7 @@
     python -m benchmarks.accuracy tune  --column fashionmnist --cells results/core/fashionmnist.jsonl --workers 8
     python -m benchmarks.accuracy test  --column fashionmnist --cells results/core/fashionmnist.jsonl --seeds 5
     python -m benchmarks.accuracy table --column fashionmnist --cells results/core/fashionmnist.jsonl
+    python -m benchmarks.accuracy picture --column cifar10-5 --cells results/core/cifar10-5.jsonl --out picture.svg
 
 A cell is one trained federation; it is one JSON line, written when it is done, and never run twice. Tuning trains each
 of a method's configurations once (seed 100, a fifth of every client's training data held out) and scores all personal
@@ -55,6 +56,7 @@ def options(epochs: list[int], rates: list[float]) -> list[dict[str, Any]]:
 
 ZERO = [{"personal_epochs": 0}]
 LEARNED = {"prior_std": "learned", "rho_std": 0.1, "posterior_std": "natural", "lr_std": 0.05}
+RATES = [0.01, 0.02, 0.03, 0.05, 0.1]
 LAMBDAS = [1.0, 0.1, 0.01]
 BAYES = {"s": 2, "average": 0.8}
 FASHION = options([1, 5, 20, 50], [0.003, 0.01, 0.03])
@@ -63,8 +65,8 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "fashionmnist": {
         "dataset": "fashionmnist", "clients": 200, "classes_per_client": 2, "model": "mlr", "chunk": 200,
         "methods": {
-            "Local only": Method("local", grid(lr=[0.01, 0.03, 0.1]), ZERO + FASHION),
-            "FedAvg + fine-tuning": Method("fedavg-ft", grid(lr=[0.003, 0.01, 0.03, 0.1], average=[0.8]), FASHION),
+            "Local only": Method("local", grid(lr=RATES), ZERO + FASHION),
+            "FedAvg + fine-tuning": Method("fedavg-ft", grid(lr=[0.003, *RATES], average=[0.8]), FASHION),
             "FedABML": Method("fedabml", [
                 *({"lr": r, "nu0": v, "lam": 0.01, **BAYES} for r in (0.01, 0.03, 0.1) for v in (-5.0, -4.0, -3.0)),
                 *({"lr": 0.03, "nu0": v, "lam": lam, **BAYES, **LEARNED} for v in (-3.0, -4.0) for lam in LAMBDAS),
@@ -169,18 +171,37 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(half)
 
 
+def chosen_tests(cells: list[Cell]) -> dict[str, dict[int, Cell]]:
+    """By method and seed, the test cells of the configurations that the validation data chose."""
+    picked = {name: best(cells, name) for name in {c["method"] for c in cells}}
+    chosen = lambda c: all(c[k] == picked[c["method"]][k] for k in ("training", "personal"))  # noqa: E731
+    tests = [c for c in cells if c["stage"] == "test" and "error" not in c and chosen(c)]
+    by: dict[str, dict[int, Cell]] = {}
+    for c in tests:
+        by.setdefault(c["method"], {})[c["seed"]] = c
+    return by
+
+
+def picture(cells: list[Cell]) -> str:
+    """Every client's accuracy under FedABML and under FedAvg + fine-tuning, one dot per client and seed."""
+    from fedabml.report.svg import Axis, Series, scatter
+
+    by = chosen_tests(cells)
+    rival, ours = by["FedAvg + fine-tuning"], by["FedABML"]
+    series = [Series(f"seed {s}", ours[s]["clients"], rival[s]["clients"]) for s in sorted(rival.keys() & ours.keys())]
+    x, y = (Axis(f"accuracy under {name}", "percent", (0.4, 1.0)) for name in ("FedAvg + fine-tuning", "FedABML"))
+    return scatter(series, title="Test accuracy of every client", x=x, y=y, diagonal=True)
+
+
 def table(column: str, cells: list[Cell]) -> str:
     """A Markdown table of the test cells, and FedABML's paired differences to the others."""
     from scipy import stats
 
-    tests = [c for c in cells if c["stage"] == "test" and "error" not in c]
     lines = [
         "| method | accuracy | paper | NLL | ECE | Brier | worst decile | chosen on validation data |",
         "|---|" + "---|" * 7,
     ]
-    by: dict[str, dict[int, Cell]] = {}
-    for c in tests:
-        by.setdefault(c["method"], {})[c["seed"]] = c
+    by = chosen_tests(cells)
     for name, own in by.items():
         one = next(iter(own.values()))
         pick = lambda k, own=own: interval(np.array([c["summary"][k] for c in own.values()]))  # noqa: E731
@@ -208,9 +229,10 @@ def table(column: str, cells: list[Cell]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["tune", "test", "table"])
+    parser.add_argument("stage", choices=["tune", "test", "table", "picture"])
     parser.add_argument("--column", choices=COLUMNS, required=True)
     parser.add_argument("--cells", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("picture.svg"))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--workers", type=int, default=1)
@@ -219,6 +241,9 @@ def main() -> None:
     done = read(args.cells)
     if args.stage == "table":
         print(table(args.column, done))
+        return
+    if args.stage == "picture":
+        args.out.write_text(picture(done))
         return
     todo = jobs(args.column, args.stage, args.seeds, args.rounds, done, args.method)
     args.cells.parent.mkdir(parents=True, exist_ok=True)
