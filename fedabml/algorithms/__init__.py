@@ -7,9 +7,18 @@ from typing import Any, NamedTuple
 
 from ..errors import InputError, nearest
 from .base import Algorithm
+from .ditto import Ditto
 from .fedabml import FedABML
 from .fedavg import FedAvg
+from .fedbabu import FedBABU
+from .fedpop import FedPop
+from .fedprox import FedProx
+from .fedrep import FedRep
 from .local import Local
+from .perfedavg import PerFedAvg
+from .pfedbayes import PFedBayes
+from .pfedme import PFedMe
+from .scaffold import Scaffold
 
 
 class Entry(NamedTuple):
@@ -24,6 +33,17 @@ REGISTRY: dict[str, Entry] = {
     "fedavg": Entry(FedAvg, {"personal_epochs": 0}),
     "fedavg-ft": Entry(FedAvg, {}),
     "local": Entry(Local, {}),
+    "fedprox": Entry(FedProx, {"personal_epochs": 0}),
+    "fedprox-ft": Entry(FedProx, {}),
+    "scaffold": Entry(Scaffold, {"personal_epochs": 0}),
+    "scaffold-ft": Entry(Scaffold, {}),
+    "fedrep": Entry(FedRep, {}),
+    "fedbabu": Entry(FedBABU, {}),
+    "fedpop": Entry(FedPop, {}),
+    "perfedavg": Entry(PerFedAvg, {}),
+    "pfedme": Entry(PFedMe, {}),
+    "ditto": Entry(Ditto, {}),
+    "pfedbayes": Entry(PFedBayes, {}),
 }
 
 
@@ -49,4 +69,22 @@ def name_of(algorithm: Algorithm) -> str:
     return max(fits)[1] if fits else type(algorithm).__name__.lower()
 
 
-__all__ = ["REGISTRY", "Algorithm", "Entry", "FedABML", "FedAvg", "Local", "make", "name_of"]
+__all__ = [
+    "REGISTRY",
+    "Algorithm",
+    "Ditto",
+    "Entry",
+    "FedABML",
+    "FedAvg",
+    "FedBABU",
+    "FedPop",
+    "FedProx",
+    "FedRep",
+    "Local",
+    "PFedBayes",
+    "PFedMe",
+    "PerFedAvg",
+    "Scaffold",
+    "make",
+    "name_of",
+]

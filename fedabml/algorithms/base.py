@@ -159,9 +159,15 @@ class Algorithm:
     def descend(
         self, carry: State, shared: State, batch: Batch, site: Site, key: Tensor, loss: Loss, lr: float
     ) -> tuple[State, Tensor]:
-        """SGD: w ← w − η∇f(w), with momentum."""
+        """One step of local training at a given step size: SGD, unless an algorithm says otherwise."""
+        return self.sgd(carry, batch, key, loss, lr)
+
+    def sgd(
+        self, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float, more: Tensor | float = 0.0
+    ) -> tuple[State, Tensor]:
+        """w ← w − η(∇f(w) + more), with momentum; `more` is a proximal pull or a control variate."""
         gradient, value = torch.func.grad_and_value(lambda w: loss(Point(w), batch, key))(carry["mean"])
-        direction, buffer = self.heavy(carry, gradient)
+        direction, buffer = self.heavy(carry, gradient + more)
         return {**carry, "mean": carry["mean"] - lr * direction, **buffer}, value
 
     # -- hyperparameters --------------------------------------------------------------------------------------------

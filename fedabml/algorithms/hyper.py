@@ -37,6 +37,10 @@ def checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
         if value not in meta["choices"]:
             raise InputError(f"{where} is {value!r}.{nearest(str(value), meta['choices'])}")
         return value
+    if kind.startswith("str"):
+        if not isinstance(value, str):
+            raise InputError(f"{where} must be a word; it is {value!r}.")
+        return value
     if kind.startswith("bool"):
         if not isinstance(value, bool):
             raise InputError(f"{where} must be true or false; it is {value!r}.")

@@ -47,6 +47,10 @@ class Variational(Algorithm):
         return 1 if self.posterior == "point" else self.s
 
     def init(self, params: Tensor, layout: Layout) -> State:
+        return self.around(params)
+
+    def around(self, params: Tensor) -> State:
+        """The distribution that a federation starts from: the initial weights, ν₀ wide."""
         return {"mean": params} if self.posterior == "point" else {"mean": params, "logstd": self.nu0 + 0 * params}
 
     def prior(self, shared: State) -> Distribution | None:

@@ -1,0 +1,61 @@
+"""Ditto (Li et al. 2021): FedAvg for the shared model, and beside it a personal model pulled towards it.
+
+    client   w ← w_t;  w ← w − η∇f(w) for R epochs, sent;  then v_i ← v_i − η(∇f(v_i) + λ(v_i − w_t)) for R epochs
+    server   w_{t+1} = mean of the clients' w
+
+Scored: v_i, after `personal_epochs` more of its steps (none by default). All v_i start at the initial weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..gaussian import Distribution, Point
+from .base import Algorithm, Batch, Loss, Phase, Site, State
+from .hyper import hyper
+
+OWN = "own."  # the personal model and its momentum in a carry
+
+
+@dataclass(frozen=True)
+class Ditto(Algorithm):
+    """Ditto."""
+
+    lam: float = hyper(0.75, "λ: strength of the pull towards w_t", 0, tune=(0.25, 0.5, 0.75, 1.0))
+    personal_epochs: int = hyper(0, "further epochs of v_i before it is scored", 0, tune=(0, 1, 5, 10))
+
+    def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
+        return {"mean": params}
+
+    def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
+        own = {"mean": kept["mean"], **self.still(kept["mean"])}
+        return {**super().begin(shared, kept, site, key), **{OWN + name: value for name, value in own.items()}}
+
+    def phases(self, epochs: int) -> list[Phase]:
+        return [Phase(epochs, self.step), Phase(epochs, self.own_step)]
+
+    def own_step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        """A step of v_i in a round."""
+        return self._own(carry, shared, batches[0], key, loss, self.lr)
+
+    def personal_step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        return self._own(carry, shared, batches[0], key, loss, self.own_lr)
+
+    def _own(
+        self, carry: State, shared: State, batch: Batch, key: Tensor, loss: Loss, lr: float
+    ) -> tuple[State, Tensor]:
+        own = {name[len(OWN) :]: value for name, value in carry.items() if name.startswith(OWN)}
+        own, value = self.sgd(own, batch, key, loss, lr, self.lam * (own["mean"] - shared["mean"]))
+        return {**carry, **{OWN + name: v for name, v in own.items()}}, value
+
+    def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
+        return {"mean": carry["mean"]}, {"mean": carry[OWN + "mean"]}
+
+    def own_model(self, carry: State) -> Distribution:
+        return Point(carry[OWN + "mean"])

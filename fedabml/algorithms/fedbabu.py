@@ -1,0 +1,37 @@
+"""FedBABU (Oh et al. 2022): the body is trained under a random head that never changes; the head comes at the end.
+
+    client   body ← body_t;  body ← body − η∇_body f(body, h₀) for R epochs, h₀ the initial head, rebuilt from the seed
+    server   body_{t+1} = mean of the clients' bodies
+
+Scored: the whole network, from (body_t, h₀), after `personal_epochs` on the client's training data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..gaussian import Distribution, Point
+from .base import Batch, Loss, Site, State
+from .heads import Headed
+
+
+@dataclass(frozen=True)
+class FedBABU(Headed):
+    """FedBABU."""
+
+    def step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        return self.part_step("body", carry, batches[0], key, loss, self.lr)
+
+    def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
+        return {"body": carry["body"]}, {}
+
+    def personal(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
+        whole = self.whole({**shared, **kept})
+        return {"mean": whole, **self.still(whole)}
+
+    def own_model(self, carry: State) -> Distribution:
+        return Point(carry["mean"])

@@ -1,0 +1,95 @@
+"""FedPop (Kotelevskii et al. 2022): a shared body under heads drawn from a population N(μ, diag s²).
+
+    client   for every minibatch a Langevin chain of its head,  z ← z − γ(n∇_z f + (z − μ)/s²) + √(2γ) ξ,
+             `burn` steps thrown away and M kept;  body ← body − η · mean over the M heads of ∇_body f
+    server   body_{t+1} = mean of the bodies;  (μ, s) the moments of all clients' heads (the M-step of EM)
+
+The population's part of the chain's step, pull and noise, is the exact solution of its Ornstein-Uhlenbeck process: the
+printed step to first order in γ, but stable where γ/s² > 2, which a narrowing population soon reaches.
+
+Scored: the softmax averaged over the M heads that the chain visits last in `personal_epochs`, one step per minibatch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import rng
+from ..gaussian import Distribution, Point, Samples, moments
+from ..vectors import Layout
+from .base import Batch, Loss, Site, State
+from .heads import Headed, head_start
+from .hyper import hyper
+
+
+@dataclass(frozen=True)
+class FedPop(Headed):
+    """FedPop."""
+
+    gamma: float = hyper(1e-5, "γ: step size of the chain", 0, tune=(1e-6, 1e-3))
+    burn: int = hyper(2, "steps of the chain before samples are kept", 0)
+    chain: int = hyper(3, "M: heads kept per minibatch, and averaged in a prediction", 1)
+    nu0: float = hyper(-2.0, "log s of the first population", -20, 2)
+
+    @property
+    def samples_per_step(self) -> int:  # type: ignore[override]
+        return self.chain
+
+    def init(self, params: Tensor, layout: Layout) -> State:
+        cut = head_start(layout, self.head)
+        return {"body": params[:cut], "mu": params[cut:], "logstd": self.nu0 + 0 * params[cut:]}
+
+    def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
+        z = kept["head"]
+        return {"body": shared["body"], "head": z, "heads": z.expand(self.chain, -1), **self.still(shared["body"])}
+
+    def langevin(
+        self, carry: State, shared: State, batch: Batch, site: Site, key: Tensor, loss: Loss
+    ) -> tuple[Tensor, Tensor]:
+        """The next head of the chain, and the loss of the last."""
+        of_head = lambda z: loss(Point(torch.cat([carry["body"], z])), batch, key)  # noqa: E731
+        gradient, value = torch.func.grad_and_value(of_head)(carry["head"])
+        noise = rng.normal(rng.fold(key, 1), gradient.shape, gradient.dtype)
+        time = self.gamma * torch.exp(-2 * shared["logstd"])
+        calm = shared["mu"] + torch.exp(-time) * (carry["head"] - shared["mu"])
+        wide = torch.exp(shared["logstd"]) * torch.sqrt(-torch.expm1(-2 * time))
+        return calm - self.gamma * site.n * gradient + wide * noise, value
+
+    def step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        heads = []
+        for j in range(self.burn + self.chain):
+            z, _ = self.langevin(carry, shared, batches[0], site, rng.fold(key, j), loss)
+            carry = {**carry, "head": z}
+            heads.append(z)
+        carry = {**carry, "heads": torch.stack(heads[self.burn :])}
+        of_body = lambda body: loss(self.population({**carry, "body": body}), batches[0], key)  # noqa: E731
+        gradient, value = torch.func.grad_and_value(of_body)(carry["body"])
+        direction, buffer = self.heavy(carry, gradient)
+        return {**carry, "body": carry["body"] - self.lr * direction, **buffer}, value
+
+    def personal_step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        z, value = self.langevin(carry, shared, batches[0], site, key, loss)
+        return {**carry, "head": z, "heads": torch.cat([carry["heads"][1:], z.unsqueeze(0)])}, value
+
+    def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
+        heads = carry["heads"]
+        second = ((heads - shared["mu"]) ** 2).mean(0)
+        return {"body": carry["body"], "mu": heads.mean(0), "second": second}, {"head": carry["head"]}
+
+    def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
+        fitted = moments(update["mu"], update["second"], shared["mu"])
+        return {"body": update["body"], "mu": fitted.mean, "logstd": fitted.logstd}
+
+    def population(self, carry: State) -> Samples:
+        """The networks with each of the heads."""
+        return Samples(torch.cat([carry["body"].expand(self.chain, -1), carry["heads"]], 1))
+
+    def own_model(self, carry: State) -> Distribution:
+        return self.population(carry)

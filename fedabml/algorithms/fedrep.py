@@ -1,0 +1,44 @@
+"""FedRep (Collins et al. 2021): a shared representation, and a head of its own for every client.
+
+    client   head epochs h_i ← h_i − η∇_h f(body_t, h_i) with the body frozen, then body epochs with the head frozen
+    server   body_{t+1} = mean of the clients' bodies
+
+Scored: (body_t, h_i), after `personal_epochs` more of the head (none by default; a new client needs some).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .base import Batch, Loss, Phase, Site, State
+from .heads import Headed
+from .hyper import hyper
+
+
+@dataclass(frozen=True)
+class FedRep(Headed):
+    """FedRep."""
+
+    body_epochs: int = hyper(1, "epochs of the body in a round, after those of the head", 1)
+    personal_epochs: int = hyper(0, "further epochs of the head before it is scored", 0, tune=(0, 1, 5, 10))
+
+    def phases(self, epochs: int) -> list[Phase]:
+        return [Phase(epochs, self.head_step), Phase(self.body_epochs, self.step)]
+
+    def head_step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        """A step of the head under the frozen body."""
+        return self.part_step("head", carry, batches[0], key, loss, self.lr)
+
+    def step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        return self.part_step("body", carry, batches[0], key, loss, self.lr)
+
+    def personal_step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        return self.part_step("head", carry, batches[0], key, loss, self.own_lr)

@@ -1,0 +1,72 @@
+"""Algorithms that split a network: a body that is shared, and a head (the last linear layer) that is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..gaussian import Distribution, Point
+from ..vectors import LIKELIHOOD, Layout
+from .base import Algorithm, Batch, Loss, Site, State
+from .hyper import hyper
+
+
+def head_start(layout: Layout, head: str) -> int:
+    """Where the head begins in the flat vector; `auto` is the last layer, '' nothing, else a prefix of names."""
+    names = [name for name in layout.names if name != LIKELIHOOD]
+    prefix = names[-1].rpartition(".")[0] if head == "auto" else head
+    own = [name for name in names if prefix and (name == prefix or name.startswith(prefix + "."))]
+    start = names.index(own[0]) if own else len(names)
+    how = f"Name the head by hand with --set ALGORITHM.head=PREFIX; the parameters are {', '.join(names[:12])}."
+    if prefix and not own:
+        raise InputError(f"The model has no parameter under the name '{prefix}', so there is no head. {how}")
+    if own != names[start:]:
+        raise InputError(f"The head '{prefix}' does not stand at the end of the model. {how}")
+    if start == 0:
+        raise InputError(f"The model has no layer before its head '{prefix}', so there is no body to share. {how}")
+    return sum(layout.sizes[:start])
+
+
+@dataclass(frozen=True)
+class Headed(Algorithm):
+    """A shared body and a head of the client's own, both in the carry; flat vector = body, then head."""
+
+    head: str = hyper("auto", "the head: auto (the last layer), or the name its parameters begin with", static=True)
+
+    def init(self, params: Tensor, layout: Layout) -> State:
+        return {"body": params[: head_start(layout, self.head)]}
+
+    def prior(self, shared: State) -> Distribution | None:
+        return None  # a body without a head predicts nothing
+
+    def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
+        return {"head": params[len(shared["body"]) :]}
+
+    def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
+        parts = {"body": shared["body"], "head": kept["head"]}
+        return parts | {f"{k}.{name}": v for name, part in parts.items() for k, v in self.still(part).items()}
+
+    def whole(self, carry: State) -> Tensor:
+        """The network's vector."""
+        return torch.cat([carry["body"], carry["head"]])
+
+    def part_step(
+        self, part: str, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float
+    ) -> tuple[State, Tensor]:
+        """An SGD step of one part, the other held still; each has a momentum of its own."""
+
+        def of_part(q: Point, batch: Batch, key: Tensor, samples: int = 1) -> Tensor:
+            return loss(Point(self.whole({**carry, part: q.mean})), batch, key, samples)
+
+        own = {"mean": carry[part]} | ({"velocity": carry[f"velocity.{part}"]} if self.momentum else {})
+        own, value = self.sgd(own, batch, key, of_part, lr)  # type: ignore[arg-type]
+        return {**carry, part: own.pop("mean"), **{f"{k}.{part}": v for k, v in own.items()}}, value
+
+    def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
+        return {"body": carry["body"]}, {"head": carry["head"]}
+
+    def own_model(self, carry: State) -> Distribution:
+        return Point(self.whole(carry))

@@ -1,0 +1,45 @@
+"""Per-FedAvg, Hessian-free (Fallah et al. 2020): weights from which one gradient step on a client's data goes far.
+
+    client   on three minibatches:  w̃ = w − α∇f(w; D₁),  g = ∇f(w̃; D₂)
+             h = [∇f(w + δg; D₃) − ∇f(w − δg; D₃)]/2δ,   w ← w − β(g − αh)          (β is `lr`)
+    server   w_{t+1} = mean of the clients' w
+
+Scored: w_t after `personal_epochs` at step size β on the client's *training* data (`personal_lr` = α and one full batch
+gives the paper's single α-step).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import rng
+from ..gaussian import Point
+from .base import Algorithm, Batch, Loss, Site, State
+from .hyper import hyper
+
+
+@dataclass(frozen=True)
+class PerFedAvg(Algorithm):
+    """Per-FedAvg with its Hessian-free step."""
+
+    alpha: float = hyper(1e-4, "α: step size of the adaptation inside", 0, tune=(1e-4, 0.1))
+    delta: float = hyper(1e-3, "δ: the difference that stands for the Hessian", 1e-12)
+
+    batches_per_step: ClassVar[int] = 3
+
+    def step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        def slope(w: Tensor, j: int) -> tuple[Tensor, Tensor]:
+            return torch.func.grad_and_value(lambda w: loss(Point(w), batches[j], rng.fold(key, j)))(w)
+
+        w = carry["mean"]
+        first, value = slope(w, 0)
+        outer, _ = slope(w - self.alpha * first, 1)
+        curved = (slope(w + self.delta * outer, 2)[0] - slope(w - self.delta * outer, 2)[0]) / (2 * self.delta)
+        direction, buffer = self.heavy(carry, outer - self.alpha * curved)
+        return {**carry, "mean": w - self.lr * direction, **buffer}, value

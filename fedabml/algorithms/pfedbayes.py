@@ -1,0 +1,49 @@
+"""pFedBayes (Zhang et al. 2022): each client keeps its own Gaussian q_i, tied by a KL to a shared Gaussian z.
+
+    client   z_i ← z_t; for every minibatch: k steps of q_i on mean −log p(D_i|w) + (ζ/n) KL[q_i ‖ z_i], then one step
+             of z_i on (ζ/n) KL[q_i ‖ z_i];  sends z_i, keeps q_i
+    server   z_{t+1} = (1 − β) z_t + β mean of the z_i
+
+ζ is `lam`. The steps are FedABML's (`euclidean`, every minibatch); what differs is that q_i lives on between rounds.
+Scored: q_i, after `personal_epochs` more of its steps (none by default).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .base import Site, State
+from .fedabml import FedABML
+from .hyper import hyper
+
+
+@dataclass(frozen=True)
+class PFedBayes(FedABML):
+    """pFedBayes."""
+
+    lam: float = hyper(0.05, "ζ: weight of the KL", 0, tune=(0.05, 0.1, 0.25, 0.5))
+    k: int = hyper(5, "k: steps of q_i per minibatch", 1)
+    beta: float = hyper(1.0, "β: the server's share of the new mean", 0, 2)
+    prior_step: str = hyper("euclidean", "the step of z", choices=("natural", "euclidean"))
+    prior_every: str = hyper("batch", "when z_i moves", choices=("batch",))
+    prior_std: str = hyper("learned", "σ of z: as it starts, or learned", choices=("fixed", "learned"))
+    posterior: str = hyper("gaussian", "q_i: a Gaussian", choices=("gaussian",))
+    aggregate: str = hyper("mean", "the server's mean of the z_i", choices=("mean",))
+    personal_epochs: int = hyper(0, "further epochs of q_i before it is scored", 0, tune=(0, 1, 5, 10))
+    personal_lr: float | None = hyper(None, "step size of those epochs (none: lr)", 0, tune=(1e-4, 0.1))
+    average: float = hyper(0.0, "decay of the average of z over rounds (0: the last z)", 0, 0.999)
+    label_prior: str = hyper("none", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
+
+    def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
+        return self.around(params)
+
+    def personal(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
+        return {**kept, **self.still(kept["mean"])}
+
+    def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
+        return super().end(carry, shared, kept, site, steps)[0], {name: carry[name] for name in shared}
+
+    def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
+        return {name: (1 - self.beta) * shared[name] + self.beta * update[name] for name in shared}

@@ -1,0 +1,56 @@
+"""pFedMe (Dinh et al. 2020): personal models under a Moreau envelope around the shared one.
+
+    client   w ← w_t, θ ← w_t; for every minibatch: k times θ ← θ − η_p(∇f(θ) + λ(θ − w)), then w ← w − ηλ(w − θ)
+    server   w_{t+1} = (1 − β) w_t + β mean of the clients' w
+
+Scored: θ_i, from w_t by `personal_epochs` of the inner steps on the client's training data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .. import rng
+from .base import Algorithm, Batch, Loss, Site, State
+from .hyper import hyper
+
+
+@dataclass(frozen=True)
+class PFedMe(Algorithm):
+    """pFedMe."""
+
+    lam: float = hyper(15.0, "λ: strength of the pull towards w", 0, tune=(1.0, 50.0))
+    k: int = hyper(5, "k: inner steps per minibatch", 1)
+    inner_lr: float | None = hyper(None, "η_p: step size of θ (none: lr)", 0)
+    beta: float = hyper(1.0, "β: the server's share of the new mean", 0, 2)
+
+    @property
+    def own_lr(self) -> float:
+        inner = self.lr if self.inner_lr is None else self.inner_lr
+        return inner if self.personal_lr is None else self.personal_lr
+
+    def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
+        return {**super().begin(shared, kept, site, key), "anchor": shared["mean"]}
+
+    def step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        inner = self.lr if self.inner_lr is None else self.inner_lr
+        for j in range(self.k):
+            carry, value = self.descend(carry, shared, batches[0], site, rng.fold(key, j), loss, inner)
+        anchor = carry["anchor"]
+        return {**carry, "anchor": anchor - self.lr * self.lam * (anchor - carry["mean"])}, value
+
+    def descend(
+        self, carry: State, shared: State, batch: Batch, site: Site, key: Tensor, loss: Loss, lr: float
+    ) -> tuple[State, Tensor]:
+        """θ ← θ − η_p(∇f(θ) + λ(θ − w))."""
+        return self.sgd(carry, batch, key, loss, lr, self.lam * (carry["mean"] - carry["anchor"]))
+
+    def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
+        return {"mean": carry["anchor"]}, {}
+
+    def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
+        return {"mean": (1 - self.beta) * shared["mean"] + self.beta * update["mean"]}

@@ -1,0 +1,50 @@
+"""SCAFFOLD (Karimireddy et al. 2020): control variates that take the clients' drift out of local steps.
+
+    client   y ← x;  y ← y − η(∇f_i(y) − c_i + c) for K minibatches
+             c_i⁺ = c_i − c + (x − y)/(Kη);  sends y − x and c_i⁺ − c_i, keeps c_i⁺
+    server   x ← x + η_g mean(y − x),  c ← c + (|A|/N) mean(c_i⁺ − c_i)
+
+With momentum m a buffer at rest makes steps 1/(1 − m) as long, so the divisor is Kη/(1 − m). Scored: x, or as
+`scaffold-ft` x after a few plain epochs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..vectors import Layout
+from .base import Algorithm, Batch, Loss, Site, State
+from .hyper import hyper
+
+
+@dataclass(frozen=True)
+class Scaffold(Algorithm):
+    """SCAFFOLD; with personal epochs, SCAFFOLD + fine-tuning."""
+
+    server_lr: float = hyper(1.0, "η_g: the server's step size", 0)
+
+    def init(self, params: Tensor, layout: Layout) -> State:
+        return {"mean": params, "control": torch.zeros_like(params)}
+
+    def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
+        return {"control": torch.zeros_like(params)}
+
+    def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
+        return {**super().begin(shared, kept, site, key), "own": kept["control"]}
+
+    def step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        return self.sgd(carry, batches[0], key, loss, self.lr, shared["control"] - carry["own"])
+
+    def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
+        moved = carry["mean"] - shared["mean"]
+        change = -shared["control"] - moved * (1 - self.momentum) / (steps * self.lr)
+        return {"mean": moved, "control": change}, {"control": kept["control"] + change}
+
+    def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
+        mean = shared["mean"] + self.server_lr * update["mean"]
+        return {"mean": mean, "control": shared["control"] + sampled / clients * update["control"]}
