@@ -108,7 +108,7 @@ def run_cell(job: tuple[str, Cell, int]) -> list[Cell]:
     fed = federate(data, clients=spec["clients"], classes_per_client=spec["classes_per_client"], seed=seed)
     fed = fed.hold_out(0.2, seed) if tuning else fed
     algorithm = algorithms.make(cell["algorithm"], **cell["training"])
-    words: Any = {"rounds": rounds, "participation": 0.1, "epochs": 5, "batch_size": 50, "seed": seed}
+    words: Any = {"rounds": rounds, "participation": 0.1, "epochs": 5, "batch_size": 50, "seed": seed, "dtype": "tf32"}
     setup = prepare(fed, spec["model"], algorithm, chunk=spec["chunk"], **words)
     sim = Simulation(setup.cohort, participation=0.1, epochs=5)
     facts = {k: setup.config[k] for k in ("device", "backend", "chunk", "partition_hash", "versions", "fedabml")}

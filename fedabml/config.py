@@ -10,6 +10,9 @@
     [model_options]
     hidden = [64]
 
+    [personalize]                 # flags of another command: one file may serve all of them
+    epochs = 10
+
 This module is light: torch and the algorithms are imported when a federation or an algorithm is made.
 """
 
@@ -39,6 +42,7 @@ Table = dict[str, Any]
 PARTITIONS = ("auto", "classes", "dirichlet", "iid", "natural")
 TASKS = ("classification", "regression")
 TABLES = (".csv", ".parquet", ".pq")
+COMMANDS = ("train", "evaluate", "personalize", "predict", "inspect", "get")  # those that a TOML file may serve
 
 
 def key(default: Any, doc: str, choices: tuple[str, ...] = ()) -> Any:
@@ -112,17 +116,25 @@ class RunConfig:
     # -- reading ----------------------------------------------------------------------------------------------------
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:
-        """The configuration in a TOML file."""
-        return cls.of(read_toml(path))
+        """The configuration in a TOML file; the tables of commands are left to them."""
+        return cls.of(without_commands(read_toml(path)))
 
     @classmethod
-    def of(cls, *layers: Mapping[str, Any]) -> Self:
+    def of(cls, *layers: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> Self:
         """From nested keys and values, a later layer overruling an earlier one.
 
-        A layer's `lr` is the chosen algorithm's, unless the same layer has it in the algorithm's own table.
+        A layer's `lr` is the chosen algorithm's, unless the same layer has it in the algorithm's own table. A layer may
+        have tables for other algorithms; not so `told`, the last one (--set), where that would be a mistake.
         """
+        layers = (*layers, told or {})
         chosen = next((layer["algorithm"] for layer in reversed(layers) if "algorithm" in layer), cls.algorithm)
         known, algorithms = {f.name for f in fields(cls)} - {"hyper"}, names("algorithm")
+        stray = next((name for name in told or {} if name in algorithms and name != chosen), None)
+        if stray is not None and chosen in algorithms:
+            raise InputError(
+                f"--set {stray}.… is for the algorithm {stray}, but the run's is {chosen}: write {chosen}.…, or choose "
+                f"the other with --algorithm {stray}."
+            )
         merged: Table = {}
         for layer in layers:
             for name, value in layer.items():
@@ -131,6 +143,8 @@ class RunConfig:
                 if name in algorithms or name == "model_options":
                     if not isinstance(value, Mapping):
                         raise InputError(f"'{name}' is a table of options, such as [{name}]; it is {value!r}.")
+                    if name in algorithms and name != chosen:
+                        _check_hyper(name, value)
                     merged[name] = {**merged.get(name, {}), **value}
                 elif name != "lr":
                     merged[name] = value
@@ -261,6 +275,11 @@ def read_toml(path: str | Path) -> Table:
         raise InputError(f"'{path}' is not valid TOML, or is cut short: {reason}.") from error
 
 
+def without_commands(content: Mapping[str, Any]) -> Table:
+    """The content of a TOML file without the tables of commands, such as [personalize]."""
+    return {name: v for name, v in content.items() if not (name in COMMANDS and isinstance(v, Mapping))}
+
+
 def parse_set(words: Sequence[str]) -> Table:
     """`fedabml.lam=0.1`, `rounds=20`, ... as nested keys. Values are TOML values; anything else is taken as a word."""
     result: Table = {}
@@ -300,6 +319,16 @@ def names(kind: str) -> tuple[str, ...]:
         ):
             return tuple(str(ast.literal_eval(k)) for k in node.value.keys if k is not None)
     raise LookupError(f"{file} has no table {variable}")
+
+
+def _check_hyper(algorithm: str, table: Mapping[str, Any]) -> None:
+    """Refuses names that are no hyperparameters of an algorithm, be it the chosen one or not."""
+    from . import algorithms
+
+    known = {f.name for f in fields(algorithms.REGISTRY[algorithm].kind)}
+    for name in table:
+        if name not in known:
+            raise InputError(f"Algorithm '{algorithm}' has no hyperparameter '{name}'.{nearest(name, known)}")
 
 
 def _unknown(name: str, algorithm: str, known: set[str]) -> str:

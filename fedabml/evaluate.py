@@ -101,13 +101,12 @@ def predictions(cohort: Cohort, outputs: list[Tensor]) -> list[Prediction] | lis
 
 
 def check_rows(fed: Federation, split: str) -> Rows:
-    """The rows to score clients on; an error where a client has none."""
+    """The rows to score clients on; an error where no client has any."""
     rows = fed.rows(split)
-    if not rows.counts.all():
-        empty = [fed.names[i] for i in np.flatnonzero(rows.counts == 0)[:5]]
+    if not rows.counts.any():
         raise InputError(
-            f"Nothing to evaluate on: {', '.join(empty)} have no {split} samples. Give every client some, hold out a "
-            "validation share (--validation 0.2), or train without evaluation (evaluate=False, --no-evaluate)."
+            f"Nothing to evaluate on: no client has {split} samples. Give them some, hold out a validation share "
+            "(--validation 0.2), or train without evaluation (evaluate=False, --no-evaluate)."
         )
     return rows
 
@@ -117,12 +116,15 @@ def evaluate(cohort: Cohort, shared: State, kept: Any, split: str = "test", roun
     """Personalises every client from `shared` on its training data and scores it on its `split` rows.
 
     `kept(clients)` gives what those clients keep between rounds. The prior's own score, without personalising and
-    without the label level, stands beside it.
+    without the label level, stands beside it. Clients without such rows have no score (NaN) and do not count.
     """
     fed = cohort.fed
     rows = check_rows(fed, split)
+    scored = np.flatnonzero(rows.counts)
+    rank = np.cumsum(rows.counts > 0) - 1  # a client's place among those that are scored
+    owner = rank[rows.owner]
     personal: list[Any] = []
-    for part in cohort.chunks(range(fed.clients)):
+    for part in cohort.chunks(scored.tolist()):
         models = cohort.personalise(shared, kept(part), part, round)
         _check_finite(cohort, models, part)
         keys = cohort.keys(rng.PREDICT, round, part)
@@ -131,14 +133,22 @@ def evaluate(cohort: Cohort, shared: State, kept: Any, split: str = "test", roun
     own = None if prior is None else _prior_predictions(cohort, prior, rows.index, round)
     y = fed.y[rows.index]
     score = _classification if isinstance(cohort.likelihood, Categorical) else _regression
-    clients, pooled, details = score(_joined(personal), y, rows.owner, fed.clients)
-    summary = {name: float(v.mean()) for name, v in clients.items()} | pooled
+    clients, pooled, details = score(_joined(personal), y, owner, len(scored))
+    summary: dict[str, Any] = {name: float(v.mean()) for name, v in clients.items()} | pooled
+    summary["clients_scored"] = len(scored)
     if own is not None:
-        clients |= {f"prior_{k}": v for k, v in score(own, y, rows.owner, fed.clients)[0].items()}
-    for name in ("accuracy", "nll", "rmse"):
+        alone, alone_pooled, _ = score(own, y, owner, len(scored))
+        clients |= {f"prior_{k}": v for k, v in alone.items()}
+    for name in ("accuracy", "nll", "ece", "brier", "rmse"):
         if name in summary:
-            summary[f"prior_{name}"] = float(clients[f"prior_{name}"].mean()) if own is not None else None
-    return Evaluation(summary, clients, details)
+            summary[f"prior_{name}"] = None if own is None else alone_pooled.get(name, float(alone[name].mean()))
+    return Evaluation(summary, {name: _spread_out(v, scored, fed.clients) for name, v in clients.items()}, details)
+
+
+def _spread_out(values: np.ndarray, scored: np.ndarray, clients: int) -> np.ndarray:
+    out = np.full(clients, np.nan)
+    out[scored] = values
+    return out
 
 
 def _check_finite(cohort: Cohort, models: Distribution, clients: list[int]) -> None:
@@ -148,7 +158,7 @@ def _check_finite(cohort: Cohort, models: Distribution, clients: list[int]) -> N
     if bad:
         raise TrainingError(
             f"Personalising diverged for {len(bad)} client(s), {', '.join(bad[:8])} among them: their weights are not "
-            "finite. A smaller personal_lr or fewer personal_epochs helps; for FedABML also kl_step implicit."
+            f"finite. A smaller personal_lr or fewer personal_epochs may help. {cohort.algorithm.remedy}"
         )
 
 
@@ -234,4 +244,6 @@ def _regression(
         "model_std": _mean_by(owner, clients, p.model_std.mean(-1)),
     }
     pooled = {"rmse_pooled": math.sqrt(squared.mean()), "nll_pooled": nll.mean(), "coverage_pooled": inside.mean()}
+    if y.shape[1] > 1:  # targets may have different units: each its own
+        pooled |= {f"rmse_target_{j}": v for j, v in enumerate(np.sqrt(((p.mean - y) ** 2).mean(0)))}
     return by_client, {k: float(v) for k, v in pooled.items()} | {"interval": COVERAGE}, {}

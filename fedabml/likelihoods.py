@@ -55,11 +55,11 @@ class GaussianNoise:
 
     @property
     def own(self) -> int:
-        return 1 if self.learn else 0
+        return self.targets if self.learn else 0
 
     def log_noise(self, own: Tensor) -> Tensor | float:
-        """log of the noise deviation: the vector's own entry is the logarithm of noise over the starting value."""
-        return math.log(self.noise) + own[0] if self.learn else math.log(self.noise)
+        """log of the noise deviation of each target: the vector's own entries are its ratio to the starting value."""
+        return math.log(self.noise) + own if self.learn else math.log(self.noise)
 
     def nll(self, outputs: Tensor, y: Tensor, own: Tensor, offset: Tensor | None) -> Tensor:
         """−log p(y|x) of every example, summed over the targets."""

@@ -4,6 +4,8 @@
     posterior = prior.personalize(x, y, epochs=5)
     p = posterior.predict(x_new)        # p.probs, p.entropy, p.mutual_information; regression: p.mean, p.std
 
+A prior trained on a table reads tables: `prior.personalize(frame)` and `posterior.predict("new.csv").decode()`.
+
 Both are one safetensors file: tensors, and a card of JSON facts that says how to use them (the network, the
 normalisation of inputs, the table's recipe, the algorithm with its hyperparameters).
 """
@@ -12,6 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +27,9 @@ from torch import Tensor, nn
 from . import algorithms, likelihoods, models, rng
 from .algorithms.base import Algorithm, State
 from .data import Federation, TableRecipe
-from .data.arrays import as_numpy
+from .data.arrays import as_features, as_numpy, as_targets, check_finite
+from .data.rows import whole
+from .data.table import as_frame, targets
 from .engine.backend import device_of
 from .engine.cohort import Cohort, draw, draws_of, output
 from .errors import InputError
@@ -35,6 +41,21 @@ from .vectors import Network
 
 FORMAT = 1
 _KINDS: dict[str, type[Any]] = {"Gaussian": Gaussian, "Point": Point, "Samples": Samples}
+TABLE_WANTED = (
+    "The prior was trained on a table and knows how to read one: hand over the table itself, a DataFrame or a .csv or "
+    ".parquet file (in Python, features that recipe.apply has encoded already are taken with encoded=True)."
+)
+
+
+@dataclass(frozen=True)
+class TablePrediction(Prediction):
+    """A prediction for the rows of a table: its classes have names."""
+
+    classes: tuple[str, ...] = ()
+
+    def decode(self) -> list[str]:
+        """The name of each row's most probable class."""
+        return [self.classes[i] for i in self.label]
 
 
 @dataclass(frozen=True)
@@ -64,32 +85,81 @@ class Card:
     def task(self) -> str:
         return "classification" if isinstance(self.likelihood, Categorical) else "regression"
 
-    def federation(self, x: Any, y: Any) -> Federation:
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What the table calls the classes; nothing where there was none."""
+        return self.recipe.class_names if self.recipe else ()
+
+    def table(self, x: Any, encoded: bool) -> Any:
+        """The frame of a table, where the prior reads one; None for arrays."""
+        named = isinstance(x, str | os.PathLike)
+        if self.recipe is None:
+            if named:
+                raise InputError(f"'{x}': the prior was not trained on a table. Give the inputs as an array.")
+            return None
+        if encoded:
+            return None
+        if not named and not (hasattr(x, "iloc") and hasattr(x, "columns")):
+            raise InputError(TABLE_WANTED)
+        return as_frame(x)
+
+    def inputs(self, x: Any, what: str = "The array of inputs", encoded: bool = False) -> np.ndarray:
+        """Checked inputs from an array or, where the prior reads one, a table."""
+        frame = self.table(x, encoded)
+        raw = as_features(x, what) if frame is None or self.recipe is None else self.recipe.apply(frame)
+        if not len(raw):
+            raise InputError(f"{what} is empty: it has no rows.")
+        if tuple(raw.shape[1:]) != self.shape or (raw.dtype == np.uint8) != (self.dtype == "uint8"):
+            raise InputError(
+                f"{what}: its rows are {raw.dtype} of shape {tuple(raw.shape[1:])}; the prior was trained on "
+                f"{self.dtype} of shape {self.shape}."
+            )
+        check_finite(raw, lambda row: f"{what}: row {row}")
+        return raw
+
+    def targets(self, y: Any, what: str = "y") -> np.ndarray:
+        """Checked targets from an array: int64 [n], or float32 [n, targets]."""
+        raw = as_numpy(y, what)
+        if raw.ndim == 0:
+            raise InputError(f"{what} is a single number; one value for each row of the inputs is needed.")
+        if isinstance(self.likelihood, Categorical):
+            raw, last = raw[:, 0] if raw.ndim == 2 and raw.shape[1] == 1 else raw, self.likelihood.classes - 1
+            if raw.ndim != 1:
+                raise InputError(f"{what} has the shape {list(raw.shape)}; one class number for each row is needed.")
+            known = (raw >= 0) & (raw <= last) & (np.floor(raw) == raw)
+            if not known.all():
+                row = int(np.argmin(known))
+                raise InputError(f"{what} has the label {raw[row]} in row {row}; the prior's classes are 0 to {last}.")
+            return raw.astype(np.int64)
+        raw = as_targets(raw, "regression", what)
+        if raw.shape[1] != self.likelihood.targets:
+            raise InputError(f"{what} has {raw.shape[1]} columns; the prior has {self.likelihood.targets} target(s).")
+        check_finite(raw, lambda row: f"{what}: row {row}")
+        return raw
+
+    def samples(self, x: Any, y: Any, encoded: bool = False, end: str = "") -> tuple[np.ndarray, np.ndarray]:
+        """Checked inputs and targets; of a table, `y` may be in it. `end` completes the names x and y in errors."""
+        frame = self.table(x, encoded)
+        if frame is not None and self.recipe is not None:
+            return self.inputs(frame), targets(frame, self.recipe, y)
+        if y is None:
+            raise InputError("There is no y: give the targets of the inputs.")
+        inputs, found = self.inputs(x, f"x{end}", encoded=True), self.targets(y, f"y{end}")
+        if len(inputs) != len(found):
+            raise InputError(f"x{end} has {len(inputs)} rows, y{end} has {len(found)}; each row needs its own y.")
+        return inputs, found
+
+    def federation(self, x: Any, y: Any = None, encoded: bool = False) -> Federation:
         """One client's data as a federation of its own, normalised as the prior's was."""
+        x, y = self.samples(x, y, encoded)
+        if len(x) < 2:
+            raise InputError("There is a single sample; two are the least to personalise on.")
         classes = self.likelihood.classes if isinstance(self.likelihood, Categorical) else None
         fed = Federation.from_arrays([(x, y)], task=self.task, classes=classes, normalize="none", names=["client"])
-        self.check(fed.x)
-        norm = {name: getattr(self, name) for name in ("shift", "scale", "y_shift", "y_scale")}
-        return dataclasses.replace(fed, **norm, recipe=self.recipe)
+        return dataclasses.replace(fed, **{name: getattr(self, name) for name in _NORM}, recipe=self.recipe)
 
-    def check(self, x: np.ndarray) -> None:
-        """Refuses inputs of another shape or kind than the prior was trained on."""
-        if tuple(x.shape[1:]) != self.shape or (x.dtype == np.uint8) != (self.dtype == "uint8"):
-            raise InputError(
-                f"The inputs are {x.dtype} of shape {tuple(x.shape[1:])} each; the prior was trained on {self.dtype} "
-                f"of shape {self.shape}."
-            )
-
-    def inputs(self, x: Any, device: torch.device) -> Tensor:
-        """Raw inputs as the network takes them."""
-        x, classes = as_numpy(x, "The input"), 1 if self.task == "classification" else None
-        if x.ndim == 0:
-            raise InputError("The input is a single number; give an array with a row per example.")
-        y = np.zeros(len(x), int if classes else float)
-        if len(x) == 1:  # a federation wants two samples; a prediction is content with one
-            return self.inputs(np.concatenate([x, x]), device)[:1]
-        raw = Federation.from_arrays([(x, y)], task=self.task, classes=classes, normalize="none").x
-        self.check(raw)
+    def normalised(self, raw: np.ndarray, device: torch.device) -> Tensor:
+        """Checked inputs as the network takes them."""
         x32, shift, scale = (torch.as_tensor(np.asarray(a, np.float32)) for a in (raw, self.shift, self.scale))
         return ((x32 - shift) * (1 / scale)).to(device)
 
@@ -128,11 +198,14 @@ class Card:
         layout = [[n, list(s)] for n, s in zip(network.layout.names, network.layout.shapes, strict=True)]
         if layout != facts["layout"]:
             raise InputError(f"The model does not fit '{path}': its parameters have other names or shapes.")
-        network.module.load_state_dict({**network.module.state_dict(), **group(tensors, "constant")})
-        network.initial = tensors.get("initial", network.initial)
-        norm = group(tensors, "norm")
+        constants, norm = group(tensors, "constant"), group(tensors, "norm")
+        _fit(path, "constants", constants, {n: tuple(t.shape) for n, t in network.constants.items()})
+        network.module.load_state_dict({**network.module.state_dict(), **constants})
+        if "initial" in tensors:
+            _fit(path, "initial weights", {"initial": tensors["initial"]}, {"initial": (network.layout.size,)})
+            network.initial = tensors["initial"]
         recipe = TableRecipe.from_json(facts["recipe"]) if facts["recipe"] else None
-        return cls(
+        card = cls(
             network,
             likelihood,
             facts["model"],
@@ -142,6 +215,25 @@ class Card:
             dataset=str(facts["dataset"]),
             recipe=recipe,
         )
+        card._check(path)
+        return card
+
+    def _check(self, path: str) -> None:
+        """Refuses a normalisation or a recipe that does not fit the inputs and outputs."""
+        classes = self.likelihood.classes if isinstance(self.likelihood, Categorical) else 0
+        targets = () if isinstance(self.likelihood, Categorical) else (self.likelihood.targets,)
+        for name, full in zip(_NORM, (self.shape, self.shape, targets, targets), strict=True):
+            shape = getattr(self, name).shape
+            if len(shape) > len(full) or any(a not in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)):
+                raise InputError(f"'{path}': its {name} has the shape {shape}, the data have {full}; it is damaged.")
+        if (self.scale <= 0).any() or (self.y_scale <= 0).any():
+            raise InputError(f"'{path}': its normalisation has a scale that is not positive; it is damaged.")
+        if self.recipe and (
+            self.shape != (len(self.recipe.feature_names),)
+            or self.task != self.recipe.task
+            or len(self.recipe.class_names) != classes
+        ):
+            raise InputError(f"'{path}': its recipe for tables is not that of its network; it is damaged.")
 
 
 _NORM = ("shift", "scale", "y_shift", "y_scale")
@@ -159,20 +251,29 @@ class Prior:
     def personalize(
         self,
         x: Any,
-        y: Any,
+        y: Any = None,
         epochs: int | None = None,
         seed: int = 0,
         lr: float | None = None,
         batch_size: int | None = None,
         device: str = "auto",
+        *,
+        encoded: bool = False,
     ) -> Posterior:
-        """A client's posterior from its training data: φ = θ, then a few epochs of steps (the algorithm's default)."""
+        """A client's posterior from its training data: φ = θ, then a few epochs of steps (the algorithm's default).
+
+        `x` and `y` are arrays. Where the prior was trained on a table, `x` is a table, too: a DataFrame or a path to
+        a .csv or .parquet file; `y` are raw values of the target, or None where the table has its column. `encoded`
+        says that `x` and `y` are arrays that the prior's recipe has encoded already.
+        """
         changes: dict[str, Any] = {"personal_epochs": epochs, "personal_lr": lr}
         algorithm = dataclasses.replace(self.algorithm, **{k: v for k, v in changes.items() if v is not None})
+        batch_size = self.batch_size if batch_size is None else whole(batch_size, "batch_size")
+        seed = whole(seed, "seed", 0)
         place = device_of(device)
         cohort = Cohort(
-            algorithm, self.card.network, self.card.likelihood, self.card.federation(x, y), seed=seed, chunk=1,
-            batch_size=batch_size or self.batch_size, device=place, dtype=torch.float32, backend="loop",
+            algorithm, self.card.network, self.card.likelihood, self.card.federation(x, y, encoded), seed=seed,
+            chunk=1, batch_size=batch_size, device=place, dtype=torch.float32, backend="loop",
         )  # fmt: skip
         shared = {k: v.to(place, torch.float32) for k, v in self.shared.items()}
         with torch.no_grad():
@@ -196,13 +297,16 @@ class Prior:
     def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Self:
         """Reads what `save` wrote; `model` is the module, where it was the user's own."""
         tensors, facts = _read(path, "prior")
-        try:
+        with _sound(path):
             spec = facts["algorithm"]
             algorithm = algorithms.make(spec["name"], **spec["hyper"])
             card = Card.unpack(tensors, facts, model, str(path))
-            return cls(algorithm, group(tensors, "shared"), card, int(facts["batch_size"]))
-        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise _foreign(path, error) from error
+            if type(algorithm).keep is not Algorithm.keep and "initial" not in tensors:
+                raise KeyError("initial")
+            shared = group(tensors, "shared")
+            expected = algorithm.init(card.network.initial, card.network.layout)
+            _fit(str(path), "shared state", shared, {n: tuple(t.shape) for n, t in expected.items()})
+            return cls(algorithm, shared, card, whole(facts["batch_size"], "batch_size"))
 
 
 @dataclass(frozen=True)
@@ -216,12 +320,16 @@ class Posterior:
 
     @torch.no_grad()
     def predict(
-        self, x: Any, samples: int | None = None, seed: int = 0, device: str = "auto"
+        self, x: Any, samples: int | None = None, seed: int = 0, device: str = "auto", *, encoded: bool = False
     ) -> Prediction | Regression:
-        """Predictions averaged over weight samples (0: the posterior mean, one pass), with their uncertainty."""
-        place, samples = device_of(device), self.samples if samples is None else samples
+        """Predictions averaged over weight samples (0: the posterior mean, one pass), with their uncertainty.
+
+        Where the prior was trained on a table, `x` is one, as for `personalize`, and `decode()` names the classes.
+        """
+        place, samples = device_of(device), self.samples if samples is None else whole(samples, "samples", 0)
         network = self.card.network.to(place, torch.float32)
-        inputs, key = self.card.inputs(x, place), rng.key(seed, rng.PREDICT, device=place)
+        inputs = self.card.normalised(self.card.inputs(x, encoded=encoded), place)
+        key = rng.key(whole(seed, "seed", 0), rng.PREDICT, device=place)
         q = type(self.q)(*(leaf.to(place) for leaf in self.q))
         offset = None if self.offset is None else self.offset.to(place)
         parts = []
@@ -230,11 +338,18 @@ class Posterior:
             pieces = [output(network, self.card.likelihood, weights, part, offset) for part in inputs.split(1024)]
             parts.append(torch.cat(pieces))
         if self.card.task == "classification":
-            return Prediction.of(torch.stack(parts))
+            p = Prediction.of(torch.stack(parts))
+            names = self.card.class_names
+            return TablePrediction(p.probs, p.mutual_information, names) if names else p
         return Regression.of(torch.stack(parts), self.card.y_shift, self.card.y_scale)
 
     def to_module(self) -> nn.Module:
-        """A plain module with the mean weights (its inputs normalised, its label level left out)."""
+        """A plain module with the mean weights, for use outside of fedabml.
+
+        It knows neither the normalisation nor the client's label level: it expects inputs that are normalised already,
+        (x − card.shift) / card.scale (of a table, what `card.recipe.apply` gives), and returns the network's bare
+        outputs, without log π of the label level and, for regression, in units of the standardised target.
+        """
         return self.card.network.to_module(self.q.mean)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -248,12 +363,17 @@ class Posterior:
     def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Self:
         """Reads what `save` wrote."""
         tensors, facts = _read(path, "posterior")
-        try:
+        with _sound(path):
             card = Card.unpack(tensors, facts, model, str(path))
-            q = _KINDS[facts["distribution"]](**group(tensors, "q"))
-            return cls(q, card, tensors.get("offset"), int(facts["samples"]))
-        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise _foreign(path, error) from error
+            kind, leaves, size = _KINDS[facts["distribution"]], group(tensors, "q"), card.network.layout.size
+            chain = len(leaves["weights"]) if kind is Samples else 0
+            expected = {n: (max(1, chain), size) if kind is Samples else (size,) for n in kind._fields}
+            _fit(str(path), "distribution", leaves, expected)
+            level = {"offset": tensors["offset"]} if "offset" in tensors else {}
+            if level:
+                classes = card.likelihood.classes if isinstance(card.likelihood, Categorical) else 0
+                _fit(str(path), "label level", level, {"offset": (classes,)})
+            return cls(kind(**leaves), card, level.get("offset"), whole(facts["samples"], "samples", 0))
 
 
 def _read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -266,8 +386,35 @@ def _read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], d
     return tensors, facts
 
 
-def _foreign(path: str | os.PathLike[str], error: Exception) -> InputError:
-    return InputError(f"'{path}' lacks something a fedabml file has ({error}); it is damaged or of another version.")
+@contextmanager
+def _sound(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Whatever is missing or strange in a file's facts becomes an InputError."""
+    try:
+        yield
+    except InputError as error:
+        if str(path) in str(error):
+            raise
+        raise InputError(f"'{path}': {error}") from error
+    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError, IndexError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"'{path}' lacks something a fedabml file has ({reason}); it is damaged or of another version."
+        ) from error
+
+
+def _fit(path: str, what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses tensors of other names or shapes than the network needs."""
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in sorted(found.keys() | expected.keys()):
+        if name not in found:
+            raise InputError(f"'{path}': its {what} lacks '{name}'; the file is damaged.")
+        if name not in expected:
+            raise InputError(f"'{path}': its {what} has '{name}', which does not belong there; the file is damaged.")
+        if found[name] != expected[name]:
+            raise InputError(
+                f"'{path}': '{name}' of its {what} has the shape {found[name]}, but the network needs "
+                f"{expected[name]}; the file is damaged, or of another network."
+            )
 
 
 def load_prior(path: str | os.PathLike[str], model: nn.Module | None = None) -> Prior:

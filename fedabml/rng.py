@@ -23,7 +23,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _A, _B = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 # What a key is for: the same (seed, round, client) must not give a shuffle and a noise vector the same stream.
-INIT, SAMPLE, SHUFFLE, NOISE, PERSONAL, PREDICT, HOLDOUT, KEEP = range(8)
+INIT, SAMPLE, SHUFFLE, NOISE, PERSONAL, PREDICT, KEEP = range(7)
 
 
 def _signed(value: int) -> int:

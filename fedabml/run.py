@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import platform
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from torch import nn
 from . import algorithms, likelihoods, models
 from .algorithms import Algorithm, FedABML
 from .data import Federation, heat_map, save_manifest
-from .engine.backend import backend_of, chunk_of, device_of, lane_bytes
+from .engine.backend import backend_of, chunk_of, device_of, dtype_of, lane_bytes
 from .engine.checkpoint import Folder
 from .engine.cohort import Cohort
 from .engine.simulate import Simulation, last_ten
@@ -34,10 +34,23 @@ from .prior import Card, Prior
 from .vectors import LIKELIHOOD, Network
 from .version import __version__
 
-FREE = {"rounds", "eval_every", "command", "versions", "log", "run"}  # what a resumed run may change
+# What a resumed run may change: how long it is, how it is scored, and what is only noted down.
+PERSONAL = ("personal_epochs", "personal_lr", "predict_samples")
+FREE = {"rounds", "eval_every", "split", "run", "command", "versions", "fedabml"}
+FREE |= {f"algorithm.hyper.{name}" for name in PERSONAL}
 
 
-@dataclass
+# The scores of a summary, null where a run was not evaluated.
+SCORES = {
+    "classification": (
+        *("accuracy", "nll", "ece", "brier", "entropy", "mutual_information", "accuracy_pooled", "accuracy_last10"),
+        *("accuracy_worst_decile", "prior_accuracy", "prior_nll"),
+    ),
+    "regression": ("rmse", "nll", "coverage", "rmse_pooled", "rmse_last10", "prior_rmse", "prior_nll"),
+}
+
+
+@dataclass(repr=False)
 class Run:
     """A finished run."""
 
@@ -47,6 +60,12 @@ class Run:
     config: dict[str, Any]
     evaluation: Evaluation | None = None
     folder: Path | None = None
+
+    def __repr__(self) -> str:
+        words = {
+            k: self.summary.get(k) for k in ("algorithm", "dataset", "model", "clients", "rounds", "accuracy", "nll")
+        }
+        return f"Run({', '.join(f'{k}={v}' for k, v in words.items() if v is not None)})"
 
 
 @dataclass(frozen=True)
@@ -81,18 +100,20 @@ def prepare(
     pretrained: str | os.PathLike[str] | None = None,
 ) -> Setup:
     """Checks everything a run needs and decides where and how it will run."""
-    algorithm = algorithm or FedABML()
-    for name, value, low in [("rounds", rounds, 0), ("epochs", epochs, 1), ("batch_size", batch_size, 1)]:
-        if not isinstance(value, (int, np.integer)) or value < low:
-            raise InputError(f"{name} must be a whole number of at least {low}; it is {value!r}.")
-    if not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise InputError(f"seed must be a whole number of at least 0; it is {seed!r}.")
-    if not 0 < participation <= 1:
+    algorithm = FedABML() if algorithm is None else algorithm
+    if not isinstance(algorithm, Algorithm):
+        raise InputError(f"algorithm must be an object such as fedabml.FedABML(lr=0.03); it is {algorithm!r}.")
+    if fed.task == "regression" and algorithm.label_prior != "none":
+        algorithm = dataclasses.replace(algorithm, label_prior="none")  # there are no labels to have a prior over
+    if not isinstance(model, (str, nn.Module)):
+        raise InputError(f"model must be a torch.nn.Module (an object, not its class) or a name; it is {model!r}.")
+    rounds, epochs = whole("rounds", rounds, 0), whole("epochs", epochs, 1)
+    batch_size = whole("batch_size", batch_size, 1)
+    seed, chunk = whole("seed", seed, 0), None if chunk is None else whole("chunk", chunk, 1)
+    if not isinstance(participation, (int, float)) or not 0 < participation <= 1:
         raise InputError(
             f"participation is the share of clients in a round, above 0 and at most 1; it is {participation!r}."
         )
-    if dtype not in ("float32", "float64"):
-        raise InputError(f"dtype must be float32 or float64; it is {dtype!r}.")
     if likelihood is None:
         likelihood = Categorical(fed.classes) if fed.task == "classification" else GaussianNoise(fed.y.shape[1])
     outputs = likelihood.classes if isinstance(likelihood, Categorical) else likelihood.targets
@@ -108,27 +129,28 @@ def prepare(
     if pretrained is not None:
         model = models.with_weights(model, pretrained)
     place = device_of(device)
+    arithmetic = dtype_of(dtype, place)
     network = Network(model, likelihood.own)
     card = Card.of(fed, network, likelihood, spec)
     raw = np.stack([fed.x[fed.train[0][0]]] * 2).astype(np.float32)
     probe = torch.as_tensor((raw - np.asarray(fed.shift)) / np.asarray(fed.scale)).float()
+    algorithm.init(
+        network.initial, network.layout
+    )  # an algorithm may refuse a network: now, before anything is written
     checked = network.to("cpu", torch.float32)
     likelihood.check(checked.probe(probe))
     network.dropout, network.activations = checked.dropout, checked.activations
     backend, note = backend_of(backend, checked, probe, place)
     smallest, largest = int(fed.train.counts.min()), int(fed.train.counts.max())
-    notes = [note] if note else []
+    notes = algorithm.notes() + ([note] if note else [])
     if batch_size > smallest:
         which = "every client" if batch_size > largest else f"{int((fed.train.counts < batch_size).sum())} client(s)"
         notes.append(f"The batch of {batch_size} is larger than the data of {which}; their batches are all they have.")
-    itemsize = 8 if dtype == "float64" else 4
-    lane = lane_bytes(network, algorithm, min(batch_size, largest), network.activations, itemsize)
+    lane = lane_bytes(network, algorithm, min(batch_size, largest), network.activations, arithmetic.itemsize)
     chunk = chunk_of(lane, place, fed.clients) if chunk is None else chunk
-    if chunk < 1:
-        raise InputError(f"chunk must be at least 1; it is {chunk}.")
     cohort = Cohort(
         algorithm, network, likelihood, fed, batch_size=batch_size, seed=seed, device=place,
-        dtype=getattr(torch, dtype), backend=backend, chunk=chunk,
+        dtype=arithmetic, backend=backend, chunk=chunk,
     )  # fmt: skip
     config = {
         "fedabml": __version__,
@@ -149,7 +171,7 @@ def prepare(
         "backend": backend,
         "chunk": chunk,
         "partition_hash": fed.hash,
-        "pretrained": _fingerprint(network.initial) if pretrained is not None else None,
+        "weights": _fingerprint(network),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
     }
     return Setup(cohort, card, config, rounds, participation, epochs, notes)
@@ -202,6 +224,7 @@ def train(
     if evaluate:
         split = resolve_split(fed, split)
         check_rows(fed, split)  # now, not after hours of training
+    eval_every = whole("eval_every", eval_every, 0)
     config = setup.config | {"eval_every": eval_every, "split": split} | (extra or {})
     state = None
     if folder:
@@ -209,6 +232,7 @@ def train(
             state = folder.reopen(config, FREE)
         else:
             folder.create(config)
+        if not (folder.path / "partition.svg").exists():
             save_manifest(fed, folder.path / "manifest.json")
             heat_map(fed, folder.path / "partition.svg")
     sim = Simulation(cohort, participation=participation, epochs=epochs, state=state)
@@ -225,13 +249,14 @@ def train(
     history = sim.run(
         rounds, folder=folder, score=brief if evaluate else None, eval_every=eval_every, on_round=on_round
     )
-    final = score(sim) if evaluate else None
     theta = {k: v.detach().cpu() for k, v in sim.theta.items()}
     prior = Prior(cohort.algorithm, theta, setup.card, batch_size)
+    if folder:  # before the score: a client that diverges while it is scored must not cost the prior
+        prior.save(folder.path / "shared.safetensors")
+    final = score(sim) if evaluate else None
     summary = _summary(setup, sim, history, final, split, before + time.perf_counter() - start)
     run = Run(prior, summary, history, config, final, folder.path if folder else None)
     if folder:
-        prior.save(folder.path / "shared.safetensors")
         if final is not None:
             write(folder.path / "clients.csv", clients_csv(fed, final, split))
         write_json(folder.path / "summary.json", summary)
@@ -241,8 +266,19 @@ def train(
     return run
 
 
-def _fingerprint(weights: torch.Tensor) -> str:
-    return hashlib.sha256(weights.cpu().numpy().tobytes()).hexdigest()
+def whole(name: str, value: Any, low: int) -> int:
+    """A whole number of at least `low`, as an int."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
+        raise InputError(f"{name} must be a whole number of at least {low}; it is {value!r}.")
+    return int(value)
+
+
+def _fingerprint(network: Network) -> str:
+    """A hash of where training starts: the initial weights and what is frozen."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted({"": network.initial, **network.constants}.items()):
+        digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _as_before(path: Path, backend: str, chunk: int | None) -> tuple[str, int | None]:
@@ -275,18 +311,28 @@ def _summary(
         k: config[k] for k in ("dataset", "model", "seed", "rounds", "clients", "parameters", "device", "backend")
     }
     summary |= {"algorithm": config["algorithm"]["name"], "task": fed.task, "split": split, "loss": line["loss"]}
+    main = "accuracy" if fed.task == "classification" else "rmse"
     if final is not None:
-        main = "accuracy" if fed.task == "classification" else "rmse"
         summary |= final.summary | final.details
         summary[f"{main}_last10"] = last_ten(history, setup.rounds, main, final.summary[main])
+    else:
+        summary |= dict.fromkeys(SCORES[fed.task])
     width = prior_width(setup, sim)
     if width:
         summary["prior_width"] = width
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     if setup.cohort.device.type == "cuda":
         summary["peak_device_bytes"] = torch.cuda.max_memory_allocated(setup.cohort.device)
     words = {"bytes_up": line["bytes_up"], "bytes_down": line["bytes_down"], "seconds": seconds}
-    return summary | words | {"peak_memory_bytes": peak, "partition_hash": config["partition_hash"]}
+    return summary | words | {"peak_memory_bytes": _peak(), "partition_hash": config["partition_hash"]}
+
+
+def _peak() -> int | None:
+    """The most memory this process has held, where the system tells."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def prior_width(setup: Setup, sim: Simulation) -> list[dict[str, Any]]:
@@ -295,6 +341,8 @@ def prior_width(setup: Setup, sim: Simulation) -> list[dict[str, Any]]:
     if not isinstance(prior, Gaussian):
         return []
     layout = setup.cohort.network.layout
+    if prior.logstd.max() == prior.logstd.min():
+        return []  # as wide as it began: nothing was learned about it
     parts = layout.split(prior.logstd.exp())
     return [
         {"name": name, "mean_std": float(part.mean()), "parameters": part.numel()}
@@ -313,6 +361,6 @@ def clients_csv(fed: Federation, final: Evaluation, split: str) -> str:
     table.writerow(["client", "name", "n_train", f"n_{split}" if split == "val" else "n_test", *final.clients])
     sizes = fed.rows(split).counts
     for i, name in enumerate(fed.names):
-        values = [f"{column[i]:.6g}" for column in final.clients.values()]
+        values = ["" if np.isnan(column[i]) else f"{column[i]:.6g}" for column in final.clients.values()]
         table.writerow([i, name, fed.train.counts[i], sizes[i], *values])
     return out.getvalue()

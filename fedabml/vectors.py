@@ -156,7 +156,7 @@ class Network:
         try:
             with torch.no_grad(), _KeyedDropout(rng.key(0, device=x.device)) as seen:
                 out = torch.func.functional_call(self.module, self._weights(self.initial), (x,))
-        except (RuntimeError, TypeError, ValueError) as error:
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise InputError(
                 f"The model cannot take a batch of shape {tuple(x.shape)}: {str(error).splitlines()[0]}"
             ) from error
@@ -184,14 +184,16 @@ class Network:
 
 def _refuse_batchnorm(module: nn.Module) -> None:
     for name, child in module.named_modules():
-        if isinstance(child, nn.modules.batchnorm._BatchNorm) or (
-            isinstance(child, nn.modules.instancenorm._InstanceNorm) and child.track_running_stats
-        ):
-            raise InputError(
-                f"The model's layer '{name}' is a {type(child).__name__}: its running statistics are neither weights "
-                "nor private data, and averaging or dropping them silently spoils a federation. The one-line way "
-                "out: model = fedabml.replace_batchnorm(model), which puts GroupNorm in its place."
-            )
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            way = "model = fedabml.replace_batchnorm(model), which puts GroupNorm in its place"
+        elif isinstance(child, nn.modules.instancenorm._InstanceNorm) and child.track_running_stats:
+            way = "make the layer with track_running_stats=False"
+        else:
+            continue
+        raise InputError(
+            f"The model's layer '{name}' is a {type(child).__name__}: its running statistics are neither weights nor "
+            f"private data, and averaging or dropping them silently spoils a federation. The one-line way out: {way}."
+        )
 
 
 def replace_batchnorm(module: nn.Module, groups: int = 32) -> nn.Module:

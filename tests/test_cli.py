@@ -94,6 +94,14 @@ def test_resume_needs_the_folder_alone_and_may_go_further(tmp_path):
     assert "has 5 rounds already" in run("train", "--resume", "--out", "parts", "--rounds", 4, code=2).stderr
 
 
+def test_resume_may_change_how_clients_are_personalised(tmp_path):
+    run("train", *SMALL, "--out", "run", "--no-evaluate", "--quiet")
+    evaluated = ["--set", "evaluate=true", "--set", "fedabml.personal_epochs=1"]
+    run("train", "--resume", "--out", "run", *evaluated, "--quiet")
+    assert json.loads((tmp_path / "run/summary.json").read_text())["accuracy"] > 0
+    assert fedabml.load_prior(tmp_path / "run/shared.safetensors").algorithm.personal_epochs == 1
+
+
 def test_kept_states_are_evaluated_from_the_checkpoint(tmp_path):
     run("train", *SMALL, "--algorithm", "local", "--participation", 0.3, "--seed", 2, "--out", "run", "--quiet")
     run("evaluate", "run")
@@ -123,7 +131,8 @@ def test_configuration_flags_and_set_in_that_order(tmp_path):
     assert (config["rounds"], config["seed"], config["parameters"]) == (1, 4, 64 * 6 + 6 + 60 + 10)
     assert (config["algorithm"]["hyper"]["lam"], config["algorithm"]["hyper"]["lr"]) == (0.25, 0.01)
     assert config["command"].startswith("fedabml train") and "--set fedabml.lam=0.25" in config["command"]
-    said = run("train", *words, "--algorithm", "fedavg-ft", "--set", "fedavg-ft.momentum=0.5", "--dry-run").stdout
+    words = ["--config", "run.toml", "--lr", 0.01, "--algorithm", "fedavg-ft", "--set", "fedavg-ft.momentum=0.5"]
+    said = run("train", *words, "--dry-run").stdout
     assert "momentum=0.5" in said and "lr=0.01" in said
 
 
@@ -133,6 +142,60 @@ def test_a_dry_run_tells_all_and_writes_nothing(tmp_path):
         assert words in said
     assert "Nothing was written" in said and not list(tmp_path.iterdir())
     assert "0 B up, 0 B down" in run("train", *SMALL, "--algorithm", "local", "--dry-run").stdout
+
+
+@pytest.mark.parametrize(("clients", "share"), [(10, 0.25), (10, 0.01), (3, 1), (50, 0.05)])
+def test_a_dry_run_tells_the_engines_number_of_clients(clients, share):
+    from fedabml.engine.plan import sample
+
+    words = ["--clients", clients, "--participation", share, "--model", "mlr", "--partition", "iid"]
+    sampled = len(sample(clients, share, 0, 1))
+    assert f"{sampled} of {clients} clients" in run("train", *words, "--dry-run").stdout
+
+
+def test_a_dry_run_of_a_resumed_run_has_its_backend_and_chunk(tmp_path):
+    run("train", *SMALL, "--backend", "loop", "--chunk", 3, "--out", "run", "--quiet")
+    for words in (["--backend", "loop", "--chunk", 3], []):
+        said = run("train", "--resume", "--out", "run", *words, "--dry-run").stdout
+        assert "backend loop, 3 client(s) at once" in said
+    run("train", *SMALL, "--out", "other", "--quiet")
+    config = json.loads((tmp_path / "other/config.json").read_text())
+    config["backend"], config["chunk"] = "loop", 4  # as found on another machine, where the flags were auto
+    (tmp_path / "other/config.json").write_text(json.dumps(config))
+    assert "backend loop, 4 client(s)" in run("train", "--resume", "--out", "other", "--dry-run").stdout
+
+
+def test_one_configuration_serves_all_commands(client, tmp_path):
+    (tmp_path / "run.toml").write_text(
+        'dataset = "digits"\nclients = 10\nmodel = "mlr"\nrounds = 2\nepochs = 1\ndevice = "cpu"\n'
+        '[fedabml]\nlam = 0.5\n[train]\nout = "run"\nquiet = true\n[evaluate]\nepochs = 0\nout = "scores"\n'
+        f'[personalize]\ndata = "{client}"\nepochs = 7\nout = "p.safetensors"\n[predict]\nsamples = 3\nout = "p.csv"\n'
+        '[inspect]\nshow = 2\nout = "look"\n[get]\nname = ["digits"]\n'
+    )
+    config = ["--config", "run.toml"]
+    assert run("train", *config).output == ""
+    assert json.loads((tmp_path / "run/config.json").read_text())["rounds"] == 2
+    run("evaluate", "run", *config)
+    assert json.loads((tmp_path / "scores/evaluation.json").read_text())["personal_epochs"] == 0
+    run("personalize", "run", *config)
+    run("personalize", "run", "--data", client, "--epochs", 7, "--out", "q.safetensors")
+    run("personalize", "run", *config, "--epochs", 1, "--out", "r.safetensors")
+    p, q, r = ((tmp_path / f"{name}.safetensors").read_bytes() for name in "pqr")
+    assert p == q != r  # the file's own table is heard, a flag overrules it, and a round's epochs are another thing
+    run("predict", "p.safetensors", "--data", "inputs.npz", *config)
+    run("predict", "p.safetensors", "--data", "inputs.npz", "--samples", 3, "--out", "q.csv")
+    assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "q.csv").read_bytes()
+    said = run("data", "inspect", *config).stdout
+    assert "10, with" in said and "client-1" in said and "client-2" not in said and (tmp_path / "look").is_dir()
+    assert "5, with" in run("data", "inspect", "digits", *config, "--clients", 5).stdout
+    assert "digits.npz" in run("data", "get", *config).stdout
+    assert fedabml.config.RunConfig.from_toml("run.toml").rounds == 2
+
+
+def test_the_dataset_of_a_configuration(tmp_path):
+    (tmp_path / "run.toml").write_text('dataset = "digits"\nclients = 7\n')
+    assert "digits.npz" in run("data", "get", "--config", "run.toml").stdout
+    assert "7, with" in run("data", "inspect", "--config", "run.toml").stdout
 
 
 def test_a_live_bar_on_a_terminal(monkeypatch):
@@ -193,6 +256,8 @@ def test_tables_end_to_end(patients, kind, tmp_path):
     assert len(table) == 10 and {"label", "p_ill", "p_well", "entropy"} <= table[0].keys()
     assert {row["label"] for row in table} <= {"ill", "well"}
     assert "3, with" in run("data", "inspect", f"all.{kind}", *words).stdout
+    posterior = fedabml.load_prior("run/shared.safetensors").personalize(patients[:40])  # the same from Python
+    assert posterior.predict(f"ask.{kind}").decode() == [row["label"] for row in table]
 
 
 def test_regression_end_to_end(patients, tmp_path):

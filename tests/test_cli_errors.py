@@ -81,11 +81,39 @@ def good(n=8):
         (["--rounds", "-1"], "at least 0"),
         (["--chunk", "0"], "at least 1"),
         (["--config", "none.toml"], "Cannot read"),
+        (["--algorithm", "fedavg-ft", "--set", "fedavg.lr=0.5", "--set", "fedavg.nonsense=3"], "run's is fedavg-ft"),
+        (["--set", "personalize.epochs=3"], "no key or algorithm 'personalize'"),
     ],
 )
 def test_wrong_words(words, said, tmp_path):
     assert said in refused("train", *SMALL, *words)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[personalize]\nepoch = 3", "Did you mean 'epochs'"),
+        ("sampels = 3", "neither 'personalize' nor a run has a key 'sampels'"),
+        ("[personalize.epochs]\na = 1", "is a table"),
+        ("epochs = ", "line 1"),
+    ],
+)
+def test_configurations_of_other_commands(spoiled, tmp_path, text, said):
+    (tmp_path / "c.toml").write_text(text)
+    assert said in refused("personalize", spoiled, "--data", "c.npz", "--config", "c.toml")
+    (tmp_path / "c.toml").write_text("[personalize]\nepochs = 2.5")
+    assert "--epochs" in run("personalize", spoiled, "--data", "c.npz", "--config", "c.toml", code=2).stderr
+
+
+def test_nothing_to_inspect_or_get():
+    assert "what to inspect" in refused("data", "inspect")
+    assert "Name a dataset" in refused("data", "get")
+
+
+def test_a_table_of_another_algorithm_in_a_file_is_checked(tmp_path):
+    (tmp_path / "c.toml").write_text("[fedavg]\nlrr = 1\n")
+    assert "'fedavg' has no hyperparameter 'lrr'. Did you mean 'lr'" in refused("train", "--config", "c.toml")
 
 
 def test_commands_and_options_that_are_not_there():
@@ -234,6 +262,56 @@ def test_priors_and_posteriors_that_are_none(spoiled, tmp_path):
     assert "Pickled weights" in refused("train", *SMALL, "--pretrained", "model.pt", "--out", "other")
     assert "was not trained on one" in refused("personalize", spoiled, "--data", "t.csv")
     assert not (tmp_path / "posterior.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--batch-size", -1], "batch_size"),
+        (["--batch-size", 0], "batch_size"),
+        (["--epochs", -1], "at least 0"),
+        (["--lr", -1], "at least 0"),
+        (["--seed", -1], "seed"),
+    ],
+)
+def test_personalising_with_impossible_numbers(spoiled, tmp_path, words, said):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "c.npz", x=rng.integers(0, 255, (9, 8, 8), np.uint8), y=np.arange(9))
+    assert said in refused("personalize", spoiled, "--data", "c.npz", *words)
+    assert not (tmp_path / "posterior.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("y_test", "said"),
+    [
+        (np.arange(3), "x_test has 5 rows, y_test has 3"),
+        (np.arange(7), "x_test has 5 rows, y_test has 7"),
+        (np.arange(5) + 0.5, "label 0.5"),
+        (np.arange(5) + 9, "label 10"),
+        (np.full(5, np.nan), "label nan"),
+    ],
+)
+def test_bad_test_data_leave_no_posterior(spoiled, tmp_path, y_test, said):
+    x = np.random.default_rng(0).integers(0, 255, (9, 8, 8), np.uint8)
+    np.savez(tmp_path / "c.npz", x_train=x, y_train=np.arange(9), x_test=x[:5], y_test=y_test)
+    assert said in refused("personalize", spoiled, "--data", "c.npz")
+    assert not (tmp_path / "posterior.safetensors").exists()
+
+
+def test_arrays_for_a_prior_that_reads_tables(tmp_path):
+    (tmp_path / "t.csv").write_text("who,x,y\n" + "".join(f"{'ab'[i % 2]},{i},{i // 2 % 2}\n" for i in range(40)))
+    words = ["--client-column", "who", "--target-column", "y", "--model", "mlr", "--rounds", 1, "--out", "run"]
+    assert "--data CLIENT.csv" in run("train", "--data", "t.csv", *words).stdout
+    np.savez(tmp_path / "c.npz", x=np.zeros((8, 1), "f"), y=np.arange(8) % 2)
+    assert "hand over the table itself" in refused("personalize", "run", "--data", "c.npz")
+    run("personalize", "run", "--data", "t.csv")
+    assert "hand over the table itself" in refused("predict", "posterior.safetensors", "--data", "c.npz")
+
+
+def test_a_dry_run_refuses_missing_test_data(tmp_path):
+    words = [str(word) for word in folder(tmp_path, a=good(), b=good()) if word not in ("--validation", 0.5)]
+    assert refused(*words, "--dry-run") == refused(*words)
+    run(*words, "--no-evaluate", "--dry-run")
 
 
 def test_a_run_that_is_not_finished_and_data_that_changed(spoiled, tmp_path):

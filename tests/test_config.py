@@ -13,7 +13,7 @@ from fedabml.models import MODELS
 
 
 def test_names_read_from_the_source_are_the_registered_ones():
-    assert names("algorithm") == tuple(REGISTRY)
+    assert names("algorithm") == tuple(REGISTRY) and len(REGISTRY) >= 15
     assert names("model") == tuple(MODELS)
     assert names("dataset") == tuple(d["name"] for d in datasets())
 
@@ -41,6 +41,20 @@ def test_lr_is_the_algorithms_and_obeys_the_layers():
 def test_only_the_chosen_algorithms_table_is_used():
     layer = {"algorithm": "fedavg-ft", "fedabml": {"lam": 1.0}, "fedavg-ft": {"momentum": 0.9}}
     assert RunConfig.of(layer).hyper == {"momentum": 0.9}
+
+
+def test_tables_of_other_algorithms_are_checked_and_refused_where_told():
+    with pytest.raises(InputError, match=r"'fedavg' has no hyperparameter 'momentun'. Did you mean 'momentum'"):
+        RunConfig.of({"algorithm": "fedavg-ft", "fedavg": {"momentun": 1.0}})
+    with pytest.raises(InputError, match="run's is fedavg-ft"):
+        RunConfig.of({"algorithm": "fedavg-ft"}, told=parse_set(["fedavg.lr=0.5", "fedavg.nonsense=3"]))
+    assert RunConfig.of(told=parse_set(["algorithm=fedavg", "fedavg.lr=0.5"])).hyper == {"lr": 0.5}
+
+
+def test_tables_of_commands_are_left_to_them(tmp_path):
+    (tmp_path / "run.toml").write_text("rounds = 3\n[evaluate]\nepochs = 3\n[personalize]\nepochs = 4\n")
+    config = RunConfig.from_toml(tmp_path / "run.toml")
+    assert (config.rounds, config.epochs, config.evaluate) == (3, RunConfig().epochs, True)
 
 
 def test_none_is_a_word_where_a_value_may_lack():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -252,11 +253,22 @@ def test_the_prior_is_scored_in_pieces_and_joined():
         assert scores.clients["prior_accuracy"][c] == pytest.approx(hit[fed.test.owner == c].mean())
 
 
-def test_clients_without_rows_are_named():
+def test_rows_for_nobody_are_an_error_and_for_some_a_score_of_those():
     fed = data("classification")
     setup = fedabml.prepare(fed, "mlr", FedAvg(), device="cpu")
-    with pytest.raises(fedabml.InputError, match=r"client-0.*no val samples"):
-        evaluate(setup.cohort, {"mean": setup.cohort.network.initial}, lambda part: {}, split="val")
+    shared = {"mean": setup.cohort.network.initial}
+    with pytest.raises(fedabml.InputError, match="no client has val samples"):
+        evaluate(setup.cohort, shared, lambda part: {}, split="val")
+    whole = evaluate(setup.cohort, shared, lambda part: {})
+    rows = [fed.test[i] for i in range(fed.clients)]
+    rows[1] = rows[1][:0]
+    less = dataclasses.replace(fed, test=type(fed.test).of(rows))
+    setup = fedabml.prepare(less, "mlr", FedAvg(), device="cpu")
+    part = evaluate(setup.cohort, shared, lambda part: {})
+    assert np.isnan(part.clients["nll"][1]) and part.summary["clients_scored"] == fed.clients - 1
+    others = [i for i in range(fed.clients) if i != 1]
+    np.testing.assert_allclose(part.clients["nll"][others], whole.clients["nll"][others])
+    assert part.summary["nll"] == pytest.approx(whole.clients["nll"][others].mean())
 
 
 def test_mutual_information_grows_with_the_width_of_the_posterior():

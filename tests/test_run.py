@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -293,10 +294,13 @@ def test_a_tables_recipe_travels_with_the_prior(tmp_path):
     assert prior.card.recipe == fed.recipe and prior.card.recipe is not None
     x = fedabml.data.features(tmp_path / "t.csv", prior.card.recipe)
     assert np.array_equal(np.sort(x, 0), np.sort(fed.x, 0))
-    posterior = prior.personalize(x, np.arange(60) % 2, device="cpu")
+    with pytest.raises(InputError, match="hand over the table"):
+        prior.personalize(x, np.arange(60) % 2, device="cpu")
+    posterior = prior.personalize(x, np.arange(60) % 2, device="cpu", encoded=True)
     saved = fedabml.load_posterior(posterior.save(tmp_path / "q.safetensors"))
     assert saved.card.recipe == fed.recipe
-    assert np.array_equal(saved.predict(x, device="cpu").probs, posterior.predict(x, device="cpu").probs)
+    told, read = saved.predict(x, device="cpu", encoded=True), posterior.predict(tmp_path / "t.csv", device="cpu")
+    assert np.array_equal(told.probs, read.probs)
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------
@@ -330,7 +334,7 @@ def test_an_input_of_the_wrong_size_is_refused():
         ({"participation": float("nan")}, "participation is"),
         ({"seed": -1}, "seed must be"),
         ({"seed": 0.5}, "seed must be"),
-        ({"dtype": "float16"}, "dtype must be"),
+        ({"dtype": "float16"}, "no dtype"),
         ({"backend": "both"}, "no backend"),
         ({"chunk": 0}, "chunk must be"),
         ({"device": "tpu"}, "[Dd]evice"),
@@ -350,7 +354,7 @@ def test_without_test_data_evaluation_is_refused_at_once_and_training_is_not(tmp
         fedabml.train(federation(test=False), "mlr", FedABML(), out=tmp_path / "run", **QUICK)
     assert not (tmp_path / "run").exists()
     run = fedabml.train(federation(test=False), "mlr", FedABML(), out=tmp_path / "run", evaluate=False, **QUICK)
-    assert run.evaluation is None and "accuracy" not in run.summary and len(run.history) == 2
+    assert run.evaluation is None and run.summary["accuracy"] is None and len(run.history) == 2
     run.prior.personalize(*client(9, 1), device="cpu").predict(client(3, 1)[0], device="cpu")
 
 
@@ -404,3 +408,72 @@ def test_callbacks_see_every_round():
         federation(), "mlr", FedABML(), on_round=seen.append, on_start=lambda setup, sim: setups.append(setup), **QUICK
     )
     assert [line["round"] for line in seen] == [1, 2] and setups[0].config["backend"] == "vmap"
+
+
+# -- what a run must survive ---------------------------------------------------------------------------------------
+WILD = {"kl_step": "explicit", "lam": 10, "nu0": -7, "personal_lr": 1.0, "personal_epochs": 30, "lr": 1e-4}
+
+
+def test_a_score_that_diverges_costs_neither_the_prior_nor_the_rounds(tmp_path):
+    words = QUICK | {"rounds": 2}
+    with pytest.raises(fedabml.TrainingError, match="Personalising diverged"):
+        fedabml.train(federation(), "mlr", FedABML(**WILD), out=tmp_path, eval_every=1, **words)
+    assert fedabml.load_prior(tmp_path / "shared.safetensors")
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2] and "diverged" in lines[0]["eval_error"]
+    mended = FedABML(**(WILD | {"personal_lr": 1e-6}))
+    run = fedabml.train(federation(), "mlr", mended, out=tmp_path, resume=True, eval_every=1, **words)
+    assert run.summary["accuracy"] > 0
+
+
+def test_a_resumed_run_must_start_from_the_same_weights(tmp_path):
+    first, other = Own(), Own()
+    other.load_state_dict(first.state_dict())
+    other.frozen.weight.data += 1
+    fedabml.train(federation(), first, Local(), out=tmp_path, **QUICK)
+    with pytest.raises(InputError, match="weights"):
+        fedabml.train(federation(), other, Local(), out=tmp_path, resume=True, **QUICK)
+
+
+def test_a_folder_with_checkpoints_is_never_begun_anew(tmp_path):
+    fedabml.train(federation(), "mlr", FedAvg(), out=tmp_path, **QUICK)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(InputError, match="already holds a run"):
+        fedabml.train(federation(), "mlr", FedAvg(), out=tmp_path, **QUICK)
+
+
+def test_a_foreign_checkpoint_is_refused(tmp_path):
+    fedabml.train(federation(), "mlr", FedAvg(), out=tmp_path / "a", **QUICK)
+    fedabml.train(federation(), "mlr", FedABML(), out=tmp_path / "b", **QUICK)
+    for file in (tmp_path / "a" / "checkpoints").iterdir():
+        shutil.copy(file, tmp_path / "b" / "checkpoints" / file.name)
+    with pytest.raises(InputError, match="does not belong to this run"):
+        fedabml.train(federation(), "mlr", FedABML(), out=tmp_path / "b", resume=True, **QUICK)
+
+
+def test_a_resumed_run_keeps_what_it_is_not_told_anew_and_draws_a_missing_picture(tmp_path):
+    fedabml.train(federation(), "mlr", FedAvg(), out=tmp_path, extra={"run": {"a": 1}}, **QUICK)
+    (tmp_path / "partition.svg").unlink()
+    fedabml.train(federation(), "mlr", FedAvg(), out=tmp_path, resume=True, **QUICK)
+    assert json.loads((tmp_path / "config.json").read_text())["run"] == {"a": 1}
+    assert (tmp_path / "partition.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"algorithm": "fedavg"}, "algorithm must be an object"),
+        ({"algorithm": FedAvg}, "algorithm must be an object"),
+        ({"model": nn.Linear}, "an object, not its class"),
+        ({"chunk": 1.5}, "chunk must be a whole number"),
+        ({"participation": "0.1"}, "participation is the share"),
+    ],
+)
+def test_words_of_the_wrong_kind(words, says):
+    with pytest.raises(InputError, match=says):
+        fedabml.prepare(federation(), **words)
+
+
+def test_numpy_numbers_are_numbers():
+    run = fedabml.train(federation(), "mlr", FedAvg(), **QUICK | {"seed": np.int64(2), "rounds": np.int64(1)})
+    assert run.summary["seed"] == 2 and type(run.summary["rounds"]) is int

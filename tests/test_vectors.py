@@ -138,10 +138,16 @@ def test_weights_that_are_not_finite_are_refused():
 
 # -- BatchNorm ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "layer", [nn.BatchNorm1d(4), nn.BatchNorm2d(4), nn.SyncBatchNorm(4), nn.InstanceNorm1d(4, track_running_stats=True)]
+    ("layer", "way"),
+    [
+        (nn.BatchNorm1d(4), r"fedabml\.replace_batchnorm\(model\)"),
+        (nn.BatchNorm2d(4), r"fedabml\.replace_batchnorm\(model\)"),
+        (nn.SyncBatchNorm(4), r"fedabml\.replace_batchnorm\(model\)"),
+        (nn.InstanceNorm1d(4, track_running_stats=True), "track_running_stats=False"),
+    ],
 )
-def test_running_statistics_are_refused_with_the_way_out(layer):
-    with pytest.raises(InputError, match=r"'1' is a \w+Norm.*fedabml\.replace_batchnorm\(model\)"):
+def test_running_statistics_are_refused_with_the_way_out(layer, way):
+    with pytest.raises(InputError, match=rf"'1' is a \w+Norm.*{way}"):
         Network(nn.Sequential(nn.Linear(4, 4), layer))
 
 

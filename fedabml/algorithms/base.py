@@ -57,10 +57,11 @@ class Step(Protocol):
 
 
 class Phase(NamedTuple):
-    """So many epochs of a step."""
+    """So many epochs of a step that takes so many minibatches."""
 
     epochs: int
     step: Step
+    batches: int = 1
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Algorithm:
     label_alpha: float = hyper(0.1, "α of the label level's Dirichlet prior", 1e-6)
     predict_samples: int = hyper(10, "weight samples of a prediction (0: the posterior mean, one pass)", 0)
 
+    remedy: ClassVar[str] = "A smaller step size usually helps."  # said where training or personalising diverges
     batches_per_step: ClassVar[int] = 1
     samples_per_step: ClassVar[int] = 1  # weight samples alive at once, for the engine's memory estimate
 
@@ -108,7 +110,7 @@ class Algorithm:
 
     def phases(self, epochs: int) -> list[Phase]:
         """The local work of a round."""
-        return [Phase(epochs, self.step)]
+        return [Phase(epochs, self.step, self.batches_per_step)]
 
     def step(
         self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
@@ -174,6 +176,10 @@ class Algorithm:
     def values(self) -> dict[str, Any]:
         """Every hyperparameter by name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    def notes(self) -> list[str]:
+        """What a person should know about this choice of hyperparameters."""
+        return []
 
     def continuous(self) -> dict[str, float]:
         """Those that reach the steps as tensors."""

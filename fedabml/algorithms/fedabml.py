@@ -45,7 +45,9 @@ class FedABML(Variational):
     delta: float = hyper(1e-3, "δ: the difference of hessian_free", 1e-12)
     aggregate: str = hyper("mean", "the server's mean of θ_i, or moments of φ_i", choices=("mean", "moments"))
     average: float = hyper(0.8, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999)
-    personal_lr: float | None = hyper(0.003, "step size of the personal epochs (none: lr)", 0, tune=(1e-4, 0.1))
+    personal_lr: float | None = hyper(
+        None, "step size of the personal epochs (none: 0.003 with the label level, 0.01 without)", 0, tune=(1e-4, 0.1)
+    )
     label_prior: str = hyper("dirichlet", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
 
     def __post_init__(self) -> None:
@@ -59,6 +61,11 @@ class FedABML(Variational):
             way = "aggregate moments is the server's θ-step: set prior_step natural and prior_every round"
         if way:
             raise InputError(f"FedABML: these options contradict each other; {way}.")
+
+    def notes(self) -> list[str]:
+        if (self.prior_step, self.prior_every, self.rho, self.k) != ("natural", "batch", 1.0, 1):
+            return []
+        return ["With rho = 1 at every minibatch and k = 1 the KL never pulls: this is FedAvg with weight noise."]
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         own = {PRIOR + name: value for name, value in shared.items()} if self.prior_every == "batch" else {}
@@ -100,6 +107,12 @@ class FedABML(Variational):
         return {**shared, **self.still(shared["mean"])}
 
     @property
+    def own_lr(self) -> float:
+        # With the label level θ is already good for a client; steps at the training rate would undo that.
+        usual = 0.01 if self.label_prior == "none" else 0.003
+        return usual if self.personal_lr is None else self.personal_lr
+
+    @property
     def theta_lr(self) -> float:
         """η', the step size of θ."""
         return self.lr if self.prior_lr is None else self.prior_lr
@@ -118,11 +131,11 @@ class FedABML(Variational):
     def amortised(self, theta: State, batch: Batch, site: Site, key: Tensor, loss: Loss) -> tuple[State, Tensor]:
         """θ_i ← θ_i − η' d/dθ L(θ, φ_k(θ)), φ_0 = θ, with fresh noise in every step."""
 
-        def outer(theta: State, phi: State) -> Tensor:
-            q = self.distribution(phi)
+        def outer(theta: State, phi: State) -> tuple[Tensor, Tensor]:
+            q, prior = self.distribution(phi), self.distribution(theta)
             value = loss(q, batch, rng.fold(key, self.k), self.s)
-            prior = self.distribution(theta)
-            return value + self.lam / site.n * kl(q, prior) if isinstance(q, Gaussian) else value  # type: ignore
+            both = isinstance(q, Gaussian) and isinstance(prior, Gaussian)
+            return (value + self.lam / site.n * kl(q, prior) if both else value), value  # type: ignore[arg-type]
 
         def slope(j: int) -> Callable[[State], State]:
             return lambda phi: self.gradient(phi, batch, rng.fold(key, j), loss)[0]

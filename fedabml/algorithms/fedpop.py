@@ -4,8 +4,9 @@
              `burn` steps thrown away and M kept;  body ← body − η · mean over the M heads of ∇_body f
     server   body_{t+1} = mean of the bodies;  (μ, s) the moments of all clients' heads (the M-step of EM)
 
-The population's part of the chain's step, pull and noise, is the exact solution of its Ornstein-Uhlenbeck process: the
-printed step to first order in γ, but stable where γ/s² > 2, which a narrowing population soon reaches.
+The chain's step solves its Ornstein-Uhlenbeck process exactly while ∇_z f is held: with t = γ/s², z keeps e^{−t} of its
+distance to μ − s²n∇_z f, and the noise is s√(1 − e^{−2t}) ξ. That is the printed step to first order in γ, at rest at
+the same point (the posterior's mode), but stable where γ/s² > 2, which a narrowing population soon reaches.
 
 Scored: the softmax averaged over the M heads that the chain visits last in `personal_epochs`, one step per minibatch.
 """
@@ -52,11 +53,11 @@ class FedPop(Headed):
         """The next head of the chain, and the loss of the last."""
         of_head = lambda z: loss(Point(torch.cat([carry["body"], z])), batch, key)  # noqa: E731
         gradient, value = torch.func.grad_and_value(of_head)(carry["head"])
-        noise = rng.normal(rng.fold(key, 1), gradient.shape, gradient.dtype)
+        noise = rng.normal(rng.fold(key, 0), gradient.shape, gradient.dtype)  # dropout folds 1, 2, ...
         time = self.gamma * torch.exp(-2 * shared["logstd"])
-        calm = shared["mu"] + torch.exp(-time) * (carry["head"] - shared["mu"])
+        target = shared["mu"] - torch.exp(2 * shared["logstd"]) * site.n * gradient
         wide = torch.exp(shared["logstd"]) * torch.sqrt(-torch.expm1(-2 * time))
-        return calm - self.gamma * site.n * gradient + wide * noise, value
+        return carry["head"] + torch.expm1(-time) * (carry["head"] - target) + wide * noise, value
 
     def step(
         self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss

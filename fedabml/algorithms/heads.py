@@ -21,6 +21,8 @@ def head_start(layout: Layout, head: str) -> int:
     own = [name for name in names if prefix and (name == prefix or name.startswith(prefix + "."))]
     start = names.index(own[0]) if own else len(names)
     how = f"Name the head by hand with --set ALGORITHM.head=PREFIX; the parameters are {', '.join(names[:12])}."
+    if head == "auto" and not prefix:
+        raise InputError(f"The model's last parameter '{names[-1]}' stands in no layer, so no head is found. {how}")
     if prefix and not own:
         raise InputError(f"The model has no parameter under the name '{prefix}', so there is no head. {how}")
     if own != names[start:]:

@@ -38,6 +38,7 @@ def checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
             raise InputError(f"{where} is {value!r}.{nearest(str(value), meta['choices'])}")
         return value
     if kind.startswith("str"):
+        value = str(value) if type(value) is int else value  # a layer may be called 3
         if not isinstance(value, str):
             raise InputError(f"{where} must be a word; it is {value!r}.")
         return value

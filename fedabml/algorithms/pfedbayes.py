@@ -36,6 +36,10 @@ class PFedBayes(FedABML):
     average: float = hyper(0.0, "decay of the average of z over rounds (0: the last z)", 0, 0.999)
     label_prior: str = hyper("none", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
 
+    @property
+    def own_lr(self) -> float:
+        return self.lr if self.personal_lr is None else self.personal_lr
+
     def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
         return self.around(params)
 

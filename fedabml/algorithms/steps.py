@@ -69,11 +69,13 @@ def through(
     theta: State,
     gradients: Sequence[Callable[[State], State]],
     move: Callable[[State, State, State], State],
-    outer: Callable[[State, State], Tensor],
+    outer: Callable[[State, State], tuple[Tensor, Tensor]],
     curvature: str,
     delta: Number,
 ) -> tuple[State, Tensor]:
     """The total derivative in θ of outer(θ, φ_k), where φ_{j+1} = move(φ_j, gradients[j](φ_j), θ) and φ_0 = start(θ).
+
+    `outer` gives what is differentiated and a value to report, which is returned beside the derivative.
 
     One recursion backwards through the steps. `move` is in closed form, so its derivative is exact; the Hessian of the
     likelihood enters only as H·v, which `curvature` makes `exact`, `hessian_free` (a central difference of gradients
@@ -84,7 +86,7 @@ def through(
     for gradient in gradients:
         slopes.append(gradient(path[-1]))
         path.append(move(path[-1], slopes[-1], theta))
-    (total, back), value = torch.func.grad_and_value(outer, argnums=(0, 1))(theta, path[-1])
+    (total, back), (_, value) = torch.func.grad_and_value(outer, argnums=(0, 1), has_aux=True)(theta, path[-1])
     for phi, slope, gradient in zip(path[-2::-1], slopes[::-1], gradients[::-1], strict=True):
         pullback = torch.func.vjp(move, phi, slope, theta)[1]
         back, v, direct = pullback(back)

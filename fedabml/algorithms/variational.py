@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +42,8 @@ class Variational(Algorithm):
                 f"{type(self).__name__}: posterior_std natural is a rate of the exact curvature: it needs lam > 0 and "
                 "lr_std between 0 and 1."
             )
+
+    remedy: ClassVar[str] = "A smaller step size usually helps; so do kl_step implicit and a smaller lam."
 
     @property
     def samples_per_step(self) -> int:  # type: ignore[override]

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..config import RunConfig, names
+from ..errors import InputError, nearest
 from .console import downloads, say, table
-from .options import DATA, completion, given, option
+from .options import DATA, Config, completion, given, option, run_keys
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -43,20 +44,28 @@ def _place(d: dict[str, object]) -> str:
 
 @app.command()
 def get(
+    ctx: typer.Context,
     name: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="NAME", help="Names of datasets.", autocompletion=completion(names("dataset"))),
-    ],
+    ] = None,
     data_dir: DataDir = None,
+    config: Config = None,
 ) -> None:
     """Download datasets from their official sources, checksums verified; a broken download is taken up again.
+
+    With --config and no NAME, it is the dataset of that configuration.
 
     Example: `fedabml data get fashionmnist cifar10 --data-dir data`
     """
     from ..data import load
     from ..data.sources import location
 
-    for each in name:
+    configured = run_keys(ctx).get("dataset")
+    wanted = name or ([str(configured)] if configured else [])
+    if not wanted:
+        raise InputError(f"Name a dataset to get, or a --config that has one.{nearest('', names('dataset'))}")
+    for each in wanted:
         with downloads(each) as hear:
             load(each, data_dir, progress=hear)
         say(f"{each}: {location(each, data_dir)}")
@@ -66,8 +75,9 @@ def get(
 def inspect(
     ctx: typer.Context,
     what: Annotated[
-        str, typer.Argument(metavar="WHAT", help="A dataset's name, a folder of .npz files, a table, or a run.")
-    ],
+        str | None,
+        typer.Argument(metavar="WHAT", help="A dataset's name, a folder of .npz files, a table, or a run."),
+    ] = None,
     client_column: Annotated[str | None, option("client_column", DATA)] = None,
     target_column: Annotated[str | None, option("target_column", DATA)] = None,
     task: Annotated[str | None, option("task", DATA)] = None,
@@ -84,9 +94,12 @@ def inspect(
     out: Annotated[
         Path | None, typer.Option(help="Write manifest.json and partition.svg (a heat map) into this folder.")
     ] = None,
-    show: Annotated[int, typer.Option(help="List so many clients.")] = 10,
+    show: Annotated[int, typer.Option(help="List so many clients.", min=0)] = 10,
+    config: Config = None,
 ) -> None:
     """Show how data lie with the clients, and check them as training would.
+
+    With --config and no WHAT, they are the data of that configuration.
 
     Examples:
 
@@ -98,16 +111,20 @@ def inspect(
     """
     from ..data import heat_map, save_manifest
 
-    flags = given(ctx)
-    if (Path(what) / "config.json").is_file():
+    flags, keys = given(ctx), run_keys(ctx)
+    others = {name: value for name, value in keys.items() if name not in ("dataset", "data")}
+    if what is None:
+        if not (keys.get("dataset") or keys.get("data")):
+            raise InputError("Say what to inspect: a dataset, a folder, a table or a run; or a --config that has one.")
+        plan = RunConfig.of(keys, flags)
+    elif (Path(what) / "config.json").is_file():
         from .train import saved_config
 
-        plan = RunConfig.of(saved_config(Path(what))[0].to_dict(everything=True), flags)
-    elif what in names("dataset") or not (Path(what).suffix or "/" in what or Path(what).exists()):
-        plan = RunConfig.of({"dataset": what}, flags)
+        plan = RunConfig.of(saved_config(Path(what))[0].to_dict(everything=True), others, flags)
     else:
-        plan = RunConfig.of({"data": what}, flags)
-    with downloads(what) as hear:
+        named = what in names("dataset") or not (Path(what).suffix or "/" in what or Path(what).exists())
+        plan = RunConfig.of(others, {"dataset" if named else "data": what}, flags)
+    with downloads(what or plan.dataset or "") as hear:
         fed = plan.federation(hear)
     overview(fed, show)
     if out:

@@ -14,10 +14,18 @@ if TYPE_CHECKING:
 
 
 def show(plan: RunConfig, fed: Federation, out: Path, resume: bool) -> None:
-    """Says what a run would do."""
-    from ..run import prepare
+    """Says what a run would do, and refuses what the run would refuse."""
+    from ..evaluate import check_rows
+    from ..run import prepare, resolve_split
+    from .train import saved_config
 
+    if resume:  # a run goes on with the backend and chunk it began with
+        _, old = saved_config(out)
+        backend = old.get("backend", plan.backend) if plan.backend == "auto" else plan.backend
+        plan = plan.with_changes(backend=backend, chunk=plan.chunk or old.get("chunk"))
     setup = prepare(fed, plan.model, plan.algorithm_object(), **plan.words(fed))
+    if plan.evaluate:
+        check_rows(fed, resolve_split(fed, "auto"))
     for text in setup.notes:
         note(text)
     table(
@@ -33,6 +41,7 @@ def show(plan: RunConfig, fed: Federation, out: Path, resume: bool) -> None:
 def facts(setup: Setup) -> list[tuple[str, str]]:
     """What a dry run tells."""
     from ..engine.backend import lane_bytes
+    from ..engine.plan import cohort_size
 
     cohort, config, fed = setup.cohort, setup.config, setup.cohort.fed
     told = fed.describe()
@@ -44,7 +53,7 @@ def facts(setup: Setup) -> list[tuple[str, str]]:
     lane = lane_bytes(
         cohort.network, cohort.algorithm, min(cohort.batch_size, high), cohort.network.activations, itemsize
     )
-    cohort_size = max(1, round(setup.participation * fed.clients))
+    sampled = cohort_size(fed.clients, setup.participation)
     lanes = min(cohort.chunk, fed.clients)
     hyper = ", ".join(f"{name}={'none' if v is None else v}" for name, v in config["algorithm"]["hyper"].items())
     what = f"{fed.classes} classes" if fed.classes else f"{fed.y.shape[1]} target(s)"
@@ -54,7 +63,7 @@ def facts(setup: Setup) -> list[tuple[str, str]]:
         ("scored on", "validation data" if fed.val.counts.any() else "test data"),
         ("model", f"{config['model']}, {config['parameters']:,} parameters, {config['dtype']}"),
         ("algorithm", f"{config['algorithm']['name']}: {hyper}"),
-        ("rounds", f"{setup.rounds}, {cohort_size} of {fed.clients} clients in each, {setup.epochs} epoch(s)"),
+        ("rounds", f"{setup.rounds}, {sampled} of {fed.clients} clients in each, {setup.epochs} epoch(s)"),
         (
             "steps per round",
             f"{least}{f' to {most}' if most > least else ''} per client, batches of {cohort.batch_size}",
@@ -63,7 +72,7 @@ def facts(setup: Setup) -> list[tuple[str, str]]:
         ("runs on", f"{config['device']}, backend {config['backend']}, {lanes} client(s) at once"),
         (
             "memory",
-            f"about {size(fed.x.nbytes)} for data, {size(lane * min(lanes, cohort_size))} for a chunk of clients",
+            f"about {size(fed.x.nbytes)} for data, {size(lane * min(lanes, sampled))} for a chunk of clients",
         ),
     ]
 

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..config import RunConfig, parse_set, read_toml
+from ..config import RunConfig, parse_set
 from ..errors import InputError
 from . import plan as planning
 from .console import Watch, complain, downloads, number, say, size, table
-from .options import DATA, LEARNING, MACHINE, given, option
+from .options import DATA, LEARNING, MACHINE, Config, given, option, run_keys
 
 if TYPE_CHECKING:
     from ..run import Run
 
-# What a resumed run may be told anew: how long, how often scored, where its data lie (their hash is checked).
-FREE = {"rounds", "eval_every", "data", "data_dir", "pretrained"}
+# What a resumed run may be told anew: how long, how it is scored, where its data lie (their hash is checked).
+FREE = {"rounds", "evaluate", "eval_every", "data", "data_dir", "pretrained"}
 
 
 def train(
     ctx: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="TOML file with any of these keys; flags overrule it.")] = None,
+    config: Config = None,
     dataset: Annotated[str | None, option("dataset", DATA)] = None,
     data: Annotated[str | None, option("data", DATA)] = None,
     client_column: Annotated[str | None, option("client_column", DATA)] = None,
@@ -89,12 +89,12 @@ def train(
 
     - `fedabml train --resume --out runs/digits-fedabml-0` after Ctrl-C or a crash: the result is bit-equal
     """
-    layers = [read_toml(config) if config else {}, given(ctx), parse_set(set or [])]
+    layers, told = [run_keys(ctx), given(ctx)], parse_set(set or [])
     if resume:
-        out = out or Path("runs") / RunConfig.of(*layers).name
-        plan = reopened(out, layers)
+        out = out or Path("runs") / RunConfig.of(*layers, told=told).name
+        plan = reopened(out, layers, told)
     else:
-        plan = RunConfig.of(*layers)
+        plan = RunConfig.of(*layers, told=told)
         out = out or Path("runs") / plan.name
     plan.algorithm_object()  # its hyperparameters are checked before anything else is done
     if dry_run:
@@ -123,13 +123,15 @@ def saved_config(run: Path) -> tuple[RunConfig, dict[str, Any]]:
     return RunConfig.of(content["run"]), content
 
 
-def reopened(out: Path, layers: list[dict[str, Any]]) -> RunConfig:
+def reopened(out: Path, layers: list[dict[str, Any]], told: dict[str, Any]) -> RunConfig:
     """A run's own configuration, changed by what is given now, where that may change."""
     from ..engine.checkpoint import Folder
+    from ..run import PERSONAL
 
     saved, _ = saved_config(out)
-    now = RunConfig.of(saved.to_dict(everything=True), *layers)
-    differ = {name: pair for name, pair in saved.differences(now).items() if name not in FREE}
+    now = RunConfig.of(saved.to_dict(everything=True), *layers, told=told)
+    free = FREE | {f"{saved.algorithm}.{name}" for name in PERSONAL}
+    differ = {name: pair for name, pair in saved.differences(now).items() if name not in free}
     if differ:
         words = "; ".join(f"{name} (was {_word(a)}, now {_word(b)})" for name, (a, b) in differ.items())
         raise InputError(
@@ -194,7 +196,8 @@ def show(run: Run, out: Path) -> None:
     table(("", "personalised", "prior"), scores(run.summary), title=describe(run.summary), numbers=True)
     say(f"report   {out / 'report.html'}")
     say(f"prior    {out / 'shared.safetensors'}")
-    say(f"next     fedabml personalize {shlex.quote(str(out))} --data CLIENT.npz --out posterior.safetensors")
+    file = "CLIENT.csv" if run.prior.card.recipe else "CLIENT.npz"
+    say(f"next     fedabml personalize {shlex.quote(str(out))} --data {file} --out posterior.safetensors")
 
 
 def describe(summary: dict[str, Any]) -> str:

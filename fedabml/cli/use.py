@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..config import TABLES
-from ..errors import InputError, nearest
+from ..errors import InputError
 from .console import downloads, note, number, say, table
+from .options import Config
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +36,7 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Folder for evaluation.json and evaluation.csv.", show_default="RUN")
     ] = None,
+    config: Config = None,
 ) -> None:
     """Personalise every client of a finished run anew and score it.
 
@@ -48,22 +50,22 @@ def evaluate(
     from ..run import clients_csv, prepare, resolve_split
     from .train import saved_config, scores
 
-    plan, config = saved_config(run)
+    plan, saved = saved_config(run)
     if not (run / "shared.safetensors").exists():
         way = f"fedabml train --resume --out {shlex.quote(str(run))}"
         raise InputError(f"The run in '{run}' is not finished: it has no shared.safetensors. Go on with it: {way}")
-    plan = plan.with_changes(data_dir=data_dir or plan.data_dir, backend=config["backend"], chunk=config["chunk"])
+    plan = plan.with_changes(data_dir=data_dir or plan.data_dir, backend=saved["backend"], chunk=saved["chunk"])
     plan = plan.with_changes(device=device or plan.device)
     with downloads(plan.dataset or "") as hear:
         fed = plan.federation(hear)
-    if fed.hash != config.get("partition_hash"):
+    if fed.hash != saved.get("partition_hash"):
         raise InputError(
             f"The data of the run in '{run}' have changed since: their hash is another. Restore them first."
         )
     prior = load_prior(run / "shared.safetensors")
     algorithm = prior.algorithm if epochs is None else dataclasses.replace(prior.algorithm, personal_epochs=epochs)
     setup = prepare(fed, plan.model, algorithm, **plan.words(fed))
-    split = resolve_split(fed, config["split"] if split == "auto" else split)
+    split = resolve_split(fed, saved["split"] if split == "auto" else split)
     found = _score(run, setup, prior.shared, split, plan.rounds)
     out = out or run
     facts = {"split": split, "personal_epochs": algorithm.personal_epochs, "clients": fed.clients}
@@ -104,6 +106,7 @@ def personalize(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of shuffles and weight samples.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    config: Config = None,
 ) -> None:
     """Make a client's own posterior from a prior and the client's data, which stay where they are.
 
@@ -115,31 +118,30 @@ def personalize(
     from ..prior import load_prior
 
     found = load_prior(prior / "shared.safetensors" if prior.is_dir() else prior)
-    arrays = _labelled(data, found.card)
-    posterior = found.personalize(
-        arrays["x_train"], arrays["y_train"], epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, device=device
-    )
+    x, y, test = _labelled(data, found.card)
+    posterior = found.personalize(x, y, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, device=device)
+    told = [f"samples     {len(x)}"]
+    if test:
+        p = posterior.predict(test[0], seed=seed, device=device)
+        for name, value in _scores(p, test[1]).items():
+            told.append(f"{name:<11} {number(value)} on {len(test[1])} test samples")
     posterior.save(out)
-    say(f"samples     {len(arrays['x_train'])}")
-    if "x_test" in arrays:
-        p = posterior.predict(arrays["x_test"], seed=seed, device=device)
-        for name, value in _scores(p, arrays["y_test"]).items():
-            say(f"{name:<11} {number(value)} on {len(arrays['x_test'])} test samples")
-    say(f"posterior   {out}")
+    for line in (*told, f"posterior   {out}"):
+        say(line)
 
 
-def _labelled(path: Path, card: Card) -> dict[str, Any]:
-    """A client's data: an .npz, or a table read with the prior's recipe."""
-    if path.suffix.lower() not in TABLES:
-        from ..data import read_client
+def _labelled(path: Path, card: Card) -> tuple[Any, Any, tuple[np.ndarray, np.ndarray] | None]:
+    """A client's inputs and targets, and its checked test samples: of an .npz, or of a table that the prior reads."""
+    if _is_table(path, card):
+        from ..data.table import read_frame
 
-        return read_client(path)
-    from ..data.table import read_frame
+        return read_frame(path), None, None
+    from ..data import read_client
 
-    recipe, frame = _recipe(card, path), read_frame(path)
-    if recipe.target not in frame.columns:
-        raise InputError(f"'{path}' has no column '{recipe.target}'.{nearest(recipe.target, frame.columns)}")
-    return {"x_train": recipe.apply(frame), "y_train": recipe.encode_target(frame[recipe.target])}
+    arrays = read_client(path)
+    tested = "x_test" in arrays and (arrays["x_test"].size or arrays["y_test"].size)
+    test = card.samples(arrays["x_test"], arrays["y_test"], end="_test") if tested else None
+    return arrays["x_train"], arrays["y_train"], test
 
 
 def _scores(p: Prediction | Regression, y: np.ndarray) -> dict[str, float]:
@@ -148,12 +150,8 @@ def _scores(p: Prediction | Regression, y: np.ndarray) -> dict[str, float]:
     from ..evaluate import Prediction
 
     if isinstance(p, Prediction):
-        y = np.asarray(y).reshape(-1)
-        if y.min(initial=0) < 0 or y.max(initial=0) >= p.probs.shape[1]:
-            raise InputError(f"y_test has a label outside 0..{p.probs.shape[1] - 1}, the classes of the prior.")
-        true = p.probs[np.arange(len(y)), y.astype(np.int64)]
+        true = p.probs[np.arange(len(y)), y]
         return {"accuracy": float((p.label == y).mean()), "NLL": float(-np.log(np.clip(true, 1e-30, None)).mean())}
-    y = np.asarray(y, float).reshape(p.mean.shape)
     return {"RMSE": float(np.sqrt(((p.mean - y) ** 2).mean())), "NLL": float(p.nll(y).mean())}
 
 
@@ -169,6 +167,7 @@ def predict(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the weight samples.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    config: Config = None,
 ) -> None:
     """Predict with a client's posterior, with the uncertainty of each prediction.
 
@@ -191,12 +190,12 @@ def predict(
     say(f"predictions   {out}")
 
 
-def _inputs(path: Path, card: Card) -> np.ndarray:
+def _inputs(path: Path, card: Card) -> Any:
     """The inputs to predict: a table, or the x of an .npz; of a client's whole file its test inputs."""
-    if path.suffix.lower() in TABLES:
-        from ..data import features
+    if _is_table(path, card):
+        from ..data.table import read_frame
 
-        return features(path, _recipe(card, path))
+        return read_frame(path)
     from ..data.files import read_npz
 
     arrays = read_npz(path)
@@ -205,8 +204,6 @@ def _inputs(path: Path, card: Card) -> np.ndarray:
         raise InputError(f"'{path}' has no array x; it holds {', '.join(arrays) or 'nothing'}.")
     if name != "x":
         note(f"'{path}' has no array x, so {name} is predicted.")
-    if not len(arrays[name]):
-        raise InputError(f"'{path}': {name} is empty, so there is nothing to predict.")
     return arrays[name]
 
 
@@ -235,15 +232,21 @@ def _class_names(card: Card, classes: int) -> tuple[str, ...]:
     """The names of the classes: the table's, the dataset's, or their numbers."""
     from ..data.sources import SOURCES
 
-    if card.recipe and card.recipe.class_names:
-        return card.recipe.class_names
+    if card.class_names:
+        return card.class_names
     known = SOURCES[card.dataset].class_names if card.dataset in SOURCES else ()
     return known if len(known) == classes else tuple(map(str, range(classes)))
 
 
-def _recipe(card: Card, path: Path) -> Any:
-    if card.recipe is None:
+def _is_table(path: Path, card: Card) -> bool:
+    """Whether a file is a table; the prior must have been trained on one, or on none, accordingly."""
+    from ..prior import TABLE_WANTED
+
+    table = path.suffix.lower() in TABLES
+    if table and card.recipe is None:
         raise InputError(
             f"'{path}' is a table, but the prior was not trained on one: give the inputs as an .npz with x."
         )
-    return card.recipe
+    if card.recipe and not table:
+        raise InputError(f"'{path}' is no table. {TABLE_WANTED}")
+    return table

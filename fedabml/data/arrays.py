@@ -167,6 +167,11 @@ def gather(
     known = 0
     if task == "classification":
         known = int(y[rows[0].index].max()) + 1 if classes is None else whole(classes, "classes")
+        if classes is None and known > max(1000, len(y)):
+            raise InputError(
+                f"The largest class number is {known - 1}, with only {len(y)} samples; is it a stray value? If there "
+                "are so many classes, say classes=; else number them from 0."
+            )
         check_labels(y, known, whose)
     return Gathered(x, y, (rows[0], rows[1], rows[2]), task, known, tuple(names[i] for i in clients))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import os
@@ -36,6 +37,7 @@ def download(
     """
     path = Path(path)
     part = path.with_name(path.name + ".part")
+    made = not path.parent.exists()
     try:
         if path.exists() and digest(path) == md5:
             return path
@@ -63,6 +65,9 @@ def download(
             if not resumed:  # a whole file, and the wrong one: asking again would give the same
                 break
         failures.append(failure)
+    if made:
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()  # which fails, as it should, if something has arrived in it
     raise InputError(f"{path.name} could not be downloaded. {'; '.join(failures)}.")
 
 

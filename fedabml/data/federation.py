@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Federation", "Rows"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """Samples, targets, and the rows of every client.
 
@@ -133,6 +133,12 @@ class Federation:
             dataset=folder.resolve().name,
             drop_small=drop_small,
         )
+
+    def __repr__(self) -> str:
+        """Sizes only: a federation's data must not end up in a notebook or a log."""
+        sizes = " / ".join(f"{self.rows(s).counts.sum()} {s}" for s in SPLITS)
+        what = f"{self.classes} classes" if self.classes else f"{self.y.shape[1]} targets"
+        return f"Federation({self.dataset}: {self.clients} clients, {sizes}, shape {tuple(self.x.shape[1:])}, {what})"
 
     @property
     def clients(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import zipfile
 import zlib
@@ -34,13 +35,23 @@ def write_aside(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
+        _sync(path.parent)
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be written: {error.strerror or error}. Free some space or choose another place."
-        ) from error
+        way = "Free some space" if error.errno == errno.ENOSPC else "Choose another place"
+        raise InputError(f"{path} cannot be written: {error.strerror or error}. {way}.") from error
     finally:
         with suppress(OSError):
             aside.unlink()
+
+
+def _sync(folder: Path) -> None:
+    """Makes a rename survive a power cut, on systems that can say so."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 FEW = 20  # whole-number targets with at most so many values are classes
 MANY = 256  # a column of words with more values is an identifier or free text, not a category
 OTHER = "other"
+MOSTLY = 0.8  # a column of words with a larger share of numbers is a column of numbers with mistakes
 
 
 def pandas() -> ModuleType:
@@ -184,7 +185,23 @@ def is_numeric(column: pd.Series, name: str) -> bool:
     dates = column.dropna().astype(str).str.fullmatch(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:.*)?")
     if len(dates) and dates.all():
         raise InputError(f"Column '{name}' holds dates. Turn it into numbers (a year, days since) or leave it out.")
+    _refuse_spoiled_numbers(column.dropna().astype(str), name)
     return False
+
+
+def _refuse_spoiled_numbers(words: pd.Series, name: str) -> None:
+    """One stray word among numbers must not turn a measurement into a hundred categories."""
+    for read, what in ((words, "numbers"), (words.str.replace(",", ".", n=1), "numbers with a decimal comma")):
+        plain = pandas().to_numeric(read, errors="coerce").notna()
+        if plain.mean() > MOSTLY and plain.sum() > FEW:
+            stray = words[~plain]
+            which = (
+                f"'{stray.iloc[0]}' in row {stray.index[0] + 1} is none" if len(stray) else "write them with a point"
+            )
+            raise InputError(
+                f"Column '{name}': {plain.sum()} of {len(words)} values are {what}, but {which}. Mend or empty such "
+                "values, or leave the column out."
+            )
 
 
 def numbers(column: pd.Series, name: str) -> np.ndarray:

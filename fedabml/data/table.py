@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from fedabml.errors import InputError, nearest
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["TableRecipe", "features", "read_table"]
+__all__ = ["TableRecipe", "as_frame", "features", "read_table", "targets"]
 
 
 def read_table(
@@ -48,12 +48,16 @@ def read_table(
             raise InputError(f"{path}: column '{name}' has no value in row {row}. Fill it or leave the row out.")
     if client == target:
         raise InputError(f"'{client}' cannot be both the client and the target.")
+    if not is_numeric(frame[client], client):
+        frame[client] = [word.strip() for word in as_text(frame[client])]
     column = frame[client]  # whole numbers keep their order, 9 before 10
     owners, _, names = natural(column.to_numpy() if column.dtype.kind in "iu" else as_text(column))
     kept = large_enough(owners.counts.tolist(), names, drop_small)
     owners, names = owners.select(kept), tuple(names[i] for i in kept)
     task = choose_task(frame[target], None if task is None else check_task(task, []))
     classes = _class_names(frame[target], target) if task == "classification" else ()
+    if len(classes) == 1:
+        raise InputError(f"{path}: the target '{target}' is '{classes[0]}' in every row; there is nothing to learn.")
 
     n = owners.counts
     quota = np.clip(np.rint(test_share * n).astype(np.int64), np.minimum(1, n // 3), n - 2) if test_share else 0 * n
@@ -79,7 +83,39 @@ def read_table(
 
 def features(table: str | os.PathLike[str] | pd.DataFrame, recipe: TableRecipe) -> np.ndarray:
     """The inputs of a file or frame as the model wants them, float32 [n, features]."""
-    return recipe.apply(read_frame(table) if isinstance(table, str | os.PathLike) else table)
+    return recipe.apply(as_frame(table))
+
+
+def targets(frame: pd.DataFrame, recipe: TableRecipe, values: Any = None) -> np.ndarray:
+    """The targets of a frame's rows as the model wants them: of its target column, or of raw `values` beside it."""
+    if values is None:
+        if recipe.target not in frame.columns:
+            raise InputError(
+                f"The table has no column '{recipe.target}', and no y was given: there is nothing to learn from."
+                + nearest(recipe.target, map(str, frame.columns))
+            )
+        return recipe.encode_target(frame[recipe.target])
+    raw = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+    raw = raw[:, 0] if raw.ndim == 2 and raw.shape[1] == 1 else raw
+    if raw.ndim != 1 or len(raw) != len(frame):
+        raise InputError(
+            f"The table has {len(frame)} rows, but y has the shape {list(raw.shape)}: give one value of "
+            f"'{recipe.target}' for each row."
+        )
+    return recipe.encode_target(pandas().Series(raw, name=recipe.target))
+
+
+def as_frame(table: str | os.PathLike[str] | pd.DataFrame) -> pd.DataFrame:
+    """The frame of a file, or a frame as a file's would be: its columns named by words, each once, and some rows."""
+    if isinstance(table, str | os.PathLike):
+        return read_frame(table)
+    if not len(table):
+        raise InputError("The table has no rows.")
+    frame = table.set_axis([str(name) for name in table.columns], axis=1)
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise InputError(f"The table has two columns called '{twice}'. Give each a name of its own.")
+    return frame
 
 
 def read_frame(path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -96,10 +132,13 @@ def read_frame(path: str | os.PathLike[str]) -> pd.DataFrame:
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:  # pandas' and pyarrow's own errors, and broken text encodings, are all of this type
-        raise InputError(f"{path} is not a {kind[1:].upper()} table, or is damaged: {error}.") from error
+        hint = " Save it as UTF-8." if isinstance(error, UnicodeDecodeError) else ""
+        raise InputError(f"{path} is not a {kind[1:].upper()} table, or is damaged: {error}.{hint}") from error
     if not len(frame):
         raise InputError(f"{path} has no rows.")
     frame.columns = [str(name) for name in frame.columns]
+    if len(frame.columns) == 1 and (mark := next((m for m in ";\t|" if m in frame.columns[0]), None)):
+        raise InputError(f"{path} has one column only; it seems to be separated by {mark!r}. Write it with commas.")
     return frame
 
 

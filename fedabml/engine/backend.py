@@ -30,6 +30,23 @@ def device_of(name: str) -> torch.device:
     return device
 
 
+DTYPES = {"float32": torch.float32, "tf32": torch.float32, "float64": torch.float64}
+
+
+def dtype_of(name: str, device: torch.device) -> torch.dtype:
+    """The type of all arithmetic, and for a GPU what its libraries may do with it (process-wide settings of torch).
+
+    float32 and float64 are meant: without TF32, a GPU's results agree with a CPU's. `tf32` allows the faster, coarser
+    arithmetic (three digits) in convolutions and matrix products. Either way the same run gives the same bits.
+    """
+    if name not in DTYPES:
+        raise InputError(f"There is no dtype '{name}'.{nearest(name, DTYPES)}")
+    if device.type == "cuda":
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+    return DTYPES[name]
+
+
 def backend_of(name: str, network: Network, x: Tensor, device: torch.device) -> tuple[str, str]:
     """The backend and, where `auto` could not take the faster one, a note that says why.
 

@@ -12,6 +12,7 @@ the previous checkpoint whole.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +45,7 @@ class Folder:
     # -- beginning --------------------------------------------------------------------------------------------------
     def create(self, config: dict[str, Any]) -> None:
         """Starts a new run; refuses to overwrite another."""
-        if (self.path / "config.json").exists():
+        if (self.path / "config.json").exists() or (self.path / "checkpoints").exists():
             raise InputError(
                 f"'{self.path}' already holds a run. Go on with it with --resume, or give another folder with --out."
             )
@@ -54,7 +55,7 @@ class Folder:
     def reopen(self, config: dict[str, Any], free: set[str]) -> Checkpoint | None:
         """Opens a run to go on with it: the last sound checkpoint, or None where no round was finished.
 
-        The configuration must be the run's own, except for the keys in `free`.
+        The configuration must be the run's own, except for the keys in `free` (dotted for entries inside others).
         """
         if not (self.path / "config.json").exists():
             raise InputError(f"There is no run to resume in '{self.path}': it has no config.json.")
@@ -62,7 +63,7 @@ class Folder:
         differ = [
             f"{name} (was {_short(a)}, now {_short(b)})"
             for name, a, b in _differences(old, json.loads(json.dumps(config)))
-            if name.split(".")[0] not in free
+            if not any(name == word or name.startswith(word + ".") for word in free)
         ]
         if differ:
             raise InputError(
@@ -75,7 +76,8 @@ class Folder:
             raise InputError(f"The run in '{self.path}' has {keep} rounds already; resume it with at least as many.")
         for cut in self.path.rglob(".*.part"):  # what a crash left half-written
             cut.unlink(missing_ok=True)
-        write_json(self.path / "config.json", config)
+        untold = {name: old[name] for name in free & old.keys() - config.keys()}
+        write_json(self.path / "config.json", config | untold)
         lines = self._lines()
         self.history = [line for line in lines if line["round"] <= keep]
         write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
@@ -99,8 +101,10 @@ class Folder:
         for file in files:
             try:
                 return self._load(file)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except InputError as error:
                 problems.append(str(error))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                problems.append(f"'{file}' is not a checkpoint: {type(error).__name__} {error}.")
         if problems:
             raise InputError(f"No checkpoint in '{self.path / 'checkpoints'}' can be read. {problems[0]}")
         return None
@@ -123,6 +127,8 @@ class Folder:
         try:
             with open(self.path / "metrics.jsonl", "a") as file:
                 file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             raise InputError(
                 f"Cannot write '{self.path / 'metrics.jsonl'}': {error.strerror}. The checkpoint of the round before "

@@ -166,11 +166,11 @@ class Cohort:
         rows = [self.fed.train[c] for c in clients]
         losses = torch.zeros(len(clients), device=self.device, dtype=self.dtype)
         done = torch.zeros_like(losses)
-        for number, (epochs, step) in enumerate(phases):
+        for number, (epochs, step, per_step) in enumerate(phases):
             if epochs == 0:
                 continue
             path = (self.seed, purpose, round, number)
-            plan = minibatches(rows, clients, epochs, self.batch_size, self.algorithm.batches_per_step, path)
+            plan = minibatches(rows, clients, epochs, self.batch_size, per_step, path)
             index, owned = torch.as_tensor(plan.rows).to(self.device), torch.as_tensor(plan.steps).to(self.device)
             one = self.step_of(step)
             for t in range(len(index)):

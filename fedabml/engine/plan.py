@@ -17,9 +17,14 @@ class Plan(NamedTuple):
     steps: np.ndarray  # int64 [lanes]: how many of the steps are a lane's own
 
 
+def cohort_size(clients: int, participation: float) -> int:
+    """τN, rounded, but at least one client."""
+    return min(clients, max(1, int(participation * clients + 0.5)))
+
+
 def sample(clients: int, participation: float, seed: int, round: int) -> list[int]:
     """The clients of a round, τN of them drawn uniformly without replacement, in ascending order."""
-    size = min(clients, max(1, int(participation * clients + 0.5)))
+    size = cohort_size(clients, participation)
     drawn = rng.generator(seed, rng.SAMPLE, round).choice(clients, size, replace=False)
     return sorted(drawn.tolist())
 

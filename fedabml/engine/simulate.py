@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..algorithms.base import State
-from ..errors import TrainingError
+from ..errors import InputError, TrainingError
 from .checkpoint import Checkpoint, Folder
 from .cohort import Cohort
 from .plan import sample
@@ -43,17 +43,27 @@ class Simulation:
 
     def __init__(self, cohort: Cohort, *, participation: float, epochs: int, state: Checkpoint | None = None):
         self.cohort, self.participation, self.epochs = cohort, participation, epochs
-        put = lambda s: {k: v.to(cohort.device, cohort.dtype) for k, v in s.items()}  # noqa: E731
-        if state is None:
-            self.round, self.seconds = 0, 0.0
-            self.shared = cohort.algorithm.init(cohort.network.initial, cohort.network.layout)
-            self.average = dict(self.shared)
-            self.kept = Kept(cohort, {})
-        else:
-            self.round, self.seconds = state.round, state.seconds
-            self.shared, self.average = put(state.shared), put(state.average)
-            self.kept = Kept(cohort, state.kept)
+        self.round, self.seconds = 0, 0.0
+        self.shared = cohort.algorithm.init(cohort.network.initial, cohort.network.layout)
+        self.average = dict(self.shared)
+        self.kept = Kept(cohort, {})
+        if state is not None:
+            self._restore(state)
         self.changed: dict[int, State] = {}
+
+    def _restore(self, state: Checkpoint) -> None:
+        """Goes on from a checkpoint, once it is seen to be this algorithm's and this network's."""
+        cohort = self.cohort
+        _check_like(self.shared, state.shared)
+        _check_like(self.shared, state.average)
+        if state.kept:
+            like = {name: v[0] for name, v in cohort.keep(self.shared, [0]).items()}
+            for own in state.kept.values():
+                _check_like(like, own)
+        put = lambda s: {k: v.to(cohort.device, cohort.dtype) for k, v in s.items()}  # noqa: E731
+        self.round, self.seconds = state.round, state.seconds
+        self.shared, self.average = put(state.shared), put(state.average)
+        self.kept = Kept(cohort, state.kept)
 
     @property
     def theta(self) -> State:
@@ -101,8 +111,7 @@ class Simulation:
         names = ", ".join(self.cohort.fed.names[c] for c in clients[:8]) + (" and more" if len(clients) > 8 else "")
         raise TrainingError(
             f"Training diverged in round {round}: the loss or the weights of client(s) {names} are no longer finite. "
-            "The rounds before are saved, where the run has a folder. A smaller step size (lr) usually helps; for "
-            "FedABML also kl_step implicit, or a smaller lam."
+            f"The rounds before are saved, where the run has a folder. {self.cohort.algorithm.remedy}"
         )
 
     def run(
@@ -120,7 +129,10 @@ class Simulation:
             line = self.step()
             if score and eval_every and self.round % eval_every == 0:
                 start = time.perf_counter()
-                line["eval"] = score(self)
+                try:
+                    line["eval"] = score(self)
+                except TrainingError as error:  # the round itself is sound, so it is saved and training goes on
+                    line["eval_error"] = str(error)
                 self.seconds += time.perf_counter() - start
                 line["seconds"] = self.seconds
             history.append(line)
@@ -137,6 +149,15 @@ def last_ten(history: list[dict[str, Any]], rounds: int, measure: str, final: fl
     values = [line["eval"][measure] for line in history if "eval" in line and rounds - 10 < line["round"] < rounds]
     values += [final] if final is not None else []
     return math.fsum(values) / len(values) if values else None
+
+
+def _check_like(expected: State, got: State) -> None:
+    shapes = [{name: tuple(v.shape) for name, v in state.items()} for state in (expected, got)]
+    if shapes[0] != shapes[1]:
+        raise InputError(
+            f"The checkpoint does not belong to this run: it holds {shapes[1] or 'nothing'}, and the algorithm with "
+            f"this model has {shapes[0] or 'nothing'}. Resume it in its own folder."
+        )
 
 
 def _finite(loss: torch.Tensor, values: list[torch.Tensor]) -> torch.Tensor:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedabml.data.files import write_aside
 from fedabml.errors import InputError
 from fedabml.report.page import render
 from fedabml.report.read import read_runs
@@ -26,13 +25,6 @@ def write(runs: Sequence[Path], out: Path, title: str | None = None) -> Path:
     if out.is_dir():
         raise InputError(f"{out} is a folder. Name the page to write, such as {out / 'report.html'}.")
     page = render(read_runs(runs), title)
-    fresh = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(page, encoding="utf-8")
-        fresh.replace(out)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise InputError(f"{out} cannot be written: {error.strerror}. Choose another place.") from error
+    with write_aside(out) as file:
+        file.write(page.encode())
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,6 +61,8 @@ def progress(runs: Sequence[Run]) -> Figure | None:
     svg = line_chart(series, title=title, x=Axis("round", "whole"), y=y, look=PAGE)
     direction = "lower" if runs[0].regression else "higher"
     reading = f"After the given round every client personalises the shared model and is tested; {direction} is better."
+    if missed := sum(run.unscored for run in runs):
+        reading += f" {missed} evaluation{'s' * (missed != 1)} failed and {'are' if missed > 1 else 'is'} left out."
     return Figure(title, svg, reading)
 
 
@@ -172,6 +175,33 @@ def reliability(runs: Sequence[Run]) -> Figure | None:
     return Figure("Reliability", svg, reading)
 
 
+def coverage(runs: Sequence[Run]) -> Figure | None:
+    """Every client's share of targets inside the 90% interval, sorted."""
+    axis, series = Axis(f"share of {runs[0].split} targets inside", "percent"), []
+    for i, run in enumerate(runs):
+        known = sorted(
+            ((v, c) for c in run.clients if (v := c.values.get("coverage")) is not None), key=lambda pair: pair[0]
+        )
+        tips = [
+            "\n".join([c.name, f"{run.name}: {axis.write(v)}", *([f"{n:.0f} {run.split} samples"] if n else [])])
+            for v, c in known
+            for n in [run.rows(c)]
+        ]
+        if known:
+            series.append(Series(run.name, [v for v, _ in known], tips=tips, slot=_slot(runs, i)))
+    if not series:
+        return None
+    least = min([0.8, *(v for s in series for v in s.y if v is not None)])
+    x = Axis("clients, from the least covered to the most", "whole")
+    y = replace(axis, span=(max(math.floor(least * 10) / 10, 0.0), 1.0))
+    svg = scatter(series, title="Coverage of the 90% interval", x=x, y=y, look=_TALL, level=0.9)
+    reading = (
+        "One dot is one client. On the dashed line the intervals are honest; below it they are too narrow, above it too"
+        f" wide. A client with few {runs[0].split} samples strays from the line by chance."
+    )
+    return Figure("Coverage of the 90% interval", svg, reading)
+
+
 def entropy(runs: Sequence[Run]) -> list[Figure]:
     """For each run, how unsure it was where it was right and where it was wrong."""
     figures = []
@@ -198,8 +228,9 @@ def _shares(counts: Sequence[float | None]) -> list[float]:
 
 
 def prior_width(runs: Sequence[Run]) -> Figure | None:
-    """The prior's mean standard deviation per layer."""
+    """The prior's mean standard deviation per layer, of the runs that have learned one: equal widths are as set."""
     rows = [{str(row.get("name")): finite(row.get("mean_std")) for row in run.table("prior_width")} for run in runs]
+    rows = [row if _differ([v for v in row.values() if v is not None]) else {} for row in rows]
     layers = list(dict.fromkeys(name for row in rows for name in row))
     if not layers:
         return None
@@ -212,6 +243,10 @@ def prior_width(runs: Sequence[Run]) -> Figure | None:
     svg = bars(layers, series, title="Where the prior is wide", x=x, look=PAGE)
     reading = "A wide layer is one where clients may differ; a narrow one is common knowledge that all of them share."
     return Figure("Where the prior is wide", svg, reading)
+
+
+def _differ(values: Sequence[float]) -> bool:
+    return bool(values) and max(values) - min(values) > 1e-3 * max(map(abs, values))
 
 
 def partitions(runs: Sequence[Run]) -> list[Figure]:

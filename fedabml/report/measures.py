@@ -16,17 +16,19 @@ def percent(value: float) -> str:
 
 
 def decimals(value: float) -> str:
-    """A number with three decimals, or in powers of ten where those say little."""
-    return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1e5 else f"{value:.2e}"
+    """A number with three decimals and three significant digits, or in powers of ten where that takes many zeros."""
+    if value == 0 or 1 <= abs(value) < 1e5:
+        return f"{value:.3f}"
+    return f"{value:#.3g}" if 1e-4 <= abs(value) < 1 else f"{value:.2e}"
 
 
 def size(value: float) -> str:
-    """Bytes in the unit that fits."""
-    for unit in ("B", "kB", "MB", "GB"):
+    """Bytes in the unit that fits, as the terminal writes them."""
+    for unit in ("B", "KiB", "MiB"):
         if abs(value) < 1000:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"
+        value /= 1024
+    return f"{value:,.1f} GiB"
 
 
 def duration(value: float) -> str:

@@ -82,6 +82,12 @@
     }));
   }
 
+  // Tables that are wider than their place say so.
+  const watch = new ResizeObserver((seen) => {
+    for (const { target } of seen) target.previousElementSibling.hidden = target.scrollWidth <= target.clientWidth + 1;
+  });
+  for (const box of all(".scroll")) watch.observe(box);
+
   // Two runs, client by client: redraw the dots for the chosen pair and count who wins.
   const across = byId("across"), up = byId("up");
   function duel() {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
@@ -33,6 +34,7 @@ _COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 def render(runs: Sequence[Run], title: str | None = None) -> str:
     """The report on one run, or the comparison of several, as a complete HTML document."""
     title = title or _title(runs)
+    width = figures.prior_width(runs)
     body = [
         _header(runs, title),
         "<main>",
@@ -43,8 +45,8 @@ def render(runs: Sequence[Run], title: str | None = None) -> str:
             [figures.spread(runs), figures.personal_gain(runs), figures.duel(runs, _choices(runs))],
             _client_tables(runs),
         ),
-        _section("Uncertainty", [figures.reliability(runs), *figures.entropy(runs)]),
-        _section("Prior and data", [figures.prior_width(runs), *figures.partitions(runs)]),
+        _section("Uncertainty", [figures.reliability(runs), *figures.entropy(runs), figures.coverage(runs)]),
+        _section("Prior and data" if width else "Data", [width, *figures.partitions(runs)]),
         _configuration(runs),
         "</main>",
         '<div id="tip" role="status" hidden></div>',
@@ -159,6 +161,8 @@ def _comparison(runs: Sequence[Run]) -> str:
         cells += [_cell(measure, run, run.name in best[measure.key]) for measure in shown]
         rows.append(f'<tr data-run="{i}">{"".join(cells)}</tr>')
     note = "★ marks the best of a column among runs on the same data. Press a heading to sort, a run's name to hide it."
+    if len({run.dataset for run in runs}) > 1:
+        note += " The runs are not all on the same data: the charts show them together, but only like data compare."
     return f'<section aria-label="Summary">{_table(head, rows)}<p class="note">{note}</p></section>'
 
 
@@ -174,8 +178,8 @@ def _table(head: Iterable[tuple[str, str]], rows: Iterable[str], kind: str = "")
         f'<th scope="col"><button type="button" title="{text(hint)}">{text(name)}</button></th>' for name, hint in head
     )
     return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Table"><table class="sortable'
-        f' {kind}">'
+        '<p class="more" aria-hidden="true" hidden>scroll →</p>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="Table"><table class="sortable {kind}">'
         f"<thead><tr>{''.join(cells)}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
@@ -221,19 +225,35 @@ def _client_table(run: Run, named: bool) -> str:
     count = f"{len(run.clients)} client{'s' * (len(run.clients) != 1)}"
     heading = f"Table of {count}{': ' + run.name if named else ''}"
     table = _table([("Client", ""), *((label, "") for _, label, _ in shown)], rows)
-    return f"<details><summary>{text(heading)}</summary>{table}</details>"
+    return f"<details><summary>{text(heading)}</summary>{table}{_chance(run)}</details>"
+
+
+def _chance(run: Run) -> str:
+    """What the calibration error of a single client is worth."""
+    counts = sorted(n for c in run.clients if c.values.get("ece") is not None and (n := run.rows(c)))
+    if not counts:
+        return ""
+    n = counts[len(counts) // 2]
+    return (
+        '<p class="note">The ECE of one client is biased upwards: with n rows an error of about 1/√n is chance'
+        f" (about {n**-0.5:.2g} for the {n:.0f} {run.split} rows of the client in the middle).</p>"
+    )
 
 
 def _configuration(runs: Sequence[Run]) -> str:
-    """Every key of config.json and the facts of the manifest, a column per run; rows that differ are marked."""
+    """The settings of config.json and the facts of the manifest, a column per run; rows that differ are marked.
+
+    What the command line asked for (`run.`) is left out: the settings say what came of it, and the command is shown.
+    """
     flat = [dict(_flatten(run.config)) | dict(_flatten(run.manifest, "manifest.", lists=False)) for run in runs]
-    keys = [key for key in dict.fromkeys(key for row in flat for key in row) if key != "command"]
+    every = dict.fromkeys(key for row in flat for key in row)
+    keys = [key for key in every if key != "command" and not key.startswith("run.")]
     rows = []
     for key in keys:
         values = [row.get(key, MISSING) for row in flat]
         differs = ' class="differs"' if len(set(values)) > 1 else ""
         rows.append(
-            f'<tr{differs}><th scope="row">{text(key)}</th>{"".join(f"<td>{text(v)}</td>" for v in values)}</tr>'
+            f'<tr{differs}><th scope="row">{_breakable(key)}</th>{"".join(f"<td>{text(v)}</td>" for v in values)}</tr>'
         )
     commands = "".join(f"<pre>{text(row['command'])}</pre>" for row in flat if "command" in row)
     if not rows and not commands:
@@ -242,6 +262,11 @@ def _configuration(runs: Sequence[Run]) -> str:
     note = '<p class="note">Bold rows are settings in which the runs differ.</p>' if len(runs) > 1 else ""
     inner = f"<summary>Settings, versions and command</summary>{commands}{note}{_table(head, rows, 'config')}"
     return f"<section><h2>Configuration</h2><details>{inner}</details></section>"
+
+
+def _breakable(key: str) -> str:
+    """A dotted name that may go on in the next line after each of its parts."""
+    return re.sub(r"([._])", r"\1<wbr>", text(key))
 
 
 def _flatten(value: Mapping[str, Any], prefix: str = "", lists: bool = True) -> Iterable[tuple[str, str]]:

@@ -52,10 +52,16 @@ class Run:
         return str(self.fact("dataset") or "")
 
     @property
+    def task(self) -> str:
+        """Either "classification" or "regression", or an empty string where the summary does not tell."""
+        measures = {"rmse": "regression", "accuracy": "classification"}
+        known = (task for measure, task in measures.items() if measure in self.summary)
+        return str(self.summary.get("task") or next(known, ""))
+
+    @property
     def regression(self) -> bool:
         """Whether the run predicts numbers rather than classes."""
-        task = self.summary.get("task")
-        return task == "regression" or (task is None and "rmse" in self.summary)
+        return self.task == "regression"
 
     @property
     def metric(self) -> str:
@@ -72,6 +78,15 @@ class Run:
     def split(self) -> str:
         """The samples that the measures are taken on, as an adjective."""
         return "validation" if self.fact("split") == "val" else "test"
+
+    def rows(self, client: Client) -> float | None:
+        """How many samples the client's measures are taken on."""
+        return client.values.get("n_val" if self.split == "validation" else "n_test")
+
+    @property
+    def unscored(self) -> int:
+        """How many rounds were to be evaluated and could not be."""
+        return sum("eval_error" in line for line in self.rounds)
 
     def fact(self, key: str) -> Any:
         """A value of the summary or, failing that, of the configuration."""
@@ -108,8 +123,15 @@ class Run:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read run folders and give each run a short name that tells it from the others."""
+    """Read run folders and give each run a short name that tells it from the others.
+
+    Runs of classification and of regression share no measure, so together they are an `InputError`.
+    """
     runs = [_read(Path(folder)) for folder in folders]
+    tasks = {run.task: run.folder for run in runs if run.task}
+    if len(tasks) > 1:
+        found = ", ".join(f"{folder} is a {task}" for task, folder in tasks.items())
+        raise InputError(f"Runs of different tasks cannot be compared: {found}. Report them apart, one page per task.")
     for name in _NAMES:
         names = [name(run) for run in runs]
         if len(set(names)) == len(names):

@@ -74,18 +74,26 @@ def scatter(
     look: Look = LIGHT,
     diagonal: bool = False,
     connect: bool = False,
+    level: float | None = None,
 ) -> str:
-    """Points; `diagonal` draws y = x and gives both axes one range, `connect` joins the points of a series."""
+    """Points; `diagonal` draws y = x and gives both axes one range, `connect` joins the points of a series.
+
+    `level` draws a dashed line at that height.
+    """
     x, y, points = x or Axis(), y or Axis(), [s.points() for s in series]
     known = [p for row in points for p in row if p]
     if diagonal:
         outer = ticks(*x.cover(v for p in known for v in p))
         span = x.span or (outer[0], outer[-1])
         x, y = replace(x, span=span), replace(y, span=span)
-    frame = Frame(look, title, x, y, (x.cover(p[0] for p in known), y.cover(p[1] for p in known)), _legend(series))
+    heights = [p[1] for p in known] + ([] if level is None else [level])
+    frame = Frame(look, title, x, y, (x.cover(p[0] for p in known), y.cover(heights)), _legend(series))
+    dashes = 'stroke-dasharray="4 4"'
     if diagonal:
-        (low, high), dashes = frame.x_span, 'stroke-dasharray="4 4"'
+        low, high = frame.x_span
         frame.line((frame.x(low), frame.y(low)), (frame.x(high), frame.y(high)), look.muted, dashes)
+    if level is not None:
+        frame.line((frame.left, frame.y(level)), (frame.right, frame.y(level)), look.muted, dashes)
     radius = 4.0 if len(known) <= 60 else 3.0 if len(known) <= 400 else 2.0
     for place, (s, row) in enumerate(zip(series, points, strict=True)):
         slot = place if s.slot is None else s.slot

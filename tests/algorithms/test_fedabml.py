@@ -308,7 +308,10 @@ def test_amortised_exact_equals_autograd_through_the_unrolled_steps(point, impli
     }
     got, value = amortised(rough, start(point), **options)
     expected, loss = total(rough, start(point), **options)
-    close(value, loss)
+    if point:
+        close(value, loss)
+    else:
+        assert value < loss  # what is reported leaves out the KL
     for name in expected:
         close(got[name], expected[name], 1e-11)
 

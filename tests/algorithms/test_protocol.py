@@ -10,7 +10,7 @@ import torch
 
 import fedabml
 from fedabml import FedABML, FedAvg, Local
-from fedabml.algorithms import REGISTRY, make, name_of
+from fedabml.algorithms import REGISTRY, Algorithm, FedBABU, make, name_of
 from fedabml.engine.checkpoint import Checkpoint, Folder
 from fedabml.engine.plan import sample
 from fedabml.engine.simulate import Simulation
@@ -21,7 +21,8 @@ SIZES = (6, 60, 13, 33, 25, 9)  # tenfold, and none a multiple of the batch but 
 BATCH, SEED, ROUNDS, SHARE = 8, 6, 3, 0.67
 WAVE = {"lr": 0.1, "lam": 0.5, "nu0": -2.0}  # strong enough that every part of a step shows
 
-ALGORITHMS = {name: make(name, lr=0.1) for name in REGISTRY} | {
+OPTIONS = {"fedpop": {"gamma": 1e-3}, "pfedme": {"lam": 3.0}, "perfedavg": {"alpha": 0.05}}  # so that these show too
+ALGORITHMS = {name: make(name, lr=0.1, **OPTIONS.get(name, {})) for name in REGISTRY} | {
     "fedavg momentum samples": FedAvg(lr=0.05, momentum=0.9, weights="samples", label_prior="dirichlet"),
     "fedavg averaged": FedAvg(lr=0.1, average=0.5, personal_lr=0.01, personal_epochs=1),
     "local momentum": Local(lr=0.05, momentum=0.5, personal_epochs=1),
@@ -44,9 +45,17 @@ ALGORITHMS = {name: make(name, lr=0.1) for name in REGISTRY} | {
     "moments samples": FedABML(aggregate="moments", weights="samples", label_prior="none", **WAVE),
     "natural posterior": FedABML(posterior_std="natural", lr_std=0.1, s=1, momentum=0.5, **WAVE),
     "fixed posterior": FedABML(posterior_std="fixed", s=3, predict_samples=0, personal_lr=0.05, **WAVE),
+    "scaffold momentum samples": make("scaffold", lr=0.02, momentum=0.5, server_lr=0.7, weights="samples"),
+    "ditto momentum personal": make("ditto", lr=0.03, momentum=0.5, personal_epochs=1, label_prior="dirichlet"),
+    "fedrep momentum personal": make("fedrep", lr=0.03, momentum=0.5, personal_epochs=1, body_epochs=2, average=0.5),
+    "fedbabu named head": make("fedbabu", lr=0.03, momentum=0.5, head="3.bias"),
+    "fedpop one head": make("fedpop", lr=0.03, momentum=0.5, gamma=1e-3, chain=1, burn=0),
+    "pfedme inner": make("pfedme", lr=0.05, momentum=0.5, lam=3.0, inner_lr=0.02, beta=1.2, k=2),
+    "pfedbayes natural": make("pfedbayes", lr=0.1, prior_step="natural", rho=0.5, k=1, beta=0.5, personal_epochs=1),
     "own rate of the deviation": FedABML(lr_std=0.5, label_alpha=1.0, predict_samples=3, **WAVE),
 }
 EVERY = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS.keys())
+KEEPERS = {name: a for name, a in ALGORITHMS.items() if type(a).keep is not Algorithm.keep}
 
 
 def client(n, seed):
@@ -115,11 +124,9 @@ def test_rounds_move_what_is_shared_and_leave_the_start_alone(fed, algorithm):
     assert sim.shared.keys() == begun.keys()
     fresh = prepare(fed, algorithm).cohort.network.initial
     assert torch.equal(setup.cohort.network.initial, fresh)
-    if begun:
-        assert not torch.equal(sim.shared["mean"], begun["mean"])
-    learned = getattr(algorithm, "prior_std", "fixed") == "learned"
-    if "logstd" in begun:
-        assert torch.equal(sim.shared["logstd"], begun["logstd"]) != learned
+    fixed = {"logstd"} if getattr(algorithm, "prior_std", "learned") == "fixed" else set()
+    for name in begun:
+        assert torch.equal(sim.shared[name], begun[name]) == (name in fixed), name
 
 
 @EVERY
@@ -127,6 +134,23 @@ def test_loop_equals_vmap_and_chunks_do_not_matter(fed, algorithm):
     together = everything(simulate(fed, algorithm)[0])
     for options in ({"backend": "loop", "chunk": 3}, {"chunk": 1}, {"chunk": 3}):
         assert_states_close(everything(simulate(fed, algorithm, **options)[0]), together, 1e-9)
+
+
+@pytest.mark.parametrize("algorithm", KEEPERS.values(), ids=KEEPERS.keys())
+def test_what_clients_keep_is_their_own(fed, algorithm):
+    """The sampled clients and no others; nothing in the memory of another client, of θ or of the initial weights."""
+    sim, setup = simulate(fed, algorithm)
+    drawn = {c for t in range(1, ROUNDS + 1) for c in sample(len(SIZES), SHARE, SEED, t)}
+    assert set(sim.kept.states) == (set() if isinstance(algorithm, FedBABU) else drawn)  # its head is rebuilt
+    place = lambda t: t.untyped_storage().data_ptr()
+    kept = [place(t) for own in sim.kept.states.values() for t in own.values()]
+    others = {place(t) for t in (*sim.shared.values(), *sim.average.values(), setup.cohort.network.initial)}
+    assert len(set(kept)) == len(kept) and not others & set(kept)
+    begun = algorithm.init(setup.cohort.network.initial, setup.cohort.network.layout)
+    never = (set(range(len(SIZES))) - drawn).pop()
+    start, now = (setup.cohort.keep(shared, [never]) for shared in (begun, sim.shared))
+    for name, value in sim.kept_for([never]).items():  # one never drawn begins where all began
+        assert torch.equal(value, start[name]) and torch.equal(now[name], start[name])
 
 
 @EVERY

@@ -244,3 +244,46 @@ def test_pandas_is_asked_for_politely(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InputError, match=r"pip install fedabml\[tables\]"):
         read_table(tmp_path / "t.csv", client="a", target="b")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (
+            lambda ages: ["unknown", *ages[1:]],
+            r"Column 'age': \d+ of \d+ values are numbers, but 'unknown' in row 1 is none",
+        ),
+        (lambda ages: [str(a).replace(".", ",") for a in ages], "decimal comma.*write them with a point"),
+    ],
+)
+def test_a_stray_word_among_numbers_is_named(tmp_path, spoil, says):
+    ages = [20.5 + i for i in range(60)]
+    table = pd.DataFrame({"site": ["a", "b"] * 30, "age": spoil(ages), "y": ["no", "yes", "no"] * 20})
+    table.to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(InputError, match=says):
+        read_table(tmp_path / "t.csv", client="site", target="y")
+
+
+def test_a_spoiled_target_does_not_become_classes(tmp_path):
+    days = [str(1.5 * i) for i in range(59)] + ["n/a?"]
+    pd.DataFrame({"site": ["a", "b"] * 30, "x": range(60), "y": days}).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(InputError, match=r"Column 'y': 59 of 60 values are numbers, but 'n/a\?' in row 60"):
+        read_table(tmp_path / "t.csv", client="site", target="y")
+
+
+def test_a_target_of_one_value_teaches_nothing(tmp_path):
+    pd.DataFrame({"site": ["a", "b"] * 5, "x": range(10), "y": ["no"] * 10}).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(InputError, match="nothing to learn"):
+        read_table(tmp_path / "t.csv", client="site", target="y")
+
+
+def test_blanks_around_a_clients_name_do_not_count(tmp_path):
+    table = pd.DataFrame({"site": ["a", "b", "a ", " b"] * 5, "x": range(20), "y": ["no", "yes"] * 10})
+    table.to_csv(tmp_path / "t.csv", index=False)
+    assert read_table(tmp_path / "t.csv", client="site", target="y").names == ("a", "b")
+
+
+def test_another_separator_is_recognised(tmp_path):
+    (tmp_path / "t.csv").write_text("site;x;y\na;1;no\nb;2;yes\n")
+    with pytest.raises(InputError, match="separated by ';'"):
+        read_table(tmp_path / "t.csv", client="site", target="y")

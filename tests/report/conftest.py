@@ -34,7 +34,7 @@ def build_run(
     ease = np.random.default_rng(7).beta(12, 3, clients)  # of a client's data, whatever the algorithm
     personal = np.clip(skill * (0.7 + 0.3 * ease) + rng.normal(0, 0.02, clients), 0, 1)
     prior = np.clip(personal - rng.beta(2, 6, clients), 0, 1)
-    main = "rmse" if regression else "accuracy"
+    main, second = ("rmse", "coverage") if regression else ("accuracy", "ece")
     cohort = max(1, clients // 4)
     _json(
         folder / "config.json",
@@ -104,9 +104,9 @@ def build_run(
     _json(folder / "summary.json", scores | summary)
     with (folder / "clients.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["client", "name", "n_train", "n_test", main, "nll", f"prior_{main}", "prior_nll"])
+        writer.writerow(["client", "name", "n_train", "n_test", main, "nll", f"prior_{main}", "prior_nll", second])
         for i in range(clients):
-            row = [personal[i], 1.3 - personal[i], prior[i], 2.1 - prior[i]]
+            row = [personal[i], 1.3 - personal[i], prior[i], 2.1 - prior[i], 0.95 - i % 4 / 20 if regression else 0.08]
             writer.writerow([i, f"clinic {i}", 40 + i % 60, 20, *(f"{v:.4f}" for v in row)])
     (folder / "partition.svg").write_text(HEAT_MAP)
     manifest = {"partition": {"kind": "dirichlet", "alpha": 0.5}, "clients": clients, "counts": {"train": [[1, 2]]}}

@@ -12,6 +12,7 @@ import pytest
 
 from fedabml.errors import InputError
 from fedabml.report import write
+from fedabml.report.measures import decimals
 
 MakeRun = Callable[..., Path]
 EVIL = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'
@@ -20,7 +21,7 @@ EVIL = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'
 class Outline(HTMLParser):
     """Tags that stay open, headings, and the elements that would fetch or run something."""
 
-    VOID = frozenset({"meta", "img", "br", "link"})
+    VOID = frozenset({"meta", "img", "br", "wbr", "link"})
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -63,9 +64,10 @@ def test_one_run_gives_every_section(make_run: MakeRun, tmp_path: Path) -> None:
         "Entropy, right and wrong", "Prior and data", "Where the prior is wide",
         "Who holds what: dirichlet", "Configuration",
     ]  # fmt: skip
-    assert "fedabml train --algorithm fedabml --seed 0" in page and "versions.torch" in page
-    assert "manifest.partition.alpha" in page and "manifest.counts" not in page
-    assert "800 kB" in page  # 400 kB up and 400 kB down
+    assert "fedabml train --algorithm fedabml --seed 0" in page and "versions.<wbr>torch" in page
+    assert "manifest.<wbr>partition.<wbr>alpha" in page and "counts" not in page
+    assert "781 KiB" in page  # 400 kB up and 400 kB down
+    assert "about 0.22 for the 20 test rows" in page  # the calibration error of one client that is chance
     assert page.count("<figcaption>") == page.count("<figure") == 8
     assert sorted(p.name for p in out.parent.iterdir()) == ["report.html"]
 
@@ -164,6 +166,7 @@ def test_numbers_that_are_missing_or_not_finite(make_run: MakeRun, tmp_path: Pat
     page, outline = page_of(write([run], tmp_path / "r.html"))
     assert "<dd>–</dd>" in page and "Accuracy per round" not in outline.headings
     assert "client 0" in page and "Loss per round" in outline.headings
+    assert page.count('<th scope="row" data-v') == 3 and page.count("<td>–</td>") == 4  # the others have a number
     assert not re.search(r'="[^"]*\b(nan|inf|NaN|Infinity)\b', page)
 
 
@@ -173,9 +176,58 @@ def test_a_bare_run_is_reported_from_what_there_is(make_run: MakeRun, tmp_path: 
         (run / name).unlink()
     for name in ("config.json", "summary.json"):
         (run / name).write_text("{}")
-    page, outline = page_of(write([run, make_run("b", regression=True)], tmp_path / "r.html"))
+    page_of(write([run, make_run("b", regression=True)], tmp_path / "r.html"))
     page, outline = page_of(write([run], tmp_path / "r.html"))
     assert outline.headings == ["run"] and "<figure" not in page
+
+
+def test_a_regression_shows_the_coverage_of_every_client(make_run: MakeRun, tmp_path: Path) -> None:
+    page, outline = page_of(write([make_run(regression=True)], tmp_path / "r.html"))
+    after = outline.headings[outline.headings.index("Uncertainty") :]
+    assert after[1] == "Coverage of the 90% interval" and "Prior and data" in after
+    assert 'data-tip="clinic 3&#10;fedabml: 80.0%&#10;20 test samples"' in page
+    assert "RMSE of the prior alone" in page and "biased" not in page
+
+
+def test_tasks_are_not_mixed(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("a"), make_run("b", regression=True)]
+    with pytest.raises(InputError, match="Report them apart") as error:
+        write(runs, tmp_path / "r.html")
+    assert f"{runs[0]} is a classification" in str(error.value) and not (tmp_path / "r.html").exists()
+
+
+def test_a_width_that_was_not_learned_is_not_drawn(make_run: MakeRun, tmp_path: Path) -> None:
+    fixed = [{"name": n, "mean_std": s} for n, s in (("fc1.weight", 0.0497870), ("fc1.bias", 0.0497871))]
+    runs = [make_run("a", prior_width=fixed), make_run("b", algorithm="b", prior_width=None)]
+    for chosen in (runs[:1], runs[1:], runs):
+        _, outline = page_of(write(chosen, tmp_path / "r.html"))
+        assert "Where the prior is wide" not in outline.headings and "Data" in outline.headings
+    _, outline = page_of(write([*runs, make_run("c", algorithm="c")], tmp_path / "r.html"))
+    assert "Where the prior is wide" in outline.headings
+
+
+def test_settings_are_told_once(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    edit(run / "config.json", run={"rounds": 30, "fedabml": {"lr": 0.1}}, runs_of="x")
+    page, _ = page_of(write([run], tmp_path / "r.html"))
+    assert "run.<wbr>" not in page and "runs_<wbr>of" in page and "algorithm.<wbr>hyper.<wbr>lr" in page
+
+
+def test_an_evaluation_that_failed_is_left_out(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    lines = [{"round": 1, "loss": 2.0, "eval": {"accuracy": 0.5}}, {"round": 2, "loss": 1.0, "eval_error": "diverged"}]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    page, _ = page_of(write([run], tmp_path / "r.html"))
+    assert "1 evaluation failed and is left out." in page
+    assert 'data-tip="round 1&#10;personal models: 50.0%"' in page and "round 2&#10;personal" not in page
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0, "0.000"), (0.000385, "0.000385"), (0.0122, "0.0122"), (0.5, "0.500"), (-2.64, "-2.640"), (2e-6, "2.00e-06")],
+)
+def test_small_numbers_keep_three_digits(value: float, words: str) -> None:
+    assert decimals(value) == words
 
 
 def test_a_drawing_with_a_script_stays_out(make_run: MakeRun, tmp_path: Path) -> None:

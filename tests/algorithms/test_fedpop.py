@@ -1,0 +1,237 @@
+"""FedPop against a plain loop, and its chain against Gaussians that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedabml
+from fedabml import rng
+from fedabml.algorithms import FedPop
+from fedabml.algorithms.base import Site
+from fedabml.engine.plan import minibatches, sample
+from fedabml.engine.simulate import Simulation
+
+SIZES, BATCH, EPOCHS, SEED = (5, 9, 4, 2), 3, 2, 6  # this seed draws clients 0 and 1, then 0 and 2, and never 3
+CLIENTS = range(len(SIZES))
+START = np.array([0.75, -0.5, 0.25])  # a, h, b of y = h·a·x + b + N(0, 1): the body is a, the head h and b
+MOMENTA = pytest.mark.parametrize("momentum", [0.0, 0.7])
+
+
+def federation(sizes=SIZES):
+    g = np.random.default_rng(0)
+    pairs = [(g.normal(size=(n, 1)) + 1, g.normal(size=n) + i) for i, n in enumerate(sizes)]
+    pairs = [(x.astype(np.float32), y.astype(np.float32)) for x, y in pairs]
+    return fedabml.Federation.from_arrays(pairs, task="regression", normalize="none")
+
+
+def simulate(algorithm, rounds=2, fed=None, **options):
+    module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1))
+    nn.utils.vector_to_parameters(torch.tensor(START).float(), module.parameters())
+    words = {
+        "participation": 0.5, "epochs": EPOCHS, "batch_size": BATCH, "seed": SEED, "device": "cpu", "dtype": "float64",
+        "likelihood": fedabml.GaussianNoise(1, 1.0, learn=False),
+    }  # fmt: skip
+    setup = fedabml.prepare(fed or federation(), module, algorithm, **(words | options))
+    sim = Simulation(setup.cohort, participation=setup.participation, epochs=setup.epochs)
+    return sim, sim.run(rounds)
+
+
+def drawn(round):
+    return sample(len(SIZES), 0.5, SEED, round)
+
+
+def batches(client, round, phase=0, epochs=EPOCHS, purpose=rng.NOISE, per_step=1):
+    """The very minibatches of a client, a list of (x, y) for every step."""
+    fed = federation()
+    plan = minibatches([fed.train[client]], [client], epochs, BATCH, per_step, (SEED, purpose, round, phase))
+    rows = [[part[part >= 0] for part in step] for step in plan.rows[:, :, 0]]
+    return [[(fed.x[r, 0].astype(float), fed.y[r, 0].astype(float)) for r in step] for step in rows]
+
+
+def slope(w, x, y):
+    """∇ of ½ mean (h·a·x + b − y)², by hand."""
+    a, h, b = w
+    r = h * a * x + b - y
+    return np.array([(r * h * x).mean(), (r * a * x).mean(), r.mean()])
+
+
+def descend(w, steps, lr, momentum=0.0, more=lambda w: 0.0, part=slice(None)):
+    """Heavy-ball SGD on one batch a step; `more` is added to the gradient, `part` is what moves."""
+    w, velocity = w.copy(), 0.0
+    for ((x, y),) in steps:
+        velocity = momentum * velocity + (slope(w, x, y) + more(w))[part]
+        w[part] = w[part] - lr * velocity
+    return w
+
+
+def tuning(client, epochs):
+    return batches(client, 0, epochs=epochs, purpose=rng.PERSONAL)
+
+
+def models(sim):
+    """Every client's own model, as it would be scored."""
+    with torch.no_grad():
+        return sim.cohort.personalise(sim.theta, sim.kept_for(CLIENTS), list(CLIENTS))
+
+
+def close(a, b, atol=1e-12):
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=atol)
+
+
+def assert_apart(sim):
+    """No kept tensor shares memory with another, with what is shared, or with the initial weights."""
+    place = lambda t: t.untyped_storage().data_ptr()
+    kept = [place(t) for own in sim.kept.states.values() for t in own.values()]
+    others = [place(t) for t in (*sim.shared.values(), *sim.average.values(), sim.cohort.network.initial)]
+    assert kept and len(set(kept)) == len(kept) and not set(kept) & set(others)
+    one, *rest = sim.kept.states
+    before = [{k: t.clone() for k, t in sim.kept.states[c].items()} for c in rest]
+    for t in sim.kept.states[one].values():
+        t += 100
+    assert all(torch.equal(t, b[k]) for c, b in zip(rest, before, strict=True) for k, t in sim.kept.states[c].items())
+
+
+BODY, HEAD = slice(0, 1), slice(1, 3)
+
+
+def langevin(z, body, mu, s, n, x, y, gamma, key):
+    """Exact in the population's pull and noise while the likelihood's gradient is held."""
+    noise = rng.normal(rng.fold(key, 0), (2,), torch.float64).numpy()
+    target = mu - s**2 * n * slope(np.concatenate([body, z]), x, y)[HEAD]
+    decay = np.exp(-gamma / s**2)
+    return target + decay * (z - target) + s * np.sqrt(1 - decay**2) * noise
+
+
+def key_of(purpose, round, client, number):
+    return rng.fold(rng.fold(rng.key(SEED, purpose, round, client), 0), number)
+
+
+@MOMENTA
+@pytest.mark.parametrize(("burn", "chain"), [(2, 3), (0, 1)])
+def test_two_rounds_by_a_plain_loop(burn, chain, momentum):
+    lr, gamma = 0.1, 0.004
+    words = {"burn": burn, "chain": chain, "nu0": -1.0, "momentum": momentum, "personal_epochs": 3}
+    sim, lines = simulate(FedPop(lr=lr, gamma=gamma, **words))
+    body, mu, s, own = START[BODY], START[HEAD], np.exp(np.full(2, -1.0)), [START[HEAD]] * 4
+    for t in (1, 2):
+        bodies, all_heads = [], []
+        for c in drawn(t):
+            b, z, velocity = body, own[c], 0.0
+            for number, ((x, y),) in enumerate(batches(c, t)):
+                key, heads = key_of(rng.NOISE, t, c, number), []
+                for j in range(burn + chain):
+                    z = langevin(z, b, mu, s, SIZES[c], x, y, gamma, rng.fold(key, j))
+                    heads.append(z)
+                heads = heads[burn:]
+                velocity = momentum * velocity + np.mean([slope([*b, *h], x, y)[BODY] for h in heads], 0)
+                b = b - lr * velocity
+            own[c] = z
+            bodies.append(b), all_heads.append(heads)
+        heads = np.reshape(all_heads, (-1, 2))
+        body, mu, s = np.mean(bodies, 0), heads.mean(0), heads.std(0)
+    close(sim.shared["body"], body, 1e-10)
+    close(sim.shared["mu"], mu, 1e-10)
+    close(sim.shared["logstd"], np.log(s), 1e-8)
+    assert set(sim.kept.states) == {0, 1, 2}
+    assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (5 * 8, 5 * 8)  # d_b + 2 d_h
+    for c in CLIENTS:
+        close(sim.kept_for(CLIENTS)["head"][c], own[c], 1e-10)
+        visited, z = [own[c]] * chain, own[c]
+        for number, ((x, y),) in enumerate(tuning(c, 3)):
+            z = langevin(z, body, mu, s, SIZES[c], x, y, gamma, key_of(rng.PERSONAL, 0, c, number))
+            visited.append(z)
+        expected = [np.concatenate([body, z]) for z in visited[-chain:]]
+        close(models(sim).weights[c], expected, 1e-10)  # the last M of the chain, under the shared body
+
+
+def test_kept_chains_are_apart_and_one_never_drawn_starts_at_the_initial_head():
+    sim, _ = simulate(FedPop(lr=0.1, gamma=0.01))
+    close(sim.kept_for(CLIENTS)["head"][3], START[HEAD], 0)
+    assert not torch.equal(sim.shared["mu"], torch.tensor(START[HEAD]))
+    assert_apart(sim)
+
+
+def test_the_printed_step_to_first_order():
+    """z − γ(n∇f + (z − μ)/s²) + √(2γ)ξ: the gap to it falls as γ^1.5, the order of the noise's own next term."""
+    z, mu, s, n = np.array([0.4, -1.0]), np.array([0.1, 0.3]), np.array([0.5, 0.8]), 9.0
+    shared = {"mu": torch.tensor(mu), "logstd": torch.tensor(np.log(s))}
+    carry = {"body": torch.zeros(1).double(), "head": torch.tensor(z)}
+    pull = np.array([0.3, -0.2])
+    gaps = []
+    for gamma in (1e-4, 1e-6):
+        algorithm, key = FedPop(gamma=gamma), rng.key(4)
+        loss = lambda q, *_: torch.tensor(pull) @ q.mean[1:]
+        got, _ = algorithm.langevin(carry, shared, None, Site(torch.tensor(n).double(), None), key, loss)
+        noise = rng.normal(rng.fold(key, 0), (2,), torch.float64).numpy()
+        printed = z - gamma * (n * pull + (z - mu) / s**2) + np.sqrt(2 * gamma) * noise
+        gaps.append(np.abs(got.numpy() - printed).max())
+    assert gaps[0] < 1e-4 and gaps[0] / gaps[1] == pytest.approx(1000, rel=0.2)
+
+
+WIDE = 20_000  # independent chains: the coordinates of one long head
+
+
+def run_chain(loss, gamma, steps, mu=1.5, s=0.7, n=40.0):
+    """Where so many chains stand after so many steps."""
+    algorithm, site = FedPop(gamma=gamma), Site(torch.tensor(n).double(), None)
+    shared = {"mu": torch.full((WIDE,), mu).double(), "logstd": torch.full((WIDE,), np.log(s)).double()}
+    carry = {"body": torch.zeros(1).double(), "head": torch.full((WIDE,), -2.0).double()}
+    for t in range(steps):
+        z, _ = algorithm.langevin(carry, shared, None, site, rng.fold(rng.key(8), t), loss)
+        carry = {**carry, "head": z}
+    return carry["head"].numpy()
+
+
+def assert_gaussian(z, mean, std, bias=0.0):
+    """Mean, deviation and tails within five standard errors (`bias`: what the step size adds to the deviation)."""
+    assert z.mean() == pytest.approx(mean, abs=5 * std / np.sqrt(WIDE))
+    assert z.std() == pytest.approx(std, rel=5 / np.sqrt(2 * WIDE) + bias)
+    u = (z - z.mean()) / z.std()
+    assert (u**3).mean() == pytest.approx(0, abs=5 * np.sqrt(6 / WIDE))
+    assert (u**4).mean() == pytest.approx(3, abs=5 * np.sqrt(24 / WIDE))
+
+
+@pytest.mark.parametrize(("gamma", "steps"), [(0.02, 300), (0.5, 12), (100.0, 1)])
+def test_a_flat_loss_gives_the_population_for_every_step_size(gamma, steps):
+    assert_gaussian(run_chain(lambda q, *_: 0 * q.mean.sum(), gamma, steps), 1.5, 0.7)
+
+
+def quadratic(curvature, n=40.0, best=-1.0):
+    """n·f = ½ curvature·(z − best)² in every coordinate."""
+    return lambda q, *_: 0.5 * curvature / n * ((q.mean[1:] - best) ** 2).sum()
+
+
+def test_a_quadratic_loss_gives_the_posterior_for_a_small_step():
+    curvature, gamma = 3.0, 0.004
+    precision = 1 / 0.7**2 + curvature
+    mean = (1.5 / 0.7**2 - 1.0 * curvature) / precision
+    assert_gaussian(run_chain(quadratic(curvature), gamma, 300), mean, precision**-0.5, bias=gamma * precision)
+
+
+def test_a_narrow_population_does_not_shift_the_posteriors_mean():
+    """γ/s² = 10: the chain forgets at every step, and still its mean is the posterior's."""
+    s, curvature = 0.1, 40.0
+    mean = (1.5 / s**2 - 1.0 * curvature) / (1 / s**2 + curvature)
+    z = run_chain(quadratic(curvature), 0.1, 60, s=s)
+    assert z.mean() == pytest.approx(mean, abs=5 * s / np.sqrt(WIDE) * 2)
+
+
+def test_the_population_is_the_moments_of_all_heads():
+    g = torch.Generator().manual_seed(0)
+    heads = torch.randn(5, 4, 6, generator=g, dtype=torch.float64) + 2  # clients, M, head
+    algorithm = FedPop(chain=4)
+    shared = {"body": torch.zeros(2).double(), "mu": torch.ones(6).double(), "logstd": torch.zeros(6).double()}
+    updates = [
+        algorithm.end({"body": shared["body"] + i, "head": h[-1], "heads": h}, shared, {}, None, None)
+        for i, h in enumerate(heads)
+    ]
+    mean = {name: torch.stack([u[name] for u, _ in updates]).mean(0) for name in updates[0][0]}
+    merged = algorithm.merge(shared, mean, 5, 9)
+    flat = heads.reshape(20, 6)
+    close(merged["mu"], flat.mean(0))
+    close(merged["logstd"], flat.std(0, unbiased=False).log())
+    close(merged["body"], np.full(2, 2.0))
+    assert all(torch.equal(kept["head"], h[-1]) for (_, kept), h in zip(updates, heads, strict=True))

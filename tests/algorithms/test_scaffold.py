@@ -1,0 +1,182 @@
+"""SCAFFOLD against a plain loop, its limits, and the fixed point that control variates are for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedabml
+from fedabml import rng
+from fedabml.algorithms import FedAvg, Scaffold, make
+from fedabml.algorithms.base import Site
+from fedabml.engine.plan import minibatches, sample
+from fedabml.engine.simulate import Simulation
+from fedabml.gaussian import Point
+
+SIZES, BATCH, EPOCHS, SEED = (5, 9, 4, 2), 3, 2, 6  # this seed draws clients 0 and 1, then 0 and 2, and never 3
+CLIENTS = range(len(SIZES))
+START = np.array([0.75, -0.5, 0.25])  # a, h, b of y = h·a·x + b + N(0, 1): the body is a, the head h and b
+MOMENTA = pytest.mark.parametrize("momentum", [0.0, 0.7])
+
+
+def federation(sizes=SIZES):
+    g = np.random.default_rng(0)
+    pairs = [(g.normal(size=(n, 1)) + 1, g.normal(size=n) + i) for i, n in enumerate(sizes)]
+    pairs = [(x.astype(np.float32), y.astype(np.float32)) for x, y in pairs]
+    return fedabml.Federation.from_arrays(pairs, task="regression", normalize="none")
+
+
+def simulate(algorithm, rounds=2, fed=None, **options):
+    module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1))
+    nn.utils.vector_to_parameters(torch.tensor(START).float(), module.parameters())
+    words = {
+        "participation": 0.5, "epochs": EPOCHS, "batch_size": BATCH, "seed": SEED, "device": "cpu", "dtype": "float64",
+        "likelihood": fedabml.GaussianNoise(1, 1.0, learn=False),
+    }  # fmt: skip
+    setup = fedabml.prepare(fed or federation(), module, algorithm, **(words | options))
+    sim = Simulation(setup.cohort, participation=setup.participation, epochs=setup.epochs)
+    return sim, sim.run(rounds)
+
+
+def drawn(round):
+    return sample(len(SIZES), 0.5, SEED, round)
+
+
+def batches(client, round, phase=0, epochs=EPOCHS, purpose=rng.NOISE, per_step=1):
+    """The very minibatches of a client, a list of (x, y) for every step."""
+    fed = federation()
+    plan = minibatches([fed.train[client]], [client], epochs, BATCH, per_step, (SEED, purpose, round, phase))
+    rows = [[part[part >= 0] for part in step] for step in plan.rows[:, :, 0]]
+    return [[(fed.x[r, 0].astype(float), fed.y[r, 0].astype(float)) for r in step] for step in rows]
+
+
+def slope(w, x, y):
+    """∇ of ½ mean (h·a·x + b − y)², by hand."""
+    a, h, b = w
+    r = h * a * x + b - y
+    return np.array([(r * h * x).mean(), (r * a * x).mean(), r.mean()])
+
+
+def descend(w, steps, lr, momentum=0.0, more=lambda w: 0.0, part=slice(None)):
+    """Heavy-ball SGD on one batch a step; `more` is added to the gradient, `part` is what moves."""
+    w, velocity = w.copy(), 0.0
+    for ((x, y),) in steps:
+        velocity = momentum * velocity + (slope(w, x, y) + more(w))[part]
+        w[part] = w[part] - lr * velocity
+    return w
+
+
+def tuning(client, epochs):
+    return batches(client, 0, epochs=epochs, purpose=rng.PERSONAL)
+
+
+def models(sim):
+    """Every client's own model, as it would be scored."""
+    with torch.no_grad():
+        return sim.cohort.personalise(sim.theta, sim.kept_for(CLIENTS), list(CLIENTS))
+
+
+def close(a, b, atol=1e-12):
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=atol)
+
+
+def assert_apart(sim):
+    """No kept tensor shares memory with another, with what is shared, or with the initial weights."""
+    place = lambda t: t.untyped_storage().data_ptr()
+    kept = [place(t) for own in sim.kept.states.values() for t in own.values()]
+    others = [place(t) for t in (*sim.shared.values(), *sim.average.values(), sim.cohort.network.initial)]
+    assert kept and len(set(kept)) == len(kept) and not set(kept) & set(others)
+    one, *rest = sim.kept.states
+    before = [{k: t.clone() for k, t in sim.kept.states[c].items()} for c in rest]
+    for t in sim.kept.states[one].values():
+        t += 100
+    assert all(torch.equal(t, b[k]) for c, b in zip(rest, before, strict=True) for k, t in sim.kept.states[c].items())
+
+
+@MOMENTA
+@pytest.mark.parametrize("server_lr", [1.0, 0.6])
+def test_three_rounds_by_a_plain_loop(server_lr, momentum):
+    lr, clients = 0.1, len(SIZES)
+    algorithm = Scaffold(lr=lr, server_lr=server_lr, momentum=momentum, personal_epochs=2)
+    sim, lines = simulate(algorithm, 3)
+    x, c, own = START, np.zeros(3), np.zeros((clients, 3))
+    for t in (1, 2, 3):
+        moves, changes = [], []
+        for i in drawn(t):
+            steps = batches(i, t)
+            y = descend(x, steps, lr, momentum, lambda _, i=i: c - own[i])
+            new = own[i] - c + (x - y) / (len(steps) * lr / (1 - momentum))
+            moves.append(y - x), changes.append(new - own[i])
+            own[i] = new
+        x = x + server_lr * np.mean(moves, 0)
+        c = c + len(drawn(t)) / clients * np.mean(changes, 0)
+    close(sim.shared["mean"], x)
+    close(sim.shared["control"], c)
+    close(c, own.mean(0))  # what the server's rule is for
+    for i in CLIENTS:
+        close(sim.kept_for(CLIENTS)["control"][i], own[i])
+        close(models(sim).mean[i], descend(x, tuning(i, 2), lr, momentum))  # plain: no control variates
+    assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (6 * 8, 6 * 8)
+
+
+def test_clients_keep_their_own_control_variates_and_one_never_drawn_keeps_zero():
+    sim, _ = simulate(Scaffold(lr=0.1))
+    assert set(sim.kept.states) == {0, 1, 2}
+    close(sim.kept_for(CLIENTS)["control"][3], np.zeros(3), 0)
+    assert_apart(sim)
+
+
+def test_the_global_model_is_scored_without_personal_epochs():
+    sim, _ = simulate(make("scaffold", lr=0.1))
+    close(models(sim).mean, [sim.shared["mean"].numpy()] * 4, 0)
+
+
+@MOMENTA
+def test_with_identical_clients_and_full_batches_it_is_fedavg(momentum):
+    g = np.random.default_rng(1)
+    pair = g.normal(size=(6, 1)).astype(np.float32), g.normal(size=6).astype(np.float32)
+    fed = fedabml.Federation.from_arrays([pair] * 3, task="regression", normalize="none")
+    options = {"rounds": 4, "fed": fed, "participation": 1, "batch_size": 6, "epochs": 3}
+    a, b = (simulate(kind(lr=0.1, momentum=momentum), **options)[0] for kind in (Scaffold, FedAvg))
+    close(a.shared["mean"], b.shared["mean"])
+    assert a.shared["control"].abs().max() > 0.01  # though c itself is not zero
+
+
+def test_the_first_round_is_fedavg_and_the_second_is_not():
+    a, b = (simulate(kind(lr=0.1), 1)[0].shared["mean"] for kind in (Scaffold, FedAvg))
+    close(a, b, 1e-14)
+    a, b = (simulate(kind(lr=0.1), 2)[0].shared["mean"] for kind in (Scaffold, FedAvg))
+    assert (a - b).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_two_quadratics_settle_at_the_optimum_of_their_mean(momentum):
+    """SPEC's toy: FedAvg with ten steps a round at lr 10^−1.5 settles 2.245 away from x*; SCAFFOLD goes to x*."""
+    one = torch.ones(2, 2).double()
+    a = [torch.diag(torch.tensor(d).double()) - 1.5 * one for d in ([2.0, 15.0], [15.0, 2.0])]
+    b = [torch.tensor(v).double() for v in ([5.0, 10.0], [10.0, 5.0])]
+    best = torch.linalg.solve(a[0] + a[1], b[0] + b[1])
+    close(best, [15 / 11, 15 / 11])
+    losses = [lambda q, *_, i=i: 0.5 * q.mean @ a[i] @ q.mean - b[i] @ q.mean for i in (0, 1)]
+    far = {}
+    for kind in (Scaffold, FedAvg):
+        algorithm = kind(lr=10**-1.5 * (1 - momentum), momentum=momentum)
+        shared = algorithm.init(torch.zeros(2).double(), None)
+        site, key = Site(torch.tensor(1.0), torch.empty(0)), rng.key(0)
+        kept = [algorithm.keep(shared["mean"], shared, site, key) for _ in losses]
+        for _ in range(60 if kind is FedAvg else 150):
+            updates = []
+            for i, loss in enumerate(losses):
+                carry = algorithm.begin(shared, kept[i], site, key)
+                for _ in range(10):
+                    carry, _ = algorithm.step(carry, shared, (None,), site, key, loss)
+                update, kept[i] = algorithm.end(carry, shared, kept[i], site, torch.tensor(10.0))
+                updates.append(update)
+            mean = {k: (updates[0][k] + updates[1][k]) / 2 for k in updates[0]}
+            shared = algorithm.merge(shared, mean, 2, 2)
+        far[kind] = (shared["mean"] - best).norm().item()
+        assert isinstance(algorithm.own_model(algorithm.personal(shared, kept[0], site, key)), Point)
+    assert far[Scaffold] < 1e-6
+    assert far[FedAvg] == pytest.approx(2.245, abs=1e-3) if momentum == 0 else far[FedAvg] > 1
