@@ -23,6 +23,7 @@ from .data import Federation, heat_map, save_manifest
 from .engine.backend import backend_of, chunk_of, device_of, dtype_of, lane_bytes
 from .engine.checkpoint import Folder
 from .engine.cohort import Cohort
+from .engine.plan import cohort_size
 from .engine.simulate import Simulation, last_ten
 from .errors import InputError
 from .evaluate import Evaluation, check_rows
@@ -143,6 +144,8 @@ def prepare(
     backend, note = backend_of(backend, checked, probe, place)
     smallest, largest = int(fed.train.counts.min()), int(fed.train.counts.max())
     notes = algorithm.notes() + ([note] if note else [])
+    if fed.clients > 1 and cohort_size(fed.clients, participation) == 1:
+        notes.append(f"Only 1 of {fed.clients} clients takes part in a round; a larger participation learns faster.")
     if batch_size > smallest:
         which = "every client" if batch_size > largest else f"{int((fed.train.counts < batch_size).sum())} client(s)"
         notes.append(f"The batch of {batch_size} is larger than the data of {which}; their batches are all they have.")

@@ -269,7 +269,9 @@ def test_regression_end_to_end(patients, tmp_path):
     run("train", "--data", "all.csv", *words.split(), "--no-learn-noise", "--noise", 0.3, "--out", "fixed", "--quiet")
     card = fedabml.load_prior(tmp_path / "fixed/shared.safetensors").card
     assert card.likelihood == fedabml.GaussianNoise(1, 0.3, False)
-    run("personalize", "run", "--data", "all.csv", "--out", "p.safetensors")
+    one = patients[patients.hospital == patients.hospital.iloc[0]].drop(columns="outcome")
+    one.to_csv(tmp_path / "one.csv", index=False)
+    run("personalize", "run", "--data", "one.csv", "--out", "p.safetensors")
     run("predict", "p.safetensors", "--data", "all.csv", "--out", "p.csv")
     table = rows(tmp_path / "p.csv")
     assert list(table[0]) == ["row", "mean", "std", "model_std"] and len(table) == len(patients)
@@ -345,3 +347,22 @@ def test_version_and_help_of_every_command():
     commands = shlex.split("demo train evaluate personalize predict report algorithms data")
     for words in [[], *([c] for c in commands), ["data", "list"], ["data", "get"], ["data", "inspect"]]:
         assert "Usage" in run(*words, "--help").stdout
+
+
+def test_a_table_at_a_site_is_one_clients_and_is_never_overwritten(tmp_path, monkeypatch):
+    table = pd.DataFrame({"site": ["a", "b"] * 20, "x": np.arange(40) % 7, "y": ["no", "yes", "no", "no"] * 10})
+    table.to_csv("t.csv", index=False)
+    words = ["--data", "t.csv", "--client-column", "site", "--target-column", "y", "--model", "mlr", "--rounds", 1]
+    run("train", *words, "--participation", 1, "--out", "run")
+    result = run("personalize", "run", "--data", "t.csv", code=2)
+    assert "2 clients in its column 'site'" in result.output
+    table[table.site == "a"].to_csv("a.csv", index=False)
+    before = (tmp_path / "a.csv").read_bytes()
+    assert "would be overwritten" in run("personalize", "run", "--data", "a.csv", "--out", "a.csv", code=2).output
+    run("personalize", "run", "--data", "a.csv", "--out", "p.safetensors")
+    assert "would be overwritten" in run("predict", "p.safetensors", "--data", "a.csv", "--out", "a.csv", code=2).output
+    assert (tmp_path / "a.csv").read_bytes() == before
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")  # a run knows where its data lie
+    run("evaluate", tmp_path / "run")
+    run("train", "--resume", "--out", tmp_path / "run", "--rounds", 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Annotated, Any
 
@@ -91,4 +92,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # names of classes and symbols must not break a narrow locale
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    signal.signal(signal.SIGTERM, _stop)  # a scheduler's polite request: as Ctrl-C
     app(prog_name="fedabml")
+
+
+def _stop(*_: Any) -> None:
+    raise KeyboardInterrupt

@@ -161,6 +161,12 @@ def check_vacant(out: Path) -> None:
         raise InputError(f"'{out}' holds other files. A run wants a folder of its own: give another one with --out.")
 
 
+def stored(plan: RunConfig) -> dict[str, Any]:
+    """A configuration as a run keeps it: a path to data holds from every working folder."""
+    content = plan.to_dict(everything=True)
+    return content | ({"data": str(Path(plan.data).resolve())} if plan.data else {})
+
+
 def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = False, label: str = "training") -> Run:
     """Trains into a folder with progress shown and logged; Ctrl-C says how to go on."""
     from ..run import train as run_training
@@ -178,7 +184,7 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
                 eval_every=plan.eval_every,
                 out=out,
                 resume=resume,
-                extra={"run": plan.to_dict(everything=True), "command": plan.command(out)},
+                extra={"run": stored(plan), "command": plan.command(out)},
                 on_start=watch.start,
                 on_round=watch.round,
                 **plan.words(fed),

@@ -117,7 +117,9 @@ def personalize(
     """
     from ..prior import load_prior
 
-    found = load_prior(prior / "shared.safetensors" if prior.is_dir() else prior)
+    source = prior / "shared.safetensors" if prior.is_dir() else prior
+    _check_apart(out, data, source)
+    found = load_prior(source)
     x, y, test = _labelled(data, found.card)
     posterior = found.personalize(x, y, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, device=device)
     told = [f"samples     {len(x)}"]
@@ -130,12 +132,25 @@ def personalize(
         say(line)
 
 
+def _check_apart(out: Path, *read: Path) -> None:
+    """What is read must not be overwritten."""
+    if out.resolve() in {path.resolve() for path in read}:
+        raise InputError(f"'{out}' is read by this command and would be overwritten. Give another file with --out.")
+
+
 def _labelled(path: Path, card: Card) -> tuple[Any, Any, tuple[np.ndarray, np.ndarray] | None]:
     """A client's inputs and targets, and its checked test samples: of an .npz, or of a table that the prior reads."""
     if _is_table(path, card):
         from ..data.table import read_frame
 
-        return read_frame(path), None, None
+        frame = read_frame(path)
+        client = card.recipe.client if card.recipe else ""
+        if client in frame.columns and frame[client].nunique() > 1:
+            raise InputError(
+                f"'{path}' has the rows of {frame[client].nunique()} clients in its column '{client}'; a posterior is "
+                "one client's. Give each a table of its own."
+            )
+        return frame, None, None
     from ..data import read_client
 
     arrays = read_client(path)
@@ -172,13 +187,15 @@ def predict(
     """Predict with a client's posterior, with the uncertainty of each prediction.
 
     The CSV has the label, a probability per class, the entropy (how unsure, in nats) and the mutual information (the
-    part that is due to the weights: high for inputs unlike the client's data). For regression: mean, std, model_std.
+    part that is due to the weights, often high for inputs unlike the client's data; a table's value far outside its
+    range can still look sure, so check ranges). For regression: mean, std, model_std.
 
     Example: `fedabml predict posterior.safetensors --data inputs.npz --out predictions.csv --samples 20`
     """
     from ..files import write
     from ..prior import load_posterior
 
+    _check_apart(out, data, posterior)
     found = load_posterior(posterior)
     x = _inputs(data, found.card)
     p = found.predict(x, samples=samples, seed=seed, device=device)
