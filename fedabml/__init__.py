@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .errors import InputError, TrainingError
     from .evaluate import Prediction, Regression
     from .likelihoods import Categorical, GaussianNoise
-    from .prior import Posterior, Prior, load_posterior, load_prior
+    from .prior import Posterior, Prior, TablePrediction, load_posterior, load_prior
     from .run import Run, prepare, train
     from .vectors import replace_batchnorm
 
@@ -33,7 +33,7 @@ _HOMES = {
     "errors": ("InputError", "TrainingError"),
     "evaluate": ("Prediction", "Regression"),
     "likelihoods": ("Categorical", "GaussianNoise"),
-    "prior": ("Posterior", "Prior", "load_posterior", "load_prior"),
+    "prior": ("Posterior", "Prior", "TablePrediction", "load_posterior", "load_prior"),
     "run": ("Run", "prepare", "train"),
     "vectors": ("replace_batchnorm",),
 }
@@ -54,6 +54,7 @@ __all__ = [
     "Prior",
     "Regression",
     "Run",
+    "TablePrediction",
     "TrainingError",
     "__version__",
     "federate",

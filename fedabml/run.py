@@ -19,7 +19,9 @@ from torch import nn
 
 from . import algorithms, likelihoods, models
 from .algorithms import Algorithm, FedABML
+from .card import Card
 from .data import Federation, heat_map, save_manifest
+from .data.rows import whole
 from .engine.backend import backend_of, chunk_of, device_of, dtype_of, lane_bytes
 from .engine.checkpoint import Folder
 from .engine.cohort import Cohort
@@ -31,7 +33,7 @@ from .evaluate import evaluate as score_clients
 from .files import write, write_json
 from .gaussian import Gaussian
 from .likelihoods import Categorical, GaussianNoise, Likelihood
-from .prior import Card, Prior
+from .prior import Prior
 from .vectors import LIKELIHOOD, Network
 from .version import __version__
 
@@ -108,9 +110,9 @@ def prepare(
         algorithm = dataclasses.replace(algorithm, label_prior="none")  # there are no labels to have a prior over
     if not isinstance(model, (str, nn.Module)):
         raise InputError(f"model must be a torch.nn.Module (an object, not its class) or a name; it is {model!r}.")
-    rounds, epochs = whole("rounds", rounds, 0), whole("epochs", epochs, 1)
-    batch_size = whole("batch_size", batch_size, 1)
-    seed, chunk = whole("seed", seed, 0), None if chunk is None else whole("chunk", chunk, 1)
+    rounds, epochs = whole(rounds, "rounds", 0), whole(epochs, "epochs", 1)
+    batch_size = whole(batch_size, "batch_size", 1)
+    seed, chunk = whole(seed, "seed", 0), None if chunk is None else whole(chunk, "chunk", 1)
     if not isinstance(participation, (int, float)) or not 0 < participation <= 1:
         raise InputError(
             f"participation is the share of clients in a round, above 0 and at most 1; it is {participation!r}."
@@ -227,7 +229,7 @@ def train(
     if evaluate:
         split = resolve_split(fed, split)
         check_rows(fed, split)  # now, not after hours of training
-    eval_every = whole("eval_every", eval_every, 0)
+    eval_every = whole(eval_every, "eval_every", 0)
     config = setup.config | {"eval_every": eval_every, "split": split} | (extra or {})
     state = None
     if folder:
@@ -267,13 +269,6 @@ def train(
 
         write_report([folder.path], folder.path / "report.html")
     return run
-
-
-def whole(name: str, value: Any, low: int) -> int:
-    """A whole number of at least `low`, as an int."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
-        raise InputError(f"{name} must be a whole number of at least {low}; it is {value!r}.")
-    return int(value)
 
 
 def _fingerprint(network: Network) -> str:

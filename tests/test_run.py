@@ -367,9 +367,15 @@ def test_validation_rows_are_scored_where_there_are_any():
 
 
 def test_a_batch_larger_than_a_clients_data_is_noted():
-    setup = fedabml.prepare(federation(), "mlr", batch_size=15, device="cpu")
+    words = {"participation": 0.5, "device": "cpu"}
+    setup = fedabml.prepare(federation(), "mlr", batch_size=15, **words)
     assert len(setup.notes) == 1 and "2 client(s)" in setup.notes[0]
-    assert fedabml.prepare(federation(), "mlr", batch_size=9, device="cpu").notes == []
+    assert fedabml.prepare(federation(), "mlr", batch_size=9, **words).notes == []
+
+
+def test_notes_say_what_a_choice_amounts_to():
+    setup = fedabml.prepare(federation(), "mlr", FedABML(prior_every="batch"), batch_size=9, device="cpu")
+    assert "FedAvg with weight noise" in setup.notes[0] and "Only 1 of 4 clients" in setup.notes[1]
 
 
 @pytest.mark.parametrize(

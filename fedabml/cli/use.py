@@ -20,8 +20,8 @@ from .options import Config
 if TYPE_CHECKING:
     import numpy as np
 
+    from ..card import Card
     from ..evaluate import Evaluation, Prediction, Regression
-    from ..prior import Card
     from ..run import Setup
 
 
@@ -257,7 +257,7 @@ def _class_names(card: Card, classes: int) -> tuple[str, ...]:
 
 def _is_table(path: Path, card: Card) -> bool:
     """Whether a file is a table; the prior must have been trained on one, or on none, accordingly."""
-    from ..prior import TABLE_WANTED
+    from ..card import TABLE_WANTED
 
     table = path.suffix.lower() in TABLES
     if table and card.recipe is None:
