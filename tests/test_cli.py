@@ -8,27 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import fedabml
-from fedabml.cli import app, demo
+from fedabml.cli import demo
+from tests.command import SMALL, run
 
-SMALL = shlex.split("--clients 10 --model mlr --rounds 3 --participation 0.5 --epochs 1 --batch-size 20")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def run(*words, code=0):
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
+pytestmark = pytest.mark.usefixtures("one_thread_here")
 
 
 def rows(path):

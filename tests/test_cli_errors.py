@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import shlex
 import shutil
 import urllib.error
 
@@ -12,23 +11,9 @@ import torch
 from typer.testing import CliRunner
 
 from fedabml.cli import app
+from tests.command import SMALL, run
 
-SMALL = shlex.split("--clients 10 --model mlr --rounds 3 --participation 0.5 --epochs 1 --batch-size 20")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def run(*words, code=0):
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
+pytestmark = pytest.mark.usefixtures("one_thread_here")
 
 
 def refused(*words):

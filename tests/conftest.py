@@ -1,0 +1,16 @@
+"""What several test modules ask pytest for: a quiet place for the command line, and readable asserts in the helpers."""
+
+import pytest
+import torch
+
+pytest.register_assert_rewrite("tests.command", "tests.algorithms.problem")
+
+
+@pytest.fixture
+def one_thread_here(tmp_path, monkeypatch):
+    """An empty working folder and one thread, whatever the command line under test sets."""
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
