@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,31 +25,21 @@ from .engine.backend import backend_of, chunk_of, device_of, dtype_of, lane_byte
 from .engine.checkpoint import Folder
 from .engine.cohort import Cohort
 from .engine.plan import cohort_size
-from .engine.simulate import Simulation, last_ten
+from .engine.simulate import Simulation
 from .errors import InputError
 from .evaluate import Evaluation, check_rows
 from .evaluate import evaluate as score_clients
 from .files import write, write_json
-from .gaussian import Gaussian
 from .likelihoods import Categorical, GaussianNoise, Likelihood
 from .prior import Prior
-from .vectors import LIKELIHOOD, Network
+from .summary import clients_csv, summarise
+from .vectors import Network
 from .version import __version__
 
 # What a resumed run may change: how long it is, how it is scored, and what is only noted down.
 PERSONAL = ("personal_epochs", "personal_lr", "predict_samples")
 FREE = {"rounds", "eval_every", "split", "run", "command", "versions", "fedabml"}
 FREE |= {f"algorithm.hyper.{name}" for name in PERSONAL}
-
-
-# The scores of a summary, null where a run was not evaluated.
-SCORES = {
-    "classification": (
-        *("accuracy", "nll", "ece", "brier", "entropy", "mutual_information", "accuracy_pooled", "accuracy_last10"),
-        *("accuracy_worst_decile", "prior_accuracy", "prior_nll"),
-    ),
-    "regression": ("rmse", "nll", "coverage", "rmse_pooled", "rmse_last10", "prior_rmse", "prior_nll"),
-}
 
 
 @dataclass(repr=False)
@@ -259,7 +248,7 @@ def train(
     if folder:  # before the score: a client that diverges while it is scored must not cost the prior
         prior.save(folder.path / "shared.safetensors")
     final = score(sim) if evaluate else None
-    summary = _summary(setup, sim, history, final, split, before + time.perf_counter() - start)
+    summary = summarise(setup, sim, history, final, split, before + time.perf_counter() - start)
     run = Run(prior, summary, history, config, final, folder.path if folder else None)
     if folder:
         if final is not None:
@@ -298,67 +287,3 @@ def resolve_split(fed: Federation, split: str) -> str:
     if split not in ("val", "test"):
         raise InputError(f"split must be auto, val or test; it is {split!r}.")
     return split
-
-
-def _summary(
-    setup: Setup, sim: Simulation, history: list[dict[str, Any]], final: Evaluation | None, split: str, seconds: float
-) -> dict[str, Any]:
-    config, fed = setup.config, setup.cohort.fed
-    line = history[-1] if history else {"bytes_up": 0, "bytes_down": 0, "loss": None}
-    summary = {
-        k: config[k] for k in ("dataset", "model", "seed", "rounds", "clients", "parameters", "device", "backend")
-    }
-    summary |= {"algorithm": config["algorithm"]["name"], "task": fed.task, "split": split, "loss": line["loss"]}
-    main = "accuracy" if fed.task == "classification" else "rmse"
-    if final is not None:
-        summary |= final.summary | final.details
-        summary[f"{main}_last10"] = last_ten(history, setup.rounds, main, final.summary[main])
-    else:
-        summary |= dict.fromkeys(SCORES[fed.task])
-    width = prior_width(setup, sim)
-    if width:
-        summary["prior_width"] = width
-    if setup.cohort.device.type == "cuda":
-        summary["peak_device_bytes"] = torch.cuda.max_memory_allocated(setup.cohort.device)
-    words = {"bytes_up": line["bytes_up"], "bytes_down": line["bytes_down"], "seconds": seconds}
-    return summary | words | {"peak_memory_bytes": _peak(), "partition_hash": config["partition_hash"]}
-
-
-def _peak() -> int | None:
-    """The most memory this process has held, where the system tells."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def prior_width(setup: Setup, sim: Simulation) -> list[dict[str, Any]]:
-    """How wide the prior is in every layer: which parts of the network clients may make their own."""
-    prior = setup.cohort.algorithm.prior(sim.theta)
-    if not isinstance(prior, Gaussian):
-        return []
-    layout = setup.cohort.network.layout
-    if prior.logstd.max() == prior.logstd.min():
-        return []  # as wide as it began: nothing was learned about it
-    parts = layout.split(prior.logstd.exp())
-    return [
-        {"name": name, "mean_std": float(part.mean()), "parameters": part.numel()}
-        for name, part in parts.items()
-        if name != LIKELIHOOD
-    ]
-
-
-def clients_csv(fed: Federation, final: Evaluation, split: str) -> str:
-    """The scores of every client, a row each."""
-    import csv
-    import io
-
-    out = io.StringIO()
-    table = csv.writer(out, lineterminator="\n")
-    table.writerow(["client", "name", "n_train", f"n_{split}" if split == "val" else "n_test", *final.clients])
-    sizes = fed.rows(split).counts
-    for i, name in enumerate(fed.names):
-        values = ["" if np.isnan(column[i]) else f"{column[i]:.6g}" for column in final.clients.values()]
-        table.writerow([i, name, fed.train.counts[i], sizes[i], *values])
-    return out.getvalue()

@@ -47,7 +47,8 @@ def evaluate(
     """
     from ..files import write, write_json
     from ..prior import load_prior
-    from ..run import clients_csv, prepare, resolve_split
+    from ..run import prepare, resolve_split
+    from ..summary import clients_csv
     from .train import saved_config, scores
 
     plan, saved = saved_config(run)
