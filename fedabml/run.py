@@ -264,7 +264,7 @@ def _fingerprint(network: Network) -> str:
     """A hash of where training starts: the initial weights and what is frozen."""
     digest = hashlib.sha256()
     for name, tensor in sorted({"": network.initial, **network.constants}.items()):
-        digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        digest.update(name.encode() + tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

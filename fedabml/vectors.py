@@ -45,12 +45,6 @@ class Layout:
         """The inverse of `split`."""
         return torch.cat([tensors[name].detach().reshape(-1) for name in self.names])
 
-    def slice(self, name: str) -> slice:
-        """Where a parameter stands in the vector."""
-        i = self.names.index(name)
-        start = sum(self.sizes[:i])
-        return slice(start, start + self.sizes[i])
-
 
 LIKELIHOOD = "likelihood"  # the name of the likelihood's own entries in a layout
 

@@ -14,7 +14,6 @@ The label level: p(y|x, w, i) ∝ π_i(y)·exp f_w(x)_y, π_i = (counts + α)/(n
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,27 +21,23 @@ from torch import Tensor
 
 from .. import rng
 from ..errors import InputError
-from ..gaussian import Gaussian, kl, moments
+from ..gaussian import Gaussian, moments
+from .amortised import Amortised
 from .base import Batch, Loss, Site, State
 from .hyper import hyper
-from .steps import euclidean_prior, natural_prior, through
-from .variational import Variational
+from .steps import euclidean_prior, natural_prior
 
 PRIOR = "prior."  # θ_i in a carry, where it moves with every minibatch
 
 
 @dataclass(frozen=True)
-class FedABML(Variational):
+class FedABML(Amortised):
     """FedABML with every choice of its steps."""
 
     prior_step: str = hyper("natural", "the θ-step", choices=("natural", "euclidean", "amortised"))
     prior_every: str = hyper("round", "when θ_i moves", choices=("batch", "round"))
-    prior_std: str = hyper("fixed", "σ_θ: as it starts, or learned", choices=("fixed", "learned"))
     rho: float = hyper(1.0, "ρ: natural step of m_θ (with moments: the server's)", 0, 1)
     rho_std: float = hyper(0.1, "ρ_ν: natural step of ν_θ (with moments: the server's)", 0, 1)
-    prior_lr: float | None = hyper(None, "η': step size of euclidean and amortised θ-steps (none: lr)", 0)
-    curvature: str = hyper("exact", "amortised: H·v", choices=("exact", "first_order", "hessian_free"))
-    delta: float = hyper(1e-3, "δ: the difference of hessian_free", 1e-12)
     aggregate: str = hyper("mean", "the server's mean of θ_i, or moments of φ_i", choices=("mean", "moments"))
     average: float = hyper(0.8, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999)
     personal_lr: float | None = hyper(
@@ -112,11 +107,6 @@ class FedABML(Variational):
         usual = 0.01 if self.label_prior == "none" else 0.003
         return usual if self.personal_lr is None else self.personal_lr
 
-    @property
-    def theta_lr(self) -> float:
-        """η', the step size of θ."""
-        return self.lr if self.prior_lr is None else self.prior_lr
-
     def theta_step(self, theta: State, phi: State, n: Tensor) -> State:
         """θ_i moves towards the posterior φ."""
         if self.posterior == "point":
@@ -127,27 +117,3 @@ class FedABML(Variational):
         else:
             moved = euclidean_prior(prior, q, self.theta_lr * self.lam / n, implicit=self.kl_step == "implicit")
         return {"mean": moved.mean, "logstd": prior.logstd if self.prior_std == "fixed" else moved.logstd}
-
-    def amortised(self, theta: State, batch: Batch, site: Site, key: Tensor, loss: Loss) -> tuple[State, Tensor]:
-        """θ_i ← θ_i − η' d/dθ L(θ, φ_k(θ)), φ_0 = θ, with fresh noise in every step."""
-
-        def outer(theta: State, phi: State) -> tuple[Tensor, Tensor]:
-            q, prior = self.distribution(phi), self.distribution(theta)
-            value = loss(q, batch, rng.fold(key, self.k), self.s)
-            both = isinstance(q, Gaussian) and isinstance(prior, Gaussian)
-            return (value + self.lam / site.n * kl(q, prior) if both else value), value  # type: ignore[arg-type]
-
-        def slope(j: int) -> Callable[[State], State]:
-            return lambda phi: self.gradient(phi, batch, rng.fold(key, j), loss)[0]
-
-        total, value = through(
-            {**theta, **self.still(theta["mean"])},
-            theta,
-            [slope(j) for j in range(self.k)],
-            lambda phi, gradient, theta: self.move(phi, gradient, theta, site.n, self.lr),
-            outer,
-            self.curvature,
-            self.delta,
-        )
-        learned = ("mean", "logstd") if self.prior_std == "learned" else ("mean",)
-        return {name: v - self.theta_lr * total[name] if name in learned else v for name, v in theta.items()}, value

@@ -1,0 +1,59 @@
+"""The θ-step that takes the paper's amortisation at its word: a client's loss, differentiated through its own φ-steps.
+
+    θ ← θ − η' d/dθ L(θ, φ_k(θ)),   φ_0 = θ,  φ_{j+1} = φ_j − η ∇_φ L(θ, φ_j),   fresh noise in every step
+
+`curvature` says what becomes of the second derivatives: exact, a difference of gradients, or dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .. import rng
+from ..gaussian import Gaussian, kl
+from .base import Batch, Loss, Site, State
+from .hyper import hyper
+from .steps import through
+from .variational import Variational
+
+
+@dataclass(frozen=True)
+class Amortised(Variational):
+    """A Gaussian posterior and a θ that can be moved through its steps."""
+
+    prior_std: str = hyper("fixed", "σ_θ: as it starts, or learned", choices=("fixed", "learned"))
+    prior_lr: float | None = hyper(None, "η': step size of euclidean and amortised θ-steps (none: lr)", 0)
+    curvature: str = hyper("exact", "amortised: H·v", choices=("exact", "first_order", "hessian_free"))
+    delta: float = hyper(1e-3, "δ: the difference of hessian_free", 1e-12)
+
+    @property
+    def theta_lr(self) -> float:
+        """η', the step size of θ."""
+        return self.lr if self.prior_lr is None else self.prior_lr
+
+    def amortised(self, theta: State, batch: Batch, site: Site, key: Tensor, loss: Loss) -> tuple[State, Tensor]:
+        """θ_i ← θ_i − η' d/dθ L(θ, φ_k(θ)), φ_0 = θ, with fresh noise in every step."""
+
+        def outer(theta: State, phi: State) -> tuple[Tensor, Tensor]:
+            q, prior = self.distribution(phi), self.distribution(theta)
+            value = loss(q, batch, rng.fold(key, self.k), self.s)
+            both = isinstance(q, Gaussian) and isinstance(prior, Gaussian)
+            return (value + self.lam / site.n * kl(q, prior) if both else value), value  # type: ignore[arg-type]
+
+        def slope(j: int) -> Callable[[State], State]:
+            return lambda phi: self.gradient(phi, batch, rng.fold(key, j), loss)[0]
+
+        total, value = through(
+            {**theta, **self.still(theta["mean"])},
+            theta,
+            [slope(j) for j in range(self.k)],
+            lambda phi, gradient, theta: self.move(phi, gradient, theta, site.n, self.lr),
+            outer,
+            self.curvature,
+            self.delta,
+        )
+        learned = ("mean", "logstd") if self.prior_std == "learned" else ("mean",)
+        return {name: v - self.theta_lr * total[name] if name in learned else v for name, v in theta.items()}, value
