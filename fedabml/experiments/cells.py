@@ -1,0 +1,141 @@
+"""Cells: the runs an experiment is made of. Each is trained once and is one line of the experiment's cells.jsonl.
+
+A cell is a configuration and the personal options that are scored on its one trained federation. `Ledger` is the file
+of finished cells; `execute` runs the unfinished ones, those that differ only in seed and continuous hyperparameters
+together, as lanes of one batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..config import RunConfig, Table
+from ..errors import InputError
+
+# Keys of a configuration that say where and how a cell runs, not what it computes.
+MACHINE = ("device", "backend", "chunk", "data_dir", "evaluate", "eval_every")
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A run to be: the row of the table it belongs to, its configuration, the personal options to score."""
+
+    label: str
+    config: RunConfig
+    personal: tuple[Table, ...] = ({},)
+
+    @property
+    def identity(self) -> str:
+        """What makes two cells the same: everything that decides their numbers, as canonical JSON."""
+        config = {k: v for k, v in self.config.to_dict(everything=True).items() if k not in MACHINE}
+        return json.dumps([self.label, config, list(self.personal)], sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Score:
+    """One personal option of a trained federation, scored."""
+
+    personal: Table
+    summary: Table  # the means and pooled measures of `fedabml.evaluate`
+    clients: dict[str, list[float | None]]  # by measure, a value per client; None where a client has no such data
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished cell; one that diverged has an error and no scores."""
+
+    identity: str
+    label: str
+    config: Table  # of `RunConfig.to_dict`: what `RunConfig.of` reads back
+    scores: list[Score] = field(default_factory=list)
+    facts: Table = field(default_factory=dict)  # bytes_up, bytes_down, seconds, device, partition_hash, versions, ...
+    error: str | None = None
+
+    @property
+    def seed(self) -> int:
+        """The seed it ran with."""
+        return int(self.config.get("seed", 0))
+
+    def line(self) -> str:
+        """As JSON, one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of(cls, line: str) -> Result:
+        """From such a line."""
+        fields = json.loads(line)
+        scores = [Score(**score) for score in fields.pop("scores")]
+        return cls(**fields, scores=scores)
+
+
+class Ledger:
+    """The file of finished cells. A line that a crash cut short is dropped; its cell runs again."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self.results: dict[str, Result] = {}
+        self._end = 0  # where the sound part of the file ends
+        if self.path.exists():
+            self._read()
+
+    def _read(self) -> None:
+        content = self.path.read_bytes()
+        for number, line in enumerate(content.splitlines(keepends=True), 1):
+            whole = line.endswith(b"\n")
+            try:
+                result = Result.of(line.decode())
+            except (ValueError, TypeError, KeyError) as error:
+                if not whole:
+                    break
+                raise InputError(
+                    f"'{self.path}', line {number}: this is not a finished cell ({type(error).__name__}). Remove the "
+                    "line, and its cell is run again."
+                ) from error
+            if not whole:
+                break
+            self.results[result.identity] = result
+            self._end += len(line)
+
+    def __contains__(self, cell: Cell) -> bool:
+        return cell.identity in self.results
+
+    def __getitem__(self, cell: Cell) -> Result:
+        return self.results[cell.identity]
+
+    def add(self, result: Result) -> None:
+        """Appends a finished cell, on disk before it counts."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        data = result.line().encode() + b"\n"
+        with open(self.path, "ab") as file:
+            file.truncate(self._end)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._end += len(data)
+        self.results[result.identity] = result
+
+
+def execute(
+    cells: Sequence[Cell],
+    ledger: Ledger,
+    *,
+    on_round: Callable[[list[Cell], int], None] = lambda cells, round: None,
+    on_done: Callable[[Result], None] = lambda result: None,
+) -> Iterator[Result]:
+    """Runs the cells that the ledger lacks, adds each to it when it is done, and yields it.
+
+    `on_round(cells, round)` hears of every finished round of the cells that run together just now.
+    """
+    from .runner import groups, run_together
+
+    todo = list({cell.identity: cell for cell in cells if cell not in ledger}.values())
+    for group in groups(todo):
+        for result in run_together(group, lambda round, group=group: on_round(group, round)):  # type: ignore[misc]
+            ledger.add(result)
+            on_done(result)
+            yield result
