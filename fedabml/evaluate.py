@@ -7,8 +7,9 @@ measures are computed for all clients in one pass of segment sums; the tests hol
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from . import rng
 from .algorithms.base import State
 from .data import Federation, Rows
 from .engine.cohort import Cohort
+from .engine.lanes import Lanes, Part, chunked, joined
 from .errors import InputError, TrainingError
 from .gaussian import Distribution
 from .likelihoods import Categorical
@@ -111,29 +113,61 @@ def check_rows(fed: Federation, split: str) -> Rows:
     return rows
 
 
-@torch.no_grad()
+class Entry(NamedTuple):
+    """A trained run to be scored."""
+
+    cohort: Cohort
+    shared: State
+    kept: Callable[[list[int]], State]  # what clients keep between rounds, a lane each
+    round: int = 0
+
+
 def evaluate(cohort: Cohort, shared: State, kept: Any, split: str = "test", round: int = 0) -> Evaluation:
     """Personalises every client from `shared` on its training data and scores it on its `split` rows.
 
     `kept(clients)` gives what those clients keep between rounds. The prior's own score, without personalising and
     without the label level, stands beside it. Clients without such rows have no score (NaN) and do not count.
     """
-    fed = cohort.fed
-    rows = check_rows(fed, split)
-    scored = np.flatnonzero(rows.counts)
+    (found,) = evaluate_together([Entry(cohort, shared, kept, round)], split)
+    if isinstance(found, TrainingError):
+        raise found
+    return found
+
+
+@torch.no_grad()
+def evaluate_together(entries: Sequence[Entry], split: str = "test") -> list[Evaluation | TrainingError]:
+    """`evaluate` for several runs that may share a batch (see `engine.simulate.advance`), their clients side by side."""
+    first = entries[0].cohort
+    scored = [np.flatnonzero(check_rows(e.cohort.fed, split).counts).tolist() for e in entries]
+    personal: list[list[Any]] = [[] for _ in entries]
+    bad: list[list[int]] = [[] for _ in entries]
+    for part in chunked(scored, first.chunk):
+        run = {i: entries[i] for i in part}
+        lanes = Lanes([Part(run[i].cohort, run[i].shared, own, run[i].round) for i, own in part.items()])
+        models = lanes.personalise(joined([run[i].kept(own) for i, own in part.items()]))
+        owners = [(i, c) for i, own in part.items() for c in own]
+        outputs = predictions(first, lanes.predict(models, [run[i].cohort.fed.rows(split)[c] for i, c in owners]))
+        fine = torch.stack([torch.isfinite(leaf).flatten(1).all(1) for leaf in models]).all(0).tolist()
+        for (i, client), prediction, good in zip(owners, outputs, fine, strict=True):
+            personal[i].append(prediction)
+            bad[i] += [] if good else [client]
+    return [
+        _diverged(entry.cohort, wrong) if wrong else _scored(entry, split, np.array(clients), _joined(own))
+        for entry, clients, own, wrong in zip(entries, scored, personal, bad, strict=True)
+    ]
+
+
+def _scored(entry: Entry, split: str, scored: np.ndarray, personal: Any) -> Evaluation:
+    """The scores of a run from its clients' predictions."""
+    cohort, fed = entry.cohort, entry.cohort.fed
+    rows = fed.rows(split)
     rank = np.cumsum(rows.counts > 0) - 1  # a client's place among those that are scored
     owner = rank[rows.owner]
-    personal: list[Any] = []
-    for part in cohort.chunks(scored.tolist()):
-        models = cohort.personalise(shared, kept(part), part, round)
-        _check_finite(cohort, models, part)
-        keys = cohort.keys(rng.PREDICT, round, part)
-        personal += predictions(cohort, cohort.predict(models, [rows[c] for c in part], cohort.offsets(part), keys))
-    prior = cohort.algorithm.prior(shared)
-    own = None if prior is None else _prior_predictions(cohort, prior, rows.index, round)
+    prior = cohort.algorithm.prior(entry.shared)
+    own = None if prior is None else _prior_predictions(cohort, entry.shared, prior, rows.index, entry.round)
     y = fed.y[rows.index]
     score = _classification if isinstance(cohort.likelihood, Categorical) else _regression
-    clients, pooled, details = score(_joined(personal), y, owner, len(scored))
+    clients, pooled, details = score(personal, y, owner, len(scored))
     summary: dict[str, Any] = {name: float(v.mean()) for name, v in clients.items()} | pooled
     summary["clients_scored"] = len(scored)
     if own is not None:
@@ -151,23 +185,21 @@ def _spread_out(values: np.ndarray, scored: np.ndarray, clients: int) -> np.ndar
     return out
 
 
-def _check_finite(cohort: Cohort, models: Distribution, clients: list[int]) -> None:
+def _diverged(cohort: Cohort, clients: list[int]) -> TrainingError:
     """A model that diverged while it was personalised has no score."""
-    fine = torch.stack([torch.isfinite(leaf).flatten(1).all(1) for leaf in models]).all(0).tolist()
-    bad = [cohort.fed.names[c] for c, good in zip(clients, fine, strict=True) if not good]
-    if bad:
-        raise TrainingError(
-            f"Personalising diverged for {len(bad)} client(s), {', '.join(bad[:8])} among them: their weights are not "
-            f"finite. A smaller personal_lr or fewer personal_epochs may help. {cohort.algorithm.remedy}"
-        )
+    names = ", ".join(cohort.fed.names[c] for c in clients[:8])
+    return TrainingError(
+        f"Personalising diverged for {len(clients)} client(s), {names} among them: their weights are not finite. "
+        f"A smaller personal_lr or fewer personal_epochs may help. {cohort.algorithm.remedy}"
+    )
 
 
-def _prior_predictions(cohort: Cohort, prior: Distribution, index: np.ndarray, round: int) -> Any:
+def _prior_predictions(cohort: Cohort, shared: State, prior: Distribution, index: np.ndarray, round: int) -> Any:
     """What the server's own model says of every sample: one lane, the pooled rows in pieces."""
     lane = type(prior)(*(leaf.unsqueeze(0) for leaf in prior))
     pieces = np.array_split(index, max(1, len(index) // 4096))
-    key = cohort.keys(rng.PREDICT, round, [-1])
-    return _joined([predictions(cohort, cohort.predict(lane, [rows], None, key))[0] for rows in pieces])
+    key, lanes = cohort.keys(rng.PREDICT, round, [-1]), cohort.lanes(shared, [0], round)
+    return _joined([predictions(cohort, lanes.outputs(lane, [rows], None, key))[0] for rows in pieces])
 
 
 def _joined(parts: list[Any]) -> Any:

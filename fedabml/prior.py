@@ -28,7 +28,8 @@ from .algorithms.base import Algorithm, State
 from .card import Card, check_fit
 from .data.rows import whole
 from .engine.backend import device_of
-from .engine.cohort import Cohort, draw, draws_of, output
+from .engine.cohort import Cohort
+from .engine.loss import draw, draws_of, output
 from .errors import InputError
 from .evaluate import Prediction, Regression
 from .files import group, prefixed, read_tensors, write_tensors
@@ -88,7 +89,7 @@ class Prior:
         shared = {k: v.to(place, torch.float32) for k, v in self.shared.items()}
         with torch.no_grad():
             lane = cohort.personalise(shared, cohort.keep(shared, [0]), [0])
-            offsets = cohort.offsets([0])
+            offsets = cohort.lanes(shared, [0]).offset
         q = type(lane)(*(leaf[0].cpu() for leaf in lane))
         if not all(torch.isfinite(leaf).all() for leaf in q):
             raise InputError("Personalising diverged: the posterior is not finite. Give a smaller lr or fewer epochs.")

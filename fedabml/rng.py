@@ -52,7 +52,7 @@ def key(*path: int, device: torch.device | str = "cpu") -> Tensor:
 
 def keys(path: Sequence[int], last: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """One key for every entry of `last`, each as `key(*path, entry)` would give: a cohort's keys in one tensor."""
-    return torch.tensor([_signed(number(*path, int(v))) for v in last], dtype=torch.int64, device=device)
+    return fold(key(*path, device=device), torch.as_tensor(last, dtype=torch.int64, device=device))
 
 
 def generator(*path: int) -> np.random.Generator:

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from .. import rng
 
 
 class Plan(NamedTuple):
-    """Sample numbers of every step of a cohort; −1 is padding."""
+    """Sample numbers of every step of some lanes; −1 is padding."""
 
-    rows: np.ndarray  # int64 [steps, batches per step, lanes, batch]
+    rows: Tensor  # int64 [steps, batches per step, lanes, batch]
     steps: np.ndarray  # int64 [lanes]: how many of the steps are a lane's own
 
 
@@ -29,33 +31,42 @@ def sample(clients: int, participation: float, seed: int, round: int) -> list[in
     return sorted(drawn.tolist())
 
 
-def minibatches(
-    rows: Sequence[np.ndarray], names: Sequence[int], epochs: int, batch: int, per_step: int, path: Sequence[int]
-) -> Plan:
+def minibatches(rows: Tensor, sizes: np.ndarray, keys: Tensor, epochs: int, batch: int, per_step: int) -> Plan:
     """Every lane's shuffled minibatches, `per_step` of them to a step.
 
-    An epoch is a permutation of the client's samples cut into batches, the last one possibly short. Where a step takes
-    several batches and a lane's number of batches is not a multiple, the rest is left out (but never the only step).
+    `rows` are the lanes' sample numbers [lanes, longest], the first `sizes` of each its own. An epoch is a permutation
+    of them, a function of the lane's key and the epoch, cut into batches, the last one possibly short. Where a step
+    takes several batches and a lane's number of batches is not a multiple, the rest is left out (but never the only
+    step).
     """
-    lanes = []
-    width = min(batch, max(len(r) for r in rows))
-    for own, name in zip(rows, names, strict=True):
-        size = min(batch, len(own))
-        count = -(-len(own) // size)
-        block = np.full((epochs, count, width), -1, np.int64)
-        for epoch in range(epochs):
-            order = rng.generator(*path, rng.SHUFFLE, name, epoch).permutation(len(own))
-            padded = np.full(count * size, -1, np.int64)
-            padded[: len(own)] = own[order]
-            block[epoch, :, :size] = padded.reshape(count, size)
-        stream = block.reshape(epochs * count, width)
-        steps = max(1, len(stream) // per_step)
-        lanes.append(np.resize(stream, (steps * per_step, width)).reshape(steps, per_step, width))
-    own_steps = np.array([len(lane) for lane in lanes])
-    index = np.full((int(own_steps.max()), per_step, len(lanes), width), -1, np.int64)
-    for i, lane in enumerate(lanes):
-        index[: len(lane), :, i] = lane
-    return Plan(index, own_steps)
+    lanes, longest = rows.shape
+    width = min(batch, longest)
+    counts = -(-sizes // width)  # batches of an epoch
+    steps = np.maximum(1, epochs * counts // per_step)
+    room = int(counts.max()) * width
+    block = max(1, _BLOCK // rows.numel())
+    shuffled = torch.cat([_shuffled(rows, keys, e, min(e + block, epochs)) for e in range(0, epochs, block)], 1)
+    stream = torch.nn.functional.pad(shuffled, (0, room - longest), value=-1).view(lanes, -1, width)
+    # A lane's s-th batch is batch s mod c of epoch s div c, c its own count: an epoch has room for the largest count.
+    own = torch.as_tensor(np.stack([counts, steps])).to(rows.device)
+    s = torch.arange(int(steps.max()) * per_step, device=rows.device).unsqueeze(-1)
+    turn = s % (epochs * own[0])
+    place = turn // own[0] * (room // width) + turn % own[0]
+    found = stream[torch.arange(lanes, device=rows.device), place]
+    mine = (s // per_step < own[1]).unsqueeze(-1)
+    return Plan(torch.where(mine, found, -1).view(-1, per_step, lanes, width), steps)
+
+
+_BLOCK = 1 << 24  # sample numbers that are shuffled at once
+
+
+def _shuffled(rows: Tensor, keys: Tensor, first: int, last: int) -> Tensor:
+    """Epochs of shuffled rows, [lanes, epochs, longest], the padding last."""
+    each = rng.fold(keys.unsqueeze(-1), torch.arange(first, last, device=rows.device))
+    dice = rng.fold(each.unsqueeze(-1), torch.arange(rows.shape[1], device=rows.device))
+    padding = rows.unsqueeze(1) < 0
+    order = dice.masked_fill(padding, torch.iinfo(dice.dtype).max).argsort(dim=-1, stable=True)
+    return rows.unsqueeze(1).expand_as(order).gather(-1, order)
 
 
 def padded(rows: Sequence[np.ndarray]) -> np.ndarray:

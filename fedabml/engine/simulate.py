@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..algorithms.base import State
 from ..errors import InputError, TrainingError
 from .checkpoint import Checkpoint, Folder
 from .cohort import Cohort
+from .lanes import Lanes, Part, chunked, joined
 from .plan import sample
 
 
@@ -33,9 +36,21 @@ class Kept:
         device = self.cohort.device
         return {name: torch.stack([row[name].to(device) for row in rows]) for name in rows[0]}
 
-    def put(self, kept: dict[int, State]) -> None:
-        """Remembers what clients kept."""
-        self.states |= kept
+    def put(self, clients: Sequence[int], kept: State) -> dict[int, State]:
+        """Remembers what clients kept, a lane each; returns it by client."""
+        host = {name: v.cpu() for name, v in kept.items()}
+        own = {c: {name: v[i].clone() for name, v in host.items()} for i, c in enumerate(clients) if host}
+        self.states |= own
+        return own
+
+
+class Work(NamedTuple):
+    """What some clients of a run have done in a round, a lane each."""
+
+    update: State
+    kept: State
+    losses: Tensor
+    fine: Tensor  # whether all of it is finite
 
 
 class Simulation:
@@ -74,37 +89,41 @@ class Simulation:
         """What `evaluate` needs: the kept states of clients, a lane each."""
         return self.kept.get(self.theta, clients)
 
-    @torch.no_grad()
     def step(self) -> dict[str, Any]:
         """One round; returns its line for the history."""
-        start, cohort, round = time.perf_counter(), self.cohort, self.round + 1
-        clients = sample(cohort.fed.clients, self.participation, cohort.seed, round)
-        weights = cohort.weights(clients)
-        total: State = {}
-        changed: dict[int, State] = {}
-        losses, finite, done, up = [], [], 0, 0
-        for part in cohort.chunks(clients):
-            own = self.kept.get(self.shared, part)
-            update, own, loss = cohort.train(self.shared, own, part, round, self.epochs)
-            for name, value in update.items():
-                mean = torch.tensordot(weights[done : done + len(part)], value, 1)
-                total[name] = total[name] + mean if name in total else mean
-            changed |= {c: {k: v[i].to("cpu", copy=True) for k, v in own.items()} for i, c in enumerate(part) if own}
-            losses.append(loss)
-            finite.append(_finite(loss, [*update.values(), *own.values()]))
-            done, up = done + len(part), sum(v[0].numel() * v.element_size() for v in update.values())
-        fine = torch.cat(finite).tolist()
+        (line,) = advance([self])
+        if isinstance(line, TrainingError):
+            raise line
+        return line
+
+    def draw(self) -> list[int]:
+        """The clients of the next round."""
+        return sample(self.cohort.fed.clients, self.participation, self.cohort.seed, self.round + 1)
+
+    def merge(self, clients: list[int], work: list[Work], seconds: float) -> dict[str, Any]:
+        """Ends a round with what its clients, in their order, have sent; returns its line for the history."""
+        cohort, round = self.cohort, self.round + 1
+        fine = torch.cat([w.fine for w in work]).tolist()
         if not all(fine):
             self._diverged(round, [c for c, good in zip(clients, fine, strict=True) if not good])
+        weights = cohort.weights(clients).split([len(w.losses) for w in work])
+        means = [
+            {name: torch.tensordot(share, value, 1) for name, value in w.update.items()}
+            for share, w in zip(weights, work, strict=True)
+        ]
+        total = {name: sum((m[name] for m in means[1:]), means[0][name]) for name in means[0]}
         self.shared = cohort.algorithm.merge(self.shared, total, len(clients), cohort.fed.clients)
         decay = min(cohort.algorithm.average, (round - 1) / round)
         self.average = {k: decay * self.average[k] + (1 - decay) * v for k, v in self.shared.items()}
-        self.kept.put(changed)
-        self.changed, self.round = changed, round
-        loss_mean = float(torch.cat(losses).double().mean())
-        self.seconds += time.perf_counter() - start
+        self.changed = {}
+        for own, part in zip(work, _split(clients, [len(w.losses) for w in work]), strict=True):
+            self.changed |= self.kept.put(part, own.kept)
+        self.round = round
+        self.seconds += seconds
+        loss = float(torch.cat([w.losses for w in work]).double().mean())
+        up = sum(v[0].numel() * v.element_size() for v in work[-1].update.values())
         down = sum(v.numel() * v.element_size() for v in self.shared.values())
-        line = {"round": round, "loss": loss_mean, "clients": clients, "seconds": self.seconds}
+        line = {"round": round, "loss": loss, "clients": clients, "seconds": self.seconds}
         return line | {"bytes_down": down, "bytes_up": up}
 
     def _diverged(self, round: int, clients: list[int]) -> None:
@@ -144,6 +163,45 @@ class Simulation:
         return history
 
 
+@torch.no_grad()
+def advance(sims: Sequence[Simulation]) -> list[dict[str, Any] | TrainingError]:
+    """One round of several runs, their clients side by side: of each its line for the history, or why it diverged.
+
+    Runs that go together have the same network, data, batch size, epochs and discrete hyperparameters. They may differ
+    in seed, partition and continuous hyperparameters.
+    """
+    start = time.perf_counter()
+    drawn = [sim.draw() for sim in sims]
+    work: list[list[Work]] = [[] for _ in sims]
+    for part in chunked(drawn, sims[0].cohort.chunk):
+        lanes = Lanes([Part(sims[i].cohort, sims[i].shared, own, sims[i].round + 1) for i, own in part.items()])
+        kept = joined([sims[i].kept.get(sims[i].shared, own) for i, own in part.items()])
+        update, kept, losses = lanes.train(kept, sims[0].epochs)
+        fine = _finite(losses, [*update.values(), *kept.values()])
+        sizes = [len(own) for own in part.values()]
+        pieces = (_each(update, sizes), _each(kept, sizes), losses.split(sizes), fine.split(sizes))
+        for i, own_work in zip(part, zip(*pieces, strict=True), strict=True):
+            work[i].append(Work(*own_work))
+    lines: list[dict[str, Any] | TrainingError] = []
+    for sim, clients, parts in zip(sims, drawn, work, strict=True):
+        try:
+            lines.append(sim.merge(clients, parts, (time.perf_counter() - start) / len(sims)))
+        except TrainingError as error:
+            lines.append(error)
+    return lines
+
+
+def _each(state: State, sizes: list[int]) -> list[State]:
+    """A state of many lanes, cut into those of each run."""
+    parts = {name: v.split(sizes) for name, v in state.items()}
+    return [{name: v[i] for name, v in parts.items()} for i in range(len(sizes))]
+
+
+def _split(clients: list[int], sizes: list[int]) -> list[list[int]]:
+    ends = list(itertools.accumulate(sizes))
+    return [clients[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
 def last_ten(history: list[dict[str, Any]], rounds: int, measure: str, final: float | None) -> float | None:
     """The mean of a measure over the evaluations of the last ten rounds, the final one among them."""
     values = [line["eval"][measure] for line in history if "eval" in line and rounds - 10 < line["round"] < rounds]
@@ -160,7 +218,7 @@ def _check_like(expected: State, got: State) -> None:
         )
 
 
-def _finite(loss: torch.Tensor, values: list[torch.Tensor]) -> torch.Tensor:
+def _finite(loss: Tensor, values: list[Tensor]) -> Tensor:
     fine = torch.isfinite(loss)
     for value in values:
         fine = fine & torch.isfinite(value.reshape(len(loss), -1)).all(-1)

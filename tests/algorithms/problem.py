@@ -9,8 +9,9 @@ from torch import nn
 
 import fedabml
 from fedabml import rng
-from fedabml.engine.plan import minibatches, sample
+from fedabml.engine.plan import sample
 from fedabml.engine.simulate import Simulation
+from tests.plans import plan_of
 
 SIZES, BATCH, EPOCHS, SEED = (5, 9, 4, 2), 3, 2, 6  # this seed draws clients 0 and 1, then 0 and 2, and never 3
 CLIENTS = range(len(SIZES))
@@ -44,7 +45,7 @@ def drawn(round):
 def batches(client, round, phase=0, epochs=EPOCHS, purpose=rng.NOISE, per_step=1):
     """The very minibatches of a client, a list of (x, y) for every step."""
     fed = federation()
-    plan = minibatches([fed.train[client]], [client], epochs, BATCH, per_step, (SEED, purpose, round, phase))
+    plan = plan_of([fed.train[client]], [client], epochs, BATCH, per_step, (SEED, purpose, round, phase))
     rows = [[part[part >= 0] for part in step] for step in plan.rows[:, :, 0]]
     return [[(fed.x[r, 0].astype(float), fed.y[r, 0].astype(float)) for r in step] for step in rows]
 

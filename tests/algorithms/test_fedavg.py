@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 import fedabml
 from fedabml import rng
-from fedabml.engine.plan import minibatches
 from fedabml.vectors import Network
+from tests.plans import plan_of
 
 
 def clients(sizes, classes=3, features=4, seed=0):
@@ -35,7 +35,7 @@ def test_one_client_is_plain_sgd(momentum):
     losses = []
     for number in (1, 2):
         optimiser = torch.optim.SGD(mine.parameters(), lr=0.1, momentum=momentum)  # buffers start anew every round
-        plan = minibatches([fed.train[0]], [0], 3, 5, 1, (7, rng.NOISE, number, 0))
+        plan = plan_of([fed.train[0]], [0], 3, 5, 1, (7, rng.NOISE, number, 0))
         losses.append([])
         for rows in plan.rows[:, 0, 0]:
             rows = rows[rows >= 0]
@@ -81,7 +81,7 @@ def test_fine_tuning_is_the_same_sgd_from_the_shared_weights():
     posterior = run.prior.personalize(x, y, seed=3, batch_size=4, device="cpu")
     mine = Network(module).to_module(run.prior.shared["mean"])
     optimiser = torch.optim.SGD(mine.parameters(), lr=0.05)
-    for rows in minibatches([np.arange(13)], [0], 2, 4, 1, (3, rng.PERSONAL, 0, 0)).rows[:, 0, 0]:
+    for rows in plan_of([np.arange(13)], [0], 2, 4, 1, (3, rng.PERSONAL, 0, 0)).rows[:, 0, 0]:
         rows = rows[rows >= 0]
         optimiser.zero_grad()
         cross_entropy(mine(torch.as_tensor(x[rows])), torch.as_tensor(y[rows])).backward()

@@ -55,11 +55,10 @@ def personalised(stages, **options):
     for i, (lr, lr_std, epochs) in enumerate(stages):
         algorithm = FedABML(lam=1, s=32, personal_lr=lr, lr_std=lr_std, personal_epochs=epochs, **options)
         cohort = cohort_of(algorithm, seed=i)
+        lanes = cohort.lanes(shared, [0])
         if carry is None:
-            carry = cohort.each(
-                "personal", (None, 0, 0, 0), shared, {}, cohort.site([0]), cohort.keys(rng.PERSONAL, 0, [0])
-            )
-        carry, _, _ = cohort.steps(carry, shared, algorithm.personal_phases(), [0], rng.PERSONAL, 0)
+            carry = lanes.each("personal", (None, 0, 0, 0), shared, {}, lanes.site, lanes.keys(rng.PERSONAL))
+        carry, _, _ = lanes.steps(carry, algorithm.personal_phases(), rng.PERSONAL)
     return carry["mean"][0].numpy(), carry["logstd"][0].numpy()
 
 

@@ -13,8 +13,8 @@ from fedabml import FedABML, FedAvg, Local
 from fedabml.algorithms import REGISTRY, Algorithm, FedBABU, make, name_of
 from fedabml.engine.checkpoint import Checkpoint, Folder
 from fedabml.engine.plan import sample
-from fedabml.engine.simulate import Simulation
-from fedabml.evaluate import evaluate
+from fedabml.engine.simulate import Simulation, advance
+from fedabml.evaluate import Entry, evaluate, evaluate_together
 from fedabml.prior import Prior
 
 SIZES = (6, 60, 13, 33, 25, 9)  # tenfold, and none a multiple of the batch but the first with its own size
@@ -160,6 +160,32 @@ def test_one_step_in_float32(fed, algorithm):
     a, b = (everything(simulate(fed, algorithm, backend=kind, **one)[0]) for kind in ("vmap", "loop"))
     assert all(t.dtype == torch.float32 for t in a.values())
     assert_states_close(a, b, 1e-5)
+
+
+def other(algorithm, factor):
+    """The same discrete choices, all continuous hyperparameters a little different."""
+    return dataclasses.replace(algorithm, **{k: factor * v for k, v in algorithm.continuous().items()})
+
+
+@EVERY
+def test_a_sweep_as_lanes_equals_separate_runs(fed, algorithm):
+    """Three runs side by side, of other seeds and hyperparameters, in chunks that cut through them."""
+    runs = [(algorithm, {}), (other(algorithm, 0.9), {}), (other(algorithm, 0.95), {"seed": SEED + 1})]
+    alone = [simulate(fed, a, **options)[0] for a, options in runs]
+    setups = [prepare(fed, a, chunk=5, **options) for a, options in runs]
+    sims = [Simulation(s.cohort, participation=s.participation, epochs=s.epochs) for s in setups]
+    for _ in range(ROUNDS):
+        lines = advance(sims)
+    for one, many, line in zip(alone, sims, lines, strict=True):
+        assert_states_close(everything(many), everything(one), 1e-9)
+        assert line["round"] == ROUNDS and line["clients"] == sample(len(SIZES), SHARE, many.cohort.seed, ROUNDS)
+    first, second = (everything(sim) for sim in alone[:2])
+    assert any(not torch.equal(first[name], second[name]) for name in first)
+    together = evaluate_together([Entry(s.cohort, s.theta, s.kept_for) for s in sims])
+    for found, sim in zip(together, alone, strict=True):
+        expected = evaluate(sim.cohort, sim.theta, sim.kept_for)
+        for name in ("nll", "brier", "entropy", "prior_nll"):
+            np.testing.assert_allclose(found.clients.get(name, 0), expected.clients.get(name, 0), atol=1e-8)
 
 
 @EVERY

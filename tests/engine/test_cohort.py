@@ -11,11 +11,12 @@ from torch import nn
 import fedabml
 from fedabml import FedABML, FedAvg, GaussianNoise, rng
 from fedabml.engine.backend import backend_of, chunk_of, device_of, lane_bytes
-from fedabml.engine.cohort import ClientLoss, label_offset
-from fedabml.engine.plan import minibatches, padded, sample
+from fedabml.engine.loss import ClientLoss, label_offset
+from fedabml.engine.plan import padded, sample
 from fedabml.engine.simulate import Simulation
 from fedabml.evaluate import evaluate
 from fedabml.vectors import Network
+from tests.plans import plan_of
 
 SIZES = (4, 21, 9)
 
@@ -190,7 +191,10 @@ def test_label_level_by_hand():
     fed = fedabml.Federation.from_arrays([(np.zeros((4, 1), np.float32), np.array([0, 0, 2, 0]))] * 2, classes=3)
     cohort = simulate(fed, "mlr", FedABML(label_alpha=0.5), rounds=0).cohort
     expected = np.log(np.array([3.5, 0.5, 1.5]) / 5.5)
-    np.testing.assert_allclose(cohort.offsets([1])[0].numpy(), expected)
+    np.testing.assert_allclose(
+        cohort.lanes(cohort.algorithm.init(cohort.network.initial, cohort.network.layout), [1]).offset[0].numpy(),
+        expected,
+    )
     assert np.exp(expected).sum() == pytest.approx(1)
     one = label_offset(cohort.algorithm, type(cohort.site([0]))(*(t[0] for t in cohort.site([0]))))
     np.testing.assert_allclose(one.numpy(), expected)
@@ -200,8 +204,9 @@ def test_label_level_by_hand():
 def test_predictions_of_many_rows_are_cut_in_pieces_and_joined():
     fed = federation("mlr", (4, 300, 129))
     cohort = simulate(fed, "mlr", FedAvg(lr=0.1), rounds=0).cohort
-    models = cohort.personalise({"mean": cohort.network.initial}, {}, [0, 1, 2])
-    outputs = cohort.predict(models, [fed.train[c] for c in range(3)], None, cohort.keys(rng.PREDICT, 0, [0, 1, 2]))
+    lanes = cohort.lanes({"mean": cohort.network.initial}, [0, 1, 2])
+    models = lanes.personalise({})
+    outputs = lanes.predict(models, [fed.train[c] for c in range(3)])
     for c, out in enumerate(outputs):
         assert out.shape == (1, len(fed.train[c]), 3)
         expected = cohort.network(models.mean[c], cohort.data.inputs(torch.as_tensor(fed.train[c]))).softmax(-1)
@@ -271,7 +276,7 @@ ROWS = [np.arange(100, 123), np.arange(5), np.arange(50, 58)]
 
 
 def test_every_sample_exactly_once_an_epoch():
-    plan = minibatches(ROWS, [4, 9, 2], 3, 8, 1, (0, 1))
+    plan = plan_of(ROWS, [4, 9, 2], 3, 8, 1, (0, 1))
     assert plan.steps.tolist() == [9, 3, 3] and plan.rows.shape == (9, 1, 3, 8)
     for lane, rows in enumerate(ROWS):
         own = plan.rows[: plan.steps[lane], 0, lane].reshape(3, -1)
@@ -285,7 +290,7 @@ def test_every_sample_exactly_once_an_epoch():
 
 def test_a_plan_depends_on_its_path_and_its_client_alone():
     def own(lane, rows, names, path=(0, 1), batch=8):
-        plan = minibatches(rows, names, 2, batch, 1, path)
+        plan = plan_of(rows, names, 2, batch, 1, path)
         index = plan.rows[: plan.steps[lane], 0, lane]
         return [step[step >= 0].tolist() for step in index]
 
@@ -299,7 +304,7 @@ def test_a_plan_depends_on_its_path_and_its_client_alone():
 
 
 def test_steps_of_several_batches():
-    plan = minibatches(ROWS, [0, 1, 2], 2, 8, 3, (0,))
+    plan = plan_of(ROWS, [0, 1, 2], 2, 8, 3, (0,))
     # 23 samples: 3 batches an epoch, 6 in all, 2 steps. 5 samples: 2 batches, fewer than a step takes, so they repeat.
     assert plan.steps.tolist() == [2, 1, 1] and plan.rows.shape == (2, 3, 3, 8)
     small = plan.rows[0, :, 1]
@@ -308,7 +313,7 @@ def test_steps_of_several_batches():
 
 
 def test_a_batch_larger_than_the_data_is_all_of_it():
-    plan = minibatches([np.arange(3)], [0], 1, 50, 1, (0,))
+    plan = plan_of([np.arange(3)], [0], 1, 50, 1, (0,))
     assert plan.rows.shape == (1, 1, 1, 3) and sorted(plan.rows[0, 0, 0]) == [0, 1, 2]
 
 

@@ -1,0 +1,68 @@
+"""What a client's weights cost: the network, the likelihood and the label level behind one function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import rng
+from ..algorithms.base import Algorithm, Batch, Site
+from ..gaussian import Distribution, Gaussian, Point
+from ..likelihoods import Likelihood
+from ..vectors import Network
+
+
+@dataclass(frozen=True)
+class ClientLoss:
+    """The engine's `Loss` for one client: it knows the network, the likelihood and the client's label level."""
+
+    network: Network
+    likelihood: Likelihood
+    offset: Tensor | None
+    batched: bool = True  # weight samples in one batched program, or one after another
+
+    def __call__(self, q: Distribution, batch: Batch, key: Tensor, samples: int = 1) -> Tensor:
+        if isinstance(q, Point):
+            return self.nll(q.mean, batch, key)
+        weights = q.draw(key, samples)
+        if len(weights) == 1:
+            return self.nll(weights[0], batch, key)
+        keys = rng.fold(key, torch.arange(len(weights), device=key.device))
+        if self.batched:
+            return torch.vmap(self.nll, (0, None, 0))(weights, batch, keys).mean()
+        return torch.stack([self.nll(w, batch, k) for w, k in zip(weights, keys, strict=True)]).mean()
+
+    def nll(self, weights: Tensor, batch: Batch, key: Tensor) -> Tensor:
+        """Mean −log p(y|x, w) of the rows that are not padding."""
+        outputs = self.network(weights, batch.x, key)
+        each = self.likelihood.nll(outputs, batch.y, self.network.tail(weights), self.offset)
+        return (each * batch.mask).sum() / batch.mask.sum().clamp_min(1)
+
+
+def output(network: Network, likelihood: Likelihood, weights: Tensor, x: Tensor, offset: Tensor | None) -> Tensor:
+    """What a network with these weights predicts for inputs it can take as they are."""
+    return likelihood.predict(network(weights, x), network.tail(weights), offset)
+
+
+def draws_of(model: Distribution, samples: int) -> int:
+    """How many weight vectors a prediction averages over."""
+    if isinstance(model, Gaussian):
+        return max(1, samples)
+    return 1 if isinstance(model, Point) else model.weights.shape[-2]
+
+
+def draw(q: Distribution, key: Tensor, j: int, samples: int) -> Tensor:
+    """The j-th of them."""
+    if isinstance(q, Gaussian):
+        return q.draw(rng.fold(key, j), 1)[0] if samples else q.mean
+    return q.mean if isinstance(q, Point) else q.weights[j]
+
+
+def label_offset(algorithm: Algorithm, site: Site) -> Tensor | None:
+    """log π_i, π_i = (counts + α)/(n + Kα): the closed-form posterior mean of a client's label distribution."""
+    if algorithm.label_prior == "none" or site.counts.shape[-1] == 0:
+        return None
+    alpha = algorithm.label_alpha
+    return torch.log((site.counts + alpha) / (site.n.unsqueeze(-1) + site.counts.shape[-1] * alpha))
