@@ -34,7 +34,7 @@ from .errors import InputError, nearest
 
 if TYPE_CHECKING:
     from .algorithms import Algorithm
-    from .data import Federation
+    from .data import Dataset, Federation
     from .data.download import Progress
 
 Table = dict[str, Any]
@@ -206,14 +206,14 @@ class RunConfig:
         """A copy with changes."""
         return replace(self, **changes)
 
-    def federation(self, progress: Progress | None = None) -> Federation:
-        """The data, divided among clients. `progress` hears of downloads."""
+    def federation(self, progress: Progress | None = None, dataset: Dataset | None = None) -> Federation:
+        """The data, divided among clients. `progress` hears of downloads; a dataset may be at hand already."""
         from . import data
 
         seed = self.seed if self.partition_seed is None else self.partition_seed
         if not self.data:
             fed = data.federate(
-                data.load(self.dataset or "digits", self.data_dir, progress=progress),
+                dataset or data.load(self.dataset or "digits", self.data_dir, progress=progress),
                 partition="classes" if self.partition == "auto" else self.partition,
                 clients=self.clients,
                 classes_per_client=self.classes_per_client,

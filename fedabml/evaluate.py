@@ -136,7 +136,7 @@ def evaluate(cohort: Cohort, shared: State, kept: Any, split: str = "test", roun
 
 @torch.no_grad()
 def evaluate_together(entries: Sequence[Entry], split: str = "test") -> list[Evaluation | TrainingError]:
-    """`evaluate` for several runs that may share a batch (see `engine.simulate.advance`), their clients side by side."""
+    """`evaluate` for several runs that may share a batch (see `engine.simulate.advance`), all clients side by side."""
     first = entries[0].cohort
     scored = [np.flatnonzero(check_rows(e.cohort.fed, split).counts).tolist() for e in entries]
     personal: list[list[Any]] = [[] for _ in entries]

@@ -71,6 +71,7 @@ class Setup:
     participation: float
     epochs: int
     notes: list[str]
+    lane: int  # bytes that one client of a batch takes, roughly
 
 
 def prepare(
@@ -168,7 +169,7 @@ def prepare(
         "weights": _fingerprint(network),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
     }
-    return Setup(cohort, card, config, rounds, participation, epochs, notes)
+    return Setup(cohort, card, config, rounds, participation, epochs, notes, lane)
 
 
 def train(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedabml.data.arrays import channels_first, large_enough
+from fedabml.data.arrays import large_enough
 from fedabml.data.federation import Federation
 from fedabml.data.files import write_aside
 from fedabml.data.rows import BY_CLASS, DIRICHLET, IID, Rows, generator, shuffled, whole
@@ -149,8 +149,7 @@ def federate(
     kept = large_enough(train.counts.tolist(), names, drop_small)
     train, test = train.select(kept), Rows(test.index + len(y_train), test.offsets).select(kept)
     return Federation.assemble(
-        np.concatenate([channels_first(dataset.x_train), channels_first(dataset.x_test)]),
-        np.concatenate([y_train, y_test]),
+        *dataset.samples,
         (train, Rows.empty(len(train)), test),
         task="classification",
         classes=dataset.classes,

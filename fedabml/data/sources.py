@@ -12,12 +12,14 @@ import shutil
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedabml.data.arrays import channels_first
 from fedabml.data.files import CLIENT_KEYS, data_dir, read_npz, write_aside
 from fedabml.errors import InputError, nearest
 
@@ -36,6 +38,15 @@ class Dataset:
     y_test: np.ndarray
     classes: int
     class_names: tuple[str, ...] = ()
+
+    @cached_property
+    def samples(self) -> tuple[np.ndarray, np.ndarray]:
+        """All images, channels first, and their class numbers: the training split, then the test split.
+
+        Made once, so that all partitions of a dataset share it.
+        """
+        x = np.concatenate([channels_first(self.x_train), channels_first(self.x_test)])
+        return x, np.concatenate([self.y_train, self.y_test]).astype(np.int64)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from ..likelihoods import Likelihood
 from ..vectors import Network
 from .data import Data
 from .lanes import Lanes, Part
+from .program import Programs
 
 
 class Cohort:
@@ -42,6 +43,8 @@ class Cohort:
         self.batch_size, self.seed, self.backend, self.chunk = batch_size, seed, backend, chunk
         self.device, self.dtype = device, dtype
         self.hyper = self._tensors(algorithm)
+        self.programs = Programs(capture=device.type == "cuda")
+        self.longest = int(fed.train.counts.max())
         put = lambda a: torch.as_tensor(a).to(device)  # noqa: E731
         self._site = Site(*(put(a).to(dtype) for a in (fed.train.counts, fed.label_counts("train"))))
         self._index, self._offsets = put(fed.train.index), put(fed.train.offsets)

@@ -3,8 +3,8 @@
 `Lanes` is a list of clients, of one run or of several, side by side in a batch: it applies an algorithm, written for
 one client, to all of them in one batched program (`vmap`), or to one after another (`loop`, for a debugger and where a
 CPU prefers it). Both draw the same minibatches and the same noise, so they agree up to the rounding of floating-point
-sums. The clients of one run have the same θ and hyperparameters, which then have no axis; clients of several runs (other
-seeds, other continuous hyperparameters) each bring their own, and every lane still computes what it would alone.
+sums. The clients of one run have the same θ and hyperparameters, which then have no axis; clients of several runs
+(other seeds, other continuous hyperparameters) each bring their own, and every lane computes what it would alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..algorithms.base import Phase, Site, State, Step
 from ..gaussian import Distribution
 from .loss import ClientLoss, draw, draws_of, label_offset, output
 from .plan import Plan, minibatches, padded
+from .program import Inputs, Move
 
 if TYPE_CHECKING:
     from .cohort import Cohort
@@ -68,6 +69,7 @@ class Lanes:
         sites = [part.cohort.site(part.clients) for part in parts]
         self.site = Site(*(torch.cat(column) for column in zip(*sites, strict=True)))
         self.offset = self.offsets()
+        self.longest = max(part.cohort.longest for part in parts)  # samples of the largest client, here or not
 
     def __len__(self) -> int:
         return len(self.site.n)
@@ -124,42 +126,37 @@ class Lanes:
 
     def steps(self, carry: State, phases: list[Phase], purpose: int) -> tuple[State, Tensor, Tensor]:
         """All steps of all phases: the last carry, the mean loss and the number of steps of every lane."""
-        keys, data = self.keys(purpose), self.one.data
-        losses = torch.zeros_like(self.site.n)
-        done = torch.zeros_like(losses)
+        keys, losses, done = self.keys(purpose), torch.zeros_like(self.site.n), torch.zeros_like(self.site.n)
         for number, (epochs, step, per_step) in enumerate(phases):
             if epochs == 0:
                 continue
             plan = self.plan(epochs, per_step, purpose, number)
-            index, owned = plan.rows, torch.as_tensor(plan.steps).to(data.device)
-            one, least = self.step_of(step), plan.steps.min()
-            dims = (self.runs, 0, self.runs, 0, 0, 0, None if self.offset is None else 0)
-            phase_keys = rng.fold(keys, number)
-            for t in range(len(index)):
-                batches = tuple(data.batch(part) for part in index[t])
-                args = (self.hyper, carry, self.shared, batches, self.site, rng.fold(phase_keys, t), self.offset)
-                moved, value = self.apply(one, dims, *args)
-                if t < least:
-                    carry, losses = moved, losses + value
-                else:  # lanes that are done stop moving
-                    going = owned > t
-                    carry = {k: torch.where(_wide(going, v), v, carry[k]) for k, v in moved.items()}
-                    losses = losses + torch.where(going, value, 0)
+            owned = torch.as_tensor(plan.steps).to(losses.device)
+            first, phase_keys = torch.zeros_like(owned[0]), rng.fold(keys, number)
+            inputs = Inputs(
+                *(carry, losses, self.site, self.offset, phase_keys, owned, self.hyper, self.shared, first, plan.rows)
+            )
+            name = (step.__name__, self.runs, self.one.algorithm.discrete())  # type: ignore[attr-defined]
+            room = max(1, epochs * -(-self.longest // plan.rows.shape[-1]) // per_step)
+            carry, losses = self.one.programs.run(
+                name, self.move(step), inputs, plan.steps, room, self.runs is not None
+            )
             done = done + owned
         return carry, losses / done.clamp_min(1), done
 
     def plan(self, epochs: int, per_step: int, purpose: int, number: int) -> Plan:
         """The minibatches of a phase."""
         sizes = np.concatenate([p.cohort.fed.train.counts[p.clients] for p in self.parts])
-        width, paths = int(sizes.max()), [(p.cohort.seed, purpose, p.round, number, rng.SHUFFLE) for p in self.parts]
+        # A GPU's programs are made for one width; elsewhere padding costs more than another width.
+        width = self.longest if self.one.programs.capture else int(sizes.max())
+        paths = [(p.cohort.seed, purpose, p.round, number, rng.SHUFFLE) for p in self.parts]
         rows = torch.cat([p.cohort.rows(p.clients, width) for p in self.parts])
         keys = torch.cat([rng.keys(path, p.clients, rows.device) for path, p in zip(paths, self.parts, strict=True)])
         return minibatches(rows, sizes, keys, epochs, self.one.batch_size, per_step)
 
-    def step_of(self, step: Step) -> Callable[..., tuple[State, Tensor]]:
-        """One client's step with its hyperparameters bound and its loss at hand."""
-        name = step.__name__  # type: ignore[attr-defined]
-        made = self.one
+    def move(self, step: Step) -> Move:
+        """One step of all lanes."""
+        name, made, runs = step.__name__, self.one, self.runs  # type: ignore[attr-defined]
 
         def one(
             hyper: State, carry: State, shared: State, batches: Any, site: Site, key: Tensor, offset: Tensor | None
@@ -167,7 +164,13 @@ class Lanes:
             loss = ClientLoss(made.network, made.likelihood, offset, batched=made.backend == "vmap")
             return getattr(made.algorithm.bind(hyper), name)(carry, shared, batches, site, key, loss)
 
-        return one
+        def all_lanes(given: Inputs, index: Tensor, keys: Tensor) -> tuple[State, Tensor]:
+            batches = tuple(made.data.batch(part) for part in index)
+            dims = (runs, 0, runs, 0, 0, 0, None if given.offset is None else 0)
+            args = (given.hyper, given.carry, given.shared, batches, given.site, keys, given.offset)
+            return self.apply(one, dims, *args)
+
+        return all_lanes
 
     # -- a client's own model ---------------------------------------------------------------------------------------
     def personalise(self, kept: State) -> Distribution:
@@ -198,7 +201,3 @@ class Lanes:
             draws.append(torch.cat(pieces, 1))
         outputs = torch.stack(draws, 1)
         return [outputs[i, :, : len(own)] for i, own in enumerate(rows)]
-
-
-def _wide(mask: Tensor, like: Tensor) -> Tensor:
-    return mask.view(-1, *[1] * (like.ndim - 1))

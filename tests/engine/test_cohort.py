@@ -13,6 +13,7 @@ from fedabml import FedABML, FedAvg, GaussianNoise, rng
 from fedabml.engine.backend import backend_of, chunk_of, device_of, lane_bytes
 from fedabml.engine.loss import ClientLoss, label_offset
 from fedabml.engine.plan import padded, sample
+from fedabml.engine.program import padding, segments
 from fedabml.engine.simulate import Simulation
 from fedabml.evaluate import evaluate
 from fedabml.vectors import Network
@@ -265,7 +266,7 @@ def test_every_step_of_every_client_has_its_own_key():
 
     fed = federation("mlr")
     simulate(fed, "mlr", Spy(), rounds=2, backend="loop")
-    assert len(set(seen)) == len(seen) == 2 * 3 * 3  # two rounds, as many steps as the longest lane, three clients
+    assert len(set(seen)) == len(seen) == 2 * (1 + 3 + 2)  # two rounds, every client's own steps and no more
     first, seen = seen, []
     simulate(fed, "mlr", Spy(), rounds=2, backend="loop", chunk=1)
     assert set(seen) <= set(first)  # the same keys; alone, a lane takes only its own steps
@@ -315,6 +316,23 @@ def test_steps_of_several_batches():
 def test_a_batch_larger_than_the_data_is_all_of_it():
     plan = plan_of([np.arange(3)], [0], 1, 50, 1, (0,))
     assert plan.rows.shape == (1, 1, 1, 3) and sorted(plan.rows[0, 0, 0]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("halves", [True, False])
+@pytest.mark.parametrize("steps", [[5], [3, 3], [7, 2, 2, 1], [40, 9, 9, 8, 7, 3, 3, 2, 2, 1, 1], [9] * 5 + [1] * 60])
+def test_a_batch_shrinks_as_lanes_are_done(steps, halves):
+    steps = np.array(steps)
+    cuts = segments(steps, halves)
+    assert [c.first for c in cuts] == [0, *(c.last for c in cuts[:-1])] and cuts[-1].last == steps.max()
+    taken = np.zeros_like(steps)
+    for cut in cuts:
+        assert cut.lanes >= (steps > cut.first).sum()  # nobody who still has steps is left out
+        taken[: cut.lanes] += np.minimum(steps, cut.last)[: cut.lanes] - np.minimum(steps, cut.first)[: cut.lanes]
+    assert (taken == steps).all()
+    waste = padding(steps[::-1], halves)
+    assert waste == 0 if not halves else 0 <= waste < 0.5
+    whole = 1 - steps.sum() / (steps.max() * len(steps))
+    assert waste <= whole + 1e-12
 
 
 def test_padded():

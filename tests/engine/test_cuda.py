@@ -1,0 +1,99 @@
+"""On a GPU: graphs compute what launching one by one does, engines agree, and the same run gives the same bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import fedabml
+from fedabml.algorithms import REGISTRY, make
+from fedabml.engine.simulate import Simulation, advance
+from fedabml.evaluate import evaluate
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+SIZES = (6, 60, 13, 33, 25, 9)
+OPTIONS = {"fedpop": {"gamma": 1e-3}, "pfedme": {"lam": 3.0}, "perfedavg": {"alpha": 0.05}}
+
+
+def client(n, seed, shape=(5,)):
+    g = np.random.default_rng([n, seed])
+    x = g.integers(0, 256, (n, *shape)).astype(np.uint8) if len(shape) > 1 else g.normal(size=(n, *shape))
+    return x.astype(np.uint8 if len(shape) > 1 else np.float32), g.choice(g.permutation(3)[:2], n)
+
+
+def federation(shape=(5,)):
+    pairs = [client(n, i, shape) for i, n in enumerate(SIZES)]
+    return fedabml.Federation.from_arrays(pairs, [client(7, i, shape) for i in range(len(SIZES))], classes=3)
+
+
+def simulate(fed, algorithm, *, capture=True, rounds=3, model="mlp", **options):
+    words = {
+        "rounds": rounds, "participation": 0.67, "epochs": 2, "batch_size": 8, "seed": 6, "device": "cuda",
+        "dtype": "float64", "backend": "vmap", "chunk": 6,
+        "model_options": {"hidden": (4,)} if model == "mlp" else {"channels": (3, 4), "hidden": (5,)},
+    }  # fmt: skip
+    setup = fedabml.prepare(fed, model, algorithm, **(words | options))
+    setup.cohort.programs.capture = capture
+    sim = Simulation(setup.cohort, participation=setup.participation, epochs=setup.epochs)
+    sim.run(rounds)
+    assert setup.cohort.programs.capture == capture, "capturing failed"
+    return sim
+
+
+def everything(sim):
+    kept = {f"{client}.{name}": t for client, own in sim.kept.states.items() for name, t in own.items()}
+    return {k: v.cpu() for k, v in (sim.shared | kept).items()}
+
+
+def assert_close(a, b, atol):
+    a, b = everything(a), everything(b)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.isfinite(a[name]).all()
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_graphs_equal_eager_steps_and_the_loop(name):
+    fed, algorithm = federation(), make(name, lr=0.1, **OPTIONS.get(name, {}))
+    graphs = simulate(fed, algorithm)
+    assert_close(graphs, simulate(fed, algorithm, capture=False), 1e-9)
+    assert_close(graphs, simulate(fed, algorithm, backend="loop", chunk=2), 1e-9)
+    again = everything(simulate(fed, algorithm))
+    assert all(torch.equal(v, again[k]) for k, v in everything(graphs).items())
+    one = {"rounds": 1, "dtype": "float32", "batch_size": 64, "epochs": 1}
+    assert_close(simulate(fed, algorithm, **one), simulate(fed, algorithm, backend="loop", capture=False, **one), 1e-5)
+    a, b = (evaluate(s.cohort, s.theta, s.kept_for) for s in (graphs, simulate(fed, algorithm, capture=False)))
+    for measure in ("nll", "brier", "entropy"):
+        np.testing.assert_allclose(a.clients[measure], b.clients[measure], atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedabml"])
+def test_convolutions(name):
+    fed, algorithm = federation((1, 16, 16)), make(name, lr=0.05)
+    graphs = simulate(fed, algorithm, model="cnn")
+    assert_close(graphs, simulate(fed, algorithm, model="cnn", capture=False, backend="loop"), 1e-9)
+
+
+def test_several_runs_side_by_side():
+    fed = federation()
+    runs = [(make("fedabml", lr=0.1 + 0.02 * i), 6 + i % 2) for i in range(3)]
+    alone = [simulate(fed, a, seed=s) for a, s in runs]
+    sims = [simulate(fed, a, seed=s, rounds=0) for a, s in runs]
+    for _ in range(3):
+        advance(sims)
+    for one, other in zip(alone, sims, strict=True):
+        assert_close(one, other, 1e-9)
+
+
+def test_a_step_that_cannot_be_captured_is_launched(caplog):
+    class Peeking(fedabml.FedAvg):
+        def step(self, carry, shared, batches, site, key, loss):
+            torch.cuda.synchronize()
+            return super().step(carry, shared, batches, site, key, loss)
+
+    with pytest.raises(AssertionError, match="capturing failed"):
+        simulate(federation(), Peeking(lr=0.1))
+    assert "cannot be captured" in caplog.text
