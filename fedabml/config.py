@@ -42,7 +42,8 @@ Table = dict[str, Any]
 PARTITIONS = ("auto", "classes", "dirichlet", "iid", "natural")
 TASKS = ("classification", "regression")
 TABLES = (".csv", ".parquet", ".pq")
-COMMANDS = ("train", "evaluate", "personalize", "predict", "inspect", "get")  # those that a TOML file may serve
+# The commands that a TOML file may serve, each with a table of its own.
+COMMANDS = ("train", "compare", "tune", "evaluate", "personalize", "predict", "inspect", "get")
 
 
 def key(default: Any, doc: str, choices: tuple[str, ...] = ()) -> Any:
@@ -86,7 +87,9 @@ class RunConfig:
     learn_noise: bool = key(True, "regression: the noise is learned, not fixed")
     seed: int = key(0, "seed of everything random")
     device: str = key("auto", "auto, cpu or cuda")
-    dtype: str = key("float32", "float32 or float64", ("float32", "float64"))
+    dtype: str = key(
+        "float32", "float32, tf32 (a GPU may round products to 10 bits) or float64", ("float32", "tf32", "float64")
+    )
     backend: str = key(
         "auto", "vmap (clients as one batched program), loop (one by one), auto", ("auto", "vmap", "loop")
     )

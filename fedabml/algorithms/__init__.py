@@ -6,14 +6,17 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from ..errors import InputError, nearest
+from .apfl import APFL
 from .base import Algorithm
 from .ditto import Ditto
 from .fedabml import FedABML
 from .fedavg import FedAvg
 from .fedbabu import FedBABU
+from .fedpa import FedPA
 from .fedpop import FedPop
 from .fedprox import FedProx
 from .fedrep import FedRep
+from .fola import FOLA
 from .local import Local
 from .perfedavg import PerFedAvg
 from .pfedbayes import PFedBayes
@@ -44,6 +47,9 @@ REGISTRY: dict[str, Entry] = {
     "pfedme": Entry(PFedMe, {}),
     "ditto": Entry(Ditto, {}),
     "pfedbayes": Entry(PFedBayes, {}),
+    "apfl": Entry(APFL, {}),
+    "fedpa": Entry(FedPA, {}),
+    "fola": Entry(FOLA, {}),
 }
 
 
@@ -70,6 +76,8 @@ def name_of(algorithm: Algorithm) -> str:
 
 
 __all__ = [
+    "APFL",
+    "FOLA",
     "REGISTRY",
     "Algorithm",
     "Ditto",
@@ -77,6 +85,7 @@ __all__ = [
     "FedABML",
     "FedAvg",
     "FedBABU",
+    "FedPA",
     "FedPop",
     "FedProx",
     "FedRep",

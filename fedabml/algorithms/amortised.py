@@ -24,7 +24,9 @@ from .variational import Variational
 class Amortised(Variational):
     """A Gaussian posterior and a θ that can be moved through its steps."""
 
-    prior_std: str = hyper("fixed", "σ_θ: as it starts, or learned", choices=("fixed", "learned"))
+    prior_std: str = hyper(
+        "fixed", "σ_θ: as it starts, or learned", choices=("fixed", "learned"), tune=("fixed", "learned")
+    )
     prior_lr: float | None = hyper(None, "η': step size of euclidean and amortised θ-steps (none: lr)", 0)
     curvature: str = hyper("exact", "amortised: H·v", choices=("exact", "first_order", "hessian_free"))
     delta: float = hyper(1e-3, "δ: the difference of hessian_free", 1e-12)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..gaussian import Distribution, Point
 from ..vectors import Layout
-from .hyper import checked, hyper
+from .hyper import Range, checked, hyper
 
 State = dict[str, Tensor]
 
@@ -68,12 +68,14 @@ class Phase(NamedTuple):
 class Algorithm:
     """The base of every algorithm: hyperparameters all of them have, and the plain defaults of the contract."""
 
-    lr: float = hyper(0.03, "η: step size of local training", 0, tune=(1e-3, 0.3))
+    lr: float = hyper(0.03, "η: step size of local training", 0, tune=Range(1e-3, 0.3, log=True))
     momentum: float = hyper(0.0, "heavy-ball momentum of local steps", 0, 0.999, static=True)
-    personal_epochs: int = hyper(5, "epochs on the client's training data before it is scored", 0, tune=(0, 1, 5, 10))
-    personal_lr: float | None = hyper(None, "step size of those epochs (none: lr)", 0, tune=(1e-4, 0.1))
+    personal_epochs: int = hyper(5, "epochs on the client's training data before it is scored", 0, tune=(0, 1, 5, 20))
+    personal_lr: float | None = hyper(None, "step size of those epochs (none: lr)", 0, tune=(0.003, 0.01, 0.03))
     weights: str = hyper("uniform", "how the server weighs clients", choices=("uniform", "samples"))
-    average: float = hyper(0.0, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999)
+    average: float = hyper(
+        0.0, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999, tune=(0.0, 0.8)
+    )
     label_prior: str = hyper("none", "label level: π_i from the client's own counts", choices=("none", "dirichlet"))
     label_alpha: float = hyper(0.1, "α of the label level's Dirichlet prior", 1e-6)
     predict_samples: int = hyper(10, "weight samples of a prediction (0: the posterior mean, one pass)", 0)
@@ -185,6 +187,10 @@ class Algorithm:
         """Those that reach the steps as tensors."""
         fields = dataclasses.fields(self)
         return {f.name: v for f in fields if isinstance(v := getattr(self, f.name), float) and not f.metadata["static"]}
+
+    def discrete(self) -> tuple[tuple[str, Any], ...]:
+        """All others, by name: two algorithms that agree in them may share a program."""
+        return tuple((name, v) for name, v in self.values().items() if name not in self.continuous())
 
     def bind(self, tensors: dict[str, Tensor]) -> Self:
         """A copy whose continuous hyperparameters are 0-d tensors."""

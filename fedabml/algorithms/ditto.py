@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..gaussian import Distribution, Point
 from .base import Algorithm, Batch, Loss, Phase, Site, State
-from .hyper import hyper
+from .hyper import Range, hyper
 
 OWN = "own."  # the personal model and its momentum in a carry
 
@@ -23,8 +23,8 @@ OWN = "own."  # the personal model and its momentum in a carry
 class Ditto(Algorithm):
     """Ditto."""
 
-    lam: float = hyper(0.75, "λ: strength of the pull towards w_t", 0, tune=(0.25, 0.5, 0.75, 1.0))
-    personal_epochs: int = hyper(0, "further epochs of v_i before it is scored", 0, tune=(0, 1, 5, 10))
+    lam: float = hyper(0.75, "λ: strength of the pull towards w_t", 0, tune=Range(0.05, 5.0, log=True))
+    personal_epochs: int = hyper(0, "further epochs of v_i before it is scored", 0, tune=(0, 1, 5, 20))
 
     def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
         return {"mean": params}

@@ -39,9 +39,14 @@ class FedABML(Amortised):
     rho: float = hyper(1.0, "ρ: natural step of m_θ (with moments: the server's)", 0, 1)
     rho_std: float = hyper(0.1, "ρ_ν: natural step of ν_θ (with moments: the server's)", 0, 1)
     aggregate: str = hyper("mean", "the server's mean of θ_i, or moments of φ_i", choices=("mean", "moments"))
-    average: float = hyper(0.8, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999)
+    average: float = hyper(
+        0.8, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999, tune=(0.0, 0.8)
+    )
     personal_lr: float | None = hyper(
-        None, "step size of the personal epochs (none: 0.003 with the label level, 0.01 without)", 0, tune=(1e-4, 0.1)
+        None,
+        "step size of the personal epochs (none: 0.003 with the label level, 0.01 without)",
+        0,
+        tune=(0.003, 0.01, 0.03),
     )
     label_prior: str = hyper("dirichlet", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
 

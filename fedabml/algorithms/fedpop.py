@@ -6,9 +6,11 @@
 
 The chain's step solves its Ornstein-Uhlenbeck process exactly while ∇_z f is held: with t = γ/s², z keeps e^{−t} of its
 distance to μ − s²n∇_z f, and the noise is s√(1 − e^{−2t}) ξ. That is the printed step to first order in γ, at rest at
-the same point (the posterior's mode), but stable where γ/s² > 2, which a narrowing population soon reaches.
+the same point (the posterior's mode), but stable where γ/s² > 2, which a narrowing population soon reaches. s has a
+floor: a single head (one client, M = 1) has no spread, and a population without any would never move again.
 
 Scored: the softmax averaged over the M heads that the chain visits last in `personal_epochs`, one step per minibatch.
+`personal_lr` is, as elsewhere, the step size on the mean loss: these steps have γ = personal_lr/n.
 """
 
 from __future__ import annotations
@@ -23,17 +25,22 @@ from ..gaussian import Distribution, Point, Samples, moments
 from ..vectors import Layout
 from .base import Batch, Loss, Site, State
 from .heads import Headed, head_start
-from .hyper import hyper
+from .hyper import Range, hyper
+from .steps import Number
 
 
 @dataclass(frozen=True)
 class FedPop(Headed):
     """FedPop."""
 
-    gamma: float = hyper(1e-5, "γ: step size of the chain", 0, tune=(1e-6, 1e-3))
+    gamma: float = hyper(1e-5, "γ: step size of the chain", 0, tune=Range(1e-6, 1e-3, log=True))
     burn: int = hyper(2, "steps of the chain before samples are kept", 0)
     chain: int = hyper(3, "M: heads kept per minibatch, and averaged in a prediction", 1)
     nu0: float = hyper(-2.0, "log s of the first population", -20, 2)
+    floor: float = hyper(-6.0, "least log s of the population", -20, 2)
+    personal_lr: float | None = hyper(
+        None, "n·γ of the personal epochs, a step size on the mean loss (none: γ)", 0, tune=(0.003, 0.01, 0.03)
+    )
 
     @property
     def samples_per_step(self) -> int:  # type: ignore[override]
@@ -48,13 +55,13 @@ class FedPop(Headed):
         return {"body": shared["body"], "head": z, "heads": z.expand(self.chain, -1), **self.still(shared["body"])}
 
     def langevin(
-        self, carry: State, shared: State, batch: Batch, site: Site, key: Tensor, loss: Loss
+        self, carry: State, shared: State, batch: Batch, site: Site, key: Tensor, loss: Loss, gamma: Number
     ) -> tuple[Tensor, Tensor]:
         """The next head of the chain, and the loss of the last."""
         of_head = lambda z: loss(Point(torch.cat([carry["body"], z])), batch, key)  # noqa: E731
         gradient, value = torch.func.grad_and_value(of_head)(carry["head"])
         noise = rng.normal(rng.fold(key, 0), gradient.shape, gradient.dtype)  # dropout folds 1, 2, ...
-        time = self.gamma * torch.exp(-2 * shared["logstd"])
+        time = gamma * torch.exp(-2 * shared["logstd"])
         target = shared["mu"] - torch.exp(2 * shared["logstd"]) * site.n * gradient
         wide = torch.exp(shared["logstd"]) * torch.sqrt(-torch.expm1(-2 * time))
         return carry["head"] + torch.expm1(-time) * (carry["head"] - target) + wide * noise, value
@@ -64,7 +71,7 @@ class FedPop(Headed):
     ) -> tuple[State, Tensor]:
         heads = []
         for j in range(self.burn + self.chain):
-            z, _ = self.langevin(carry, shared, batches[0], site, rng.fold(key, j), loss)
+            z, _ = self.langevin(carry, shared, batches[0], site, rng.fold(key, j), loss, self.gamma)
             carry = {**carry, "head": z}
             heads.append(z)
         carry = {**carry, "heads": torch.stack(heads[self.burn :])}
@@ -76,7 +83,8 @@ class FedPop(Headed):
     def personal_step(
         self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
     ) -> tuple[State, Tensor]:
-        z, value = self.langevin(carry, shared, batches[0], site, key, loss)
+        gamma = self.gamma if self.personal_lr is None else self.personal_lr / site.n
+        z, value = self.langevin(carry, shared, batches[0], site, key, loss, gamma)
         return {**carry, "head": z, "heads": torch.cat([carry["heads"][1:], z.unsqueeze(0)])}, value
 
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
@@ -86,7 +94,7 @@ class FedPop(Headed):
 
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
         fitted = moments(update["mu"], update["second"], shared["mu"])
-        return {"body": update["body"], "mu": fitted.mean, "logstd": fitted.logstd}
+        return {"body": update["body"], "mu": fitted.mean, "logstd": fitted.logstd.clamp_min(self.floor)}
 
     def population(self, carry: State) -> Samples:
         """The networks with each of the heads."""

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .base import Algorithm, Batch, Loss, Site, State
-from .hyper import hyper
+from .hyper import Range, hyper
 
 
 @dataclass(frozen=True)
 class FedProx(Algorithm):
     """FedProx; with personal epochs, FedProx + fine-tuning."""
 
-    mu: float = hyper(0.25, "μ: strength of the pull towards w_t", 0, tune=(0.05, 0.1, 0.25, 0.5))
+    mu: float = hyper(0.25, "μ: strength of the pull towards w_t", 0, tune=Range(0.05, 5.0, log=True))
 
     def step(
         self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss

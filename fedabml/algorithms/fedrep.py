@@ -21,8 +21,8 @@ from .hyper import hyper
 class FedRep(Headed):
     """FedRep."""
 
-    body_epochs: int = hyper(1, "epochs of the body in a round, after those of the head", 1)
-    personal_epochs: int = hyper(0, "further epochs of the head before it is scored", 0, tune=(0, 1, 5, 10))
+    body_epochs: int = hyper(1, "epochs of the body in a round, after those of the head", 1, tune=(1, 2, 5))
+    personal_epochs: int = hyper(0, "further epochs of the head before it is scored", 0, tune=(0, 1, 5, 20))
 
     def phases(self, epochs: int) -> list[Phase]:
         return [Phase(epochs, self.head_step), Phase(self.body_epochs, self.step)]

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import InputError, nearest
+
+
+class Range(NamedTuple):
+    """Numbers from low to high that a search draws from, evenly or (`log`) evenly in their logarithm."""
+
+    low: float
+    high: float
+    log: bool = False
 
 
 def hyper(
@@ -17,11 +25,13 @@ def hyper(
     *,
     choices: tuple[str, ...] = (),
     static: bool = False,
-    tune: tuple[Any, ...] = (),
+    tune: Range | tuple[Any, ...] = (),
 ) -> Any:
     """A hyperparameter: its default, its meaning with the paper's symbol, its closed range or its choices.
 
-    Floats reach the steps as 0-d tensors unless `static`; `tune` is the range (or list) a search tries.
+    Floats reach the steps as 0-d tensors unless `static`. `tune` says what `fedabml tune` tries: a `Range`, or a tuple
+    of values; without it the search leaves the default alone. The values of personal_epochs and personal_lr are a grid
+    that is scored on every trained federation, so they must be tuples.
     """
     meta = {"doc": doc, "low": low, "high": high, "choices": choices, "static": static, "tune": tune}
     return dataclasses.field(default=default, metadata=meta)

@@ -16,24 +16,24 @@ from torch import Tensor
 
 from .base import Site, State
 from .fedabml import FedABML
-from .hyper import hyper
+from .hyper import Range, hyper
 
 
 @dataclass(frozen=True)
 class PFedBayes(FedABML):
     """pFedBayes."""
 
-    lam: float = hyper(0.05, "ζ: weight of the KL", 0, tune=(0.05, 0.1, 0.25, 0.5))
-    k: int = hyper(5, "k: steps of q_i per minibatch", 1)
+    lam: float = hyper(0.05, "ζ: weight of the KL", 0, tune=Range(0.01, 1.0, log=True))
+    k: int = hyper(5, "k: steps of q_i per minibatch", 1, tune=(1, 3, 5))
     beta: float = hyper(1.0, "β: the server's share of the new mean", 0, 2)
     prior_step: str = hyper("euclidean", "the step of z", choices=("natural", "euclidean"))
     prior_every: str = hyper("batch", "when z_i moves", choices=("batch",))
     prior_std: str = hyper("learned", "σ of z: as it starts, or learned", choices=("fixed", "learned"))
     posterior: str = hyper("gaussian", "q_i: a Gaussian", choices=("gaussian",))
     aggregate: str = hyper("mean", "the server's mean of the z_i", choices=("mean",))
-    personal_epochs: int = hyper(0, "further epochs of q_i before it is scored", 0, tune=(0, 1, 5, 10))
-    personal_lr: float | None = hyper(None, "step size of those epochs (none: lr)", 0, tune=(1e-4, 0.1))
-    average: float = hyper(0.0, "decay of the average of z over rounds (0: the last z)", 0, 0.999)
+    personal_epochs: int = hyper(0, "further epochs of q_i before it is scored", 0, tune=(0, 1, 5, 20))
+    personal_lr: float | None = hyper(None, "step size of those epochs (none: lr)", 0, tune=(0.003, 0.01, 0.03))
+    average: float = hyper(0.0, "decay of the average of z over rounds (0: the last z)", 0, 0.999, tune=(0.0, 0.8))
     label_prior: str = hyper("none", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
 
     @property

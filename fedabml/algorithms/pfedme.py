@@ -14,16 +14,16 @@ from torch import Tensor
 
 from .. import rng
 from .base import Algorithm, Batch, Loss, Site, State
-from .hyper import hyper
+from .hyper import Range, hyper
 
 
 @dataclass(frozen=True)
 class PFedMe(Algorithm):
     """pFedMe."""
 
-    lam: float = hyper(15.0, "λ: strength of the pull towards w", 0, tune=(1.0, 50.0))
-    k: int = hyper(5, "k: inner steps per minibatch", 1)
-    inner_lr: float | None = hyper(None, "η_p: step size of θ (none: lr)", 0)
+    lam: float = hyper(15.0, "λ: strength of the pull towards w", 0, tune=Range(1.0, 50.0, log=True))
+    k: int = hyper(5, "k: inner steps per minibatch", 1, tune=(1, 3, 5))
+    inner_lr: float | None = hyper(None, "η_p: step size of θ (none: lr)", 0, tune=Range(1e-3, 0.3, log=True))
     beta: float = hyper(1.0, "β: the server's share of the new mean", 0, 2)
 
     @property

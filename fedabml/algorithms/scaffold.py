@@ -4,8 +4,11 @@
              c_i⁺ = c_i − c + (x − y)/(Kη);  sends y − x and c_i⁺ − c_i, keeps c_i⁺
     server   x ← x + η_g mean(y − x),  c ← c + (|A|/N) mean(c_i⁺ − c_i)
 
-With momentum m a buffer at rest makes steps 1/(1 − m) as long, so the divisor is Kη/(1 − m). Scored: x, or as
-`scaffold-ft` x after a few plain epochs.
+With momentum m a buffer at rest makes steps 1/(1 − m) as long, so the divisor is Kη/(1 − m). `weights` is how the y − x
+are weighed: c is the plain mean of all c_i whatever the weights, so with `samples` a client sends (c_i⁺ − c_i)/n_i and
+1/n_i, whose means by n_i have the plain mean of c_i⁺ − c_i as their ratio.
+
+Scored: x, or as `scaffold-ft` x after a few plain epochs.
 """
 
 from __future__ import annotations
@@ -17,14 +20,17 @@ from torch import Tensor
 
 from ..vectors import Layout
 from .base import Algorithm, Batch, Loss, Site, State
-from .hyper import hyper
+from .hyper import Range, hyper
 
 
 @dataclass(frozen=True)
 class Scaffold(Algorithm):
     """SCAFFOLD; with personal epochs, SCAFFOLD + fine-tuning."""
 
-    server_lr: float = hyper(1.0, "η_g: the server's step size", 0)
+    lr: float = hyper(
+        0.03, "η: step size of local training; not 0, for c_i divides by it", 1e-12, tune=Range(1e-3, 0.3, log=True)
+    )
+    server_lr: float = hyper(1.0, "η_g: the server's step size", 0, tune=Range(0.3, 2.0, log=True))
 
     def init(self, params: Tensor, layout: Layout) -> State:
         return {"mean": params, "control": torch.zeros_like(params)}
@@ -43,8 +49,12 @@ class Scaffold(Algorithm):
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
         moved = carry["mean"] - shared["mean"]
         change = -shared["control"] - moved * (1 - self.momentum) / (steps * self.lr)
-        return {"mean": moved, "control": change}, {"control": kept["control"] + change}
+        own = {"control": kept["control"] + change}
+        if self.weights == "uniform":
+            return {"mean": moved, "control": change}, own
+        return {"mean": moved, "control": change / site.n, "share": 1 / site.n}, own
 
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
         mean = shared["mean"] + self.server_lr * update["mean"]
-        return {"mean": mean, "control": shared["control"] + sampled / clients * update["control"]}
+        change = update["control"] / update.get("share", 1)
+        return {"mean": mean, "control": shared["control"] + sampled / clients * change}

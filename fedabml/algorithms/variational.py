@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..gaussian import Distribution, Gaussian, Point
 from ..vectors import Layout
 from .base import Algorithm, Batch, Loss, Site, State
-from .hyper import hyper
+from .hyper import Range, hyper
 from .steps import natural_logstd, pulled
 
 
@@ -25,10 +25,12 @@ from .steps import natural_logstd, pulled
 class Variational(Algorithm):
     """A Gaussian (or point) posterior φ that descends E_q[−log p(D|w)]/n + (λ/n) KL[q ‖ p(θ)]."""
 
-    lam: float = hyper(0.01, "λ: weight of the KL; 1 is the exact ELBO, less a cold posterior", 0, tune=(1e-4, 1.0))
+    lam: float = hyper(
+        0.01, "λ: weight of the KL; 1 is the exact ELBO, less a cold posterior", 0, tune=Range(1e-3, 1.0, log=True)
+    )
     k: int = hyper(1, "k: φ-steps per minibatch", 1)
     s: int = hyper(2, "s: weight samples per gradient", 1)
-    nu0: float = hyper(-4.0, "ν₀: log deviation of the first prior", -20, 2, tune=(-6.0, -3.0))
+    nu0: float = hyper(-4.0, "ν₀: log deviation of the first prior", -20, 2, tune=Range(-5.0, -3.0))
     posterior: str = hyper("gaussian", "φ: a Gaussian, or a point (no variances, no KL)", choices=("gaussian", "point"))
     posterior_std: str = hyper("sgd", "the step of the posterior's ν", choices=("fixed", "sgd", "natural"))
     lr_std: float | None = hyper(None, "step size of ν (none: that of the mean); for natural a rate in [0, 1]", 0)

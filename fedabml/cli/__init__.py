@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from ..errors import InputError, TrainingError
 from ..version import __version__
-from . import about, data, demo, train, use
+from . import about, compare, data, demo, train, tune, use
 from .console import complain
 
 
@@ -79,6 +79,8 @@ def face(
 TRAINING, USING, KNOWING = "Train", "Use what was trained", "Look things up"
 app.command(rich_help_panel=TRAINING)(demo.demo)
 app.command(rich_help_panel=TRAINING)(train.train)
+app.command(rich_help_panel=TRAINING)(compare.compare)
+app.command(rich_help_panel=TRAINING)(tune.tune)
 app.command(rich_help_panel=USING)(use.evaluate)
 app.command(rich_help_panel=USING)(use.personalize)
 app.command(rich_help_panel=USING)(use.predict)

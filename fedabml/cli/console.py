@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ..data.download import Progress as Hear
     from ..engine.simulate import Simulation
+    from ..experiments.cells import Cell, Result
     from ..run import Setup
 
 
@@ -30,6 +31,11 @@ def console(stderr: bool = False) -> Console:
 def say(text: str = "") -> None:
     """A line as it is: no markup, no wrapping, so that paths can be copied."""
     console().print(text, markup=False, soft_wrap=True)
+
+
+def tell(text: str) -> None:
+    """A paragraph, wrapped at words."""
+    console().print(text, markup=False)
 
 
 def note(text: str) -> None:
@@ -168,6 +174,115 @@ class Watch:
                     f"Cannot write '{self.out / 'train.log'}': {error.strerror}. Every round so far is saved: free "
                     "some space, then --resume."
                 ) from error
+
+
+class Board:
+    """Follows the cells of an experiment: a live bar on a terminal, plain lines elsewhere.
+
+    Time left is told from the rounds that are left, as if all took equally long.
+    """
+
+    PATIENCE = 30.0  # seconds without a plain line, after which one says what is going on
+
+    def __init__(self, label: str, quiet: bool = False):
+        self.label, self.quiet = label, quiet
+        self.total = self.finished = 0
+        self.began = self.spoke = time.perf_counter()
+        self.left: dict[str, int] = {}  # by cell, the rounds to go
+        self.over: set[str] = set()  # cells that are finished
+        self.rounds = 0  # of all that were not finished at the start
+        self.bar: Progress | None = None
+        self.room = 0  # for what runs now, so that the bar does not dance
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the bar as it stands."""
+        if self.bar:
+            self.bar.stop()
+        self.bar = None
+
+    def start(self, todo: Sequence[Cell], finished: int = 0) -> None:
+        """The cells to run now, and how many of the experiment were finished before."""
+        self.total, self.finished, self.began = finished + len(todo), finished, time.perf_counter()
+        self.left = {cell.identity: cell.config.rounds for cell in todo}
+        self.rounds = sum(self.left.values())
+        if finished and not self.quiet:
+            say(f"{finished} of {self.total} runs were finished before")
+        if todo and not self.quiet and console().is_terminal:
+            self.bar = self._bar()
+
+    def _bar(self) -> Progress:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(None),
+            TextColumn("{task.fields[done]}  {task.fields[now]}  elapsed"),
+            TimeElapsedColumn(),
+            TextColumn("remaining {task.fields[remaining]}"),
+            console=console(),
+            expand=True,
+        )
+        bar.add_task(self.label, total=max(self.rounds, 1), done=self._done(), now="", remaining="–")
+        bar.start()
+        return bar
+
+    def _done(self) -> str:
+        return f"{self.finished}/{self.total}"
+
+    def round(self, cells: Sequence[Cell], round: int) -> None:
+        """The cells that run together have finished a round."""
+        cells = [cell for cell in cells if cell.identity not in self.over] or cells
+        self.left |= {cell.identity: cell.config.rounds - round for cell in cells}
+        first, more = cells[0], f" and {len(cells) - 1} more" if len(cells) > 1 else ""
+        where = "scoring" if round == first.config.rounds else f"round {round}/{first.config.rounds}"
+        now = f"{first.label}, seed {first.config.seed}{more}, {where}"
+        if self.bar:
+            self._update(now=now)
+        elif not self.quiet and time.perf_counter() - self.spoke > self.PATIENCE:
+            self._line(f"{self._done()} done, now {now}")
+
+    def done(self, result: Result) -> None:
+        """A cell is finished."""
+        self.finished += 1
+        self.over.add(result.identity)
+        self.left.pop(result.identity, None)
+        said = (
+            f"diverged ({result.error.split('. ')[0]})"
+            if result.error
+            else "  ".join(
+                f"{name} {number(result.scores[0].summary[name])}"
+                for name in ("accuracy", "rmse", "nll")
+                if name in result.scores[0].summary
+            )
+        )
+        words = f"{result.label}, seed {result.seed}: {said}"
+        if self.bar:
+            self._update(now="")
+            if result.error:
+                self.bar.console.print(words, markup=False, style="yellow")
+        elif not self.quiet:
+            self._line(f"{self._done()}  {words}")
+
+    def _update(self, now: str) -> None:
+        assert self.bar
+        done, self.room = self.rounds - sum(self.left.values()), max(self.room, len(now))
+        words = {"done": self._done(), "now": now.ljust(self.room), "remaining": self._remaining()}
+        self.bar.update(self.bar.task_ids[0], completed=done, **words)  # type: ignore[arg-type]
+
+    def _line(self, words: str) -> None:
+        self.spoke = time.perf_counter()
+        say(f"{self.label}: {words}  elapsed {clock(self.spoke - self.began)}  remaining {self._remaining()}")
+
+    def _remaining(self) -> str:
+        left = sum(self.left.values())
+        done = self.rounds - left
+        return clock((time.perf_counter() - self.began) / done * left) if done else "–"
 
 
 @contextmanager

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from ..config import RunConfig, names, read_toml, without_commands
+from .. import presets
+from ..config import RunConfig, names, parse_set, read_toml, without_commands
 from ..errors import InputError, nearest
 
 DATA, LEARNING, MACHINE = "Data and clients", "Learning", "Machine"
+
+# The keys of a run that are flags, in the panels and the order of the help.
+PANELS = {
+    DATA: (
+        *("dataset", "data", "client_column", "target_column", "task", "test_share", "partition", "clients"),
+        *("classes_per_client", "distinct", "dirichlet_alpha", "partition_seed", "validation", "drop_small"),
+        "data_dir",
+    ),
+    LEARNING: (
+        *("algorithm", "model", "pretrained", "rounds", "participation", "epochs", "batch_size", "lr", "noise"),
+        *("learn_noise", "seed", "evaluate", "eval_every"),
+    ),
+    MACHINE: ("device", "dtype", "backend", "chunk"),
+}
+_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 
 _FIELDS = {f.name: f for f in fields(RunConfig)}
 _ALIKE = {"device", "data_dir", "seed"}  # keys of a run that mean the same to every command
@@ -43,6 +61,38 @@ def option(name: str, panel: str) -> Any:
     return typer.Option(f"--{flag}", **words)
 
 
+def run_flags(*exclude: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command a flag for every key of a run but those excluded; it hears of them with `told`, not one by one.
+
+    The command has `ctx: typer.Context`, and `Config`, `Preset` and `Set` where it takes them.
+    """
+    flags = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[_TYPES[str(_FIELDS[name].type).removesuffix(" | None")] | None, option(name, panel)],
+        )
+        for panel, keys in PANELS.items()
+        for name in keys
+        if name not in exclude
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters
+
+        @functools.wraps(command)
+        def face(**words: Any) -> None:
+            command(**{name: value for name, value in words.items() if name in own})
+
+        parameters = [*own.values(), *flags]
+        face.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
+        face.__annotations__ = {each.name: each.annotation for each in parameters}
+        return face
+
+    return decorate
+
+
 def given(ctx: typer.Context) -> dict[str, Any]:
     """The keys of `RunConfig` that were given as flags."""
     return {name: value for name, value in ctx.params.items() if name in _FIELDS and value is not None}
@@ -69,18 +119,21 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     for name in top:
         if command != "train" and name not in known and name not in names("algorithm"):
             raise InputError(f"'{path}': neither '{command}' nor a run has a key '{name}'.{nearest(name, known)}")
-    alike = set() if command in ("train", "inspect") else _ALIKE  # those two read a run's keys themselves
+    alike = set() if "clients" in own else _ALIKE  # a command with a run's flags reads a run's keys itself
     mine = {name: v for name, v in top.items() if name in own and (name not in _FIELDS or name in alike)}
-    ctx.default_map = {name: _spoken(path, name, value) for name, value in {**mine, **table}.items()}
+    several = {param.name for param in ctx.command.params if param.nargs == -1 or getattr(param, "multiple", False)}
+    ctx.default_map = {name: _spoken(path, name, v, name in several) for name, v in {**mine, **table}.items()}
     ctx.meta[_FILE] = {name: v for name, v in top.items() if name not in mine or name in _FIELDS}
     return path
 
 
-def _spoken(path: Path, name: str, value: Any) -> Any:
-    """A value as it would be typed, so that it is checked like a flag's."""
+def _spoken(path: Path, name: str, value: Any, several: bool) -> Any:
+    """A value as it would be typed, so that it is checked like a flag's; a list for a single flag is typed a,b,c."""
     if isinstance(value, Mapping):
         raise InputError(f"'{path}': '{name}' is a table; a value is needed.")
-    return [str(each) for each in value] if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return [str(each) for each in value] if several else ",".join(map(str, value))
+    return str(value)
 
 
 Config = Annotated[
@@ -92,8 +145,45 @@ Config = Annotated[
     ),
 ]
 
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"A ready setting by name ({', '.join(presets.NAMES)}), under --config and flags.",
+        autocompletion=completion(presets.NAMES),
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Any key or hyperparameter, as fedabml.lam=0.1. Repeatable."),
+]
+
 
 def run_keys(ctx: typer.Context) -> dict[str, Any]:
     """The keys of a run in the command's TOML file."""
     found: dict[str, Any] = ctx.meta.get(_FILE, {})
     return found
+
+
+class Told(NamedTuple):
+    """What a command was told of a run: layers of keys, each overruling the former, and at last `--set`."""
+
+    layers: list[dict[str, Any]]
+    sets: dict[str, Any]
+
+    def config(self) -> RunConfig:
+        """The run that this makes."""
+        return RunConfig.of(*self.layers, told=self.sets)
+
+    def key(self, name: str) -> Any:
+        """A key of the run as it was told last; None if it was not."""
+        return next((layer[name] for layer in (self.sets, *reversed(self.layers)) if name in layer), None)
+
+
+def told(ctx: typer.Context) -> Told:
+    """What the command was told by a preset, a TOML file, flags and `--set`."""
+    asked = Told([run_keys(ctx), given(ctx)], parse_set(ctx.params.get("set") or []))
+    preset = ctx.params.get("preset")
+    if preset:
+        asked.layers.insert(0, presets.layer(preset, asked.key("dataset")))
+    return asked

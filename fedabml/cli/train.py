@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..config import RunConfig, parse_set
+from ..config import RunConfig
 from ..errors import InputError
 from . import plan as planning
 from .console import Watch, complain, downloads, number, say, size, table
-from .options import DATA, LEARNING, MACHINE, Config, given, option, run_keys
+from .options import Config, Preset, Set, Told, run_flags, told
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -21,41 +21,11 @@ if TYPE_CHECKING:
 FREE = {"rounds", "evaluate", "eval_every", "data", "data_dir", "pretrained"}
 
 
+@run_flags()
 def train(
     ctx: typer.Context,
     config: Config = None,
-    dataset: Annotated[str | None, option("dataset", DATA)] = None,
-    data: Annotated[str | None, option("data", DATA)] = None,
-    client_column: Annotated[str | None, option("client_column", DATA)] = None,
-    target_column: Annotated[str | None, option("target_column", DATA)] = None,
-    task: Annotated[str | None, option("task", DATA)] = None,
-    test_share: Annotated[float | None, option("test_share", DATA)] = None,
-    partition: Annotated[str | None, option("partition", DATA)] = None,
-    clients: Annotated[int | None, option("clients", DATA)] = None,
-    classes_per_client: Annotated[int | None, option("classes_per_client", DATA)] = None,
-    distinct: Annotated[bool | None, option("distinct", DATA)] = None,
-    dirichlet_alpha: Annotated[float | None, option("dirichlet_alpha", DATA)] = None,
-    partition_seed: Annotated[int | None, option("partition_seed", DATA)] = None,
-    validation: Annotated[float | None, option("validation", DATA)] = None,
-    drop_small: Annotated[bool | None, option("drop_small", DATA)] = None,
-    data_dir: Annotated[str | None, option("data_dir", DATA)] = None,
-    algorithm: Annotated[str | None, option("algorithm", LEARNING)] = None,
-    model: Annotated[str | None, option("model", LEARNING)] = None,
-    pretrained: Annotated[str | None, option("pretrained", LEARNING)] = None,
-    rounds: Annotated[int | None, option("rounds", LEARNING)] = None,
-    participation: Annotated[float | None, option("participation", LEARNING)] = None,
-    epochs: Annotated[int | None, option("epochs", LEARNING)] = None,
-    batch_size: Annotated[int | None, option("batch_size", LEARNING)] = None,
-    lr: Annotated[float | None, option("lr", LEARNING)] = None,
-    noise: Annotated[float | None, option("noise", LEARNING)] = None,
-    learn_noise: Annotated[bool | None, option("learn_noise", LEARNING)] = None,
-    seed: Annotated[int | None, option("seed", LEARNING)] = None,
-    evaluate: Annotated[bool | None, option("evaluate", LEARNING)] = None,
-    eval_every: Annotated[int | None, option("eval_every", LEARNING)] = None,
-    device: Annotated[str | None, option("device", MACHINE)] = None,
-    dtype: Annotated[str | None, option("dtype", MACHINE)] = None,
-    backend: Annotated[str | None, option("backend", MACHINE)] = None,
-    chunk: Annotated[int | None, option("chunk", MACHINE)] = None,
+    preset: Preset = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run.", show_default="runs/DATASET-ALGORITHM-SEED")
     ] = None,
@@ -65,10 +35,7 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", metavar=" ", help="Say what would happen, and write nothing.")
     ] = False,
-    set: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Any key or hyperparameter, as fedabml.lam=0.1. Repeatable."),
-    ] = None,
+    set: Set = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", metavar=" ", help="No progress and no table; errors only.")
     ] = False,
@@ -89,12 +56,12 @@ def train(
 
     - `fedabml train --resume --out runs/digits-fedabml-0` after Ctrl-C or a crash: the result is bit-equal
     """
-    layers, told = [run_keys(ctx), given(ctx)], parse_set(set or [])
+    asked = told(ctx)
     if resume:
-        out = out or Path("runs") / RunConfig.of(*layers, told=told).name
-        plan = reopened(out, layers, told)
+        out = out or Path("runs") / asked.config().name
+        plan = reopened(out, asked)
     else:
-        plan = RunConfig.of(*layers, told=told)
+        plan = asked.config()
         out = out or Path("runs") / plan.name
     plan.algorithm_object()  # its hyperparameters are checked before anything else is done
     if dry_run:
@@ -123,13 +90,13 @@ def saved_config(run: Path) -> tuple[RunConfig, dict[str, Any]]:
     return RunConfig.of(content["run"]), content
 
 
-def reopened(out: Path, layers: list[dict[str, Any]], told: dict[str, Any]) -> RunConfig:
+def reopened(out: Path, asked: Told) -> RunConfig:
     """A run's own configuration, changed by what is given now, where that may change."""
     from ..engine.checkpoint import Folder
     from ..run import PERSONAL
 
     saved, _ = saved_config(out)
-    now = RunConfig.of(saved.to_dict(everything=True), *layers, told=told)
+    now = RunConfig.of(saved.to_dict(everything=True), *asked.layers, told=asked.sets)
     free = FREE | {f"{saved.algorithm}.{name}" for name in PERSONAL}
     differ = {name: pair for name, pair in saved.differences(now).items() if name not in free}
     if differ:

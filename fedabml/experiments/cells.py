@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..config import RunConfig, Table
 from ..errors import InputError
@@ -89,7 +88,7 @@ class Ledger:
             whole = line.endswith(b"\n")
             try:
                 result = Result.of(line.decode())
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
                 if not whole:
                     break
                 raise InputError(
@@ -135,7 +134,7 @@ def execute(
 
     todo = list({cell.identity: cell for cell in cells if cell not in ledger}.values())
     for group in groups(todo):
-        for result in run_together(group, lambda round, group=group: on_round(group, round)):  # type: ignore[misc]
+        for result in run_together(group, on_round):
             ledger.add(result)
             on_done(result)
             yield result

@@ -31,22 +31,22 @@ _COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 
 
-def render(runs: Sequence[Run], title: str | None = None) -> str:
-    """The report on one run, or the comparison of several, as a complete HTML document."""
+def render(runs: Sequence[Run], title: str | None = None, summary: str = "") -> str:
+    """The report on one run, or the comparison of several, as a complete HTML document; it may bring its summary."""
     title = title or _title(runs)
     width = figures.prior_width(runs)
     body = [
         _header(runs, title),
         "<main>",
-        _tiles(runs[0]) if len(runs) == 1 else _legend(runs) + _comparison(runs),
-        _section("Training", [figures.loss(runs), figures.progress(runs)]),
-        _section(
+        _tiles(runs[0]) if len(runs) == 1 else _legend(runs) + (summary or _comparison(runs)),
+        section("Training", [figures.loss(runs), figures.progress(runs)]),
+        section(
             "Clients",
             [figures.spread(runs), figures.personal_gain(runs), figures.duel(runs, _choices(runs))],
             _client_tables(runs),
         ),
-        _section("Uncertainty", [figures.reliability(runs), *figures.entropy(runs), figures.coverage(runs)]),
-        _section("Prior and data" if width else "Data", [width, *figures.partitions(runs)]),
+        section("Uncertainty", [figures.reliability(runs), *figures.entropy(runs), figures.coverage(runs)]),
+        section("Prior and data" if width else "Data", [width, *figures.partitions(runs)]),
         _configuration(runs),
         "</main>",
         '<div id="tip" role="status" hidden></div>',
@@ -139,13 +139,13 @@ def _tiles(run: Run) -> str:
 
 def _legend(runs: Sequence[Run]) -> str:
     buttons = (
-        f'<button type="button" data-legend="{i}" aria-pressed="true">{_swatch(i)}{text(run.name)}</button>'
+        f'<button type="button" data-legend="{i}" aria-pressed="true">{swatch(i)}{text(run.name)}</button>'
         for i, run in enumerate(runs)
     )
     return f'<nav class="legend" aria-label="Runs; press a name to hide or show it">{"".join(buttons)}</nav>'
 
 
-def _swatch(run: int) -> str:
+def swatch(run: int) -> str:
     return f'<i style="background:var(--c{run % len(LIGHT.colours)})"></i>'
 
 
@@ -156,14 +156,14 @@ def _comparison(runs: Sequence[Run]) -> str:
     head = [("Run", ""), *((key.capitalize(), "") for key in facts), *((m.label, m.meaning) for m in shown)]
     rows = []
     for i, run in enumerate(runs):
-        cells = [f'<th scope="row" data-v="{i}">{_swatch(i)}{text(run.name)}</th>']
+        cells = [f'<th scope="row" data-v="{i}">{swatch(i)}{text(run.name)}</th>']
         cells += [f"<td>{text(run.fact(key) if run.fact(key) is not None else MISSING)}</td>" for key in facts]
         cells += [_cell(measure, run, run.name in best[measure.key]) for measure in shown]
         rows.append(f'<tr data-run="{i}">{"".join(cells)}</tr>')
     note = "★ marks the best of a column among runs on the same data. Press a heading to sort, a run's name to hide it."
     if len({run.dataset for run in runs}) > 1:
         note += " The runs are not all on the same data: the charts show them together, but only like data compare."
-    return f'<section aria-label="Summary">{_table(head, rows)}<p class="note">{note}</p></section>'
+    return f'<section aria-label="Summary">{table(head, rows)}<p class="note">{note}</p></section>'
 
 
 def _cell(measure: Measure, run: Run, best: bool) -> str:
@@ -172,7 +172,7 @@ def _cell(measure: Measure, run: Run, best: bool) -> str:
     return f"<td{' class=best' if best else ''}{attributes}>{text(measure.show(run))}{star}</td>"
 
 
-def _table(head: Iterable[tuple[str, str]], rows: Iterable[str], kind: str = "") -> str:
+def table(head: Iterable[tuple[str, str]], rows: Iterable[str], kind: str = "") -> str:
     """A table that sorts by its headings and scrolls sideways where it is too wide."""
     cells = (
         f'<th scope="col"><button type="button" title="{text(hint)}">{text(name)}</button></th>' for name, hint in head
@@ -184,7 +184,7 @@ def _table(head: Iterable[tuple[str, str]], rows: Iterable[str], kind: str = "")
     )
 
 
-def _section(heading: str, content: Iterable[Figure | None], after: str = "") -> str:
+def section(heading: str, content: Iterable[Figure | None], after: str = "") -> str:
     drawn = "".join(_figure(figure) for figure in content if figure)
     return f'<section><h2>{heading}</h2><div class="grid">{drawn}</div>{after}</section>' if drawn or after else ""
 
@@ -224,8 +224,8 @@ def _client_table(run: Run, named: bool) -> str:
         rows.append(f"<tr>{''.join(cells)}</tr>")
     count = f"{len(run.clients)} client{'s' * (len(run.clients) != 1)}"
     heading = f"Table of {count}{': ' + run.name if named else ''}"
-    table = _table([("Client", ""), *((label, "") for _, label, _ in shown)], rows)
-    return f"<details><summary>{text(heading)}</summary>{table}{_chance(run)}</details>"
+    made = table([("Client", ""), *((label, "") for _, label, _ in shown)], rows)
+    return f"<details><summary>{text(heading)}</summary>{made}{_chance(run)}</details>"
 
 
 def _chance(run: Run) -> str:
@@ -260,7 +260,7 @@ def _configuration(runs: Sequence[Run]) -> str:
         return ""
     head = [("Setting", ""), *((run.name if len(runs) > 1 else "Value", "") for run in runs)]
     note = '<p class="note">Bold rows are settings in which the runs differ.</p>' if len(runs) > 1 else ""
-    inner = f"<summary>Settings, versions and command</summary>{commands}{note}{_table(head, rows, 'config')}"
+    inner = f"<summary>Settings, versions and command</summary>{commands}{note}{table(head, rows, 'config')}"
     return f"<section><h2>Configuration</h2><details>{inner}</details></section>"
 
 

@@ -19,6 +19,7 @@ from tests.algorithms.problem import (
     batches,
     close,
     drawn,
+    federation,
     models,
     simulate,
     slope,
@@ -93,9 +94,9 @@ def test_the_printed_step_to_first_order():
     pull = np.array([0.3, -0.2])
     gaps = []
     for gamma in (1e-4, 1e-6):
-        algorithm, key = FedPop(gamma=gamma), rng.key(4)
+        algorithm, key = FedPop(), rng.key(4)
         loss = lambda q, *_: torch.tensor(pull) @ q.mean[1:]
-        got, _ = algorithm.langevin(carry, shared, None, Site(torch.tensor(n).double(), None), key, loss)
+        got, _ = algorithm.langevin(carry, shared, None, Site(torch.tensor(n).double(), None), key, loss, gamma)
         noise = rng.normal(rng.fold(key, 0), (2,), torch.float64).numpy()
         printed = z - gamma * (n * pull + (z - mu) / s**2) + np.sqrt(2 * gamma) * noise
         gaps.append(np.abs(got.numpy() - printed).max())
@@ -107,11 +108,11 @@ WIDE = 20_000  # independent chains: the coordinates of one long head
 
 def run_chain(loss, gamma, steps, mu=1.5, s=0.7, n=40.0):
     """Where so many chains stand after so many steps."""
-    algorithm, site = FedPop(gamma=gamma), Site(torch.tensor(n).double(), None)
+    algorithm, site = FedPop(), Site(torch.tensor(n).double(), None)
     shared = {"mu": torch.full((WIDE,), mu).double(), "logstd": torch.full((WIDE,), np.log(s)).double()}
     carry = {"body": torch.zeros(1).double(), "head": torch.full((WIDE,), -2.0).double()}
     for t in range(steps):
-        z, _ = algorithm.langevin(carry, shared, None, site, rng.fold(rng.key(8), t), loss)
+        z, _ = algorithm.langevin(carry, shared, None, site, rng.fold(rng.key(8), t), loss, gamma)
         carry = {**carry, "head": z}
     return carry["head"].numpy()
 
@@ -166,3 +167,34 @@ def test_the_population_is_the_moments_of_all_heads():
     close(merged["logstd"], flat.std(0, unbiased=False).log())
     close(merged["body"], np.full(2, 2.0))
     assert all(torch.equal(kept["head"], h[-1]) for (_, kept), h in zip(updates, heads, strict=True))
+
+
+def test_a_population_of_one_head_keeps_a_width_and_goes_on_learning():
+    """One client and M = 1: the spread of a single head is 0, whatever the rounds."""
+    algorithm = FedPop(lr=0.1, gamma=1e-3, burn=0, chain=1, floor=-5.0)
+    fed = federation((9,))
+    heads, losses = [], []
+    for rounds in (1, 40):
+        sim, lines = simulate(algorithm, rounds, fed=fed, participation=1)
+        close(sim.shared["logstd"], [-5.0, -5.0], 0)
+        heads.append(sim.shared["mu"]), losses.append(lines[-1]["loss"])
+    assert all(torch.isfinite(t).all() for t in sim.shared.values()) and losses[1] < losses[0]
+    assert (heads[1] - heads[0]).abs().max() > 0.03  # without a floor z is μ, and stays
+
+
+def test_the_personal_step_size_is_on_the_mean_loss():
+    """γ = personal_lr/n: a client's own chain, and nothing of the rounds, depends on it."""
+    words = {"lr": 0.1, "gamma": 0.004, "chain": 2, "nu0": -1.0, "personal_epochs": 3}
+    sims = [simulate(FedPop(personal_lr=rate, **words))[0] for rate in (None, 0.02, 0.0)]
+    for name in sims[0].shared:
+        assert torch.equal(sims[0].shared[name], sims[1].shared[name])
+    shared, heads = {k: v.numpy() for k, v in sims[1].shared.items()}, sims[1].kept_for(CLIENTS)["head"].numpy()
+    for c in CLIENTS:
+        visited = [heads[c]]
+        for number, ((x, y),) in enumerate(tuning(c, 3)):
+            key, s = key_of(rng.PERSONAL, 0, c, number), np.exp(shared["logstd"])
+            rate = 0.02 / SIZES[c]
+            visited.append(langevin(visited[-1], shared["body"], shared["mu"], s, SIZES[c], x, y, rate, key))
+        close(models(sims[1]).weights[c], [[*shared["body"], *z] for z in visited[-2:]], 1e-10)
+    assert (models(sims[0]).weights - models(sims[1]).weights).abs().max() > 1e-3
+    close(models(sims[2]).weights[:, :, 1:], np.repeat(heads[:, None], 2, 1), 1e-14)  # 0: the chain stands still

@@ -21,7 +21,12 @@ SIZES = (6, 60, 13, 33, 25, 9)  # tenfold, and none a multiple of the batch but 
 BATCH, SEED, ROUNDS, SHARE = 8, 6, 3, 0.67
 WAVE = {"lr": 0.1, "lam": 0.5, "nu0": -2.0}  # strong enough that every part of a step shows
 
-OPTIONS = {"fedpop": {"gamma": 1e-3}, "pfedme": {"lam": 3.0}, "perfedavg": {"alpha": 0.05}}  # so that these show too
+OPTIONS = {  # so that these show too
+    "fedpop": {"gamma": 1e-3},
+    "pfedme": {"lam": 3.0},
+    "perfedavg": {"alpha": 0.05},
+    "fedpa": {"burn": 1, "window": 2, "samples": 2, "rho": 0.5},  # clients of 1 to 8 steps: from no sample to three
+}
 ALGORITHMS = {name: make(name, lr=0.1, **OPTIONS.get(name, {})) for name in REGISTRY} | {
     "fedavg momentum samples": FedAvg(lr=0.05, momentum=0.9, weights="samples", label_prior="dirichlet"),
     "fedavg averaged": FedAvg(lr=0.1, average=0.5, personal_lr=0.01, personal_epochs=1),
@@ -52,6 +57,9 @@ ALGORITHMS = {name: make(name, lr=0.1, **OPTIONS.get(name, {})) for name in REGI
     "fedpop one head": make("fedpop", lr=0.03, momentum=0.5, gamma=1e-3, chain=1, burn=0),
     "pfedme inner": make("pfedme", lr=0.05, momentum=0.5, lam=3.0, inner_lr=0.02, beta=1.2, k=2),
     "pfedbayes natural": make("pfedbayes", lr=0.1, prior_step="natural", rho=0.5, k=1, beta=0.5, personal_epochs=1),
+    "apfl momentum personal": make("apfl", lr=0.03, momentum=0.5, alpha=0.3, alpha_every="batch", personal_epochs=1),
+    "fedpa warm momentum": make("fedpa", lr=0.03, momentum=0.5, burn=0, window=1, warm=1, rho=0.1, server_lr=0.7),
+    "fola hessian": make("fola", lr=0.03, momentum=0.5, curvature="hessian", memory=0.5, lam=3.0, weights="samples"),
     "own rate of the deviation": FedABML(lr_std=0.5, label_alpha=1.0, predict_samples=3, **WAVE),
 }
 EVERY = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS.keys())

@@ -28,10 +28,10 @@ from tests.algorithms.problem import (
 
 
 @MOMENTA
-@pytest.mark.parametrize("server_lr", [1.0, 0.6])
-def test_three_rounds_by_a_plain_loop(server_lr, momentum):
-    lr, clients = 0.1, len(SIZES)
-    algorithm = Scaffold(lr=lr, server_lr=server_lr, momentum=momentum, personal_epochs=2)
+@pytest.mark.parametrize(("server_lr", "weights"), [(1.0, "uniform"), (0.6, "samples")])
+def test_three_rounds_by_a_plain_loop(server_lr, weights, momentum):
+    lr, clients, by_samples = 0.1, len(SIZES), weights == "samples"
+    algorithm = Scaffold(lr=lr, server_lr=server_lr, weights=weights, momentum=momentum, personal_epochs=2)
     sim, lines = simulate(algorithm, 3)
     x, c, own = START, np.zeros(3), np.zeros((clients, 3))
     for t in (1, 2, 3):
@@ -42,15 +42,24 @@ def test_three_rounds_by_a_plain_loop(server_lr, momentum):
             new = own[i] - c + (x - y) / (len(steps) * lr / (1 - momentum))
             moves.append(y - x), changes.append(new - own[i])
             own[i] = new
-        x = x + server_lr * np.mean(moves, 0)
+        x = x + server_lr * np.average(moves, 0, [SIZES[i] for i in drawn(t)] if by_samples else None)
         c = c + len(drawn(t)) / clients * np.mean(changes, 0)
     close(sim.shared["mean"], x)
     close(sim.shared["control"], c)
-    close(c, own.mean(0))  # what the server's rule is for
+    close(c, own.mean(0))  # what the server's rule is for, whatever the weights of the moves
     for i in CLIENTS:
         close(sim.kept_for(CLIENTS)["control"][i], own[i])
         close(models(sim).mean[i], descend(x, tuning(i, 2), lr, momentum))  # plain: no control variates
-    assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (6 * 8, 6 * 8)
+    assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (6 * 8, (6 + by_samples) * 8)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "scaffold-ft"])
+def test_a_step_size_of_0_is_refused(name):
+    """c_i⁺ divides by it; a tiny one is fine."""
+    with pytest.raises(fedabml.InputError, match=r"'lr' .*must be at least 1e-12"):
+        make(name, lr=0)
+    sim, _ = simulate(make(name, lr=1e-12, personal_epochs=0))
+    assert all(torch.isfinite(t).all() for t in sim.shared.values()) and sim.shared["control"].abs().max() > 0.01
 
 
 def test_clients_keep_their_own_control_variates_and_one_never_drawn_keeps_zero():

@@ -1,0 +1,81 @@
+"""APFL (Deng, Kamani, Mahdavi 2020): every client predicts with a mixture of its own model and the shared one.
+
+    client   w ← w_t;  for every minibatch, with v̄ = α_i v_i + (1 − α_i) w:
+             w ← w − η∇f_i(w),   v_i ← v_i − η ∇_v f_i(v̄) = v_i − η α_i ∇f_i(v̄),
+             α_i ← clip(α_i − η_α ⟨v_i − w, ∇f_i(v̄)⟩, 0, 1),   all three from the values before the step
+             sends w, keeps v_i and α_i
+    server   w_{t+1} = mean of the clients' w
+
+α_i moves with the first minibatch only, as in the authors' code (`alpha_every` round): w is then still the w_t of the
+mixture that is scored. Later w has been trained on the client's own data, and α_i would learn to lean on that.
+
+Scored: α_i v_i + (1 − α_i) w_t, after `personal_epochs` more of the steps of v_i and α_i (none by default) under w_t.
+All v_i start at the initial weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..gaussian import Distribution, Point
+from .base import Algorithm, Batch, Loss, Site, State
+from .ditto import OWN
+from .hyper import Range, hyper
+
+
+@dataclass(frozen=True)
+class APFL(Algorithm):
+    """APFL, adaptive personalised federated learning."""
+
+    alpha: float = hyper(0.5, "α: share of v_i in the mixture, at the start", 0, 1, tune=(0.1, 0.25, 0.5, 0.75))
+    alpha_lr: float | None = hyper(
+        None, "η_α: step size of α (none: that of v_i; 0: α stays)", 0, tune=Range(1e-4, 0.1, log=True)
+    )
+    alpha_every: str = hyper("round", "when α moves: with the first minibatch, or all", choices=("batch", "round"))
+    personal_epochs: int = hyper(0, "further epochs of v_i before it is scored", 0, tune=(0, 1, 5, 20))
+
+    def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
+        return {"mean": params, "alpha": params.new_zeros(()) + self.alpha}
+
+    def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
+        own = {"mean": kept["mean"], **self.still(kept["mean"])}
+        carry = {**super().begin(shared, kept, site, key), "alpha": kept["alpha"]}
+        carry["turn"] = torch.ones_like(kept["alpha"])  # is it α's turn to move?
+        return carry | {OWN + name: value for name, value in own.items()}
+
+    def step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        own, value = self._own(carry, batches[0], key, loss, self.lr)
+        return self.sgd(carry, batches[0], key, loss, self.lr)[0] | own, value
+
+    def personal_step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        own, value = self._own(carry, batches[0], key, loss, self.own_lr)
+        return carry | own, value
+
+    def _own(self, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float) -> tuple[State, Tensor]:
+        v, alpha = carry[OWN + "mean"], carry["alpha"]
+        slope = torch.func.grad_and_value(lambda u: loss(Point(u), batch, key))
+        gradient, value = slope(self.mixture(carry))
+        own = {name[len(OWN) :]: t for name, t in carry.items() if name.startswith(OWN)}
+        direction, buffer = self.heavy(own, alpha * gradient)
+        moved = {"mean": v - lr * direction, **buffer}
+        rate = carry["turn"] * (lr if self.alpha_lr is None else self.alpha_lr)
+        alpha = (alpha - rate * ((v - carry["mean"]) @ gradient)).clamp(0, 1)
+        share = {"alpha": alpha, "turn": carry["turn"] * (self.alpha_every == "batch")}
+        return share | {OWN + name: t for name, t in moved.items()}, value
+
+    def mixture(self, carry: State) -> Tensor:
+        """v̄ = αv + (1 − α)w."""
+        return carry["alpha"] * carry[OWN + "mean"] + (1 - carry["alpha"]) * carry["mean"]
+
+    def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
+        return {"mean": carry["mean"]}, {"mean": carry[OWN + "mean"], "alpha": carry["alpha"]}
+
+    def own_model(self, carry: State) -> Distribution:
+        return Point(self.mixture(carry))

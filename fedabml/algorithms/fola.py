@@ -1,0 +1,92 @@
+"""FOLA (Liu et al. 2021): a Gaussian N(μ, diag Λ⁻¹) of the server is every client's prior; it becomes their product.
+
+    client   w ← μ;  w ← w − η(∇f_i(w) + κ(w − μ)) for every minibatch,  κ = λΛ/T:  a MAP estimate under the prior
+             F_i = diagonal curvature of f_i along the way;  Λ_i = Λ + F_i (online Laplace);  sends Λ_i and Λ_i(w − μ)
+    server   Λ⁺ = mean of the Λ_i,  μ⁺ = μ + mean of the Λ_i(w_i − μ)/Λ⁺  (the product of the Gaussians N(w_i, Λ_i⁻¹)),
+             T⁺ = T + 1  (rounds whose curvature is in Λ, the first prior counted as one)
+
+F_i is the empirical Fisher, the mean of |B|·(∇f_B)² over minibatches, or the Hessian's diagonal by Hutchinson's probes
+z∘Hz, cut at 0. Λ begins at ε, so that it is never 0. `memory` = m forgets old rounds: Λ_i = ε + m(Λ − ε) + F_i and
+T⁺ = mT + 1; 1 is the paper's sum. The pull κ is taken implicitly, for Λ/T may be as large as it likes.
+
+Scored: w after `personal_epochs` of the same steps from μ (0: μ itself).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import rng
+from ..gaussian import Point
+from ..vectors import Layout
+from .base import Algorithm, Batch, Loss, Site, State
+from .hyper import Range, hyper
+from .steps import pulled
+
+
+@dataclass(frozen=True)
+class FOLA(Algorithm):
+    """FOLA, federated online Laplace approximation."""
+
+    lam: float = hyper(
+        1.0, "λ: weight of the prior (1: that of the client's data)", 0, tune=Range(0.01, 100.0, log=True)
+    )
+    memory: float = hyper(
+        1.0, "m: share of the old precision that stays in a round (1: all)", 0, 1, tune=(0.5, 0.9, 1.0)
+    )
+    curvature: str = hyper("fisher", "F_i: squared gradients, or the Hessian's diagonal", choices=("fisher", "hessian"))
+    eps: float = hyper(1e-5, "ε: precision of the first prior, and the least", 1e-12, tune=Range(1e-8, 1e-2, log=True))
+
+    def init(self, params: Tensor, layout: Layout) -> State:
+        return {"mean": params, "precision": torch.full_like(params, self.eps), "rounds": params.new_ones(())}
+
+    def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
+        empty = {"curved": torch.zeros_like(shared["mean"]), "rows": torch.zeros_like(shared["rounds"])}
+        return {**super().begin(shared, kept, site, key), **empty}
+
+    def personal(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
+        return super().begin(shared, kept, site, key)
+
+    def step(
+        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
+    ) -> tuple[State, Tensor]:
+        gradient, curvature, value = self.look(carry["mean"], batches[0], key, loss)
+        rows = batches[0].mask.sum()
+        sums = {"curved": carry["curved"] + rows * curvature, "rows": carry["rows"] + rows}
+        return {**self.move(carry, gradient, shared, self.lr), **sums}, value
+
+    def descend(
+        self, carry: State, shared: State, batch: Batch, site: Site, key: Tensor, loss: Loss, lr: float
+    ) -> tuple[State, Tensor]:
+        """The same without a look at the curvature: what personalising needs."""
+        gradient, value = torch.func.grad_and_value(lambda w: loss(Point(w), batch, key))(carry["mean"])
+        return self.move(carry, gradient, shared, lr), value
+
+    def look(self, w: Tensor, batch: Batch, key: Tensor, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
+        """∇f, the diagonal of its curvature by one minibatch, and f."""
+        slope = torch.func.grad_and_value(lambda w: loss(Point(w), batch, key))
+        if self.curvature == "fisher":
+            gradient, value = slope(w)
+            return gradient, batch.mask.sum() * gradient**2, value
+        gradient, back, value = torch.func.vjp(slope, w, has_aux=True)  # type: ignore[misc]
+        probe = torch.sign(rng.normal(rng.fold(key, 0), w.shape, w.dtype))  # dropout folds 1, 2, ...
+        return gradient, probe * back(probe)[0], value
+
+    def move(self, carry: State, gradient: Tensor, shared: State, lr: float) -> State:
+        """A step of w with the prior's pull taken implicitly."""
+        direction, buffer = self.heavy(carry, gradient)
+        rest = 1 - self.momentum  # as in `Variational.move`: the pull takes the longer step of a buffer at rest
+        kappa = self.lam * shared["precision"] / shared["rounds"]
+        return {**carry, "mean": pulled(carry["mean"], rest * direction, shared["mean"], kappa, lr / rest), **buffer}
+
+    def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
+        curvature = (carry["curved"] / carry["rows"]).clamp_min(0)
+        precision = self.eps + self.memory * (shared["precision"] - self.eps) + curvature
+        return {"precision": precision, "moved": precision * (carry["mean"] - shared["mean"])}, {}
+
+    def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
+        mean = shared["mean"] + update["moved"] / update["precision"]
+        return {"mean": mean, "precision": update["precision"], "rounds": self.memory * shared["rounds"] + 1}

@@ -1,0 +1,168 @@
+"""`fedabml compare`: several algorithms on one federation, with the same seeds and the same budget."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..config import names
+from ..errors import InputError
+from .console import Board, complain, console, downloads, note, say, table, tell
+from .options import Config, Preset, Set, Told, completion, run_flags, told
+
+if TYPE_CHECKING:
+    from ..experiments.cells import Cell
+    from ..experiments.compare import Request
+    from ..experiments.standings import Comparison
+
+SEEDS = 5  # where none are given
+
+
+@run_flags("algorithm", "seed", "evaluate", "eval_every")
+def compare(
+    ctx: typer.Context,
+    algorithms: Annotated[
+        str | None,
+        typer.Option(
+            metavar="all|A,B,C",
+            help="Algorithms to compare, see `fedabml algorithms`; all: every one that suits the model.",
+            autocompletion=completion(("all", *names("algorithm"))),
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|A,B,C",
+            help="So many seeds (0, 1, ...), or these; a seed decides partition and run.",
+            show_default=str(SEEDS),
+        ),
+    ] = None,
+    config: Config = None,
+    preset: Preset = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the comparison.", show_default="runs/DATASET-comparison")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", metavar=" ", help="Go on with the comparison in --out, or extend it by algorithms and seeds."
+        ),
+    ] = False,
+    set: Set = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", metavar=" ", help="No progress and no table; errors only.")
+    ] = False,
+) -> None:
+    """Compare algorithms: one setting, one budget, the same seeds, and who is harmed.
+
+    Every algorithm is trained with every seed and every client is scored. The table has means with 95% intervals over
+    seeds, marks the best and those that cannot be told from it, and counts the clients that a method serves worse than
+    training alone would. A run that is finished is never run again: call the same command after Ctrl-C or a crash.
+
+    An algorithm's hyperparameters are those of its own table in --config or --preset, or `--set ALGORITHM.NAME=VALUE`;
+    --lr is for all of them. The folder gets table.md, table.csv, table.json, clients.csv, report.html and cells.jsonl.
+
+    Examples:
+
+    - `fedabml compare --algorithms fedabml,fedavg-ft,local --clients 20 --rounds 10 --seeds 3`
+
+    - `fedabml compare --algorithms all --preset paper --dataset fashionmnist --out runs/table`
+
+    - `fedabml compare --resume --out runs/table --seeds 10` to add seeds
+    """
+    from ..experiments.compare import Request, configs
+    from ..experiments.compare import compare as run
+
+    asked = told(ctx)
+    saved = None
+    if resume:
+        out = out or _folder(asked)
+        saved = Request.read(out)
+        asked.layers.insert(0, _layer(saved, out))
+    wanted = _algorithms(algorithms, saved)
+    rows = configs(wanted, *asked.layers, told=asked.sets)
+    out = out or _folder(asked)
+    again = f"fedabml compare --resume --out {shlex.quote(str(out))}"
+    with ExitStack() as download, Board("comparing", quiet) as board:
+
+        def start(todo: list[Cell], finished: int) -> None:
+            download.close()  # one bar at a time
+            board.start(todo, finished)
+
+        try:
+            found = run(
+                rows,
+                _seeds(seeds) if seeds else saved.seeds if saved else SEEDS,
+                out=out,
+                resume=resume,
+                lenient=algorithms in (None, "all"),
+                progress=download.enter_context(downloads(asked.key("dataset") or "", quiet)),
+                on_note=(lambda text: None) if quiet else note,
+                on_start=start,
+                on_round=board.round,
+                on_done=board.done,
+            )
+        except KeyboardInterrupt:
+            if not board.total:  # nothing has begun, so there is nothing to go on with
+                raise
+            board.close()
+            complain(f"Stopped. {board.finished} of {board.total} runs are finished in '{out}'. To go on: {again}", "")
+            raise typer.Exit(130) from None
+    if not quiet:
+        show(found, out)
+
+
+def _folder(asked: Told) -> Path:
+    data = asked.key("data")
+    return Path("runs") / f"{Path(data).stem if data else asked.key('dataset') or 'digits'}-comparison"
+
+
+def _layer(saved: Request, out: Path) -> dict[str, object]:
+    """What a saved comparison was told, under what is told now."""
+    if any(label != config.algorithm for label, config in saved.rows.items()):
+        raise InputError(f"The comparison in '{out}' has labels of its own: go on with it from Python, where it began.")
+    return saved.setting.to_dict(everything=True) | {name: dict(c.hyper) for name, c in saved.rows.items()}
+
+
+def _algorithms(words: str | None, saved: Request | None) -> list[str]:
+    if words is None and saved is None:
+        raise InputError("Say what to compare: --algorithms all, or names such as fedabml,fedavg-ft,local.")
+    if words is None:
+        return list(saved.rows) if saved else []
+    return list(names("algorithm")) if words == "all" else [word.strip() for word in words.split(",") if word.strip()]
+
+
+def _seeds(words: str) -> int | list[int]:
+    """So many, or these: 5, or 0,3,7."""
+    try:
+        several = [int(word) for word in words.split(",") if word.strip()]
+    except ValueError:
+        several = []
+    if not several or ("," not in words and several[0] < 1):
+        raise InputError(f"--seeds is how many seeds, such as 5, or which, such as 0,3,7; it is '{words}'.")
+    return several if "," in words else several[0]
+
+
+def show(found: Comparison, out: Path) -> None:
+    """The table, what it means, who is harmed, and where things are."""
+    from ..experiments.standings import described, explained, grid, harm_grid
+
+    head, rows = grid(found)
+    narrow = sum(max(map(len, column)) + 3 for column in zip(head, *rows, strict=True)) - 3 > console().width
+    table(*(grid(found, brief=True) if narrow else (head, rows)), title=described(found), numbers=True)
+    for line in explained(found):
+        tell(line)
+    if narrow:
+        tell("The other measures' intervals are in table.md.")
+    say()
+    head, rows = harm_grid(found)
+    if rows:
+        table(head, rows, title="Clients against Local only", numbers=True)
+    if (out / "report.html").exists():
+        say(f"report       {out / 'report.html'}")
+    say(f"table        {out / 'table.md'} (also .csv, .json)")
+    say(f"per client   {out / 'clients.csv'}")

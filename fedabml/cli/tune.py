@@ -1,0 +1,241 @@
+"""`fedabml tune`: good hyperparameters for each algorithm, found on validation data with one budget for all."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..config import names
+from ..errors import InputError
+from .console import Board, complain, downloads, note, number, say, table
+from .options import DATA, Config, Preset, Set, Told, completion, run_flags, told
+
+if TYPE_CHECKING:
+    from ..config import RunConfig
+    from ..experiments.cells import Result
+    from ..experiments.tune import Trial, Tuned
+
+SHARE, TRIALS, SEEDS, BATCH = 0.2, 16, (100,), 8  # where nothing else is said
+SHOWN = 5  # trials of an algorithm in its table
+
+
+@run_flags("algorithm", "seed", "evaluate", "eval_every", "validation")
+def tune(
+    ctx: typer.Context,
+    algorithms: Annotated[
+        str | None,
+        typer.Option(
+            metavar="all|A,B,C",
+            help="Algorithms to tune, see `fedabml algorithms`; all: every one that suits the model.",
+            autocompletion=completion(("all", *names("algorithm"))),
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Trained federations per algorithm and seed.", show_default=str(TRIALS)),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,C",
+            help="These seeds, none of which should be a seed of the test to come; the mean counts.",
+            show_default=",".join(map(str, SEEDS)),
+        ),
+    ] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            help="What decides: accuracy (rmse for regression) or nll.",
+            show_default="accuracy or rmse; ties: nll",
+            autocompletion=completion(("accuracy", "rmse", "nll")),
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Trials that are chosen and trained together: more is faster, fewer learn more from each other.",
+            show_default=str(BATCH),
+        ),
+    ] = None,
+    config: Config = None,
+    preset: Preset = None,
+    validation: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Share of each client's training data that is held out, and scored on.",
+            show_default=str(SHARE),
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the search.", show_default="runs/DATASET-tuning")] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", metavar=" ", help="Go on with the search in --out, or add --trials to it."),
+    ] = False,
+    set: Set = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", metavar=" ", help="No progress and no table; errors only.")
+    ] = False,
+) -> None:
+    """Tune algorithms on validation data, each with the same budget, and write the best settings to tuned.toml.
+
+    Test data are never looked at. Each algorithm's search tries what its hyperparameters declare: first the setting
+    as given, then points that fill the space evenly, then those that Optuna's TPE proposes. On every trained federation
+    a grid of personal epochs and step sizes is scored. A hyperparameter that `--set ALGORITHM.NAME=VALUE`, --lr or a
+    table in --config gives is held at that value and not searched; a --preset is only where the search starts.
+
+    The folder gets tuned.toml, trials.csv and cells.jsonl. A federation that is trained is never trained again: call
+    the same command after Ctrl-C or a crash. It needs Optuna: `pip install 'fedabml[tune]'`.
+
+    Examples:
+
+    - `fedabml tune --algorithms fedabml,fedavg-ft,local --clients 20 --rounds 10`
+
+    - `fedabml tune --algorithms all --dataset fashionmnist --preset paper --set fedabml.label_prior=dirichlet`
+
+    - `fedabml compare --config runs/digits-tuning/tuned.toml --algorithms fedabml,fedavg-ft,local` to use the result
+    """
+    from ..experiments import request
+    from ..experiments.compare import configs
+    from ..experiments.tune import tune as run
+
+    asked = told(ctx)
+    own = asked.layers[1:] if preset else asked.layers  # what was said of this search: a preset is only its start
+    saved: dict[str, Any] = {}
+    if resume:
+        out = out or _folder(asked)
+        saved = request.read(out, "tune")
+        before = saved["run"] | saved["fixed"]
+        own, asked = [before, *own], Told([before, *asked.layers], asked.sets)
+    wanted = _algorithms(algorithms, saved)
+    plan = next(iter(configs(wanted, {"validation": SHARE}, *asked.layers, told=asked.sets).values()))
+    fixed = {name: row.hyper for name, row in configs(wanted, *own, told=asked.sets).items()}
+    out = out or _folder(asked)
+    with ExitStack() as download, Trials(plan, quiet) as board:
+
+        def start(cells: int, finished: int) -> None:
+            download.close()  # one bar at a time
+            board.expect(cells, finished)
+
+        try:
+            found = run(
+                plan.with_changes(hyper={}, lr=None),
+                None if algorithms == "all" else wanted,
+                out,
+                trials=saved.get("trials", TRIALS) if trials is None else trials,
+                seeds=saved.get("seeds", SEEDS) if seeds is None else _seeds(seeds),
+                batch=saved.get("batch", BATCH) if batch is None else batch,
+                measure=measure or saved.get("measure"),
+                preset=preset or saved.get("preset"),
+                fixed=fixed,
+                resume=resume,
+                progress=download.enter_context(downloads(asked.key("dataset") or "", quiet)),
+                on_note=(lambda text: None) if quiet else note,
+                on_start=start,
+                on_round=board.round,
+                on_done=board.done,
+                on_trial=board.trial,
+            )
+        except KeyboardInterrupt:
+            if not board.total:  # nothing has begun, so there is nothing to go on with
+                raise
+            board.close()
+            again = f"fedabml tune --resume --out {shlex.quote(str(out))}"
+            complain(f"Stopped. {board.finished} of {board.total} runs are finished in '{out}'. To go on: {again}", "")
+            raise typer.Exit(130) from None
+    if not quiet:
+        show(found, out)
+
+
+class Trials(Board):
+    """Follows a search, whose cells are not known before they are asked for."""
+
+    def __init__(self, plan: RunConfig, quiet: bool):
+        super().__init__("tuning", quiet)
+        self.plan = plan
+        self.coming: list[str] = []  # stand for the cells to come
+
+    def expect(self, cells: int, finished: int) -> None:
+        """So many cells, of which so many were finished before."""
+        from ..experiments.cells import Cell
+
+        todo = [Cell(str(i), self.plan) for i in range(cells - finished)]
+        self.coming = [cell.identity for cell in todo]
+        self.start(todo, finished)
+
+    def round(self, cells: Any, round: int) -> None:
+        for cell in cells:
+            if cell.identity not in self.left and self.coming:
+                del self.left[self.coming.pop()]
+        super().round(cells, round)
+
+    def done(self, result: Result) -> None:
+        """A cell is finished; a person hears of trials."""
+        self.finished += 1
+        self.over.add(result.identity)
+        self.left.pop(result.identity, None)
+        if self.bar:
+            self._update(now="")
+
+    def trial(self, trial: Trial) -> None:
+        """A trial is finished, be it now or before."""
+        said = f"diverged ({trial.error.split('. ')[0]})" if trial.error else _figures(trial)
+        words = f"{trial.algorithm}, trial {trial.number}: {said}"
+        if self.bar and trial.error:
+            self.bar.console.print(words, markup=False, style="yellow")
+        elif not self.bar and not self.quiet:
+            self._line(f"{self._done()}  {words}")
+
+
+def _figures(trial: Trial) -> str:
+    return f"{trial.measure} {number(trial.value)}  ({_settings(trial)})"
+
+
+def _settings(trial: Trial) -> str:
+    return ", ".join(f"{name}={'none' if value is None else value}" for name, value in trial.hyper.items())
+
+
+def _folder(asked: Told) -> Path:
+    data = asked.key("data")
+    return Path("runs") / f"{Path(data).stem if data else asked.key('dataset') or 'digits'}-tuning"
+
+
+def _algorithms(words: str | None, saved: dict[str, Any]) -> list[str]:
+    if words is None and not saved:
+        raise InputError("Say what to tune: --algorithms all, or names such as fedabml,fedavg-ft,local.")
+    if words is None:
+        return list(saved["algorithms"])
+    return list(names("algorithm")) if words == "all" else [word.strip() for word in words.split(",") if word.strip()]
+
+
+def _seeds(words: str) -> list[int]:
+    try:
+        return [int(word) for word in words.split(",") if word.strip()]
+    except ValueError:
+        raise InputError(f"--seeds are the seeds to tune with, such as 100 or 100,101; it is '{words}'.") from None
+
+
+def show(found: Tuned, out: Path) -> None:
+    """The best trials of every algorithm, and where things are."""
+    for name, trials in found.trials.items():
+        lost = sum(trial.error is not None for trial in trials)
+        best = found.best(name, SHOWN)
+        title = f"{name}: the best of {len(trials)} trials on validation data{f', {lost} diverged' if lost else ''}"
+        measures = dict.fromkeys((found.measure, "nll"))  # once, where the NLL decides
+        rows = [
+            (t.number, *(number(v) for v, _ in zip((t.value, t.nll), measures, strict=False)), _settings(t))
+            for t in best
+        ]
+        table(("trial", *measures, "hyperparameters"), rows, title=title)
+    chosen = [name for name in found.trials if found.best(name)]
+    say(f"tuned    {found.file}")
+    say(f"trials   {out / 'trials.csv'}")
+    if chosen:
+        say(f"next     fedabml compare --config {shlex.quote(str(found.file))} --algorithms {','.join(chosen)}")

@@ -1,0 +1,307 @@
+"""Comparing algorithms: one federation setting, one list of seeds, one budget, a row per algorithm.
+
+    rows = configs(["fedabml", "fedavg-ft", "local"], {"clients": 20, "rounds": 10})
+    found = compare(rows, seeds=3, out="runs/my-comparison")
+    print(found.rows[0].label, found.rows[0].scores["accuracy"])
+
+The folder gets comparison.json (what was asked for), cells.jsonl (a line per finished run), and when all are finished
+table.md, table.csv, table.json, clients.csv and report.html. A finished run is never run again.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import RunConfig, Table, names
+from ..errors import InputError, nearest
+from ..files import read_json, write, write_json
+from ..report.compare import render
+from .cells import MACHINE, Cell, Ledger, Result, execute
+from .standings import Comparison, make, write_all
+
+if TYPE_CHECKING:
+    from ..data.download import Progress
+
+REQUEST, CELLS = "comparison.json", "cells.jsonl"
+OWN = ("algorithm", "seed", "evaluate", "eval_every")  # keys of a run that a comparison decides itself
+Rows = dict[str, RunConfig]
+
+
+def configs(algorithms: Sequence[str], *layers: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> Rows:
+    """A configuration per algorithm, each with the hyperparameters in its own table of the layers, as `RunConfig.of`.
+
+    `told`, the last layer (--set), may have tables for those that are compared, and no others.
+    """
+    told, known = told or {}, names("algorithm")
+    for name in told:
+        if name in OWN:
+            way = {"algorithm": "--algorithms", "seed": "--seeds"}.get(name)
+            raise InputError(
+                f"'{name}' is not for a comparison to be told"
+                + (f": say {way}." if way else ": it scores every client at the end.")
+            )
+        if name in known and name not in algorithms:
+            raise InputError(f"--set {name}.… is for {name}, which is not compared.{nearest(name, algorithms)}")
+    twice = next((name for i, name in enumerate(algorithms) if name in algorithms[:i]), None)
+    if twice is not None:
+        raise InputError(f"The algorithm '{twice}' is named twice.")
+    return {
+        name: RunConfig.of(
+            *({k: v for k, v in layer.items() if k not in OWN} for layer in layers),
+            {"algorithm": name},
+            told={k: v for k, v in told.items() if k not in known or k == name},
+        )
+        for name in algorithms
+    }
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is compared: by label a configuration, all alike but for the algorithm; and the seeds."""
+
+    rows: Rows
+    seeds: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rows: Mapping[str, RunConfig], seeds: int | Sequence[int]) -> Request:
+        """Checked: one setting, proper hyperparameters, seeds that are seeds."""
+        if isinstance(seeds, int):
+            seeds = range(seeds)
+        if not rows or not seeds:
+            raise InputError(f"Nothing to compare: there is no {'seed' if rows else 'algorithm'}.")
+        if min(seeds) < 0 or len(set(seeds)) < len(seeds):
+            raise InputError(f"Seeds are whole numbers of at least 0, each once; they are {_list(seeds)}.")
+        settled = {label: _settled(config) for label, config in rows.items()}
+        first = next(iter(settled))
+        for label, config in settled.items():
+            config.algorithm_object()  # its hyperparameters are checked before anything else is done
+            differ = _differ(settled[first], config.with_changes(**_of(settled[first])))
+            if differ:
+                words = "; ".join(f"{key} = {a} and {b}" for key, (a, b) in differ.items())
+                raise InputError(f"'{first}' and '{label}' are of different settings, so they do not compare: {words}.")
+        return cls(settled, tuple(seeds))
+
+    @property
+    def setting(self) -> RunConfig:
+        """What all rows share (with the first one's algorithm)."""
+        return next(iter(self.rows.values()))
+
+    @property
+    def same_clients(self) -> bool:
+        """Whether a client of one seed is met in the others, too."""
+        return self.setting.data is not None or self.setting.partition_seed is not None
+
+    def cells(self, but: Sequence[str] = ()) -> list[Cell]:
+        """The runs it takes, the first seed's before the second's, except for some rows."""
+        return [
+            Cell(label, config.with_changes(seed=seed))
+            for seed in self.seeds
+            for label, config in self.rows.items()
+            if label not in but
+        ]
+
+    def command(self, out: Path) -> str:
+        """The shell command for it, where its labels are names of algorithms."""
+        plain = self.setting.with_changes(algorithm=RunConfig.algorithm, hyper={})
+        words = ["fedabml", "compare", "--algorithms", ",".join(self.rows), "--seeds", _seeds(self.seeds)]
+        words += shlex.split(plain.command())[2:]
+        for config in self.rows.values():
+            own = shlex.split(RunConfig(algorithm=config.algorithm, hyper=config.hyper).command())
+            words += own[own.index("--set") :] if "--set" in own else []
+        return shlex.join([*words, "--out", str(out)])
+
+    # -- on disk ----------------------------------------------------------------------------------------------------
+    def to_dict(self) -> Table:
+        """As JSON."""
+        shared = {k: v for k, v in self.setting.to_dict(everything=True).items() if k not in (*OWN, *self._tables())}
+        rows = {label: {"algorithm": c.algorithm, "hyper": dict(c.hyper)} for label, c in self.rows.items()}
+        return {"setting": shared, "rows": rows, "seeds": list(self.seeds)}
+
+    def _tables(self) -> set[str]:
+        return {config.algorithm for config in self.rows.values()}
+
+    @classmethod
+    def read(cls, out: Path) -> Request:
+        """What was asked for in a folder."""
+        path = out / REQUEST
+        if not path.exists():
+            raise InputError(f"There is no comparison to resume in '{out}': it has no {REQUEST}.")
+        content = read_json(path)
+        try:
+            rows = {
+                label: RunConfig.of(content["setting"], {"algorithm": row["algorithm"], row["algorithm"]: row["hyper"]})
+                for label, row in content["rows"].items()
+            }
+            return cls(rows, tuple(content["seeds"]))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"'{path}' is not a comparison's ({error!r}). Give another folder with --out.") from error
+
+    def joined(self, old: Request, out: Path, resume: bool) -> Request:
+        """Both requests as one, if they are of one setting; other rows or seeds are welcome only with `resume`."""
+        there, here = next(iter(old.rows.values())), next(iter(self.rows.values()))
+        differ = _differ(there.with_changes(**_of(here)), here)
+        for label, config in self.rows.items():
+            if label in old.rows:
+                differ |= _differ(old.rows[label], config)
+        if differ:
+            words = "; ".join(f"{key} = {a}, this one {b}" for key, (a, b) in differ.items())
+            raise InputError(
+                f"The comparison in '{out}' has {words}. Ask for the same, or give another folder with --out."
+            )
+        others = {
+            "algorithms": (", ".join(old.rows), ", ".join(self.rows), set(old.rows) != set(self.rows)),
+            "seeds": (_list(old.seeds), _list(self.seeds), set(old.seeds) != set(self.seeds)),
+        }
+        words = "; ".join(f"{key} {a}, this one {b}" for key, (a, b, other) in others.items() if other)
+        if words and not resume:
+            raise InputError(
+                f"The comparison in '{out}' has {words}. With --resume it is extended by what it lacks; --out gives "
+                "another folder."
+            )
+        return Request({**old.rows, **self.rows}, tuple(sorted({*old.seeds, *self.seeds})))
+
+
+def compare(
+    rows: Mapping[str, RunConfig],
+    seeds: int | Sequence[int] = 5,
+    *,
+    out: str | os.PathLike[str],
+    resume: bool = False,
+    lenient: bool = False,
+    progress: Progress | None = None,
+    on_note: Callable[[str], None] = lambda text: None,
+    on_start: Callable[[list[Cell], int], None] = lambda todo, finished: None,
+    on_round: Callable[[list[Cell], int], None] = lambda cells, round: None,
+    on_done: Callable[[Result], None] = lambda result: None,
+) -> Comparison:
+    """Runs every row with every seed, and writes and returns who did how well.
+
+    `rows` gives each label its configuration; all must be of one setting (see `configs`). `seeds` are seeds, or how
+    many. With `resume`, a folder's comparison may be extended by rows and seeds. A row that the model refuses is an
+    error, or with `lenient` shown without numbers. A row that diverges is a result, not an error. `on_start` hears
+    the cells to run and how many were finished before, the others how it goes on.
+    """
+    folder, request = Path(out), Request.of(rows, seeds)
+    if resume or (folder / REQUEST).exists():
+        whole = request.joined(Request.read(folder), folder, resume)
+    else:
+        _check_vacant(folder)
+        whole = request
+    ledger = Ledger(folder / CELLS)
+    refused, notes = _refused(request, ledger, lenient, progress)
+    for text in notes:
+        on_note(text)
+    write_json(folder / REQUEST, whole.to_dict() | {"command": whole.command(folder)})
+    cells = request.cells(list(refused))
+    todo = [cell for cell in cells if cell not in ledger]
+    on_start(todo, len(cells) - len(todo))
+    for _ in execute(cells, ledger, on_round=on_round, on_done=on_done):
+        pass
+    results = {(cell.label, cell.config.seed): ledger[cell] for cell in cells}
+    _check_data(results)
+    people = {seed: _people(seed, results) for seed in request.seeds}
+    found = make(request.rows, results, refused, people, request.same_clients)
+    command = request.command(folder)
+    write_all(found, folder, command)
+    page = render(found, command)
+    if page:
+        write(folder / "report.html", page)
+    return found
+
+
+def _refused(
+    request: Request, ledger: Ledger, lenient: bool, progress: Progress | None
+) -> tuple[dict[str, str], list[str]]:
+    """The rows that cannot run, with the reason, found before anything runs; and what is to be noted of the others."""
+    todo = [cell for cell in request.cells() if cell not in ledger]
+    todo = [cell for cell in todo if cell.config.seed == todo[0].config.seed]
+    if not todo:
+        return {}, []
+    from ..evaluate import check_rows
+    from ..run import prepare, resolve_split
+
+    first = todo[0].config
+    fed = first.federation(progress)
+    check_rows(fed, resolve_split(fed, "auto"))
+    for result in ledger.results.values():
+        if result.seed == first.seed and result.facts["partition_hash"] != fed.hash:
+            raise _changed(first.seed)
+    refused: dict[str, str] = {}
+    notes: dict[str, None] = {}
+    for cell in todo:
+        config = cell.config
+        try:
+            setup = prepare(fed, config.model, config.algorithm_object(), **config.words(fed))
+            notes |= dict.fromkeys(setup.notes)
+        except InputError as error:
+            if not lenient:
+                raise InputError(f"{cell.label} cannot be compared here: {error}") from error
+            refused[cell.label] = str(error)
+    if len(refused) == len(request.rows):  # then it is not the algorithms that are wrong
+        raise InputError(next(iter(refused.values())))
+    return refused, list(notes)
+
+
+def _check_vacant(folder: Path) -> None:
+    if folder.is_dir() and any(not file.name.startswith(".") for file in folder.iterdir()):
+        raise InputError(f"'{folder}' holds other files. A comparison wants a folder of its own: give one with --out.")
+
+
+def _check_data(results: Mapping[tuple[str, int], Result]) -> None:
+    """All rows of a seed must have had the same data, or their clients do not pair."""
+    seen: dict[int, str] = {}
+    for (_, seed), result in results.items():
+        if seen.setdefault(seed, result.facts["partition_hash"]) != result.facts["partition_hash"]:
+            raise _changed(seed)
+
+
+def _changed(seed: int) -> InputError:
+    return InputError(
+        f"The data have changed since some runs of seed {seed} were finished: their hash is another. Restore the data, "
+        "or compare anew in another folder."
+    )
+
+
+def _people(seed: int, results: Mapping[tuple[str, int], Result]) -> Sequence[str]:
+    """The names of a seed's clients."""
+    own = [result for (_, s), result in results.items() if s == seed]
+    told = next((result.facts["names"] for result in own if "names" in result.facts), None)
+    if told is not None:
+        return told
+    scores = (score for result in own for score in result.scores)
+    count = next((len(column) for score in scores for column in score.clients.values()), 0)
+    return [f"client-{i}" for i in range(count)]
+
+
+def _settled(config: RunConfig) -> RunConfig:
+    """A row's configuration in one form: its step size among the hyperparameters, paths that hold from everywhere."""
+    paths = {k: str(Path(v).resolve()) for k in ("data", "pretrained") if (v := getattr(config, k))}
+    hyper = dict(config.hyper) if config.lr is None else {"lr": config.lr, **config.hyper}
+    return config.with_changes(hyper=hyper, lr=None, seed=0, evaluate=True, eval_every=0, **paths)
+
+
+def _of(config: RunConfig) -> Table:
+    """What rows may differ in."""
+    return {"algorithm": config.algorithm, "hyper": config.hyper}
+
+
+def _differ(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """The keys that decide numbers in which two configurations differ, with both values in words."""
+    found = {key: pair for key, pair in a.differences(b).items() if key not in MACHINE}
+    return {key: tuple("unset" if v is None else v for v in pair) for key, pair in found.items()}  # type: ignore[misc]
+
+
+def _list(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """As --seeds takes them: how many, or which."""
+    if list(seeds) == list(range(len(seeds))):
+        return str(len(seeds))
+    return ",".join(map(str, seeds)) + ("," if len(seeds) == 1 else "")

@@ -1,0 +1,50 @@
+"""What an experiment was asked for, kept beside its cells: it can be resumed as itself, and as nothing else."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from ..config import Table, _flat
+from ..errors import InputError
+from ..files import read_json, write_json
+from .cells import MACHINE
+
+
+def read(folder: Path, command: str) -> Table:
+    """The request that `fedabml COMMAND` left in a folder."""
+    file = folder / f"{command}.json"
+    if not file.is_file():
+        raise InputError(f"'{folder}' holds nothing to resume: it has no {file.name}. Start without --resume.")
+    saved = read_json(file)
+    if not isinstance(saved, dict):
+        raise InputError(f"'{file}' is not a request that fedabml wrote.")
+    return saved
+
+
+def claim(folder: Path, command: str, request: Table, resume: bool, free: Collection[str] = ()) -> None:
+    """Makes a folder this request's. What was begun there goes on if it asked for the same.
+
+    Keys that are `free` may differ if it is resumed in so many words; where and how `run` is computed always may.
+    """
+    file = folder / f"{command}.json"
+    if file.exists() or resume:
+        old, new = _flat(read(folder, command)), _flat(request)
+        keys = sorted((old.keys() | new.keys()) - {f"run.{name}" for name in MACHINE})
+        differ = [key for key in keys if old.get(key) != new.get(key)]
+        bad = [key for key in differ if key not in free]
+        words = "; ".join(f"{key} (was {_word(old.get(key))}, now {_word(new.get(key))})" for key in bad or differ)
+        if bad or (differ and not resume):
+            raise InputError(
+                f"'{folder}' was started with other settings: {words}. Resume it as it was "
+                f"(fedabml {command} --resume --out {shlex.quote(str(folder))}), or give another folder with --out."
+            )
+    elif folder.is_dir() and any(not child.name.startswith(".") for child in folder.iterdir()):
+        raise InputError(f"'{folder}' holds other files. {command} wants a folder of its own: give another --out.")
+    write_json(file, request)
+
+
+def _word(value: Any) -> str:
+    return "unset" if value is None else repr(value)

@@ -1,0 +1,141 @@
+"""What a search may try: the space that hyperparameters declare (`tune=`), and where in it to look next."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from ..algorithms import REGISTRY
+from ..algorithms.hyper import Range
+from ..config import RunConfig, Table
+from ..errors import InputError
+
+Space = dict[str, Range | tuple[Any, ...]]
+
+GRID = ("personal_epochs", "personal_lr")  # scored on each trained federation, not searched
+
+
+def space(algorithm: str, fixed: Collection[str] = ()) -> Space:
+    """What is searched for an algorithm: hyperparameters that declare it, unless they are fixed or make the variant."""
+    kind, variant = REGISTRY[algorithm]
+    held = {*GRID, *variant, *fixed}
+    return {f.name: f.metadata["tune"] for f in fields(kind) if f.metadata["tune"] and f.name not in held}
+
+
+def personal_options(config: RunConfig, fixed: Collection[str] = ()) -> tuple[Table, ...]:
+    """The personal options to score: the one given, then the declared grid. No epochs need no step size."""
+    kind, variant = REGISTRY[config.algorithm]
+    given, declared = config.algorithm_object(), {f.name: f.metadata["tune"] for f in fields(kind)}
+    held = {*variant, *fixed}
+    own = [getattr(given, name) for name in GRID]
+    values = [
+        declared[name] if declared[name] and name not in held else (mine,) for name, mine in zip(GRID, own, strict=True)
+    ]
+    pairs = dict.fromkeys((epochs, lr if epochs else None) for epochs, lr in [own, *itertools.product(*values)])
+    return tuple({"personal_epochs": epochs} | ({"personal_lr": lr} if epochs else {}) for epochs, lr in pairs)
+
+
+class Points:
+    """Where to search next: the point given, points that fill the space evenly, then those that TPE asks for.
+
+    A space of choices alone has no more than their combinations: they are tried in a random order, each once.
+    """
+
+    def __init__(self, space: Space, given: Table, seed: int, even: int):
+        self.space = space
+        self.study: Any = None  # Optuna's
+        self.asked: list[Any] = []  # its trials, None for a point it does not know
+        if finite(space):
+            self.known = grid(space, given)
+            self.known[1:] = random.Random(seed).sample(self.known[1:], len(self.known) - 1)
+            return
+        optuna = need_optuna()
+        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=1)
+        self.study = optuna.create_study(direction="maximize", sampler=sampler)
+        self.known = [given, *_even(space, even - 1, seed)]
+        self.distributions = {
+            name: optuna.distributions.FloatDistribution(values.low, values.high, log=values.log)
+            if isinstance(values, Range)
+            else optuna.distributions.CategoricalDistribution(values)
+            for name, values in space.items()
+        }
+
+    def ask(self, count: int) -> list[Table]:
+        """The next points."""
+        pairs = [self._next() for _ in range(count)]
+        self.asked = [trial for _, trial in pairs]
+        return [point for point, _ in pairs]
+
+    def _next(self) -> tuple[Table, Any]:
+        if not self.known:
+            trial = self.study.ask(self.distributions)
+            return {name: _short(trial.params[name]) for name in self.space}, trial
+        point = self.known.pop(0)
+        if self.study is None or not _inside(self.space, point):
+            return point, None
+        self.study.enqueue_trial(point)
+        return point, self.study.ask(self.distributions)
+
+    def tell(self, scores: Sequence[float]) -> None:
+        """The scores of those points; more is better. A given point outside the ranges teaches TPE nothing."""
+        for trial, score in zip(self.asked, scores, strict=True):
+            if trial is not None:
+                self.study.tell(trial, score)
+
+
+def finite(space: Space) -> bool:
+    """Whether there are choices alone."""
+    return not any(isinstance(values, Range) for values in space.values())
+
+
+def grid(space: Space, given: Table) -> list[Table]:
+    """All combinations of choices, the one given at the head."""
+    points = (dict(zip(space, values, strict=True)) for values in itertools.product(*space.values()))
+    return [given, *(point for point in points if point != given)]
+
+
+def _even(space: Space, count: int, seed: int) -> list[Table]:
+    """Points that fill the space evenly: scrambled Sobol numbers."""
+    draws = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=seed).draw(count, dtype=torch.float64)
+    return [{name: _at(space[name], u) for name, u in zip(space, row, strict=True)} for row in draws.tolist()]
+
+
+def _at(values: Range | tuple[Any, ...], u: float) -> Any:
+    """The value at a share of the way through a range, or through a list of choices."""
+    if not isinstance(values, Range):
+        return values[min(int(u * len(values)), len(values) - 1)]
+    low, high = (math.log(values.low), math.log(values.high)) if values.log else (values.low, values.high)
+    found = low + u * (high - low)
+    return _short(math.exp(found) if values.log else found)
+
+
+def _short(value: Any) -> Any:
+    """Three digits of a number are enough."""
+    return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
+def _inside(space: Space, point: Table) -> bool:
+    return all(
+        isinstance(point[name], float) and values.low <= point[name] <= values.high
+        if isinstance(values, Range)
+        else point[name] in values
+        for name, values in space.items()
+    )
+
+
+def need_optuna() -> Any:
+    """The module, quiet; or how to get it."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise InputError(
+            "Tuning searches with Optuna, which is not installed: pip install 'fedabml[tune]' (or pip install optuna)."
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna

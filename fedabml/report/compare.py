@@ -1,0 +1,98 @@
+"""The page of a comparison: the table with its marks, intervals, and every client under two algorithms of choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedabml.experiments.standings import Comparison, Row, explained, grid, harm_grid, titled
+from fedabml.report import page
+from fedabml.report.figures import Figure
+from fedabml.report.frame import PAGE, Axis, text
+from fedabml.report.read import Client, Run
+from fedabml.report.svg import Series, scatter
+
+
+def render(found: Comparison, command: str) -> str:
+    """The whole page; empty where fewer than two rows have numbers."""
+    scored = [row for row in found.rows if row.scores]
+    if len(scored) < 2:
+        return ""
+    runs = [_run(found, row, command) for row in scored]
+    return page.render(runs, titled(found), _summary(found, scored))
+
+
+def _run(found: Comparison, row: Row, command: str) -> Run:
+    """A row as the page's figures read it: one run, whose clients are those of all seeds."""
+    config = row.config
+    measures = (found.columns[0].key, "nll")
+    clients = []
+    for seed in found.seeds:
+        columns = {name: v for name in measures if (v := found.values(row.label, seed, name)) is not None}
+        for i, name in enumerate(found.people[seed] if columns else ()):
+            values = {key: None if v[i] != v[i] else float(v[i]) for key, v in columns.items()}
+            clients.append(Client(f"{seed}.{i}", f"{name}, seed {seed}" if len(found.seeds) > 1 else name, values))
+    summary: dict[str, Any] = {key: mean for key, (mean, _) in row.scores.items()}
+    summary |= {"task": found.task, "split": found.split, "seconds": row.seconds, "bytes_up": row.traffic}
+    about = {"dataset": Path(config.data).name if config.data else config.dataset or "digits"}
+    told = {k: v for k, v in config.to_dict(everything=True).items() if v is not None and k not in ("dataset", "seed")}
+    return Run(Path(row.label), told | about | {"command": command}, summary, clients=clients, name=row.label)
+
+
+def _summary(found: Comparison, scored: list[Row]) -> str:
+    """The table, what it says, how sure it is, and who is harmed."""
+    places = {row.label: i for i, row in enumerate(scored)}
+    head, cells = grid(found)
+    rows = []
+    for row, texts in zip(found.rows, cells, strict=True):
+        means = [row.scores[c.key][0] if row.scores else None for c in found.columns]
+        values = [*means, row.traffic, row.seconds, row.harm.share if row.harm else None]
+        rows.append(_line(places.get(row.label), texts, values, row.best))
+    notes = "".join(f'<p class="note">{text(line)}</p>' for line in explained(found))
+    table = page.table([(word, "") for word in head], rows)
+    intervals = page.section("How sure the means are", [_intervals(found, scored)]) if len(found.seeds) > 1 else ""
+    return f'<section aria-label="Summary">{table}{notes}</section>{intervals}{_harmed(found, places)}'
+
+
+def _harmed(found: Comparison, places: dict[str, int]) -> str:
+    head, cells = harm_grid(found)
+    harms = [row.harm for row in found.rows if row.harm]
+    if not harms:
+        return ""
+    rows = [
+        _line(places[texts[0]], texts, [harm.worse, harm.equal, harm.better, harm.loss, None])
+        for harm, texts in zip(harms, cells, strict=True)
+    ]
+    table = page.table([(word, "") for word in head], rows)
+    return f"<section><h2>Clients against Local only</h2>{table}</section>"
+
+
+def _line(place: int | None, texts: list[str], values: Sequence[float | None], best: bool = False) -> str:
+    """A table's row: what is shown, and the numbers it is sorted by."""
+    swatch, run = ("", "") if place is None else (page.swatch(place), f' data-run="{place}"')
+    cells = [f'<th scope="row">{swatch}{text(texts[0])}</th>']
+    for i, (word, value) in enumerate(zip(texts[1:], values, strict=False)):
+        number = "" if value is None else f' data-v="{value:.9g}"'
+        cells.append(f"<td{' class=best' if best and not i else ''}{number}>{text(word)}</td>")
+    return f"<tr{run}>{''.join(cells)}</tr>"
+
+
+def _intervals(found: Comparison, scored: list[Row]) -> Figure:
+    """The mean of every row with its interval over seeds."""
+    main, series = found.columns[0], []
+    for i, row in enumerate(scored):
+        mean, half = row.scores[main.key]
+        spread = half or 0.0
+        tips = [f"{row.label}: {main.text(mean)} ± {main.text(spread)}"] * 3
+        ends = [mean - spread, mean, mean + spread]
+        series.append(Series(row.label, ends, [i + 1.0] * 3, tips, sizes=(1.5, 5.0, 1.5), slot=i))
+    y = Axis(main.head.removesuffix(" %"), "percent" if main.factor == 100 else "number")
+    x = Axis("algorithms, the best first", "whole", (0.5, len(scored) + 0.5))
+    svg = scatter(series, title="Means and intervals", x=x, y=y, look=replace(PAGE, height=350), connect=True)
+    reading = (
+        "A dot is the mean over seeds, its line the 95% interval. Seeds differ in their partition, which all "
+        "algorithms share, so overlapping intervals do not mean equal: the table's marks come from paired tests."
+    )
+    return Figure("Means and intervals", svg, reading)

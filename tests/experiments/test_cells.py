@@ -1,0 +1,131 @@
+"""Cells and their ledger: what is finished is on disk, is read back, and is never run again."""
+
+import json
+
+import pytest
+
+from fedabml.config import RunConfig
+from fedabml.errors import InputError
+from fedabml.experiments import runner
+from fedabml.experiments.cells import Cell, Ledger, Result, Score, execute
+
+SMALL = RunConfig(clients=6, model="mlr", rounds=2, participation=0.5, epochs=1, batch_size=20)
+
+
+def cells(count=4):
+    return [Cell("fedabml", SMALL.with_changes(seed=seed)) for seed in range(count)]
+
+
+def result(cell, **fields):
+    score = Score({}, {"accuracy": 0.5}, {"accuracy": [0.5, None]})
+    return Result(cell.identity, cell.label, cell.config.to_dict(), [score], {"seconds": 1.0}, **fields)
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Cells are played, not trained: a list of the seeds that ran; seed 99 is the kill."""
+    ran = []
+
+    def play(group, on_round):
+        for cell in group:
+            if cell.config.seed == 99:
+                raise KeyboardInterrupt
+            ran.append(cell.config.seed)
+            on_round([cell], 1)
+            yield result(cell)
+
+    monkeypatch.setattr(runner, "run_together", play)
+    return ran
+
+
+def test_what_makes_a_cell_the_same():
+    same = Cell("fedabml", SMALL)
+    for change in ({"device": "cpu"}, {"backend": "loop"}, {"chunk": 3}, {"data_dir": "x"}, {"eval_every": 1}):
+        assert Cell("fedabml", SMALL.with_changes(**change)).identity == same.identity
+    for change in ({"seed": 1}, {"rounds": 3}, {"hyper": {"lam": 0.5}}, {"algorithm": "local"}, {"dtype": "float64"}):
+        assert Cell("fedabml", SMALL.with_changes(**change)).identity != same.identity
+    assert Cell("other", SMALL).identity != same.identity
+    assert Cell("fedabml", SMALL, ({"personal_epochs": 1},)).identity != same.identity
+
+
+def test_a_result_is_read_back_as_it_was(tmp_path):
+    ledger, (first, second, *_) = Ledger(tmp_path / "deep" / "cells.jsonl"), cells()
+    ledger.add(result(first))
+    ledger.add(result(second, error="Training diverged."))
+    again = Ledger(ledger.path)
+    assert again.results == ledger.results and list(again.results) == [first.identity, second.identity]
+    assert again[first].scores[0].clients["accuracy"] == [0.5, None] and again[second].error == "Training diverged."
+    assert (again[first].seed, again[second].seed) == (0, 1) and cells()[2] not in again
+    assert RunConfig.of(again[second].config) == second.config
+
+
+def test_a_line_cut_short_is_dropped_and_its_cell_runs_again(tmp_path, played):
+    path = tmp_path / "cells.jsonl"
+    for _ in execute(cells(3), Ledger(path)):
+        pass
+    whole = path.read_bytes()
+    last = whole.rindex(b"\n", 0, -1) + 1
+    for end in (last + 1, last + 40, len(whole) - 1):  # the last is whole but for its end of line
+        path.write_bytes(whole[:end])
+        ledger = Ledger(path)
+        assert len(ledger.results) == 2
+        played.clear()
+        assert [r.seed for r in execute(cells(3), ledger)] == [2] == played
+        assert path.read_bytes() == whole
+
+
+def test_bytes_that_are_no_text_at_the_end(tmp_path):
+    path, ledger = tmp_path / "cells.jsonl", Ledger(tmp_path / "cells.jsonl")
+    ledger.add(result(cells()[0]))
+    path.write_bytes(path.read_bytes() + b"\x00\xff\xfe")
+    assert len(Ledger(path).results) == 1
+
+
+@pytest.mark.parametrize("line", ["", "{", "[]", '{"identity": "x"}', '{"who": 1, "scores": []}'])
+def test_a_broken_line_in_the_middle_is_named(tmp_path, line):
+    path, ledger = tmp_path / "cells.jsonl", Ledger(tmp_path / "cells.jsonl")
+    for cell in cells(2):
+        ledger.add(result(cell))
+    first, second = path.read_text().splitlines()
+    path.write_text(f"{first}\n{line}\n{second}\n")
+    with pytest.raises(InputError, match=r"cells.jsonl', line 2: .*Remove the line"):
+        Ledger(path)
+    path.write_text(f"{first}\n{second}\n")
+    assert len(Ledger(path).results) == 2
+
+
+def test_nothing_is_run_twice(tmp_path, played):
+    ledger, heard, done = Ledger(tmp_path / "cells.jsonl"), [], []
+    doubled = [*cells(2), *cells(2)]
+    hear = lambda group, round: heard.append(({cell.config.seed for cell in group}, round))
+    for _ in execute(doubled, ledger, on_round=hear, on_done=done.append):
+        pass
+    assert sorted(played) == [0, 1] and len(done) == 2 and {round for _, round in heard} == {1}
+    for _ in execute(doubled, Ledger(ledger.path)):
+        pass
+    assert sorted(r.seed for r in execute(cells(3), Ledger(ledger.path))) == [2] and sorted(played) == [0, 1, 2]
+
+
+def test_an_interruption_costs_only_what_was_running(tmp_path, played):
+    path = tmp_path / "cells.jsonl"
+    killer = Cell("fedabml", SMALL.with_changes(seed=99))
+    with pytest.raises(KeyboardInterrupt):
+        list(execute([*cells(2), killer, *cells(4)[2:]], Ledger(path)))
+    assert [json.loads(line)["config"].get("seed", 0) for line in path.read_text().splitlines()] == [0, 1]
+    assert [r.seed for r in execute(cells(4), Ledger(path))] == [2, 3] and played == [0, 1, 2, 3]
+
+
+def test_real_cells(tmp_path):
+    personal = ({"personal_epochs": 0}, {"personal_epochs": 2})
+    calm = Cell("fedavg", SMALL.with_changes(algorithm="fedavg"), personal)
+    wild = Cell("wild", SMALL.with_changes(algorithm="fedavg", hyper={"lr": 1e38}), personal)
+    ledger, rounds = Ledger(tmp_path / "cells.jsonl"), []
+    found = {r.label: r for r in execute([calm, wild], ledger, on_round=lambda group, round: rounds.append(round))}
+    fine, lost = found["fedavg"], found["wild"]
+    assert fine.error is None and [score.personal for score in fine.scores] == [*personal]
+    assert fine.scores[0].summary["accuracy"] < fine.scores[1].summary["accuracy"]
+    assert len(fine.scores[0].clients["accuracy"]) == 6 and fine.scores[0].clients.keys() == {"accuracy", "nll"}
+    assert fine.facts["bytes_up"] > 0 and fine.facts["partition_hash"] and fine.facts["split"] == "test"
+    assert "diverged" in lost.error and not lost.scores and lost.facts["partition_hash"] == fine.facts["partition_hash"]
+    assert set(rounds) <= {1, 2} and 2 in rounds
+    assert not list(execute([calm, wild], Ledger(ledger.path)))  # one that diverged is finished, too

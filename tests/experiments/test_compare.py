@@ -1,0 +1,482 @@
+"""Comparing algorithms: real runs on digits, what is written and said of them, and going on after an interruption."""
+
+import csv
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from fedabml.cli.console import Board
+from fedabml.config import RunConfig
+from fedabml.errors import InputError
+from fedabml.experiments import runner
+from fedabml.experiments.cells import Cell, Result, Score
+from fedabml.experiments.compare import Request, compare, configs
+from fedabml.experiments.standings import explained, grid, make
+from tests.command import run
+
+pytestmark = pytest.mark.usefixtures("one_thread_here")
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = shlex.split("--clients 8 --model mlr --rounds 2 --participation 0.5 --epochs 1 --batch-size 20")
+THREE = ["--algorithms", "fedabml,fedavg,local", "--seeds", 3]
+
+
+def refused(*words):
+    """The paragraph of an error."""
+    said = run("compare", *words, code=2).stderr
+    assert said.startswith("Error: ") and said.count("\n") == 1 and "Traceback" not in said
+    return said
+
+
+def rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def lines(folder):
+    return (folder / "cells.jsonl").read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished comparison and what was said, not to be changed."""
+    out = tmp_path_factory.mktemp("whole") / "comparison"
+    return out, run("compare", *SMALL, *THREE, "--out", out)
+
+
+@pytest.fixture
+def finished(whole, tmp_path):
+    """A copy of it."""
+    shutil.copytree(whole[0], tmp_path / "done")
+    return tmp_path / "done"
+
+
+@pytest.fixture
+def idle(monkeypatch):
+    """No cell may run."""
+
+    def run_together(group, on_round):
+        raise AssertionError(f"{[cell.identity for cell in group]} ran again")
+        yield
+
+    monkeypatch.setattr(runner, "run_together", run_together)
+
+
+# -- what it says -----------------------------------------------
+def test_the_same_numbers_everywhere(whole):
+    out, said = whole
+    cells = [json.loads(line) for line in lines(out)]
+    assert len(cells) == 9
+    table, page = json.loads((out / "table.json").read_text()), (out / "table.md").read_text()
+    assert table["seeds"] == [0, 1, 2] and len(set(table["partition_hashes"].values())) == 3
+    flat = {row["algorithm"]: row for row in rows(out / "table.csv")}
+    ordered = [row["accuracy"] for row in table["rows"]]
+    assert ordered == sorted(ordered, reverse=True) and [row["best"] for row in table["rows"]] == [True, False, False]
+    for row in table["rows"]:
+        own = [cell for cell in cells if cell["label"] == row["label"]]
+        for measure in ("accuracy", "accuracy_worst_decile", "nll", "ece", "brier"):
+            values = [cell["scores"][0]["summary"][measure] for cell in own]
+            half = stats.t.ppf(0.975, 2) * stats.sem(values)
+            assert row[measure] == pytest.approx(np.mean(values)) and row[f"{measure}_half"] == pytest.approx(half)
+            assert float(flat[row["label"]][measure]) == pytest.approx(row[measure], rel=1e-5)
+        shown = f"{100 * row['accuracy']:.2f} ± {100 * row['accuracy_half']:.2f}"
+        assert shown in page and shown in said.stdout and f"{row['nll']:.3f} ± {row['nll_half']:.3f}" in page
+        assert (f"**{shown}**" in page) == (f"* {shown}" in said.stdout) == row["best"]
+        assert (f"≈ {shown}" in page) == (f"≈ {shown}" in said.stdout) == row["alike"]
+        up, down = own[0]["facts"]["bytes_up"], own[0]["facts"]["bytes_down"]
+        assert row["traffic_bytes"] == up + down and (row["traffic_bytes"] == 0) == (row["label"] == "local")
+    assert page.startswith("# 3 algorithms on digits, 3 seeds") and table["command"] in page and "torch" in page
+    assert all(digest in page for digest in table["partition_hashes"].values())
+    for sentence in table["notes"]:
+        assert sentence.replace("* best", "Bold: best") in page
+    assert "paired t-tests over the 3 seeds and over 24 clients" in " ".join(said.stdout.split())
+
+
+def test_the_tests_are_those_of_the_clients(whole):
+    out, _ = whole
+    cells = {(c["label"], c["config"].get("seed", 0)): c for c in map(json.loads, lines(out))}
+    best, *others = json.loads((out / "table.json").read_text())["rows"]
+    for row in others:
+        both = (best["label"], row["label"])
+        own = [[cells[label, seed]["scores"][0]["clients"]["accuracy"] for seed in range(3)] for label in both]
+        d = np.subtract(*own)
+        assert row["behind"] == pytest.approx(d.mean())
+        assert row["p_seeds"] == pytest.approx(stats.ttest_1samp(d.mean(1), 0).pvalue)
+        assert row["p_clients"] == pytest.approx(stats.ttest_1samp(d.ravel(), 0).pvalue)
+    p = [max(row["p_seeds"], row["p_clients"]) for row in others]
+    assert [row["p"] for row in others] == pytest.approx(stats_holm(p))
+    assert [row["alike"] for row in others] == [row["p"] >= 0.05 for row in others]
+
+
+def stats_holm(p):
+    """Holm's steps for two."""
+    low, high = min(2 * min(p), 1), max(p)
+    return [low if value == min(p) else max(low, high) for value in p]
+
+
+def test_who_is_harmed(whole):
+    out, said = whole
+    clients = rows(out / "clients.csv")
+    assert len(clients) == 3 * 3 * 8 and list(clients[0])[:6] == [
+        "algorithm",
+        "seed",
+        "client",
+        "name",
+        "accuracy",
+        "nll",
+    ]
+    for row in json.loads((out / "table.json").read_text())["rows"]:
+        own = [float(c["difference"]) for c in clients if c["algorithm"] == row["label"]]
+        if row["label"] == "local":
+            assert not any(own) and row["harm_share"] is None
+            continue
+        lost = [d for d in own if d < 0]
+        assert (row["harm_worse"], row["harm_equal"]) == (len(lost), own.count(0))
+        assert row["harm_better"] == 24 - len(lost) - own.count(0) and row["harm_share"] == len(lost) / 24
+        assert row["harm_mean_loss"] == pytest.approx(-np.mean(lost) if lost else 0, abs=1e-5)
+        worst = [most["here"] - most["alone"] for most in row["harm_most"]]
+        assert worst == pytest.approx(sorted(lost)[:10], abs=1e-5)
+        for most in row["harm_most"]:
+            same = (c for c in clients if (c["algorithm"], c["name"]) == (row["label"], most["client"]))
+            assert any(int(c["seed"]) == most["seed"] and float(c["accuracy"]) == most["here"] for c in same)
+    assert "Clients against Local only" in said.stdout and "largest losses" in (out / "table.md").read_text()
+
+
+def test_the_page_stands_alone(whole):
+    page = (whole[0] / "report.html").read_text()
+    assert "≈ not distinguishable" in page and "Means and intervals" in page and "Clients against Local only" in page
+    assert "★" not in page and "client-3, seed 2" in page and "http://" not in page.replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize("width", [100, 120])
+def test_the_table_fits_the_terminal(finished, idle, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    said = run("compare", "--resume", "--out", finished).stdout
+    assert "harmed" in said and ("in table.md" in said) == (width == 100)
+    head = next(line for line in said.splitlines() if "accuracy %" in line)
+    assert all(word in head for word in ("worst tenth", "NLL", "ECE", "Brier", "traffic", "seconds", "harmed"))
+
+
+def test_a_live_bar_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    words = ["--algorithms", "local,fedavg", "--seeds", 1, "--set", "fedavg.lr=1e38"]
+    said = run("compare", *SMALL, *words, "--out", "bar").stdout
+    assert "comparing" in said and "2/2" in said and "elapsed" in said and "remaining" in said
+    assert "fedavg, seed 0: diverged" in said
+
+
+def test_without_local_only_and_with_one_seed(tmp_path):
+    said = " ".join(
+        run("compare", *SMALL, "--algorithms", "fedavg,fedavg-ft", "--seeds", "4,", "--out", "c").stdout.split()
+    )
+    assert "needs Local only" in said and "seed 4 alone" in said and "give at least --seeds 3" in said
+    assert "±" not in said and "harmed" not in (tmp_path / "c/table.md").read_text()
+    assert rows(tmp_path / "c/clients.csv")[0]["local_accuracy"] == ""
+    assert rows(tmp_path / "c/table.csv")[0]["accuracy_half"] == ""
+
+
+def played(label, seed, accuracy, error=None):
+    """A cell that was never run."""
+    summary = dict.fromkeys(("accuracy", "accuracy_worst_decile", "nll", "ece", "brier"), 0.5)
+    known = [a for a in accuracy if a is not None]
+    scores = (
+        [] if error else [Score({}, summary | {"accuracy": np.mean(known)}, {"accuracy": accuracy, "nll": accuracy})]
+    )
+    facts = {"bytes_up": 1, "bytes_down": 2, "seconds": 3.0, "split": "test", "partition_hash": "x"}
+    return (label, seed), Result("", label, {"seed": seed}, scores, facts, error)
+
+
+def test_a_table_worked_by_hand():
+    results = dict([
+        played("good", 0, [0.9, 0.8, None]), played("good", 1, [1.0, 0.8, 0.9]), played("good", 2, [0.9, 0.9, 0.9]),
+        played("local", 0, [0.7, 0.7, None]), played("local", 2, [0.9, 0.5, 1.0]),
+        played("local", 1, [], "It burst. Sorry."),
+        played("lost", 0, [], "Gone."), played("lost", 1, [0.1] * 3), played("lost", 2, [], "Gone."),
+        *(played("gone", seed, [], "Gone.") for seed in range(3)),
+    ])  # fmt: skip
+    algorithms = {"good": "fedavg", "local": "local", "lost": "fedavg", "gone": "fedavg", "headless": "fedrep"}
+    own = {label: RunConfig(algorithm=name) for label, name in algorithms.items()}
+    people = dict.fromkeys(range(3), ("a", "b", "c"))
+    found = make(own, results, {"headless": "It has no head."}, people, same_clients=False)
+    assert [row.label for row in found.rows] == ["good", "local", "lost", "gone", "headless"]
+    good, local, lost, gone, _ = found.rows
+    assert good.scores["accuracy"][0] == pytest.approx((0.85 + 0.9 + 0.9) / 3) and good.traffic == 3
+    assert not any(row.best or row.alike for row in found.rows)  # only one row finished every seed: no contest
+    assert local.scores["accuracy"][0] == pytest.approx((0.7 + 0.8) / 2) and set(local.diverged) == {1}
+    harm = good.harm  # in seeds 0 and 2, without the client that has no data
+    assert (harm.worse, harm.equal, harm.better, harm.share) == (1, 1, 3, 0.2) and harm.loss == pytest.approx(0.1)
+    assert harm.worst == [(2, "c", 1.0, 0.9)]
+    assert lost.harm is None and gone.harm is None  # no seed that Local only finished, too
+    head, cells = grid(found)
+    assert len({len(head), *map(len, cells)}) == 1
+    assert cells[1][1].startswith("† 75.00 ± ") and cells[2][1] == "† 10.00" and cells[3][1] == "diverged"
+    assert cells[4][1:] == ["–"] * 8
+    said = " ".join(explained(found))
+    assert "local diverged with seed 1; the numbers are of the others. It burst. Sorry." in said
+    assert "gone diverged with seed 0, 1, 2. Gone." in said and "– headless: It has no head." in said
+
+
+def test_the_bar_counts_every_cell_once():
+    cells = [Cell("local", RunConfig(rounds=10, seed=seed)) for seed in range(2)]
+    with Board("x", quiet=True) as board:
+        board.start(cells, 3)
+        board.round(cells, 4)
+        assert (board.total, board.finished, sum(board.left.values())) == (5, 3, 12)
+        board.done(Result(cells[0].identity, "local", {}, [], {}, "It burst."))
+        board.round(cells, 5)  # a finished cell of the group does not come back
+        assert board.finished == 4 and board.left == {cells[1].identity: 5}
+
+
+# -- never twice ------------------------------------------------
+def test_the_same_again_runs_nothing(finished, idle):
+    names = ("cells.jsonl", "clients.csv", "table.csv")
+    before = [(finished / name).read_text() for name in names]
+    for words in (["--resume", "--out", finished], [*SMALL, *THREE, "--out", finished]):
+        assert "9 of 9 runs were finished before" in run("compare", *words).stdout
+        assert [(finished / name).read_text() for name in names] == before
+    run("compare", *SMALL, "--algorithms", "local,fedabml", "--seeds", "2,0", "--out", finished, "--resume", "--quiet")
+    table = json.loads((finished / "table.json").read_text())
+    assert len(table["rows"]) == 2 and table["seeds"] == [2, 0]  # fewer are fine: the table has what was asked for
+    assert len(Request.read(finished).rows) == 3  # and nothing is forgotten
+
+
+def test_other_cells_than_asked_for(finished, idle):
+    said = refused(*SMALL, *THREE, "--rounds", 5, "--set", "fedabml.lam=0.5", "--out", finished)
+    assert "fedabml.lam = unset, this one 0.5" in said and "rounds = 2, this one 5" in said
+    assert "clients = 8, this one 9" in refused("--resume", "--out", finished, "--clients", 9)
+    assert "rounds = 2, this one 4" in refused(
+        *SMALL, "--algorithms", "ditto", "--rounds", 4, "--out", finished, "--resume"
+    )
+    said = refused(*SMALL, "--algorithms", "fedabml,ditto", "--seeds", 4, "--out", finished)
+    assert "seeds 0, 1, 2, this one 0, 1, 2, 3" in said and "this one fedabml, ditto" in said and "--resume" in said
+    assert len(lines(finished)) == 9
+
+
+def test_more_seeds_and_algorithms_are_added(finished):
+    run("compare", "--resume", "--out", finished, "--algorithms", "local,fedavg-ft,fedabml", "--seeds", 4, "--quiet")
+    added = [json.loads(line) for line in lines(finished)[9:]]
+    assert {(r["label"], r["config"].get("seed", 0)) for r in added} == {
+        *(("fedavg-ft", seed) for seed in range(4)), ("local", 3), ("fedabml", 3),
+    }  # fmt: skip
+    table = json.loads((finished / "table.json").read_text())
+    assert {row["label"] for row in table["rows"]} == {"local", "fedavg-ft", "fedabml"} and table["seeds"] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+
+
+def test_ctrl_c_says_how_to_go_on(whole, monkeypatch, tmp_path):
+    honest = runner.run_together
+
+    def run_together(group, on_round):
+        if group[0].label == "fedavg":
+            raise KeyboardInterrupt
+        return honest(group, on_round)
+
+    monkeypatch.setattr(runner, "run_together", run_together)
+    said = run("compare", *SMALL, *THREE, "--out", "my comparison", code=130).stderr
+    assert "Stopped. 3 of 9 runs are finished" in said and not (tmp_path / "my comparison/table.md").exists()
+    monkeypatch.setattr(runner, "run_together", honest)
+    command = shlex.split(said.partition("To go on: ")[2])
+    assert command == ["fedabml", "compare", "--resume", "--out", "my comparison"]
+    assert "3 of 9 runs were finished before" in run(*command[1:]).stdout
+    assert (tmp_path / "my comparison/clients.csv").read_text() == (whole[0] / "clients.csv").read_text()
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_and_resumed_is_the_same_table(tmp_path):
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    words = ["compare", *SMALL, "--algorithms", "local,fedabml,ditto", "--seeds", "2"]
+    start = lambda out: subprocess.Popen(
+        [sys.executable, "-m", "fedabml", *map(str, words), "--quiet", "--out", out], cwd=tmp_path, env=env
+    )
+    process, path = start("parts"), tmp_path / "parts" / "cells.jsonl"
+    end = time.monotonic() + 60
+    while not (path.exists() and len(path.read_bytes().splitlines()) >= 3):
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "parts/table.md").exists()
+    path.write_bytes(path.read_bytes()[:-7])  # as if the kill had come in the middle of a line
+    again, other = start("parts"), start("whole")
+    assert again.wait(60) == other.wait(60) == 0
+    parts, whole = (grid_of(tmp_path / name) for name in ("parts", "whole"))
+    assert parts == whole and len(lines(tmp_path / "parts")) == 6
+
+
+def grid_of(folder):
+    """The table without the seconds, in the digits that are shown."""
+    shown = ("algorithm", "accuracy", "nll", "ece", "brier", "traffic_bytes", "best", "alike", "harm_worse")
+    short = lambda word: f"{float(word):.4f}" if word.replace(".", "", 1).isdecimal() else word
+    return [{name: short(row[name]) for name in shown} for row in rows(folder / "table.csv")]
+
+
+# -- what does not work out -------------------------------------
+def test_a_model_without_a_head(tmp_path):
+    said = run("compare", *SMALL, "--algorithms", "all", "--rounds", 1, "--seeds", 1, "--out", "all").stdout
+    assert "– fedrep, fedbabu, fedpop: The model has no layer before its head" in " ".join(said.split())
+    table = {row["algorithm"]: row for row in rows(tmp_path / "all/table.csv")}
+    assert "no layer before" in table["fedrep"]["refused"] and table["fedrep"]["accuracy"] == ""
+    assert len([row for row in table.values() if row["accuracy"]]) == len(table) - 3
+    run("compare", "--resume", "--out", "all", "--quiet")
+    said = refused(*SMALL, "--algorithms", "local,fedrep", "--out", "named")
+    assert "fedrep cannot be compared here: The model has no layer" in said and not (tmp_path / "named").exists()
+
+
+def test_a_row_that_diverges_is_a_result(tmp_path):
+    words = ["--algorithms", "local,fedavg,fedavg-ft", "--seeds", 2, "--set", "fedavg.lr=1e38", "--out", "run"]
+    said = run("compare", *SMALL, *words).stdout
+    assert "† fedavg diverged with seed 0, 1. Training diverged in round" in " ".join(said.split())
+    last = json.loads((tmp_path / "run/table.json").read_text())["rows"][-1]
+    assert last["label"] == "fedavg" and last["accuracy"] is None and set(last["diverged"]) == {"0", "1"}
+    assert "| fedavg | diverged |" in (tmp_path / "run/table.md").read_text()
+
+
+def test_everything_diverges(tmp_path):
+    words = ["--algorithms", "fedavg,fedavg-ft", "--seeds", 1, "--lr", 1e38, "--out", "run"]
+    assert run("compare", *SMALL, *words).stdout.count("diverged with seed 0") == 2
+    assert not (tmp_path / "run/report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "--algorithms all"),
+        (["--algorithms", ","], "there is no algorithm"),
+        (["--algorithms", "local,fedabl"], "Did you mean 'fedabml'"),
+        (["--algorithms", "local,local"], "named twice"),
+        (["--algorithms", "local,fedavg-ft", "--set", "fedavg.lr=1"], "not compared. Did you mean 'fedavg-ft'"),
+        (["--algorithms", "local,fedabml", "--set", "fedabml.lamb=1"], "Did you mean 'lam'"),
+        (["--algorithms", "local,fedabml", "--set", "fedabml.lam=-1"], "at least 0"),
+        (["--algorithms", "local,fedabml", "--set", "roundz=1"], "Did you mean 'rounds'"),
+        (["--algorithms", "local", "--set", "seed=1"], "say --seeds"),
+        (["--algorithms", "local", "--set", "evaluate=false"], "scores every client"),
+        (["--algorithms", "local", "--seeds", "many"], "such as 0,3,7"),
+        (["--algorithms", "local", "--seeds", "0"], "such as 0,3,7"),
+        (["--algorithms", "local", "--seeds", "1,1"], "each once"),
+        (["--algorithms", "local", "--seeds", "1,-2"], "at least 0"),
+        (["--algorithms", "local", "--clients", 0], "clients"),
+        (["--algorithms", "all", "--set", "model_options.width=3"], "width"),
+        (["--algorithms", "local", "--preset", "papier"], "Did you mean 'paper'"),
+        (["--resume", "--out", "nowhere"], "no comparison to resume"),
+    ],
+)
+def test_bad_words(words, said, tmp_path):
+    assert said in refused(*words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_taken(tmp_path, finished):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis/chapter.txt").write_text("1")
+    assert "folder of its own" in refused(*SMALL, "--algorithms", "local", "--out", "thesis")
+    for content in ("{", "[]", "{}", '{"setting": {"roundz": 1}, "rows": {"a": {}}, "seeds": []}'):
+        (finished / "comparison.json").write_text(content)
+        assert refused("--resume", "--out", finished)
+
+
+def test_data_that_changed_since(tmp_path):
+    def data(seed):
+        x = np.random.default_rng(seed).normal(size=36)
+        return pd.DataFrame({"site": np.repeat(["a", "b", "c"], 12), "x": x, "y": np.arange(36) % 2})
+
+    data(0).to_csv(tmp_path / "t.csv", index=False)
+    words = ["--data", "t.csv", "--client-column", "site", "--target-column", "y", "--model", "mlr", "--rounds", 1]
+    run("compare", *words, "--algorithms", "local", "--seeds", 2, "--out", "run", "--quiet")
+    data(1).to_csv(tmp_path / "t.csv", index=False)
+    assert "data have changed" in refused("--resume", "--out", "run", "--algorithms", "local,fedavg")
+    assert len(lines(tmp_path / "run")) == 2
+
+
+# -- settings ---------------------------------------------------
+def test_each_algorithm_has_its_own_table(tmp_path, monkeypatch):
+    (tmp_path / "run.toml").write_text(
+        'clients = 8\nmodel = "mlr"\nrounds = 1\nseed = 7\nalgorithm = "ditto"\neval_every = 3\nlr = 0.02\n'
+        'algorithms = ["fedabml", "fedavg-ft", "local"]\nseeds = [0, 2]\nout = "here"\n'
+        "[fedabml]\nlam = 0.5\n[fedavg-ft]\nlr = 0.07\n[ditto]\nlam = 0.1\n"
+    )
+    run("compare", "--config", "run.toml", "--set", "fedabml.k=2", "--batch-size", 20, "--quiet")
+    saved = Request.read(tmp_path / "here")
+    assert saved.seeds == (0, 2) and saved.setting.batch_size == 20 and saved.setting.eval_every == 0
+    hyper = {label: config.hyper for label, config in saved.rows.items()}
+    assert hyper == {"fedabml": {"lr": 0.02, "lam": 0.5, "k": 2}, "fedavg-ft": {"lr": 0.07}, "local": {"lr": 0.02}}
+    command = json.loads((tmp_path / "here/comparison.json").read_text())["command"]
+    run(*shlex.split(command)[1:-1], "again", "--quiet")  # the command it tells makes the same comparison
+    assert Request.read(tmp_path / "again") == saved
+    assert (tmp_path / "again/clients.csv").read_text() == (tmp_path / "here/clients.csv").read_text()
+
+
+def test_a_preset_lies_under_flags(tmp_path):
+    words = ["--preset", "paper", "--clients", 8, "--model", "mlr", "--rounds", 1, "--set", "fedprox.mu=0.1"]
+    run("compare", *words, "--algorithms", "fedprox,ditto", "--seeds", 1, "--out", "run", "--quiet")
+    saved = Request.read(tmp_path / "run")
+    assert (saved.setting.rounds, saved.setting.participation, saved.setting.epochs) == (1, 0.1, 5)
+    assert saved.rows["fedprox"].hyper["mu"] == 0.1 and saved.rows["ditto"].hyper["lam"] == 0.75
+    assert "lam=0.75" in run("train", "--preset", "paper", "--algorithm", "ditto", "--dry-run").stdout
+
+
+def test_regression_on_a_table_from_anywhere(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"site": np.repeat(["north", "south", "west", "east"], 25), "x": rng.normal(size=100)})
+    frame["y"] = frame["x"] * np.repeat([1, 2, 3, 4], 25) + 0.1 * rng.normal(size=100)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    words = ["--data", "t.csv", "--client-column", "site", "--target-column", "y", "--model", "mlr", "--rounds", 2]
+    said = run("compare", *words, "--participation", 1, "--algorithms", "local,fedavg", "--seeds", 3).stdout
+    out = tmp_path / "runs/t-comparison"
+    table = rows(out / "table.csv")
+    assert [float(row["rmse"]) for row in table] == sorted(float(row["rmse"]) for row in table)
+    assert {"rmse", "nll", "coverage"} <= table[0].keys() and "accuracy" not in table[0]
+    assert "best RMSE" in said and "over 4 clients" in " ".join(said.split())  # the same four in every seed
+    clients = rows(out / "clients.csv")
+    assert {row["name"] for row in clients} == {"north", "south", "west", "east"}
+    fedavg = next(row for row in table if row["algorithm"] == "fedavg")
+    worse = [c for c in clients if c["algorithm"] == "fedavg" and float(c["difference"]) > 0]  # a larger error
+    assert int(fedavg["harm_worse"]) == len(worse)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert "6 of 6 runs were finished" in run("compare", "--resume", "--out", out).stdout
+
+
+def test_seeds_are_told_as_they_are_asked_for():
+    for seeds, said in (((0, 1, 2), "3"), ((0, 3, 7), "0,3,7"), ((4,), "4,"), ((0,), "1")):
+        assert f"--seeds {said} " in Request(configs(["local"]), seeds).command(Path("out"))
+
+
+# -- from Python ------------------------------------------------
+def test_two_settings_of_one_algorithm_from_python(tmp_path):
+    common = RunConfig(clients=8, model="mlr", rounds=1, batch_size=20, algorithm="fedabml")
+    own = {"cold": common.with_changes(hyper={"lam": 0.001}), "exact": common.with_changes(hyper={"lam": 1.0})}
+    heard = []
+    found = compare(own, [3], out=tmp_path / "lib", on_done=lambda r: heard.append(r.label))
+    assert {row.label for row in found.rows} == {"cold", "exact"} == set(heard) and found.local is None
+    assert len(grid(found)[1]) == 2 and found.rows[0].best and found.values("cold", 3, "accuracy").shape == (8,)
+    with pytest.raises(InputError, match=r"different settings.*rounds = 1 and 2"):
+        compare(own | {"longer": common.with_changes(rounds=2)}, 1, out=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    assert "labels of its own" in refused("--resume", "--out", tmp_path / "lib")
+
+
+def test_configurations_by_algorithm():
+    own = configs(
+        ["local", "ditto"], {"rounds": 3, "seed": 5, "algorithm": "fedavg", "ditto": {"lam": 0.3}}, {"lr": 0.2}
+    )
+    assert {name: (c.algorithm, c.rounds, c.seed, c.hyper) for name, c in own.items()} == {
+        "local": ("local", 3, 0, {"lr": 0.2}),
+        "ditto": ("ditto", 3, 0, {"lam": 0.3, "lr": 0.2}),
+    }

@@ -1,0 +1,57 @@
+"""Cells side by side: the same numbers as one by one, and one that diverges takes nobody with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedabml.config import RunConfig
+from fedabml.experiments import runner
+from fedabml.experiments.cells import Cell, Ledger, execute
+
+SMALL = {"clients": 8, "rounds": 2, "participation": 0.5, "model": "mlr", "dtype": "float64"}
+
+
+def cell(algorithm="fedabml", seed=0, personal=({},), **hyper):
+    config = RunConfig.of({**SMALL, "algorithm": algorithm, "seed": seed, algorithm: hyper})
+    return Cell(algorithm, config, personal)
+
+
+def run(cells, path):
+    return list(execute(cells, Ledger(path)))
+
+
+def test_together_as_one_by_one(tmp_path, monkeypatch):
+    options = ({"personal_epochs": 0}, {"personal_epochs": 2, "personal_lr": 0.02})
+    cells = [cell(seed=s, lr=lr, personal=options) for s in (0, 1) for lr in (0.05, 0.02)] + [cell("ditto", lr=0.05)]
+    together = run(cells, tmp_path / "together.jsonl")
+    assert [r.facts["together"] for r in together] == [4, 4, 4, 4, 1]
+    monkeypatch.setattr(runner, "TOGETHER", 1)
+    alone = run(cells, tmp_path / "alone.jsonl")
+    assert [r.facts["together"] for r in alone] == [1] * 5
+    for a, b in zip(alone, together, strict=True):
+        assert a.identity == b.identity and a.facts["partition_hash"] == b.facts["partition_hash"]
+        assert len(a.scores) == (2 if a.label == "fedabml" else 1)
+        for one, other in zip(a.scores, b.scores, strict=True):
+            assert one.personal == other.personal
+            assert one.summary["nll"] == pytest.approx(other.summary["nll"], abs=1e-9)
+            np.testing.assert_allclose(one.clients["nll"], other.clients["nll"], atol=1.1e-5)
+    assert len({r.scores[1].summary["nll"] for r in alone[:4]}) == 4
+
+
+def test_what_may_not_go_together_does_not():
+    cells = [cell(), cell(s=3), cell("fedavg"), cell(lam=0.5), cell(seed=4), cell(momentum=0.5)]
+    assert [len(group) for group in runner.groups(cells)] == [3, 1, 1, 1]
+
+
+def test_a_cell_that_diverges_is_a_result_and_costs_the_others_nothing(tmp_path):
+    heard = []
+    cells = [cell("fedavg", lr=0.05), cell("fedavg", lr=1e307), cell("fedavg", lr=0.05, seed=1)]
+    found = list(execute(cells, Ledger(tmp_path / "cells"), on_round=lambda group, t: heard.append((len(group), t))))
+    assert [r.error is None for r in found] == [True, False, True]
+    assert "diverged" in found[1].error and not found[1].scores
+    assert found[0].scores[0].summary["accuracy"] == run(cells[:1], tmp_path / "alone")[0].scores[0].summary["accuracy"]
+    assert heard == [(3, 1), (3, 2)]
+    personal = [cell("fedavg-ft", lr=0.05, personal=({"personal_epochs": 3, "personal_lr": 1e307},)), cell("fedavg-ft")]
+    wrong, right = run(personal, tmp_path / "personal")
+    assert "Personalising diverged" in wrong.error and right.error is None

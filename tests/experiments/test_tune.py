@@ -1,0 +1,359 @@
+"""Tuning: sound spaces, equal budgets, validation data alone, and a search that an interruption does not change."""
+
+import csv
+import dataclasses
+import itertools
+import math
+import shlex
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+
+import fedabml
+from fedabml import data
+from fedabml.algorithms import REGISTRY, make
+from fedabml.algorithms.hyper import Range
+from fedabml.cli import tune as tuning
+from fedabml.config import RunConfig
+from fedabml.errors import InputError
+from fedabml.experiments.cells import Ledger, Result, Score
+from fedabml.experiments.space import GRID, Points, personal_options, space
+from fedabml.experiments.tune import _Search, tune
+from tests.command import run
+
+pytestmark = pytest.mark.usefixtures("one_thread_here")
+
+SMALL = RunConfig(
+    clients=8, model="mlr", rounds=2, participation=0.5, epochs=1, batch_size=20, validation=0.2, device="cpu"
+)
+WORDS = shlex.split("--clients 8 --model mlr --rounds 2 --participation 0.5 --epochs 1 --batch-size 20 --device cpu")
+QUICK = {"personal_epochs": 1, "personal_lr": 0.01}  # one personal option, so that a trial takes a moment
+HELD = {"fedavg-ft": QUICK, "fedabml": QUICK | {"lam": 0.01}}
+
+
+def short(trials):
+    return [(t.algorithm, t.number, t.searched, t.personal, t.value, t.nll, t.error) for t in trials]
+
+
+def body(path):
+    """A TOML file without the comment that names its folder."""
+    return [line for line in path.read_text().splitlines() if not line.startswith(("# Made by", "# Use it"))]
+
+
+# -- what is searched ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", REGISTRY)
+def test_what_is_declared_fits_the_hyperparameter(name):
+    fields = {f.name: f for f in dataclasses.fields(REGISTRY[name].kind)}
+    for field in fields.values():
+        values = field.metadata["tune"]
+        if isinstance(values, Range):
+            assert field.name not in GRID and values.low < values.high and (values.low > 0 or not values.log)
+            assert field.metadata["low"] <= values.low and values.high <= field.metadata["high"]
+            assert str(field.type).startswith("float")
+        for value in () if isinstance(values, Range) else values:
+            assert getattr(make(name, **{field.name: value}), field.name) == value
+    assert "lr" in space(name) and "average" in space(name)
+    assert not {*GRID, *REGISTRY[name].defaults} & space(name).keys()
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_point_of_every_space_makes_its_algorithm(name):
+    search = _Search(SMALL.with_changes(algorithm=name), {}, [100], 8)
+    points = Points(search.space, search.given, seed=1, even=8)
+    for batch in range(3):
+        asked = points.ask(8)
+        for point in asked:
+            assert point.keys() == search.space.keys()
+            assert search.cells(point)[0].config.algorithm_object().values().items() >= point.items()
+        points.tell([-math.inf if i == batch else point["lr"] for i, point in enumerate(asked)])
+
+
+def test_points_begin_as_given_fill_the_space_and_then_learn():
+    ranges = {"lr": Range(1e-3, 1.0, log=True), "kind": ("a", "b")}
+
+    def search(count, batch):
+        points, tried = Points(ranges, {"lr": 0.5, "kind": "b"}, seed=3, even=8), []
+        while len(tried) < count:
+            asked = points.ask(min(batch, count - len(tried)))
+            points.tell([-abs(math.log(p["lr"] / 0.02)) - (p["kind"] == "b") for p in asked])
+            tried += asked
+        return tried
+
+    tried = search(32, 4)
+    assert tried[0] == {"lr": 0.5, "kind": "b"} and tried == search(32, 4) and tried[:18] == search(18, 4)
+    even = [math.log10(p["lr"]) for p in tried[1:8]]
+    assert min(even) < -2 and max(even) > -1 and {p["kind"] for p in tried[1:8]} == {"a", "b"}
+    far = [abs(math.log(p["lr"] / 0.02)) for p in tried]
+    assert np.mean(far[16:]) < np.mean(far[1:8])
+    assert all(p["lr"] == float(f"{p['lr']:.3g}") for p in tried)
+
+
+def test_choices_alone_are_tried_once_each():
+    choices = {"k": (1, 3, 5), "kind": ("a", "b")}
+    tried = Points(choices, {"k": 3, "kind": "a"}, seed=0, even=8).ask(6)
+    assert tried[0] == {"k": 3, "kind": "a"} and len({tuple(p.items()) for p in tried}) == 6
+    held = _Search(SMALL.with_changes(algorithm="fedavg"), {"lr": 0.1}, [100], 8)
+    assert held.space == {"average": (0.0, 0.8)} and held.size(16) == 2
+
+
+def test_a_given_point_outside_the_ranges_is_tried_all_the_same():
+    points = Points({"lr": Range(1e-3, 0.3, log=True)}, {"lr": 7.0}, seed=0, even=2)
+    assert points.ask(1) == [{"lr": 7.0}]
+    points.tell([0.5])
+    assert 1e-3 <= points.ask(2)[1]["lr"] <= 0.3
+
+
+def test_personal_options_are_the_given_one_and_the_grid():
+    options = personal_options(SMALL.with_changes(algorithm="fedavg-ft"))
+    assert options[0] == {"personal_epochs": 5, "personal_lr": None}
+    epochs, rates = (f.metadata["tune"] for f in dataclasses.fields(fedabml.FedAvg) if f.name in GRID)
+    grid = [{"personal_epochs": e, "personal_lr": r} for e, r in itertools.product(epochs, rates) if e]
+    assert sorted(map(str, options[1:])) == sorted(map(str, [{"personal_epochs": 0}, *grid]))
+    for name in ("fedavg", "fedprox", "scaffold"):  # what is scored is the shared model itself
+        assert personal_options(SMALL.with_changes(algorithm=name)) == ({"personal_epochs": 0},)
+    config = SMALL.with_changes(algorithm="fedabml", hyper=QUICK)
+    assert personal_options(config, QUICK) == (QUICK,)
+    assert [o["personal_epochs"] for o in personal_options(config, ["personal_lr"])] == [1, 0, 5, 20]
+
+
+def test_what_is_fixed_and_what_makes_a_variant_is_not_searched():
+    assert space("fedabml").keys() == {"lr", "average", "lam", "nu0", "prior_std"}
+    assert space("fedabml", HELD["fedabml"]).keys() == {"lr", "average", "nu0", "prior_std"}
+
+
+# -- scores -------------------------------------------------------------------------------------------------------
+def result(*scores, error=None, seconds=1.0):
+    made = [Score({"personal_epochs": i}, {"accuracy": a, "nll": n}, {}) for i, (a, n) in enumerate(scores)]
+    return Result("", "fedavg", {}, made, {"seconds": seconds}, error)
+
+
+def test_a_trial_is_its_best_personal_option_by_the_mean_over_seeds():
+    search = _Search(SMALL.with_changes(algorithm="fedavg"), {}, [100, 101], 8)
+    seeds = [result((0.8, 0.3), (0.9, 0.5), (0.6, 0.1)), result((0.8, 0.3), (0.6, 0.5), (1.0, 0.3))]
+    best = search.trial(0, {"lr": 0.1}, seeds, "accuracy")
+    assert (best.personal, best.value, best.nll, best.seconds) == ({"personal_epochs": 2}, 0.8, 0.2, 2.0)  # a tie
+    assert best.hyper == {"lr": 0.1, "personal_epochs": 2}
+    assert search.trial(0, {}, seeds[:1], "accuracy").personal == {"personal_epochs": 1}
+    assert search.trial(0, {}, seeds[:1], "nll").personal == {"personal_epochs": 2}
+
+
+def test_a_trial_with_a_seed_that_diverged_has_the_worst_rank():
+    search = _Search(SMALL.with_changes(algorithm="fedavg"), {}, [100, 101], 8)
+    lost = search.trial(3, {"lr": 9.0}, [result((0.8, 0.3)), result(error="It diverged.")], "accuracy")
+    assert (lost.value, lost.nll, lost.error, lost.number) == (None, None, "It diverged.", 3)
+    poor = search.trial(4, {"lr": 0.1}, [result((0.0, 30.0))] * 2, "accuracy")
+    assert lost.rank < poor.rank
+    assert search.trial(5, {}, [result((0.5, math.inf))], "accuracy").error == "accuracy is not finite"
+
+
+# -- a search -----------------------------------------------------------------------------------------------------
+def test_every_algorithm_gets_the_same_budget_and_the_best_goes_on(tmp_path):
+    heard = []
+    words = {"trials": 4, "batch": 3, "fixed": HELD, "on_start": lambda cells, done: heard.append((cells, done))}
+    found = tune(SMALL, ["fedavg", "fedavg-ft", "fedabml"], "out", **words, on_trial=heard.append)
+    assert heard[0] == (12, 0) and heard[1:] == [t for trials in found.trials.values() for t in trials]
+    assert [len(trials) for trials in found.trials.values()] == [4, 4, 4]
+    assert len(Ledger(tmp_path / "out/cells.jsonl").results) == 12
+    written = tomllib.loads(found.file.read_text())
+    assert not {"algorithm", "validation", "device", "seed", "lr"} & written.keys()
+    for name, trials in found.trials.items():
+        assert trials[0].searched == {k: getattr(make(name), k) for k in trials[0].searched}  # as given
+        (best,) = found.best(name)
+        assert best.value == max(t.value for t in trials)
+        assert written[name] == HELD.get(name, {}) | best.hyper
+    with open("out/trials.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 12 and {row["algorithm"] for row in rows} == {"fedavg", "fedavg-ft", "fedabml"}
+    first = found.trials["fedavg"][0]
+    assert (rows[0]["trial"], float(rows[0]["lr"]), rows[0]["error"]) == ("0", first.searched["lr"], "")
+    assert rows[0]["value"] == f"{first.value:.6g}" and rows[0]["nu0"] == ""
+
+    said = run("train", "--config", found.file, "--algorithm", "fedabml", "--dry-run").stdout
+    assert f"lr={found.best('fedabml')[0].searched['lr']}" in said and "lam=0.01" in said and "8, with" in said
+    assert "scored on         test data" in said
+
+
+class Stop(Exception):
+    """An interruption."""
+
+
+def test_a_search_that_was_interrupted_ends_as_one_that_was_not(tmp_path):
+    words = {"trials": 10, "batch": 2, "seeds": (100, 101)}
+    names = ["fedavg", "scaffold"]
+    whole = tune(SMALL, names, "whole", **words)
+    finished = []
+
+    def stop(result):
+        finished.append(result.identity)
+        if len(finished) == 23:  # in a batch of the second algorithm
+            raise Stop
+
+    with pytest.raises(Stop):
+        tune(SMALL, names, "parts", **words, on_done=stop)
+    assert not (tmp_path / "parts/tuned.toml").exists()
+    again, begun = [], []
+    words |= {"on_done": again.append, "on_start": lambda cells, done: begun.append((cells, done))}
+    parts = tune(SMALL, names, "parts", **words, resume=True)
+    assert begun == [(40, 23)] and len(again) == 17 and not {r.identity for r in again} & {*finished}
+    for name in whole.trials:
+        assert short(parts.trials[name]) == short(whole.trials[name])
+    assert body(parts.file) == body(whole.file)
+    tune(SMALL, names, "parts", **words)  # a finished search: the same words change nothing
+    assert len(again) == 17
+
+
+def test_a_longer_search_begins_with_the_shorter_one():
+    words = {"batch": 4, "fixed": HELD}
+    short_one = tune(SMALL, ["fedavg-ft"], "out", trials=9, **words)
+    with pytest.raises(InputError, match=r"trials \(was 9, now 11\).*--resume"):
+        tune(SMALL, ["fedavg-ft"], "out", trials=11, **words)
+    long_one = tune(SMALL, ["fedavg-ft"], "out", trials=11, **words, resume=True)
+    assert short(long_one.trials["fedavg-ft"][:9]) == short(short_one.trials["fedavg-ft"])
+    assert len(long_one.trials["fedavg-ft"]) == 11
+
+
+def test_other_settings_are_not_resumed(tmp_path):
+    tune(SMALL, ["fedavg"], "out", trials=1)
+    with pytest.raises(InputError, match=r"other settings: .*run.rounds \(was 2, now 3\)"):
+        tune(SMALL.with_changes(rounds=3), ["fedavg"], "out", trials=1, resume=True)
+    with pytest.raises(InputError, match=r"fixed.fedavg.average \(was unset, now 0.8\)"):
+        tune(SMALL, ["fedavg"], "out", trials=1, fixed={"fedavg": {"average": 0.8}})
+    with pytest.raises(InputError, match="holds nothing to resume"):
+        tune(SMALL, ["fedavg"], "elsewhere", trials=1, resume=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("")
+    with pytest.raises(InputError, match="holds other files"):
+        tune(SMALL, ["fedavg"], "mine", trials=1)
+
+
+def test_test_data_are_never_read(monkeypatch):
+    words = {"trials": 3, "fixed": HELD}
+    clean = tune(SMALL, ["fedabml"], "clean", **words)
+    real = data.load("digits")
+    poison = np.full_like(real.x_test, 255)
+    spoilt = dataclasses.replace(real, x_test=poison, y_test=real.y_test[::-1].copy())
+    monkeypatch.setattr(data, "load", lambda *_, **__: spoilt)
+    monkeypatch.setattr("fedabml.experiments.runner._dataset", lambda *_: spoilt)
+    fed = SMALL.federation()
+    assert (fed.x[fed.test.index] == 255).all()
+    poisoned = tune(SMALL, ["fedabml"], "poisoned", **words)
+    assert short(poisoned.trials["fedabml"]) == short(clean.trials["fedabml"])
+    assert body(poisoned.file) == body(clean.file)
+    cells = Ledger("poisoned/cells.jsonl").results.values()
+    assert {cell.facts["split"] for cell in cells} == {"val"}
+
+
+def test_a_configuration_that_diverges_is_a_failed_trial():
+    found = tune(SMALL, ["fedavg", "local"], "out", trials=3, fixed={"local": {"lr": 3e38, **QUICK}})
+    assert all("finite" in t.error for t in found.trials["local"])
+    assert found.best("local") == [] and len(found.best("fedavg", 5)) == 3
+    text = found.file.read_text()
+    assert "local        all 2 trials diverged" in text and "local" not in tomllib.loads(text)
+
+
+def test_a_regression_goes_by_its_rmse(tmp_path):
+    rng = np.random.default_rng(0)
+    (tmp_path / "sites").mkdir()
+    for i in range(4):
+        x = rng.normal(size=(40, 3)).astype("float32")
+        y = (x @ [1.0, -1.0, i]).astype("float32")
+        np.savez(tmp_path / f"sites/{i}.npz", x_train=x[:30], y_train=y[:30], x_test=x[30:], y_test=y[30:])
+    config = SMALL.with_changes(data="sites", clients=100)
+    found = tune(config, ["fedavg-ft"], "out", trials=2, fixed=HELD)
+    best = found.best("fedavg-ft", 2)
+    assert found.measure == "rmse" and best[0].value <= best[1].value
+    assert tomllib.loads(found.file.read_text())["data"] == str(tmp_path / "sites")
+    with pytest.raises(InputError, match="goes by rmse or nll; the measure is 'accuracy'"):
+        tune(config, ["fedavg-ft"], "other", trials=2, measure="accuracy")
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        ({"config": SMALL.with_changes(validation=0.0)}, "a share of every client's training data must be held out"),
+        ({"algorithms": ["fedavgg"]}, "no algorithm 'fedavgg'. Did you mean 'fedavg'"),
+        ({"algorithms": []}, "at least one algorithm"),
+        ({"seeds": []}, "at least one seed"),
+        ({"trials": 0}, "trials"),
+        ({"preset": "papper"}, "no preset 'papper'"),
+        ({"algorithms": ["fedrep"]}, "no layer before its head"),  # logistic regression has none
+        ({"fixed": {"fedavg": {"momentun": 0.9}}}, "no hyperparameter 'momentun'"),
+    ],
+)
+def test_what_cannot_be_tuned_is_said_before_anything_is_written(tmp_path, words, match):
+    words = {"config": SMALL, "algorithms": ["fedavg"], "out": "out"} | words
+    with pytest.raises(InputError, match=match):
+        tune(**words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_optuna_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    said = run("tune", "--algorithms", "fedavg", *WORDS, code=2).stderr
+    assert "pip install 'fedabml[tune]'" in said
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+def test_the_command_tunes_resumes_and_hands_over(tmp_path):
+    held = ("--set", "fedavg-ft.personal_epochs=1", "--set", "fedavg-ft.personal_lr=0.01")
+    said = run("tune", "--algorithms", "fedavg-ft,fedavg", "--trials", 3, *WORDS, *held, "--lr", 0.05)
+    assert "fedavg-ft: the best of 2 trials on validation data" in said.stdout  # lr is held: two averages are left
+    out = tmp_path / "runs/digits-tuning"
+    assert f"--config {out.relative_to(tmp_path)}/tuned.toml --algorithms fedavg-ft,fedavg" in said.stdout
+    before = (out / "tuned.toml").read_text()
+    assert "seeds 100:" in before and "# Made by: fedabml tune --algorithms fedavg-ft,fedavg --trials 3" in before
+    (out / "tuned.toml").unlink()
+    assert run("tune", "--resume", "--quiet").output == ""
+    assert (out / "tuned.toml").read_text() == before
+    assert "run.rounds (was 2, now 5)" in run("tune", "--resume", "--rounds", 5, code=2).stderr
+    table = tomllib.loads(before)
+    assert table["fedavg-ft"]["lr"] == table["fedavg"]["lr"] == 0.05 and table["rounds"] == 2
+    found = tmp_path / "runs/digits-tuning/tuned.toml"
+    said = run("compare", "--config", found, "--algorithms", "fedavg-ft,fedavg", "--seeds", 2).stdout
+    assert "fedavg-ft" in said and "8 clients" in said
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
+    class Impatient(tuning.Trials):
+        def done(self, result):
+            super().done(result)
+            if self.finished == 3:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tuning, "Trials", Impatient)
+        said = run("tune", "--algorithms", "fedavg", "--trials", 4, "--batch", 1, *WORDS, code=130).stderr
+    assert "3 of 4 runs are finished" in said and "fedabml tune --resume --out runs/digits-tuning" in said
+    said = run("tune", "--resume").stdout
+    assert "3 of 4 runs were finished before" in said and "4/4  fedavg, trial 3: accuracy" in said
+    assert len(Ledger(tmp_path / "runs/digits-tuning/cells.jsonl").results) == 4
+
+
+def test_a_preset_is_where_the_search_starts_and_a_file_is_what_it_holds(tmp_path):
+    (tmp_path / "few.toml").write_text("rounds = 1\n[fedprox]\nmu = 0.3\n")
+    words = shlex.split("--preset paper --config few.toml --trials 1 --clients 8 --model mlr --device cpu")
+    run("tune", "--algorithms", "fedprox,scaffold", *words)
+    with open(tmp_path / "runs/digits-tuning/trials.csv", newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (first["lr"], second["lr"], second["server_lr"]) == ("0.01", "0.01", "1.0") and "mu" not in first
+    text = (tmp_path / "runs/digits-tuning/tuned.toml").read_text()
+    assert "--preset paper" in text and "--set fedprox.mu=0.3" in text and "scaffold.lr" not in text
+    assert tomllib.loads(text)["fedprox"] == {"lr": 0.01, "mu": 0.3, "average": 0.0, "personal_epochs": 0}
+    assert "rounds = 1" in text and "participation = 0.1" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp", "mlr"])
+def test_all_are_those_that_suit_the_network(tmp_path, model):
+    free = [name for name, entry in REGISTRY.items() if "personal_epochs" not in entry.defaults]
+    tables = "".join(f"[{name}]\npersonal_epochs = 1\npersonal_lr = 0.01\n" for name in free)
+    options = "model_options = { hidden = [16] }\n" if model == "mlp" else ""
+    (tmp_path / "run.toml").write_text(options + tables)
+    said = run("tune", "--algorithms", "all", "--config", "run.toml", "--trials", 2, *WORDS, "--model", model)
+    written = tomllib.loads((tmp_path / "runs/digits-tuning/tuned.toml").read_text())
+    headless = {"fedrep", "fedbabu", "fedpop"} if model == "mlr" else set()
+    assert written.keys() & REGISTRY.keys() == REGISTRY.keys() - headless
+    assert all(f"{name} is left out" in said.stderr for name in headless)
+    assert written.get("model_options", {}) == ({"hidden": [16]} if model == "mlp" else {})
