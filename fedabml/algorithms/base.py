@@ -71,7 +71,7 @@ class Algorithm:
     lr: float = hyper(0.03, "η: step size of local training", 0, tune=Range(1e-3, 0.3, log=True))
     momentum: float = hyper(0.0, "heavy-ball momentum of local steps", 0, 0.999, static=True)
     personal_epochs: int = hyper(5, "epochs on the client's training data before it is scored", 0, tune=(0, 1, 5, 20))
-    personal_lr: float | None = hyper(None, "step size of those epochs (none: lr)", 0, tune=(0.003, 0.01, 0.03))
+    personal_lr: float | None = hyper(None, "step size of those epochs (none: lr)", 0, tune=(0.001, 0.003, 0.01, 0.03))
     weights: str = hyper("uniform", "how the server weighs clients", choices=("uniform", "samples"))
     average: float = hyper(
         0.0, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999, tune=(0.0, 0.8)

@@ -46,7 +46,7 @@ class FedABML(Amortised):
         None,
         "step size of the personal epochs (none: 0.003 with the label level, 0.01 without)",
         0,
-        tune=(0.003, 0.01, 0.03),
+        tune=(0.001, 0.003, 0.01, 0.03),
     )
     label_prior: str = hyper("dirichlet", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
 

@@ -39,7 +39,7 @@ class FedPop(Headed):
     nu0: float = hyper(-2.0, "log s of the first population", -20, 2)
     floor: float = hyper(-6.0, "least log s of the population", -20, 2)
     personal_lr: float | None = hyper(
-        None, "n·γ of the personal epochs, a step size on the mean loss (none: γ)", 0, tune=(0.003, 0.01, 0.03)
+        None, "n·γ of the personal epochs, a step size on the mean loss (none: γ)", 0, tune=(0.001, 0.003, 0.01, 0.03)
     )
 
     @property

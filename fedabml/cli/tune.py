@@ -87,16 +87,17 @@ def tune(
     """Tune algorithms on validation data, each with the same budget, and write the best settings to tuned.toml.
 
     Test data are never looked at. Each algorithm's search tries what its hyperparameters declare: first the setting
-    as given, then points that fill the space evenly, then those that Optuna's TPE proposes. On every trained federation
-    a grid of personal epochs and step sizes is scored. A hyperparameter that `--set ALGORITHM.NAME=VALUE`, --lr or a
-    table in --config gives is held at that value and not searched; a --preset is only where the search starts.
+    as given, then points that fill the space evenly, then those that Optuna's TPE proposes. A hyperparameter that
+    `--set ALGORITHM.NAME=VALUE`, --lr or a table in --config gives is held at that value and not searched; a --preset
+    is only where the search starts. On every trained federation a grid of personal epochs and step sizes is scored,
+    which may take longer than the training: `--set fedavg-ft.personal_epochs=5` holds them.
 
     The folder gets tuned.toml, trials.csv and cells.jsonl. A federation that is trained is never trained again: call
     the same command after Ctrl-C or a crash. It needs Optuna: `pip install 'fedabml[tune]'`.
 
     Examples:
 
-    - `fedabml tune --algorithms fedabml,fedavg-ft,local --clients 20 --rounds 10`
+    - `fedabml tune --algorithms fedabml,fedavg-ft,local --model mlr --clients 20 --rounds 10 --participation 0.25`
 
     - `fedabml tune --algorithms all --dataset fashionmnist --preset paper --set fedabml.label_prior=dirichlet`
 
@@ -111,7 +112,7 @@ def tune(
     saved: dict[str, Any] = {}
     if resume:
         out = out or _folder(asked)
-        saved = request.read(out, "tune")
+        saved = request.read(out, "tune", ("algorithms", "run", "fixed"))
         before = saved["run"] | saved["fixed"]
         own, asked = [before, *own], Told([before, *asked.layers], asked.sets)
     wanted = _algorithms(algorithms, saved)

@@ -136,11 +136,10 @@ class Lanes:
             inputs = Inputs(
                 *(carry, losses, self.site, self.offset, phase_keys, owned, self.hyper, self.shared, first, plan.rows)
             )
-            name = (step.__name__, self.runs, self.one.algorithm.discrete())  # type: ignore[attr-defined]
-            room = max(1, epochs * -(-self.longest // plan.rows.shape[-1]) // per_step)
-            carry, losses = self.one.programs.run(
-                name, self.move(step), inputs, plan.steps, room, self.runs is not None
-            )
+            # How many epochs there are does not change a step.
+            options = tuple(o for o in self.one.algorithm.discrete() if o[0] != "personal_epochs")
+            name = (step.__name__, self.runs, options)  # type: ignore[attr-defined]
+            carry, losses = self.one.programs.run(name, self.move(step), inputs, plan.steps, self.runs is not None)
             done = done + owned
         return carry, losses / done.clamp_min(1), done
 

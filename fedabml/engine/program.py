@@ -46,6 +46,10 @@ Move = Callable[[Inputs, Tensor, Tensor], tuple[State, Tensor]]
 OF_LANES, OF_RUNS = 6, 2  # so many of the inputs have a lane each; so many have one if there are several runs
 
 
+SMALL = 16  # lanes of a graph below which fewer are not faster
+ROOM = 128  # steps of a graph's plan; longer phases are cut
+
+
 class Segment(NamedTuple):
     """Steps from `first` to `last` (not included) of the first `lanes` lanes, sorted by their number of steps."""
 
@@ -57,7 +61,8 @@ class Segment(NamedTuple):
 def segments(steps: np.ndarray, halves: bool) -> list[Segment]:
     """How the batch shrinks; `steps` are sorted, the most first."""
     count = len(steps)
-    sizes = [-(-count // (1 << j)) for j in range(count.bit_length())] if halves else range(count, 0, -1)
+    halvings = max(0, (count // SMALL).bit_length() - 1)
+    sizes = [-(-count // (1 << j)) for j in range(halvings + 1)] if halves else range(count, 0, -1)
     ends = [int(steps[size]) if size < count else 0 for size in sizes]  # a size will do once the next lane is done
     cuts = [Segment(a, b, n) for a, b, n in zip(ends, [*ends[1:], int(steps[0])], sizes, strict=True)]
     return [cut for cut in cuts if cut.first < cut.last]
@@ -82,10 +87,10 @@ def _held(inputs: Inputs, moved: tuple[State, Tensor], t: Tensor | None) -> tupl
 
 
 class Graph:
-    """One step, captured for inputs of these shapes and at most so many steps."""
+    """One step, captured for inputs of these shapes."""
 
-    def __init__(self, move: Move, inputs: Inputs, ragged: bool, room: int, pool: Any):
-        empty = inputs.rows.new_zeros((room, *inputs.rows.shape[1:]))
+    def __init__(self, move: Move, inputs: Inputs, ragged: bool, pool: Any):
+        empty = inputs.rows.new_zeros((ROOM, *inputs.rows.shape[1:]))
         self.buffers: Inputs = tree_map(_cloned, inputs._replace(rows=empty))
         self.t = torch.zeros((), dtype=torch.int64, device=inputs.rows.device)
 
@@ -111,14 +116,15 @@ class Graph:
 
     def run(self, inputs: Inputs) -> tuple[State, Tensor]:
         """All steps."""
-        steps = len(inputs.rows)
-        self.buffers.rows[:steps].copy_(inputs.rows)
         for target, source in zip(tree_leaves(self.buffers[:-1]), tree_leaves(inputs[:-1]), strict=True):
             if target is not None:
                 target.copy_(source)
-        self.t.zero_()
-        for _ in range(steps):
-            self.graph.replay()
+        for rows in inputs.rows.split(ROOM):
+            self.buffers.rows[: len(rows)].copy_(rows)
+            self.t.zero_()
+            for _ in range(len(rows)):
+                self.graph.replay()
+            self.buffers.first.add_(len(rows))
         return {k: v.clone() for k, v in self.buffers.carry.items()}, self.buffers.losses.clone()
 
 
@@ -136,16 +142,14 @@ class Programs:
         self.graphs: OrderedDict[Hashable, Graph] = OrderedDict()
         self.pool: Any = None
 
-    def run(
-        self, name: Hashable, move: Move, inputs: Inputs, steps: np.ndarray, room: int, runs: bool
-    ) -> tuple[State, Tensor]:
+    def run(self, name: Hashable, move: Move, inputs: Inputs, steps: np.ndarray, runs: bool) -> tuple[State, Tensor]:
         """All steps of a phase: the last carry and the summed losses.
 
         `name` tells apart steps that do different things with inputs of the same shapes, `steps` are the lanes' own,
-        `room` is the most that any client may have, and `runs` says that the lanes belong to several runs.
+        and `runs` says that the lanes belong to several runs.
         """
         if steps.min() == steps.max():
-            return self._segment(name, move, inputs, False, room)
+            return self._segment(name, move, inputs, False)
         order = torch.as_tensor(np.argsort(-steps, kind="stable")).to(inputs.rows.device)
         at = OF_LANES + OF_RUNS * runs
         pick = lambda t: None if t is None else t[order]  # noqa: E731
@@ -157,23 +161,23 @@ class Programs:
             now = inputs._replace(carry=carry, losses=losses)
             part = Inputs._make([*tree_map(head, now[:at]), *now[at:-1], inputs.rows[first:last, :, :lanes]])
             part = part._replace(first=inputs.first + first)
-            moved, value = self._segment(name, move, part, bool(counts[lanes - 1] < last), room)
+            moved, value = self._segment(name, move, part, bool(counts[lanes - 1] < last))
             for k, v in moved.items():
                 carry[k][:lanes] = v
             losses[:lanes] = value
         back = torch.argsort(order)
         return {k: v[back] for k, v in carry.items()}, losses[back]
 
-    def _segment(self, name: Hashable, move: Move, inputs: Inputs, ragged: bool, room: int) -> tuple[State, Tensor]:
+    def _segment(self, name: Hashable, move: Move, inputs: Inputs, ragged: bool) -> tuple[State, Tensor]:
         """Steps of the same lanes; if `ragged`, some of them are done on the way."""
         if not self.capture:
             return self._eager(move, inputs, ragged)
         shapes = tuple((tuple(t.shape), t.dtype) for t in tree_leaves(inputs[:-1]) if t is not None)
-        key = (name, ragged, room, shapes, tuple(inputs.rows.shape[1:]), tuple(inputs.carry))
+        key = (name, ragged, shapes, tuple(inputs.rows.shape[1:]), tuple(inputs.carry))
         if key not in self.graphs:
             try:
                 self.pool = self.pool or torch.cuda.graph_pool_handle()
-                self.graphs[key] = Graph(move, inputs, ragged, room, self.pool)
+                self.graphs[key] = Graph(move, inputs, ragged, self.pool)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..algorithms.base import State
 from ..errors import InputError, TrainingError
+from .backend import free_bytes
 from .checkpoint import Checkpoint, Folder
 from .cohort import Cohort
 from .lanes import Lanes, Part, chunked, joined
@@ -20,7 +21,10 @@ from .plan import sample
 
 
 class Kept:
-    """What clients keep between rounds: on the host, made on demand, never shared between two clients."""
+    """What clients keep between rounds: made on demand, never shared between two clients.
+
+    It stays on the device where that of all clients is a small part of its memory, and is on the host otherwise.
+    """
 
     def __init__(self, cohort: Cohort, states: dict[int, State]):
         self.cohort, self.states = cohort, states
@@ -38,8 +42,10 @@ class Kept:
 
     def put(self, clients: Sequence[int], kept: State) -> dict[int, State]:
         """Remembers what clients kept, a lane each; returns it by client."""
-        host = {name: v.cpu() for name, v in kept.items()}
-        own = {c: {name: v[i].clone() for name, v in host.items()} for i, c in enumerate(clients) if host}
+        size = sum(v[0].numel() * v.element_size() for v in kept.values()) * self.cohort.fed.clients
+        fits = self.cohort.device.type == "cuda" and size <= free_bytes(self.cohort.device) // 32
+        here = kept if fits else {name: v.cpu() for name, v in kept.items()}
+        own = {c: {name: v[i].clone() for name, v in here.items()} for i, c in enumerate(clients) if here}
         self.states |= own
         return own
 

@@ -13,14 +13,14 @@ from ..files import read_json, write_json
 from .cells import MACHINE
 
 
-def read(folder: Path, command: str) -> Table:
-    """The request that `fedabml COMMAND` left in a folder."""
+def read(folder: Path, command: str, needed: Collection[str] = ()) -> Table:
+    """The request that `fedabml COMMAND` left in a folder, with the keys that are needed."""
     file = folder / f"{command}.json"
     if not file.is_file():
         raise InputError(f"'{folder}' holds nothing to resume: it has no {file.name}. Start without --resume.")
     saved = read_json(file)
-    if not isinstance(saved, dict):
-        raise InputError(f"'{file}' is not a request that fedabml wrote.")
+    if not isinstance(saved, dict) or not saved.keys() >= {*needed}:
+        raise InputError(f"'{file}' is not a request that fedabml {command} wrote. Give another folder with --out.")
     return saved
 
 

@@ -222,6 +222,8 @@ def test_other_settings_are_not_resumed(tmp_path):
         tune(SMALL, ["fedavg"], "out", trials=1, fixed={"fedavg": {"average": 0.8}})
     with pytest.raises(InputError, match="holds nothing to resume"):
         tune(SMALL, ["fedavg"], "elsewhere", trials=1, resume=True)
+    (tmp_path / "out/tune.json").write_text("{}")
+    assert "not a request that fedabml tune wrote" in run("tune", "--resume", "--out", "out", code=2).stderr
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("")
     with pytest.raises(InputError, match="holds other files"):
@@ -332,9 +334,9 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
 
 
 def test_a_preset_is_where_the_search_starts_and_a_file_is_what_it_holds(tmp_path):
-    (tmp_path / "few.toml").write_text("rounds = 1\n[fedprox]\nmu = 0.3\n")
-    words = shlex.split("--preset paper --config few.toml --trials 1 --clients 8 --model mlr --device cpu")
-    run("tune", "--algorithms", "fedprox,scaffold", *words)
+    own = '[tune]\nalgorithms = ["fedprox", "scaffold"]\ntrials = 1\n'
+    (tmp_path / "few.toml").write_text(f"rounds = 1\n[fedprox]\nmu = 0.3\n{own}")
+    run("tune", *shlex.split("--preset paper --config few.toml --clients 8 --model mlr --device cpu"))
     with open(tmp_path / "runs/digits-tuning/trials.csv", newline="") as file:
         first, second = csv.DictReader(file)
     assert (first["lr"], second["lr"], second["server_lr"]) == ("0.01", "0.01", "1.0") and "mu" not in first
