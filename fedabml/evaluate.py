@@ -34,6 +34,11 @@ def entropy(probs: np.ndarray) -> np.ndarray:
     return -(probs * np.log(np.clip(probs, 1e-30, None))).sum(-1)
 
 
+def _entropy(probs: Tensor) -> Tensor:
+    """The same on the device."""
+    return -(probs * probs.clamp_min(1e-30).log()).sum(-1)
+
+
 @dataclass(frozen=True)
 class Prediction:
     """Class probabilities with their uncertainty, a row per input."""
@@ -54,10 +59,10 @@ class Prediction:
     @staticmethod
     def of(draws: Tensor) -> Prediction:
         """From the probabilities under each weight sample [draws, n, classes]."""
-        each = draws.double().cpu().numpy()
-        probs = each.mean(0)
-        information = np.maximum(entropy(probs) - entropy(each).mean(0), 0)
-        return Prediction(probs, information)
+        probs = draws.mean(0, dtype=torch.float64)
+        within = torch.stack([_entropy(each.double()) for each in draws]).mean(0)
+        information = (_entropy(probs) - within).clamp_min(0)
+        return Prediction(probs.cpu().numpy(), information.cpu().numpy())
 
 
 @dataclass(frozen=True)
@@ -95,11 +100,11 @@ class Evaluation:
     details: dict[str, Any]  # reliability diagram, entropy histogram
 
 
-def predictions(cohort: Cohort, outputs: list[Tensor]) -> list[Prediction] | list[Regression]:
-    """The engine's outputs, in the data's own units."""
+def prediction(cohort: Cohort, draws: Tensor) -> Any:
+    """The engine's outputs [draws, rows, ...], in the data's own units."""
     if isinstance(cohort.likelihood, Categorical):
-        return [Prediction.of(draws) for draws in outputs]
-    return [Regression.of(draws, cohort.fed.y_shift, cohort.fed.y_scale) for draws in outputs]
+        return Prediction.of(draws)
+    return Regression.of(draws, cohort.fed.y_shift, cohort.fed.y_scale)
 
 
 def check_rows(fed: Federation, split: str) -> Rows:
@@ -135,8 +140,13 @@ def evaluate(cohort: Cohort, shared: State, kept: Any, split: str = "test", roun
 
 
 @torch.no_grad()
-def evaluate_together(entries: Sequence[Entry], split: str = "test") -> list[Evaluation | TrainingError]:
-    """`evaluate` for several runs that may share a batch (see `engine.simulate.advance`), all clients side by side."""
+def evaluate_together(
+    entries: Sequence[Entry], split: str = "test", prior: bool = True
+) -> list[Evaluation | TrainingError]:
+    """`evaluate` for several runs that may share a batch (see `engine.simulate.advance`), all clients side by side.
+
+    Without `prior` the server's own model is not scored.
+    """
     first = entries[0].cohort
     scored = [np.flatnonzero(check_rows(e.cohort.fed, split).counts).tolist() for e in entries]
     personal: list[list[Any]] = [[] for _ in entries]
@@ -145,25 +155,26 @@ def evaluate_together(entries: Sequence[Entry], split: str = "test") -> list[Eva
         run = {i: entries[i] for i in part}
         lanes = Lanes([Part(run[i].cohort, run[i].shared, own, run[i].round) for i, own in part.items()])
         models = lanes.personalise(joined([run[i].kept(own) for i, own in part.items()]))
-        owners = [(i, c) for i, own in part.items() for c in own]
-        outputs = predictions(first, lanes.predict(models, [run[i].cohort.fed.rows(split)[c] for i, c in owners]))
+        rows = {i: [run[i].cohort.fed.rows(split)[c] for c in own] for i, own in part.items()}
+        draws = lanes.predict(models, [own for many in rows.values() for own in many])
+        for i, piece in zip(part, draws.split([sum(map(len, many)) for many in rows.values()], 1), strict=True):
+            personal[i].append(prediction(run[i].cohort, piece))
         fine = torch.stack([torch.isfinite(leaf).flatten(1).all(1) for leaf in models]).all(0).tolist()
-        for (i, client), prediction, good in zip(owners, outputs, fine, strict=True):
-            personal[i].append(prediction)
+        for (i, client), good in zip(((i, c) for i, own in part.items() for c in own), fine, strict=True):
             bad[i] += [] if good else [client]
     return [
-        _diverged(entry.cohort, wrong) if wrong else _scored(entry, split, np.array(clients), _joined(own))
+        _diverged(entry.cohort, wrong) if wrong else _scored(entry, split, np.array(clients), _joined(own), prior)
         for entry, clients, own, wrong in zip(entries, scored, personal, bad, strict=True)
     ]
 
 
-def _scored(entry: Entry, split: str, scored: np.ndarray, personal: Any) -> Evaluation:
+def _scored(entry: Entry, split: str, scored: np.ndarray, personal: Any, with_prior: bool) -> Evaluation:
     """The scores of a run from its clients' predictions."""
     cohort, fed = entry.cohort, entry.cohort.fed
     rows = fed.rows(split)
     rank = np.cumsum(rows.counts > 0) - 1  # a client's place among those that are scored
     owner = rank[rows.owner]
-    prior = cohort.algorithm.prior(entry.shared)
+    prior = cohort.algorithm.prior(entry.shared) if with_prior else None
     own = None if prior is None else _prior_predictions(cohort, entry.shared, prior, rows.index, entry.round)
     y = fed.y[rows.index]
     score = _classification if isinstance(cohort.likelihood, Categorical) else _regression
@@ -195,11 +206,11 @@ def _diverged(cohort: Cohort, clients: list[int]) -> TrainingError:
 
 
 def _prior_predictions(cohort: Cohort, shared: State, prior: Distribution, index: np.ndarray, round: int) -> Any:
-    """What the server's own model says of every sample: one lane, the pooled rows in pieces."""
+    """What the server's own model says of every sample: one lane, without a label level."""
     lane = type(prior)(*(leaf.unsqueeze(0) for leaf in prior))
-    pieces = np.array_split(index, max(1, len(index) // 4096))
     key, lanes = cohort.keys(rng.PREDICT, round, [-1]), cohort.lanes(shared, [0], round)
-    return _joined([predictions(cohort, lanes.outputs(lane, [rows], None, key))[0] for rows in pieces])
+    pieces = np.array_split(index, max(1, len(index) // 4096))
+    return _joined([prediction(cohort, lanes.outputs(lane, [rows], None, key)) for rows in pieces])
 
 
 def _joined(parts: list[Any]) -> Any:

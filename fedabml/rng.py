@@ -6,13 +6,16 @@ very numbers each client would draw alone.
 
 Two generators stand behind the draws. On a CPU a Mersenne Twister is seeded per key, which is several times faster than
 integer arithmetic on tensors; on an accelerator a counter is hashed (splitmix64), which needs no launch per lane and
-can be captured in a graph. The streams differ between the two; within one device they are always the same.
+can be captured in a graph, by one kernel (`noise`) where Triton is at hand. The streams differ between the two; within
+one device they are always the same.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -79,7 +82,9 @@ def fold(key: Tensor, value: int | Tensor) -> Tensor:
 
 def normal(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Standard normal deviates of shape key.shape + size."""
-    return _normal_cpu(key, list(size), dtype) if key.device.type == "cpu" else _normal_hashed(key, size, dtype)
+    if key.device.type == "cpu":
+        return _normal_cpu(key, list(size), dtype)
+    return _normal_cuda(key, list(size), dtype) if _fused() else _normal_hashed(key, size, dtype)
 
 
 def uniform(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -125,11 +130,24 @@ def _uniform_cpu(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor
     return _draw(key, size, dtype, "uniform")
 
 
+@cache
+def _fused() -> bool:
+    """Whether there is a kernel for normal deviates."""
+    return importlib.util.find_spec("triton") is not None
+
+
+@torch.library.custom_op("fedabml::normal_cuda", mutates_args=(), device_types="cuda")
+def _normal_cuda(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    from . import noise
+
+    return noise.normal(key, size, dtype)
+
+
 def _shape(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(*key.shape, *size, dtype=dtype, device=key.device)
 
 
-for _op in (_normal_cpu, _uniform_cpu):
+for _op in (_normal_cpu, _uniform_cpu, _normal_cuda):
     _op.register_fake(_shape)
     # The operator takes a tensor of keys as it is, so a vmapped key is only moved to the front.
     _op.register_vmap(lambda info, dims, key, size, dtype, op=_op: (op(key.movedim(dims[0], 0), size, dtype), 0))

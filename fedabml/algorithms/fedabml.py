@@ -39,8 +39,9 @@ class FedABML(Amortised):
     rho: float = hyper(1.0, "ρ: natural step of m_θ (with moments: the server's)", 0, 1)
     rho_std: float = hyper(0.1, "ρ_ν: natural step of ν_θ (with moments: the server's)", 0, 1)
     aggregate: str = hyper("mean", "the server's mean of θ_i, or moments of φ_i", choices=("mean", "moments"))
-    average: float = hyper(
-        0.8, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999, tune=(0.0, 0.8)
+    average: float = hyper(0.8, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999)
+    posterior_std: str = hyper(
+        "sgd", "the step of the posterior's ν", choices=("fixed", "sgd", "natural"), tune=("sgd", "natural")
     )
     personal_lr: float | None = hyper(
         None,

@@ -27,7 +27,7 @@ from .program import Inputs, Move
 if TYPE_CHECKING:
     from .cohort import Cohort
 
-PIECE = 128  # test rows of a lane that are in flight at once
+PIECE, WIDE = 128, 8192  # test rows of a lane that are in flight at once; on a GPU at least so many of all lanes
 
 
 class Part(NamedTuple):
@@ -179,24 +179,23 @@ class Lanes:
         carry, _, _ = self.steps(carry, self.one.algorithm.personal_phases(), rng.PERSONAL)
         return self.each("own_model", (0,), carry)
 
-    def predict(self, models: Distribution, rows: Sequence[np.ndarray]) -> list[Tensor]:
-        """For every lane the outputs of its model for its rows under each weight draw: [draws, rows, outputs]."""
+    def predict(self, models: Distribution, rows: Sequence[np.ndarray]) -> Tensor:
+        """What every lane's model gives for its own rows under each weight draw: [draws, all rows, outputs]."""
         return self.outputs(models, rows, self.offset, self.keys(rng.PREDICT))
 
-    def outputs(
-        self, models: Distribution, rows: Sequence[np.ndarray], offsets: Tensor | None, keys: Tensor
-    ) -> list[Tensor]:
+    def outputs(self, models: Distribution, rows: Sequence[np.ndarray], offsets: Tensor | None, keys: Tensor) -> Tensor:
         """The same for any models, such as the prior itself, with label levels and keys of their own."""
         one, samples = self.one, self.one.algorithm.predict_samples
-        index = torch.as_tensor(padded(rows)).clamp_min(0).to(one.device)
+        index = torch.as_tensor(padded(rows)).to(one.device)
         predict = lambda w, x, offset: output(one.network, one.likelihood, w, x, offset)  # noqa: E731
         dims = (0, 0, None if offsets is None else 0)
-        draws = []
+        piece = max(PIECE, WIDE // len(rows)) if one.device.type == "cuda" else PIECE
+        draws, own = [], index >= 0
         for j in range(draws_of(models, samples)):
             weights = self.apply(lambda q, key: draw(q, key, j, samples), (0, 0), models, keys)  # noqa: B023
             pieces = [
-                self.apply(predict, dims, weights, one.data.inputs(part), offsets) for part in index.split(PIECE, 1)
+                self.apply(predict, dims, weights, one.data.inputs(part.clamp_min(0)), offsets)
+                for part in index.split(piece, 1)
             ]
-            draws.append(torch.cat(pieces, 1))
-        outputs = torch.stack(draws, 1)
-        return [outputs[i, :, : len(own)] for i, own in enumerate(rows)]
+            draws.append(torch.cat(pieces, 1)[own])
+        return torch.stack(draws)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithms.base import State
+from ..algorithms.base import Algorithm, State
 from ..errors import InputError, TrainingError
 from .backend import free_bytes
 from .checkpoint import Checkpoint, Folder
@@ -31,6 +31,8 @@ class Kept:
 
     def get(self, shared: State, clients: Sequence[int]) -> State:
         """The kept state of some clients, a lane each, on the device."""
+        if type(self.cohort.algorithm).keep is Algorithm.keep:
+            return {}
         missing = [c for c in clients if c not in self.states]
         fresh = self.cohort.keep(shared, missing) if missing else {}
         if not self.states and missing == list(clients):
@@ -55,8 +57,7 @@ class Work(NamedTuple):
 
     update: State
     kept: State
-    losses: Tensor
-    fine: Tensor  # whether all of it is finite
+    losses: Tensor  # not finite where something else is not
 
 
 class Simulation:
@@ -106,12 +107,14 @@ class Simulation:
         """The clients of the next round."""
         return sample(self.cohort.fed.clients, self.participation, self.cohort.seed, self.round + 1)
 
-    def merge(self, clients: list[int], work: list[Work], seconds: float) -> dict[str, Any]:
-        """Ends a round with what its clients, in their order, have sent; returns its line for the history."""
+    def merge(self, clients: list[int], work: list[Work], losses: list[float], seconds: float) -> dict[str, Any]:
+        """Ends a round with what its clients, in their order, have sent; returns its line for the history.
+
+        The losses of clients whose work is not finite are not, either.
+        """
         cohort, round = self.cohort, self.round + 1
-        fine = torch.cat([w.fine for w in work]).tolist()
-        if not all(fine):
-            self._diverged(round, [c for c, good in zip(clients, fine, strict=True) if not good])
+        if not all(map(math.isfinite, losses)):
+            self._diverged(round, [c for c, loss in zip(clients, losses, strict=True) if not math.isfinite(loss)])
         weights = cohort.weights(clients).split([len(w.losses) for w in work])
         means = [
             {name: torch.tensordot(share, value, 1) for name, value in w.update.items()}
@@ -126,7 +129,7 @@ class Simulation:
             self.changed |= self.kept.put(part, own.kept)
         self.round = round
         self.seconds += seconds
-        loss = float(torch.cat([w.losses for w in work]).double().mean())
+        loss = math.fsum(losses) / len(losses)
         up = sum(v[0].numel() * v.element_size() for v in work[-1].update.values())
         down = sum(v.numel() * v.element_size() for v in self.shared.values())
         line = {"round": round, "loss": loss, "clients": clients, "seconds": self.seconds}
@@ -183,15 +186,17 @@ def advance(sims: Sequence[Simulation]) -> list[dict[str, Any] | TrainingError]:
         lanes = Lanes([Part(sims[i].cohort, sims[i].shared, own, sims[i].round + 1) for i, own in part.items()])
         kept = joined([sims[i].kept.get(sims[i].shared, own) for i, own in part.items()])
         update, kept, losses = lanes.train(kept, sims[0].epochs)
-        fine = _finite(losses, [*update.values(), *kept.values()])
+        losses = _flagged(losses, [*update.values(), *kept.values()])
         sizes = [len(own) for own in part.values()]
-        pieces = (_each(update, sizes), _each(kept, sizes), losses.split(sizes), fine.split(sizes))
+        pieces = (_each(update, sizes), _each(kept, sizes), losses.split(sizes))
         for i, own_work in zip(part, zip(*pieces, strict=True), strict=True):
             work[i].append(Work(*own_work))
+    told = torch.cat([w.losses for parts in work for w in parts]).double().tolist()  # the only wait for the device
+    share = (time.perf_counter() - start) / len(sims)
     lines: list[dict[str, Any] | TrainingError] = []
-    for sim, clients, parts in zip(sims, drawn, work, strict=True):
+    for sim, clients, parts, known in zip(sims, drawn, work, _split(told, [*map(len, drawn)]), strict=True):
         try:
-            lines.append(sim.merge(clients, parts, (time.perf_counter() - start) / len(sims)))
+            lines.append(sim.merge(clients, parts, known, share))
         except TrainingError as error:
             lines.append(error)
     return lines
@@ -203,9 +208,9 @@ def _each(state: State, sizes: list[int]) -> list[State]:
     return [{name: v[i] for name, v in parts.items()} for i in range(len(sizes))]
 
 
-def _split(clients: list[int], sizes: list[int]) -> list[list[int]]:
+def _split(values: list[Any], sizes: list[int]) -> list[list[Any]]:
     ends = list(itertools.accumulate(sizes))
-    return [clients[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    return [values[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
 def last_ten(history: list[dict[str, Any]], rounds: int, measure: str, final: float | None) -> float | None:
@@ -224,8 +229,8 @@ def _check_like(expected: State, got: State) -> None:
         )
 
 
-def _finite(loss: Tensor, values: list[Tensor]) -> Tensor:
-    fine = torch.isfinite(loss)
+def _flagged(losses: Tensor, values: list[Tensor]) -> Tensor:
+    """The losses, NaN where any of the values is not finite."""
     for value in values:
-        fine = fine & torch.isfinite(value.reshape(len(loss), -1)).all(-1)
-    return fine
+        losses = torch.where(torch.isfinite(value.reshape(len(losses), -1)).all(-1), losses, torch.nan)
+    return losses

@@ -37,11 +37,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Score:
-    """One personal option of a trained federation, scored."""
+    """One personal option of a trained federation, scored; one of several that diverged has an error and no numbers."""
 
     personal: Table
     summary: Table  # the means and pooled measures of `fedabml.evaluate`
     clients: dict[str, list[float | None]]  # by measure, a value per client; None where a client has no such data
+    error: str | None = None
 
 
 @dataclass(frozen=True)

@@ -83,11 +83,12 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[int], None])
     for number in range(len(batch[0][0].personal)):
         alive = [i for i in range(len(sims)) if i not in errors]
         entries = [_entry(sims[i], batch[i][0].personal[number]) for i in alive]
-        for i, found in zip(alive, evaluate_together(entries, split) if entries else [], strict=True):
-            if isinstance(found, TrainingError):
-                errors[i] = found
-            else:
-                scores[i].append(_score(batch[i][0].personal[number], found))
+        for i, found in zip(alive, evaluate_together(entries, split, number == 0) if entries else [], strict=True):
+            personal = batch[i][0].personal[number]
+            scores[i].append(_score(personal, found))
+    for i, own in enumerate(scores):
+        if own and all(score.error for score in own):
+            errors[i] = TrainingError(own[0].error)
     share = {"seconds": time.perf_counter() - start, "seconds_training": trained}
     for i, (cell, setup) in enumerate(batch):
         facts = {name: setup.config[name] for name in FACTS} | {"split": split, "together": len(batch)}
@@ -104,7 +105,9 @@ def _entry(sim: Simulation, personal: dict[str, Any]) -> Entry:
     return Entry(cohort, sim.theta, sim.kept_for, sim.round)
 
 
-def _score(personal: dict[str, Any], found: Evaluation) -> Score:
+def _score(personal: dict[str, Any], found: Evaluation | TrainingError) -> Score:
+    if isinstance(found, TrainingError):
+        return Score(personal, {}, {}, str(found))
     clients = {
         name: [None if math.isnan(v) else round(float(v), 5) for v in found.clients[name]]
         for name in MEASURES

@@ -195,6 +195,8 @@ class _Search:
         error = next((result.error for result in results if result.error), None)
         scored = []
         for scores in zip(*(result.scores for result in results if not error), strict=True):
+            if any(score.error for score in scores):
+                continue
             value, nll = (statistics.fmean(score.summary[key] for score in scores) for key in (measure, "nll"))
             if math.isfinite(value) and math.isfinite(nll):
                 rank = (round(SIGN[measure] * value, 6), -nll)  # beyond six digits it is rounding: the NLL decides

@@ -207,7 +207,7 @@ def test_predictions_of_many_rows_are_cut_in_pieces_and_joined():
     cohort = simulate(fed, "mlr", FedAvg(lr=0.1), rounds=0).cohort
     lanes = cohort.lanes({"mean": cohort.network.initial}, [0, 1, 2])
     models = lanes.personalise({})
-    outputs = lanes.predict(models, [fed.train[c] for c in range(3)])
+    outputs = lanes.predict(models, [fed.train[c] for c in range(3)]).split([4, 300, 129], 1)
     for c, out in enumerate(outputs):
         assert out.shape == (1, len(fed.train[c]), 3)
         expected = cohort.network(models.mean[c], cohort.data.inputs(torch.as_tensor(fed.train[c]))).softmax(-1)

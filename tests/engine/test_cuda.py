@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fedabml
+from fedabml import rng
 from fedabml.algorithms import REGISTRY, make
 from fedabml.engine.simulate import Simulation, advance
 from fedabml.evaluate import evaluate
@@ -68,6 +69,18 @@ def test_graphs_equal_eager_steps_and_the_loop(name):
     a, b = (evaluate(s.cohort, s.theta, s.kept_for) for s in (graphs, simulate(fed, algorithm, capture=False)))
     for measure in ("nll", "brier", "entropy"):
         np.testing.assert_allclose(a.clients[measure], b.clients[measure], atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [(1,), (7,), (2048,), (3, 1001)])
+def test_the_kernel_draws_what_plain_operations_do(size, dtype):
+    keys = rng.keys((1, 2), range(5), "cuda").view(5, 1)
+    assert rng._fused()
+    drawn = rng.normal(keys, size, dtype)
+    torch.testing.assert_close(drawn, rng._normal_hashed(keys, size, dtype), rtol=0, atol=1e-5)
+    assert torch.equal(torch.vmap(lambda k: rng.normal(k, size, dtype))(keys), drawn)
+    many = rng.normal(rng.key(3, device="cuda"), (1 << 20,), dtype).double()
+    assert abs(many.mean()) < 0.005 and abs(many.std() - 1) < 0.005 and abs((many**4).mean() - 3) < 0.05
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedabml"])

@@ -55,3 +55,7 @@ def test_a_cell_that_diverges_is_a_result_and_costs_the_others_nothing(tmp_path)
     personal = [cell("fedavg-ft", lr=0.05, personal=({"personal_epochs": 3, "personal_lr": 1e307},)), cell("fedavg-ft")]
     wrong, right = run(personal, tmp_path / "personal")
     assert "Personalising diverged" in wrong.error and right.error is None
+    options = ({"personal_epochs": 3, "personal_lr": 1e307}, {"personal_epochs": 1, "personal_lr": 0.01})
+    (mixed,) = run([cell("fedavg-ft", lr=0.05, personal=options)], tmp_path / "mixed")
+    assert mixed.error is None and "diverged" in mixed.scores[0].error and not mixed.scores[0].summary
+    assert mixed.scores[1].error is None and mixed.scores[1].summary["accuracy"] > 0

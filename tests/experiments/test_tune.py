@@ -54,7 +54,7 @@ def test_what_is_declared_fits_the_hyperparameter(name):
             assert str(field.type).startswith("float")
         for value in () if isinstance(values, Range) else values:
             assert getattr(make(name, **{field.name: value}), field.name) == value
-    assert "lr" in space(name) and "average" in space(name)
+    assert "lr" in space(name) and ("average" in space(name) or name == "fedabml")
     assert not {*GRID, *REGISTRY[name].defaults} & space(name).keys()
 
 
@@ -119,8 +119,8 @@ def test_personal_options_are_the_given_one_and_the_grid():
 
 
 def test_what_is_fixed_and_what_makes_a_variant_is_not_searched():
-    assert space("fedabml").keys() == {"lr", "average", "lam", "nu0", "prior_std"}
-    assert space("fedabml", HELD["fedabml"]).keys() == {"lr", "average", "nu0", "prior_std"}
+    assert space("fedabml").keys() == {"lr", "lam", "nu0", "posterior_std", "prior_std"}
+    assert space("fedabml", HELD["fedabml"]).keys() == {"lr", "nu0", "posterior_std", "prior_std"}
 
 
 # -- scores -------------------------------------------------------------------------------------------------------
