@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton  # type: ignore[import-not-found, unused-ignore]
@@ -19,7 +18,7 @@ BLOCK = 1024
 
 
 @triton.jit  # type: ignore[misc, unused-ignore]
-def _normals(keys: Any, out: Any, count: Any, half: Any, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _normals(keys, out, count, half, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Row r: splitmix64 of (key r, i) gives 64 bits, Box-Muller two deviates of them, at i and at half + i."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
