@@ -12,7 +12,7 @@ import typer
 from ..config import names
 from ..errors import InputError
 from .console import Board, complain, console, downloads, note, say, table, tell
-from .options import Config, Preset, Set, Told, completion, run_flags, told
+from .options import Config, Finished, Preset, Set, Told, completion, run_flags, told
 
 if TYPE_CHECKING:
     from ..experiments.cells import Cell
@@ -52,6 +52,7 @@ def compare(
             "--resume", metavar=" ", help="Go on with the comparison in --out, or extend it by algorithms and seeds."
         ),
     ] = False,
+    finished: Finished = None,
     set: Set = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", metavar=" ", help="No progress and no table; errors only.")
@@ -99,6 +100,7 @@ def compare(
                 _seeds(seeds) if seeds else saved.seeds if saved else SEEDS,
                 out=out,
                 resume=resume,
+                finished=finished or (),
                 lenient=algorithms in (None, "all"),
                 progress=download.enter_context(downloads(asked.key("dataset") or "", quiet)),
                 on_note=(lambda text: None) if quiet else note,

@@ -153,6 +153,14 @@ Preset = Annotated[
         autocompletion=completion(presets.NAMES),
     ),
 ]
+Finished = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--finished",
+        metavar="FILE",
+        help="A cells.jsonl of another folder or machine: what it has is not run again. Repeatable.",
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="Any key or hyperparameter, as fedabml.lam=0.1. Repeatable."),

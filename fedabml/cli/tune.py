@@ -12,7 +12,7 @@ import typer
 from ..config import names
 from ..errors import InputError
 from .console import Board, complain, downloads, note, number, say, table
-from .options import DATA, Config, Preset, Set, Told, completion, run_flags, told
+from .options import DATA, Config, Finished, Preset, Set, Told, completion, run_flags, told
 
 if TYPE_CHECKING:
     from ..config import RunConfig
@@ -79,6 +79,7 @@ def tune(
         bool,
         typer.Option("--resume", metavar=" ", help="Go on with the search in --out, or add --trials to it."),
     ] = False,
+    finished: Finished = None,
     set: Set = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", metavar=" ", help="No progress and no table; errors only.")
@@ -137,6 +138,7 @@ def tune(
                 preset=preset or saved.get("preset"),
                 fixed=fixed,
                 resume=resume,
+                finished=finished or (),
                 progress=download.enter_context(downloads(asked.key("dataset") or "", quiet)),
                 on_note=(lambda text: None) if quiet else note,
                 on_start=start,

@@ -74,11 +74,19 @@ class Result:
 
 
 class Ledger:
-    """The file of finished cells. A line that a crash cut short is dropped; its cell runs again."""
+    """The file of finished cells. A line that a crash cut short is dropped; its cell runs again.
 
-    def __init__(self, path: str | os.PathLike[str]):
+    `also` are ledgers of other folders or machines: a cell that one of them has is taken from it when it is wanted.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], also: Sequence[str | os.PathLike[str]] = ()):
         self.path = Path(path)
         self.results: dict[str, Result] = {}
+        self.others: dict[str, Result] = {}
+        for other in also:
+            if not Path(other).is_file():
+                raise InputError(f"There is no file of finished cells '{other}'.")
+            self.others |= Ledger(other).results
         self._end = 0  # where the sound part of the file ends
         if self.path.exists():
             self._read()
@@ -102,9 +110,11 @@ class Ledger:
             self._end += len(line)
 
     def __contains__(self, cell: Cell) -> bool:
-        return cell.identity in self.results
+        return cell.identity in self.results or cell.identity in self.others
 
     def __getitem__(self, cell: Cell) -> Result:
+        if cell.identity not in self.results:
+            self.add(self.others[cell.identity])
         return self.results[cell.identity]
 
     def add(self, result: Result) -> None:
@@ -133,8 +143,13 @@ def execute(
     """
     from .runner import groups, run_together
 
-    todo = list({cell.identity: cell for cell in cells if cell not in ledger}.values())
-    for group in groups(todo):
+    todo = {}
+    for cell in cells:
+        if cell not in ledger:
+            todo[cell.identity] = cell
+        else:
+            _ = ledger[cell]  # now it is in this ledger, wherever it was
+    for group in groups(list(todo.values())):
         for result in run_together(group, on_round):
             ledger.add(result)
             on_done(result)

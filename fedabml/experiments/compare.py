@@ -173,6 +173,7 @@ def compare(
     out: str | os.PathLike[str],
     resume: bool = False,
     lenient: bool = False,
+    finished: Sequence[str | os.PathLike[str]] = (),
     progress: Progress | None = None,
     on_note: Callable[[str], None] = lambda text: None,
     on_start: Callable[[list[Cell], int], None] = lambda todo, finished: None,
@@ -183,8 +184,9 @@ def compare(
 
     `rows` gives each label its configuration; all must be of one setting (see `configs`). `seeds` are seeds, or how
     many. With `resume`, a folder's comparison may be extended by rows and seeds. A row that the model refuses is an
-    error, or with `lenient` shown without numbers. A row that diverges is a result, not an error. `on_start` hears
-    the cells to run and how many were finished before, the others how it goes on.
+    error, or with `lenient` shown without numbers. A row that diverges is a result, not an error. `finished` are
+    cells.jsonl of other folders or machines, whose cells are not run again. `on_start` hears the cells to run and how
+    many were finished before, the others how it goes on.
     """
     folder, request = Path(out), Request.of(rows, seeds)
     if resume or (folder / REQUEST).exists():
@@ -192,7 +194,7 @@ def compare(
     else:
         _check_vacant(folder)
         whole = request
-    ledger = Ledger(folder / CELLS)
+    ledger = Ledger(folder / CELLS, finished)
     refused, notes = _refused(request, ledger, lenient, progress)
     for text in notes:
         on_note(text)

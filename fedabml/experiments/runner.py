@@ -85,7 +85,7 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[int], None])
         entries = [_entry(sims[i], batch[i][0].personal[number]) for i in alive]
         for i, found in zip(alive, evaluate_together(entries, split, number == 0) if entries else [], strict=True):
             personal = batch[i][0].personal[number]
-            scores[i].append(_score(personal, found))
+            scores[i].append(_score(personal, found, len(batch[i][0].personal) == 1))
     for i, own in enumerate(scores):
         if own and all(score.error for score in own):
             errors[i] = TrainingError(own[0].error)
@@ -105,13 +105,14 @@ def _entry(sim: Simulation, personal: dict[str, Any]) -> Entry:
     return Entry(cohort, sim.theta, sim.kept_for, sim.round)
 
 
-def _score(personal: dict[str, Any], found: Evaluation | TrainingError) -> Score:
+def _score(personal: dict[str, Any], found: Evaluation | TrainingError, each: bool) -> Score:
+    """A score; `each` says whether that of every client is wanted."""
     if isinstance(found, TrainingError):
         return Score(personal, {}, {}, str(found))
     clients = {
         name: [None if math.isnan(v) else round(float(v), 5) for v in found.clients[name]]
         for name in MEASURES
-        if name in found.clients
+        if each and name in found.clients
     }
     return Score(personal, found.summary, clients)
 

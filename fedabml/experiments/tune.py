@@ -91,6 +91,7 @@ def tune(
     preset: str | None = None,
     fixed: Mapping[str, Table] | None = None,
     resume: bool = False,
+    finished: Sequence[str | os.PathLike[str]] = (),
     progress: Progress | None = None,
     on_note: Callable[[str], None] = lambda text: None,
     on_start: Callable[[int, int], None] = lambda cells, finished: None,
@@ -103,8 +104,9 @@ def tune(
     `config` is the run; its `validation` share must be above 0. Hyperparameters that it has, or that `fixed` has by
     algorithm, are held and not searched; `preset` has others to start from. Each of the algorithms (None: all that fit
     the network) gets `trials` trained federations for every one of the `seeds`. `measure` is accuracy (for regression
-    rmse) or nll. `on_start` hears how many cells there are and how many were finished before, the others how it goes
-    on; `progress` hears of downloads.
+    rmse) or nll. `finished` are cells.jsonl of other folders or machines, whose cells are not run again. `on_start`
+    hears how many cells there are and how many were finished before, the others how it goes on; `progress` hears of
+    downloads.
     """
     optuna = need_optuna()
     trials, batch = whole(trials, "trials", 1), whole(batch, "batch", 1)
@@ -138,7 +140,7 @@ def tune(
     request |= {"run": bare.to_dict(everything=True), "data": fed.hash, "optuna": optuna.__version__}
     claim(folder, "tune", request, resume, FREE)
     del fed  # it may be large, and every cell makes its own
-    ledger = Ledger(folder / "cells.jsonl")
+    ledger = Ledger(folder / "cells.jsonl", finished)
     on_start(sum(search.size(trials) for search in searches.values()) * len(seeds), len(ledger.results))
     hear = {"on_round": on_round, "on_done": on_done}
     found: dict[str, list[Trial]] = {name: [] for name in searches}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedabml.config import RunConfig
+from fedabml.errors import InputError
 from fedabml.experiments import runner
 from fedabml.experiments.cells import Cell, Ledger, execute
 
@@ -35,7 +36,11 @@ def test_together_as_one_by_one(tmp_path, monkeypatch):
         for one, other in zip(a.scores, b.scores, strict=True):
             assert one.personal == other.personal
             assert one.summary["nll"] == pytest.approx(other.summary["nll"], abs=1e-9)
-            np.testing.assert_allclose(one.clients["nll"], other.clients["nll"], atol=1.1e-5)
+            assert (
+                one.clients.keys() == other.clients.keys() == (set() if a.label == "fedabml" else {"accuracy", "nll"})
+            )
+            for name in one.clients:  # of every client only where there is one option: a search has many
+                np.testing.assert_allclose(one.clients[name], other.clients[name], atol=1.1e-5)
     assert len({r.scores[1].summary["nll"] for r in alone[:4]}) == 4
 
 
@@ -59,3 +64,14 @@ def test_a_cell_that_diverges_is_a_result_and_costs_the_others_nothing(tmp_path)
     (mixed,) = run([cell("fedavg-ft", lr=0.05, personal=options)], tmp_path / "mixed")
     assert mixed.error is None and "diverged" in mixed.scores[0].error and not mixed.scores[0].summary
     assert mixed.scores[1].error is None and mixed.scores[1].summary["accuracy"] > 0
+
+
+def test_cells_of_other_folders_are_not_run_again(tmp_path):
+    (first,) = run([cell("fedavg", lr=0.05)], tmp_path / "there")
+    ledger, heard = Ledger(tmp_path / "here", [tmp_path / "there"]), []
+    wanted = [cell("fedavg", lr=0.05), cell("fedavg", lr=0.02)]
+    (second,) = execute(wanted, ledger, on_round=lambda group, t: heard.append(len(group)))
+    assert heard == [1, 1] and [r.identity for r in ledger.results.values()] == [first.identity, second.identity]
+    assert Ledger(tmp_path / "here").results == ledger.results  # the folder has all of its own
+    with pytest.raises(InputError, match="no file of finished cells"):
+        Ledger(tmp_path / "here", [tmp_path / "nowhere"])
