@@ -6,6 +6,14 @@ import torch
 pytest.register_assert_rewrite("tests.command", "tests.algorithms.problem")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """What tests find out about this machine is not remembered beyond them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDABML_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def one_thread_here(tmp_path, monkeypatch):
     """An empty working folder and one thread, whatever the command line under test sets."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import rng
 from ..algorithms.base import Algorithm
+from ..data.files import write_aside
 from ..errors import InputError, nearest
 from ..vectors import Network
 
@@ -47,26 +55,86 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
+LANES, ROWS = 8, 32  # the trial by which a backend is chosen
+
+
 def backend_of(name: str, network: Network, x: Tensor, device: torch.device) -> tuple[str, str]:
     """The backend and, where `auto` could not take the faster one, a note that says why.
 
-    `auto` is one batched program, except for convolutions on a CPU, which run faster client by client, and for modules
-    that vmap cannot take, found out by one batched gradient on the inputs `x`.
+    `auto` on a GPU is one batched program; on a CPU the faster of the two, found out by a gradient of a few clients and
+    remembered, because that is not always the batched one (convolutions often run faster client by client). A module
+    that vmap cannot take runs client by client everywhere.
     """
     if name not in BACKENDS:
         raise InputError(f"There is no backend '{name}'.{nearest(name, BACKENDS)}")
     if name != "auto":
         return name, ""
-    if device.type == "cpu" and any(isinstance(m, nn.modules.conv._ConvNd) for m in network.module.modules()):
-        return "loop", ""
-    two = network.initial.expand(2, -1)
-    keys = rng.keys((0,), range(2))
+    trial = _Trial(network, x)
     try:
-        torch.vmap(torch.func.grad(lambda w, key: network(w, x, key).sum()))(two, keys)
+        trial.batched(2)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         return "loop", f"This model runs client by client, because it cannot be batched over clients: {reason}"
-    return "vmap", ""
+    return ("vmap" if device.type == "cuda" else _faster(trial)), ""
+
+
+class _Trial:
+    """The gradient of a network's outputs for a few clients, batched and one by one."""
+
+    def __init__(self, network: Network, x: Tensor):
+        self.network, self.x = network, x.repeat(ROWS // len(x), *[1] * (x.ndim - 1))
+        self.gradient = torch.func.grad(lambda w, key: network(w, self.x, key).sum())
+        self.weights, self.keys = network.initial.expand(LANES, -1).contiguous(), rng.keys((0,), range(LANES))
+
+    def batched(self, lanes: int = LANES) -> None:
+        torch.vmap(self.gradient)(self.weights[:lanes], self.keys[:lanes])
+
+    def looped(self) -> None:
+        for w, key in zip(self.weights, self.keys, strict=True):
+            self.gradient(w, key)
+
+    @property
+    def name(self) -> str:
+        """What the outcome depends on."""
+        layers = [f"{type(m).__name__} {m.extra_repr()}" for m in self.network.module.modules()]
+        words = (*layers, tuple(self.x.shape), torch.__version__, torch.get_num_threads(), platform.machine())
+        return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
+
+
+def _faster(trial: _Trial) -> str:
+    """`vmap` or `loop`, whichever was faster the first time this was asked; ties go to the batched one."""
+    file, name = cache_dir() / "backends.json", trial.name
+    found = _known(file).get(name)
+    if found is None:
+        batched, looped = (min(_seconds(way) for _ in range(3)) for way in (trial.batched, trial.looped))
+        known = {name: "loop" if looped < 0.95 * batched else "vmap"} | _known(file)  # who was first is right
+        found = known[name]
+        with contextlib.suppress(OSError):  # a home that cannot be written to costs a second the next time
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with write_aside(file) as out:
+                out.write(json.dumps(known, indent=1).encode())
+    return found
+
+
+def _known(file: Path) -> dict[str, str]:
+    try:
+        known = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return {k: v for k, v in known.items() if v in ("vmap", "loop")} if isinstance(known, dict) else {}
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def cache_dir() -> Path:
+    """Where what was found out about this machine is kept: $FEDABML_CACHE, else ~/.cache/fedabml."""
+    return Path(
+        os.environ.get("FEDABML_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedabml"
+    ).expanduser()
 
 
 def lane_bytes(network: Network, algorithm: Algorithm, batch: int, activations: int, itemsize: int) -> int:

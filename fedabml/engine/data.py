@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -38,12 +39,48 @@ class Data:
 
     def inputs(self, index: Tensor) -> Tensor:
         """The network's inputs for sample numbers of any shape."""
-        return (self.x[index].to(self.dtype) - self.shift) * self.inverse
+        return (taken(self.x, index).to(self.dtype) - self.shift) * self.inverse
 
     def batch(self, index: Tensor) -> Batch:
         """A batch for sample numbers where −1 is padding."""
         own = index.clamp_min(0)
-        return Batch(self.inputs(own), self.y[own], (index >= 0).to(self.dtype))
+        return Batch(self.inputs(own), taken(self.y, own), (index >= 0).to(self.dtype))
+
+    def local(self, rows: Tensor) -> tuple[Source, Tensor]:
+        """Where to take minibatches of these samples from, and their numbers there.
+
+        On a CPU converting and normalising a sample costs more than a step of a small model, so it is done once for
+        all epochs, where the result is small enough. A GPU does it on the way.
+        """
+        if self.device.type != "cpu" or rows.numel() * self.x[0].numel() * self.dtype.itemsize > LOCAL:
+            return self, rows
+        own = rows.clamp_min(0).view(-1)
+        numbers = torch.arange(rows.numel()).view(rows.shape)
+        return Local(self.inputs(own), self.y[own]), torch.where(rows >= 0, numbers, -1)
+
+
+def taken(samples: Tensor, index: Tensor) -> Tensor:
+    """samples[index], by copies of whole rows: on a CPU twice as fast."""
+    return samples.index_select(0, index.reshape(-1)).view(*index.shape, *samples.shape[1:])
+
+
+LOCAL = 1 << 28  # bytes of samples that a batch of lanes may hold normalised
+
+
+@dataclass(frozen=True)
+class Local:
+    """Samples as a network sees them."""
+
+    x: Tensor
+    y: Tensor
+
+    def batch(self, index: Tensor) -> Batch:
+        """A batch for numbers of these samples where −1 is padding."""
+        own = index.clamp_min(0)
+        return Batch(taken(self.x, own), taken(self.y, own), (index >= 0).to(self.x.dtype))
+
+
+Source = Data | Local
 
 
 _ALIVE: WeakValueDictionary[tuple[object, ...], Data] = WeakValueDictionary()

@@ -10,6 +10,7 @@ sums. The clients of one run have the same θ and hyperparameters, which then ha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .. import rng
 from ..algorithms.base import Phase, Site, State, Step
 from ..gaussian import Distribution
+from .data import Source
+from .estimators import Noise
 from .loss import ClientLoss, draw, draws_of, label_offset, output
 from .plan import Plan, minibatches, padded
 from .program import Inputs, Move
@@ -143,28 +146,39 @@ class Lanes:
             done = done + owned
         return carry, losses / done.clamp_min(1), done
 
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """How many training samples every lane has."""
+        return np.concatenate([p.cohort.fed.train.counts[p.clients] for p in self.parts])
+
+    @cached_property
+    def source(self) -> tuple[Source, Tensor]:
+        """Where minibatches are taken from, and the numbers there of every lane's samples, padded with −1."""
+        # A GPU's programs are made for one width; elsewhere padding costs more than another width.
+        width = self.longest if self.one.programs.capture else int(self.sizes.max())
+        return self.one.data.local(torch.cat([p.cohort.rows(p.clients, width) for p in self.parts]))
+
     def plan(self, epochs: int, per_step: int, purpose: int, number: int) -> Plan:
         """The minibatches of a phase."""
-        sizes = np.concatenate([p.cohort.fed.train.counts[p.clients] for p in self.parts])
-        # A GPU's programs are made for one width; elsewhere padding costs more than another width.
-        width = self.longest if self.one.programs.capture else int(sizes.max())
         paths = [(p.cohort.seed, purpose, p.round, number, rng.SHUFFLE) for p in self.parts]
-        rows = torch.cat([p.cohort.rows(p.clients, width) for p in self.parts])
+        rows = self.source[1]
         keys = torch.cat([rng.keys(path, p.clients, rows.device) for path, p in zip(paths, self.parts, strict=True)])
-        return minibatches(rows, sizes, keys, epochs, self.one.batch_size, per_step)
+        return minibatches(rows, self.sizes, keys, epochs, self.one.batch_size, per_step)
 
     def move(self, step: Step) -> Move:
         """One step of all lanes."""
         name, made, runs = step.__name__, self.one, self.runs  # type: ignore[attr-defined]
+        noise = Noise.of(made.algorithm, made.network, made.fed.x.shape[1:])
+        source = self.source[0]
 
         def one(
             hyper: State, carry: State, shared: State, batches: Any, site: Site, key: Tensor, offset: Tensor | None
         ) -> tuple[State, Tensor]:
-            loss = ClientLoss(made.network, made.likelihood, offset, batched=made.backend == "vmap")
+            loss = ClientLoss(made.network, made.likelihood, offset, batched=made.backend == "vmap", noise=noise)
             return getattr(made.algorithm.bind(hyper), name)(carry, shared, batches, site, key, loss)
 
         def all_lanes(given: Inputs, index: Tensor, keys: Tensor) -> tuple[State, Tensor]:
-            batches = tuple(made.data.batch(part) for part in index)
+            batches = tuple(source.batch(part) for part in index)
             dims = (runs, 0, runs, 0, 0, 0, None if given.offset is None else 0)
             args = (given.hyper, given.carry, given.shared, batches, given.site, keys, given.offset)
             return self.apply(one, dims, *args)
