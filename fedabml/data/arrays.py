@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,55 @@ def gather(
             )
         check_labels(y, known, whose)
     return Gathered(x, y, (rows[0], rows[1], rows[2]), task, known, tuple(names[i] for i in clients))
+
+
+def by_owners(
+    x: np.ndarray,
+    y: np.ndarray,
+    owner: np.ndarray,
+    test: np.ndarray | None,
+    task: str | None,
+    classes: int | None,
+    drop_small: bool,
+) -> Gathered:
+    """Checks samples that lie in one array with the owner of each; x is not copied."""
+    if not (isinstance(x, np.ndarray) and ((x.dtype == np.uint8 and x.ndim == 4) or x.dtype == np.float32)):
+        what = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__
+        raise InputError(f"x must be a numpy array, uint8 [n, C, H, W] or float32 [n, ...], not {what}.")
+    labels, owner = as_numpy(y, "y"), np.asarray(owner)
+    marks = np.zeros(len(x), bool) if test is None else np.asarray(test)
+    for name, column in (("y", labels), ("owner", owner), ("test", marks)):
+        if column.ndim == 0 or len(column) != len(x) or (name != "y" and column.ndim != 1):
+            raise InputError(
+                f"{name} must have one entry for each of the {len(x)} samples; it has shape {column.shape}."
+            )
+    if marks.dtype != bool:
+        raise InputError(f"test marks samples with true and false; it is {marks.dtype}.")
+    task = check_task(task, [labels])
+    targets = as_targets(labels, task, "y")
+    names, whose = np.unique(owner, return_inverse=True)
+    index = [np.flatnonzero(~marks), np.flatnonzero(marks)]
+    rows = [Rows.by_owner(whose[i], len(names)) for i in index]
+    train, held = (Rows(i[r.index], r.offsets) for i, r in zip(index, rows, strict=True))
+    words = tuple(map(str, names.tolist()))
+    kept = large_enough(train.counts.tolist(), words, drop_small)
+    if len(kept) < len(words):
+        train, held, words = train.select(kept), held.select(kept), tuple(words[i] for i in kept)
+
+    def spoken(sample: int, first: int = 0) -> str:
+        return f"sample {first + sample} (client '{owner[first + sample]}')"
+
+    for start in range(0, len(x), CHUNK):
+        check_finite(x[start : start + CHUNK], partial(spoken, first=start))
+    check_finite(targets, spoken)
+    known = 0
+    if task == "classification":
+        known = int(targets[train.index].max()) + 1 if classes is None else whole(classes, "classes")
+        check_labels(targets, known, spoken)
+    return Gathered(x, targets, (train, Rows.empty(len(words)), held), task, known, words)
+
+
+CHUNK = 1 << 16  # samples that are looked through at once
 
 
 def check_clients(data: Mapping[str, Sequence[Pair | None] | None], names: Sequence[str]) -> None:

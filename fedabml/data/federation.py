@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedabml.data.arrays import SPLITS, Pair, gather
+from fedabml.data.arrays import SPLITS, Pair, by_owners, gather
 from fedabml.data.files import read_client
 from fedabml.data.rows import HOLD_OUT, Rows, draw
 from fedabml.data.statistics import moments
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fedabml.data.table import TableRecipe
 
 __all__ = ["Federation", "Rows"]
+
+MANY = 100_000  # clients whose samples are not listed one by one in a manifest
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -113,6 +115,41 @@ class Federation:
             dataset=dataset,
             normalize=normalize,
             manifest={"partition": {"kind": "given"}},
+        )
+
+    @classmethod
+    def from_owners(
+        cls,
+        x: np.ndarray,
+        y: np.ndarray,
+        owner: np.ndarray,
+        test: np.ndarray | None = None,
+        *,
+        task: str | None = None,
+        classes: int | None = None,
+        normalize: str = "auto",
+        dataset: str = "arrays",
+        drop_small: bool = False,
+    ) -> Federation:
+        """A federation from samples and the owner of each; `test` marks those that are kept for testing.
+
+        For very many clients: `x` is taken as it is, uint8 [n, C, H, W] or float32 [n, ...], and may be memory-mapped
+        (`np.load(file, mmap_mode="c")`), so that a run reads only the samples of the clients it draws. Its values are
+        looked through once, for the statistics and the hash.
+        """
+        if normalize not in ("auto", "none"):
+            raise InputError(f"normalize is {normalize!r}; it must be 'auto' or 'none'.")
+        found = by_owners(x, y, owner, test, task, classes, drop_small)
+        return cls.assemble(
+            found.x,
+            found.y,
+            found.rows,
+            task=found.task,
+            classes=found.classes,
+            names=found.names,
+            dataset=dataset,
+            normalize=normalize,
+            manifest={"partition": {"kind": "natural"}},
         )
 
     @classmethod
@@ -223,7 +260,12 @@ class Federation:
         return digest.hexdigest()
 
     def manifest_rows(self) -> dict[str, Any]:
-        """The manifest with the sample numbers of every client: its training samples, then validation and test."""
+        """The manifest with the sample numbers of every client: its training samples, then validation and test.
+
+        Of very many clients they are left out: the hash stands for them.
+        """
+        if self.clients > MANY:
+            return {**self.manifest, "rows": None}
         lists = {split: [self.rows(split)[i].tolist() for i in range(self.clients)] for split in SPLITS}
         counts = {split: self.label_counts(split).tolist() for split in SPLITS}
         return {**self.manifest, "names": list(self.names), "counts": counts, "rows": lists}

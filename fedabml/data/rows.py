@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -75,7 +76,7 @@ class Rows:
         number = range(len(self))[client]  # range knows negative numbers and raises IndexError
         return self.index[self.offsets[number] : self.offsets[number + 1]]
 
-    @property
+    @cached_property
     def counts(self) -> np.ndarray:
         """How many samples each client has, int64 [N]."""
         return np.diff(self.offsets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -18,7 +19,9 @@ class Data:
 
     def __init__(self, fed: Federation, device: torch.device, dtype: torch.dtype):
         self.source = fed.x, fed.y  # held, so that no other arrays can take their place in memory
-        self.x = torch.as_tensor(fed.x).to(device)
+        with warnings.catch_warnings():  # nothing writes to samples, so they may be a file opened for reading
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            self.x = torch.as_tensor(fed.x).to(device)
         y = torch.as_tensor(fed.y)
         self.y = y.to(device) if fed.task == "classification" else y.to(device, dtype)
         put = lambda a: torch.as_tensor(np.asarray(a)).to(device, dtype)  # noqa: E731

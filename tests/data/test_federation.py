@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedabml
 from fedabml.data import Federation, Rows, read_client
 from fedabml.errors import InputError
 
@@ -277,3 +278,66 @@ def test_bad_folders(tmp_path):
 
 def test_empty_rows():
     assert Rows.empty(3).counts.tolist() == [0, 0, 0]
+
+
+# -- one array and the owner of every sample ------------------------------------------------------------------------
+def owned(n=40, seed=0):
+    g = np.random.default_rng(seed)
+    return (
+        g.normal(size=(n, 3)).astype(np.float32),
+        g.integers(0, 4, n),
+        g.choice(["b", "a", "c"], n),
+        g.random(n) < 0.3,
+    )
+
+
+def test_owners_give_what_arrays_of_each_client_give():
+    x, y, owner, test = owned()
+    fed = Federation.from_owners(x, y, owner, test, classes=4)
+    pick = lambda name, marks: (x[(owner == name) & marks], y[(owner == name) & marks])
+    train, held = ([pick(name, marks) for name in "abc"] for marks in (~test, test))
+    other = Federation.from_arrays(train, held, names=list("abc"), classes=4)
+    assert fed.names == ("a", "b", "c") and fed.x is x
+    for split in ("train", "test"):
+        for c in range(3):
+            assert np.array_equal(fed.x[fed.rows(split)[c]], other.x[other.rows(split)[c]])
+            assert np.array_equal(fed.y[fed.rows(split)[c]], other.y[other.rows(split)[c]])
+    np.testing.assert_allclose(fed.shift, other.shift, rtol=1e-6)
+    assert fed.hold_out(0.2).val.counts.sum() > 0 and fed.manifest_rows()["rows"]["train"]
+
+
+def test_a_file_is_read_where_it_lies(tmp_path):
+    x, y, owner, test = owned()
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    fed = Federation.from_owners(mapped, y, owner, test)
+    assert fed.x is mapped and fed.hash == Federation.from_owners(x, y, owner, test).hash
+    runs = [
+        fedabml.train(Federation.from_owners(a, y, owner, test), "mlr", rounds=1, participation=1.0, device="cpu")
+        for a in (x, mapped)
+    ]
+    assert runs[0].summary["nll"] == runs[1].summary["nll"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": np.zeros((40, 3))}, "float64 of shape"),
+        ({"x": [[1.0]]}, "numpy array"),
+        ({"owner": np.zeros(39, int)}, "owner must have one entry for each of the 40"),
+        ({"y": np.zeros(7, int)}, "y must have one entry"),
+        ({"test": np.zeros(40, int)}, "true and false"),
+        ({"y": np.full(40, -1)}, r"client '[abc]'"),
+    ],
+)
+def test_owners_that_do_not_fit(change, words):
+    words_in = dict(zip(("x", "y", "owner", "test"), owned(), strict=True)) | change
+    with pytest.raises(InputError, match=words):
+        Federation.from_owners(**words_in)
+
+
+def test_a_sample_that_is_not_finite_is_found_with_its_owner():
+    x, y, owner, test = owned()
+    x[17, 1] = np.nan
+    with pytest.raises(InputError, match=f"sample 17 .client '{owner[17]}'"):
+        Federation.from_owners(x, y, owner, test)
