@@ -4,13 +4,14 @@ Launching the kernels of a small step costs far more than running them. A graph 
 the host; it reads and writes buffers of its own, so a phase copies its inputs in, replays, and copies the result out.
 
 Lanes whose clients have few samples are done before the others. The lanes are therefore sorted by their number of steps
-and the batch shrinks as they finish: eagerly with every lane that is done, in graphs by halves, because each size is a
-graph of its own (`padding` says what that wastes).
+and the batch shrinks as they finish: eagerly with every lane that is done, in graphs in coarser steps, because each size is
+a graph of its own (`padding` says what that wastes).
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
@@ -46,7 +47,7 @@ Move = Callable[[Inputs, Tensor, Tensor], tuple[State, Tensor]]
 OF_LANES, OF_RUNS = 6, 2  # so many of the inputs have a lane each; so many have one if there are several runs
 
 
-SMALL = 16  # lanes of a graph below which fewer are not faster
+SMALL, SHRINK = 16, 0.7  # lanes of a graph below which fewer are not faster; from one size to the next
 ROOM = 128  # steps of a graph's plan; longer phases are cut
 
 
@@ -58,20 +59,21 @@ class Segment(NamedTuple):
     lanes: int
 
 
-def segments(steps: np.ndarray, halves: bool) -> list[Segment]:
+def segments(steps: np.ndarray, coarse: bool) -> list[Segment]:
     """How the batch shrinks; `steps` are sorted, the most first."""
     count = len(steps)
-    halvings = max(0, (count // SMALL).bit_length() - 1)
-    sizes = [-(-count // (1 << j)) for j in range(halvings + 1)] if halves else range(count, 0, -1)
+    sizes = [count]
+    while sizes[-1] > (SMALL if coarse else 1):
+        sizes.append(math.ceil(sizes[-1] * SHRINK) if coarse else sizes[-1] - 1)
     ends = [int(steps[size]) if size < count else 0 for size in sizes]  # a size will do once the next lane is done
     cuts = [Segment(a, b, n) for a, b, n in zip(ends, [*ends[1:], int(steps[0])], sizes, strict=True)]
     return [cut for cut in cuts if cut.first < cut.last]
 
 
-def padding(steps: np.ndarray, halves: bool) -> float:
+def padding(steps: np.ndarray, coarse: bool) -> float:
     """The share of the steps taken that belong to lanes which were done."""
     order = np.sort(steps)[::-1]
-    taken = sum((cut.last - cut.first) * cut.lanes for cut in segments(order, halves))
+    taken = sum((cut.last - cut.first) * cut.lanes for cut in segments(order, coarse))
     return 1 - float(order.sum()) / taken
 
 

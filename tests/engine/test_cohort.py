@@ -319,19 +319,19 @@ def test_a_batch_larger_than_the_data_is_all_of_it():
     assert plan.rows.shape == (1, 1, 1, 3) and sorted(plan.rows[0, 0, 0]) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("halves", [True, False])
+@pytest.mark.parametrize("coarse", [True, False])
 @pytest.mark.parametrize("steps", [[5], [3, 3], [7, 2, 2, 1], [40, 9, 9, 8, 7, 3, 3, 2, 2, 1, 1], [9] * 5 + [1] * 60])
-def test_a_batch_shrinks_as_lanes_are_done(steps, halves):
+def test_a_batch_shrinks_as_lanes_are_done(steps, coarse):
     steps = np.array(steps)
-    cuts = segments(steps, halves)
+    cuts = segments(steps, coarse)
     assert [c.first for c in cuts] == [0, *(c.last for c in cuts[:-1])] and cuts[-1].last == steps.max()
     taken = np.zeros_like(steps)
     for cut in cuts:
         assert cut.lanes >= (steps > cut.first).sum()  # nobody who still has steps is left out
         taken[: cut.lanes] += np.minimum(steps, cut.last)[: cut.lanes] - np.minimum(steps, cut.first)[: cut.lanes]
     assert (taken == steps).all()
-    waste = padding(steps[::-1], halves)
-    assert waste >= 0 and (halves or waste == 0)
+    waste = padding(steps[::-1], coarse)
+    assert waste >= 0 and (coarse or waste == 0)
     whole = 1 - steps.sum() / (steps.max() * len(steps))
     assert waste <= whole + 1e-12
 
