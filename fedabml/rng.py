@@ -13,6 +13,7 @@ one device they are always the same.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import math
 from collections.abc import Sequence
 from functools import cache
@@ -132,8 +133,18 @@ def _uniform_cpu(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor
 
 @cache
 def _fused() -> bool:
-    """Whether there is a kernel for normal deviates."""
-    return importlib.util.find_spec("triton") is not None
+    """Whether there is a kernel for normal deviates: Triton, and a compiler that it can use."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        from . import noise
+
+        noise.normal(key(0, device="cuda"), (2,), torch.float32)
+    except Exception as error:  # whatever is wrong with an installation, there is another way
+        why = (str(error).splitlines() or [""])[0]
+        logging.getLogger("fedabml").warning("Noise is drawn without Triton: %s: %s", type(error).__name__, why)
+        return False
+    return True
 
 
 @torch.library.custom_op("fedabml::normal_cuda", mutates_args=(), device_types="cuda")

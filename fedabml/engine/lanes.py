@@ -66,6 +66,8 @@ class Lanes:
         self.shared, self.hyper = parts[0].shared, self.one.hyper
         self.runs: int | None = None  # the axis of what belongs to a run
         if len(parts) > 1:
+            for part in parts[1:]:
+                self._check_alike(part.cohort)
             self.runs = 0
             self.shared = self._laned([part.shared for part in parts])
             self.hyper = self._laned([part.cohort.hyper for part in parts])
@@ -76,6 +78,21 @@ class Lanes:
 
     def __len__(self) -> int:
         return len(self.site.n)
+
+    def _check_alike(self, other: Cohort) -> None:
+        """Only runs that agree in everything that has no axis may share a batch."""
+        one = self.one
+        same = (
+            one.data is other.data
+            and type(one.algorithm) is type(other.algorithm)
+            and one.algorithm.discrete() == other.algorithm.discrete()
+            and (one.batch_size, one.backend, one.likelihood) == (other.batch_size, other.backend, other.likelihood)
+            and one.network.layout == other.network.layout
+        )
+        if not same:
+            raise ValueError(
+                "Runs side by side must have the same data, network, batch size and discrete hyperparameters."
+            )
 
     def _laned(self, states: list[State]) -> State:
         """What each run has once, for every one of its lanes."""

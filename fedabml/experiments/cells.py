@@ -10,11 +10,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ..config import RunConfig, Table
 from ..errors import InputError
+
+try:
+    import fcntl
+except ImportError:  # not every system has locks of this kind
+    fcntl = None  # type: ignore[assignment]
 
 # Keys of a configuration that say where and how a cell runs, not what it computes.
 MACHINE = ("device", "backend", "chunk", "data_dir", "evaluate", "eval_every")
@@ -122,12 +128,26 @@ class Ledger:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         data = result.line().encode() + b"\n"
         with open(self.path, "ab") as file:
-            file.truncate(self._end)
+            file.truncate(self._end)  # what a crash left of a line; nobody else writes, see `alone`
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         self._end += len(data)
         self.results[result.identity] = result
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While this lasts, no other process may add to the file: two that ran the same cells would undo each other."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "ab") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    raise InputError(
+                        f"Another process is at work in '{self.path.parent}'. Wait for it, or give another folder."
+                    ) from error
+            yield
 
 
 def execute(
@@ -149,8 +169,11 @@ def execute(
             todo[cell.identity] = cell
         else:
             _ = ledger[cell]  # now it is in this ledger, wherever it was
-    for group in groups(list(todo.values())):
-        for result in run_together(group, on_round):
-            ledger.add(result)
-            on_done(result)
-            yield result
+    if not todo:
+        return
+    with ledger.alone():
+        for group in groups(list(todo.values())):
+            for result in run_together(group, on_round):
+                ledger.add(result)
+                on_done(result)
+                yield result

@@ -39,7 +39,7 @@ def _kind(cell: Cell) -> str:
     algorithm = cell.config.algorithm_object()
     apart = {"seed", "partition_seed", "lr", cell.config.algorithm}
     common = {k: v for k, v in cell.config.to_dict(everything=True).items() if k not in apart}
-    options = [sorted(option) for option in cell.personal]
+    options = [dataclasses.replace(algorithm, **option).discrete() for option in cell.personal]
     return json.dumps([type(algorithm).__name__, algorithm.discrete(), common, options], sort_keys=True)
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
+import torch
 
+import fedabml
 from fedabml.config import RunConfig
+from fedabml.engine.data import Data
+from fedabml.engine.simulate import Simulation, advance
 from fedabml.errors import InputError
 from fedabml.experiments import runner
 from fedabml.experiments.cells import Cell, Ledger, execute
@@ -47,6 +53,38 @@ def test_together_as_one_by_one(tmp_path, monkeypatch):
 def test_what_may_not_go_together_does_not():
     cells = [cell(), cell(s=3), cell("fedavg"), cell(lam=0.5), cell(seed=4), cell(momentum=0.5)]
     assert [len(group) for group in runner.groups(cells)] == [3, 1, 1, 1]
+    option = lambda epochs, lr: ({"personal_epochs": epochs, "personal_lr": lr},)
+    options = [cell(personal=option(*way)) for way in ((1, 0.1), (2, 0.1), (1, 0.2), (1, None))]
+    assert [len(group) for group in runner.groups(options)] == [2, 1, 1]
+
+
+def test_runs_of_other_data_are_not_taken_for_one_batch():
+    a, b = (
+        fedabml.Federation.from_arrays([(np.full((4, 2), v, np.float32), np.arange(4) % 2)] * 2) for v in (1.0, 2.0)
+    )
+    one, other, third = (
+        Simulation(
+            fedabml.prepare(f, "mlr", fedabml.FedAvg(**h), device="cpu", chunk=4).cohort, participation=1, epochs=1
+        )
+        for f, h in ((a, {}), (b, {}), (a, {"momentum": 0.5}))
+    )
+    for wrong in (other, third):
+        with pytest.raises(ValueError, match="side by side"):
+            advance([one, wrong])
+    place = torch.device("cpu"), torch.float32
+    assert Data.of(a, *place) is one.cohort.data
+    plain = dataclasses.replace(a, shift=a.shift + 1)  # the same arrays, seen otherwise
+    assert Data.of(plain, *place) is not one.cohort.data
+
+
+def test_two_processes_do_not_write_one_ledger(tmp_path):
+    first, second = Ledger(tmp_path / "cells"), Ledger(tmp_path / "cells")
+    running = execute([cell("fedavg", seed=s, lr=0.05 + 0.01 * s) for s in (0, 1)], first)
+    next(running)
+    with pytest.raises(InputError, match="Another process is at work"):
+        list(execute([cell("local")], second))
+    assert len(list(running)) == 1 and len(Ledger(tmp_path / "cells").results) == 2
+    assert len(list(execute([cell("local")], Ledger(tmp_path / "cells")))) == 1
 
 
 def test_a_cell_that_diverges_is_a_result_and_costs_the_others_nothing(tmp_path):
