@@ -4,8 +4,8 @@ Launching the kernels of a small step costs far more than running them. A graph 
 the host; it reads and writes buffers of its own, so a phase copies its inputs in, replays, and copies the result out.
 
 Lanes whose clients have few samples are done before the others. The lanes are therefore sorted by their number of steps
-and the batch shrinks as they finish: eagerly with every lane that is done, in graphs in coarser steps, because each size
-is a graph of its own (`padding` says what that wastes).
+and the batch shrinks as they finish: eagerly with every lane that is done, in graphs in coarser steps, because
+each size is a graph of its own (`padding` says what that wastes).
 """
 
 from __future__ import annotations
