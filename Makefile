@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 # One thread per test process: the suite runs on as many processes as there are cores.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist worksteal
 
-.PHONY: demo test quick lint types format clean
+.PHONY: demo test quick bench lint types format clean
 demo: $(READY)
 	$(PY) -m fedabml demo
 
@@ -14,6 +14,10 @@ test: lint types
 
 quick: $(READY)
 	$(PYTEST) -m "not slow"
+
+# Speed on this CPU; PEERS=VENV names a virtual environment with other libraries to measure beside ours.
+bench: $(READY)
+	$(PY) -m benchmarks.cpu $(if $(PEERS),--peers $(PEERS))
 
 lint: $(READY)
 	$(PY) -m ruff check .

@@ -19,6 +19,7 @@ from . import rng
 from .algorithms.base import State
 from .data import Federation, Rows
 from .engine.cohort import Cohort
+from .engine.distributed import ALONE, World
 from .engine.lanes import Lanes, Part, chunked, joined
 from .errors import InputError, TrainingError
 from .gaussian import Distribution
@@ -125,15 +126,19 @@ class Entry(NamedTuple):
     shared: State
     kept: Callable[[list[int]], State]  # what clients keep between rounds, a lane each
     round: int = 0
+    world: World = ALONE
 
 
-def evaluate(cohort: Cohort, shared: State, kept: Any, split: str = "test", round: int = 0) -> Evaluation:
+def evaluate(
+    cohort: Cohort, shared: State, kept: Any, split: str = "test", round: int = 0, world: World = ALONE
+) -> Evaluation:
     """Personalises every client from `shared` on its training data and scores it on its `split` rows.
 
     `kept(clients)` gives what those clients keep between rounds. The prior's own score, without personalising and
-    without the label level, stands beside it. Clients without such rows have no score (NaN) and do not count.
+    without the label level, stands beside it. Clients without such rows have no score (NaN) and do not count. Where
+    several processes call this, each personalises the clients that it owns, and all get all scores.
     """
-    (found,) = evaluate_together([Entry(cohort, shared, kept, round)], split)
+    (found,) = evaluate_together([Entry(cohort, shared, kept, round, world)], split)
     if isinstance(found, TrainingError):
         raise found
     return found
@@ -151,7 +156,7 @@ def evaluate_together(
     scored = [np.flatnonzero(check_rows(e.cohort.fed, split).counts).tolist() for e in entries]
     personal: list[list[Any]] = [[] for _ in entries]
     bad: list[list[int]] = [[] for _ in entries]
-    for part in chunked(scored, first.chunk):
+    for part in chunked([_ours(e, clients) for e, clients in zip(entries, scored, strict=True)], first.chunk):
         run = {i: entries[i] for i in part}
         lanes = Lanes([Part(run[i].cohort, run[i].shared, own, run[i].round) for i, own in part.items()])
         models = lanes.personalise(joined([run[i].kept(own) for i, own in part.items()]))
@@ -163,9 +168,68 @@ def evaluate_together(
         for (i, client), good in zip(((i, c) for i, own in part.items() for c in own), fine, strict=True):
             bad[i] += [] if good else [client]
     return [
-        _diverged(entry.cohort, wrong) if wrong else _scored(entry, split, np.array(clients), _joined(own), prior)
+        _whole(entry, split, clients, own, wrong, prior)
         for entry, clients, own, wrong in zip(entries, scored, personal, bad, strict=True)
     ]
+
+
+def _ours(entry: Entry, clients: list[int]) -> list[int]:
+    """Of some clients, those that this process owns."""
+    fed, world = entry.cohort.fed, entry.world
+    if world.size == 1:
+        return clients
+    own = set(world.deal(range(fed.clients), fed.train.counts)[world.rank])
+    return [c for c in clients if c in own]
+
+
+def _whole(
+    entry: Entry, split: str, clients: list[int], parts: list[Any], bad: list[int], prior: bool
+) -> Evaluation | TrainingError:
+    """The scores of a run from the predictions for the clients that are ours, together with the other processes'."""
+    rows = entry.cohort.fed.rows(split)
+    if entry.world.size > 1:
+        place = [np.arange(rows.offsets[c], rows.offsets[c + 1]) for c in _ours(entry, clients)]
+        wrong = np.isin(rows.owner, bad).astype(float)
+        personal, wrong = _together(entry, len(rows.index), place, parts, wrong)
+        bad = np.unique(rows.owner[wrong > 0]).tolist()
+    if bad:
+        return _diverged(entry.cohort, bad)
+    return _scored(entry, split, np.array(clients), _joined(parts) if entry.world.size == 1 else personal, prior)
+
+
+def _together(
+    entry: Entry, count: int, place: list[np.ndarray], parts: list[Any], flags: np.ndarray
+) -> tuple[Any, np.ndarray]:
+    """Predictions for `count` samples, of which this process has those at `place`; and a flag for each sample.
+
+    Each process writes its rows into a table of zeros, and the tables are summed, which changes no number.
+    """
+    world = entry.world
+    own = _columns(_joined(parts)) if parts else np.zeros((0, 0))
+    widths = torch.zeros(world.size, dtype=torch.float64)
+    widths[world.rank] = own.shape[1]  # a process without clients cannot know how many draws there are
+    table = np.zeros((count, int(world.sum(widths).max()) + 1))
+    if parts:
+        table[np.concatenate(place), 1:] = own
+    table[:, 0] = flags
+    found = world.sum(torch.from_numpy(table)).numpy()
+    return _of_columns(entry.cohort, np.ascontiguousarray(found[:, 1:])), found[:, 0]
+
+
+def _columns(p: Any) -> np.ndarray:
+    """Predictions as a table, a row per sample."""
+    if isinstance(p, Prediction):
+        return np.column_stack([p.probs, p.mutual_information])
+    return np.column_stack([p.mean, p.std, p.model_std, *p.draws])
+
+
+def _of_columns(cohort: Cohort, table: np.ndarray) -> Any:
+    """The inverse."""
+    if isinstance(cohort.likelihood, Categorical):
+        return Prediction(np.ascontiguousarray(table[:, :-1]), table[:, -1].copy())
+    targets = cohort.fed.y.shape[1]
+    mean, std, model, draws = np.split(table, np.arange(1, 4) * targets, 1)
+    return Regression(mean, std, model, np.stack(np.split(draws, draws.shape[1] // (2 * targets), 1)))
 
 
 def _scored(entry: Entry, split: str, scored: np.ndarray, personal: Any, with_prior: bool) -> Evaluation:
@@ -175,7 +239,7 @@ def _scored(entry: Entry, split: str, scored: np.ndarray, personal: Any, with_pr
     rank = np.cumsum(rows.counts > 0) - 1  # a client's place among those that are scored
     owner = rank[rows.owner]
     prior = cohort.algorithm.prior(entry.shared) if with_prior else None
-    own = None if prior is None else _prior_predictions(cohort, entry.shared, prior, rows.index, entry.round)
+    own = None if prior is None else _prior_predictions(entry, prior, rows.index)
     y = fed.y[rows.index]
     score = _classification if isinstance(cohort.likelihood, Categorical) else _regression
     clients, pooled, details = score(personal, y, owner, len(scored))
@@ -205,12 +269,14 @@ def _diverged(cohort: Cohort, clients: list[int]) -> TrainingError:
     )
 
 
-def _prior_predictions(cohort: Cohort, shared: State, prior: Distribution, index: np.ndarray, round: int) -> Any:
+def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray) -> Any:
     """What the server's own model says of every sample: one lane, without a label level."""
+    cohort, world, round = entry.cohort, entry.world, entry.round
     lane = type(prior)(*(leaf.unsqueeze(0) for leaf in prior))
-    key, lanes = cohort.keys(rng.PREDICT, round, [-1]), cohort.lanes(shared, [0], round)
-    pieces = np.array_split(index, max(1, len(index) // 4096))
-    return _joined([prediction(cohort, lanes.outputs(lane, [rows], None, key)) for rows in pieces])
+    key, lanes = cohort.keys(rng.PREDICT, round, [-1]), cohort.lanes(entry.shared, [0], round)
+    place = np.array_split(np.arange(len(index)), max(1, len(index) // 4096))[world.rank :: world.size]
+    parts = [prediction(cohort, lanes.outputs(lane, [index[rows]], None, key)) for rows in place]
+    return _joined(parts) if world.size == 1 else _together(entry, len(index), place, parts, np.zeros(len(index)))[0]
 
 
 def _joined(parts: list[Any]) -> Any:

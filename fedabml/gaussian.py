@@ -20,11 +20,14 @@ class Gaussian(NamedTuple):
     mean: Tensor
     logstd: Tensor
 
-    def draw(self, key: Tensor, samples: int) -> Tensor:
-        """Reparameterised samples w = m + ε∘exp ν."""
-        keys = rng.fold(key, torch.arange(samples, device=self.mean.device))
-        noise = rng.normal(keys, (self.mean.shape[-1],), self.mean.dtype)
-        return self.mean + noise * self.logstd.exp()
+    def draw(self, key: Tensor, samples: int, antithetic: bool = False) -> Tensor:
+        """Reparameterised samples w = m + ε∘exp ν; if antithetic, with ε and −ε in turn."""
+        count = -(-samples // 2) if antithetic else samples
+        keys = rng.fold(key, torch.arange(count, device=self.mean.device))
+        step = rng.normal(keys, (self.mean.shape[-1],), self.mean.dtype) * self.logstd.exp()
+        if antithetic:
+            step = torch.stack([step, -step], 1).flatten(0, 1)[:samples]
+        return self.mean + step
 
 
 class Point(NamedTuple):

@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from .card import Card
 from .data import Federation, heat_map, save_manifest
 from .data.rows import whole
 from .engine.backend import backend_of, chunk_of, device_of, dtype_of, lane_bytes
-from .engine.checkpoint import Folder
+from .engine.checkpoint import Checkpoint, Folder
 from .engine.cohort import Cohort
+from .engine.distributed import World, agree
+from .engine.distributed import world as processes
 from .engine.plan import cohort_size
 from .engine.simulate import Simulation
 from .errors import InputError
@@ -38,7 +41,7 @@ from .version import __version__
 
 # What a resumed run may change: how long it is, how it is scored, and what is only noted down.
 PERSONAL = ("personal_epochs", "personal_lr", "predict_samples")
-FREE = {"rounds", "eval_every", "split", "run", "command", "versions", "fedabml"}
+FREE = {"rounds", "eval_every", "split", "run", "command", "versions", "fedabml", "processes", "launch"}
 FREE |= {f"algorithm.hyper.{name}" for name in PERSONAL}
 
 
@@ -206,36 +209,38 @@ def train(
     what: `auto` is the validation rows where the federation has any (then nothing is read from the test rows) and the
     test rows otherwise. With `out` the run is written to a folder, a checkpoint every round, and `resume=True` goes on
     with it: the result is bit-equal to an uninterrupted run's.
+
+    Under torchrun the processes train one federation together (docs/distributed.md). All of them get the result;
+    process 0 alone writes the folder and calls `on_start` and `on_round`.
     """
+    world = processes()
     folder = Folder(Path(out)) if out is not None else None
+    device = world.place(device)
     if folder and resume:
-        backend, chunk = _as_before(folder.path, backend, chunk)
+        given = folder.path, backend, chunk
+        backend, chunk = world.decide(lambda: _as_before(*given))
     setup = prepare(
         fed, model, algorithm, rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size,
         seed=seed, device=device, dtype=dtype, backend=backend, chunk=chunk, likelihood=likelihood,
         model_options=model_options, pretrained=pretrained,
     )  # fmt: skip
     cohort = setup.cohort
+    _together(world, setup, chunk)
     if evaluate:
         split = resolve_split(fed, split)
         check_rows(fed, split)  # now, not after hours of training
     eval_every = whole(eval_every, "eval_every", 0)
     config = setup.config | {"eval_every": eval_every, "split": split} | (extra or {})
-    state = None
+    state = world.lead(partial(_opened, folder, fed, config, resume)) if folder else None
+    sim = Simulation(cohort, participation=participation, epochs=epochs, state=state, world=world)
     if folder:
-        if resume:
-            state = folder.reopen(config, FREE)
-        else:
-            folder.create(config)
-        if not (folder.path / "partition.svg").exists():
-            save_manifest(fed, folder.path / "manifest.json")
-            heat_map(fed, folder.path / "partition.svg")
-    sim = Simulation(cohort, participation=participation, epochs=epochs, state=state)
-    on_start(setup, sim)
+        folder.history = world.decide(folder.history.copy)
+    if world.rank == 0:
+        on_start(setup, sim)
     start = time.perf_counter()
 
     def score(sim: Simulation) -> Evaluation:
-        return score_clients(cohort, sim.theta, sim.kept_for, split, sim.round)
+        return score_clients(cohort, sim.theta, sim.kept_for, split, sim.round, world)
 
     def brief(sim: Simulation) -> dict[str, Any]:
         return score(sim).summary
@@ -247,18 +252,50 @@ def train(
     theta = {k: v.detach().cpu() for k, v in sim.theta.items()}
     prior = Prior(cohort.algorithm, theta, setup.card, batch_size)
     if folder:  # before the score: a client that diverges while it is scored must not cost the prior
-        prior.save(folder.path / "shared.safetensors")
+        world.lead(partial(prior.save, folder.path / "shared.safetensors"))
     final = score(sim) if evaluate else None
     summary = summarise(setup, sim, history, final, split, before + time.perf_counter() - start)
     run = Run(prior, summary, history, config, final, folder.path if folder else None)
     if folder:
-        if final is not None:
-            write(folder.path / "clients.csv", clients_csv(fed, final, split))
-        write_json(folder.path / "summary.json", summary)
-        from .report import write as write_report
-
-        write_report([folder.path], folder.path / "report.html")
+        world.lead(partial(_finished, folder.path, fed, run))
     return run
+
+
+def _together(world: World, setup: Setup, chunk: int | None) -> None:
+    """Sees to it that all processes have the same run, and settles what each has decided for itself."""
+    config, cohort = setup.config, setup.cohort
+    config["processes"] = world.size
+    if world.size == 1:
+        return
+    world.use(cohort.device)
+    config["device"] = cohort.device.type
+    crowd = -(-world.here // torch.cuda.device_count()) if config["device"] == "cuda" else 1
+    own = cohort.chunk if chunk else max(1, cohort.chunk // crowd)  # processes on one GPU share its memory
+    same = {name: v for name, v in config.items() if name not in ("chunk", "versions")}
+    cohort.chunk = config["chunk"] = agree(world, same, own)
+
+
+def _opened(folder: Folder, fed: Federation, config: dict[str, Any], resume: bool) -> Checkpoint | None:
+    """Makes a run's folder, or finds where it stopped."""
+    state = None
+    if resume:
+        state = folder.reopen(config, FREE)
+    else:
+        folder.create(config)
+    if not (folder.path / "partition.svg").exists():
+        save_manifest(fed, folder.path / "manifest.json")
+        heat_map(fed, folder.path / "partition.svg")
+    return state
+
+
+def _finished(path: Path, fed: Federation, run: Run) -> None:
+    """Writes what a run is remembered by."""
+    from .report import write as write_report
+
+    if run.evaluation is not None:
+        write(path / "clients.csv", clients_csv(fed, run.evaluation, run.config["split"]))
+    write_json(path / "summary.json", run.summary)
+    write_report([path], path / "report.html")
 
 
 def _fingerprint(network: Network) -> str:

@@ -107,6 +107,7 @@ class Network:
         for p in self.module.parameters():
             p.requires_grad_(False)
         self.dropout = True  # until `probe` has seen that the model never calls it
+        self.uses: dict[tuple[int, ...], dict[str, str]] = {}  # how it uses its parameters, by the inputs' shape
         self.activations = self.layout.size  # numbers kept per example, a guess until `probe`
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Network:
@@ -123,15 +124,19 @@ class Network:
 
     def __call__(self, vector: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
         """The module's output. With a key the module is in training mode and its dropout draws from the key."""
+        return self.call(self.weights(vector), x, key)
+
+    def call(self, weights: dict[str, Tensor], x: Tensor, key: Tensor | None = None) -> Tensor:
+        """The same with named weights."""
         if self.module.training != (key is not None):
             self.module.train(key is not None)
-        weights = self._weights(vector)
         if not self.dropout:
             return torch.func.functional_call(self.module, weights, (x,))
         with _KeyedDropout(key):
             return torch.func.functional_call(self.module, weights, (x,))
 
-    def _weights(self, vector: Tensor) -> dict[str, Tensor]:
+    def weights(self, vector: Tensor) -> dict[str, Tensor]:
+        """The module's parameters in a vector, by name."""
         weights = self.layout.split(vector)
         weights.pop(LIKELIHOOD, None)
         return weights
@@ -149,7 +154,7 @@ class Network:
         hooks = [m.register_forward_hook(lambda m, i, o: sizes.append(getattr(o, "numel", int)())) for m in leaves]
         try:
             with torch.no_grad(), _KeyedDropout(rng.key(0, device=x.device)) as seen:
-                out = torch.func.functional_call(self.module, self._weights(self.initial), (x,))
+                out = torch.func.functional_call(self.module, self.weights(self.initial), (x,))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise InputError(
                 f"The model cannot take a batch of shape {tuple(x.shape)}: {str(error).splitlines()[0]}"
@@ -170,7 +175,7 @@ class Network:
     def to_module(self, vector: Tensor) -> nn.Module:
         """A plain module with the weights of a vector."""
         module = copy.deepcopy(self.module)
-        module.load_state_dict({**module.state_dict(), **self._weights(vector.detach())})
+        module.load_state_dict({**module.state_dict(), **self.weights(vector.detach())})
         for name, p in module.named_parameters():
             p.requires_grad_(name in self.layout.names)  # what was frozen stays so
         return module.eval()

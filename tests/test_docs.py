@@ -238,7 +238,7 @@ def test_hyperparameters_are_tensors_in_steps_and_floats_in_merge(fed):
 
 # -- a page for every algorithm -------------------------------------------------------------------------------------
 HEAD = ("name", "symbol", "meaning", "default")
-page_of = lambda name: INDEX.parent / f"{name.removesuffix('-ft')}.md"
+page_of = lambda name: INDEX.parent / f"{name.removesuffix('-ft').removesuffix('-plain')}.md"
 named = lambda path: {name for name in REGISTRY if page_of(name) == path}
 
 

@@ -33,6 +33,7 @@ class Entry(NamedTuple):
 
 REGISTRY: dict[str, Entry] = {
     "fedabml": Entry(FedABML, {}),
+    "fedabml-plain": Entry(FedABML, {"label_prior": "none"}),  # the paper's, without the label level
     "fedavg": Entry(FedAvg, {"personal_epochs": 0}),
     "fedavg-ft": Entry(FedAvg, {}),
     "local": Entry(Local, {}),

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from ..gaussian import Distribution, Point
-from .base import Algorithm, Batch, Loss, Site, State
-from .ditto import OWN
+from .base import Algorithm, Batch, Loss, Site, State, slope
 from .hyper import Range, hyper
+from .steps import OWN, as_own, own
 
 
 @dataclass(frozen=True)
@@ -41,34 +41,32 @@ class APFL(Algorithm):
         return {"mean": params, "alpha": params.new_zeros(()) + self.alpha}
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
-        own = {"mean": kept["mean"], **self.still(kept["mean"])}
+        mine = {"mean": kept["mean"], **self.still(kept["mean"])}
         carry = {**super().begin(shared, kept, site, key), "alpha": kept["alpha"]}
         carry["turn"] = torch.ones_like(kept["alpha"])  # is it α's turn to move?
-        return carry | {OWN + name: value for name, value in own.items()}
+        return carry | as_own(mine)
 
     def step(
         self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
     ) -> tuple[State, Tensor]:
-        own, value = self._own(carry, batches[0], key, loss, self.lr)
-        return self.sgd(carry, batches[0], key, loss, self.lr)[0] | own, value
+        mine, value = self._own(carry, batches[0], key, loss, self.lr)
+        return self.sgd(carry, batches[0], key, loss, self.lr)[0] | mine, value
 
     def personal_step(
         self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
     ) -> tuple[State, Tensor]:
-        own, value = self._own(carry, batches[0], key, loss, self.own_lr)
-        return carry | own, value
+        mine, value = self._own(carry, batches[0], key, loss, self.own_lr)
+        return carry | mine, value
 
     def _own(self, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float) -> tuple[State, Tensor]:
         v, alpha = carry[OWN + "mean"], carry["alpha"]
-        slope = torch.func.grad_and_value(lambda u: loss(Point(u), batch, key))
-        gradient, value = slope(self.mixture(carry))
-        own = {name[len(OWN) :]: t for name, t in carry.items() if name.startswith(OWN)}
-        direction, buffer = self.heavy(own, alpha * gradient)
+        gradient, value = slope(self.mixture(carry), batch, key, loss)
+        direction, buffer = self.heavy(own(carry), alpha * gradient)
         moved = {"mean": v - lr * direction, **buffer}
         rate = carry["turn"] * (lr if self.alpha_lr is None else self.alpha_lr)
         alpha = (alpha - rate * ((v - carry["mean"]) @ gradient)).clamp(0, 1)
         share = {"alpha": alpha, "turn": carry["turn"] * (self.alpha_every == "batch")}
-        return share | {OWN + name: t for name, t in moved.items()}, value
+        return share | as_own(moved), value
 
     def mixture(self, carry: State) -> Tensor:
         """v̄ = αv + (1 − α)w."""

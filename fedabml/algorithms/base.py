@@ -64,6 +64,11 @@ class Phase(NamedTuple):
     batches: int = 1
 
 
+def slope(w: Tensor, batch: Batch, key: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+    """∇f(w) and f(w) on a minibatch."""
+    return torch.func.grad_and_value(lambda w: loss(Point(w), batch, key))(w)
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """The base of every algorithm: hyperparameters all of them have, and the plain defaults of the contract."""
@@ -83,6 +88,8 @@ class Algorithm:
     remedy: ClassVar[str] = "A smaller step size usually helps."  # said where training or personalising diverges
     batches_per_step: ClassVar[int] = 1
     samples_per_step: ClassVar[int] = 1  # weight samples alive at once, for the engine's memory estimate
+    estimator: ClassVar[str] = "weight"  # where the noise of a Gaussian's weights enters the loss
+    antithetic: ClassVar[bool] = False  # whether its samples come in pairs of opposite noise
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -170,7 +177,7 @@ class Algorithm:
         self, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float, more: Tensor | float = 0.0
     ) -> tuple[State, Tensor]:
         """w ← w − η(∇f(w) + more), with momentum; `more` is a proximal pull or a control variate."""
-        gradient, value = torch.func.grad_and_value(lambda w: loss(Point(w), batch, key))(carry["mean"])
+        gradient, value = slope(carry["mean"], batch, key, loss)
         direction, buffer = self.heavy(carry, gradient + more)
         return {**carry, "mean": carry["mean"] - lr * direction, **buffer}, value
 

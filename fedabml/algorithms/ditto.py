@@ -15,8 +15,7 @@ from torch import Tensor
 from ..gaussian import Distribution, Point
 from .base import Algorithm, Batch, Loss, Phase, Site, State
 from .hyper import Range, hyper
-
-OWN = "own."  # the personal model and its momentum in a carry
+from .steps import OWN, as_own, own
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class Ditto(Algorithm):
         return {"mean": params}
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
-        own = {"mean": kept["mean"], **self.still(kept["mean"])}
-        return {**super().begin(shared, kept, site, key), **{OWN + name: value for name, value in own.items()}}
+        mine = {"mean": kept["mean"], **self.still(kept["mean"])}
+        return {**super().begin(shared, kept, site, key), **as_own(mine)}
 
     def phases(self, epochs: int) -> list[Phase]:
         return [Phase(epochs, self.step), Phase(epochs, self.own_step)]
@@ -50,9 +49,9 @@ class Ditto(Algorithm):
     def _own(
         self, carry: State, shared: State, batch: Batch, key: Tensor, loss: Loss, lr: float
     ) -> tuple[State, Tensor]:
-        own = {name[len(OWN) :]: value for name, value in carry.items() if name.startswith(OWN)}
-        own, value = self.sgd(own, batch, key, loss, lr, self.lam * (own["mean"] - shared["mean"]))
-        return {**carry, **{OWN + name: v for name, v in own.items()}}, value
+        mine = own(carry)
+        mine, value = self.sgd(mine, batch, key, loss, lr, self.lam * (mine["mean"] - shared["mean"]))
+        return {**carry, **as_own(mine)}, value
 
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
         return {"mean": carry["mean"]}, {"mean": carry[OWN + "mean"]}

@@ -55,6 +55,10 @@ class FedPA(Algorithm):
     warm: int = hyper(0, "rounds of FedAvg before the first of posterior averaging", 0)
     server_lr: float = hyper(1.0, "η_s: the server's step size", 0, tune=Range(0.1, 2.0, log=True))
 
+    @property
+    def samples_per_step(self) -> int:  # type: ignore[override]
+        return self.samples
+
     def init(self, params: Tensor, layout: Layout) -> State:
         return {"mean": params, **({"round": params.new_zeros(())} if self.warm else {})}
 

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from .. import rng
-from ..gaussian import Point
 from ..vectors import Layout
-from .base import Algorithm, Batch, Loss, Site, State
+from .base import Algorithm, Batch, Loss, Site, State, slope
 from .hyper import Range, hyper
-from .steps import pulled
+from .steps import drawn
 
 
 @dataclass(frozen=True)
@@ -62,25 +61,23 @@ class FOLA(Algorithm):
         self, carry: State, shared: State, batch: Batch, site: Site, key: Tensor, loss: Loss, lr: float
     ) -> tuple[State, Tensor]:
         """The same without a look at the curvature: what personalising needs."""
-        gradient, value = torch.func.grad_and_value(lambda w: loss(Point(w), batch, key))(carry["mean"])
+        gradient, value = slope(carry["mean"], batch, key, loss)
         return self.move(carry, gradient, shared, lr), value
 
     def look(self, w: Tensor, batch: Batch, key: Tensor, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
         """∇f, the diagonal of its curvature by one minibatch, and f."""
-        slope = torch.func.grad_and_value(lambda w: loss(Point(w), batch, key))
         if self.curvature == "fisher":
-            gradient, value = slope(w)
+            gradient, value = slope(w, batch, key, loss)
             return gradient, batch.mask.sum() * gradient**2, value
-        gradient, back, value = torch.func.vjp(slope, w, has_aux=True)  # type: ignore[misc]
+        gradient, back, value = torch.func.vjp(lambda w: slope(w, batch, key, loss), w, has_aux=True)  # type: ignore[misc]
         probe = torch.sign(rng.normal(rng.fold(key, 0), w.shape, w.dtype))  # dropout folds 1, 2, ...
         return gradient, probe * back(probe)[0], value
 
     def move(self, carry: State, gradient: Tensor, shared: State, lr: float) -> State:
         """A step of w with the prior's pull taken implicitly."""
-        direction, buffer = self.heavy(carry, gradient)
-        rest = 1 - self.momentum  # as in `Variational.move`: the pull takes the longer step of a buffer at rest
         kappa = self.lam * shared["precision"] / shared["rounds"]
-        return {**carry, "mean": pulled(carry["mean"], rest * direction, shared["mean"], kappa, lr / rest), **buffer}
+        mean, buffer = drawn(self, carry, gradient, shared["mean"], kappa, lr)
+        return {**carry, "mean": mean, **buffer}
 
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
         curvature = (carry["curved"] / carry["rows"]).clamp_min(0)

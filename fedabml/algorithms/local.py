@@ -15,11 +15,14 @@ from torch import Tensor
 
 from ..vectors import Layout
 from .base import Algorithm, Site, State
+from .hyper import hyper
 
 
 @dataclass(frozen=True)
 class Local(Algorithm):
     """Local only."""
+
+    average: float = hyper(0.0, "nothing here: there is no θ to average", 0, 0.999)
 
     def init(self, params: Tensor, layout: Layout) -> State:
         return {}

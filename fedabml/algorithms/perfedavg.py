@@ -13,12 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from .. import rng
-from ..gaussian import Point
-from .base import Algorithm, Batch, Loss, Site, State
+from .base import Algorithm, Batch, Loss, Site, State, slope
 from .hyper import Range, hyper
 
 
@@ -34,12 +32,12 @@ class PerFedAvg(Algorithm):
     def step(
         self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
     ) -> tuple[State, Tensor]:
-        def slope(w: Tensor, j: int) -> tuple[Tensor, Tensor]:
-            return torch.func.grad_and_value(lambda w: loss(Point(w), batches[j], rng.fold(key, j)))(w)
+        def at(w: Tensor, j: int) -> tuple[Tensor, Tensor]:
+            return slope(w, batches[j], rng.fold(key, j), loss)
 
         w = carry["mean"]
-        first, value = slope(w, 0)
-        outer, _ = slope(w - self.alpha * first, 1)
-        curved = (slope(w + self.delta * outer, 2)[0] - slope(w - self.delta * outer, 2)[0]) / (2 * self.delta)
+        first, value = at(w, 0)
+        outer, _ = at(w - self.alpha * first, 1)
+        curved = (at(w + self.delta * outer, 2)[0] - at(w - self.delta * outer, 2)[0]) / (2 * self.delta)
         direction, buffer = self.heavy(carry, outer - self.alpha * curved)
         return {**carry, "mean": w - self.lr * direction, **buffer}, value

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .base import Site, State
+from .base import Algorithm, Site, State
 from .fedabml import FedABML
 from .hyper import Range, hyper
+from .steps import blend
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,7 @@ class PFedBayes(FedABML):
     average: float = hyper(0.0, "decay of the average of z over rounds (0: the last z)", 0, 0.999, tune=(0.0, 0.8))
     label_prior: str = hyper("none", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
 
-    @property
-    def own_lr(self) -> float:
-        return self.lr if self.personal_lr is None else self.personal_lr
+    own_lr = Algorithm.own_lr  # FedABML's is smaller, because its θ is already good for a client
 
     def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
         return self.around(params)
@@ -50,4 +49,4 @@ class PFedBayes(FedABML):
         return super().end(carry, shared, kept, site, steps)[0], {name: carry[name] for name in shared}
 
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
-        return {name: (1 - self.beta) * shared[name] + self.beta * update[name] for name in shared}
+        return blend(shared, update, self.beta)

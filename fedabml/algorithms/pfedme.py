@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import rng
 from .base import Algorithm, Batch, Loss, Site, State
 from .hyper import Range, hyper
+from .steps import blend
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,13 @@ class PFedMe(Algorithm):
     beta: float = hyper(1.0, "β: the server's share of the new mean", 0, 2)
 
     @property
+    def inner(self) -> float:
+        """η_p."""
+        return self.lr if self.inner_lr is None else self.inner_lr
+
+    @property
     def own_lr(self) -> float:
-        inner = self.lr if self.inner_lr is None else self.inner_lr
-        return inner if self.personal_lr is None else self.personal_lr
+        return self.inner if self.personal_lr is None else self.personal_lr
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         return {**super().begin(shared, kept, site, key), "anchor": shared["mean"]}
@@ -37,9 +42,8 @@ class PFedMe(Algorithm):
     def step(
         self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
     ) -> tuple[State, Tensor]:
-        inner = self.lr if self.inner_lr is None else self.inner_lr
         for j in range(self.k):
-            carry, value = self.descend(carry, shared, batches[0], site, rng.fold(key, j), loss, inner)
+            carry, value = self.descend(carry, shared, batches[0], site, rng.fold(key, j), loss, self.inner)
         anchor = carry["anchor"]
         return {**carry, "anchor": anchor - self.lr * self.lam * (anchor - carry["mean"])}, value
 
@@ -53,4 +57,4 @@ class PFedMe(Algorithm):
         return {"mean": carry["anchor"]}, {}
 
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
-        return {"mean": (1 - self.beta) * shared["mean"] + self.beta * update["mean"]}
+        return blend(shared, update, self.beta)

@@ -1,4 +1,4 @@
-"""Steps that Bayesian algorithms share: of a Gaussian posterior, of a Gaussian prior, and through unrolled steps."""
+"""Steps that algorithms share: a proximal pull, a personal part of a carry, Gaussian posteriors and priors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ..gaussian import Gaussian, spread
-from .base import State
+from .base import Algorithm, State
 
 Number = float | Tensor
 
@@ -22,6 +22,36 @@ def pulled(mean: Tensor, direction: Tensor, centre: Tensor, kappa: Tensor, lr: N
     every κ, where the explicit one diverges at ηκ ≥ 2.
     """
     return (mean - lr * direction + lr * kappa * centre) / (1 + lr * kappa)
+
+
+def drawn(
+    algorithm: Algorithm, carry: State, gradient: Tensor, centre: Tensor, kappa: Tensor, lr: Number
+) -> tuple[Tensor, State]:
+    """`pulled` with momentum: the new mean and the new buffer.
+
+    A buffer at rest holds g/(1 − momentum), so the pull takes the longer step too: the fixed point stays.
+    """
+    direction, buffer = algorithm.heavy(carry, gradient)
+    rest = 1 - algorithm.momentum
+    return pulled(carry["mean"], rest * direction, centre, kappa, lr / rest), buffer
+
+
+def blend(old: State, new: State, share: Number) -> State:
+    """(1 − β)·old + β·new."""
+    return {name: (1 - share) * old[name] + share * new[name] for name in old}
+
+
+OWN = "own."  # a personal model and its momentum in a carry, beside the shared one's
+
+
+def own(carry: State) -> State:
+    """The personal part of a carry, by its plain names."""
+    return {name[len(OWN) :]: value for name, value in carry.items() if name.startswith(OWN)}
+
+
+def as_own(state: State) -> State:
+    """The inverse of `own`."""
+    return {OWN + name: value for name, value in state.items()}
 
 
 def natural_logstd(logstd: Tensor, gradient: Tensor, prior: Tensor, weight: Number, rho: Number) -> Tensor:

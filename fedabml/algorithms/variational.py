@@ -18,7 +18,7 @@ from ..gaussian import Distribution, Gaussian, Point
 from ..vectors import Layout
 from .base import Algorithm, Batch, Loss, Site, State
 from .hyper import Range, hyper
-from .steps import natural_logstd, pulled
+from .steps import drawn, natural_logstd
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,10 @@ class Variational(Algorithm):
     )
     k: int = hyper(1, "k: φ-steps per minibatch", 1)
     s: int = hyper(2, "s: weight samples per gradient", 1)
+    estimator: str = hyper(  # type: ignore[misc]
+        "weight", "noise on the weights, or on activations", choices=("weight", "local", "flipout")
+    )
+    antithetic: bool = hyper(False, "samples in pairs of opposite noise")  # type: ignore[misc]
     nu0: float = hyper(-4.0, "ν₀: log deviation of the first prior", -20, 2, tune=Range(-5.0, -3.0))
     posterior: str = hyper("gaussian", "φ: a Gaussian, or a point (no variances, no KL)", choices=("gaussian", "point"))
     posterior_std: str = hyper("sgd", "the step of the posterior's ν", choices=("fixed", "sgd", "natural"))
@@ -88,10 +92,7 @@ class Variational(Algorithm):
         weight = self.lam / n
         kappa = weight * torch.exp(-2 * theta["logstd"])
         if self.kl_step == "implicit":
-            direction, buffer = self.heavy(phi, gradient["mean"])
-            # A buffer at rest holds g/(1 − momentum), so the pull takes the longer step too: the fixed point stays.
-            rest = 1 - self.momentum
-            mean = pulled(phi["mean"], rest * direction, theta["mean"], kappa, lr / rest)
+            mean, buffer = drawn(self, phi, gradient["mean"], theta["mean"], kappa, lr)
         else:
             direction, buffer = self.heavy(phi, gradient["mean"] + kappa * (phi["mean"] - theta["mean"]))
             mean = phi["mean"] - lr * direction

@@ -10,10 +10,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ..engine import distributed
 from ..errors import InputError, TrainingError
 from ..version import __version__
-from . import about, compare, data, demo, train, tune, use
+from . import about, bench, compare, data, demo, doctor, train, tune, use
 from .console import complain
+
+UsageError: Any = typer.BadParameter.__base__  # click's, wherever typer has it from
 
 
 class Face(TyperGroup):
@@ -26,11 +29,17 @@ class Face(TyperGroup):
             sentence = _sentence(error)
             if sentence is None or ctx.params.get("debug") or os.environ.get("FEDABML_DEBUG"):
                 raise
-            complain(sentence)
+            if distributed.last_word(train.STOPPED if isinstance(error, distributed.PeerLost) else sentence):
+                complain(sentence)
             raise typer.Exit(2) from error
         except KeyboardInterrupt:
-            complain("Stopped.", "")
+            if distributed.told()[1] == 1:  # else torchrun, or a process that failed, has said why
+                complain("Stopped.", "")
             raise typer.Exit(130) from None
+        except UsageError as error:
+            if distributed.last_word(error.format_message()):
+                raise
+            raise typer.Exit(error.exit_code) from error
 
 
 def _sentence(error: BaseException) -> str | None:
@@ -60,6 +69,7 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def face(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -74,6 +84,8 @@ def face(
     **The usual way:** `train` makes a run folder with a prior; `personalize` turns the prior and a client's data into
     that client's posterior; `predict` uses the posterior, and says how sure it is. `fedabml COMMAND --help` says more.
     """
+    if ctx.invoked_subcommand != "train":
+        distributed.refuse(f"fedabml {ctx.invoked_subcommand}")
 
 
 TRAINING, USING, KNOWING = "Train", "Use what was trained", "Look things up"
@@ -86,6 +98,8 @@ app.command(rich_help_panel=USING)(use.personalize)
 app.command(rich_help_panel=USING)(use.predict)
 app.command(rich_help_panel=USING)(about.report)
 app.command(rich_help_panel=KNOWING)(about.algorithms)
+app.command(rich_help_panel=KNOWING)(doctor.doctor)
+app.command(rich_help_panel=KNOWING)(bench.bench)
 app.add_typer(data.app, name="data", rich_help_panel=KNOWING)
 
 
@@ -95,7 +109,14 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     signal.signal(signal.SIGTERM, _stop)  # a scheduler's polite request: as Ctrl-C
-    app(prog_name="fedabml")
+    try:
+        app(prog_name="fedabml")
+    except SystemExit as end:
+        if end.code and distributed.told()[1] > 1:  # one of several that fails must not wait for the others to leave
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code if isinstance(end.code, int) else 1)
+        raise
 
 
 def _stop(*_: Any) -> None:

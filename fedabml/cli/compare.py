@@ -29,7 +29,8 @@ def compare(
         str | None,
         typer.Option(
             metavar="all|A,B,C",
-            help="Algorithms to compare, see `fedabml algorithms`; all: every one that suits the model.",
+            help="Algorithms to compare, see `fedabml algorithms`; all: every one. Those that do not suit the model "
+            "have no numbers but a reason.",
             autocompletion=completion(("all", *names("algorithm"))),
         ),
     ] = None,
@@ -49,7 +50,10 @@ def compare(
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", metavar=" ", help="Go on with the comparison in --out, or extend it by algorithms and seeds."
+            "--resume",
+            metavar=" ",
+            help="Go on with the comparison in --out, or extend it by algorithms and seeds: the table has old and new. "
+            "Without it, a folder is for the same algorithms and seeds alone, and their table is printed again.",
         ),
     ] = False,
     finished: Finished = None,
@@ -84,7 +88,9 @@ def compare(
         out = out or _folder(asked)
         saved = Request.read(out)
         asked.layers.insert(0, _layer(saved, out))
-    wanted = _algorithms(algorithms, saved)
+    if algorithms is None and saved is None:
+        raise InputError("Say what to compare: --algorithms all, or names such as fedabml,fedavg-ft,local.")
+    wanted = list(saved.rows) if saved and algorithms is None else listed(algorithms or "")
     rows = configs(wanted, *asked.layers, told=asked.sets)
     out = out or _folder(asked)
     again = f"fedabml compare --resume --out {shlex.quote(str(out))}"
@@ -101,7 +107,6 @@ def compare(
                 out=out,
                 resume=resume,
                 finished=finished or (),
-                lenient=algorithms in (None, "all"),
                 progress=download.enter_context(downloads(asked.key("dataset") or "", quiet)),
                 on_note=(lambda text: None) if quiet else note,
                 on_start=start,
@@ -130,12 +135,12 @@ def _layer(saved: Request, out: Path) -> dict[str, object]:
     return saved.setting.to_dict(everything=True) | {name: dict(c.hyper) for name, c in saved.rows.items()}
 
 
-def _algorithms(words: str | None, saved: Request | None) -> list[str]:
-    if words is None and saved is None:
-        raise InputError("Say what to compare: --algorithms all, or names such as fedabml,fedavg-ft,local.")
-    if words is None:
-        return list(saved.rows) if saved else []
-    return list(names("algorithm")) if words == "all" else [word.strip() for word in words.split(",") if word.strip()]
+def listed(words: str) -> list[str]:
+    """The algorithms that --algorithms names: all, or some."""
+    found = [word.strip() for word in words.split(",") if word.strip()]
+    if "all" in found and len(found) > 1:
+        raise InputError(f"--algorithms all stands alone, for it is every algorithm; it is '{words}'.")
+    return list(names("algorithm")) if found == ["all"] else found
 
 
 def _seeds(words: str) -> int | list[int]:
@@ -149,17 +154,23 @@ def _seeds(words: str) -> int | list[int]:
     return several if "," in words else several[0]
 
 
+def _wide(head: list[str], rows: list[list[str]]) -> int:
+    """How many characters a table is wide."""
+    return sum(max(map(len, column)) + 3 for column in zip(head, *rows, strict=True)) - 3
+
+
 def show(found: Comparison, out: Path) -> None:
     """The table, what it means, who is harmed, and where things are."""
     from ..experiments.standings import described, explained, grid, harm_grid
 
-    head, rows = grid(found)
-    narrow = sum(max(map(len, column)) + 3 for column in zip(head, *rows, strict=True)) - 3 > console().width
-    table(*(grid(found, brief=True) if narrow else (head, rows)), title=described(found), numbers=True)
-    for line in explained(found):
+    forms = [(False, True), (True, True), (True, False)]  # brief or not, with the column behind or not: what fits
+    brief, behind = next((form for form in forms if _wide(*grid(found, *form)) <= console().width), forms[-1])
+    table(*grid(found, brief, behind), title=described(found), numbers=True)
+    for line in explained(found, behind):
         tell(line)
-    if narrow:
-        tell("The other measures' intervals are in table.md.")
+    if brief:
+        more = "" if behind else ", and the differences to the best,"
+        tell(f"The other measures' intervals{more} are in table.md.")
     say()
     head, rows = harm_grid(found)
     if rows:

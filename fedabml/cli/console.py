@@ -122,9 +122,9 @@ class Watch:
             if not self.quiet:
                 note(text)
         begin = f"{'resumed after' if sim.round else 'started at'} round {sim.round} of {setup.rounds}"
-        self.write(
-            f"{begin}: {setup.config['algorithm']['name']} on {setup.config['dataset']}, {setup.config['device']}"
-        )
+        config, many = setup.config, setup.config["processes"]
+        where = f"{config['device']}{f', {many} processes' if many > 1 else ''}"
+        self.write(f"{begin}: {config['algorithm']['name']} on {config['dataset']}, {where}")
         if not self.quiet and console().is_terminal:
             self.bar = self._bar()
 

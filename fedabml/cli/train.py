@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..config import RunConfig
+from ..engine import distributed
 from ..errors import InputError
 from . import plan as planning
 from .console import Watch, complain, downloads, number, say, size, table
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # What a resumed run may be told anew: how long, how it is scored, where its data lie (their hash is checked).
 FREE = {"rounds", "evaluate", "eval_every", "data", "data_dir", "pretrained"}
+
+STOPPED = "stopped"  # by this name the processes of a run know whether one of them has said so
 
 
 @run_flags()
@@ -55,7 +58,34 @@ def train(
     - `fedabml train --config run.toml --set fedabml.lam=0.1 --seed 1 --dry-run`
 
     - `fedabml train --resume --out runs/digits-fedabml-0` after Ctrl-C or a crash: the result is bit-equal
+
+    - `torchrun --standalone --nproc-per-node 4 -m fedabml train --dataset cifar10` on a machine with four GPUs
     """
+    rank, _ = distributed.told()
+    if dry_run:
+        if rank == 0:
+            plan, out = decided(ctx, out, resume)
+            with downloads(plan.dataset or "", quiet) as hear:
+                planning.show(plan, plan.federation(hear), out, resume)
+        return
+
+    def settle() -> tuple[dict[str, Any], str, bool]:
+        plan, folder = decided(ctx, out, resume)
+        anew = not resume and restarted(folder)
+        if anew:
+            plan = reopened(folder, told(ctx))
+        elif not resume:
+            check_vacant(folder)
+        return plan.to_dict(everything=True), str(folder), resume or anew
+
+    content, folder, again = distributed.world().decide(settle)  # process 0 alone need have the files
+    run = execute(RunConfig.of(content), Path(folder), resume=again, quiet=quiet)
+    if not quiet and rank == 0:
+        show(run, Path(folder))
+
+
+def decided(ctx: typer.Context, out: Path | None, resume: bool) -> tuple[RunConfig, Path]:
+    """What to run, from all that was said, and in which folder."""
     asked = told(ctx)
     if resume:
         out = out or Path("runs") / asked.config().name
@@ -64,15 +94,13 @@ def train(
         plan = asked.config()
         out = out or Path("runs") / plan.name
     plan.algorithm_object()  # its hyperparameters are checked before anything else is done
-    if dry_run:
-        with downloads(plan.dataset or "", quiet) as hear:
-            planning.show(plan, plan.federation(hear), out, resume)
-        return
-    if not resume:
-        check_vacant(out)
-    run = execute(plan, out, resume=resume, quiet=quiet)
-    if not quiet:
-        show(run, out)
+    return plan, out
+
+
+def restarted(out: Path) -> bool:
+    """Whether torchrun has started its processes anew (--max-restarts) and they had begun the run in this folder."""
+    name, times, _ = distributed.launch()
+    return bool(name and times and (out / "config.json").is_file() and saved_config(out)[1].get("launch") == name)
 
 
 def saved_config(run: Path) -> tuple[RunConfig, dict[str, Any]]:
@@ -139,10 +167,13 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
     from ..run import train as run_training
 
     go_on = f"fedabml train --resume --out {shlex.quote(str(out))}"
+    (rank, size), (job, times, most) = distributed.told(), distributed.launch()
+    quiet, begun = quiet or rank > 0, False
     with Watch(out, quiet, label) as watch:
         try:
             with downloads(plan.dataset or "", quiet) as hear:
-                fed = plan.federation(hear)
+                fed = distributed.world().in_turn(lambda: plan.federation(hear))
+            begun = rank > 0
             return run_training(
                 fed,
                 plan.model,
@@ -151,17 +182,23 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
                 eval_every=plan.eval_every,
                 out=out,
                 resume=resume,
-                extra={"run": stored(plan), "command": plan.command(out)},
+                extra={"run": stored(plan), "command": plan.command(out)} | ({"launch": job} if job else {}),
                 on_start=watch.start,
                 on_round=watch.round,
                 **plan.words(fed),
             )
-        except KeyboardInterrupt:
-            if not watch.log:  # nothing has begun, so there is nothing to go on with
+        except (KeyboardInterrupt, distributed.PeerLost) as stop:
+            lost = not isinstance(stop, KeyboardInterrupt)
+            if not watch.log and not begun:  # nothing has begun, so there is nothing to go on with
                 raise
+            saved = f"Round {watch.saved} of {watch.rounds}" if rank == 0 else "Every finished round"
             watch.close()
-            complain(f"Stopped. Round {watch.saved} of {watch.rounds} is saved in '{out}'. To go on: {go_on}", "")
-            raise typer.Exit(130) from None
+            if distributed.last_word(STOPPED):
+                why = "Stopped, because another process of this run ended." if lost else "Stopped."
+                how = "To go on, if torchrun does not start it again by itself" if times < most else "To go on"
+                also = " (also under torchrun, with any number of processes)" if size > 1 else ""
+                complain(f"{why} {saved} is saved in '{out}'. {how}: {go_on}{also}", "")
+            raise typer.Exit(2 if lost else 130) from None
 
 
 def show(run: Run, out: Path) -> None:

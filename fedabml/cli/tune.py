@@ -11,6 +11,7 @@ import typer
 
 from ..config import names
 from ..errors import InputError
+from .compare import listed
 from .console import Board, complain, downloads, note, number, say, table
 from .options import DATA, Config, Finished, Preset, Set, Told, completion, run_flags, told
 
@@ -102,7 +103,7 @@ def tune(
 
     - `fedabml tune --algorithms all --dataset fashionmnist --preset paper --set fedabml.label_prior=dirichlet`
 
-    - `fedabml compare --config runs/digits-tuning/tuned.toml --algorithms fedabml,fedavg-ft,local` to use the result
+    - `fedabml compare --config runs/digits-tuning/tuned.toml --algorithms fedabml,local --out runs/table` to use it
     """
     from ..experiments import request
     from ..experiments.compare import configs
@@ -116,7 +117,9 @@ def tune(
         saved = request.read(out, "tune", ("algorithms", "run", "fixed"))
         before = saved["run"] | saved["fixed"]
         own, asked = [before, *own], Told([before, *asked.layers], asked.sets)
-    wanted = _algorithms(algorithms, saved)
+    if algorithms is None and not saved:
+        raise InputError("Say what to tune: --algorithms all, or names such as fedabml,fedavg-ft,local.")
+    wanted = list(saved["algorithms"]) if algorithms is None else listed(algorithms)
     plan = next(iter(configs(wanted, {"validation": SHARE}, *asked.layers, told=asked.sets).values()))
     fixed = {name: row.hyper for name, row in configs(wanted, *own, told=asked.sets).items()}
     out = out or _folder(asked)
@@ -129,7 +132,7 @@ def tune(
         try:
             found = run(
                 plan.with_changes(hyper={}, lr=None),
-                None if algorithms == "all" else wanted,
+                None if algorithms and algorithms.strip(" ,") == "all" else wanted,
                 out,
                 trials=saved.get("trials", TRIALS) if trials is None else trials,
                 seeds=saved.get("seeds", SEEDS) if seeds is None else _seeds(seeds),
@@ -210,14 +213,6 @@ def _folder(asked: Told) -> Path:
     return Path("runs") / f"{Path(data).stem if data else asked.key('dataset') or 'digits'}-tuning"
 
 
-def _algorithms(words: str | None, saved: dict[str, Any]) -> list[str]:
-    if words is None and not saved:
-        raise InputError("Say what to tune: --algorithms all, or names such as fedabml,fedavg-ft,local.")
-    if words is None:
-        return list(saved["algorithms"])
-    return list(names("algorithm")) if words == "all" else [word.strip() for word in words.split(",") if word.strip()]
-
-
 def _seeds(words: str) -> list[int]:
     try:
         return [int(word) for word in words.split(",") if word.strip()]
@@ -230,7 +225,8 @@ def show(found: Tuned, out: Path) -> None:
     for name, trials in found.trials.items():
         lost = sum(trial.error is not None for trial in trials)
         best = found.best(name, SHOWN)
-        title = f"{name}: the best of {len(trials)} trials on validation data{f', {lost} diverged' if lost else ''}"
+        of = f"the best of {len(trials)} trials" if len(trials) > 1 else "one trial"
+        title = f"{name}: {of} on validation data{f', {lost} diverged' if lost else ''}"
         measures = dict.fromkeys((found.measure, "nll"))  # once, where the NLL decides
         rows = [
             (t.number, *(number(v) for v, _ in zip((t.value, t.nll), measures, strict=False)), _settings(t))
@@ -241,4 +237,10 @@ def show(found: Tuned, out: Path) -> None:
     say(f"tuned    {found.file}")
     say(f"trials   {out / 'trials.csv'}")
     if chosen:
-        say(f"next     fedabml compare --config {shlex.quote(str(found.file))} --algorithms {','.join(chosen)}")
+        words = ["--config", str(found.file), "--algorithms", ",".join(chosen), "--out", str(_next(out))]
+        say(f"next     fedabml compare {shlex.join(words)}")
+
+
+def _next(out: Path) -> Path:
+    """A folder beside the search for what comes after it; the default of `compare` may be that of what came before."""
+    return out.parent / f"{out.resolve().name.removesuffix('-tuning')}-tuned"

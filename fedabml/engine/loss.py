@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from ..algorithms.base import Algorithm, Batch, Site
 from ..gaussian import Distribution, Gaussian, Point
 from ..likelihoods import Likelihood
 from ..vectors import Network
+from .estimators import ON_WEIGHTS, Noise
 
 
 @dataclass(frozen=True)
@@ -22,22 +24,36 @@ class ClientLoss:
     likelihood: Likelihood
     offset: Tensor | None
     batched: bool = True  # weight samples in one batched program, or one after another
+    noise: Noise = ON_WEIGHTS  # where the noise of a Gaussian enters
 
     def __call__(self, q: Distribution, batch: Batch, key: Tensor, samples: int = 1) -> Tensor:
         if isinstance(q, Point):
             return self.nll(q.mean, batch, key)
-        weights = q.draw(key, samples)
-        if len(weights) == 1:
-            return self.nll(weights[0], batch, key)
-        keys = rng.fold(key, torch.arange(len(weights), device=key.device))
+        if isinstance(q, Gaussian) and not self.noise.on_weights:
+            draws = self.noise.draws(key, samples, q.mean.dtype)
+            return self._mean(lambda *draw: self._noisy(q, batch, *draw), key, *draws)
+        weights = q.draw(key, samples, self.noise.antithetic) if isinstance(q, Gaussian) else q.weights
+        return self._mean(lambda weights, drop: self.nll(weights, batch, drop), key, weights)
+
+    def _mean(self, one: Callable[..., Tensor], key: Tensor, draws: Tensor, *more: Tensor) -> Tensor:
+        """The mean of `one(draw, key of its dropout, ...)` over draws."""
+        if len(draws) == 1:
+            return one(draws[0], key, *(m[0] for m in more))
+        keys = rng.fold(key, torch.arange(len(draws), device=key.device))
         if self.batched:
-            return torch.vmap(self.nll, (0, None, 0))(weights, batch, keys).mean()
-        return torch.stack([self.nll(w, batch, k) for w, k in zip(weights, keys, strict=True)]).mean()
+            return torch.vmap(one)(draws, keys, *more).mean()
+        return torch.stack([one(*each) for each in zip(draws, keys, *more, strict=True)]).mean()
+
+    def _noisy(self, q: Gaussian, batch: Batch, key: Tensor, drop: Tensor, sign: Tensor | None = None) -> Tensor:
+        """The cost of one pass with noise on activations."""
+        return self._cost(*self.noise.outputs(self.network, q, batch.x, key, drop, sign), batch)
 
     def nll(self, weights: Tensor, batch: Batch, key: Tensor) -> Tensor:
         """Mean −log p(y|x, w) of the rows that are not padding."""
-        outputs = self.network(weights, batch.x, key)
-        each = self.likelihood.nll(outputs, batch.y, self.network.tail(weights), self.offset)
+        return self._cost(self.network(weights, batch.x, key), self.network.tail(weights), batch)
+
+    def _cost(self, outputs: Tensor, own: Tensor, batch: Batch) -> Tensor:
+        each = self.likelihood.nll(outputs, batch.y, own, self.offset)
         return (each * batch.mask).sum() / batch.mask.sum().clamp_min(1)
 
 

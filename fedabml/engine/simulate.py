@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from ..errors import InputError, TrainingError
 from .backend import free_bytes
 from .checkpoint import Checkpoint, Folder
 from .cohort import Cohort
+from .distributed import ALONE, PeerLost, World, fingerprint, packed, unpacked
 from .lanes import Lanes, Part, chunked, joined
 from .plan import sample
 
@@ -29,9 +31,14 @@ class Kept:
     def __init__(self, cohort: Cohort, states: dict[int, State]):
         self.cohort, self.states = cohort, states
 
+    @property
+    def needed(self) -> bool:
+        """Whether this algorithm's clients keep anything."""
+        return type(self.cohort.algorithm).keep is not Algorithm.keep
+
     def get(self, shared: State, clients: Sequence[int]) -> State:
         """The kept state of some clients, a lane each, on the device."""
-        if type(self.cohort.algorithm).keep is Algorithm.keep:
+        if not self.needed:
             return {}
         missing = [c for c in clients if c not in self.states]
         fresh = self.cohort.keep(shared, missing) if missing else {}
@@ -61,31 +68,81 @@ class Work(NamedTuple):
 
 
 class Simulation:
-    """The server's side of a run, and its clients' kept states."""
+    """The server's side of a run, and its clients' kept states.
 
-    def __init__(self, cohort: Cohort, *, participation: float, epochs: int, state: Checkpoint | None = None):
-        self.cohort, self.participation, self.epochs = cohort, participation, epochs
+    Where it is spread over processes, each has the server's side and works for its share of the clients; what clients
+    keep lies with the process that owns them. The checkpoint to go on from is needed in process 0 alone.
+    """
+
+    def __init__(
+        self,
+        cohort: Cohort,
+        *,
+        participation: float,
+        epochs: int,
+        state: Checkpoint | None = None,
+        world: World = ALONE,
+    ):
+        self.cohort, self.participation, self.epochs, self.world = cohort, participation, epochs, world
         self.round, self.seconds = 0, 0.0
         self.shared = cohort.algorithm.init(cohort.network.initial, cohort.network.layout)
         self.average = dict(self.shared)
         self.kept = Kept(cohort, {})
+        world.lead(lambda: self._check(state))
+        state = state if world.size == 1 else self._spread(state)
         if state is not None:
-            self._restore(state)
-        self.changed: dict[int, State] = {}
+            put = lambda s: {k: v.to(cohort.device, cohort.dtype) for k, v in s.items()}  # noqa: E731
+            self.round, self.seconds = state.round, state.seconds
+            self.shared, self.average = put(state.shared), put(state.average)
+            self.kept = Kept(cohort, state.kept)
+        self.changed: dict[int, State] = {}  # what the clients of the last round keep now, of those that are ours
+        self.shares: list[list[int]] = [[] for _ in range(world.size)]  # the clients of the last round, by process
 
-    def _restore(self, state: Checkpoint) -> None:
-        """Goes on from a checkpoint, once it is seen to be this algorithm's and this network's."""
-        cohort = self.cohort
+    def _check(self, state: Checkpoint | None) -> None:
+        """Refuses a checkpoint that is not this algorithm's and this network's."""
+        if state is None:
+            return
         _check_like(self.shared, state.shared)
         _check_like(self.shared, state.average)
-        if state.kept:
-            like = {name: v[0] for name, v in cohort.keep(self.shared, [0]).items()}
-            for own in state.kept.values():
-                _check_like(like, own)
-        put = lambda s: {k: v.to(cohort.device, cohort.dtype) for k, v in s.items()}  # noqa: E731
-        self.round, self.seconds = state.round, state.seconds
-        self.shared, self.average = put(state.shared), put(state.average)
-        self.kept = Kept(cohort, state.kept)
+        for own in state.kept.values():
+            _check_like(self._kept_like, own)
+
+    def _spread(self, state: Checkpoint | None) -> Checkpoint | None:
+        """A checkpoint that process 0 has, in all of them; of what clients keep each gets that of its own."""
+        world, like = self.world, self.shared
+        facts: Any = world.decide(lambda: state and (state.round, state.seconds, sorted(state.kept)))
+        if facts is None:
+            return None
+        bits = [packed({k: v.to(like[k].dtype) for k, v in s.items()}, like) for s in state[1:3]] if state else []
+        blank = torch.zeros_like(packed(like, like))
+        shared, average = (unpacked(world.share(bits[i] if state else blank), like) for i in range(2))
+        kept, shares = {}, [[c for c in facts[2] if c in own] for own in map(set, self.owned)]
+        blank = torch.zeros_like(packed(self._kept_like, self._kept_like)) if facts[2] else blank
+        for place in range(max(map(len, shares))):
+            rows = [own[place] if place < len(own) else None for own in shares]
+            full = [blank if c is None else packed(state.kept[c], self._kept_like) for c in rows] if state else []
+            row, mine = world.scatter(full, blank), rows[world.rank]
+            if mine is not None:
+                kept[mine] = unpacked(row, self._kept_like)
+        return Checkpoint(facts[0], shared, average, kept, facts[1])
+
+    @cached_property
+    def owned(self) -> list[list[int]]:
+        """All clients by the process that owns them, for as long as there are so many processes."""
+        fed = self.cohort.fed
+        return self.world.deal(range(fed.clients), fed.train.counts)
+
+    @cached_property
+    def _kept_like(self) -> State:
+        """What one client keeps; only its shapes matter."""
+        return {name: v[0].cpu() for name, v in self.cohort.keep(self.shared, [0]).items()}
+
+    @cached_property
+    def _nothing(self) -> State:
+        """The update of no client at all."""
+        kept = self.cohort.keep(self.shared, [0])
+        update, _, _ = self.cohort.train(self.shared, kept, [0], 1, 0)
+        return {name: torch.zeros_like(v[0]) for name, v in update.items()}
 
     @property
     def theta(self) -> State:
@@ -107,33 +164,90 @@ class Simulation:
         """The clients of the next round."""
         return sample(self.cohort.fed.clients, self.participation, self.cohort.seed, self.round + 1)
 
-    def merge(self, clients: list[int], work: list[Work], losses: list[float], seconds: float) -> dict[str, Any]:
-        """Ends a round with what its clients, in their order, have sent; returns its line for the history.
+    def deal(self, clients: list[int]) -> list[int]:
+        """Of a round's clients, those that this process works for: its own, or if nothing is kept a fair share."""
+        if self.kept.needed and self.world.size > 1:
+            drawn = set(clients)
+            self.shares = [[c for c in own if c in drawn] for own in self.owned]
+        else:
+            self.shares = self.world.deal(clients, self.cohort.fed.train.counts)
+        return self.shares[self.world.rank]
 
-        The losses of clients whose work is not finite are not, either.
+    def total(self, clients: list[int], work: list[Work]) -> State:
+        """The part of the weighted mean of a round's updates that is this process's."""
+        own = self.shares[self.world.rank]
+        if not own:
+            return self._nothing
+        weights = self.cohort.weights(clients)
+        if len(own) < len(clients):
+            place = {c: i for i, c in enumerate(clients)}
+            weights = weights[[place[c] for c in own]]
+        means = [
+            {name: torch.tensordot(share, value, 1) for name, value in w.update.items()}
+            for share, w in zip(weights.split([len(w.losses) for w in work]), work, strict=True)
+        ]
+        return {name: sum((m[name] for m in means[1:]), means[0][name]) for name in means[0]}
+
+    def reduce(self, clients: list[int], total: State, losses: Tensor) -> tuple[State, list[float]]:
+        """The weighted mean of all updates and the losses of all clients, in one sum over the processes.
+
+        With them goes a fingerprint of the server's state, so that processes that have drifted apart are found out.
+        """
+        world, cohort = self.world, self.cohort
+        tail = torch.zeros(len(clients) + 4 * world.size, dtype=cohort.dtype, device=cohort.device)
+        drawn = {c: i for i, c in enumerate(clients)}
+        tail[[drawn[c] for c in self.shares[world.rank]]] = losses
+        mark = len(clients) + 4 * world.rank
+        tail[mark : mark + 4] = fingerprint(self.shared, cohort.dtype, cohort.device)
+        flat = world.sum(torch.cat([*(v.reshape(-1).to(cohort.dtype) for v in total.values()), tail]))
+        parts = flat.split([*(v.numel() for v in total.values()), len(tail)])
+        told = parts[-1].double().tolist()
+        marks = [told[i : i + 4] for i in range(len(clients), len(told), 4)]
+        if apart := [rank for rank, own in enumerate(marks) if own != marks[0]]:
+            raise TrainingError(
+                f"In round {self.round + 1} process(es) {', '.join(map(str, apart))} no longer have the server's state "
+                "of process 0. All need the same kind of device and the same versions; the last round saved is sound."
+            )
+        means = {name: part.view(v.shape).to(v.dtype) for (name, v), part in zip(total.items(), parts, strict=False)}
+        return means, told[: len(clients)]
+
+    def merge(
+        self, clients: list[int], work: list[Work], total: State, losses: list[float], seconds: float
+    ) -> dict[str, Any]:
+        """Ends a round with the mean of its clients' updates; returns its line for the history.
+
+        `work` is that of the clients that are ours. The losses of clients whose work is not finite are not, either.
         """
         cohort, round = self.cohort, self.round + 1
         if not all(map(math.isfinite, losses)):
             self._diverged(round, [c for c, loss in zip(clients, losses, strict=True) if not math.isfinite(loss)])
-        weights = cohort.weights(clients).split([len(w.losses) for w in work])
-        means = [
-            {name: torch.tensordot(share, value, 1) for name, value in w.update.items()}
-            for share, w in zip(weights, work, strict=True)
-        ]
-        total = {name: sum((m[name] for m in means[1:]), means[0][name]) for name in means[0]}
         self.shared = cohort.algorithm.merge(self.shared, total, len(clients), cohort.fed.clients)
         decay = min(cohort.algorithm.average, (round - 1) / round)
         self.average = {k: decay * self.average[k] + (1 - decay) * v for k, v in self.shared.items()}
         self.changed = {}
-        for own, part in zip(work, _split(clients, [len(w.losses) for w in work]), strict=True):
+        mine = self.shares[self.world.rank]
+        for own, part in zip(work, _split(mine, [len(w.losses) for w in work]), strict=True):
             self.changed |= self.kept.put(part, own.kept)
         self.round = round
         self.seconds += seconds
         loss = math.fsum(losses) / len(losses)
-        up = sum(v[0].numel() * v.element_size() for v in work[-1].update.values())
+        up = sum(v.numel() * v.element_size() for v in total.values())
         down = sum(v.numel() * v.element_size() for v in self.shared.values())
         line = {"round": round, "loss": loss, "clients": clients, "seconds": self.seconds}
         return line | {"bytes_down": down, "bytes_up": up}
+
+    def collected(self) -> dict[int, State]:
+        """What the clients of the last round keep now: in process 0 that of all, elsewhere of those that are ours."""
+        if self.world.size == 1 or not self.kept.needed:
+            return self.changed
+        found, like = dict(self.changed), self._kept_like
+        blank = torch.zeros_like(packed(like, like))
+        for place in range(max(map(len, self.shares))):
+            clients = [own[place] if place < len(own) else None for own in self.shares]
+            mine = clients[self.world.rank]
+            rows = self.world.gather(blank if mine is None else packed(self.changed[mine], like))
+            found |= {c: unpacked(row, like) for c, row in zip(clients, rows, strict=False) if c is not None}
+        return found
 
     def _diverged(self, round: int, clients: list[int]) -> None:
         names = ", ".join(self.cohort.fed.names[c] for c in clients[:8]) + (" and more" if len(clients) > 8 else "")
@@ -151,7 +265,7 @@ class Simulation:
         eval_every: int = 0,
         on_round: Callable[[dict[str, Any]], None] = lambda line: None,
     ) -> list[dict[str, Any]]:
-        """Rounds up to `rounds`, each logged, scored where due, and saved."""
+        """Rounds up to `rounds`, each logged, scored where due, and saved; `on_round` is called in process 0."""
         history: list[dict[str, Any]] = list(folder.history) if folder else []
         while self.round < rounds:
             line = self.step()
@@ -159,17 +273,28 @@ class Simulation:
                 start = time.perf_counter()
                 try:
                     line["eval"] = score(self)
+                except PeerLost:
+                    raise
                 except TrainingError as error:  # the round itself is sound, so it is saved and training goes on
                     line["eval_error"] = str(error)
                 self.seconds += time.perf_counter() - start
                 line["seconds"] = self.seconds
             history.append(line)
             if folder:
-                folder.log(line)
-                state = Checkpoint(self.round, self.shared, self.average, {}, self.seconds)
-                folder.save(state, self.changed)
-            on_round(line)
+                self._save(folder, line)
+            if self.world.rank == 0:
+                on_round(line)
         return history
+
+    def _save(self, folder: Folder, line: dict[str, Any]) -> None:
+        changed = self.collected()
+        state = Checkpoint(self.round, self.shared, self.average, {}, self.seconds)
+
+        def write() -> None:
+            folder.log(line)
+            folder.save(state, changed)
+
+        self.world.lead(write)
 
 
 @torch.no_grad()
@@ -182,7 +307,7 @@ def advance(sims: Sequence[Simulation]) -> list[dict[str, Any] | TrainingError]:
     start = time.perf_counter()
     drawn = [sim.draw() for sim in sims]
     work: list[list[Work]] = [[] for _ in sims]
-    for part in chunked(drawn, sims[0].cohort.chunk):
+    for part in chunked([sim.deal(clients) for sim, clients in zip(sims, drawn, strict=True)], sims[0].cohort.chunk):
         lanes = Lanes([Part(sims[i].cohort, sims[i].shared, own, sims[i].round + 1) for i, own in part.items()])
         kept = joined([sims[i].kept.get(sims[i].shared, own) for i, own in part.items()])
         update, kept, losses = lanes.train(kept, sims[0].epochs)
@@ -191,12 +316,20 @@ def advance(sims: Sequence[Simulation]) -> list[dict[str, Any] | TrainingError]:
         pieces = (_each(update, sizes), _each(kept, sizes), losses.split(sizes))
         for i, own_work in zip(part, zip(*pieces, strict=True), strict=True):
             work[i].append(Work(*own_work))
-    told = torch.cat([w.losses for parts in work for w in parts]).double().tolist()  # the only wait for the device
+    totals = [sim.total(clients, parts) for sim, clients, parts in zip(sims, drawn, work, strict=True)]
+    none = torch.zeros(0, dtype=sims[0].cohort.dtype, device=sims[0].cohort.device)
+    losses = torch.cat([none, *(w.losses for parts in work for w in parts)])
+    if sims[0].world.size == 1:
+        known = _split(losses.double().tolist(), [*map(len, drawn)])  # the only wait for the device
+    else:
+        (sim,) = sims  # several processes have one run at a time
+        totals[0], alike = sim.reduce(drawn[0], totals[0], losses)
+        known = [alike]
     share = (time.perf_counter() - start) / len(sims)
     lines: list[dict[str, Any] | TrainingError] = []
-    for sim, clients, parts, known in zip(sims, drawn, work, _split(told, [*map(len, drawn)]), strict=True):
+    for sim, clients, parts, mean, told in zip(sims, drawn, work, totals, known, strict=True):
         try:
-            lines.append(sim.merge(clients, parts, known, share))
+            lines.append(sim.merge(clients, parts, mean, told, share))
         except TrainingError as error:
             lines.append(error)
     return lines

@@ -13,11 +13,12 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import RunConfig, Table, names
+from ..engine.distributed import refuse
 from ..errors import InputError, nearest
 from ..files import read_json, write, write_json
 from ..report.compare import render
@@ -35,18 +36,20 @@ Rows = dict[str, RunConfig]
 def configs(algorithms: Sequence[str], *layers: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> Rows:
     """A configuration per algorithm, each with the hyperparameters in its own table of the layers, as `RunConfig.of`.
 
-    `told`, the last layer (--set), may have tables for those that are compared, and no others.
+    `told`, the last layer (--set), may have tables for those that are named, and no others.
     """
     told, known = told or {}, names("algorithm")
     for name in told:
         if name in OWN:
             way = {"algorithm": "--algorithms", "seed": "--seeds"}.get(name)
             raise InputError(
-                f"'{name}' is not for a comparison to be told"
-                + (f": say {way}." if way else ": it scores every client at the end.")
+                f"'{name}' is not to be set here: " + (f"say {way}." if way else "every client is scored at the end.")
             )
         if name in known and name not in algorithms:
-            raise InputError(f"--set {name}.… is for {name}, which is not compared.{nearest(name, algorithms)}")
+            raise InputError(
+                f"--set {name}.… is for {name}, which is not among those named.{nearest(name, algorithms)}"
+            )
+        _check_key(name, algorithms)
     twice = next((name for i, name in enumerate(algorithms) if name in algorithms[:i]), None)
     if twice is not None:
         raise InputError(f"The algorithm '{twice}' is named twice.")
@@ -58,6 +61,20 @@ def configs(algorithms: Sequence[str], *layers: Mapping[str, Any], told: Mapping
         )
         for name in algorithms
     }
+
+
+def _check_key(name: str, algorithms: Sequence[str]) -> None:
+    """Says whose a hyperparameter may be that is set without its algorithm's name."""
+    if name in (*names("algorithm"), *(f.name for f in fields(RunConfig))):
+        return
+    from ..algorithms import REGISTRY
+
+    owners = [each for each in algorithms if each in REGISTRY and name in {f.name for f in fields(REGISTRY[each].kind)}]
+    if owners:
+        several = f"; {', '.join(owners)} have it" if len(owners) > 1 else ""
+        raise InputError(
+            f"'{name}' is a hyperparameter, so say whose: ALGORITHM.{name}=…, such as {owners[0]}.{name}=…{several}."
+        )
 
 
 @dataclass(frozen=True)
@@ -160,8 +177,8 @@ class Request:
         words = "; ".join(f"{key} {a}, this one {b}" for key, (a, b, other) in others.items() if other)
         if words and not resume:
             raise InputError(
-                f"The comparison in '{out}' has {words}. With --resume it is extended by what it lacks; --out gives "
-                "another folder."
+                f"The comparison in '{out}' has {words}. With --resume it is extended by what it lacks, and the table "
+                "has all of it; --out gives another folder."
             )
         return Request({**old.rows, **self.rows}, tuple(sorted({*old.seeds, *self.seeds})))
 
@@ -172,7 +189,6 @@ def compare(
     *,
     out: str | os.PathLike[str],
     resume: bool = False,
-    lenient: bool = False,
     finished: Sequence[str | os.PathLike[str]] = (),
     progress: Progress | None = None,
     on_note: Callable[[str], None] = lambda text: None,
@@ -183,22 +199,23 @@ def compare(
     """Runs every row with every seed, and writes and returns who did how well.
 
     `rows` gives each label its configuration; all must be of one setting (see `configs`). `seeds` are seeds, or how
-    many. With `resume`, a folder's comparison may be extended by rows and seeds. A row that the model refuses is an
-    error, or with `lenient` shown without numbers. A row that diverges is a result, not an error. `finished` are
-    cells.jsonl of other folders or machines, whose cells are not run again. `on_start` hears the cells to run and how
-    many were finished before, the others how it goes on.
+    many. With `resume`, a folder's comparison may be extended by rows and seeds, and the table has the old ones, too. A
+    row that the model refuses is noted and shown without numbers, unless it refuses all. A row that diverges is a
+    result, not an error. `finished` are cells.jsonl of other folders or machines, whose cells are not run again.
+    `on_start` hears the cells to run and how many were finished before, the others how it goes on.
     """
+    refuse("A comparison")
     folder, request = Path(out), Request.of(rows, seeds)
     if resume or (folder / REQUEST).exists():
-        whole = request.joined(Request.read(folder), folder, resume)
+        request = request.joined(Request.read(folder), folder, resume)
     else:
         _check_vacant(folder)
-        whole = request
     ledger = Ledger(folder / CELLS, finished)
-    refused, notes = _refused(request, ledger, lenient, progress)
+    refused, notes = _refused(request, ledger, progress)
     for text in notes:
         on_note(text)
-    write_json(folder / REQUEST, whole.to_dict() | {"command": whole.command(folder)})
+    command = request.command(folder)
+    write_json(folder / REQUEST, request.to_dict() | {"command": command})
     cells = request.cells(list(refused))
     todo = [cell for cell in cells if cell not in ledger]
     on_start(todo, len(cells) - len(todo))
@@ -208,7 +225,6 @@ def compare(
     _check_data(results)
     people = {seed: _people(seed, results) for seed in request.seeds}
     found = make(request.rows, results, refused, people, request.same_clients)
-    command = request.command(folder)
     write_all(found, folder, command)
     page = render(found, command)
     if page:
@@ -216,10 +232,8 @@ def compare(
     return found
 
 
-def _refused(
-    request: Request, ledger: Ledger, lenient: bool, progress: Progress | None
-) -> tuple[dict[str, str], list[str]]:
-    """The rows that cannot run, with the reason, found before anything runs; and what is to be noted of the others."""
+def _refused(request: Request, ledger: Ledger, progress: Progress | None) -> tuple[dict[str, str], list[str]]:
+    """The rows that cannot run, with the reason, found before anything runs; and what is to be noted."""
     todo = [cell for cell in request.cells() if cell not in ledger]
     todo = [cell for cell in todo if cell.config.seed == todo[0].config.seed]
     if not todo:
@@ -241,11 +255,11 @@ def _refused(
             setup = prepare(fed, config.model, config.algorithm_object(), **config.words(fed))
             notes |= dict.fromkeys(setup.notes)
         except InputError as error:
-            if not lenient:
-                raise InputError(f"{cell.label} cannot be compared here: {error}") from error
             refused[cell.label] = str(error)
     if len(refused) == len(request.rows):  # then it is not the algorithms that are wrong
         raise InputError(next(iter(refused.values())))
+    for reason in dict.fromkeys(refused.values()):
+        notes[f"{', '.join(k for k, v in refused.items() if v == reason)} cannot be compared here: {reason}"] = None
     return refused, list(notes)
 
 

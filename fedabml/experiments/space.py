@@ -29,16 +29,58 @@ def space(algorithm: str, fixed: Collection[str] = ()) -> Space:
 
 
 def personal_options(config: RunConfig, fixed: Collection[str] = ()) -> tuple[Table, ...]:
-    """The personal options to score: the one given, then the declared grid. No epochs need no step size."""
+    """The personal options to score: the one given, then the declared grid. No epochs need no step size.
+
+    Where the step size given is none, which follows another or is the algorithm's own, that is of the grid, too.
+    """
     kind, variant = REGISTRY[config.algorithm]
     given, declared = config.algorithm_object(), {f.name: f.metadata["tune"] for f in fields(kind)}
     held = {*variant, *fixed}
     own = [getattr(given, name) for name in GRID]
     values = [
-        declared[name] if declared[name] and name not in held else (mine,) for name, mine in zip(GRID, own, strict=True)
+        (*((None,) if mine is None else ()), *declared[name]) if declared[name] and name not in held else (mine,)
+        for name, mine in zip(GRID, own, strict=True)
     ]
     pairs = dict.fromkeys((epochs, lr if epochs else None) for epochs, lr in [own, *itertools.product(*values)])
     return tuple({"personal_epochs": epochs} | ({"personal_lr": lr} if epochs else {}) for epochs, lr in pairs)
+
+
+def sound(config: RunConfig, space: Space) -> tuple[Space, list[str]]:
+    """The space without choices that contradict what is held, and what is left out of it, in words.
+
+    A choice is left out if it makes no algorithm with what is given of the others, nor with any of a few points of
+    the space. What then has no choice but the one given is not searched.
+    """
+    made = config.algorithm_object()
+    given = {name: getattr(made, name) for name in space}
+    others = [given, *_even(space, 8, seed=0)] if space else []
+    found, notes = dict(space), []
+    for name, values in space.items():
+        if isinstance(values, Range):
+            continue
+        reasons = {value: _contradiction(config, [point | {name: value} for point in others]) for value in values}
+        left = tuple(value for value, reason in reasons.items() if reason is None)
+        notes += [
+            f"{config.algorithm}: {name} = {value} is not searched, for it contradicts what is held: {reason}"
+            for value, reason in reasons.items()
+            if reason is not None
+        ]
+        found[name] = left
+        if {*left} <= {given[name]}:
+            del found[name]
+    return found, notes
+
+
+def _contradiction(config: RunConfig, points: Sequence[Table]) -> str | None:
+    """Why none of the points makes an algorithm; None if one does."""
+    reason = None
+    for point in points:
+        try:
+            config.with_changes(hyper=config.hyper | point).algorithm_object()
+            return None
+        except InputError as error:
+            reason = reason or str(error)
+    return reason
 
 
 class Points:

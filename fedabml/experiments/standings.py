@@ -214,10 +214,31 @@ def _harm(found: Comparison, row: Row) -> Harm | None:
 
 
 # -- in words -----------------------------------------------------------------------------------------------------
-def grid(found: Comparison, brief: bool = False) -> tuple[list[str], list[list[str]]]:
-    """Head and cells of the table; `brief` leaves out the intervals of all but the first measures."""
+def grid(found: Comparison, brief: bool = False, behind: bool = False) -> tuple[list[str], list[list[str]]]:
+    """Head and cells of the table; `brief` leaves out the intervals of all but the first measures.
+
+    With `behind` the second column has the difference to the best, where any row is tested.
+    """
     head = ["algorithm", *(c.head for c in found.columns), "traffic", "seconds", *(["harmed"] if found.local else [])]
-    return head, [_cells(found, row, brief) for row in found.rows]
+    rows = [_cells(found, row, brief) for row in found.rows]
+    if behind and _tested(found):
+        head.insert(2, "behind")
+        for row, cells in zip(found.rows, rows, strict=True):
+            cells.insert(2, _behind(found, row))
+    return head, rows
+
+
+def _tested(found: Comparison) -> list[Paired]:
+    """The tests of the best against its rivals."""
+    return [row.behind for row in found.rows if row.behind is not None]
+
+
+def _behind(found: Comparison, row: Row) -> str:
+    """What a row lacks to the best, with half of its interval."""
+    if row.behind is None:
+        return NONE
+    column, half = found.columns[0], row.behind.half
+    return column.text(row.behind.mean) + ("" if half is None else f" ± {column.text(half)}")
 
 
 def _cells(found: Comparison, row: Row, brief: bool) -> list[str]:
@@ -238,8 +259,8 @@ def _mark(row: Row) -> str:
     return "* " if row.best else "≈ " if row.alike else "† " if row.diverged else ""
 
 
-def explained(found: Comparison) -> list[str]:
-    """What the numbers and marks mean, and what is missing, a sentence each."""
+def explained(found: Comparison, behind: bool = False) -> list[str]:
+    """What the numbers and marks mean, and what is missing, a sentence each; `behind`: of that column, too."""
     count, main = len(found.seeds), found.columns[0]
     data = "validation" if found.split == "val" else "test"
     pooled = " (ECE: all predictions together)" if found.task == "classification" else ""
@@ -248,7 +269,8 @@ def explained(found: Comparison) -> list[str]:
         f"Every client's own model on its own {data} data, averaged over clients{pooled}; {of}. Traffic, up and down, "
         "is per client and round; seconds are per run."
     ]
-    rivals = sum(row.p is not None for row in found.rows)
+    leads = _tested(found)
+    rivals = len(leads)
     if rivals:
         each = [len(names) for names in found.people.values()]
         clients = each[0] if found.same_clients else sum(each)
@@ -257,7 +279,7 @@ def explained(found: Comparison) -> list[str]:
         if count >= SEEDS_TO_TEST:
             said.append(
                 f"{best}: paired t-tests over the {count} seeds and over {clients} clients do not both see a "
-                f"difference {level}."
+                f"difference {level}.{_power(found, leads)}"
             )
         else:
             said.append(
@@ -265,6 +287,9 @@ def explained(found: Comparison) -> list[str]:
                 f"{'this seed' if count == 1 else 'these two seeds'} alone: for others give at least "
                 f"--seeds {SEEDS_TO_TEST}."
             )
+        if behind:
+            spread = " ± half of its 95% interval over seeds (of this pair alone, not corrected)" if count > 1 else ""
+            said.append(f"Behind: the best's lead over it{spread}.")
     if found.local is None:
         said.append("Harm is not counted: it needs Local only, the algorithm 'local', among those compared.")
     else:
@@ -281,11 +306,25 @@ def explained(found: Comparison) -> list[str]:
     return said
 
 
+def _power(found: Comparison, leads: Sequence[Paired]) -> str:
+    """How large a gap must be for this table to see it, in a sentence."""
+    main = found.columns[0]
+    gaps = [gap for lead in leads if (gap := lead.least(LEVEL / len(leads))) is not None]
+    least = float(np.median(gaps)) if gaps else 0.0
+    if not least:
+        return ""
+    words = f"{main.factor * least:.{main.digits - 1}f} {_unit(main)}"
+    return f" With {len(found.seeds)} seeds a gap below about {words} is not seen."
+
+
+def _unit(column: Column) -> str:
+    return "points" if column.factor == 100 else column.head
+
+
 def harm_grid(found: Comparison) -> tuple[list[str], list[list[str]]]:
     """Head and cells of the harm table; without rows where nothing can be said."""
     main = found.columns[0]
-    unit = "points" if main.factor == 100 else main.head
-    head = ["algorithm", "worse", "equal", "better", f"mean loss ({unit})", "hit hardest"]
+    head = ["algorithm", "worse", "equal", "better", f"mean loss ({_unit(main)})", "hit hardest"]
     rows = []
     for row in found.rows:
         if row.harm:
@@ -304,13 +343,17 @@ def titled(found: Comparison) -> str:
     """The comparison in a few words."""
     config, count = found.rows[0].config, len(found.rows)
     name = Path(config.data).stem if config.data else config.dataset or "digits"
-    return f"{count} algorithm{'s' * (count != 1)} on {name}, {len(found.seeds)} seed{'s' * (len(found.seeds) != 1)}"
+    return f"{_count(count, 'algorithm')} on {name}, {_count(len(found.seeds), 'seed')}"
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def described(found: Comparison) -> str:
     """The comparison and its setting in a line."""
     config, clients = found.rows[0].config, len(found.people[found.seeds[0]])
-    return f"{titled(found)}: {clients} clients, {config.model}, {config.rounds} rounds"
+    return f"{titled(found)}: {_count(clients, 'client')}, {config.model}, {_count(config.rounds, 'round')}"
 
 
 # -- files --------------------------------------------------------------------------------------------------------
@@ -327,7 +370,7 @@ def markdown(found: Comparison, command: str) -> str:
     versions = "; ".join(", ".join(f"{k} {v}" for k, v in each.items()) for each in found.facts("versions"))
     devices, types = (", ".join(map(str, found.facts(name))) for name in ("device", "dtype"))
     hashes = {seed: r.facts["partition_hash"] for (_, seed), r in found.results.items()}
-    head, rows = grid(found)
+    head, rows = grid(found, behind=True)
     bold = [_bold(row, cells) for row, cells in zip(found.rows, rows, strict=True)]
     harm_head, harm_rows = harm_grid(found)
     parts = [
@@ -335,7 +378,7 @@ def markdown(found: Comparison, command: str) -> str:
         f"```\n{command}\n```",
         f"{time.strftime('%Y-%m-%d %H:%M')}, fedabml {__version__}, {versions}; on {devices}, {types}.",
         _pipes(head, bold),
-        "\n\n".join(line.replace("* best", "Bold: best") for line in explained(found)),
+        "\n\n".join(line.replace("* best", "Bold: best") for line in explained(found, behind=True)),
     ]
     if harm_rows:
         parts += ["## Against Local only", _pipes(harm_head, harm_rows)]
@@ -374,7 +417,7 @@ def to_json(found: Comparison, command: str) -> Table:
     return {
         "command": command, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **facts, "setting": setting,
         "seeds": list(found.seeds), "split": found.split, "partition_hashes": hashes,
-        "rows": [_object(found, row) for row in found.rows], "notes": explained(found),
+        "rows": [_object(found, row) for row in found.rows], "notes": explained(found, behind=True),
     }  # fmt: skip
 
 

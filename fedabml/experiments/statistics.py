@@ -22,6 +22,7 @@ from functools import cache
 import numpy as np
 
 SEEDS_TO_TEST = 3  # with fewer seeds a t-test over them says nothing
+MANY = 1000  # degrees of freedom, beyond which Student's quantiles hardly change
 
 
 def student_within(t: float, df: int) -> float:
@@ -70,7 +71,7 @@ def t_test(differences: Sequence[float]) -> float:
     mean, error = float(d.mean()), float(d.std(ddof=1)) / math.sqrt(len(d))
     if error <= 1e-12 * abs(mean):  # all the same
         return 1.0 if mean == 0 else 0.0
-    return 1 - student_within(abs(mean) / error, len(d) - 1)
+    return max(0.0, 1 - student_within(abs(mean) / error, len(d) - 1))  # rounding may pass 1
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -90,11 +91,20 @@ class Paired:
     half: float | None
     p_seeds: float | None  # none with fewer than three seeds
     p_clients: float
+    errors: tuple[tuple[float, int], ...] = ()  # of each test, the standard error of the mean and degrees of freedom
 
     @property
     def p(self) -> float:
         """Of both tests together: both must reject. With fewer than three seeds, of the clients alone."""
         return self.p_clients if self.p_seeds is None else max(self.p_seeds, self.p_clients)
+
+    def least(self, level: float) -> float | None:
+        """The smallest mean difference that the tests would see at a level with these errors; None without a test.
+
+        A true difference of this size is seen about every second time.
+        """
+        seen = [student_quantile(min(df, MANY), 1 - level) * error for error, df in self.errors]
+        return max(seen, default=None)
 
 
 def paired(differences: Sequence[np.ndarray], units: Sequence[Sequence[Hashable]] | None = None) -> Paired:
@@ -112,4 +122,6 @@ def paired(differences: Sequence[np.ndarray], units: Sequence[Sequence[Hashable]
                 own.setdefault(name, []).append(value)
         clients = [sum(values) / len(values) for values in own.values()]
     mean, half = interval(means)
-    return Paired(mean, half, t_test(means) if len(means) >= SEEDS_TO_TEST else None, t_test(clients))
+    tests = [means, clients] if len(means) >= SEEDS_TO_TEST else [clients]
+    errors = tuple((float(np.std(d, ddof=1)) / math.sqrt(len(d)), len(d) - 1) for d in tests if len(d) > 1)
+    return Paired(mean, half, t_test(means) if len(tests) > 1 else None, t_test(clients), errors)

@@ -26,13 +26,14 @@ from .. import presets
 from ..algorithms import REGISTRY
 from ..config import RunConfig, Table, _toml
 from ..data.rows import whole
+from ..engine.distributed import refuse
 from ..errors import InputError, nearest
 from ..evaluate import check_rows
 from ..files import write
 from ..run import prepare
 from .cells import MACHINE, Cell, Ledger, Result, execute
 from .request import claim
-from .space import GRID, Points, finite, grid, need_optuna, personal_options, space
+from .space import GRID, Points, finite, grid, need_optuna, personal_options, sound, space
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -102,12 +103,13 @@ def tune(
     """Searches good hyperparameters of each algorithm on validation data; the best are written to tuned.toml in `out`.
 
     `config` is the run; its `validation` share must be above 0. Hyperparameters that it has, or that `fixed` has by
-    algorithm, are held and not searched; `preset` has others to start from. Each of the algorithms (None: all that fit
-    the network) gets `trials` trained federations for every one of the `seeds`. `measure` is accuracy (for regression
-    rmse) or nll. `finished` are cells.jsonl of other folders or machines, whose cells are not run again. `on_start`
-    hears how many cells there are and how many were finished before, the others how it goes on; `progress` hears of
-    downloads.
+    algorithm, are held and not searched, nor is what contradicts them; `preset` has others to start from. Each of the
+    algorithms (None: all that fit the network) gets `trials` trained federations for every one of the `seeds`.
+    `measure` is accuracy (for regression rmse) or nll. `finished` are cells.jsonl of other folders or machines, whose
+    cells are not run again. `on_start` hears how many cells there are and how many were finished before, the others how
+    it goes on; `progress` hears of downloads.
     """
+    refuse("Tuning")
     optuna = need_optuna()
     trials, batch = whole(trials, "trials", 1), whole(batch, "batch", 1)
     seeds = tuple(dict.fromkeys(whole(seed, "seeds", 0) for seed in seeds))
@@ -129,7 +131,7 @@ def tune(
             notes[f"{name} is left out: {error}"] = None
             continue
         searches[name] = search
-        notes |= dict.fromkeys(setup.notes)
+        notes |= dict.fromkeys([*setup.notes, *search.notes])
     if not searches:  # then it is not the algorithms that are wrong
         raise InputError(next(iter(notes)))
     for text in notes:
@@ -159,7 +161,7 @@ class _Search:
 
     def __init__(self, config: RunConfig, fixed: Table, seeds: Sequence[int], batch: int):
         self.config, self.fixed, self.seeds, self.batch = config, fixed, seeds, batch
-        self.space = space(config.algorithm, fixed)
+        self.space, self.notes = sound(config, space(config.algorithm, fixed))
         self.personal = personal_options(config, fixed)
         given = config.algorithm_object()
         self.given = {name: getattr(given, name) for name in self.space}
@@ -285,7 +287,7 @@ def _tuned_toml(tuned: Tuned, config: RunConfig, searches: Mapping[str, _Search]
     lines.append(f"# Chosen by {tuned.measure} on validation data (share {share:g}), seeds {_words(first.seeds)}:")
     best = {name: trials[0] for name in searches if (trials := tuned.best(name))}
     for name, trials in tuned.trials.items():
-        words = f"trial {best[name].number} of {len(trials)}" if name in best else f"all {len(trials)} trials diverged"
+        words = f"trial {best[name].number} of {len(trials)}" if name in best else "every trial diverged"
         lines.append(f"#   {name:12} {words}{_figures(tuned.measure, best[name]) if name in best else ''}")
     lines.append(f"# Use it: fedabml train --config {shlex.quote(str(tuned.file))} --algorithm {next(iter(searches))}")
     own = (*MACHINE, "validation", "algorithm", "seed", "model_options")

@@ -134,7 +134,7 @@ def test_without_shrinkage_towards_the_covariance_it_is_the_mean_of_the_samples(
 
 
 def test_the_mode_of_the_product_is_where_the_server_rests():
-    """SPEC's toy with exact posterior samples: at x* the clients' Δ cancel, where FedAvg's are far from doing so."""
+    """Two quadratics with exact posterior samples: at x* the clients' Δ cancel, and FedAvg's are far from doing so."""
     one = np.ones((2, 2))
     a = [np.diag(d) - 1.5 * one for d in ([2.0, 15.0], [15.0, 2.0])]
     b = [np.array(v) for v in ([5.0, 10.0], [10.0, 5.0])]

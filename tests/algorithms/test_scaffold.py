@@ -94,7 +94,7 @@ def test_the_first_round_is_fedavg_and_the_second_is_not():
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_two_quadratics_settle_at_the_optimum_of_their_mean(momentum):
-    """SPEC's toy: FedAvg with ten steps a round at lr 10^−1.5 settles 2.245 away from x*; SCAFFOLD goes to x*."""
+    """FedAvg with ten steps a round at lr 10^−1.5 settles 2.245 away from x*; SCAFFOLD goes to x*."""
     one = torch.ones(2, 2).double()
     a = [torch.diag(torch.tensor(d).double()) - 1.5 * one for d in ([2.0, 15.0], [15.0, 2.0])]
     b = [torch.tensor(v).double() for v in ([5.0, 10.0], [10.0, 5.0])]

@@ -93,6 +93,8 @@ def test_the_same_numbers_everywhere(whole):
         assert shown in page and shown in said.stdout and f"{row['nll']:.3f} ± {row['nll_half']:.3f}" in page
         assert (f"**{shown}**" in page) == (f"* {shown}" in said.stdout) == row["best"]
         assert (f"≈ {shown}" in page) == (f"≈ {shown}" in said.stdout) == row["alike"]
+        behind = f"{100 * row['behind']:.2f} ± {100 * row['behind_half']:.2f}" if row["behind"] is not None else "–"
+        assert f"{shown}{'**' * row['best']} | {behind} |" in page and (behind == "–") == row["best"]
         up, down = own[0]["facts"]["bytes_up"], own[0]["facts"]["bytes_down"]
         assert row["traffic_bytes"] == up + down and (row["traffic_bytes"] == 0) == (row["label"] == "local")
     assert page.startswith("# 3 algorithms on digits, 3 seeds") and table["command"] in page and "torch" in page
@@ -111,6 +113,7 @@ def test_the_tests_are_those_of_the_clients(whole):
         own = [[cells[label, seed]["scores"][0]["clients"]["accuracy"] for seed in range(3)] for label in both]
         d = np.subtract(*own)
         assert row["behind"] == pytest.approx(d.mean())
+        assert row["behind_half"] == pytest.approx(stats.t.ppf(0.975, 2) * stats.sem(d.mean(1)))
         assert row["p_seeds"] == pytest.approx(stats.ttest_1samp(d.mean(1), 0).pvalue)
         assert row["p_clients"] == pytest.approx(stats.ttest_1samp(d.ravel(), 0).pvalue)
     p = [max(row["p_seeds"], row["p_clients"]) for row in others]
@@ -158,15 +161,18 @@ def test_the_page_stands_alone(whole):
     assert "★" not in page and "client-3, seed 2" in page and "http://" not in page.replace("http://www.w3.org", "")
 
 
-@pytest.mark.parametrize("width", [100, 120])
+@pytest.mark.parametrize("width", [80, 110, 140])
 def test_the_table_fits_the_terminal(finished, idle, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     said = run("compare", "--resume", "--out", finished).stdout
-    assert "harmed" in said and ("in table.md" in said) == (width == 100)
-    head = next(line for line in said.splitlines() if "accuracy %" in line)
-    assert all(word in head for word in ("worst tenth", "NLL", "ECE", "Brier", "traffic", "seconds", "harmed"))
+    assert "harmed" in said and ("are in table.md" in said) == (width < 140)
+    assert ("Behind: the best's lead" in said) == (width > 80) == ("and the differences to the best" not in said)
+    if width > 80:
+        head = next(line for line in said.splitlines() if "accuracy %" in line)
+        words = ("behind", "worst tenth", "NLL", "ECE", "Brier", "traffic", "seconds", "harmed")
+        assert all(word in head for word in words)
 
 
 def test_a_live_bar_on_a_terminal(monkeypatch):
@@ -229,6 +235,32 @@ def test_a_table_worked_by_hand():
     assert "gone diverged with seed 0, 1, 2. Gone." in said and "– headless: It has no head." in said
 
 
+def test_the_smallest_gap_that_a_table_sees():
+    spread = {
+        "good": [0.0, 0.0, 0.0],
+        "close": [0.01, 0.02, 0.03],
+        "loose": [0.02, 0.05, 0.08],
+        "wild": [0.0, 0.2, 0.4],
+    }
+    results = dict(
+        played(label, seed, [0.9 - lag, 0.8 - lag, 0.7 - lag])
+        for label, lags in spread.items()
+        for seed, lag in enumerate(lags)
+    )
+    own = {label: RunConfig(algorithm="fedavg") for label in spread}
+    found = make(own, results, {}, dict.fromkeys(range(3), ("a", "b", "c")), same_clients=False)
+    # The median rival is `loose`: its lags have a standard error of 0.03/√3, and of three rivals it must pass 5 %/3.
+    gap = 100 * stats.t.ppf(1 - 0.05 / 6, 2) * 0.03 / 3**0.5
+    assert f" With 3 seeds a gap below about {gap:.1f} points is not seen." in " ".join(explained(found))
+    head, cells = grid(found, behind=True)
+    half = stats.t.ppf(0.975, 2) * 3 / 3**0.5
+    assert head[2] == "behind" and [row[2] for row in cells][:1] == ["–"] and cells[2][2] == f"5.00 ± {half:.2f}"
+    assert "behind" not in grid(found)[0] and "Behind" not in " ".join(explained(found))
+    assert "Behind: the best's lead over it ± half" in " ".join(explained(found, behind=True))
+    one = make(own, {k: r for k, r in results.items() if k[1] == 0}, {}, {0: ("a", "b", "c")}, same_clients=False)
+    assert "is not seen" not in " ".join(explained(one)) and grid(one, behind=True)[1][2][2] == "1.00"
+
+
 def test_the_bar_counts_every_cell_once():
     cells = [Cell("local", RunConfig(rounds=10, seed=seed)) for seed in range(2)]
     with Board("x", quiet=True) as board:
@@ -248,9 +280,8 @@ def test_the_same_again_runs_nothing(finished, idle):
         assert "9 of 9 runs were finished before" in run("compare", *words).stdout
         assert [(finished / name).read_text() for name in names] == before
     run("compare", *SMALL, "--algorithms", "local,fedabml", "--seeds", "2,0", "--out", finished, "--resume", "--quiet")
-    table = json.loads((finished / "table.json").read_text())
-    assert len(table["rows"]) == 2 and table["seeds"] == [2, 0]  # fewer are fine: the table has what was asked for
-    assert len(Request.read(finished).rows) == 3  # and nothing is forgotten
+    assert [(finished / name).read_text() for name in names] == before  # what is named less is not forgotten
+    assert len(Request.read(finished).rows) == 3
 
 
 def test_other_cells_than_asked_for(finished, idle):
@@ -269,15 +300,12 @@ def test_more_seeds_and_algorithms_are_added(finished):
     run("compare", "--resume", "--out", finished, "--algorithms", "local,fedavg-ft,fedabml", "--seeds", 4, "--quiet")
     added = [json.loads(line) for line in lines(finished)[9:]]
     assert {(r["label"], r["config"].get("seed", 0)) for r in added} == {
-        *(("fedavg-ft", seed) for seed in range(4)), ("local", 3), ("fedabml", 3),
+        *(("fedavg-ft", seed) for seed in range(4)), ("local", 3), ("fedabml", 3), ("fedavg", 3),
     }  # fmt: skip
     table = json.loads((finished / "table.json").read_text())
-    assert {row["label"] for row in table["rows"]} == {"local", "fedavg-ft", "fedabml"} and table["seeds"] == [
-        0,
-        1,
-        2,
-        3,
-    ]
+    assert {row["label"] for row in table["rows"]} == {"local", "fedavg", "fedavg-ft", "fedabml"}  # old and new
+    assert table["seeds"] == [0, 1, 2, 3] and all(len(row["by_seed"]["accuracy"]) == 4 for row in table["rows"])
+    assert "--algorithms fedabml,fedavg,local,fedavg-ft --seeds 4 " in table["command"]
 
 
 def test_ctrl_c_says_how_to_go_on(whole, monkeypatch, tmp_path):
@@ -329,14 +357,25 @@ def grid_of(folder):
 
 # -- what does not work out -------------------------------------
 def test_a_model_without_a_head(tmp_path):
-    said = run("compare", *SMALL, "--algorithms", "all", "--rounds", 1, "--seeds", 1, "--out", "all").stdout
-    assert "– fedrep, fedbabu, fedpop: The model has no layer before its head" in " ".join(said.split())
+    told = run("compare", *SMALL, "--algorithms", "all", "--rounds", 1, "--seeds", 1, "--out", "all")
+    said = " ".join(told.stdout.split())
+    assert (
+        "– fedrep, fedbabu, fedpop: The model has no layer before its head" in said
+        and "8 clients, mlr, 1 round" in said
+    )
+    assert "1 rounds" not in said and "--set ALGORITHM.head=PREFIX" in said
+    noted = " ".join(told.stderr.split())
+    assert "fedrep, fedbabu, fedpop cannot be compared here: The model has no layer" in noted
     table = {row["algorithm"]: row for row in rows(tmp_path / "all/table.csv")}
     assert "no layer before" in table["fedrep"]["refused"] and table["fedrep"]["accuracy"] == ""
     assert len([row for row in table.values() if row["accuracy"]]) == len(table) - 3
     run("compare", "--resume", "--out", "all", "--quiet")
-    said = refused(*SMALL, "--algorithms", "local,fedrep", "--out", "named")
-    assert "fedrep cannot be compared here: The model has no layer" in said and not (tmp_path / "named").exists()
+    command = json.loads((tmp_path / "all/comparison.json").read_text())["command"]
+    words = [*shlex.split(command)[1:-1], "again", "--finished", "all/cells.jsonl", "--quiet"]
+    run(*words)  # it names all of them, and that is as good
+    assert grid_of(tmp_path / "again") == grid_of(tmp_path / "all")
+    said = refused(*SMALL, "--algorithms", "fedpop,fedrep", "--out", "named")
+    assert "The model has no layer before its head" in said and not (tmp_path / "named").exists()
 
 
 def test_a_row_that_diverges_is_a_result(tmp_path):
@@ -361,12 +400,21 @@ def test_everything_diverges(tmp_path):
         (["--algorithms", ","], "there is no algorithm"),
         (["--algorithms", "local,fedabl"], "Did you mean 'fedabml'"),
         (["--algorithms", "local,local"], "named twice"),
-        (["--algorithms", "local,fedavg-ft", "--set", "fedavg.lr=1"], "not compared. Did you mean 'fedavg-ft'"),
+        (
+            ["--algorithms", "local,fedavg-ft", "--set", "fedavg.lr=1"],
+            "not among those named. Did you mean 'fedavg-ft'",
+        ),
         (["--algorithms", "local,fedabml", "--set", "fedabml.lamb=1"], "Did you mean 'lam'"),
         (["--algorithms", "local,fedabml", "--set", "fedabml.lam=-1"], "at least 0"),
         (["--algorithms", "local,fedabml", "--set", "roundz=1"], "Did you mean 'rounds'"),
         (["--algorithms", "local", "--set", "seed=1"], "say --seeds"),
-        (["--algorithms", "local", "--set", "evaluate=false"], "scores every client"),
+        (["--algorithms", "local", "--set", "evaluate=false"], "every client is scored"),
+        (
+            ["--algorithms", "local,fedabml,ditto", "--set", "lam=2"],
+            "ALGORITHM.lam=…, such as fedabml.lam=…; fedabml, ditto",
+        ),
+        (["--algorithms", "local,ditto", "--set", "lam=2"], "such as ditto.lam=…."),
+        (["--algorithms", "all,local"], "all stands alone"),
         (["--algorithms", "local", "--seeds", "many"], "such as 0,3,7"),
         (["--algorithms", "local", "--seeds", "0"], "such as 0,3,7"),
         (["--algorithms", "local", "--seeds", "1,1"], "each once"),

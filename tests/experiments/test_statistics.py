@@ -39,6 +39,8 @@ def test_a_t_test():
     assert t_test([1.0, 2.0, 3.0]) == pytest.approx(0.0742, abs=1e-4)  # t = 2 / (1/√3) = 3.464 with two degrees
     assert t_test([0.0, 0.0, 0.0]) == 1 and t_test([0.1, 0.1, 0.1]) == 0
     assert t_test([5.0]) == 1  # one difference shows nothing
+    sure = [t_test(np.linspace(1 - 0.003 * k, 1 + 0.003 * k, 31)) for k in range(1, 30)]
+    assert min(sure) == 0 and max(sure) < 1e-9  # never below, though a sum of Student's passes 1 by rounding
 
 
 def test_holm():
@@ -59,6 +61,20 @@ def test_a_difference_must_repeat_over_seeds_and_over_clients():
     lucky[:, 0] = 0.9  # the same in every seed, and all of it one client's
     found = paired([*lucky])
     assert found.p_seeds < 1e-9 and found.p > 0.05
+
+
+@pytest.mark.parametrize(("noise", "seeds"), [(0.0, 3), (0.5, 3), (0.5, 6)])
+def test_the_least_difference_is_where_the_test_begins_to_see(noise, seeds):
+    rng = np.random.default_rng(3)
+    rows = rng.normal(size=(seeds, 20)) + noise * rng.normal(size=(seeds, 1))
+    for level in (0.05, 0.05 / 14):
+        least = paired([*rows]).least(level)
+        assert (
+            paired([*(rows - rows.mean() + 1.001 * least)]).p
+            < level
+            < paired([*(rows - rows.mean() + 0.999 * least)]).p
+        )
+    assert paired([np.array([0.1])]).least(0.05) is None
 
 
 def test_few_seeds_are_not_tested():

@@ -7,6 +7,7 @@ import math
 import shlex
 import sys
 import tomllib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fedabml.algorithms import REGISTRY, make
 from fedabml.algorithms.hyper import Range
 from fedabml.cli import tune as tuning
 from fedabml.config import RunConfig
+from fedabml.engine.backend import lane_bytes
 from fedabml.errors import InputError
 from fedabml.experiments.cells import Ledger, Result, Score
 from fedabml.experiments.space import GRID, Points, personal_options, space
@@ -54,7 +56,8 @@ def test_what_is_declared_fits_the_hyperparameter(name):
             assert str(field.type).startswith("float")
         for value in () if isinstance(values, Range) else values:
             assert getattr(make(name, **{field.name: value}), field.name) == value
-    assert "lr" in space(name) and ("average" in space(name) or name == "fedabml")
+    without = REGISTRY[name].kind in (fedabml.FedABML, fedabml.Local)
+    assert "lr" in space(name) and ("average" in space(name)) == (not without)
     assert not {*GRID, *REGISTRY[name].defaults} & space(name).keys()
 
 
@@ -109,18 +112,50 @@ def test_personal_options_are_the_given_one_and_the_grid():
     options = personal_options(SMALL.with_changes(algorithm="fedavg-ft"))
     assert options[0] == {"personal_epochs": 5, "personal_lr": None}
     epochs, rates = (f.metadata["tune"] for f in dataclasses.fields(fedabml.FedAvg) if f.name in GRID)
-    grid = [{"personal_epochs": e, "personal_lr": r} for e, r in itertools.product(epochs, rates) if e]
+    grid = [{"personal_epochs": e, "personal_lr": r} for e, r in itertools.product(epochs, (None, *rates)) if e]
+    grid.remove(options[0])
     assert sorted(map(str, options[1:])) == sorted(map(str, [{"personal_epochs": 0}, *grid]))
     for name in ("fedavg", "fedprox", "scaffold"):  # what is scored is the shared model itself
         assert personal_options(SMALL.with_changes(algorithm=name)) == ({"personal_epochs": 0},)
     config = SMALL.with_changes(algorithm="fedabml", hyper=QUICK)
     assert personal_options(config, QUICK) == (QUICK,)
     assert [o["personal_epochs"] for o in personal_options(config, ["personal_lr"])] == [1, 0, 5, 20]
+    assert None not in [o.get("personal_lr", 0) for o in personal_options(config)]  # 0.01 is given: none is no option
+
+
+def test_a_search_over_fedpas_samples_knows_their_memory():
+    setups = [SimpleNamespace(layout=SimpleNamespace(size=1000)), 1, 1, 4]
+    few, many = (lane_bytes(setups[0], make("fedpa", samples=n), *setups[1:]) for n in (1, 8))
+    assert many - few >= 7 * 3 * 1000 * 4  # a sample is held, shifted and chosen
 
 
 def test_what_is_fixed_and_what_makes_a_variant_is_not_searched():
     assert space("fedabml").keys() == {"lr", "lam", "nu0", "posterior_std", "prior_std"}
     assert space("fedabml", HELD["fedabml"]).keys() == {"lr", "nu0", "posterior_std", "prior_std"}
+
+
+@pytest.mark.parametrize(
+    ("held", "word"),
+    [({"lam": 0.0}, "lam > 0"), ({"lr": 2.0}, "lr_std between"), ({"personal_lr": 3.0}, "lr_std between")],
+)
+def test_a_choice_that_contradicts_what_is_held_is_left_out(held, word):
+    search = _Search(SMALL.with_changes(algorithm="fedabml", hyper=held), held, [100], 8)
+    assert search.space.keys() == space("fedabml", held).keys() - {"posterior_std"}
+    (said,) = search.notes
+    assert said.startswith("fedabml: posterior_std = natural is not searched") and word in said
+    free = _Search(SMALL.with_changes(algorithm="fedabml", hyper={"lr": 2.0}), {}, [100], 8)
+    assert "natural" in free.space["posterior_std"] and not free.notes  # with another lr, which is searched, it is fine
+
+
+def test_contradictions_are_noted_and_nothing_left_is_one_trial():
+    notes = []
+    held = HELD["fedabml"] | {"lam": 0.0, "lr": 0.03, "nu0": -4.0, "prior_std": "learned"}
+    found = tune(
+        SMALL, ["fedabml", "local"], "out", fixed={"fedabml": held, "local": QUICK | {"lr": 0.1}}, on_note=notes.append
+    )
+    assert [len(trials) for trials in found.trials.values()] == [1, 1] and found.best("fedabml")[0].hyper == QUICK
+    assert len(notes) == 1 and "posterior_std = natural is not searched" in notes[0]
+    assert tomllib.loads(found.file.read_text())["fedabml"] == held
 
 
 # -- scores -------------------------------------------------------------------------------------------------------
@@ -252,7 +287,7 @@ def test_a_configuration_that_diverges_is_a_failed_trial():
     assert all("finite" in t.error for t in found.trials["local"])
     assert found.best("local") == [] and len(found.best("fedavg", 5)) == 3
     text = found.file.read_text()
-    assert "local        all 2 trials diverged" in text and "local" not in tomllib.loads(text)
+    assert "local        every trial diverged" in text and "local" not in tomllib.loads(text)
 
 
 def test_a_regression_goes_by_its_rmse(tmp_path):
@@ -297,13 +332,23 @@ def test_without_optuna_it_says_what_to_install(monkeypatch):
     assert "pip install 'fedabml[tune]'" in said
 
 
+def test_bad_words():
+    said = lambda *words: run("tune", *WORDS, *words, code=2).stderr
+    assert "all stands alone" in said("--algorithms", "all,local")
+    assert "for ditto, which is not among those named" in said("--algorithms", "local", "--set", "ditto.lam=1")
+    assert "not to be set here: say --seeds" in said("--algorithms", "local", "--set", "seed=1")
+
+
 # -- the command --------------------------------------------------------------------------------------------------
 def test_the_command_tunes_resumes_and_hands_over(tmp_path):
     held = ("--set", "fedavg-ft.personal_epochs=1", "--set", "fedavg-ft.personal_lr=0.01")
     said = run("tune", "--algorithms", "fedavg-ft,fedavg", "--trials", 3, *WORDS, *held, "--lr", 0.05)
     assert "fedavg-ft: the best of 2 trials on validation data" in said.stdout  # lr is held: two averages are left
     out = tmp_path / "runs/digits-tuning"
-    assert f"--config {out.relative_to(tmp_path)}/tuned.toml --algorithms fedavg-ft,fedavg" in said.stdout
+    assert (
+        f"--config {out.relative_to(tmp_path)}/tuned.toml --algorithms fedavg-ft,fedavg --out runs/digits-tuned"
+        in said.stdout
+    )
     before = (out / "tuned.toml").read_text()
     assert "seeds 100:" in before and "# Made by: fedabml tune --algorithms fedavg-ft,fedavg --trials 3" in before
     (out / "tuned.toml").unlink()

@@ -1,0 +1,93 @@
+"""What the scripts share: the federation that `benchmarks.rivals` wrote down, its networks, and how to answer.
+
+Nothing of fedabml is imported here. A script is called with the folder of the federation and prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+BEGAN = time.perf_counter()
+
+
+class Task:
+    """Clients, the cohort of every round, and the order in which each client sees its samples."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self.meta = json.loads((self.folder / "task.json").read_text())
+        read = lambda name: np.load(self.folder / f"{name}.npy", mmap_mode="r")  # noqa: E731
+        self.x, self.y, self.cohort, self.order = (read(name) for name in ("x", "y", "cohort", "order"))
+        self.shift, self.scale = (np.array(read(name)) for name in ("shift", "scale"))
+        self.rounds, self.batch, self.lr = self.meta["rounds"], self.meta["batch"], self.meta["lr"]
+        self.times: list[float] = []
+
+    def weights(self) -> list[np.ndarray]:
+        """The network's first weights, in torch's order."""
+        return [np.load(self.folder / f"w{i}.npy") for i in range(self.meta["arrays"])]
+
+    def samples(self, client: int) -> tuple[np.ndarray, np.ndarray]:
+        """A client's samples as the network sees them, and their labels."""
+        x = (self.x[client].astype(np.float32) - self.shift) * (np.float32(1) / self.scale)
+        return x.astype(np.float32), np.array(self.y[client])
+
+    def ordered(self, round: int, place: int) -> tuple[np.ndarray, np.ndarray]:
+        """All samples that the client at a place of a round's cohort will see, batch after batch."""
+        x, y = self.samples(int(self.cohort[round, place]))
+        order = self.order[round, place].reshape(-1)
+        return x[order], y[order]
+
+    def tick(self) -> None:
+        """A round is over."""
+        self.times.append(time.perf_counter())
+
+    def answer(self, weights: list[np.ndarray], **more: object) -> None:
+        """Says how long the rounds took, and leaves the last weights for a comparison."""
+        flat = np.concatenate([np.asarray(w, np.float32).reshape(-1) for w in weights])
+        np.save(self.folder / f"last-{Path(sys.argv[0]).stem}.npy", flat)
+        ends = [BEGAN, *self.times]
+        seconds = [b - a for a, b in pairwise(ends)]
+        print("ANSWER " + json.dumps({"first": seconds[0], "warm": seconds[1:], **more}), flush=True)
+
+
+def module(name: str, classes: int):
+    """The network as a torch module."""
+    from torch import nn
+
+    flat = nn.Flatten()
+    if name == "mlr":
+        return nn.Sequential(flat, nn.Linear(784, classes))
+    if name in ("mlp", "mlp100"):
+        layers = (nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, classes))
+        return nn.Sequential(flat, *layers)
+    if name == "cnn":
+        convolutions = (nn.Conv2d(3, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 64, 5), nn.ReLU())
+        dense = (nn.Linear(1600, 120), nn.ReLU(), nn.Linear(120, 64), nn.ReLU(), nn.Linear(64, classes))
+        return nn.Sequential(*convolutions, nn.MaxPool2d(2), flat, *dense)
+    if name == "pfl":
+        convolutions = (nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2))
+        dense = (nn.Linear(12544, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, classes))
+        return nn.Sequential(*convolutions, nn.Dropout(0.25), flat, *dense)
+    raise SystemExit(f"SKIP there is no {name} for this library here")
+
+
+def loaded(task: Task):
+    """The task's network with its first weights."""
+    import torch
+
+    made = module(task.meta["model"], task.meta["classes"])
+    with torch.no_grad():
+        for p, w in zip(made.parameters(), task.weights(), strict=True):
+            p.copy_(torch.from_numpy(w))
+    return made
+
+
+def arrays(net) -> list[np.ndarray]:
+    """A module's weights."""
+    return [p.detach().numpy() for p in net.parameters()]

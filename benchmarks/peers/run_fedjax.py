@@ -1,0 +1,79 @@
+"""FedJAX: federated_averaging with its jit backend, the networks written in plain JAX."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+
+import jax
+
+if not hasattr(jax, "tree_map"):  # FedJAX's last release calls it by its old name
+    jax.tree_map = jax.tree_util.tree_map
+
+import fedjax
+import jax.numpy as jnp
+from common import Task
+from fedjax.algorithms import fed_avg
+
+task = Task(sys.argv[1])
+name = task.meta["model"]
+
+
+def dense(x, w, b):
+    return x @ w.T + b
+
+
+def conv(x, w, b):
+    return jax.lax.conv(x, w, (1, 1), "VALID") + b[:, None, None]
+
+
+def pool(x):
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+
+
+def dropout(x, rate, key):
+    return x * jax.random.bernoulli(key, 1 - rate, x.shape) / (1 - rate)
+
+
+def outputs(w, x, key):
+    """The network."""
+    if name == "cnn":
+        x = pool(jax.nn.relu(conv(x, *w[0:2])))
+        x = pool(jax.nn.relu(conv(x, *w[2:4])))
+        w = w[4:]
+    if name == "pfl":
+        one, two = jax.random.split(key)
+        x = pool(jax.nn.relu(conv(jax.nn.relu(conv(x, *w[0:2])), *w[2:4])))
+        x = dropout(x, 0.25, one).reshape(len(x), -1)
+        return dense(dropout(jax.nn.relu(dense(x, *w[4:6])), 0.5, two), *w[6:8])
+    x = x.reshape(len(x), -1)
+    for i in range(0, len(w) - 2, 2):
+        x = jax.nn.relu(dense(x, *w[i : i + 2]))
+    return dense(x, *w[-2:])
+
+
+def loss(w, batch, key):
+    """Mean cross-entropy."""
+    logs = jax.nn.log_softmax(outputs(w, batch["x"], key))
+    return -jnp.take_along_axis(logs, batch["y"][:, None], 1).mean()
+
+
+if name not in ("mlr", "mlp", "mlp100", "cnn", "pfl"):
+    raise SystemExit(f"SKIP there is no {name} for this library here")
+algorithm = fed_avg.federated_averaging(
+    jax.grad(loss),
+    fedjax.optimizers.sgd(task.lr),
+    fedjax.optimizers.sgd(1.0),
+    fedjax.ShuffleRepeatBatchHParams(batch_size=task.batch, num_epochs=1, skip_shuffle=True),
+)
+state = algorithm.init([jnp.asarray(w) for w in task.weights()])
+for t in range(task.rounds):
+    clients = []
+    for place in range(task.cohort.shape[1]):
+        x, y = task.ordered(t, place)
+        data = fedjax.ClientDataset({"x": x, "y": y.astype("int32")})
+        clients.append((place, data, jax.random.PRNGKey(t * 1000 + place)))
+    state, _ = algorithm.apply(state, clients)
+    jax.block_until_ready(state.params)
+    task.tick()
+task.answer(state.params, version=f"{version('fedjax')} on jax {jax.__version__}")

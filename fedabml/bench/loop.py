@@ -1,0 +1,279 @@
+"""The rival we write ourselves: clients trained one after another with plain, eager PyTorch, as well as we can.
+
+It does the arithmetic of FedAvg or FedABML on the same data and the same minibatches in the same order, so its losses
+are ours. What makes it quick: one module whose weights are views of one flat buffer, so that a reset, a sample, an
+average is one kernel; data on the device, normalised once per client; no synchronisation but one at the round's end;
+on a GPU channels-last or not, whichever is faster there, and cuDNN's autotuner. It gets its shuffles for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from .. import rng
+from ..algorithms import FedABML, FedAvg
+from ..engine.loss import label_offset
+from ..engine.plan import minibatches, sample
+from ..errors import InputError
+from ..gaussian import Gaussian
+from ..run import Setup
+from ..vectors import _KeyedDropout
+
+# The variant of the algorithms that the loop computes.
+KNOWN: dict[str, Any] = {
+    "prior_step": "natural",
+    "prior_every": "round",
+    "posterior": "gaussian",
+    "posterior_std": "sgd",
+    "kl_step": "implicit",
+    "k": 1,
+    "aggregate": "mean",
+    "estimator": "weight",
+    "antithetic": False,
+    "momentum": 0.0,
+    "weights": "uniform",
+}
+
+
+class Client(NamedTuple):
+    """What one client of a round will do."""
+
+    own: Tensor  # its samples
+    steps: list[Tensor]  # of each step, the places of its batch among them
+    key: Tensor  # the engine's key of its round
+    offset: Tensor | None  # its label level
+
+
+class Loop:
+    """A federation trained client by client.
+
+    `keyed` draws the engine's own noise, for a comparison of losses; without it the noise is torch's, which is cheaper.
+    `optimiser` steps FedAvg with torch.optim.SGD(foreach=True) rather than by hand. `autocast` is the type of products.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        keyed: bool = False,
+        optimiser: bool = False,
+        channels_last: bool = False,
+        autocast: torch.dtype | None = None,
+    ):
+        self.cohort, self.participation, self.epochs = setup.cohort, setup.participation, setup.epochs
+        self.keyed, self.autocast, self.channels_last = keyed, autocast, channels_last
+        algorithm = self.cohort.algorithm
+        if type(algorithm) not in (FedAvg, FedABML):
+            raise InputError("The eager loop knows FedAvg and FedABML alone.")
+        for name, value in KNOWN.items():
+            if getattr(algorithm, name, value) != value:
+                raise InputError(f"The eager loop knows {name}={value} alone.")
+        self.algorithm, self.round, self.next = algorithm, 0, list[Client]()
+        network, device = self.cohort.network, self.cohort.device
+        self.module = copy.deepcopy(network.module).train()
+        named = dict(self.module.named_parameters())
+        self.params = [named[name].requires_grad_() for name in network.layout.names]
+        self.shapes = network.layout.shapes
+        self.w = self.buffer()
+        for p, view in zip(self.params, self.views(self.w), strict=True):
+            p.data = view
+        self.mean = self.buffer(network.initial)
+        self.logstd = torch.full_like(self.mean, getattr(algorithm, "nu0", 0.0))
+        self.sgd = torch.optim.SGD(self.params, lr=float(algorithm.lr), foreach=True) if optimiser else None
+        if isinstance(algorithm, FedABML):
+            self.m, self.nu, self.g_m, self.g_nu = (torch.zeros_like(self.w) for _ in range(4))
+            self.eps = torch.zeros(algorithm.s, len(self.w), dtype=self.w.dtype, device=device)
+            self.g_m_views, self.g_nu_views = self.views(self.g_m), self.views(self.g_nu)
+            self.eps_views = [self.views(eps) for eps in self.eps]
+
+    # -- vectors ----------------------------------------------------------------------------------------------------
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """A flat buffer as the network's parameters."""
+        sizes = [int(torch.Size(shape).numel()) for shape in self.shapes]
+        pieces = zip(flat.split(sizes), self.shapes, strict=True)
+        return [
+            piece.view(s[0], *s[2:], s[1]).permute(0, 3, 1, 2) if self.channels_last and len(s) == 4 else piece.view(s)
+            for piece, s in pieces
+        ]
+
+    def buffer(self, vector: Tensor | None = None) -> Tensor:
+        """A flat buffer, with the values of one of the engine's vectors."""
+        made = torch.zeros_like(self.cohort.network.initial)
+        if vector is not None:
+            self.fill(self.views(made), vector)
+        return made
+
+    def fill(self, views: list[Tensor], vector: Tensor) -> None:
+        """Puts the values of one of the engine's vectors into a buffer."""
+        for view, value in zip(views, self.cohort.network.layout.split(vector).values(), strict=True):
+            view.copy_(value)
+
+    def vector(self, buffer: Tensor) -> Tensor:
+        """A buffer as one of the engine's vectors."""
+        return torch.cat([view.reshape(-1) for view in self.views(buffer)])
+
+    # -- a round ----------------------------------------------------------------------------------------------------
+    def prepare(self) -> None:
+        """Takes the clients and the minibatches of the next round from the engine's plan; never timed."""
+        cohort, round = self.cohort, self.round + 1
+        clients = sample(cohort.fed.clients, self.participation, cohort.seed, round)
+        sizes = cohort.fed.train.counts[clients]
+        places = torch.arange(int(sizes.max())).expand(len(clients), -1)
+        places = torch.where(places < torch.as_tensor(sizes).unsqueeze(-1), places, -1)
+        shuffles = rng.keys((cohort.seed, rng.NOISE, round, 0, rng.SHUFFLE), clients)
+        plan = minibatches(places, sizes, shuffles, self.epochs, cohort.batch_size, 1)
+        keys = rng.fold(cohort.keys(rng.NOISE, round, clients), 0)
+        offsets = label_offset(self.algorithm, cohort.site(clients))
+        self.next = []
+        for lane, client in enumerate(clients):
+            own = torch.as_tensor(cohort.fed.train[client]).to(cohort.device)
+            rows = plan.rows[: int(plan.steps[lane]), 0, lane]
+            steps = [row[row >= 0].to(cohort.device) for row in rows]
+            self.next.append(Client(own, steps, keys[lane], None if offsets is None else offsets[lane]))
+        self.round = round
+
+    def step(self) -> float:
+        """Trains the clients that `prepare` named, one after another; their mean loss."""
+        clients, device = self.next, self.cohort.device
+        bayes = isinstance(self.algorithm, FedABML)
+        sums = [torch.zeros_like(self.mean) for _ in range(1 + bayes)]
+        losses = []
+        for client in clients:
+            own = self.cohort.data.batch(client.own)
+            batches = self.batches(own.x, own.y, client.steps)
+            losses.append(torch.stack((self.bayesian if bayes else self.plain)(client, batches)).mean())
+            if bayes:
+                for total, value in zip(sums, self.theta(len(client.own)), strict=True):
+                    total.add_(value, alpha=1 / len(clients))
+            else:
+                sums[0].add_(self.w, alpha=1 / len(clients))
+        self.mean = sums[0]
+        if bayes:
+            self.logstd = sums[1]
+        loss = torch.stack(losses).mean().item()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return float(loss)
+
+    def batches(self, x: Tensor, y: Tensor, steps: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The minibatches of a client: on a GPU gathered all at once, on a CPU where they stay in its cache."""
+        if x.device.type == "cpu":
+            return ((x[index], y[index]) for index in steps)
+        everything = torch.cat(steps)
+        x, sizes = x[everything], [len(index) for index in steps]
+        if self.channels_last and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return zip(x.split(sizes), y[everything].split(sizes), strict=True)
+
+    def loss(self, x: Tensor, y: Tensor, offset: Tensor | None, key: Tensor | None) -> Tensor:
+        """Mean −log p(y|x) under the weights in the module."""
+        with contextlib.ExitStack() as stack:
+            if self.autocast:
+                stack.enter_context(torch.autocast(x.device.type, self.autocast))
+            if key is not None:
+                stack.enter_context(_KeyedDropout(key))
+            outputs = self.module(x)
+        outputs = outputs.to(self.w.dtype)
+        return cross_entropy(outputs if offset is None else outputs + offset, y)
+
+    def plain(self, client: Client, batches: Iterator[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """FedAvg's local work: SGD from the shared weights, which ends in the buffer w."""
+        self.w.copy_(self.mean)
+        lr, losses = float(self.algorithm.lr), []
+        for t, (x, y) in enumerate(batches):
+            value = self.loss(x, y, client.offset, rng.fold(client.key, t) if self.keyed else None)
+            losses.append(value.detach())
+            if self.sgd is not None:
+                value.backward()
+                self.sgd.step()
+                self.sgd.zero_grad()
+                continue
+            gradient = torch.autograd.grad(value, self.params)
+            with torch.no_grad():
+                torch._foreach_add_(self.params, gradient, alpha=-lr)
+        return losses
+
+    def bayesian(self, client: Client, batches: Iterator[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """FedABML's local work: φ-steps of m and ν from s weight samples each, the KL's pull on m taken implicitly."""
+        algorithm, n = self.algorithm, len(client.own)
+        assert isinstance(algorithm, FedABML)
+        lr, s = float(algorithm.lr), algorithm.s
+        rate = lr if algorithm.lr_std is None else algorithm.lr_std
+        weight = algorithm.lam / n
+        pull = lr * weight * torch.exp(-2 * self.logstd)
+        shrink = 1 / (1 + pull)
+        pull = pull * self.mean * shrink
+        self.m.copy_(self.mean)
+        self.nu.copy_(self.logstd)
+        losses = []
+        for t, (x, y) in enumerate(batches):
+            keys = self.noise(client.key, t)
+            std = self.nu.exp()
+            self.g_m.zero_()
+            self.g_nu.zero_()
+            for eps, views, key in zip(self.eps, self.eps_views, keys, strict=True):
+                torch.addcmul(self.m, eps, std, out=self.w)
+                value = self.loss(x, y, client.offset, key)
+                losses.append(value.detach())
+                gradient = torch.autograd.grad(value, self.params)
+                torch._foreach_add_(self.g_m_views, gradient, alpha=1 / s)
+                torch._foreach_addcmul_(self.g_nu_views, gradient, views, value=1 / s)
+            self.g_nu.mul_(std)
+            self.m.sub_(self.g_m, alpha=lr)
+            torch.addcmul(pull, self.m, shrink, out=self.m)
+            self.g_nu.add_((self.nu - self.logstd).mul_(2).expm1_(), alpha=weight)
+            self.nu.sub_(self.g_nu, alpha=rate)
+        return losses
+
+    def noise(self, key: Tensor, t: int) -> list[Tensor | None]:
+        """Fills ε anew; the keys of the samples' dropout, where noise is the engine's."""
+        if not self.keyed:
+            self.eps.normal_()
+            return [None] * len(self.eps)
+        zero = torch.zeros_like(self.w)
+        step = rng.fold(rng.fold(key, t), 0)
+        for views, vector in zip(self.eps_views, Gaussian(zero, zero).draw(step, len(self.eps)), strict=True):
+            self.fill(views, vector)
+        return [step] if len(self.eps) == 1 else list(rng.fold(step, torch.arange(len(self.eps), device=step.device)))
+
+    def theta(self, n: int) -> tuple[Tensor, Tensor]:
+        """FedABML's natural θ-step at the end of a client's round."""
+        algorithm = self.algorithm
+        assert isinstance(algorithm, FedABML)
+        moved = self.m - self.mean
+        spread = torch.exp(2 * (self.nu - self.logstd)) + (moved * torch.exp(-self.logstd)) ** 2
+        logstd = self.logstd
+        if algorithm.prior_std != "fixed":
+            logstd = logstd + 0.5 * torch.log1p(algorithm.rho_std * (spread - 1))
+        return self.mean + algorithm.rho * moved, logstd
+
+
+def convolutional(module: nn.Module) -> bool:
+    """Whether there is a memory format to choose."""
+    return any(isinstance(m, nn.Conv2d) for m in module.modules())
+
+
+def best_format(setup: Setup, autocast: torch.dtype | None = None, steps: int = 6) -> bool:
+    """Whether the loop is faster channels-last: on a GPU a few steps of one client tell, elsewhere it is not."""
+    if setup.cohort.device.type == "cpu" or not convolutional(setup.cohort.network.module):
+        return False
+    seconds = {}
+    for last in (False, True):
+        loop = Loop(setup, channels_last=last, autocast=autocast)
+        loop.prepare()
+        client = loop.next[0]
+        loop.next = [client._replace(steps=list(itertools.islice(itertools.cycle(client.steps), steps)))]
+        loop.step()
+        start = time.perf_counter()
+        loop.step()
+        seconds[last] = time.perf_counter() - start
+    return seconds[True] < seconds[False]

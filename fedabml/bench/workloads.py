@@ -1,0 +1,112 @@
+"""The federations that speed is measured on: their shapes are real ones, their samples random bytes.
+
+Speed does not depend on the values, so nothing is downloaded, and every side gets the very same arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import nn
+
+from .. import models, rng
+from ..data import Federation
+from ..errors import InputError, nearest
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A federation of equal clients, a network, and the local work of a round."""
+
+    name: str
+    about: str
+    model: str
+    shape: tuple[int, ...]
+    classes: int
+    clients: int
+    cohort: int  # clients of a round
+    samples: int  # of a client
+    batch: int = 50
+    epochs: int = 5
+    lr: float = 0.03
+
+    @property
+    def steps(self) -> int:
+        """Local steps of a round."""
+        return self.epochs * -(-self.samples // self.batch)
+
+    @property
+    def said(self) -> str:
+        """The workload in words."""
+        return (
+            f"{self.about}; {self.clients} clients × {self.samples} samples, {self.cohort} a round, "
+            f"{self.epochs} epoch(s), batch {self.batch}: {self.steps} steps a round"
+        )
+
+    def federation(self) -> Federation:
+        """The data: random bytes with random labels, the same wherever they are made."""
+        draw = rng.generator(0)
+        x = draw.integers(0, 256, (self.clients, self.samples, *self.shape), np.uint8)
+        y = draw.integers(0, self.classes, (self.clients, self.samples))
+        pairs = list(zip(x, y, strict=True))
+        return Federation.from_arrays(pairs, classes=self.classes, dataset=f"random bytes as {self.name}")
+
+    def network(self) -> nn.Module:
+        """The network, its weights a function of nothing."""
+        if self.model in models.MODELS:
+            return models.build(self.model, self.shape, self.classes)
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            return pfl_cnn(self.shape, self.classes)
+
+
+def pfl_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """The network of pfl-research's CIFAR-10 benchmark: two 3×3 convolutions, pooling, dropout, 12544→128→10."""
+    width = 64 * ((shape[1] - 4) // 2) * ((shape[2] - 4) // 2)
+    return nn.Sequential(
+        *(nn.Conv2d(shape[0], 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25)),
+        *(nn.Flatten(), nn.Linear(width, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, outputs)),
+    )
+
+
+GREY, COLOUR = (1, 28, 28), (3, 32, 32)
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload("mlr", "logistic regression 784→10", "mlr", GREY, 10, 200, 20, 300),
+        Workload("mlp", "MLP 784→200→200→62", "mlp", GREY, 62, 150, 15, 300),
+        Workload("cnn", "CNN, two 5×5 convolutions, 307,842 weights", "cnn", COLOUR, 10, 100, 10, 500),
+        Workload("resnet18", "ResNet-18 with GroupNorm, 11.2 M weights", "resnet18", COLOUR, 10, 20, 10, 500, epochs=1),
+        Workload("pfl", "pfl-research's CIFAR-10 CNN", "pfl", COLOUR, 10, 1000, 50, 50, batch=10, epochs=1, lr=0.1),
+        Workload("mlp100", "MLP 784→200→200→10", "mlp", GREY, 10, 100, 10, 300),
+    )
+}
+# What two cores can do in a bearable time: the same networks and batches, fewer steps.
+ON_CPU = WORKLOADS | {
+    "cnn": replace(WORKLOADS["cnn"], epochs=1),
+    "resnet18": replace(WORKLOADS["resnet18"], cohort=2, samples=50),
+}
+QUICK = {
+    "mlr": replace(WORKLOADS["mlr"], epochs=2),
+    "mlp": replace(WORKLOADS["mlp"], epochs=1),
+    "cnn": replace(WORKLOADS["cnn"], samples=100, epochs=1),
+    "resnet18": replace(WORKLOADS["resnet18"], cohort=2, samples=20, batch=10),
+    "pfl": replace(WORKLOADS["pfl"], clients=100, cohort=10),
+    "mlp100": replace(WORKLOADS["mlp100"], epochs=1),
+}
+# For a user's own machine, in less than a minute.
+SHORT = WORKLOADS | {
+    "mlp": replace(WORKLOADS["mlp"], epochs=1),
+    "cnn": replace(WORKLOADS["cnn"], samples=50, epochs=1),
+}
+SUITES = {"gpu": WORKLOADS, "cpu": ON_CPU, "quick": QUICK, "short": SHORT}
+
+
+def workload(name: str, suite: str = "gpu") -> Workload:
+    """A workload by name."""
+    if name not in WORKLOADS:
+        raise InputError(f"There is no workload '{name}'.{nearest(name, WORKLOADS)}")
+    return SUITES[suite][name]

@@ -1,0 +1,89 @@
+"""`fedabml doctor`: what this machine has, what a run would do on it and why, and how long that takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..config import RunConfig
+from .console import clock, note, say, size, table
+from .options import Config, Preset, Set, run_flags, told
+
+if TYPE_CHECKING:
+    from ..doctor import Estimate
+    from ..run import Setup
+
+
+@run_flags()
+def doctor(
+    ctx: typer.Context,
+    config: Config = None,
+    preset: Preset = None,
+    set: Set = None,
+    estimate: Annotated[
+        bool, typer.Option(" /--no-estimate", metavar=" ", help="turn off: time a few real steps of the run")
+    ] = True,
+) -> None:
+    """Look at this machine and, given the flags of a run, at what that run would do here.
+
+    Versions, devices and data; which device, backend, precision and estimator the run would use, and why; how much of
+    its work would be padding; about how long it would take and how much memory it would need, from a few real steps.
+    Nothing is written, nothing is downloaded.
+
+    Examples: `fedabml doctor`, `fedabml doctor --dataset cifar10 --model cnn --clients 100 --rounds 100`
+    """
+    from .. import doctor as look
+    from ..data.sources import datasets
+    from ..run import prepare
+    from .plan import facts
+
+    plan = told(ctx).config()
+    table(("", ""), look.versions(), title="Versions")
+    rows, notes = look.devices()
+    table(("", ""), rows, title="Machine")
+    table(("", ""), look.stored(plan.data_dir), title="Data")
+    for text in notes:
+        note(text)
+    here = {d["name"]: d["present"] for d in datasets(plan.data_dir)}
+    if not plan.data and not here[plan.dataset or "digits"]:
+        note(f"{plan.dataset} is not here yet, so its run is not looked at: fedabml data get {plan.dataset}")
+        return
+    fed = plan.federation()
+    setup = prepare(fed, plan.model, plan.algorithm_object(), **plan.words(fed))
+    table(("", ""), facts(setup), title="The run")
+    table(("", ""), look.choices(setup, plan.to_dict(everything=True)), title="How it would run, and why")
+    for text in setup.notes:
+        note(text)
+    if estimate:
+        found = look.estimate(setup, scorings(plan))
+        table(("", ""), spoken(setup, found), title="What it would take (an estimate from a few real steps)")
+        if found.free and found.bytes > found.free:
+            note(f"It needs about {size(found.bytes)}, and {size(found.free)} are free. A smaller --chunk needs less.")
+    say(
+        "Nothing was written. `fedabml train` with the same flags starts the run; `fedabml bench` measures the machine."
+    )
+
+
+def scorings(plan: RunConfig) -> int:
+    """How often all clients are personalised and scored."""
+    if not plan.evaluate:
+        return 0
+    return 1 + (plan.rounds // plan.eval_every if plan.eval_every else 0)
+
+
+def spoken(setup: Setup, found: Estimate) -> list[tuple[str, str]]:
+    """An estimate in words."""
+    lanes = min(setup.cohort.chunk, setup.cohort.fed.clients)
+    return [
+        ("a step", f"{found.step * 1e3:.3g} ms for the clients of a chunk (at most {lanes})"),
+        ("a round", f"{found.round:.3g} s"),
+        ("training", f"{clock(setup.rounds * found.round)} for {setup.rounds} rounds"),
+        ("scoring", f"{found.scoring:.3g} s to personalise every client once, predictions not counted"),
+        ("in all", f"about {clock(found.total)}"),
+        (
+            "padding",
+            f"{100 * found.padding:.2g} % of steps wait for larger clients, {100 * found.short:.2g} % of batches",
+        ),
+        ("memory", f"about {size(found.bytes)} for data and a chunk; {size(found.free)} free"),
+    ]

@@ -1,0 +1,266 @@
+"""What this machine has, what a run would do on it and why, and roughly how long that takes and how much it needs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .data import Federation
+from .data.files import data_dir
+from .data.rows import Rows
+from .data.sources import datasets
+from .engine.backend import free_bytes
+from .engine.plan import cohort_size, sample
+from .engine.program import padding, segments
+from .engine.simulate import Simulation
+from .run import Setup
+from .version import __version__
+
+EXTRAS = {
+    "pandas": "tables (CSV): pip install 'fedabml[tables]'",
+    "pyarrow": "tables (Parquet): pip install 'fedabml[tables]'",
+    "optuna": "fedabml tune: pip install 'fedabml[tune]'",
+    "flwr": "running behind Flower: pip install flwr",
+}
+Facts = list[tuple[str, str]]
+
+
+def versions() -> Facts:
+    """What is installed."""
+    rows = [
+        ("fedabml", __version__),
+        ("python", f"{platform.python_version()} on {platform.system()} {platform.release()}, {platform.machine()}"),
+        ("torch", torch.__version__ + (f", CUDA {torch.version.cuda}" if torch.version.cuda else ", no CUDA")),
+        ("numpy", np.__version__),
+    ]
+    return rows + [(name, _version(name) or f"not installed; for {what}") for name, what in EXTRAS.items()]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def devices() -> tuple[Facts, list[str]]:
+    """Processors, memory, accelerators; and what is wrong with them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    rows, notes = [("CPU", f"{cores} core(s) for this process, {torch.get_num_threads()} thread(s) of torch")], []
+    total, free = host_memory()
+    if total:
+        rows.append(("memory", f"{_size(total)}, {_size(free)} free"))
+    if torch.get_num_threads() < cores:
+        notes.append(
+            f"torch uses {torch.get_num_threads()} of {cores} cores: OMP_NUM_THREADS or torch.set_num_threads."
+        )
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > cores:
+        notes.append(f"The machine is busy: a load of {load:.1f} on {cores} core(s). Runs and estimates will be slow.")
+    if not torch.cuda.is_available():
+        why = "this torch is built without CUDA" if not torch.version.cuda else "no driver or no device is to be seen"
+        return [*rows, ("GPU", f"none: {why}")], notes
+    for i in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(i)
+        rows.append((f"GPU {i}", f"{torch.cuda.get_device_name(i)}, {_size(total)}, {_size(free)} free"))
+    problem = graphs()
+    rows.append(("CUDA graphs", problem or "usable: small steps are launched at once"))
+    fused = find_spec("triton") is not None
+    rows.append(("noise", "one kernel (Triton)" if fused else "plain tensor operations (no Triton here)"))
+    if problem:
+        notes.append(f"CUDA graphs do not work here, so small models will be several times slower: {problem}")
+    return rows, notes
+
+
+def host_memory() -> tuple[int, int]:
+    """Bytes of memory, and those that are free; zeros where the system does not say."""
+    try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0, 0
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:  # what caches would give back is free, too
+            lines = dict(line.split(":", 1) for line in file)
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass
+    return total, free
+
+
+def graphs() -> str:
+    """Why CUDA graphs cannot be used; empty where they can."""
+    try:
+        x = torch.zeros(8, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            x.add_(1)
+        graph.replay()
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return "" if x[0].item() == 1 else "a replayed graph gave a wrong result"
+
+
+def stored(folder: str | None) -> Facts:
+    """Where datasets lie, and which are there."""
+    known = datasets(folder)
+    here = [d["name"] for d in known if d["present"]]
+    absent = [d["name"] for d in known if not d["present"]]
+    rows = [("data folder", str(data_dir(folder))), ("datasets here", ", ".join(here) or "none")]
+    return rows + ([("not yet", f"{', '.join(absent)} (fedabml data get NAME)")] if absent else [])
+
+
+def choices(setup: Setup, asked: dict[str, Any]) -> Facts:
+    """What was decided for a run, and why. `asked` are the words of its configuration."""
+    cohort = setup.cohort
+    algorithm, device = cohort.algorithm, cohort.device
+    if asked.get("device", "auto") != "auto":
+        why = "asked for"
+    else:
+        why = "auto: the accelerator" if device.type == "cuda" else "auto: there is no accelerator"
+    if asked.get("backend", "auto") != "auto":
+        how = "asked for"
+    elif any("cannot be batched" in note for note in setup.notes):
+        how = "auto: this model cannot be batched over clients"
+    elif device.type == "cuda":
+        how = "auto: one batched program for all clients of a chunk"
+    else:
+        how = "auto: the faster of the two here for this model" + (
+            ", all clients of a chunk in one batched program" if cohort.backend == "vmap" else ", client after client"
+        )
+    meaning = {
+        "float32": "true float32; a GPU's TF32 is off, so that it agrees with a CPU",
+        "tf32": "a GPU's products are rounded to 10 bits: faster, three digits",
+        "float64": "for checks; slow on most accelerators",
+    }
+    dtype = setup.config["dtype"]
+    rows = [
+        ("device", f"{device} ({why})"),
+        ("backend", f"{cohort.backend} ({how})"),
+        ("precision", f"{dtype}" + (f" ({meaning[dtype]})" if dtype in meaning else "")),
+    ]
+    hyper = algorithm.values()
+    if "s" in hyper:
+        kind = hyper.get("estimator", "weight")
+        told = {
+            "weight": "whole weight vectors are drawn",
+            "local": "noise on the outputs of Linear layers, flipout on others: the same expectation, less variance",
+            "flipout": "noise with random signs per example: the same expectation, less variance",
+        }
+        rows.append(
+            ("estimator", f"{kind}, {hyper['s']} sample(s) per gradient ({told.get(kind, 'see the algorithm')})")
+        )
+    rows.append(("steps", "CUDA graphs, replayed" if cohort.programs.capture else "launched one by one"))
+    return rows
+
+
+class Estimate(NamedTuple):
+    """What a run will take, roughly."""
+
+    step: float  # seconds of one step of a chunk
+    round: float
+    scoring: float  # personalising and scoring every client once
+    total: float
+    padding: float  # share of the steps taken that belong to clients that are done
+    short: float  # share of a batch that is padding
+    bytes: int
+    free: int
+
+
+ROUNDS = 10  # whose plans are looked at
+
+
+def estimate(setup: Setup, scored: int) -> Estimate:
+    """Times a few real steps of a chunk of clients, and reckons the rest; `scored` is how often clients are scored.
+
+    The trial trains the clients of the first round on two batches each, once to warm up and once for the clock, and
+    throws the result away.
+    """
+    cohort, fed = setup.cohort, setup.cohort.fed
+    trial = _short(fed, 2 * cohort.batch_size)
+    brief = Setup(_with(cohort, trial), setup.card, setup.config, 1, setup.participation, 1, [], setup.lane)
+    sim = Simulation(brief.cohort, participation=brief.participation, epochs=1)
+    sim.step()
+    start = time.perf_counter()
+    sim.step()
+    if cohort.device.type == "cuda":
+        torch.cuda.synchronize(cohort.device)
+    elapsed = time.perf_counter() - start
+    drawn = sample(fed.clients, setup.participation, cohort.seed, 2)
+    lanes = min(cohort.chunk, len(drawn))
+    chunks = -(-len(drawn) // lanes)
+    step = elapsed / (int(_steps(trial, drawn, cohort.batch_size, 1).max()) * chunks)
+    halves = cohort.programs.capture
+
+    def cost(now: int) -> float:
+        """Of a step of fewer or more clients: on a CPU in proportion, while fewer are hardly faster on a GPU."""
+        return step * (max(1.0, now / lanes) if cohort.device.type == "cuda" else now / lanes)
+
+    rounds = []
+    for t in range(min(ROUNDS, max(1, setup.rounds))):
+        clients = sample(fed.clients, setup.participation, cohort.seed, t + 1)
+        rounds.append(_reckoned(_steps(fed, clients, cohort.batch_size, setup.epochs), lanes, cost, halves))
+    per_round = float(np.mean([seconds for seconds, _ in rounds]))
+    personal = sum(phase.epochs for phase in cohort.algorithm.personal_phases())
+    own = _steps(fed, range(fed.clients), cohort.batch_size, max(1, personal))
+    scoring = _reckoned(own, cohort.chunk, cost, halves)[0] if personal else 0.0
+    counts = fed.train.counts.astype(float)
+    width = min(cohort.batch_size, int(counts.max()))
+    batches = np.ceil(counts / width)
+    sampled = cohort_size(fed.clients, setup.participation)
+    return Estimate(
+        step=step,
+        round=per_round,
+        scoring=scoring,
+        total=setup.rounds * per_round + scored * scoring,
+        padding=float(np.mean([waste for _, waste in rounds])),
+        short=float(1 - counts.sum() / (batches.sum() * width)),
+        bytes=fed.x.nbytes + setup.lane * min(cohort.chunk, sampled),
+        free=free_bytes(cohort.device) * 2 if cohort.device.type == "cuda" else host_memory()[1],
+    )
+
+
+def _steps(fed: Federation, clients: Any, batch: int, epochs: int) -> np.ndarray:
+    counts = fed.train.counts[list(clients)]
+    return epochs * -(-counts // min(batch, int(counts.max())))
+
+
+def _reckoned(steps: np.ndarray, lanes: int, cost: Callable[[int], float], halves: bool) -> tuple[float, float]:
+    """Seconds of these clients' work, `lanes` at a time, and the share of it that is padding."""
+    seconds, wastes = 0.0, []
+    for first in range(0, len(steps), lanes):
+        part = np.sort(steps[first : first + lanes])[::-1]
+        seconds += sum((cut.last - cut.first) * cost(cut.lanes) for cut in segments(part, halves))
+        wastes.append(padding(part, halves))
+    return seconds, float(np.mean(wastes))
+
+
+def _short(fed: Federation, rows: int) -> Federation:
+    """The same clients with at most so many training samples."""
+    counts = np.minimum(fed.train.counts, rows)
+    ends = np.cumsum(counts)
+    offsets = np.concatenate([[0], ends])
+    place = np.arange(int(ends[-1])) - np.repeat(offsets[:-1], counts) + np.repeat(fed.train.offsets[:-1], counts)
+    return replace(fed, train=Rows(fed.train.index[place], offsets))
+
+
+def _with(cohort: Any, fed: Federation) -> Any:
+    """A cohort of its own for other rows of the same samples."""
+    return type(cohort)(
+        cohort.algorithm, cohort.network, cohort.likelihood, fed, batch_size=cohort.batch_size, seed=cohort.seed,
+        device=cohort.device, dtype=cohort.dtype, backend=cohort.backend, chunk=cohort.chunk,
+    )  # fmt: skip
+
+
+def _size(count: float) -> str:
+    return f"{count / (1 << 30):,.1f} GiB"

@@ -1,0 +1,289 @@
+"""How the expectation of a loss under a Gaussian over weights is estimated: noise on weights, or on activations.
+
+    weight    w = m + σ∘ε, one draw for the whole batch
+    local     y = x mᵀ + ε∘√(x² σ²ᵀ), ε fresh for every example: the exact distribution of x wᵀ, where w meets an
+              example once (a Linear on vectors)
+    flipout   y = f(x, m) + t∘f(r∘x, σ∘ε), signs r, t of every example and channel: w = m + σ∘ε∘(t rᵀ) is a draw of its
+              own for every example, and the same at all its places (a convolution, a Linear over tokens)
+
+A loss that is a mean over examples asks only how the weights are distributed for one example, so all three have the
+same expectation; the latter two vary less where errors add up because all examples share a draw. A bias has noise of
+its own for every example and channel. A module is not rewritten: its calls of `linear` and `conv` are intercepted.
+Weights that are used in any other way, or twice, or by a module that mixes the examples of a batch, are drawn as such.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from .. import rng
+from ..algorithms.base import Algorithm
+from ..errors import InputError
+from ..gaussian import Gaussian
+from ..vectors import LIKELIHOOD, Network, _KeyedDropout
+
+# How a parameter is used: the weight of a Linear on vectors, of a layer with several places, a bias, or otherwise.
+VECTORS, PLACES, BIAS, OTHER = "vectors", "places", "bias", "other"
+_STREAM = 1 << 20  # the noise's keys, apart from those of dropout, which counts its calls
+_FLOOR = 1e-24  # of a variance, so that the derivatives of its root stay finite where all inputs are 0
+
+# The layers that are met: how many axes of places they have (None: any) and which axis the channels are.
+_LAYERS: dict[Any, tuple[int | None, int]] = {
+    F.linear: (None, -1),
+    F.conv1d: (1, 1),
+    F.conv2d: (2, 1),
+    F.conv3d: (3, 1),
+}
+# What may be asked of a tensor without using its values.
+_HARMLESS = {
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda")),
+    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_contiguous, Tensor.stride),
+}
+
+
+class _Call(NamedTuple):
+    """A call of a layer, its operands apart."""
+
+    run: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    channels: int  # their axis
+    examples: bool  # whether x can be a batch, and not a single example
+    places: bool  # whether the weight meets an example more than once
+
+    @staticmethod
+    def of(func: Any, args: Any, kwargs: Any) -> _Call | None:
+        if func not in _LAYERS:
+            return None
+        named = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+        x, weight, bias = named.pop("input"), named.pop("weight"), named.pop("bias", None)
+        axes, channels = _LAYERS[func]
+        run = lambda x, weight, bias: func(x, weight, bias, *args[3:], **named)  # noqa: E731
+        examples = x.ndim > 1 if axes is None else x.ndim == axes + 2
+        return _Call(run, x, weight, bias, channels, examples, x.ndim > 2)
+
+    def wide(self, rows: Tensor, ndim: int) -> Tensor:
+        """Numbers of every example and channel [examples, channels], for all places of a tensor with so many axes."""
+        ones = [1] * (ndim - 2)
+        return rows.view(len(rows), *ones, -1) if self.channels == -1 else rows.view(len(rows), -1, *ones)
+
+
+def _met(args: Any, kwargs: Any, names: Mapping[int, Any]) -> Iterable[int]:
+    return (id(leaf) for leaf in tree_leaves((args, kwargs)) if id(leaf) in names)
+
+
+# -- what a module does with its parameters ---------------------------------------------------------------------------
+class _Watch(TorchFunctionMode):
+    """Notes every use of some tensors. Layers get them detached: a derivative that is left tells of an unseen use."""
+
+    def __init__(self, names: Mapping[int, str], batch: int):
+        self.names, self.batch = names, batch
+        self.uses: dict[str, list[str]] = {name: [] for name in names.values()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        call = _Call.of(func, args, kwargs)
+        if call is None:
+            if func not in _HARMLESS:
+                for found in _met(args, kwargs, self.names):
+                    self.uses[self.names[found]].append(OTHER)
+            return func(*args, **kwargs)
+        whole = call.examples and call.x.shape[0] == self.batch
+        self._note(call.x, OTHER)
+        weight = self._note(call.weight, (PLACES if call.places else VECTORS) if whole else OTHER)
+        bias = None if call.bias is None else self._note(call.bias, BIAS if whole else OTHER)
+        return call.run(call.x, weight, bias)
+
+    def _note(self, tensor: Tensor, use: str) -> Tensor:
+        name = self.names.get(id(tensor))
+        if name is None:
+            return tensor
+        self.uses[name].append(use)
+        return tensor if use == OTHER else tensor.detach()
+
+
+@torch.enable_grad()
+def uses(network: Network, shape: Sequence[int]) -> dict[str, str]:
+    """How a module uses each of its parameters, found out by two runs on made-up inputs of a shape."""
+    runs, outputs = [], []
+    network.module.train()
+    for batch in (2, 3):  # an axis that follows the size of the batch is the batch's
+        x = torch.arange(batch).to(network.initial).view(-1, *[1] * len(shape)).expand(batch, *shape).contiguous()
+        weights = network.weights(network.initial.clone().requires_grad_())
+        watch = _Watch({id(tensor): name for name, tensor in weights.items()}, batch)
+        try:
+            with _KeyedDropout(None), watch:
+                out = torch.func.functional_call(network.module, weights, (x,))
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise InputError(
+                f"The model cannot take {batch} examples of shape {tuple(shape)}, so how it uses its weights cannot be "
+                f"found out ({str(error).splitlines()[0]}). Use estimator weight."
+            ) from error
+        asked = list(weights.values())
+        left = torch.autograd.grad(out.sum(), asked, allow_unused=True) if out.requires_grad else [None] * len(asked)
+        once = {name: met[0] if len(met) == 1 else OTHER for name, met in watch.uses.items()}
+        runs.append({n: OTHER if d is not None else once[n] for n, d in zip(weights, left, strict=True)})
+        outputs.append(out.detach())
+    two, three = outputs
+    close = 1e-4 * float(two.abs().nan_to_num(0, 0, 0).max())
+    if not torch.allclose(two, three[:2], rtol=1e-3, atol=close, equal_nan=True):
+        return dict.fromkeys(network.layout.names, OTHER)  # an example's output depends on the others
+    found = {name: use if use == runs[1][name] else OTHER for name, use in runs[0].items()}
+    return {name: found.get(name, OTHER) for name in network.layout.names}
+
+
+# -- noise ------------------------------------------------------------------------------------------------------------
+def _normal(key: Tensor, rows: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Deviates [rows, *size]; those of a row do not depend on how many rows follow."""
+    if key.device.type != "cpu":
+        return rng.normal(rng.fold(key, torch.arange(rows, device=key.device)), size, dtype)
+    # A stream per row would be slow here. Of one stream torch draws an incomplete last sixteen anew: draw whole ones.
+    count = rows * math.prod(size)
+    return rng.normal(key, (-(-count // 16) * 16,), dtype)[:count].view(rows, *size)
+
+
+def _signs(key: Tensor, rows: int, count: int, dtype: torch.dtype) -> Tensor:
+    """±1 with equal chances, [rows, count]."""
+    return 1 - 2 * (rng.uniform(key, (rows, count), dtype) < 0.5).to(dtype)
+
+
+class _Slot(NamedTuple):
+    """A parameter that is not drawn: its log deviation, and for flipout the shared ε."""
+
+    logstd: Tensor
+    noise: Tensor | None
+
+
+class _Noisy(TorchFunctionMode):
+    """Adds a parameter's noise where a layer uses it."""
+
+    def __init__(self, slots: dict[int, _Slot], rows: int, key: Tensor, sign: Tensor | None):
+        self.slots, self.rows, self.key, self.sign, self.calls = slots, rows, key, sign, 0
+        self.left = set(slots)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        call = _Call.of(func, args, kwargs)
+        if call is None:
+            if func not in _HARMLESS and any(_met(args, kwargs, self.slots)):
+                raise self._changed()
+            return func(*args, **kwargs)
+        weight, bias = self.slots.get(id(call.weight)), self.slots.get(id(call.bias))
+        if weight is None and bias is None:
+            return func(*args, **kwargs)
+        own = {id(t) for t, slot in ((call.weight, weight), (call.bias, bias)) if slot is not None}
+        if not own <= self.left or call.x.shape[0] != self.rows:
+            raise self._changed()
+        self.left -= own
+        self.calls += 1
+        key = rng.fold(self.key, self.calls)
+        out = call.run(call.x, call.weight, call.bias)
+        if weight is not None:
+            if weight.noise is None:
+                return out + self._local(call, weight, bias, key, out.shape[1:])
+            out = out + self._flipout(call, weight.noise * weight.logstd.exp(), key, out.ndim)
+        if bias is not None:
+            noise = self._signed(_normal(rng.fold(key, 1), self.rows, bias.logstd.shape, out.dtype))
+            out = out + call.wide(noise * bias.logstd.exp(), out.ndim)
+        return out
+
+    def _local(self, call: _Call, weight: _Slot, bias: _Slot | None, key: Tensor, size: Sequence[int]) -> Tensor:
+        variance = call.run(call.x**2, (2 * weight.logstd).exp(), None if bias is None else (2 * bias.logstd).exp())
+        return self._signed(_normal(key, self.rows, size, variance.dtype)) * variance.clamp_min(_FLOOR).sqrt()
+
+    def _flipout(self, call: _Call, step: Tensor, key: Tensor, ndim: int) -> Tensor:
+        channels = [call.x.shape[call.channels], step.shape[0]]
+        into, out = _signs(key, self.rows, sum(channels), call.x.dtype).split(channels, -1)
+        return call.run(call.x * call.wide(into, call.x.ndim), step, None) * call.wide(out, ndim)
+
+    def _signed(self, noise: Tensor) -> Tensor:
+        return noise if self.sign is None else noise * self.sign
+
+    @staticmethod
+    def _changed() -> InputError:
+        return InputError(
+            "The model uses its weights in another way than when it was tried, so noise on activations would be wrong "
+            "(a forward pass that depends on the values of its inputs?). Use estimator weight."
+        )
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How the weights' noise enters a loss: which parameters' noise is put on activations, and in which way."""
+
+    estimator: str = "weight"
+    antithetic: bool = False
+    uses: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(algorithm: Algorithm, network: Network, shape: Sequence[int]) -> Noise:
+        """What an algorithm asks for, on inputs of a shape. Not to be called inside of torch.func's transforms."""
+        estimator, antithetic = algorithm.estimator, algorithm.antithetic
+        if estimator == "weight":
+            return Noise(estimator, antithetic)
+        key = tuple(shape)
+        if key not in network.uses:
+            network.uses[key] = uses(network, key)
+        found = network.uses[key]
+        if all(use == OTHER for use in found.values()):
+            return Noise("weight", antithetic)
+        return Noise(estimator, antithetic, found)
+
+    @property
+    def on_weights(self) -> bool:
+        """Whether whole weight vectors are drawn."""
+        return self.estimator == "weight"
+
+    def draws(self, key: Tensor, samples: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """The keys of so many passes and, if they come in pairs of opposite noise, its signs."""
+        numbers = torch.arange(samples, device=key.device)
+        if not self.antithetic or samples == 1:
+            return (rng.fold(rng.fold(key, _STREAM), numbers),)
+        return rng.fold(rng.fold(key, _STREAM), numbers // 2), (1 - 2 * (numbers % 2)).to(dtype)
+
+    def outputs(
+        self, network: Network, q: Gaussian, x: Tensor, key: Tensor, dropout: Tensor, sign: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """One pass: the network's outputs, and the likelihood's own entries of the vector, which are always drawn."""
+        layout = network.layout
+        mean, logstd = layout.split(q.mean), layout.split(q.logstd)
+        flips = (PLACES, VECTORS) if self.estimator == "flipout" else (PLACES,)
+        shared = [n for n in layout.names if self.uses[n] == OTHER or self.uses[n] in flips]
+        sizes = [mean[n].numel() for n in shared]
+        noise = rng.normal(rng.fold(key, 0), (sum(sizes),), q.mean.dtype) if shared else None
+        if noise is not None and sign is not None:
+            noise = noise * sign
+        pieces = noise.split(sizes) if noise is not None else ()
+        drawn = {n: piece.view(mean[n].shape) for n, piece in zip(shared, pieces, strict=True)}
+        slots: dict[int, _Slot] = {}
+        for name in layout.names:
+            if self.uses[name] == OTHER:
+                mean[name] = mean[name] + drawn[name] * logstd[name].exp()
+            else:
+                slots[id(mean[name])] = _Slot(logstd[name], drawn.get(name))
+        own = mean.pop(LIKELIHOOD, q.mean[:0])
+        with _Noisy(slots, x.shape[0], key, sign):
+            return network.call(mean, x, dropout), own
+
+
+ON_WEIGHTS = Noise()
+
+
+# -- how good an estimator is -----------------------------------------------------------------------------------------
+def gradient_variance(
+    loss: Callable[[Gaussian, Tensor], Tensor], q: Gaussian, keys: Iterable[Tensor]
+) -> tuple[float, float]:
+    """The variance over keys of ∇_m and of ∇_ν of `loss(q, key)`, summed over the entries."""
+    grads = [torch.func.grad(loss)(q, key) for key in keys]
+    mean, logstd = (torch.stack(column).var(0).sum() for column in zip(*grads, strict=True))
+    return float(mean), float(logstd)

@@ -1,0 +1,109 @@
+"""What tests/engine/test_distributed.py runs in one process and, under torchrun, in several.
+
+Called as `many.py TASK FOLDER`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import fedabml
+from fedabml import InputError, TrainingError
+from fedabml.algorithms import make
+from fedabml.engine import distributed
+from fedabml.engine.simulate import Simulation
+
+SIZES = (9, 20, 14, 7, 31, 4, 12)
+# Algorithms that keep nothing and that do, a server that owns nothing, draws, weights, averages; momentum as well.
+CASES = {
+    "fedabml": ("fedabml", {"prior_std": "learned", "average": 0.5}, {}),
+    "fedavg": ("fedavg-ft", {"weights": "samples", "momentum": 0.5}, {"chunk": 2}),
+    "ditto": ("ditto", {}, {}),
+    "scaffold": ("scaffold-ft", {"weights": "samples"}, {}),
+    "local": ("local", {"momentum": 0.5}, {"chunk": 1}),
+    "fedpop": ("fedpop", {}, {}),
+    "fedabml, one client": ("fedabml", {}, {"participation": 0.1}),  # so that others have none
+    "ditto, one client": ("ditto", {}, {"participation": 0.1}),
+    "fedabml, loop": ("fedabml", {"k": 2, "s": 2}, {"backend": "loop"}),
+}
+RESUMED = ("fedabml", "ditto")
+
+
+def federation(task="classification"):
+    g = np.random.default_rng(0)
+
+    def client(n):
+        x = g.normal(size=(n, 4)).astype(np.float32)
+        return (x, g.integers(0, 3, n)) if task == "classification" else (x, x[:, :2] + g.normal(size=(n, 2)))
+
+    train = [client(n) for n in SIZES]
+    test = [client(n) for n in (5, 3, 0, 6, 2, 4, 1)]  # one has nothing to be scored on
+    return fedabml.Federation.from_arrays(train, test, **({"classes": 3} if task == "classification" else {}))
+
+
+def train(name, out=None, rounds=4, resume=False, **options):
+    kind, hyper, words = CASES[name]
+    words = {"participation": 0.6, "epochs": 1, "batch_size": 6, "seed": 3, "device": "cpu", "dtype": "float64"} | words
+    words |= {"model_options": {"hidden": (4,)}, "eval_every": 2}
+    hyper = {"personal_epochs": 1, "predict_samples": 3} | hyper
+    task = options.pop("task", "classification")
+    algorithm = make(kind, **hyper | options.pop("hyper", {}))
+    return fedabml.train(federation(task), "mlp", algorithm, rounds=rounds, out=out, resume=resume, **(words | options))
+
+
+def numbers(run):
+    """What a run must agree in, as arrays."""
+    strip = [{k: v for k, v in line.items() if k != "seconds"} for line in run.history]
+    told = [v for line in strip for v in (line["loss"], *line.get("eval", {}).values()) if isinstance(v, float)]
+    traffic = [v for line in strip for v in (line["round"], line["bytes_up"], line["bytes_down"], *line["clients"])]
+    arrays = {f"shared.{k}": v.numpy() for k, v in run.prior.shared.items()}
+    arrays |= {f"clients.{k}": v for k, v in run.evaluation.clients.items()}
+    return arrays | {"history": np.array(told), "traffic": np.array(traffic, float)}
+
+
+def save(folder, name, run):
+    np.savez(folder / f"{name}.{distributed.told()[0]}.npz", **numbers(run))
+
+
+def equality(folder):
+    for name in CASES:
+        save(folder, name, train(name))
+    save(folder, "regression", train("fedabml", task="regression"))
+    heard = []
+    quick = train("fedavg", on_round=heard.append, on_start=lambda setup, sim: heard.append(sim.round))
+    assert len(quick.history) == 4 and len(heard) == (5 if distributed.told()[0] == 0 else 0)
+    words = []
+    for hyper, options in (({"lr": 1e200}, {}), ({"personal_lr": 1e200}, {"eval_every": 0})):
+        try:
+            train("ditto" if not words else "fedavg", hyper=hyper, **options)
+        except TrainingError as error:
+            words.append(str(error))
+    rank, step = distributed.told()[0], Simulation.step
+
+    def drifting(sim):
+        if rank == 1 and sim.round == 1:
+            sim.shared = {k: v * (1 + 1e-15) for k, v in sim.shared.items()}
+        return step(sim)
+
+    Simulation.step = drifting
+    for options in ({"seed": rank}, {}):
+        try:
+            train("fedavg", **options)
+        except (InputError, TrainingError) as error:
+            words.append(str(error))
+    (folder / f"errors.{distributed.told()[0]}.json").write_text(json.dumps(words))
+
+
+def halves(folder):
+    """Goes on with runs that others began, and begins some for them."""
+    for name in RESUMED:
+        save(folder, f"{name} resumed", train(name, folder / name, resume=True))
+        train(name, folder / f"{name} half", rounds=2)
+
+
+if __name__ == "__main__":
+    {"equality": equality, "halves": halves}[sys.argv[1]](Path(sys.argv[2]))
