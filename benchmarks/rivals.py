@@ -98,6 +98,8 @@ def launch(side: str, python: str, folder: Path, limit: float) -> dict[str, Any]
     lines = (done.stdout + "\n" + done.stderr).splitlines()
     answer = next((line for line in lines if line.startswith("ANSWER ")), None)
     if answer is None:
+        if done.returncode < 0:
+            return {"error": f"killed by signal {-done.returncode}"}
         skip = next((line[5:] for line in lines if line.startswith("SKIP ")), None)
         return {"error": skip or " ".join([line for line in lines if line.strip()][-1:])[:300] or "no answer"}
     return {"wall": wall, **json.loads(answer.removeprefix("ANSWER "))}

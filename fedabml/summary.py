@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,11 +52,16 @@ def summarise(
     if setup.cohort.device.type == "cuda":
         summary["peak_device_bytes"] = torch.cuda.max_memory_allocated(setup.cohort.device)
     words = {"bytes_up": line["bytes_up"], "bytes_down": line["bytes_down"], "seconds": seconds}
-    return summary | words | {"peak_memory_bytes": _peak(), "partition_hash": config["partition_hash"]}
+    return summary | words | {"peak_memory_bytes": peak_memory(), "partition_hash": config["partition_hash"]}
 
 
-def _peak() -> int | None:
+def peak_memory() -> int | None:
     """The most memory this process has held, where the system tells."""
+    try:  # on Linux getrusage also counts what the process that started this one had held
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration, ValueError):
+        pass
     try:
         import resource
     except ImportError:

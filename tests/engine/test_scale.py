@@ -9,10 +9,11 @@ import sys
 import pytest
 
 SCRIPT = """
-import json, resource, sys
+import json, sys
 import numpy as np
 import fedabml
 from fedabml.algorithms import make
+from fedabml.summary import peak_memory
 clients, folder = int(sys.argv[1]), sys.argv[2]
 g = np.random.default_rng(0)
 x = np.lib.format.open_memmap(f"{folder}/x.npy", mode="w+", dtype=np.float32, shape=(4 * clients, 8))
@@ -26,7 +27,7 @@ for name in ("fedabml", "ditto"):
     run = fedabml.train(fed, "mlp", make(name), model_options={"hidden": (16,)}, rounds=2, participation=100 / clients,
                         epochs=1, evaluate=False, device="cpu", out=f"{folder}/{name}")
     lines[name] = [len(line["clients"]) for line in run.history]
-print(json.dumps({"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "drawn": lines}))
+print(json.dumps({"peak": peak_memory(), "drawn": lines}))
 """
 
 
