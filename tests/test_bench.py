@@ -28,7 +28,7 @@ NETWORKS = {
         SMALL, model="resnet18", shape=(3, 8, 8), clients=2, cohort=2, samples=3, batch=2, epochs=1
     ),
 }
-pytestmark = pytest.mark.usefixtures("one_thread_here")
+pytestmark = [pytest.mark.usefixtures("one_thread_here"), pytest.mark.slow]
 
 
 def unequal(work):

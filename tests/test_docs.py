@@ -26,6 +26,8 @@ from fedabml.config import RunConfig, names, parse_set, without_commands
 from fedabml.summary import SCORES
 from tests.algorithms import test_protocol as protocol
 
+pytestmark = pytest.mark.slow  # in all; `make quick` has the rest of the suite
+
 ROOT = Path(__file__).parents[1]
 INDEX = ROOT / "docs/algorithms/README.md"
 TUTORIAL = ROOT / "docs/add-your-own-algorithm.md"

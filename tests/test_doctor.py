@@ -9,7 +9,7 @@ import fedabml
 from fedabml import doctor
 from tests.command import SMALL, run
 
-pytestmark = pytest.mark.usefixtures("one_thread_here")
+pytestmark = [pytest.mark.usefixtures("one_thread_here"), pytest.mark.slow]
 
 
 def federation(sizes, features=3):

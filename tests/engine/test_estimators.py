@@ -23,6 +23,8 @@ from fedabml.vectors import Network
 from tests.algorithms.test_known_gaussian import closed_form, personalised, problem
 from tests.engine.test_cohort import Dropping, assert_close, federation, simulate
 
+pytestmark = pytest.mark.slow  # in all; `make quick` has the rest of the suite
+
 NOISY = pytest.mark.parametrize("estimator", ["local", "flipout"])
 ALL = pytest.mark.parametrize("estimator", ["weight", "local", "flipout"])
 

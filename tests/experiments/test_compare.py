@@ -25,7 +25,7 @@ from fedabml.experiments.compare import Request, compare, configs
 from fedabml.experiments.standings import explained, grid, make
 from tests.command import run
 
-pytestmark = pytest.mark.usefixtures("one_thread_here")
+pytestmark = [pytest.mark.usefixtures("one_thread_here"), pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = shlex.split("--clients 8 --model mlr --rounds 2 --participation 0.5 --epochs 1 --batch-size 20")
 THREE = ["--algorithms", "fedabml,fedavg,local", "--seeds", 3]

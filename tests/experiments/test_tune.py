@@ -25,7 +25,7 @@ from fedabml.experiments.space import GRID, Points, personal_options, space
 from fedabml.experiments.tune import _Search, tune
 from tests.command import run
 
-pytestmark = pytest.mark.usefixtures("one_thread_here")
+pytestmark = [pytest.mark.usefixtures("one_thread_here"), pytest.mark.slow]
 
 SMALL = RunConfig(
     clients=8, model="mlr", rounds=2, participation=0.5, epochs=1, batch_size=20, validation=0.2, device="cpu"
