@@ -62,6 +62,7 @@ def personalised(stages, **options):
     return carry["mean"][0].numpy(), carry["logstd"][0].numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kl_step", ["implicit", "explicit"])
 @pytest.mark.parametrize(
     ("posterior_std", "stages"),
