@@ -39,7 +39,9 @@ def cells(suite: str, device: torch.device, turns: int, budget: float) -> Iterat
     words: dict[str, Any] = {"device": device, "turns": turns, "budget": budget}
 
     def against(work: Workload, name: str, dtype: str) -> Callable[[], dict[str, Any]]:
-        make = lambda: contest(work, federation(work), algorithms(work.lr)[name], dtype=dtype, **words)  # noqa: E731
+        compile = device.type == "cuda" and work.name in ("mlr", "mlp", "cnn")  # the others take minutes
+        option = {"dtype": dtype, "compile": compile, **words}
+        make = lambda: contest(work, federation(work), algorithms(work.lr)[name], **option)  # noqa: E731
         return lambda: {"kind": "loop", "algorithm": name, **make()}
 
     for model in MODELS:

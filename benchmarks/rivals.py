@@ -54,7 +54,8 @@ def export(work: Workload, rounds: int, folder: Path) -> None:
     order = []
     for t, clients in enumerate(cohort):
         keys = rng.keys((0, rng.NOISE, t + 1, 0, rng.SHUFFLE), clients)
-        order.append(minibatches(places, sizes, keys, work.epochs, work.batch, 1).rows[:, 0].transpose(0, 1).numpy())
+        plan = minibatches(places, torch.as_tensor(sizes), keys, work.epochs, work.batch, 1)
+        order.append(plan[:, 0].transpose(0, 1).numpy())
     save = lambda name, array: np.save(folder / f"{name}.npy", array)  # noqa: E731
     save("x", fed.x.reshape(work.clients, work.samples, *work.shape))
     save("y", fed.y.reshape(work.clients, work.samples))

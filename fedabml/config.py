@@ -88,14 +88,19 @@ class RunConfig:
     seed: int = key(0, "seed of everything random")
     device: str = key("auto", "auto, cpu or cuda")
     dtype: str = key(
-        "float32", "float32, tf32 (a GPU may round products to 10 bits) or float64", ("float32", "tf32", "float64")
+        "float32",
+        "float32, tf32 (a GPU may round products to 10 bits), bf16 (the network in bfloat16) or float64",
+        ("float32", "tf32", "bf16", "float64"),
     )
     backend: str = key(
         "auto", "vmap (clients as one batched program), loop (one by one), auto", ("auto", "vmap", "loop")
     )
     chunk: int | None = key(None, "clients that run at once (none: what fits in memory)")
+    compile: bool = key(False, "on a GPU, fuse kernels by torch.compile: slower to start, faster in long runs")
     evaluate: bool = key(True, "personalise and score every client at the end")
     eval_every: int = key(0, "score every client each so many rounds, too (0: only at the end)")
+    eval_clients: int | None = key(None, "so many clients, always the same, are scored then (none: all, at most 10000)")
+    eval_all: bool = key(True, "at the end every client is scored, not only eval_clients of them")
     data_dir: str | None = key(None, "folder of datasets (none: $FEDABML_DATA, or ~/.cache/fedabml/data)")
 
     def __post_init__(self) -> None:
@@ -257,7 +262,10 @@ class RunConfig:
         """The keywords of `fedabml.prepare` and `fedabml.train` for this configuration and its federation."""
         from .likelihoods import GaussianNoise
 
-        same = ("rounds", "participation", "epochs", "batch_size", "seed", "device", "dtype", "backend", "chunk")
+        same = (
+            *("rounds", "participation", "epochs", "batch_size", "seed"),
+            *("device", "dtype", "backend", "chunk", "compile"),
+        )
         noise = GaussianNoise(fed.y.shape[1], self.noise, self.learn_noise) if fed.task == "regression" else None
         words = {name: getattr(self, name) for name in (*same, "model_options", "pretrained")}
         return words | {"likelihood": noise}

@@ -19,6 +19,7 @@ from .data.files import data_dir
 from .data.rows import Rows
 from .data.sources import datasets
 from .engine.backend import free_bytes
+from .engine.memory import host_memory
 from .engine.plan import cohort_size, sample
 from .engine.program import padding, segments
 from .engine.simulate import Simulation
@@ -81,22 +82,6 @@ def devices() -> tuple[Facts, list[str]]:
     return rows, notes
 
 
-def host_memory() -> tuple[int, int]:
-    """Bytes of memory, and those that are free; zeros where the system does not say."""
-    try:
-        page = os.sysconf("SC_PAGE_SIZE")
-        total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 0, 0
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:  # what caches would give back is free, too
-            lines = dict(line.split(":", 1) for line in file)
-        free = int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        pass
-    return total, free
-
-
 def graphs() -> str:
     """Why CUDA graphs cannot be used; empty where they can."""
     try:
@@ -141,12 +126,14 @@ def choices(setup: Setup, asked: dict[str, Any]) -> Facts:
     meaning = {
         "float32": "true float32; a GPU's TF32 is off, so that it agrees with a CPU",
         "tf32": "a GPU's products are rounded to 10 bits: faster, three digits",
+        "bf16": "the network in bfloat16, two digits; posteriors, noise and averages in float32",
         "float64": "for checks; slow on most accelerators",
     }
     dtype = setup.config["dtype"]
     rows = [
         ("device", f"{device} ({why})"),
         ("backend", f"{cohort.backend} ({how})"),
+        *([("threads", _threads(cohort.workers))] if device.type == "cpu" else []),
         ("precision", f"{dtype}" + (f" ({meaning[dtype]})" if dtype in meaning else "")),
     ]
     hyper = algorithm.values()
@@ -160,6 +147,7 @@ def choices(setup: Setup, asked: dict[str, Any]) -> Facts:
         rows.append(
             ("estimator", f"{kind}, {hyper['s']} sample(s) per gradient ({told.get(kind, 'see the algorithm')})")
         )
+    rows.append(("samples", "on the host, moved to the device when needed" if cohort.data.hosted else "on the device"))
     rows.append(("steps", "CUDA graphs, replayed" if cohort.programs.capture else "launched one by one"))
     return rows
 
@@ -180,7 +168,7 @@ class Estimate(NamedTuple):
 ROUNDS = 10  # whose plans are looked at
 
 
-def estimate(setup: Setup, scored: int) -> Estimate:
+def estimate(setup: Setup, scored: float) -> Estimate:
     """Times a few real steps of a chunk of clients, and reckons the rest; `scored` is how often clients are scored.
 
     The trial trains the clients of the first round on two batches each, once to warm up and once for the clock, and
@@ -197,7 +185,8 @@ def estimate(setup: Setup, scored: int) -> Estimate:
         torch.cuda.synchronize(cohort.device)
     elapsed = time.perf_counter() - start
     drawn = sample(fed.clients, setup.participation, cohort.seed, 2)
-    lanes = min(cohort.chunk, len(drawn))
+    chunk = brief.cohort.chunk  # fewer than planned, where memory did not suffice
+    lanes = min(chunk, len(drawn))
     chunks = -(-len(drawn) // lanes)
     step = elapsed / (int(_steps(trial, drawn, cohort.batch_size, 1).max()) * chunks)
     halves = cohort.programs.capture
@@ -213,7 +202,7 @@ def estimate(setup: Setup, scored: int) -> Estimate:
     per_round = float(np.mean([seconds for seconds, _ in rounds]))
     personal = sum(phase.epochs for phase in cohort.algorithm.personal_phases())
     own = _steps(fed, range(fed.clients), cohort.batch_size, max(1, personal))
-    scoring = _reckoned(own, cohort.chunk, cost, halves)[0] if personal else 0.0
+    scoring = _reckoned(own, chunk, cost, halves)[0] if personal else 0.0
     counts = fed.train.counts.astype(float)
     width = min(cohort.batch_size, int(counts.max()))
     batches = np.ceil(counts / width)
@@ -225,7 +214,7 @@ def estimate(setup: Setup, scored: int) -> Estimate:
         total=setup.rounds * per_round + scored * scoring,
         padding=float(np.mean([waste for _, waste in rounds])),
         short=float(1 - counts.sum() / (batches.sum() * width)),
-        bytes=fed.x.nbytes + setup.lane * min(cohort.chunk, sampled),
+        bytes=(0 if cohort.data.hosted else fed.x.nbytes) + setup.lane * min(chunk, sampled),
         free=free_bytes(cohort.device) * 2 if cohort.device.type == "cuda" else host_memory()[1],
     )
 
@@ -259,7 +248,14 @@ def _with(cohort: Any, fed: Federation) -> Any:
     return type(cohort)(
         cohort.algorithm, cohort.network, cohort.likelihood, fed, batch_size=cohort.batch_size, seed=cohort.seed,
         device=cohort.device, dtype=cohort.dtype, backend=cohort.backend, chunk=cohort.chunk,
+        inside=cohort.network.dtype, fuse=cohort.programs.fuse, workers=cohort.workers,
     )  # fmt: skip
+
+
+def _threads(workers: int) -> str:
+    if workers == 1:
+        return f"{torch.get_num_threads()}, all on the same clients"
+    return f"{workers}, each with clients of its own (faster here for this model)"
 
 
 def _size(count: float) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,13 +20,16 @@ from . import rng
 from .algorithms.base import State
 from .data import Federation, Rows
 from .engine.cohort import Cohort
+from .engine.crew import over
 from .engine.distributed import ALONE, World
 from .engine.lanes import Lanes, Part, chunked, joined
+from .engine.memory import fitting
 from .errors import InputError, TrainingError
 from .gaussian import Distribution
 from .likelihoods import Categorical
 
 BINS = 15  # of the calibration error, the field's custom
+SOME = 10_000  # clients that are scored while a run trains, unless it is told otherwise
 COVERAGE = 0.9  # nominal coverage of the interval a regression is held against
 _Z90 = 1.6448536269514722
 
@@ -119,6 +123,14 @@ def check_rows(fed: Federation, split: str) -> Rows:
     return rows
 
 
+def drawn(cohort: Cohort, split: str, most: int | None = None) -> list[int]:
+    """The clients to score, in ascending order: those with rows or, if they are more than `most`, so many of them."""
+    able = np.flatnonzero(check_rows(cohort.fed, split).counts)
+    if most is not None and most < len(able):
+        able = np.sort(rng.generator(cohort.seed, rng.SAMPLE, 0).choice(able, most, replace=False))  # rounds begin at 1
+    return able.tolist()
+
+
 class Entry(NamedTuple):
     """A trained run to be scored."""
 
@@ -127,18 +139,26 @@ class Entry(NamedTuple):
     kept: Callable[[list[int]], State]  # what clients keep between rounds, a lane each
     round: int = 0
     world: World = ALONE
+    most: int | None = None  # clients to score; None: all
 
 
 def evaluate(
-    cohort: Cohort, shared: State, kept: Any, split: str = "test", round: int = 0, world: World = ALONE
+    cohort: Cohort,
+    shared: State,
+    kept: Any,
+    split: str = "test",
+    round: int = 0,
+    world: World = ALONE,
+    most: int | None = None,
 ) -> Evaluation:
     """Personalises every client from `shared` on its training data and scores it on its `split` rows.
 
     `kept(clients)` gives what those clients keep between rounds. The prior's own score, without personalising and
-    without the label level, stands beside it. Clients without such rows have no score (NaN) and do not count. Where
-    several processes call this, each personalises the clients that it owns, and all get all scores.
+    without the label level, stands beside it, on the same rows. Clients without such rows have no score (NaN) and do
+    not count. Of more clients than `most`, so many are drawn, for a seed always the same. Where several processes call
+    this, each personalises the clients that it owns, and all get all scores.
     """
-    (found,) = evaluate_together([Entry(cohort, shared, kept, round, world)], split)
+    (found,) = evaluate_together([Entry(cohort, shared, kept, round, world, most)], split)
     if isinstance(found, TrainingError):
         raise found
     return found
@@ -152,25 +172,40 @@ def evaluate_together(
 
     Without `prior` the server's own model is not scored.
     """
-    first = entries[0].cohort
-    scored = [np.flatnonzero(check_rows(e.cohort.fed, split).counts).tolist() for e in entries]
+    scored = [drawn(e.cohort, split, e.most) for e in entries]
+    own = [_ours(e, clients) for e, clients in zip(entries, scored, strict=True)]
+    personal, bad = fitting([e.cohort for e in entries], sum(map(len, own)), partial(_personal, entries, split, own))
+    return [
+        _whole(entry, split, clients, parts, wrong, prior)
+        for entry, clients, parts, wrong in zip(entries, scored, personal, bad, strict=True)
+    ]
+
+
+def _personal(
+    entries: Sequence[Entry], split: str, clients: list[list[int]], chunk: int
+) -> tuple[list[list[Any]], list[list[int]]]:
+    """Every run's predictions for these clients, so many at a time, and the clients whose models diverged."""
     personal: list[list[Any]] = [[] for _ in entries]
     bad: list[list[int]] = [[] for _ in entries]
-    for part in chunked([_ours(e, clients) for e, clients in zip(entries, scored, strict=True)], first.chunk):
+    workers = entries[0].cohort.workers
+    chunks = list(chunked(clients, chunk, workers))
+
+    def scored(part: dict[int, list[int]]) -> tuple[list[Any], list[bool]]:
         run = {i: entries[i] for i in part}
         lanes = Lanes([Part(run[i].cohort, run[i].shared, own, run[i].round) for i, own in part.items()])
         models = lanes.personalise(joined([run[i].kept(own) for i, own in part.items()]))
         rows = {i: [run[i].cohort.fed.rows(split)[c] for c in own] for i, own in part.items()}
         draws = lanes.predict(models, [own for many in rows.values() for own in many])
-        for i, piece in zip(part, draws.split([sum(map(len, many)) for many in rows.values()], 1), strict=True):
-            personal[i].append(prediction(run[i].cohort, piece))
-        fine = torch.stack([torch.isfinite(leaf).flatten(1).all(1) for leaf in models]).all(0).tolist()
+        pieces = draws.split([sum(map(len, many)) for many in rows.values()], 1)
+        found = [prediction(run[i].cohort, piece) for i, piece in zip(part, pieces, strict=True)]
+        return found, torch.stack([torch.isfinite(leaf).flatten(1).all(1) for leaf in models]).all(0).tolist()
+
+    for part, (pieces, fine) in zip(chunks, over(scored, chunks, workers), strict=True):
+        for i, piece in zip(part, pieces, strict=True):
+            personal[i].append(piece)
         for (i, client), good in zip(((i, c) for i, own in part.items() for c in own), fine, strict=True):
             bad[i] += [] if good else [client]
-    return [
-        _whole(entry, split, clients, own, wrong, prior)
-        for entry, clients, own, wrong in zip(entries, scored, personal, bad, strict=True)
-    ]
+    return personal, bad
 
 
 def _ours(entry: Entry, clients: list[int]) -> list[int]:
@@ -186,15 +221,15 @@ def _whole(
     entry: Entry, split: str, clients: list[int], parts: list[Any], bad: list[int], prior: bool
 ) -> Evaluation | TrainingError:
     """The scores of a run from the predictions for the clients that are ours, together with the other processes'."""
-    rows = entry.cohort.fed.rows(split)
+    rows, scored = entry.cohort.fed.rows(split).select(clients), np.array(clients)
     if entry.world.size > 1:
-        place = [np.arange(rows.offsets[c], rows.offsets[c + 1]) for c in _ours(entry, clients)]
-        wrong = np.isin(rows.owner, bad).astype(float)
-        personal, wrong = _together(entry, len(rows.index), place, parts, wrong)
-        bad = np.unique(rows.owner[wrong > 0]).tolist()
+        owner = scored[rows.owner]
+        place = np.flatnonzero(np.isin(owner, _ours(entry, clients)))
+        personal, wrong = _together(entry, len(owner), [place], parts, np.isin(owner, bad).astype(float))
+        bad = np.unique(owner[wrong > 0]).tolist()
     if bad:
         return _diverged(entry.cohort, bad)
-    return _scored(entry, split, np.array(clients), _joined(parts) if entry.world.size == 1 else personal, prior)
+    return _scored(entry, rows, scored, _joined(parts) if entry.world.size == 1 else personal, prior)
 
 
 def _together(
@@ -232,12 +267,9 @@ def _of_columns(cohort: Cohort, table: np.ndarray) -> Any:
     return Regression(mean, std, model, np.stack(np.split(draws, draws.shape[1] // (2 * targets), 1)))
 
 
-def _scored(entry: Entry, split: str, scored: np.ndarray, personal: Any, with_prior: bool) -> Evaluation:
-    """The scores of a run from its clients' predictions."""
-    cohort, fed = entry.cohort, entry.cohort.fed
-    rows = fed.rows(split)
-    rank = np.cumsum(rows.counts > 0) - 1  # a client's place among those that are scored
-    owner = rank[rows.owner]
+def _scored(entry: Entry, rows: Rows, scored: np.ndarray, personal: Any, with_prior: bool) -> Evaluation:
+    """The scores of a run from the predictions for its scored clients, whose rows these are."""
+    cohort, fed, owner = entry.cohort, entry.cohort.fed, rows.owner
     prior = cohort.algorithm.prior(entry.shared) if with_prior else None
     own = None if prior is None else _prior_predictions(entry, prior, rows.index)
     y = fed.y[rows.index]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,20 @@ def write_tensors(path: str | os.PathLike[str], tensors: dict[str, Tensor], fact
     return write(path, save(plain, {FACTS: json.dumps(facts)}))
 
 
-def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Reads what `write_tensors` wrote; anything else (truncated, foreign, a pickle) is an InputError."""
+def read_tensors(
+    path: str | os.PathLike[str], only: Container[str] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Reads what `write_tensors` wrote; anything else (truncated, foreign, a pickle) is an InputError.
+
+    All tensors are read, or only those named.
+    """
     if not Path(path).is_file():
         raise InputError(f"There is no file '{path}'.")
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
             facts = json.loads((file.metadata() or {})[FACTS])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = [name for name in file.keys() if only is None or name in only]  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise InputError(
             f"'{path}' is not a file that fedabml wrote: it is truncated, or of another kind ({type(error).__name__}). "

@@ -6,8 +6,8 @@ very numbers each client would draw alone.
 
 Two generators stand behind the draws. On a CPU a Mersenne Twister is seeded per key, which is several times faster than
 integer arithmetic on tensors; on an accelerator a counter is hashed (splitmix64), which needs no launch per lane and
-can be captured in a graph, by one kernel (`noise`) where Triton is at hand. The streams differ between the two; within
-one device they are always the same.
+can be captured in a graph, by one kernel (`kernels`) where Triton is at hand. The streams differ between the two;
+within one device they are always the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _A, _B = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 # What a key is for: the same (seed, round, client) must not give a shuffle and a noise vector the same stream.
-INIT, SAMPLE, SHUFFLE, NOISE, PERSONAL, PREDICT, KEEP = range(7)
+PURPOSES = 7
+INIT, SAMPLE, SHUFFLE, NOISE, PERSONAL, PREDICT, KEEP = range(PURPOSES)
 
 
 def _signed(value: int) -> int:
@@ -85,7 +86,7 @@ def normal(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Standard normal deviates of shape key.shape + size."""
     if key.device.type == "cpu":
         return _normal_cpu(key, list(size), dtype)
-    return _normal_cuda(key, list(size), dtype) if _fused() else _normal_hashed(key, size, dtype)
+    return _normal_cuda(key, list(size), dtype) if fused() else _normal_hashed(key, size, dtype)
 
 
 def uniform(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -132,26 +133,29 @@ def _uniform_cpu(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor
 
 
 @cache
-def _fused() -> bool:
-    """Whether there is a kernel for normal deviates: Triton, and a compiler that it can use."""
+def fused() -> bool:
+    """Whether there are kernels for a GPU: Triton, and a compiler that it can use.
+
+    It is found out by a trial, which inside of torch.func's transforms would fail: ask once before.
+    """
     if importlib.util.find_spec("triton") is None:
         return False
     try:
-        from . import noise
+        from . import kernels
 
-        noise.normal(key(0, device="cuda"), (2,), torch.float32)
+        kernels.normal(key(0, device="cuda"), (2,), torch.float32)
     except Exception as error:  # whatever is wrong with an installation, there is another way
         why = (str(error).splitlines() or [""])[0]
-        logging.getLogger("fedabml").warning("Noise is drawn without Triton: %s: %s", type(error).__name__, why)
+        logging.getLogger("fedabml").warning("A GPU without Triton is slower: %s: %s", type(error).__name__, why)
         return False
     return True
 
 
 @torch.library.custom_op("fedabml::normal_cuda", mutates_args=(), device_types="cuda")
 def _normal_cuda(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    from . import noise
+    from . import kernels
 
-    return noise.normal(key, size, dtype)
+    return kernels.normal(key, size, dtype)
 
 
 def _shape(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -30,7 +30,7 @@ from .engine.distributed import world as processes
 from .engine.plan import cohort_size
 from .engine.simulate import Simulation
 from .errors import InputError
-from .evaluate import Evaluation, check_rows
+from .evaluate import SOME, Evaluation, check_rows
 from .evaluate import evaluate as score_clients
 from .files import write, write_json
 from .likelihoods import Categorical, GaussianNoise, Likelihood
@@ -41,7 +41,8 @@ from .version import __version__
 
 # What a resumed run may change: how long it is, how it is scored, and what is only noted down.
 PERSONAL = ("personal_epochs", "personal_lr", "predict_samples")
-FREE = {"rounds", "eval_every", "split", "run", "command", "versions", "fedabml", "processes", "launch"}
+FREE = {"rounds", "eval_every", "eval_clients", "eval_all", "split"}
+FREE |= {"run", "command", "versions", "fedabml", "processes", "launch"}
 FREE |= {f"algorithm.hyper.{name}" for name in PERSONAL}
 
 
@@ -91,6 +92,8 @@ def prepare(
     dtype: str = "float32",
     backend: str = "auto",
     chunk: int | None = None,
+    compile: bool = False,
+    workers: int | None = None,
     likelihood: Likelihood | None = None,
     model_options: dict[str, Any] | None = None,
     pretrained: str | os.PathLike[str] | None = None,
@@ -136,20 +139,28 @@ def prepare(
     checked = network.to("cpu", torch.float32)
     likelihood.check(checked.probe(probe))
     network.dropout, network.activations = checked.dropout, checked.activations
-    backend, note = backend_of(backend, checked, probe, place)
+    way, note = backend_of(backend, checked, probe, place)
+    backend, workers = way.backend, way.workers if workers is None else workers
     smallest, largest = int(fed.train.counts.min()), int(fed.train.counts.max())
     notes = algorithm.notes() + ([note] if note else [])
+    if compile and (place.type, backend) != ("cuda", "vmap"):
+        notes.append("Nothing is compiled: that is for a GPU and the backend vmap.")
     if fed.clients > 1 and cohort_size(fed.clients, participation) == 1:
         notes.append(f"Only 1 of {fed.clients} clients takes part in a round; a larger participation learns faster.")
     if batch_size > smallest:
         which = "every client" if batch_size > largest else f"{int((fed.train.counts < batch_size).sum())} client(s)"
         notes.append(f"The batch of {batch_size} is larger than the data of {which}; their batches are all they have.")
-    lane = lane_bytes(network, algorithm, min(batch_size, largest), network.activations, arithmetic.itemsize)
+    lane = lane_bytes(network, algorithm, min(batch_size, largest), raw[0].size, arithmetic.vectors.itemsize)
     chunk = chunk_of(lane, place, fed.clients) if chunk is None else chunk
     cohort = Cohort(
-        algorithm, network, likelihood, fed, batch_size=batch_size, seed=seed, device=place,
-        dtype=arithmetic, backend=backend, chunk=chunk,
+        algorithm, network, likelihood, fed, batch_size=batch_size, seed=seed, device=place, dtype=arithmetic.vectors,
+        inside=arithmetic.network, backend=backend, chunk=chunk, fuse=compile, workers=workers,
     )  # fmt: skip
+    if cohort.data.hosted:
+        notes.append(
+            "The samples would take more than half of the device's free memory: they stay on the host, and every round "
+            "moves those that it needs. Steps are launched one by one."
+        )
     config = {
         "fedabml": __version__,
         "algorithm": {"name": algorithms.name_of(algorithm), "hyper": algorithm.values()},
@@ -168,6 +179,8 @@ def prepare(
         "dtype": dtype,
         "backend": backend,
         "chunk": chunk,
+        "workers": workers,
+        "compile": compile,
         "partition_hash": fed.hash,
         "weights": _fingerprint(network),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
@@ -188,12 +201,15 @@ def train(
     device: str = "auto",
     evaluate: bool = True,
     eval_every: int = 0,
+    eval_clients: int | None = None,
+    eval_all: bool = True,
     split: str = "auto",
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     dtype: str = "float32",
     backend: str = "auto",
     chunk: int | None = None,
+    compile: bool = False,
     likelihood: Likelihood | None = None,
     model_options: dict[str, Any] | None = None,
     pretrained: str | os.PathLike[str] | None = None,
@@ -205,24 +221,25 @@ def train(
 
     `model` is any `nn.Module` (its weights, pretrained or not, are where training starts) or a name from
     `fedabml.models`; `pretrained` is a .safetensors file of weights to start from. `algorithm` defaults to `FedABML()`.
-    With `evaluate` every client is personalised and scored at the end, and every `eval_every` rounds; `split` says on
-    what: `auto` is the validation rows where the federation has any (then nothing is read from the test rows) and the
-    test rows otherwise. With `out` the run is written to a folder, a checkpoint every round, and `resume=True` goes on
-    with it: the result is bit-equal to an uninterrupted run's.
+    With `evaluate` every client is personalised and scored at the end, and every `eval_every` rounds `eval_clients` of
+    them: all by default, at most 10,000, for a seed always the same (without `eval_all` they alone at the end, too).
+    `split` says on what: `auto` is the validation rows where the federation has any (then nothing is read from the
+    test rows) and the test rows otherwise. With `out` the run is written to a folder, a checkpoint every round, and
+    `resume=True` goes on with it: the result is bit-equal to an uninterrupted run's.
 
     Under torchrun the processes train one federation together (docs/distributed.md). All of them get the result;
     process 0 alone writes the folder and calls `on_start` and `on_round`.
     """
     world = processes()
     folder = Folder(Path(out)) if out is not None else None
-    device = world.place(device)
+    device, workers = world.place(device), None
     if folder and resume:
         given = folder.path, backend, chunk
-        backend, chunk = world.decide(lambda: _as_before(*given))
+        backend, chunk, workers = world.decide(lambda: _as_before(*given))
     setup = prepare(
         fed, model, algorithm, rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size,
-        seed=seed, device=device, dtype=dtype, backend=backend, chunk=chunk, likelihood=likelihood,
-        model_options=model_options, pretrained=pretrained,
+        seed=seed, device=device, dtype=dtype, backend=backend, chunk=chunk, compile=compile, likelihood=likelihood,
+        model_options=model_options, pretrained=pretrained, workers=workers,
     )  # fmt: skip
     cohort = setup.cohort
     _together(world, setup, chunk)
@@ -230,20 +247,23 @@ def train(
         split = resolve_split(fed, split)
         check_rows(fed, split)  # now, not after hours of training
     eval_every = whole(eval_every, "eval_every", 0)
-    config = setup.config | {"eval_every": eval_every, "split": split} | (extra or {})
+    some = SOME if eval_clients is None else whole(eval_clients, "eval_clients", 1)
+    scoring = {"eval_every": eval_every, "eval_clients": eval_clients, "eval_all": eval_all, "split": split}
+    config = setup.config | scoring | (extra or {})
     state = world.lead(partial(_opened, folder, fed, config, resume)) if folder else None
-    sim = Simulation(cohort, participation=participation, epochs=epochs, state=state, world=world)
+    place = folder.path if folder else None
+    sim = Simulation(cohort, participation=participation, epochs=epochs, state=state, world=world, folder=place)
     if folder:
         folder.history = world.decide(folder.history.copy)
     if world.rank == 0:
         on_start(setup, sim)
     start = time.perf_counter()
 
-    def score(sim: Simulation) -> Evaluation:
-        return score_clients(cohort, sim.theta, sim.kept_for, split, sim.round, world)
+    def score(sim: Simulation, most: int | None) -> Evaluation:
+        return score_clients(cohort, sim.theta, sim.kept_for, split, sim.round, world, most)
 
     def brief(sim: Simulation) -> dict[str, Any]:
-        return score(sim).summary
+        return score(sim, some).summary
 
     before = sim.seconds
     history = sim.run(
@@ -253,7 +273,7 @@ def train(
     prior = Prior(cohort.algorithm, theta, setup.card, batch_size)
     if folder:  # before the score: a client that diverges while it is scored must not cost the prior
         world.lead(partial(prior.save, folder.path / "shared.safetensors"))
-    final = score(sim) if evaluate else None
+    final = score(sim, None if eval_all else some) if evaluate else None
     summary = summarise(setup, sim, history, final, split, before + time.perf_counter() - start)
     run = Run(prior, summary, history, config, final, folder.path if folder else None)
     if folder:
@@ -306,16 +326,17 @@ def _fingerprint(network: Network) -> str:
     return digest.hexdigest()
 
 
-def _as_before(path: Path, backend: str, chunk: int | None) -> tuple[str, int | None]:
-    """A resumed run reuses the backend and chunk it began with, so that its bits are the same."""
+def _as_before(path: Path, backend: str, chunk: int | None) -> tuple[str, int | None, int | None]:
+    """A resumed run reuses the backend, the chunk and the threads it began with, so that its bits are the same."""
     from .files import read_json
 
     if not (path / "config.json").exists():
-        return backend, chunk
+        return backend, chunk, None
     old = read_json(path / "config.json")
     if not isinstance(old, dict):
         raise InputError(f"'{path / 'config.json'}' is not a run's configuration.")
-    return (old.get("backend", backend) if backend == "auto" else backend), chunk or old.get("chunk")
+    mode = old.get("backend", backend) if backend == "auto" else backend
+    return mode, chunk or old.get("chunk"), old.get("workers", 1)
 
 
 def resolve_split(fed: Federation, split: str) -> str:

@@ -40,6 +40,7 @@ def summarise(
         k: config[k] for k in ("dataset", "model", "seed", "rounds", "clients", "parameters", "device", "backend")
     }
     summary |= {"algorithm": config["algorithm"]["name"], "task": fed.task, "split": split, "loss": line["loss"]}
+    summary["chunk"] = setup.cohort.chunk  # fewer clients at once than at the start, where memory did not suffice
     main = "accuracy" if fed.task == "classification" else "rmse"
     if final is not None:
         summary |= final.summary | final.details

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -79,7 +80,8 @@ class _KeyedDropout(TorchFunctionMode):
         shape = list(input.shape)
         if trailing:  # whole channels are dropped
             shape[-trailing:] = [1] * trailing
-        keep = rng.uniform(rng.fold(self.key, self.calls), shape, input.dtype) >= p
+        exact = torch.promote_types(input.dtype, torch.float32)
+        keep = rng.uniform(rng.fold(self.key, self.calls), shape, exact) >= p
         return input * keep / (1 - p)
 
 
@@ -109,11 +111,14 @@ class Network:
         self.dropout = True  # until `probe` has seen that the model never calls it
         self.uses: dict[tuple[int, ...], dict[str, str]] = {}  # how it uses its parameters, by the inputs' shape
         self.activations = self.layout.size  # numbers kept per example, a guess until `probe`
+        self.dtype = self.initial.dtype  # of the module's arithmetic
+        self._copies: dict[int, nn.Module] = {}  # by thread: a call changes the module for its duration
 
-    def to(self, device: torch.device | str, dtype: torch.dtype) -> Network:
-        """A copy on a device, its constants in a dtype."""
+    def to(self, device: torch.device | str, dtype: torch.dtype, inside: torch.dtype | None = None) -> Network:
+        """A copy on a device, its vectors of a dtype; `inside`, if other, is that of the module's arithmetic."""
         other = copy.copy(self)
-        other.module = copy.deepcopy(self.module).to(device=device, dtype=dtype)
+        other.dtype = inside or dtype
+        other.module, other._copies = copy.deepcopy(self.module).to(device=device, dtype=other.dtype), {}
         other.initial = self.initial.to(device=device, dtype=dtype)
         return other
 
@@ -124,16 +129,26 @@ class Network:
 
     def __call__(self, vector: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
         """The module's output. With a key the module is in training mode and its dropout draws from the key."""
-        return self.call(self.weights(vector), x, key)
+        return self.call(self.weights(vector.to(self.dtype)), x, key)
 
     def call(self, weights: dict[str, Tensor], x: Tensor, key: Tensor | None = None) -> Tensor:
-        """The same with named weights."""
-        if self.module.training != (key is not None):
-            self.module.train(key is not None)
+        """The same with named weights, which are of the module's type; the output is of the initial vector's."""
+        module, x = self._mine(), x.to(self.dtype)
+        if module.training != (key is not None):
+            module.train(key is not None)
         if not self.dropout:
-            return torch.func.functional_call(self.module, weights, (x,))
+            return torch.func.functional_call(module, weights, (x,)).to(self.initial.dtype)
         with _KeyedDropout(key):
-            return torch.func.functional_call(self.module, weights, (x,))
+            return torch.func.functional_call(module, weights, (x,)).to(self.initial.dtype)
+
+    def _mine(self) -> nn.Module:
+        """The module for this thread alone."""
+        if torch.compiler.is_compiling() or threading.current_thread() is threading.main_thread():
+            return self.module
+        number = threading.get_ident()
+        if number not in self._copies:
+            self._copies[number] = copy.deepcopy(self.module)
+        return self._copies[number]
 
     def weights(self, vector: Tensor) -> dict[str, Tensor]:
         """The module's parameters in a vector, by name."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedabml import rng
-from fedabml.engine.plan import minibatches, padded
+from fedabml.engine.plan import minibatches, padded, steps_of
 
 
 class Hosted(NamedTuple):
@@ -20,5 +20,5 @@ def plan_of(rows, names, epochs, batch, per_step, path):
     """The minibatches of clients, given their rows and names and (seed, purpose, round, phase)."""
     sizes = np.array([len(r) for r in rows])
     keys = rng.keys((*path, rng.SHUFFLE), names)
-    plan = minibatches(torch.as_tensor(padded(rows)), sizes, keys, epochs, batch, per_step)
-    return Hosted(plan.rows.numpy(), plan.steps)
+    plan = minibatches(torch.as_tensor(padded(rows)), torch.as_tensor(sizes), keys, epochs, batch, per_step)
+    return Hosted(plan.numpy(), steps_of(sizes, epochs, min(batch, int(sizes.max())), per_step))

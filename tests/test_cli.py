@@ -47,6 +47,12 @@ def test_train_evaluate_personalize_predict(client, tmp_path):
     log = (out / "train.log").read_text().splitlines()
     assert len(log) == 4 and "round 2/3" in log[2] and "accuracy" in log[2]
 
+    said = run("train", *SMALL, "--eval-every", 2, "--eval-clients", 4, "--no-eval-all", "--out", "few").stdout
+    assert "(4 clients scored on test data)" in said
+    assert "(4 clients)" in (tmp_path / "few" / "train.log").read_text().splitlines()[2]
+    assert json.loads((tmp_path / "few" / "summary.json").read_text())["clients_scored"] == 4
+    run("train", "--resume", "--out", "few", "--rounds", 4, "--eval-clients", 3)  # how a run is scored may change
+
     run("evaluate", out)
     again = json.loads((out / "evaluation.json").read_text())
     assert again["accuracy"] == summary["accuracy"] and again["nll"] == summary["nll"]

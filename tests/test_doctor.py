@@ -22,7 +22,18 @@ def test_a_machine_and_a_run(tmp_path):
     said = run("doctor", *SMALL, "--eval-every", 1).stdout
     for word in (
         *("Versions", "torch", "optuna", "Machine", "CPU", "memory", "GPU", "data folder", "digits", "mlr"),
-        *("backend", "vmap", "precision", "float32", "estimator", "a round", "about 0:00:", "padding", "Nothing was"),
+        *(
+            "backend",
+            "vmap",
+            "precision",
+            "float32",
+            "estimator",
+            "a round",
+            "about 0:00:",
+            "padding",
+            "a client",
+            "Nothing was",
+        ),
     ):
         assert word in said, word
     assert list(tmp_path.iterdir()) == []

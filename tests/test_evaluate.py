@@ -17,7 +17,7 @@ from torchmetrics.functional.classification import multiclass_accuracy, multicla
 import fedabml
 from fedabml import FedABML, FedAvg, GaussianNoise, Local, Prediction, Regression
 from fedabml.engine.simulate import Simulation
-from fedabml.evaluate import BINS, _classification, _regression, calibration, entropy, evaluate, worst_decile
+from fedabml.evaluate import BINS, _classification, _regression, calibration, drawn, entropy, evaluate, worst_decile
 
 CLIENTS, CLASSES = 4, 5
 
@@ -163,7 +163,7 @@ def data(task, sizes=(12, 30, 8), tests=(5, 9, 4)):
         x = g.normal(size=(n, 4)).astype(np.float32)
         if task == "regression":
             return x, (x @ [1.0, -1.0, 2.0, 0.0] + c + 0.3 * g.normal(size=n)).astype(np.float32)
-        return x, g.choice([c, (c + 1) % 3], n)
+        return x, g.choice([c % 3, (c + 1) % 3], n)
 
     pairs = [client(n, c) for c, n in enumerate(sizes)], [client(n, c) for c, n in enumerate(tests)]
     return fedabml.Federation.from_arrays(*pairs, classes=3 if task == "classification" else None)
@@ -285,3 +285,25 @@ def test_personalising_that_diverges_names_the_clients():
     wild = fedabml.FedABML(kl_step="explicit", lam=10, nu0=-7, personal_lr=1.0, personal_epochs=20)
     with pytest.raises(fedabml.TrainingError, match=r"Personalising diverged for .*client"):
         fedabml.train(fed, "mlr", wild, rounds=0)
+
+
+def test_some_clients_score_what_they_do_among_all():
+    """Three of six are drawn by the seed alone; clients without test rows are not among them."""
+    fed = data("classification", sizes=(12, 30, 8, 9, 10, 11), tests=(5, 9, 0, 4, 3, 7))
+    everyone, sim = evaluated(fed, FedABML(personal_epochs=1, predict_samples=2))
+    some = evaluate(sim.cohort, sim.theta, sim.kept_for, most=3)
+    chosen = np.flatnonzero(~np.isnan(some.clients["nll"]))
+    assert chosen.tolist() == drawn(sim.cohort, "test", 3) and len(chosen) == 3 and 2 not in chosen
+    assert (some.summary["clients_scored"], everyone.summary["clients_scored"]) == (3, 5)
+    for name, values in some.clients.items():
+        np.testing.assert_allclose(values[chosen], everyone.clients[name][chosen], rtol=1e-9, err_msg=name)
+    assert some.summary["nll"] == pytest.approx(everyone.clients["nll"][chosen].mean())
+    assert some.summary["prior_accuracy"] == pytest.approx(everyone.clients["prior_accuracy"][chosen].mean())
+    counts = fed.test.counts[chosen]
+    assert some.summary["nll_pooled"] == pytest.approx(np.average(everyone.clients["nll"][chosen], weights=counts))
+    assert drawn(sim.cohort, "test", 5) == drawn(sim.cohort, "test") == [0, 1, 3, 4, 5]
+    others = set()
+    for seed in range(20):
+        sim.cohort.seed = seed
+        others.add(tuple(drawn(sim.cohort, "test", 3)))
+    assert len(others) > 5

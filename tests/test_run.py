@@ -187,6 +187,20 @@ def test_evaluating_along_the_way_does_not_change_the_training():
     assert b.summary["accuracy_last10"] == pytest.approx((first + last) / 2)
 
 
+def test_some_clients_are_scored_along_the_way_and_all_at_the_end(monkeypatch):
+    scored = lambda run: ([line["eval"]["clients_scored"] for line in run.history], run.summary["clients_scored"])
+    train = lambda **words: fedabml.train(federation(), "mlr", FedABML(), chunk=4, eval_every=1, **QUICK, **words)
+    everyone, some, few = train(), train(eval_clients=2), train(eval_clients=2, eval_all=False)
+    total = everyone.summary["clients_scored"]
+    assert scored(everyone) == ([total] * 2, total) and scored(some) == ([2, 2], total) and scored(few) == ([2, 2], 2)
+    assert some.summary["nll"] == everyone.summary["nll"] != few.summary["nll"] == few.history[-1]["eval"]["nll"]
+    monkeypatch.setattr("fedabml.run.SOME", 3)  # the default for very many clients
+    assert scored(train()) == ([3, 3], total) and scored(train(eval_all=False)) == ([3, 3], 3)
+    assert scored(train(eval_clients=99)) == ([total] * 2, total)
+    with pytest.raises(InputError, match="eval_clients"):
+        train(eval_clients=0)
+
+
 def test_a_run_in_float64_hands_over_a_usable_prior(tmp_path):
     run = fedabml.train(federation(), "mlr", FedABML(), dtype="float64", **QUICK)
     x, y = client(12, 5)

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from .. import rng
 from ..algorithms import FedABML, FedAvg
 from ..engine.loss import label_offset
-from ..engine.plan import minibatches, sample
+from ..engine.plan import minibatches, sample, steps_of
 from ..errors import InputError
 from ..gaussian import Gaussian
 from ..run import Setup
@@ -130,13 +130,14 @@ class Loop:
         places = torch.arange(int(sizes.max())).expand(len(clients), -1)
         places = torch.where(places < torch.as_tensor(sizes).unsqueeze(-1), places, -1)
         shuffles = rng.keys((cohort.seed, rng.NOISE, round, 0, rng.SHUFFLE), clients)
-        plan = minibatches(places, sizes, shuffles, self.epochs, cohort.batch_size, 1)
+        plan = minibatches(places, torch.as_tensor(sizes), shuffles, self.epochs, cohort.batch_size, 1)
+        taken = steps_of(sizes, self.epochs, plan.shape[-1], 1)
         keys = rng.fold(cohort.keys(rng.NOISE, round, clients), 0)
         offsets = label_offset(self.algorithm, cohort.site(clients))
         self.next = []
         for lane, client in enumerate(clients):
             own = torch.as_tensor(cohort.fed.train[client]).to(cohort.device)
-            rows = plan.rows[: int(plan.steps[lane]), 0, lane]
+            rows = plan[: int(taken[lane]), 0, lane]
             steps = [row[row >= 0].to(cohort.device) for row in rows]
             self.next.append(Client(own, steps, keys[lane], None if offsets is None else offsets[lane]))
         self.round = round

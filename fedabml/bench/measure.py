@@ -90,11 +90,13 @@ TITLES = {
 }
 
 
-def setup_of(work: Workload, fed: Federation, algorithm: Algorithm, device: str, dtype: str) -> Setup:
+def setup_of(
+    work: Workload, fed: Federation, algorithm: Algorithm, device: str, dtype: str, compile: bool = False
+) -> Setup:
     """A workload made ready for our engine."""
     return prepare(
         fed, work.network(), algorithm, rounds=1, participation=work.cohort / work.clients, epochs=work.epochs,
-        batch_size=work.batch, device=device, dtype=dtype,
+        batch_size=work.batch, device=device, dtype=dtype, compile=compile,
     )  # fmt: skip
 
 
@@ -162,13 +164,14 @@ def contest(
     *,
     device: torch.device,
     dtype: str = "float32",
+    compile: bool = False,
     turns: int = 5,
     budget: float = 30.0,
 ) -> dict[str, Any]:
     """Our engine against the eager loop: a record for a table. Their first rounds' losses must agree.
 
-    FedABML also runs with noise on activations, where there is such an estimator. Products of eight bits (bf16) are
-    raced against the loop in float32 and against the loop under autocast.
+    FedABML also runs with noise on activations, where there is such an estimator; `compile` adds our engine compiled.
+    Products of eight bits (bf16) are raced against the loop in float32 and against the loop under autocast.
     """
     half = dtype in HALF
     exact = "float32" if half else dtype
@@ -191,6 +194,9 @@ def contest(
     if isinstance(algorithm, FedABML) and "estimator" in algorithm.values():
         cheap = setup_of(work, fed, dataclasses.replace(algorithm, estimator="local"), str(device), dtype)
         runners["local"] = Runner(lambda: Engine(cheap), lambda: dtype_of(dtype, device))
+    if compile:
+        fused = setup_of(work, fed, algorithm, str(device), dtype, compile=True)
+        runners["compiled"] = Runner(lambda: Engine(fused), lambda: dtype_of(dtype, device))
     times = race(runners, device, turns, budget)
     times["ours"] = times["ours"]._replace(first=ready + times["ours"].first)
     loss = times["loop"].loss
@@ -203,9 +209,10 @@ def contest(
     record = told(work, ours, dtype, times) | {"losses": [times["ours"].loss, loss], "apart": apart}
     record["agree"] = bool(apart <= (COARSE if half else AGREE[dtype]))
     record["channels_last"] = last
-    record["ratio"] = {n: t.round / times["ours"].round for n, t in times.items() if n not in ("ours", "local")}
-    if "local" in times:  # ours, too: the same expectation with noise on activations, which the loop does not have
-        record["ratio"]["local"] = times["loop"].round / times["local"].round
+    record["ratio"] = {n: t.round / times["ours"].round for n, t in times.items() if n.startswith("loop")}
+    for name in ("local", "compiled"):  # ours, too; the loop has no noise on activations, of the same expectation
+        if name in times:
+            record["ratio"][name] = times["loop"].round / times[name].round
     record["roofline"] = roofline(work, theirs, times["ours"].round / work.steps)
     return record
 

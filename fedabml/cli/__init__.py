@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from ..engine import distributed
 from ..errors import InputError, TrainingError
 from ..version import __version__
-from . import about, bench, compare, data, demo, doctor, train, tune, use
+from . import about, bench, compare, data, demo, doctor, reproduce, train, tune, use
 from .console import complain
 
 UsageError: Any = typer.BadParameter.__base__  # click's, wherever typer has it from
@@ -93,6 +93,7 @@ app.command(rich_help_panel=TRAINING)(demo.demo)
 app.command(rich_help_panel=TRAINING)(train.train)
 app.command(rich_help_panel=TRAINING)(compare.compare)
 app.command(rich_help_panel=TRAINING)(tune.tune)
+app.command(rich_help_panel=TRAINING)(reproduce.reproduce)
 app.command(rich_help_panel=USING)(use.evaluate)
 app.command(rich_help_panel=USING)(use.personalize)
 app.command(rich_help_panel=USING)(use.predict)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SEEDS = 5  # where none are given
 
 
-@run_flags("algorithm", "seed", "evaluate", "eval_every")
+@run_flags("algorithm", "seed", "evaluate", "eval_every", "eval_clients", "eval_all")
 def compare(
     ctx: typer.Context,
     algorithms: Annotated[

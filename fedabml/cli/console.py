@@ -113,6 +113,7 @@ class Watch:
     def start(self, setup: Setup, sim: Simulation) -> None:
         """The run's folder is there and the first round is about to begin."""
         self.rounds, self.first, self.saved, self.began = setup.rounds, sim.round, sim.round, time.perf_counter()
+        self.clients = setup.cohort.fed.clients
         try:
             self.log = open(self.out / "train.log", "a", buffering=1, encoding="utf-8")  # noqa: SIM115
         except OSError as error:
@@ -154,6 +155,8 @@ class Watch:
         scores = {k: v for k, v in line.get("eval", {}).items() if k in ("accuracy", "rmse", "nll")}
         words = [f"round {self.saved}/{self.rounds}", f"loss {line['loss']:.4f}"]
         words += [f"{name} {value:.4f}" for name, value in scores.items()]
+        scored = line.get("eval", {}).get("clients_scored", self.clients)
+        words += [f"({scored} clients)"] if scored < self.clients else []
         words += [f"elapsed {clock(elapsed)}", f"remaining {clock(left)}"]
         self.write("  ".join(words))
         every = -(-self.rounds // 25)
@@ -252,14 +255,11 @@ class Board:
         self.finished += 1
         self.over.add(result.identity)
         self.left.pop(result.identity, None)
+        summary = result.scores[0].summary if result.scores else {}
         said = (
             f"diverged ({result.error.split('. ')[0]})"
             if result.error
-            else "  ".join(
-                f"{name} {number(result.scores[0].summary[name])}"
-                for name in ("accuracy", "rmse", "nll")
-                if name in result.scores[0].summary
-            )
+            else "  ".join(f"{name} {number(summary[name])}" for name in ("accuracy", "rmse", "nll") if name in summary)
         )
         words = f"{result.label}, seed {result.seed}: {said}"
         if self.bar:

@@ -56,7 +56,7 @@ def doctor(
     for text in setup.notes:
         note(text)
     if estimate:
-        found = look.estimate(setup, scorings(plan))
+        found = look.estimate(setup, scorings(plan, fed.clients))
         table(("", ""), spoken(setup, found), title="What it would take (an estimate from a few real steps)")
         if found.free and found.bytes > found.free:
             note(f"It needs about {size(found.bytes)}, and {size(found.free)} are free. A smaller --chunk needs less.")
@@ -65,11 +65,14 @@ def doctor(
     )
 
 
-def scorings(plan: RunConfig) -> int:
-    """How often all clients are personalised and scored."""
+def scorings(plan: RunConfig, clients: int) -> float:
+    """How often all clients are personalised and scored; some of them count in proportion."""
+    from ..evaluate import SOME
+
     if not plan.evaluate:
         return 0
-    return 1 + (plan.rounds // plan.eval_every if plan.eval_every else 0)
+    part = min(1, (plan.eval_clients or SOME) / clients)
+    return (1 if plan.eval_all else part) + (part * (plan.rounds // plan.eval_every) if plan.eval_every else 0)
 
 
 def spoken(setup: Setup, found: Estimate) -> list[tuple[str, str]]:
@@ -85,5 +88,6 @@ def spoken(setup: Setup, found: Estimate) -> list[tuple[str, str]]:
             "padding",
             f"{100 * found.padding:.2g} % of steps wait for larger clients, {100 * found.short:.2g} % of batches",
         ),
+        ("a client", f"about {size(setup.lane)} while it trains"),
         ("memory", f"about {size(found.bytes)} for data and a chunk; {size(found.free)} free"),
     ]

@@ -26,7 +26,7 @@ PANELS = {
     ),
     LEARNING: (
         *("algorithm", "model", "pretrained", "rounds", "participation", "epochs", "batch_size", "lr", "noise"),
-        *("learn_noise", "seed", "evaluate", "eval_every"),
+        *("learn_noise", "seed", "evaluate", "eval_every", "eval_clients", "eval_all"),
     ),
     MACHINE: ("device", "dtype", "backend", "chunk"),
 }

@@ -40,7 +40,6 @@ def show(plan: RunConfig, fed: Federation, out: Path, resume: bool) -> None:
 
 def facts(setup: Setup) -> list[tuple[str, str]]:
     """What a dry run tells."""
-    from ..engine.backend import lane_bytes
     from ..engine.plan import cohort_size
 
     cohort, config, fed = setup.cohort, setup.config, setup.cohort.fed
@@ -49,10 +48,6 @@ def facts(setup: Setup) -> list[tuple[str, str]]:
     samples = ", ".join(f"{count:,} {split}" for split, count in told["samples"].items() if count)
     least, most = (setup.epochs * -(-n // cohort.batch_size) for n in (fed.train.counts.min(), fed.train.counts.max()))
     down, up = traffic(setup)
-    itemsize = cohort.network.initial.element_size()
-    lane = lane_bytes(
-        cohort.network, cohort.algorithm, min(cohort.batch_size, high), cohort.network.activations, itemsize
-    )
     sampled = cohort_size(fed.clients, setup.participation)
     lanes = min(cohort.chunk, fed.clients)
     hyper = ", ".join(f"{name}={'none' if v is None else v}" for name, v in config["algorithm"]["hyper"].items())
@@ -72,7 +67,7 @@ def facts(setup: Setup) -> list[tuple[str, str]]:
         ("runs on", f"{config['device']}, backend {config['backend']}, {lanes} client(s) at once"),
         (
             "memory",
-            f"about {size(fed.x.nbytes)} for data, {size(lane * min(lanes, sampled))} for a chunk of clients",
+            f"about {size(fed.x.nbytes)} for data, {size(setup.lane * min(lanes, sampled))} for a chunk of clients",
         ),
     ]
 

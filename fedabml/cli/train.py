@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..run import Run
 
 # What a resumed run may be told anew: how long, how it is scored, where its data lie (their hash is checked).
-FREE = {"rounds", "evaluate", "eval_every", "data", "data_dir", "pretrained"}
+FREE = {"rounds", "evaluate", "eval_every", "eval_clients", "eval_all", "data", "data_dir", "pretrained"}
 
 STOPPED = "stopped"  # by this name the processes of a run know whether one of them has said so
 
@@ -180,6 +180,8 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
                 plan.algorithm_object(),
                 evaluate=plan.evaluate,
                 eval_every=plan.eval_every,
+                eval_clients=plan.eval_clients,
+                eval_all=plan.eval_all,
                 out=out,
                 resume=resume,
                 extra={"run": stored(plan), "command": plan.command(out)} | ({"launch": job} if job else {}),
@@ -214,7 +216,9 @@ def describe(summary: dict[str, Any]) -> str:
     """A run in a line."""
     split = "validation" if summary["split"] == "val" else "test"
     words = f"{summary['algorithm']} on {summary['dataset']}: {summary['clients']} clients, {summary['rounds']} rounds"
-    return f"{words}, {summary['seconds']:.1f} s (scored on {split} data)"
+    scored = summary.get("clients_scored", summary["clients"])
+    who = f"{scored} clients " if scored < summary["clients"] else ""
+    return f"{words}, {summary['seconds']:.1f} s ({who}scored on {split} data)"
 
 
 MEASURES = {

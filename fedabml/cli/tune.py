@@ -24,7 +24,7 @@ SHARE, TRIALS, SEEDS, BATCH = 0.2, 16, (100,), 8  # where nothing else is said
 SHOWN = 5  # trials of an algorithm in its table
 
 
-@run_flags("algorithm", "seed", "evaluate", "eval_every", "validation")
+@run_flags("algorithm", "seed", "evaluate", "eval_every", "eval_clients", "eval_all", "validation")
 def tune(
     ctx: typer.Context,
     algorithms: Annotated[

@@ -81,7 +81,7 @@ def evaluate(
 def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: int) -> Evaluation:
     """Scores what the server owns, with what clients keep taken from the run's last checkpoint."""
     from ..engine.checkpoint import Folder
-    from ..engine.simulate import Kept
+    from ..engine.kept import Kept
     from ..evaluate import evaluate as score
 
     cohort, last = setup.cohort, Folder(run).last()

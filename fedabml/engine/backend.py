@@ -10,6 +10,7 @@ import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from ..algorithms.base import Algorithm
 from ..data.files import write_aside
 from ..errors import InputError, nearest
 from ..vectors import Network
+from .crew import over
 
 BACKENDS = ("auto", "vmap", "loop")
 
@@ -38,44 +40,73 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-DTYPES = {"float32": torch.float32, "tf32": torch.float32, "float64": torch.float64}
+class Arithmetic(NamedTuple):
+    """The type of all vectors, and of the network's own arithmetic."""
+
+    vectors: torch.dtype
+    network: torch.dtype
 
 
-def dtype_of(name: str, device: torch.device) -> torch.dtype:
-    """The type of all arithmetic, and for a GPU what its libraries may do with it (process-wide settings of torch).
+DTYPES = {
+    "float32": Arithmetic(torch.float32, torch.float32),
+    "tf32": Arithmetic(torch.float32, torch.float32),
+    "bf16": Arithmetic(torch.float32, torch.bfloat16),
+    "float64": Arithmetic(torch.float64, torch.float64),
+}
+
+
+def dtype_of(name: str, device: torch.device) -> Arithmetic:
+    """The types of numbers, and for a GPU what its libraries may do with them (process-wide settings of torch).
 
     float32 and float64 are meant: without TF32, a GPU's results agree with a CPU's. `tf32` allows the faster, coarser
-    arithmetic (three digits) in convolutions and matrix products. Either way the same run gives the same bits.
+    arithmetic (three digits) in convolutions and matrix products. `bf16` runs the network in bfloat16 (two digits);
+    posteriors, noise, KL and averages stay in float32. In every case the same run gives the same bits.
     """
     if name not in DTYPES:
         raise InputError(f"There is no dtype '{name}'.{nearest(name, DTYPES)}")
     if device.type == "cuda":
+        rng.fused()
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+        coarse = name in ("tf32", "bf16")
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = coarse
+        # Sums of products stay in float32.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     return DTYPES[name]
 
 
 LANES, ROWS = 8, 32  # the trial by which a backend is chosen
 
 
-def backend_of(name: str, network: Network, x: Tensor, device: torch.device) -> tuple[str, str]:
-    """The backend and, where `auto` could not take the faster one, a note that says why.
+class Way(NamedTuple):
+    """How clients are worked on: in one batched program or one by one, shared out among so many threads."""
+
+    backend: str
+    workers: int
+
+
+def backend_of(name: str, network: Network, x: Tensor, device: torch.device) -> tuple[Way, str]:
+    """How clients run and, where `auto` could not choose freely, a note that says why.
 
     `auto` on a GPU is one batched program; on a CPU the faster of the two, found out by a gradient of a few clients and
-    remembered, because that is not always the batched one (convolutions often run faster client by client). A module
-    that vmap cannot take runs client by client everywhere.
+    remembered, because that is not always the batched one (convolutions often run faster client by client). So are the
+    threads: clients of its own for each, or one that has all cores. A module that vmap cannot take runs client by
+    client everywhere.
     """
     if name not in BACKENDS:
         raise InputError(f"There is no backend '{name}'.{nearest(name, BACKENDS)}")
-    if name != "auto":
-        return name, ""
-    trial = _Trial(network, x)
-    try:
-        trial.batched(2)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        return "loop", f"This model runs client by client, because it cannot be batched over clients: {reason}"
-    return ("vmap" if device.type == "cuda" else _faster(trial)), ""
+    trial, note = _Trial(network, x), ""
+    if name == "auto":
+        try:
+            trial.batched(2)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            name, note = (
+                "loop",
+                f"This model runs client by client, because it cannot be batched over clients: {reason}",
+            )
+    if device.type == "cuda":
+        return Way("vmap" if name == "auto" else name, 1), note
+    return _faster(trial, ("vmap", "loop") if name == "auto" else (name,)), note
 
 
 class _Trial:
@@ -89,9 +120,15 @@ class _Trial:
     def batched(self, lanes: int = LANES) -> None:
         torch.vmap(self.gradient)(self.weights[:lanes], self.keys[:lanes])
 
-    def looped(self) -> None:
-        for w, key in zip(self.weights, self.keys, strict=True):
+    def looped(self, lanes: int = LANES) -> None:
+        for w, key in zip(self.weights[:lanes], self.keys[:lanes], strict=True):
             self.gradient(w, key)
+
+    def seconds(self, way: Way) -> float:
+        """What all clients take, at best."""
+        work = self.batched if way.backend == "vmap" else self.looped
+        shares = [LANES // way.workers] * way.workers
+        return min(_seconds(lambda: [*over(work, shares, way.workers)]) for _ in range(4))
 
     @property
     def name(self) -> str:
@@ -101,13 +138,19 @@ class _Trial:
         return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
 
 
-def _faster(trial: _Trial) -> str:
-    """`vmap` or `loop`, whichever was faster the first time this was asked; ties go to the batched one."""
-    file, name = cache_dir() / "backends.json", trial.name
+def _faster(trial: _Trial, backends: tuple[str, ...]) -> Way:
+    """Whichever was fastest the first time this was asked. Ties go to the batched program, and to threads.
+
+    Threads that need not wait for each other at every operation lose less where other programs run, too.
+    """
+    file, name = cache_dir() / "backends.json", f"{trial.name} {'|'.join(backends)}"
     found = _known(file).get(name)
     if found is None:
-        batched, looped = (min(_seconds(way) for _ in range(3)) for way in (trial.batched, trial.looped))
-        known = {name: "loop" if looped < 0.95 * batched else "vmap"} | _known(file)  # who was first is right
+        threads = min(torch.get_num_threads(), LANES)
+        ways = [Way(backend, n) for backend in backends for n in sorted({threads, 1}, reverse=True)]
+        times = {way: trial.seconds(way) for way in ways}
+        best = next(way for way in ways if 0.95 * times[way] <= min(times.values()))
+        known = {name: best} | _known(file)  # who was first is right
         found = known[name]
         with contextlib.suppress(OSError):  # a home that cannot be written to costs a second the next time
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -116,15 +159,15 @@ def _faster(trial: _Trial) -> str:
     return found
 
 
-def _known(file: Path) -> dict[str, str]:
+def _known(file: Path) -> dict[str, Way]:
     try:
         known = json.loads(file.read_text())
-    except (OSError, ValueError):
+        return {k: Way(str(v[0]), int(v[1])) for k, v in known.items() if v[0] in BACKENDS and int(v[1]) > 0}
+    except (OSError, ValueError, AttributeError, TypeError, IndexError, KeyError):
         return {}
-    return {k: v for k, v in known.items() if v in ("vmap", "loop")} if isinstance(known, dict) else {}
 
 
-def _seconds(work: Callable[[], None]) -> float:
+def _seconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
@@ -137,11 +180,18 @@ def cache_dir() -> Path:
     ).expanduser()
 
 
-def lane_bytes(network: Network, algorithm: Algorithm, batch: int, activations: int, itemsize: int) -> int:
-    """Roughly what one client of a chunk takes: vectors of the step, and activations kept for the backward pass."""
-    samples = algorithm.samples_per_step
-    vectors = network.layout.size * (10 + 5 * samples)
-    return itemsize * (vectors + 3 * samples * batch * algorithm.batches_per_step * activations)
+def lane_bytes(network: Network, algorithm: Algorithm, batch: int, inputs: int, itemsize: int) -> int:
+    """Roughly what one client of a chunk takes, of examples with so many `inputs`; tests hold it to a factor of two.
+
+    Vectors of the step, and more of them for every weight sample; a step's minibatches; the outputs of layers and their
+    derivatives. Noise on activations stands beside those. It needs no weight samples: flipout has a shared noise
+    vector in their place, local reparameterisation not even that (but on convolutions it is flipout).
+    """
+    samples, outputs = algorithm.samples_per_step, max(0, network.activations - inputs)
+    vectors = 8 + samples if algorithm.estimator == "local" else 3 + 4 * samples
+    kept = samples * outputs * (2 if algorithm.estimator == "weight" else 2.5)
+    examples = inputs * (1 + algorithm.batches_per_step) + kept
+    return itemsize * int(vectors * network.layout.size + batch * examples)
 
 
 def free_bytes(device: torch.device) -> int:

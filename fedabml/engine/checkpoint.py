@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +31,38 @@ class Checkpoint(NamedTuple):
     round: int
     shared: State
     average: State
-    kept: dict[int, State]
+    kept: Mapping[int, State]
     seconds: float
+    chunk: int | None = None  # clients that run at once from here on: fewer than at first, where memory did not suffice
+
+
+class Saved(Mapping[int, State]):
+    """What clients kept, read from its files when it is asked for, in whose order the clients are."""
+
+    def __init__(self, where: dict[int, int], file: Callable[[int], Path]):
+        self.where = dict(sorted(where.items(), key=lambda pair: pair[1]))
+        self.file, self._read = file, lru_cache(8)(self._states)
+
+    def check(self) -> None:
+        """Makes sure that all files are there and whole."""
+        for round in set(self.where.values()):
+            read_tensors(self.file(round), only=())
+
+    def _states(self, round: int) -> dict[int, State]:
+        states: dict[int, State] = {}
+        for name, tensor in read_tensors(self.file(round))[0].items():
+            client, _, part = name.partition(".")
+            states.setdefault(int(client), {})[part] = tensor
+        return states
+
+    def __getitem__(self, client: int) -> State:
+        return self._read(self.where[client]).get(client, {})
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.where)
+
+    def __len__(self) -> int:
+        return len(self.where)
 
 
 class Folder:
@@ -112,13 +144,12 @@ class Folder:
     def _load(self, file: Path) -> Checkpoint:
         tensors, facts = read_tensors(file)
         where = {int(client): int(round) for client, round in facts["kept"].items()}
-        kept: dict[int, State] = {}
-        for round in sorted(set(where.values())):
-            states, _ = read_tensors(self._kept_file(round))
-            kept |= {client: group(states, str(client)) for client, at in where.items() if at == round}
+        kept = Saved(where, self._kept_file)
+        kept.check()
         self.where, self._previous = where, set(where.values())
         shared, average = group(tensors, "shared"), group(tensors, "average")
-        return Checkpoint(int(facts["round"]), shared, average, kept, float(facts["seconds"]))
+        chunk = int(facts["chunk"]) if facts.get("chunk") else None
+        return Checkpoint(int(facts["round"]), shared, average, kept, float(facts["seconds"]), chunk)
 
     # -- every round ------------------------------------------------------------------------------------------------
     def log(self, line: dict[str, Any]) -> None:
@@ -141,7 +172,8 @@ class Folder:
             flat = {f"{client}.{name}": t for client, own in changed.items() for name, t in own.items()}
             write_tensors(self._kept_file(state.round), flat, {"round": state.round})
             self.where |= dict.fromkeys(changed, state.round)
-        facts = {"round": state.round, "seconds": state.seconds, "kept": {str(c): r for c, r in self.where.items()}}
+        facts: dict[str, Any] = {"round": state.round, "seconds": state.seconds, "chunk": state.chunk}
+        facts |= {"kept": {str(c): r for c, r in self.where.items()}}
         tensors = prefixed("shared", state.shared) | prefixed("average", state.average)
         # A server that owns nothing (Local only) still needs a tensor in its file.
         write_tensors(self._round_file(state.round), tensors or {"empty": torch.zeros(1)}, facts)

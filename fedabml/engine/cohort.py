@@ -20,6 +20,37 @@ from .lanes import Lanes, Part
 from .program import Programs
 
 
+class Tables:
+    """What is known of all clients, on the device: constants, where their samples are, the roots of their keys."""
+
+    def __init__(self, fed: Federation, seed: int, device: torch.device, dtype: torch.dtype):
+        put = lambda a: torch.as_tensor(a).to(device)  # noqa: E731
+        self.constants = Site(*(put(a).to(dtype) for a in (fed.train.counts, fed.label_counts("train"))))
+        self.index, self.offsets = put(fed.train.index), put(fed.train.offsets)
+        self.roots = rng.keys((seed,), range(rng.PURPOSES), device)
+
+    def site(self, clients: Tensor) -> Site:
+        """The constants of some clients, a lane each."""
+        return Site(*(column[clients] for column in self.constants))
+
+    def sizes(self, clients: Tensor) -> Tensor:
+        """How many training samples they have."""
+        return self.offsets[clients + 1] - self.offsets[clients]
+
+    def rows(self, clients: Tensor, width: int) -> Tensor:
+        """Their training samples, [lanes, width], padded with −1."""
+        place = self.offsets[clients].unsqueeze(-1) + torch.arange(width, device=clients.device)
+        own = place < self.offsets[clients + 1].unsqueeze(-1)
+        return torch.where(own, self.index[place.clamp_max(len(self.index) - 1)], -1)
+
+    def keys(self, clients: Tensor, purpose: int, *path: Tensor | int) -> Tensor:
+        """A key per client, as rng.key(seed, purpose, *path, client) would give."""
+        root = self.roots[purpose]
+        for part in path:
+            root = rng.fold(root, part)
+        return rng.fold(root, clients)
+
+
 class Cohort:
     """The client side of one run. The work itself is done by `Lanes`, for some of its clients at a time."""
 
@@ -36,18 +67,29 @@ class Cohort:
         dtype: torch.dtype,
         backend: str,
         chunk: int,
+        inside: torch.dtype | None = None,  # of the network's own arithmetic
+        fuse: bool = False,
+        workers: int = 1,  # threads, on a CPU
     ):
         self.algorithm, self.likelihood, self.fed = algorithm, likelihood, fed
-        self.network = network.to(device, dtype)
+        self.network = network.to(device, dtype, inside)
         self.data = Data.of(fed, device, dtype)
-        self.batch_size, self.seed, self.backend, self.chunk = batch_size, seed, backend, chunk
-        self.device, self.dtype = device, dtype
+        self.batch_size, self.seed, self.backend, self._chunk = batch_size, seed, backend, [chunk]
+        self.device, self.dtype, self.workers = device, dtype, workers
         self.hyper = self._tensors(algorithm)
-        self.programs = Programs(capture=device.type == "cuda")
+        # A captured program would read samples where they lay when it was captured.
+        self.programs = Programs(capture=device.type == "cuda" and not self.data.hosted, fuse=fuse)
         self.longest = int(fed.train.counts.max())
-        put = lambda a: torch.as_tensor(a).to(device)  # noqa: E731
-        self._site = Site(*(put(a).to(dtype) for a in (fed.train.counts, fed.label_counts("train"))))
-        self._index, self._offsets = put(fed.train.index), put(fed.train.offsets)
+        self.tables = Tables(fed, seed, device, dtype)
+
+    @property
+    def chunk(self) -> int:
+        """How many clients run at once: one number for this cohort and all that `using` makes of it."""
+        return self._chunk[0]
+
+    @chunk.setter
+    def chunk(self, size: int) -> None:
+        self._chunk[0] = size
 
     def _tensors(self, algorithm: Algorithm) -> State:
         hyper = algorithm.continuous().items()
@@ -63,21 +105,17 @@ class Cohort:
         """Some clients side by side."""
         return Lanes([Part(self, shared, [int(c) for c in clients], round)])
 
+    def numbers(self, clients: Sequence[int]) -> Tensor:
+        """Clients on the device."""
+        return torch.as_tensor(clients, dtype=torch.int64, device=self.device)
+
     def site(self, clients: Sequence[int]) -> Site:
         """The constants of some clients, a lane each."""
-        chosen = torch.as_tensor(clients, device=self.device)
-        return Site(*(column[chosen] for column in self._site))
-
-    def rows(self, clients: Sequence[int], width: int) -> Tensor:
-        """The training samples of some clients, [lanes, width], padded with −1."""
-        chosen = torch.as_tensor(clients, device=self.device)
-        place = self._offsets[chosen].unsqueeze(-1) + torch.arange(width, device=self.device)
-        own = place < self._offsets[chosen + 1].unsqueeze(-1)
-        return torch.where(own, self._index[place.clamp_max(len(self._index) - 1)], -1)
+        return self.tables.site(self.numbers(clients))
 
     def keys(self, purpose: int, round: int, clients: Sequence[int]) -> Tensor:
         """A key per client."""
-        return rng.keys((self.seed, purpose, round), clients, self.device)
+        return self.tables.keys(self.numbers(clients), purpose, round)
 
     def weights(self, clients: Sequence[int]) -> Tensor:
         """The clients' shares of the server's mean."""

@@ -1,7 +1,11 @@
-"""All samples on the device, in the type they are stored in; a minibatch is a gather."""
+"""All samples on the device, in the type they are stored in; a minibatch is a gather.
+
+Where they would take too much of the device's memory they stay on the host, and those of a chunk's clients are moved.
+"""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
@@ -12,6 +16,7 @@ from torch import Tensor
 
 from ..algorithms.base import Batch
 from ..data import Federation
+from .backend import free_bytes
 
 
 class Data:
@@ -21,7 +26,9 @@ class Data:
         self.source = fed.x, fed.y  # held, so that no other arrays can take their place in memory
         with warnings.catch_warnings():  # nothing writes to samples, so they may be a file opened for reading
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            self.x = torch.as_tensor(fed.x).to(device)
+            x = torch.as_tensor(fed.x)
+        self.hosted = too_large(x, device)
+        self.x = x if self.hosted else x.to(device)
         y = torch.as_tensor(fed.y)
         self.y = y.to(device) if fed.task == "classification" else y.to(device, dtype)
         put = lambda a: torch.as_tensor(np.asarray(a)).to(device, dtype)  # noqa: E731
@@ -42,7 +49,17 @@ class Data:
 
     def inputs(self, index: Tensor) -> Tensor:
         """The network's inputs for sample numbers of any shape."""
-        return (taken(self.x, index).to(self.dtype) - self.shift) * self.inverse
+        x = (
+            self._moved(index.reshape(-1)).view(*index.shape, *self.x.shape[1:])
+            if self.hosted
+            else taken(self.x, index)
+        )
+        return (x.to(self.dtype) - self.shift) * self.inverse
+
+    def _moved(self, index: Tensor) -> Tensor:
+        """Samples from the host, on the device."""
+        x = taken(self.x, index.cpu())
+        return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x
 
     def batch(self, index: Tensor) -> Batch:
         """A batch for sample numbers where −1 is padding."""
@@ -53,13 +70,23 @@ class Data:
         """Where to take minibatches of these samples from, and their numbers there.
 
         On a CPU converting and normalising a sample costs more than a step of a small model, so it is done once for
-        all epochs, where the result is small enough. A GPU does it on the way.
+        all epochs, where the result is small enough. A GPU does it on the way. What is on the host is moved at once.
         """
+        if self.hosted:
+            real = rows >= 0
+            here = copy.copy(self)
+            here.x, here.y, here.hosted = self._moved(rows[real]), self.y[rows[real]], False
+            return here.local(torch.where(real, real.view(-1).cumsum(0).view(rows.shape) - 1, -1))
         if self.device.type != "cpu" or rows.numel() * self.x[0].numel() * self.dtype.itemsize > LOCAL:
             return self, rows
         own = rows.clamp_min(0).view(-1)
         numbers = torch.arange(rows.numel()).view(rows.shape)
         return Local(self.inputs(own), self.y[own]), torch.where(rows >= 0, numbers, -1)
+
+
+def too_large(samples: Tensor, device: torch.device) -> bool:
+    """Whether samples would take more than half of a device's free memory."""
+    return device.type == "cuda" and samples.nbytes > free_bytes(device)
 
 
 def taken(samples: Tensor, index: Tensor) -> Tensor:

@@ -88,6 +88,10 @@ class World:
         """The sum over processes, the same bits in all of them."""
         return tensor
 
+    def least(self, number: int) -> int:
+        """The least of everyone's numbers."""
+        return number
+
     def share(self, tensor: Tensor) -> Tensor:
         """Process 0's tensor on the host; the others give one of the same shape and type."""
         return tensor
@@ -196,6 +200,13 @@ class Ranks(World):
         total = tensor.clone() if device is None else tensor.detach().cpu().clone()
         self._wait(lambda: dist.all_reduce(total, group=group, async_op=True))
         return total if device is None else total.to(device)
+
+    def least(self, number: int) -> int:
+        import torch
+
+        numbers = torch.zeros(self.size, dtype=torch.float64)
+        numbers[self.rank] = number
+        return int(self.sum(numbers).min())
 
     def share(self, tensor: Tensor) -> Tensor:
         import torch.distributed as dist

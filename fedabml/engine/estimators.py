@@ -145,16 +145,18 @@ def uses(network: Network, shape: Sequence[int]) -> dict[str, str]:
 # -- noise ------------------------------------------------------------------------------------------------------------
 def _normal(key: Tensor, rows: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Deviates [rows, *size]; those of a row do not depend on how many rows follow."""
+    exact = torch.promote_types(dtype, torch.float32)
     if key.device.type != "cpu":
-        return rng.normal(rng.fold(key, torch.arange(rows, device=key.device)), size, dtype)
+        return rng.normal(rng.fold(key, torch.arange(rows, device=key.device)), size, exact).to(dtype)
     # A stream per row would be slow here. Of one stream torch draws an incomplete last sixteen anew: draw whole ones.
     count = rows * math.prod(size)
-    return rng.normal(key, (-(-count // 16) * 16,), dtype)[:count].view(rows, *size)
+    return rng.normal(key, (-(-count // 16) * 16,), exact)[:count].view(rows, *size).to(dtype)
 
 
 def _signs(key: Tensor, rows: int, count: int, dtype: torch.dtype) -> Tensor:
     """±1 with equal chances, [rows, count]."""
-    return 1 - 2 * (rng.uniform(key, (rows, count), dtype) < 0.5).to(dtype)
+    exact = torch.promote_types(dtype, torch.float32)
+    return 1 - 2 * (rng.uniform(key, (rows, count), exact) < 0.5).to(dtype)
 
 
 class _Slot(NamedTuple):
@@ -256,11 +258,11 @@ class Noise:
     ) -> tuple[Tensor, Tensor]:
         """One pass: the network's outputs, and the likelihood's own entries of the vector, which are always drawn."""
         layout = network.layout
-        mean, logstd = layout.split(q.mean), layout.split(q.logstd)
+        mean, logstd = layout.split(q.mean.to(network.dtype)), layout.split(q.logstd.to(network.dtype))
         flips = (PLACES, VECTORS) if self.estimator == "flipout" else (PLACES,)
         shared = [n for n in layout.names if self.uses[n] == OTHER or self.uses[n] in flips]
         sizes = [mean[n].numel() for n in shared]
-        noise = rng.normal(rng.fold(key, 0), (sum(sizes),), q.mean.dtype) if shared else None
+        noise = rng.normal(rng.fold(key, 0), (sum(sizes),), q.mean.dtype).to(network.dtype) if shared else None
         if noise is not None and sign is not None:
             noise = noise * sign
         pieces = noise.split(sizes) if noise is not None else ()
@@ -271,7 +273,7 @@ class Noise:
                 mean[name] = mean[name] + drawn[name] * logstd[name].exp()
             else:
                 slots[id(mean[name])] = _Slot(logstd[name], drawn.get(name))
-        own = mean.pop(LIKELIHOOD, q.mean[:0])
+        own = mean.pop(LIKELIHOOD, q.mean[:0]).to(q.mean.dtype)
         with _Noisy(slots, x.shape[0], key, sign):
             return network.call(mean, x, dropout), own
 

@@ -10,6 +10,7 @@ sums. The clients of one run have the same θ and hyperparameters, which then ha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,11 +21,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .. import rng
 from ..algorithms.base import Phase, Site, State, Step
+from ..conv import Convolutions
 from ..gaussian import Distribution
 from .data import Source
 from .estimators import Noise
 from .loss import ClientLoss, draw, draws_of, label_offset, output
-from .plan import Plan, minibatches, padded
+from .plan import minibatches, padded, steps_of
 from .program import Inputs, Move
 
 if TYPE_CHECKING:
@@ -42,9 +44,10 @@ class Part(NamedTuple):
     round: int
 
 
-def chunked(clients: Sequence[Sequence[int]], size: int) -> Iterator[dict[int, list[int]]]:
-    """The clients of several runs, by run, at most so many at a time."""
+def chunked(clients: Sequence[Sequence[int]], size: int, workers: int = 1) -> Iterator[dict[int, list[int]]]:
+    """The clients of several runs, by run, at most so many at a time, shared out among threads."""
     pairs = [(run, int(c)) for run, own in enumerate(clients) for c in own]
+    size = max(1, -(-min(size, len(pairs)) // workers))
     for begin in range(0, len(pairs), size):
         part: dict[int, list[int]] = {}
         for run, client in pairs[begin : begin + size]:
@@ -57,27 +60,59 @@ def joined(states: Sequence[State]) -> State:
     return states[0] if len(states) == 1 else {k: torch.cat([s[k] for s in states]) for k in states[0]}
 
 
+class Given(NamedTuple):
+    """What changes from round to round, of every run: tensors alone, as a captured program takes them."""
+
+    clients: list[Tensor]
+    rounds: list[Tensor]
+    shared: list[State]
+    hyper: list[State]
+
+
 class Lanes:
     """Clients side by side. Their runs may differ in seed, federation, θ and continuous hyperparameters."""
 
-    def __init__(self, parts: Sequence[Part]):
+    def __init__(self, parts: Sequence[Part], given: Given | None = None):
         self.parts = parts
         self.one = parts[0].cohort  # all runs agree in what is taken from it
-        self.shared, self.hyper = parts[0].shared, self.one.hyper
-        self.runs: int | None = None  # the axis of what belongs to a run
-        if len(parts) > 1:
+        self.runs = None if len(parts) == 1 else 0  # the axis of what belongs to a run
+        self.longest = max(part.cohort.longest for part in parts)  # samples of the largest client, here or not
+        if given is None:
             for part in parts[1:]:
                 self._check_alike(part.cohort)
-            self.runs = 0
-            self.shared = self._laned([part.shared for part in parts])
-            self.hyper = self._laned([part.cohort.hyper for part in parts])
-        sites = [part.cohort.site(part.clients) for part in parts]
-        self.site = Site(*(torch.cat(column) for column in zip(*sites, strict=True)))
-        self.offset = self.offsets()
-        self.longest = max(part.cohort.longest for part in parts)  # samples of the largest client, here or not
+            counts = [len(part.clients) for part in parts]
+            numbers = self.one.numbers([*(c for p in parts for c in p.clients), *(p.round for p in parts)])
+            *clients, rounds = numbers.split([*counts, len(parts)])
+            hyper = [part.cohort.hyper for part in parts]
+            given = Given(clients, list(rounds.unbind()), [part.shared for part in parts], hyper)
+        self.given = given
 
     def __len__(self) -> int:
-        return len(self.site.n)
+        return sum(len(part.clients) for part in self.parts)
+
+    @cached_property
+    def shared(self) -> State:
+        """θ: one for all, or one per lane."""
+        return self._laned(self.given.shared)
+
+    @cached_property
+    def hyper(self) -> State:
+        """The continuous hyperparameters: one of each for all, or one per lane."""
+        return self._laned(self.given.hyper)
+
+    @cached_property
+    def site(self) -> Site:
+        """The clients' constants."""
+        sites = [p.cohort.tables.site(own) for p, own in zip(self.parts, self.given.clients, strict=True)]
+        return Site(*(torch.cat(column) for column in zip(*sites, strict=True)))
+
+    @cached_property
+    def offset(self) -> Tensor | None:
+        """log π_i of every lane; None without a label level."""
+        if label_offset(self.one.algorithm, self.site) is None:
+            return None
+        bound = lambda hyper, site: label_offset(self.one.algorithm.bind(hyper), site)  # noqa: E731
+        return self.apply(bound, (self.runs, 0), self.hyper, self.site)
 
     def _check_alike(self, other: Cohort) -> None:
         """Only runs that agree in everything that has no axis may share a batch."""
@@ -95,7 +130,9 @@ class Lanes:
             )
 
     def _laned(self, states: list[State]) -> State:
-        """What each run has once, for every one of its lanes."""
+        """What each run has once, for every one of its lanes; as it is if there is one run."""
+        if self.runs is None:
+            return states[0]
         sizes = [len(part.clients) for part in self.parts]
         return {
             k: torch.cat([s[k].expand(n, *s[k].shape) for s, n in zip(states, sizes, strict=True)]) for k in states[0]
@@ -105,7 +142,8 @@ class Lanes:
     def apply(self, function: Callable[..., Any], in_dims: tuple[int | None, ...], *args: Any) -> Any:
         """Applies a function of one client to every lane; arguments of dimension None are the same for all."""
         if self.one.backend == "vmap":
-            return torch.vmap(function, in_dims)(*args)
+            with Convolutions() if self.one.device.type == "cuda" else nullcontext():
+                return torch.vmap(function, in_dims)(*args)
         lane = lambda i: [a if d is None else tree_map(lambda t: t[i], a) for a, d in zip(args, in_dims, strict=True)]  # noqa: E731
         count = len(tree_leaves([a for a, d in zip(args, in_dims, strict=True) if d == 0])[0])
         return tree_map(lambda *t: torch.stack(t), *[function(*lane(i)) for i in range(count)])
@@ -118,50 +156,82 @@ class Lanes:
 
         return self.apply(one, (self.runs, *in_dims), self.hyper, *args)
 
-    def keys(self, purpose: int) -> Tensor:
-        """A key per lane."""
-        return torch.cat([p.cohort.keys(purpose, p.round, p.clients) for p in self.parts])
+    def captured(self, method: str, *args: Any, static: tuple[Any, ...] = ()) -> Any:
+        """A method of tensors and static arguments; on a GPU one captured program."""
+        # Captured, it reads the tables of these very cohorts. The lanes may be others the next time, and are given.
+        tables = tuple(part.cohort.tables for part in self.parts)
+        counts = tuple(len(part.clients) for part in self.parts)
+        name = (method, static, self.one.algorithm.discrete(), counts, self.longest, tuple(map(id, tables)))
+        run = lambda given, *args: getattr(Lanes(self.parts, given), method)(*args, *static)  # noqa: E731
+        if not self.one.programs.capture:
+            return getattr(self, method)(*args, *static)
+        return self.one.programs.call(name, run, self.given, *args, keep=tables)
 
-    def offsets(self) -> Tensor | None:
-        """log π_i of every lane; None without a label level."""
-        if label_offset(self.one.algorithm, self.site) is None:
-            return None
-        bound = lambda hyper, site: label_offset(self.one.algorithm.bind(hyper), site)  # noqa: E731
-        return self.apply(bound, (self.runs, 0), self.hyper, self.site)
+    def keys(self, purpose: int, *path: int) -> Tensor:
+        """A key per lane."""
+        given = zip(self.parts, self.given.clients, self.given.rounds, strict=True)
+        return torch.cat([p.cohort.tables.keys(own, purpose, round, *path) for p, own, round in given])
 
     # -- a round ----------------------------------------------------------------------------------------------------
     def keep(self) -> State:
         """The kept state of clients that have none yet."""
-        initial = [{"w": part.cohort.network.initial} for part in self.parts]
-        params = initial[0]["w"] if self.runs is None else self._laned(initial)["w"]
-        keys = torch.cat([p.cohort.keys(rng.KEEP, 0, p.clients) for p in self.parts])
+        params = self._laned([{"w": part.cohort.network.initial} for part in self.parts])["w"]
+        given = zip(self.parts, self.given.clients, strict=True)
+        keys = torch.cat([p.cohort.tables.keys(own, rng.KEEP, 0) for p, own in given])
         return self.each("keep", (self.runs, self.runs, 0, 0), params, self.shared, self.site, keys)
 
     def train(self, kept: State, epochs: int) -> tuple[State, State, Tensor]:
         """The local work of a round: the clients' updates, what they keep, their mean losses."""
-        carry = self.each("begin", (self.runs, 0, 0, 0), self.shared, kept, self.site, self.keys(rng.NOISE))
+        carry = self.captured("opening", kept, static=("begin", rng.NOISE))
         carry, losses, done = self.steps(carry, self.one.algorithm.phases(epochs), rng.NOISE)
-        update, kept = self.each("end", (0, self.runs, 0, 0, 0), carry, self.shared, kept, self.site, done)
+        update, kept = self.captured("closing", carry, kept, done)
         return update, kept, losses
+
+    def opening(self, kept: State, method: str, purpose: int) -> State:
+        """The carry that a round, or personalising, starts from."""
+        return self.each(method, (self.runs, 0, 0, 0), self.shared, kept, self.site, self.keys(purpose))
+
+    def closing(self, carry: State, kept: State, done: Tensor) -> tuple[State, State]:
+        """A round's updates, and what clients keep."""
+        return self.each("end", (0, self.runs, 0, 0, 0), carry, self.shared, kept, self.site, done)
 
     def steps(self, carry: State, phases: list[Phase], purpose: int) -> tuple[State, Tensor, Tensor]:
         """All steps of all phases: the last carry, the mean loss and the number of steps of every lane."""
-        keys, losses, done = self.keys(purpose), torch.zeros_like(self.site.n), torch.zeros_like(self.site.n)
-        for number, (epochs, step, per_step) in enumerate(phases):
-            if epochs == 0:
+        sizes = tuple((phase.epochs, phase.batches) for phase in phases)
+        ready, (losses, done) = self.captured("schedule", static=(purpose, sizes))
+        # How many epochs there are does not change a step.
+        options = tuple(o for o in self.one.algorithm.discrete() if o[0] != "personal_epochs")
+        for phase, inputs in zip(phases, ready, strict=True):
+            if inputs is None:
                 continue
-            plan = self.plan(epochs, per_step, purpose, number)
-            owned = torch.as_tensor(plan.steps).to(losses.device)
-            first, phase_keys = torch.zeros_like(owned[0]), rng.fold(keys, number)
-            inputs = Inputs(
-                *(carry, losses, self.site, self.offset, phase_keys, owned, self.hyper, self.shared, first, plan.rows)
-            )
-            # How many epochs there are does not change a step.
-            options = tuple(o for o in self.one.algorithm.discrete() if o[0] != "personal_epochs")
-            name = (step.__name__, self.runs, options)  # type: ignore[attr-defined]
-            carry, losses = self.one.programs.run(name, self.move(step), inputs, plan.steps, self.runs is not None)
-            done = done + owned
+            steps = steps_of(self.sizes, phase.epochs, inputs.rows.shape[-1], phase.batches)
+            name = (phase.step.__name__, self.runs, options)  # type: ignore[attr-defined]
+            inputs = inputs._replace(carry=carry, losses=losses, rows=inputs.rows[: steps.max()])
+            carry, losses = self.one.programs.run(name, self.move(phase.step), inputs, steps, self.runs is not None)
         return carry, losses / done.clamp_min(1), done
+
+    def schedule(
+        self, purpose: int, phases: tuple[tuple[int, int], ...]
+    ) -> tuple[list[Inputs | None], tuple[Tensor, Tensor]]:
+        """The inputs of every phase, but for the carry; its losses, none yet, and the number of all its steps."""
+        keys, done = self.keys(purpose), torch.zeros_like(self.site.n)
+        ready: list[Inputs | None] = []
+        given = zip(self.parts, self.given.clients, strict=True)
+        sizes = torch.cat([p.cohort.tables.sizes(own) for p, own in given])
+        for number, (epochs, per_step) in enumerate(phases):
+            if epochs == 0:
+                ready.append(None)
+                continue
+            shuffle = self.keys(purpose, number, rng.SHUFFLE)
+            rows = minibatches(self.source[1], sizes, shuffle, epochs, self.one.batch_size, per_step)
+            owned = steps_of(sizes, epochs, rows.shape[-1], per_step)
+            first = torch.zeros_like(owned[0])
+            own_keys = rng.fold(keys, number)
+            ready.append(
+                Inputs({}, done, self.site, self.offset, own_keys, owned, self.hyper, self.shared, first, rows)
+            )
+            done = done + owned
+        return ready, (torch.zeros_like(done), done)
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -173,20 +243,14 @@ class Lanes:
         """Where minibatches are taken from, and the numbers there of every lane's samples, padded with −1."""
         # A GPU's programs are made for one width; elsewhere padding costs more than another width.
         width = self.longest if self.one.programs.capture else int(self.sizes.max())
-        return self.one.data.local(torch.cat([p.cohort.rows(p.clients, width) for p in self.parts]))
-
-    def plan(self, epochs: int, per_step: int, purpose: int, number: int) -> Plan:
-        """The minibatches of a phase."""
-        paths = [(p.cohort.seed, purpose, p.round, number, rng.SHUFFLE) for p in self.parts]
-        rows = self.source[1]
-        keys = torch.cat([rng.keys(path, p.clients, rows.device) for path, p in zip(paths, self.parts, strict=True)])
-        return minibatches(rows, self.sizes, keys, epochs, self.one.batch_size, per_step)
+        given = zip(self.parts, self.given.clients, strict=True)
+        return self.one.data.local(torch.cat([p.cohort.tables.rows(own, width) for p, own in given]))
 
     def move(self, step: Step) -> Move:
         """One step of all lanes."""
         name, made, runs = step.__name__, self.one, self.runs  # type: ignore[attr-defined]
         noise = Noise.of(made.algorithm, made.network, made.fed.x.shape[1:])
-        source = self.source[0]
+        source = made.data if made.programs.capture else self.source[0]
 
         def one(
             hyper: State, carry: State, shared: State, batches: Any, site: Site, key: Tensor, offset: Tensor | None
@@ -205,8 +269,7 @@ class Lanes:
     # -- a client's own model ---------------------------------------------------------------------------------------
     def personalise(self, kept: State) -> Distribution:
         """Every client's own distribution over weights, a lane each, exactly as a new client would get it."""
-        keys = self.keys(rng.PERSONAL)
-        carry = self.each("personal", (self.runs, 0, 0, 0), self.shared, kept, self.site, keys)
+        carry = self.captured("opening", kept, static=("personal", rng.PERSONAL))
         carry, _, _ = self.steps(carry, self.one.algorithm.personal_phases(), rng.PERSONAL)
         return self.each("own_model", (0,), carry)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,12 +11,7 @@ from torch import Tensor
 
 from .. import rng
 
-
-class Plan(NamedTuple):
-    """Sample numbers of every step of some lanes; −1 is padding."""
-
-    rows: Tensor  # int64 [steps, batches per step, lanes, batch]
-    steps: np.ndarray  # int64 [lanes]: how many of the steps are a lane's own
+Sizes = TypeVar("Sizes", np.ndarray, Tensor)
 
 
 def cohort_size(clients: int, participation: float) -> int:
@@ -31,8 +26,13 @@ def sample(clients: int, participation: float, seed: int, round: int) -> list[in
     return sorted(drawn.tolist())
 
 
-def minibatches(rows: Tensor, sizes: np.ndarray, keys: Tensor, epochs: int, batch: int, per_step: int) -> Plan:
-    """Every lane's shuffled minibatches, `per_step` of them to a step.
+def steps_of(sizes: Sizes, epochs: int, batch: int, per_step: int) -> Sizes:
+    """How many steps clients of these sizes take, where each is made of so many batches: at least one."""
+    return (epochs * ((sizes + batch - 1) // batch) // per_step).clip(1)
+
+
+def minibatches(rows: Tensor, sizes: Tensor, keys: Tensor, epochs: int, batch: int, per_step: int) -> Tensor:
+    """Sample numbers of every step of some lanes, [steps, batches of a step, lanes, batch]; −1 is padding.
 
     `rows` are the lanes' sample numbers [lanes, longest], the first `sizes` of each its own. An epoch is a permutation
     of them, a function of the lane's key and the epoch, cut into batches, the last one possibly short. Where a step
@@ -41,20 +41,18 @@ def minibatches(rows: Tensor, sizes: np.ndarray, keys: Tensor, epochs: int, batc
     """
     lanes, longest = rows.shape
     width = min(batch, longest)
-    counts = -(-sizes // width)  # batches of an epoch
-    steps = np.maximum(1, epochs * counts // per_step)
-    room = int(counts.max()) * width
+    most = -(-longest // width)  # batches of an epoch
+    own = (sizes + width - 1) // width
     block = max(1, _BLOCK // rows.numel())
     shuffled = torch.cat([_shuffled(rows, keys, e, min(e + block, epochs)) for e in range(0, epochs, block)], 1)
-    stream = torch.nn.functional.pad(shuffled, (0, room - longest), value=-1).view(lanes, -1, width)
+    stream = torch.nn.functional.pad(shuffled, (0, most * width - longest), value=-1).view(lanes, -1, width)
     # A lane's s-th batch is batch s mod c of epoch s div c, c its own count: an epoch has room for the largest count.
-    own = torch.as_tensor(np.stack([counts, steps])).to(rows.device)
-    s = torch.arange(int(steps.max()) * per_step, device=rows.device).unsqueeze(-1)
-    turn = s % (epochs * own[0])
-    place = turn // own[0] * (room // width) + turn % own[0]
+    s = torch.arange(max(1, epochs * most // per_step) * per_step, device=rows.device).unsqueeze(-1)
+    turn = s % (epochs * own)
+    place = turn // own * most + turn % own
     found = stream[torch.arange(lanes, device=rows.device), place]
-    mine = (s // per_step < own[1]).unsqueeze(-1)
-    return Plan(torch.where(mine, found, -1).view(-1, per_step, lanes, width), steps)
+    mine = (s // per_step < steps_of(sizes, epochs, width, per_step)).unsqueeze(-1)
+    return torch.where(mine, found, -1).view(-1, per_step, lanes, width)
 
 
 _BLOCK = 1 << 24  # sample numbers that are shuffled at once

@@ -2,6 +2,7 @@
 
 Launching the kernels of a small step costs far more than running them. A graph launches all of them at once, without
 the host; it reads and writes buffers of its own, so a phase copies its inputs in, replays, and copies the result out.
+With `fuse` the kernels of a step are first fused by torch.compile, which takes a while for every shape of the inputs.
 
 Lanes whose clients have few samples are done before the others. The lanes are therefore sorted by their number of steps
 and the batch shrinks as they finish: eagerly with every lane that is done, in graphs in coarser steps, because
@@ -19,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import rng
 from ..algorithms.base import Site, State
@@ -40,6 +42,11 @@ class Inputs(NamedTuple):
     shared: State
     first: Tensor  # the number of the first step
     rows: Tensor  # sample numbers, [steps, batches of a step, lanes, batch]
+
+    @property
+    def fixed(self) -> tuple[Any, ...]:
+        """All but the sample numbers."""
+        return self[:-1]
 
 
 # One step of all lanes: the inputs, the sample numbers, the keys → the moved carry and the losses.
@@ -88,61 +95,155 @@ def _held(inputs: Inputs, moved: tuple[State, Tensor], t: Tensor | None) -> tupl
     return carry, inputs.losses + torch.where(going, losses, 0)
 
 
-class Graph:
-    """One step, captured for inputs of these shapes."""
+class Captured:
+    """A function of tensors, captured for inputs of these shapes. It reads and writes buffers of its own."""
 
-    def __init__(self, move: Move, inputs: Inputs, ragged: bool, pool: Any):
-        empty = inputs.rows.new_zeros((ROOM, *inputs.rows.shape[1:]))
-        self.buffers: Inputs = tree_map(_cloned, inputs._replace(rows=empty))
-        self.t = torch.zeros((), dtype=torch.int64, device=inputs.rows.device)
-
-        def step() -> tuple[State, Tensor]:
-            now = self.t + self.buffers.first
-            rows = self.buffers.rows.index_select(0, self.t.unsqueeze(0)).squeeze(0)
-            moved = move(self.buffers, rows, rng.fold(self.buffers.keys, now))
-            return _held(self.buffers, moved, now if ragged else None)
-
+    def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], pool: Any, keep: Any = None):
+        self.buffers = tree_map(_cloned, inputs)
+        self.keep = keep  # what the function reads beside its inputs must outlive it
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):  # libraries choose and allocate on first use, which a capture must not see
-                step()
+                function(*self.buffers)
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool):
-            carry, losses = step()
+            self.outputs = function(*self.buffers)
+
+    def load(self, *inputs: Any) -> None:
+        """Fills the buffers."""
+        pairs = zip(tree_leaves(self.buffers[: len(inputs)]), tree_leaves(inputs), strict=True)
+        by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for target, source in pairs:
+            if target is not None:
+                targets, sources = by_type.setdefault(target.dtype, ([], []))
+                targets.append(target)
+                sources.append(source)
+        for targets, sources in by_type.values():
+            torch._foreach_copy_(targets, sources)
+
+    def __call__(self, *inputs: Any) -> Any:
+        self.load(*inputs)
+        self.graph.replay()
+        return tree_map(_cloned, self.outputs)
+
+
+class Steps:
+    """One step, captured, to be replayed for every step of a phase."""
+
+    def __init__(self, move: Move, inputs: Inputs, ragged: bool, pool: Any, fuse: bool = False):
+        rows = inputs.rows.new_zeros((ROOM, *inputs.rows.shape[1:]))
+
+        def moved(fixed: tuple[Any, ...], rows: Tensor, t: Tensor) -> tuple[State, Tensor]:
+            given = Inputs._make([*fixed, rows])
+            now = t + given.first
+            after = move(given, rows.index_select(0, t.unsqueeze(0)).squeeze(0), rng.fold(given.keys, now))
+            return _held(given, after, now if ragged else None)
+
+        start = (inputs.fixed, rows, torch.zeros_like(inputs.first))
+        fast = compiled(moved, start) if fuse else moved
+
+        def step(fixed: tuple[Any, ...], rows: Tensor, t: Tensor) -> None:
+            given = Inputs._make([*fixed, rows])
+            carry, losses = fast(fixed, rows, t)
             for name, value in carry.items():
-                self.buffers.carry[name].copy_(value)
-            self.buffers.losses.copy_(losses)
-            self.t.add_(1)
+                given.carry[name].copy_(value)
+            given.losses.copy_(losses)
+            t.add_(1)
+
+        self.captured = Captured(step, start, pool)
 
     def run(self, inputs: Inputs) -> tuple[State, Tensor]:
         """All steps."""
-        for target, source in zip(tree_leaves(self.buffers[:-1]), tree_leaves(inputs[:-1]), strict=True):
-            if target is not None:
-                target.copy_(source)
+        self.captured.load(inputs.fixed)
+        fixed, plan, t = self.captured.buffers
+        given = Inputs._make([*fixed, plan])
         for rows in inputs.rows.split(ROOM):
-            self.buffers.rows[: len(rows)].copy_(rows)
-            self.t.zero_()
+            plan[: len(rows)].copy_(rows)
+            t.zero_()
             for _ in range(len(rows)):
-                self.graph.replay()
-            self.buffers.first.add_(len(rows))
-        return {k: v.clone() for k, v in self.buffers.carry.items()}, self.buffers.losses.clone()
+                self.captured.graph.replay()
+            given.first.add_(len(rows))
+        return {k: v.clone() for k, v in given.carry.items()}, given.losses.clone()
+
+
+def compiled(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
+    """The function by torch.compile for inputs of these shapes; as it is, with a message, where that fails.
+
+    What is compiled is a trace, in which the transforms of torch.func, our convolutions and our noise are resolved.
+    """
+    leaves, kind = tree_flatten(inputs)
+    given = [i for i, leaf in enumerate(leaves) if leaf is not None]
+
+    def flat(*tensors: Tensor) -> Any:
+        full = list(leaves)
+        for i, tensor in zip(given, tensors, strict=True):
+            full[i] = tensor
+        return function(*tree_unflatten(full, kind))
+
+    tensors = [leaves[i] for i in given]
+    try:
+        fused = torch.compile(make_fx(flat)(*tensors), dynamic=False)
+        fused(*tensors)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # compilers fail in many ways, and never should a run
+        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+        why = " … ".join(dict.fromkeys((lines[0], lines[-1])))
+        log.warning("A step runs without torch.compile, which fails: %s: %s", type(error).__name__, why)
+        return function
+    return lambda *inputs: fused(*(leaf for leaf in tree_leaves(inputs) if leaf is not None))
 
 
 def _cloned(leaf: Tensor | None) -> Tensor | None:
     return leaf if leaf is None else leaf.clone(memory_format=torch.contiguous_format)
 
 
+def _shapes(inputs: Any) -> Hashable:
+    """What a captured program depends on of its inputs: their names, shapes and types."""
+    leaves, kind = tree_flatten(inputs)
+    return kind, tuple(None if t is None else (tuple(t.shape), t.dtype) for t in leaves)
+
+
 class Programs:
-    """How the phases of a run are executed; captured steps are kept, the latest of them."""
+    """How a run's programs are executed: as they are, or captured. Captured ones are kept, the latest of them."""
 
-    LIMIT = 32
+    LIMIT = 64
 
-    def __init__(self, capture: bool):
-        self.capture = capture
-        self.graphs: OrderedDict[Hashable, Graph] = OrderedDict()
+    def __init__(self, capture: bool, fuse: bool = False):
+        self.capture, self.fuse = capture, fuse
+        self.graphs: OrderedDict[Hashable, Any] = OrderedDict()
+        self.refused: set[Hashable] = set()  # names of what cannot be captured
         self.pool: Any = None
+
+    def call(self, name: Hashable, function: Callable[..., Any], *inputs: Any, keep: Any = None) -> Any:
+        """A function of tensors alone. `name` and the inputs' shapes tell it from all others."""
+        make = lambda pool: Captured(function, inputs, pool, keep)  # noqa: E731
+        found = self._found(name, _shapes(inputs), make)
+        return function(*inputs) if found is None else found(*inputs)
+
+    def _found(self, name: Hashable, shapes: Hashable, make: Callable[[Any], Any]) -> Any:
+        """What is captured under a name for these shapes, now or before; None if it is to run as it is."""
+        if not self.capture or name in self.refused:
+            return None
+        key = (name, shapes)
+        if key not in self.graphs:
+            try:
+                self.pool = self.pool or torch.cuda.graph_pool_handle()
+                self.graphs[key] = make(self.pool)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                self.refused.add(name)
+                self.pool = None  # the one of a capture that failed cannot be used again
+                why = str(error).splitlines()[0]
+                log.warning("A part of the work is launched step by step, for it cannot be a CUDA graph: %s", why)
+                return None
+            if len(self.graphs) > self.LIMIT:
+                self.graphs.popitem(last=False)
+        self.graphs.move_to_end(key)
+        return self.graphs[key]
 
     def run(self, name: Hashable, move: Move, inputs: Inputs, steps: np.ndarray, runs: bool) -> tuple[State, Tensor]:
         """All steps of a phase: the last carry and the summed losses.
@@ -172,26 +273,9 @@ class Programs:
 
     def _segment(self, name: Hashable, move: Move, inputs: Inputs, ragged: bool) -> tuple[State, Tensor]:
         """Steps of the same lanes; if `ragged`, some of them are done on the way."""
-        if not self.capture:
-            return self._eager(move, inputs, ragged)
-        shapes = tuple((tuple(t.shape), t.dtype) for t in tree_leaves(inputs[:-1]) if t is not None)
-        names = tuple(tuple(state) for state in (inputs.carry, inputs.hyper, inputs.shared))  # leaves go by their order
-        key = (name, ragged, shapes, tuple(inputs.rows.shape[1:]), names)
-        if key not in self.graphs:
-            try:
-                self.pool = self.pool or torch.cuda.graph_pool_handle()
-                self.graphs[key] = Graph(move, inputs, ragged, self.pool)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                self.capture = False
-                why = str(error).splitlines()[0]
-                log.warning("Steps are launched one by one, because they cannot be captured in a CUDA graph: %s", why)
-                return self._eager(move, inputs, ragged)
-            if len(self.graphs) > self.LIMIT:
-                self.graphs.popitem(last=False)
-        self.graphs.move_to_end(key)
-        return self.graphs[key].run(inputs)
+        shapes = (ragged, _shapes(inputs.fixed), tuple(inputs.rows.shape[1:]))
+        found = self._found(name, shapes, lambda pool: Steps(move, inputs, ragged, pool, self.fuse))
+        return self._eager(move, inputs, ragged) if found is None else found.run(inputs)
 
     @staticmethod
     def _eager(move: Move, inputs: Inputs, ragged: bool) -> tuple[State, Tensor]:

@@ -6,64 +6,30 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..algorithms.base import Algorithm, State
+from ..algorithms.base import State
 from ..errors import InputError, TrainingError
-from .backend import free_bytes
 from .checkpoint import Checkpoint, Folder
 from .cohort import Cohort
+from .crew import over
 from .distributed import ALONE, PeerLost, World, fingerprint, packed, unpacked
+from .kept import Kept
 from .lanes import Lanes, Part, chunked, joined
+from .memory import fitting
 from .plan import sample
 
 
-class Kept:
-    """What clients keep between rounds: made on demand, never shared between two clients.
-
-    It stays on the device where that of all clients is a small part of its memory, and is on the host otherwise.
-    """
-
-    def __init__(self, cohort: Cohort, states: dict[int, State]):
-        self.cohort, self.states = cohort, states
-
-    @property
-    def needed(self) -> bool:
-        """Whether this algorithm's clients keep anything."""
-        return type(self.cohort.algorithm).keep is not Algorithm.keep
-
-    def get(self, shared: State, clients: Sequence[int]) -> State:
-        """The kept state of some clients, a lane each, on the device."""
-        if not self.needed:
-            return {}
-        missing = [c for c in clients if c not in self.states]
-        fresh = self.cohort.keep(shared, missing) if missing else {}
-        if not self.states and missing == list(clients):
-            return fresh
-        lane = {c: i for i, c in enumerate(missing)}
-        rows = [self.states[c] if c in self.states else {k: v[lane[c]] for k, v in fresh.items()} for c in clients]
-        device = self.cohort.device
-        return {name: torch.stack([row[name].to(device) for row in rows]) for name in rows[0]}
-
-    def put(self, clients: Sequence[int], kept: State) -> dict[int, State]:
-        """Remembers what clients kept, a lane each; returns it by client."""
-        size = sum(v[0].numel() * v.element_size() for v in kept.values()) * self.cohort.fed.clients
-        fits = self.cohort.device.type == "cuda" and size <= free_bytes(self.cohort.device) // 32
-        here = kept if fits else {name: v.cpu() for name, v in kept.items()}
-        own = {c: {name: v[i].clone() for name, v in here.items()} for i, c in enumerate(clients) if here}
-        self.states |= own
-        return own
-
-
 class Work(NamedTuple):
-    """What some clients of a run have done in a round, a lane each."""
+    """What some clients of a run have done in a round."""
 
-    update: State
-    kept: State
+    mean: State  # their part of the weighted mean of all updates
+    kept: State  # a lane each, as the losses
     losses: Tensor  # not finite where something else is not
 
 
@@ -71,7 +37,8 @@ class Simulation:
     """The server's side of a run, and its clients' kept states.
 
     Where it is spread over processes, each has the server's side and works for its share of the clients; what clients
-    keep lies with the process that owns them. The checkpoint to go on from is needed in process 0 alone.
+    keep lies with the process that owns them, in a file of `folder` where it is too much for memory. The checkpoint to
+    go on from is needed in process 0 alone.
     """
 
     def __init__(
@@ -82,19 +49,21 @@ class Simulation:
         epochs: int,
         state: Checkpoint | None = None,
         world: World = ALONE,
+        folder: Path | None = None,
     ):
         self.cohort, self.participation, self.epochs, self.world = cohort, participation, epochs, world
         self.round, self.seconds = 0, 0.0
         self.shared = cohort.algorithm.init(cohort.network.initial, cohort.network.layout)
         self.average = dict(self.shared)
-        self.kept = Kept(cohort, {})
+        self.kept = Kept(cohort, folder=folder, world=world)
         world.lead(lambda: self._check(state))
         state = state if world.size == 1 else self._spread(state)
         if state is not None:
             put = lambda s: {k: v.to(cohort.device, cohort.dtype) for k, v in s.items()}  # noqa: E731
             self.round, self.seconds = state.round, state.seconds
             self.shared, self.average = put(state.shared), put(state.average)
-            self.kept = Kept(cohort, state.kept)
+            self.kept.restore(state.kept)
+            cohort.chunk = state.chunk or cohort.chunk
         self.changed: dict[int, State] = {}  # what the clients of the last round keep now, of those that are ours
         self.shares: list[list[int]] = [[] for _ in range(world.size)]  # the clients of the last round, by process
 
@@ -108,23 +77,23 @@ class Simulation:
             _check_like(self._kept_like, own)
 
     def _spread(self, state: Checkpoint | None) -> Checkpoint | None:
-        """A checkpoint that process 0 has, in all of them; of what clients keep each gets that of its own."""
+        """A checkpoint that process 0 has, in all of them; of what clients keep each remembers that of its own."""
         world, like = self.world, self.shared
-        facts: Any = world.decide(lambda: state and (state.round, state.seconds, sorted(state.kept)))
+        facts: Any = world.decide(lambda: state and (state.round, state.seconds, list(state.kept), state.chunk))
         if facts is None:
             return None
         bits = [packed({k: v.to(like[k].dtype) for k, v in s.items()}, like) for s in state[1:3]] if state else []
         blank = torch.zeros_like(packed(like, like))
         shared, average = (unpacked(world.share(bits[i] if state else blank), like) for i in range(2))
-        kept, shares = {}, [[c for c in facts[2] if c in own] for own in map(set, self.owned)]
+        shares = [[c for c in facts[2] if c in own] for own in map(set, self.owned)]
         blank = torch.zeros_like(packed(self._kept_like, self._kept_like)) if facts[2] else blank
         for place in range(max(map(len, shares))):
             rows = [own[place] if place < len(own) else None for own in shares]
             full = [blank if c is None else packed(state.kept[c], self._kept_like) for c in rows] if state else []
             row, mine = world.scatter(full, blank), rows[world.rank]
             if mine is not None:
-                kept[mine] = unpacked(row, self._kept_like)
-        return Checkpoint(facts[0], shared, average, kept, facts[1])
+                self.kept.restore({mine: unpacked(row, self._kept_like)})
+        return Checkpoint(facts[0], shared, average, {}, facts[1], facts[3])
 
     @cached_property
     def owned(self) -> list[list[int]]:
@@ -173,20 +142,19 @@ class Simulation:
             self.shares = self.world.deal(clients, self.cohort.fed.train.counts)
         return self.shares[self.world.rank]
 
-    def total(self, clients: list[int], work: list[Work]) -> State:
+    def weights(self, clients: list[int]) -> Tensor:
+        """Of a round's clients, the shares in the mean of those that this process works for."""
+        weights, own = self.cohort.weights(clients), self.shares[self.world.rank]
+        if len(own) == len(clients):
+            return weights
+        place = {c: i for i, c in enumerate(clients)}
+        return weights[[place[c] for c in own]]
+
+    def total(self, work: list[Work]) -> State:
         """The part of the weighted mean of a round's updates that is this process's."""
-        own = self.shares[self.world.rank]
-        if not own:
+        if not work:
             return self._nothing
-        weights = self.cohort.weights(clients)
-        if len(own) < len(clients):
-            place = {c: i for i, c in enumerate(clients)}
-            weights = weights[[place[c] for c in own]]
-        means = [
-            {name: torch.tensordot(share, value, 1) for name, value in w.update.items()}
-            for share, w in zip(weights.split([len(w.losses) for w in work]), work, strict=True)
-        ]
-        return {name: sum((m[name] for m in means[1:]), means[0][name]) for name in means[0]}
+        return {name: sum((w.mean[name] for w in work[1:]), first) for name, first in work[0].mean.items()}
 
     def reduce(self, clients: list[int], total: State, losses: Tensor) -> tuple[State, list[float]]:
         """The weighted mean of all updates and the losses of all clients, in one sum over the processes.
@@ -288,7 +256,8 @@ class Simulation:
 
     def _save(self, folder: Folder, line: dict[str, Any]) -> None:
         changed = self.collected()
-        state = Checkpoint(self.round, self.shared, self.average, {}, self.seconds)
+        self.cohort.chunk = self.world.least(self.cohort.chunk)
+        state = Checkpoint(self.round, self.shared, self.average, {}, self.seconds, self.cohort.chunk)
 
         def write() -> None:
             folder.log(line)
@@ -306,17 +275,10 @@ def advance(sims: Sequence[Simulation]) -> list[dict[str, Any] | TrainingError]:
     """
     start = time.perf_counter()
     drawn = [sim.draw() for sim in sims]
-    work: list[list[Work]] = [[] for _ in sims]
-    for part in chunked([sim.deal(clients) for sim, clients in zip(sims, drawn, strict=True)], sims[0].cohort.chunk):
-        lanes = Lanes([Part(sims[i].cohort, sims[i].shared, own, sims[i].round + 1) for i, own in part.items()])
-        kept = joined([sims[i].kept.get(sims[i].shared, own) for i, own in part.items()])
-        update, kept, losses = lanes.train(kept, sims[0].epochs)
-        losses = _flagged(losses, [*update.values(), *kept.values()])
-        sizes = [len(own) for own in part.values()]
-        pieces = (_each(update, sizes), _each(kept, sizes), losses.split(sizes))
-        for i, own_work in zip(part, zip(*pieces, strict=True), strict=True):
-            work[i].append(Work(*own_work))
-    totals = [sim.total(clients, parts) for sim, clients, parts in zip(sims, drawn, work, strict=True)]
+    own = [sim.deal(clients) for sim, clients in zip(sims, drawn, strict=True)]
+    weights = [sim.weights(clients) for sim, clients in zip(sims, drawn, strict=True)]
+    work = fitting([sim.cohort for sim in sims], sum(map(len, own)), partial(_worked, sims, own, weights))
+    totals = [sim.total(parts) for sim, parts in zip(sims, work, strict=True)]
     none = torch.zeros(0, dtype=sims[0].cohort.dtype, device=sims[0].cohort.device)
     losses = torch.cat([none, *(w.losses for parts in work for w in parts)])
     if sims[0].world.size == 1:
@@ -333,6 +295,31 @@ def advance(sims: Sequence[Simulation]) -> list[dict[str, Any] | TrainingError]:
         except TrainingError as error:
             lines.append(error)
     return lines
+
+
+def _worked(
+    sims: Sequence[Simulation], clients: list[list[int]], weights: list[Tensor], chunk: int
+) -> list[list[Work]]:
+    """The work of these clients of every run, so many at a time; nothing is remembered yet."""
+    work: list[list[Work]] = [[] for _ in sims]
+    left = list(weights)
+    workers = sims[0].cohort.workers
+    parts = list(chunked(clients, chunk, workers))
+
+    def trained(part: dict[int, list[int]]) -> tuple[State, State, Tensor]:
+        lanes = Lanes([Part(sims[i].cohort, sims[i].shared, own, sims[i].round + 1) for i, own in part.items()])
+        kept = joined([sims[i].kept.get(sims[i].shared, own) for i, own in part.items()])
+        update, kept, losses = lanes.train(kept, sims[0].epochs)
+        return update, kept, _flagged(losses, [*update.values(), *kept.values()])
+
+    for part, (update, kept, losses) in zip(parts, over(trained, parts, workers), strict=True):
+        sizes = [len(own) for own in part.values()]
+        pieces = zip(_each(update, sizes), _each(kept, sizes), losses.split(sizes), strict=True)
+        for i, (sent, own_kept, told) in zip(part, pieces, strict=True):
+            share, left[i] = left[i].split([len(told), len(left[i]) - len(told)])
+            mean = {name: torch.tensordot(share, value, 1) for name, value in sent.items()}
+            work[i].append(Work(mean, own_kept, told))
+    return work
 
 
 def _each(state: State, sizes: list[int]) -> list[State]:

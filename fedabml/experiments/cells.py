@@ -13,9 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..config import RunConfig, Table
 from ..errors import InputError
+
+if TYPE_CHECKING:
+    from .study import Study
 
 try:
     import fcntl
@@ -23,22 +27,28 @@ except ImportError:  # not every system has locks of this kind
     fcntl = None  # type: ignore[assignment]
 
 # Keys of a configuration that say where and how a cell runs, not what it computes.
-MACHINE = ("device", "backend", "chunk", "data_dir", "evaluate", "eval_every")
+MACHINE = ("device", "backend", "chunk", "compile", "data_dir", "evaluate", "eval_every", "eval_clients", "eval_all")
 
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A run to be: the row of the table it belongs to, its configuration, the personal options to score."""
+    """A run to be: the row of the table it belongs to, its configuration, the personal options to score.
+
+    `curve` are rounds after which it is looked at, too; a `study` may have other data, clients and questions.
+    """
 
     label: str
     config: RunConfig
     personal: tuple[Table, ...] = ({},)
+    curve: tuple[int, ...] = ()
+    study: Study | None = None
 
     @property
     def identity(self) -> str:
         """What makes two cells the same: everything that decides their numbers, as canonical JSON."""
         config = {k: v for k, v in self.config.to_dict(everything=True).items() if k not in MACHINE}
-        return json.dumps([self.label, config, list(self.personal)], sort_keys=True)
+        more = [list(self.curve), self.study and self.study.identity] if self.curve or self.study else []
+        return json.dumps([self.label, config, list(self.personal), *more], sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,7 @@ class Score:
     summary: Table  # the means and pooled measures of `fedabml.evaluate`
     clients: dict[str, list[float | None]]  # by measure, a value per client; None where a client has no such data
     error: str | None = None
+    on: str = ""  # the study's audience, where it has several or others
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,8 @@ class Result:
     scores: list[Score] = field(default_factory=list)
     facts: Table = field(default_factory=dict)  # bytes_up, bytes_down, seconds, device, partition_hash, versions, ...
     error: str | None = None
+    curve: list[Table] = field(default_factory=list)  # a line for every round of the cell's curve
+    found: Table = field(default_factory=dict)  # what the cell's study has found out
 
     @property
     def seed(self) -> int:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from ..data.download import Progress
 
 REQUEST, CELLS = "comparison.json", "cells.jsonl"
-OWN = ("algorithm", "seed", "evaluate", "eval_every")  # keys of a run that a comparison decides itself
+# Keys of a run that a comparison decides itself.
+OWN = ("algorithm", "seed", "evaluate", "eval_every", "eval_clients", "eval_all")
 Rows = dict[str, RunConfig]
 
 
@@ -298,7 +299,9 @@ def _settled(config: RunConfig) -> RunConfig:
     """A row's configuration in one form: its step size among the hyperparameters, paths that hold from everywhere."""
     paths = {k: str(Path(v).resolve()) for k in ("data", "pretrained") if (v := getattr(config, k))}
     hyper = dict(config.hyper) if config.lr is None else {"lr": config.lr, **config.hyper}
-    return config.with_changes(hyper=hyper, lr=None, seed=0, evaluate=True, eval_every=0, **paths)
+    return config.with_changes(
+        hyper=hyper, lr=None, seed=0, evaluate=True, eval_every=0, eval_clients=None, eval_all=True, **paths
+    )
 
 
 def _of(config: RunConfig) -> Table:

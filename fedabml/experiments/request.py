@@ -24,10 +24,13 @@ def read(folder: Path, command: str, needed: Collection[str] = ()) -> Table:
     return saved
 
 
-def claim(folder: Path, command: str, request: Table, resume: bool, free: Collection[str] = ()) -> None:
+def claim(
+    folder: Path, command: str, request: Table, resume: bool, free: Collection[str] = (), again: str = "--resume "
+) -> None:
     """Makes a folder this request's. What was begun there goes on if it asked for the same.
 
     Keys that are `free` may differ if it is resumed in so many words; where and how `run` is computed always may.
+    `again` are the words of the command that goes on with what was begun.
     """
     file = folder / f"{command}.json"
     if file.exists() or resume:
@@ -39,7 +42,7 @@ def claim(folder: Path, command: str, request: Table, resume: bool, free: Collec
         if bad or (differ and not resume):
             raise InputError(
                 f"'{folder}' was started with other settings: {words}. Resume it as it was "
-                f"(fedabml {command} --resume --out {shlex.quote(str(folder))}), or give another folder with --out."
+                f"(fedabml {command} {again}--out {shlex.quote(str(folder))}), or give another folder with --out."
             )
     elif folder.is_dir() and any(not child.name.startswith(".") for child in folder.iterdir()):
         raise InputError(f"'{folder}' holds other files. {command} wants a folder of its own: give another --out.")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from typing import Any
 
-from ..config import RunConfig
-from ..data import Dataset, Federation, load
 from ..engine.backend import chunk_of
+from ..engine.cohort import Cohort
 from ..engine.simulate import Simulation, advance
 from ..errors import TrainingError
 from ..evaluate import Entry, Evaluation, evaluate_together
 from ..run import Setup, prepare, resolve_split
 from .cells import Cell, Result, Score
+from .study import PLAIN, entry, meeting
 
 FACTS = ("device", "dtype", "backend", "chunk", "partition_hash", "versions", "fedabml", "parameters")
 MEASURES = ("accuracy", "rmse", "nll")  # of every client, for paired tests
@@ -40,15 +40,15 @@ def _kind(cell: Cell) -> str:
     apart = {"seed", "partition_seed", "lr", cell.config.algorithm}
     common = {k: v for k, v in cell.config.to_dict(everything=True).items() if k not in apart}
     options = [dataclasses.replace(algorithm, **option).discrete() for option in cell.personal]
-    return json.dumps([type(algorithm).__name__, algorithm.discrete(), common, options], sort_keys=True)
+    about = [cell.curve, (cell.study or PLAIN).identity]
+    return json.dumps([type(algorithm).__name__, algorithm.discrete(), common, options, about], sort_keys=True)
 
 
 def run_together(cells: Sequence[Cell], on_round: Callable[[list[Cell], int], None]) -> Iterator[Result]:
     """Trains and scores cells of one group. Those that do not share their data, or cannot be batched, go one by one."""
     batches: list[list[tuple[Cell, Setup]]] = []
     for cell in cells:
-        fed = federation(cell.config)
-        setup = prepare(fed, cell.config.model, cell.config.algorithm_object(), **cell.config.words(fed))
+        setup = prepared(cell)
         fits = (b for b in batches if b[0][1].cohort.data is setup.cohort.data and setup.cohort.backend == "vmap")
         batch = next(fits, None)
         if batch is None:
@@ -60,15 +60,24 @@ def run_together(cells: Sequence[Cell], on_round: Callable[[list[Cell], int], No
         yield from _run_batch(batch, lambda round, now=now: on_round(now, round))  # type: ignore[misc]
 
 
+def prepared(cell: Cell) -> Setup:
+    """Everything decided before a cell's first round; an InputError where it cannot run."""
+    study, config = cell.study or PLAIN, cell.config
+    fed = study.federation(config)
+    return prepare(fed, study.network(config, fed), config.algorithm_object(), **config.words(fed))
+
+
 def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[int], None]) -> Iterator[Result]:
     start = time.perf_counter()
     first = batch[0][1]
     if batch[0][0].config.chunk is None:
         first.cohort.chunk = chunk_of(first.lane, first.cohort.device, sum(s.cohort.fed.clients for _, s in batch))
+    study, curve = batch[0][0].study or PLAIN, batch[0][0].curve
     sims = [Simulation(s.cohort, participation=s.participation, epochs=s.epochs) for _, s in batch]
     lines: list[dict[str, Any]] = [{"bytes_up": 0, "bytes_down": 0} for _ in sims]
     errors: dict[int, TrainingError] = {}
     scores: list[list[Score]] = [[] for _ in sims]
+    curves: list[list[dict[str, Any]]] = [[] for _ in sims]
     for round in range(1, first.rounds + 1):
         alive = [i for i in range(len(sims)) if i not in errors]
         if not alive:
@@ -78,17 +87,25 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[int], None])
                 errors[i] = line
             else:
                 lines[i] = line
+        seen = [i for i in alive if i not in errors] if round in curve else []
+        for i, noted in zip(seen, study.watch([sims[i] for i in seen]) if seen else [], strict=True):
+            curves[i].append({"round": round} | noted)
         on_round(round)
     trained, split = time.perf_counter() - start, resolve_split(first.cohort.fed, "auto")
-    for number in range(len(batch[0][0].personal)):
-        alive = [i for i in range(len(sims)) if i not in errors]
-        entries = [_entry(sims[i], batch[i][0].personal[number]) for i in alive]
+    alive = [i for i in range(len(sims)) if i not in errors]
+    audiences = [study.audiences(cell.config, setup.cohort.fed) for cell, setup in batch]
+    heard = [
+        {name: meeting(s.cohort, fed) for name, fed in own.items()} for own, s in zip(audiences, sims, strict=True)
+    ]
+    for name, number in itertools.product(heard[0], range(len(batch[0][0].personal))):
+        options = [cell.personal[number] for cell, _ in batch]
+        entries = [_entry(sims[i], heard[i][name], options[i]) for i in alive]
         for i, found in zip(alive, evaluate_together(entries, split, number == 0) if entries else [], strict=True):
-            personal = batch[i][0].personal[number]
-            scores[i].append(_score(personal, found, len(batch[i][0].personal) == 1))
+            scores[i].append(_score(options[i], found, len(batch[i][0].personal) == 1, name))
     for i, own in enumerate(scores):
         if own and all(score.error for score in own):
             errors[i] = TrainingError(own[0].error)
+    looks = [{} if i in errors else study.look(sim) for i, sim in enumerate(sims)]
     share = {"seconds": time.perf_counter() - start, "seconds_training": trained}
     for i, (cell, setup) in enumerate(batch):
         facts = {name: setup.config[name] for name in FACTS} | {"split": split, "together": len(batch)}
@@ -97,31 +114,21 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[int], None])
         if cell.config.data or cell.config.drop_small:  # else they are numbered
             facts["names"] = list(setup.cohort.fed.names)
         error = str(errors[i]) if i in errors else None
-        yield Result(cell.identity, cell.label, cell.config.to_dict(), [] if error else scores[i], facts, error)
+        told = cell.config.to_dict()
+        yield Result(cell.identity, cell.label, told, [] if error else scores[i], facts, error, curves[i], looks[i])
 
 
-def _entry(sim: Simulation, personal: dict[str, Any]) -> Entry:
-    cohort = sim.cohort.using(dataclasses.replace(sim.cohort.algorithm, **personal)) if personal else sim.cohort
-    return Entry(cohort, sim.theta, sim.kept_for, sim.round)
+def _entry(sim: Simulation, cohort: Cohort, personal: dict[str, Any]) -> Entry:
+    return entry(sim, cohort.using(dataclasses.replace(cohort.algorithm, **personal)) if personal else cohort)
 
 
-def _score(personal: dict[str, Any], found: Evaluation | TrainingError, each: bool) -> Score:
+def _score(personal: dict[str, Any], found: Evaluation | TrainingError, each: bool, on: str) -> Score:
     """A score; `each` says whether that of every client is wanted."""
     if isinstance(found, TrainingError):
-        return Score(personal, {}, {}, str(found))
+        return Score(personal, {}, {}, str(found), on)
     clients = {
         name: [None if math.isnan(v) else round(float(v), 5) for v in found.clients[name]]
         for name in MEASURES
         if each and name in found.clients
     }
-    return Score(personal, found.summary, clients)
-
-
-@cache
-def _dataset(name: str, data_dir: str | None) -> Dataset:
-    return load(name, data_dir)
-
-
-def federation(config: RunConfig) -> Federation:
-    """The federation of a configuration; partitions of one dataset share its samples."""
-    return config.federation(dataset=None if config.data else _dataset(config.dataset or "digits", config.data_dir))
+    return Score(personal, found.summary, clients, on=on)

@@ -279,7 +279,7 @@ def explained(found: Comparison, behind: bool = False) -> list[str]:
         if count >= SEEDS_TO_TEST:
             said.append(
                 f"{best}: paired t-tests over the {count} seeds and over {clients} clients do not both see a "
-                f"difference {level}.{_power(found, leads)}"
+                f"difference {level}.{_power(found)}"
             )
         else:
             said.append(
@@ -306,10 +306,12 @@ def explained(found: Comparison, behind: bool = False) -> list[str]:
     return said
 
 
-def _power(found: Comparison, leads: Sequence[Paired]) -> str:
-    """How large a gap must be for this table to see it, in a sentence."""
+def _power(found: Comparison) -> str:
+    """How large a gap must be for this table to see it, in a sentence; none if it tells all rows from the best."""
     main = found.columns[0]
-    gaps = [gap for lead in leads if (gap := lead.least(LEVEL / len(leads))) is not None]
+    alike = [row.behind for row in found.rows if row.alike and row.behind is not None]
+    # Holm has put those that are seen aside, so the level is shared by the others.
+    gaps = [gap for lead in alike if (gap := lead.least(LEVEL / len(alike))) is not None]
     least = float(np.median(gaps)) if gaps else 0.0
     if not least:
         return ""

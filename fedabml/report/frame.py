@@ -47,16 +47,21 @@ PAGE = Look(
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows: its label, how its numbers are written, and its range (by default that of the data)."""
+    """What an axis shows: its label, how its numbers are written, and its range (by default that of the data).
+
+    A `power` axis is logarithmic: its numbers are exponents of ten.
+    """
 
     label: str = ""
-    kind: Literal["number", "percent", "whole"] = "number"
+    kind: Literal["number", "percent", "whole", "power"] = "number"
     span: Span | None = None
 
     def write(self, value: float) -> str:
         """A value as a hover text shows it."""
         if self.kind == "percent":
             return f"{value:.1%}"
+        if self.kind == "power":
+            return f"{10**value:.3g}"
         return f"{value:.0f}" if self.kind == "whole" else f"{value:.4g}"
 
     def cover(self, values: Iterable[float | None]) -> Span:
@@ -102,6 +107,8 @@ def tick_labels(values: Sequence[float], kind: str) -> list[str]:
     decimals = max(0, -math.floor(math.log10(step * (100 if kind == "percent" else 1)) + 1e-9))
     if kind == "percent":
         return [f"{v:.{decimals}%}" for v in values]
+    if kind == "power":
+        return [f"{float(f'{10**v:.2g}'):g}" for v in values]
     if max(map(abs, values)) >= 1e6 or decimals > 5:
         return [f"{v:.3g}" for v in values]
     return [f"{v:.{decimals}f}" for v in values]
@@ -197,12 +204,18 @@ class Frame:
         (x1, y1), (x2, y2) = start, end
         self.parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" {extra}/>')
 
-    def path(self, points: Iterable[Span], slot: int) -> str:
+    def area(self, points: Iterable[Span], slot: int) -> str:
+        """A pale area with this outline."""
+        steps = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
+        return f'<path d="M{steps}Z" fill="{self.colour(slot)}" fill-opacity=".18"/>'
+
+    def path(self, points: Iterable[Span], slot: int, thin: bool = False) -> str:
         """A line through data points."""
         steps = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
         dash = _DASHES[slot // len(self.look.colours) % len(_DASHES)]
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
-        stroke = f'stroke="{self.colour(slot)}" stroke-width="2" stroke-linejoin="round"{dashes}'
+        width = '"1" stroke-opacity=".4"' if thin else '"2"'
+        stroke = f'stroke="{self.colour(slot)}" stroke-width={width} stroke-linejoin="round"{dashes}'
         return f'<path d="M{steps}" fill="none" {stroke}/>'
 
     def dot(self, x: float, y: float, slot: int, radius: float, tip: str = "") -> str:

@@ -49,15 +49,22 @@ def render(runs: Sequence[Run], title: str | None = None, summary: str = "") -> 
         section("Prior and data" if width else "Data", [width, *figures.partitions(runs)]),
         _configuration(runs),
         "</main>",
+    ]
+    return document(title, body, _data(runs))
+
+
+def document(title: str, body: Iterable[str], data: Mapping[str, Any]) -> str:
+    """A complete HTML document around the parts of its body; `data` are what the script needs."""
+    after = [
         '<div id="tip" role="status" hidden></div>',
-        f'<script type="application/json" id="data">{_safe_json(_data(runs))}</script>',
+        f'<script type="application/json" id="data">{_safe_json(data)}</script>',
         f"<script>{_asset('page.js')}</script>",
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{text(title)}</title>\n<style>{_colours()}{_asset('page.css')}</style>\n</head>\n<body>\n"
-        + "\n".join(part for part in body if part)
+        + "\n".join(part for part in (*body, *after) if part)
         + "\n</body>\n</html>\n"
     )
 
@@ -121,6 +128,11 @@ def _header(runs: Sequence[Run], title: str) -> str:
             value = found.pop()
             facts.append(form.format(value) + "s" * (key in ("clients", "rounds") and value != "1"))
     line = " · ".join(text(fact) for fact in facts)
+    return heading(title, line)
+
+
+def heading(title: str, line: str) -> str:
+    """The page's head: its title, a line of HTML under it, and the theme button."""
     toggle = '<button id="theme" type="button" title="Light or dark">◐<span> theme</span></button>'
     return f"<header><div><h1>{text(title)}</h1><p>{line}</p></div>{toggle}</header>"
 

@@ -27,7 +27,8 @@ class Series:
     """A named row of values. `x` counts 1, 2, ... when it is left out; `tips` and `sizes` (radii) go with the points.
 
     `slot` picks the colour, by default the place in the list. A slot that is given is also the number of the page's
-    legend entry, which then names and hides the series; the picture itself draws no legend.
+    legend entry, which then names and hides the series; the picture itself draws no legend. `low` and `high` are the
+    ends of a band around a line; a `thin` line is one among many, without hover texts.
     """
 
     name: str
@@ -36,6 +37,9 @@ class Series:
     tips: Sequence[str] = ()
     sizes: Sequence[float] = ()
     slot: int | None = None
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+    thin: bool = False
 
     def points(self) -> list[Span | None]:
         """(x, y) of every value, `None` where one of them is missing."""
@@ -43,19 +47,26 @@ class Series:
         pairs = ((finite(x), finite(y)) for x, y in zip(xs, self.y, strict=True))
         return [None if x is None or y is None else (x, y) for x, y in pairs]
 
+    def band(self) -> list[Span]:
+        """The outline of the band, there and back; empty without one."""
+        low, high = [replace(self, y=values).points() if values else [] for values in (self.low, self.high)]
+        return [p for p in low + high[::-1] if p]
+
 
 def line_chart(
     series: Sequence[Series], *, title: str, x: Axis | None = None, y: Axis | None = None, look: Look = LIGHT
 ) -> str:
     """Lines over a common x. A missing value is a gap; a value without neighbours is a dot."""
     x, y, points = x or Axis(), y or Axis(), [s.points() for s in series]
-    known = [p for row in points for p in row if p]
+    known = [p for row in points for p in row if p] + [p for s in series for p in s.band()]
     frame = Frame(look, title, x, y, (x.cover(p[0] for p in known), y.cover(p[1] for p in known)), _legend(series))
     columns: dict[float, list[str]] = {}
     for place, (s, row) in enumerate(zip(series, points, strict=True)):
         slot = place if s.slot is None else s.slot
-        _group(frame, s, (frame.path(p, slot) if len(p) > 1 else frame.dot(*p[0], slot, 3.5) for p in _pieces(row)))
-        for point in filter(None, row):
+        parts = [frame.area(s.band(), slot)] if s.low else []
+        parts += [frame.path(p, slot, s.thin) if len(p) > 1 else frame.dot(*p[0], slot, 3.5) for p in _pieces(row)]
+        _group(frame, s, parts)
+        for point in filter(None, () if s.thin else row):
             columns.setdefault(point[0], []).append(f"{s.name}: {y.write(point[1])}")
     at = sorted(columns)[:: math.ceil(len(columns) / _HITS) or 1]
     edges = [frame.left, *(frame.x((a + b) / 2) for a, b in pairwise(at)), frame.right]

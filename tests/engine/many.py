@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import fedabml
 from fedabml import InputError, TrainingError
 from fedabml.algorithms import make
-from fedabml.engine import distributed
+from fedabml.engine import distributed, kept
+from fedabml.engine.lanes import Lanes
 from fedabml.engine.simulate import Simulation
 
 SIZES = (9, 20, 14, 7, 31, 4, 12)
@@ -31,6 +33,7 @@ CASES = {
     "fedabml, loop": ("fedabml", {"k": 2, "s": 2}, {"backend": "loop"}),
 }
 RESUMED = ("fedabml", "ditto")
+SOME = {"eval_clients": 3, "eval_all": False}
 
 
 def federation(task="classification"):
@@ -98,6 +101,21 @@ def equality(folder):
     (folder / f"errors.{distributed.told()[0]}.json").write_text(json.dumps(words))
 
 
+def crowded(folder):
+    """Process 1 has memory for one client at a time, none has memory for what clients keep, and some are scored."""
+    kept.host_memory = lambda: (1000, 10)
+    real, rank = Lanes.train, distributed.told()[0]
+
+    def limited(lanes, *args):
+        if rank == 1 and len(lanes) > 1:
+            raise torch.OutOfMemoryError("full")
+        return real(lanes, *args)
+
+    Lanes.train = limited
+    train("ditto", folder / "crowded", rounds=2, **SOME)
+    save(folder, "crowded", train("ditto", folder / "crowded", resume=True, **SOME))
+
+
 def halves(folder):
     """Goes on with runs that others began, and begins some for them."""
     for name in RESUMED:
@@ -106,4 +124,4 @@ def halves(folder):
 
 
 if __name__ == "__main__":
-    {"equality": equality, "halves": halves}[sys.argv[1]](Path(sys.argv[2]))
+    {"equality": equality, "halves": halves, "crowded": crowded}[sys.argv[1]](Path(sys.argv[2]))

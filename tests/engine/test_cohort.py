@@ -347,9 +347,9 @@ def test_backends_and_devices_by_name():
     linear, conv = Network(nn.Linear(2, 2)), Network(nn.Conv2d(1, 1, 3))
     row, image = torch.zeros(2, 2), torch.zeros(2, 1, 4, 4)
     for network, x in ((linear, row), (conv, image)):
-        assert backend_of("auto", network, x, cpu)[0] in ("vmap", "loop")
-        assert backend_of("auto", network, x, torch.device("cuda")) == ("vmap", "")
-    assert backend_of("loop", linear, row, cpu) == ("loop", "")
+        assert backend_of("auto", network, x, cpu)[0].backend in ("vmap", "loop")
+        assert backend_of("auto", network, x, torch.device("cuda")) == (("vmap", 1), "")
+    assert backend_of("loop", linear, row, cpu)[0].backend == "loop"
     with pytest.raises(fedabml.InputError, match="Did you mean 'vmap'"):
         backend_of("vmapp", linear, row, cpu)
     assert device_of("cpu") == cpu
@@ -358,21 +358,32 @@ def test_backends_and_devices_by_name():
             device_of(name)
 
 
-def test_the_faster_backend_is_found_once_and_remembered(tmp_path, monkeypatch):
+def test_the_faster_way_is_found_once_and_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDABML_CACHE", str(tmp_path / "cache"))
-    times = {"batched": 3.0, "looped": 1.0}
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    times = {("vmap", 2): 3.0, ("vmap", 1): 3.5, ("loop", 2): 1.4, ("loop", 1): 1.0}
     ran = []
-    monkeypatch.setattr(backend, "_seconds", lambda work: (ran.append(work.__name__), times[work.__name__])[1])
+    monkeypatch.setattr(backend._Trial, "seconds", lambda trial, way: (ran.append(way), times[way])[1])
     conv, image, cpu = Network(nn.Conv2d(1, 1, 3)), torch.rand(2, 1, 5, 5), torch.device("cpu")
-    assert backend_of("auto", conv, image, cpu) == ("loop", "") and set(ran) == {"batched", "looped"}
-    times |= {"batched": 1.0, "looped": 3.0}
+    assert backend_of("auto", conv, image, cpu) == (("loop", 1), "") and set(ran) == set(times)
+    times |= {("vmap", 2): 1.02, ("vmap", 1): 1.0}  # a tie goes to the batched program, and to threads
     ran.clear()
-    assert backend_of("auto", conv, image, cpu) == ("loop", "") and not ran
-    assert backend_of("auto", Network(nn.Conv2d(1, 2, 3)), image, cpu) == ("vmap", "") and ran  # another model
+    assert backend_of("auto", conv, image, cpu) == (("loop", 1), "") and not ran
+    assert backend_of("auto", Network(nn.Conv2d(1, 2, 3)), image, cpu) == (("vmap", 2), "") and ran  # another model
+    assert backend_of("loop", conv, image, cpu) == (("loop", 1), "")  # a backend that is told has threads of its own
     (tmp_path / "cache" / "backends.json").write_text("{ broken")
-    assert backend_of("auto", conv, image, cpu) == ("vmap", "")
+    assert backend_of("auto", conv, image, cpu) == (("vmap", 2), "")
+    (tmp_path / "cache" / "backends.json").write_text('{"a": ["vmap", 0], "b": 3, "c": ["loop", "x"]}')
+    assert backend_of("auto", conv, image, cpu) == (("vmap", 2), "")
     monkeypatch.setenv("FEDABML_CACHE", str(tmp_path / "cache" / "backends.json" / "no folder"))
-    assert backend_of("auto", conv, image, cpu) == ("vmap", "")
+    assert backend_of("auto", conv, image, cpu) == (("vmap", 2), "")
+
+
+def test_the_trial_runs_in_every_way():
+    trial = backend._Trial(Network(nn.Linear(2, 2)), torch.zeros(2, 2))
+    for name in ("vmap", "loop"):
+        for workers in (1, 2):
+            assert trial.seconds(backend.Way(name, workers)) > 0
 
 
 class Branching(nn.Module):
@@ -399,5 +410,5 @@ def test_chunks_fit_in_memory_and_are_never_empty():
     assert chunk_of(1 << 60, torch.device("cpu"), 10) == 1
     assert chunk_of(1, torch.device("cpu"), 10) == 10
     network = Network(nn.Linear(100, 10))
-    lanes = [lane_bytes(network, FedABML(s=s), 50, 110, 4) for s in (1, 4)]
+    lanes = [lane_bytes(network, FedABML(s=s), 50, 100, 4) for s in (1, 4)]
     assert 4 * network.layout.size < lanes[0] < lanes[1]

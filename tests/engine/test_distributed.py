@@ -18,6 +18,7 @@ import torch
 
 from fedabml import InputError
 from fedabml.engine import distributed
+from fedabml.engine.checkpoint import Folder
 from fedabml.engine.distributed import ALONE, World
 from fedabml.experiments.compare import compare
 from fedabml.experiments.tune import tune
@@ -133,6 +134,16 @@ def test_several_processes_get_what_one_gets(tmp_path):
     assert "round 1" in words[0][0] and "client-" in words[0][0] and "Personalising diverged" in words[0][1]
     assert "Process 1 has not the same run as process 0: seed, weights differ" in words[0][2]
     assert "In round 2 process(es) 1 no longer have the server's state" in words[0][3]
+
+
+@pytest.mark.slow
+def test_a_process_with_too_little_memory(tmp_path):
+    _, said = finish(2, ROOT / "tests/engine/many.py", "crowded", tmp_path)
+    assert said.count("does not suffice for") == 1  # the resumed run knows
+    assert Folder(tmp_path / "crowded").last().chunk == 1
+    whole = many.numbers(many.train("ditto", **many.SOME))
+    for rank in range(2):
+        near(dict(np.load(tmp_path / f"crowded.{rank}.npz")), whole)
 
 
 # -- the command line -------------------------------------------------------------------------------------------------

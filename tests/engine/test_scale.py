@@ -40,3 +40,41 @@ def test_a_million_clients(tmp_path):
     assert found["drawn"] == {"fedabml": [100, 100], "ditto": [100, 100]}
     assert found["peak"] < 2 << 30  # samples, rows and names of all clients, and the states of those drawn
     assert sum(f.stat().st_size for f in (tmp_path / "ditto").rglob("*") if f.is_file()) < 200 << 20
+
+
+KEPT = """
+import json, sys
+import numpy as np
+import fedabml
+from pathlib import Path
+from fedabml.algorithms import make
+from fedabml.engine import kept
+way, folder, clients = sys.argv[1], sys.argv[2], 100_000
+if way == "file":
+    kept.host_memory = lambda: (1 << 30, 1 << 20)
+g = np.random.default_rng(0)
+x, y = g.normal(size=(2 * clients, 99)).astype(np.float32), g.integers(0, 10, 2 * clients)
+fed = fedabml.Federation.from_owners(x, y, np.repeat(np.arange(clients), 2))
+resident = lambda: int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) * 1024
+held = []
+run = fedabml.train(fed, "mlr", make("scaffold"), rounds=12, participation=0.02, epochs=1, evaluate=False,
+                    device="cpu", backend="vmap", chunk=500, on_round=lambda line: held.append(resident()))
+seen = len({c for line in run.history for c in line["clients"]})
+weights = {k: v.double().sum().item() for k, v in run.prior.shared.items()}
+print(json.dumps({"grown": held[-1] - held[1], "seen": seen, "loss": run.history[-1]["loss"], "sums": weights}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_what_a_hundred_thousand_clients_keep_takes_no_memory(tmp_path):
+    """SCAFFOLD's 4 kB a client: 20,000 of them in memory are 85 MB, and nothing where they lie in a file."""
+    found = {}
+    for way in ("memory", "file"):
+        words = [sys.executable, "-c", KEPT, way, str(tmp_path)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=500)
+        assert done.returncode == 0, done.stderr[-2000:]
+        found[way] = json.loads(done.stdout.splitlines()[-1])
+    grown = {way: words.pop("grown") for way, words in found.items()}
+    assert found["memory"] == found["file"] and found["file"]["seen"] > 20_000
+    assert grown["memory"] > 60 << 20 and grown["file"] < 16 << 20

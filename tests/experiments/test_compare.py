@@ -249,7 +249,8 @@ def test_the_smallest_gap_that_a_table_sees():
     )
     own = {label: RunConfig(algorithm="fedavg") for label in spread}
     found = make(own, results, {}, dict.fromkeys(range(3), ("a", "b", "c")), same_clients=False)
-    # The median rival is `loose`: its lags have a standard error of 0.03/√3, and of three rivals it must pass 5 %/3.
+    # None is told from the best. The median rival is `loose`: its lags have a standard error of 0.03/√3, and of three
+    # rivals it must pass 5 %/3.
     gap = 100 * stats.t.ppf(1 - 0.05 / 6, 2) * 0.03 / 3**0.5
     assert f" With 3 seeds a gap below about {gap:.1f} points is not seen." in " ".join(explained(found))
     head, cells = grid(found, behind=True)

@@ -124,7 +124,7 @@ def test_personal_options_are_the_given_one_and_the_grid():
 
 
 def test_a_search_over_fedpas_samples_knows_their_memory():
-    setups = [SimpleNamespace(layout=SimpleNamespace(size=1000)), 1, 1, 4]
+    setups = [SimpleNamespace(layout=SimpleNamespace(size=1000), activations=1), 1, 1, 4]
     few, many = (lane_bytes(setups[0], make("fedpa", samples=n), *setups[1:]) for n in (1, 8))
     assert many - few >= 7 * 3 * 1000 * 4  # a sample is held, shifted and chosen
 

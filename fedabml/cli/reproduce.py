@@ -1,0 +1,190 @@
+"""`fedabml reproduce`: the paper's tables and figures, computed anew and held beside its numbers."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import InputError, nearest
+from .console import Board, complain, console, note, say, table, tell
+from .options import Finished, completion
+from .tune import Trials
+
+if TYPE_CHECKING:
+    from ..config import RunConfig
+    from ..experiments.cells import Cell
+    from ..experiments.reproduce import Findings
+
+# As fedabml.experiments.reproduce has them; importing that takes torch.
+NAMES = ("toy", "table1", "table2", "uncertainty", "sensitivity", "bound", "remarks", "fewdata", "clients")
+
+
+def reproduce(
+    experiment: Annotated[
+        str,
+        typer.Argument(metavar="EXPERIMENT", help=f"{', '.join(NAMES)}; or all.", autocompletion=completion(NAMES)),
+    ],
+    protocol: Annotated[
+        str,
+        typer.Option(
+            metavar="WORD",
+            help="paper: the paper's settings for every method; tuned: every method tuned with the same budget on "
+            "validation data. For experiments on datasets.",
+            autocompletion=completion(("paper", "tuned")),
+        ),
+    ] = "paper",
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", metavar=" ", help="A small version that takes minutes, on embedded data by default."),
+    ] = False,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,C",
+            help="Settings: cifar10-2, cifar10-5, cifar100-5, cifar100-20 (also -resnet), emnist, fashionmnist, mnist, "
+            "digits.",
+            show_default="the experiment's own",
+        ),
+    ] = None,
+    algorithms: Annotated[
+        str | None, typer.Option(metavar="A,B,C", help="Algorithms.", show_default="the experiment's own")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(metavar="N", help="Seeds.", show_default="5; quick: 1 or 2")] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="tuned: trials of every algorithm.", show_default="16; quick: 2"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results.", show_default="runs/EXPERIMENT-PROTOCOL[-quick]")
+    ] = None,
+    finished: Finished = None,
+    device: Annotated[str, typer.Option(metavar="WORD", help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(metavar="WORD", help="float32, tf32 or float64.")] = "float32",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of datasets.", show_default="$FEDABML_DATA, or ~/.cache/fedabml/data")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar=" ", help="No progress and no tables.")] = False,
+) -> None:
+    """Reproduce an experiment of the paper: its cells, a table beside the paper's numbers, figures, a page.
+
+    A finished cell is never run again: call the same command after Ctrl-C or a crash, or with more seeds, columns or
+    algorithms. A dataset that is not here is left out, with a note on how to get it. The folder gets cells.jsonl,
+    table.md, table.csv, figures/ and report.html.
+
+    Examples:
+
+    - `fedabml reproduce toy`
+
+    - `fedabml reproduce table1 --quick`
+
+    - `fedabml reproduce table1 --protocol tuned --columns fashionmnist --seeds 5 --out results/table1-tuned`
+    """
+    from ..experiments.reproduce import EXPERIMENTS, PROTOCOLS, Ask, run
+
+    if experiment != "all" and experiment not in EXPERIMENTS:
+        raise InputError(f"There is no experiment '{experiment}'.{nearest(experiment, [*EXPERIMENTS, 'all'])}")
+    if protocol not in PROTOCOLS:
+        raise InputError(f"There is no protocol '{protocol}'.{nearest(protocol, PROTOCOLS)}")
+    for name, value in (("seeds", seeds), ("trials", trials)):
+        if value is not None and value < 1:
+            raise InputError(f"--{name} is a whole number of at least 1; it is {value}.")
+    wanted = list(EXPERIMENTS) if experiment == "all" else [experiment]
+    out = out or Path("runs") / f"{experiment}-{protocol}{'-quick' * quick}"
+    machine = {"device": device} | ({"data_dir": str(data_dir)} if data_dir else {})
+    for name in wanted:
+        folder = out / name if experiment == "all" else out
+        kind = EXPERIMENTS[name]
+        some = experiment != "all"  # of all experiments, some have nothing to choose from
+        ask = Ask(
+            name,
+            protocol,
+            quick,
+            _words(columns) if some or kind.columns else (),
+            _words(algorithms) if some or kind.algorithms else (),
+            seeds,
+            trials,
+            dtype,
+            machine,
+        )
+        with Progress(name, quiet) as progress:
+            try:
+                found = run(
+                    kind(),
+                    ask,
+                    folder,
+                    tuning=out / "tune",
+                    finished=finished or (),
+                    hear=progress.hear(),
+                )
+            except KeyboardInterrupt:
+                progress.close()
+                complain(f"Stopped. What is finished is in '{folder}'. To go on: {shlex.join(_again(ask, folder))}", "")
+                raise typer.Exit(130) from None
+        if not quiet:
+            show(found, folder)
+
+
+def _words(told: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (told or "").split(",") if word.strip())
+
+
+def _again(ask: Any, folder: Path) -> list[str]:
+    return shlex.split(ask.command(folder))
+
+
+class Progress:
+    """One board after another: of the cells of each stage, and of each search before them."""
+
+    def __init__(self, label: str, quiet: bool):
+        self.label, self.quiet = label, quiet
+        self.board: Board | None = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the present board as it stands."""
+        if self.board:
+            self.board.close()
+        self.board = None
+
+    def hear(self) -> Any:
+        """Listeners of an experiment."""
+        from ..experiments.reproduce import Hear
+
+        def start(todo: list[Cell], finished: int) -> None:
+            self.close()
+            self.board = Board(self.label, self.quiet)
+            self.board.start(todo, finished)
+
+        def search(plan: RunConfig) -> dict[str, Any]:
+            self.close()
+            self.board = board = Trials(plan, self.quiet)
+            return {"on_start": board.expect, "on_round": board.round, "on_done": board.done, "on_trial": board.trial}
+
+        return Hear(
+            note=(lambda text: None) if self.quiet else note,
+            start=start,
+            round=lambda cells, round: self.board.round(cells, round) if self.board else None,
+            done=lambda result: self.board.done(result) if self.board else None,
+            search=search,
+        )
+
+
+def show(found: Findings, folder: Path) -> None:
+    """What was found, and where things are."""
+    for sheet in found.sheets:
+        wide = sum(max(map(len, column)) + 3 for column in zip(sheet.head, *sheet.rows, strict=True))
+        if wide <= max(console().width, 160):
+            table(sheet.head, sheet.rows, title=sheet.title, numbers=True)
+    for line in found.said:
+        tell(line)
+    say()
+    say(f"report       {folder / 'report.html'}")
+    say(f"table        {folder / 'table.md'} (also .csv; pictures in figures/)")

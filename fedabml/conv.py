@@ -1,0 +1,359 @@
+"""Convolutions of many clients, each with weights of its own, as matrix products.
+
+What `vmap` makes of a convolution is one with a group per client, for which libraries have no good kernels. Here the
+patches of every client's images are the rows of a matrix, and all clients' products are one batched product:
+
+    y = P(x) w      ∂w = P(x)ᵀ g      ∂x = Pᵀ(g wᵀ)      P: the patches; Pᵀ adds every patch where it came from
+
+The three are bilinear and each other's derivatives, so they can be differentiated any number of times. They have an
+axis of lanes, x [lanes, n, channels, height, width] and w [lanes, out, channels, a, b]; a further `vmap` makes more
+lanes or, where all share their images, more output channels.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from . import rng
+
+Pair = Sequence[int]
+
+LIMIT = 1 << 30  # bytes of patches at once; more images are taken in turns
+ALIGN = 8  # numbers to which the length of a patch is filled up, or tensor cores cannot be used
+LARGE = 3 << 29  # operations of a lane's convolution from which it fills a GPU
+BUSY = 512  # products that keep a GPU busy; a sum over fewer is cut in pieces
+
+
+class Shape(NamedTuple):
+    """The geometry of a convolution."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    size: tuple[int, int]  # of the images
+
+    @property
+    def out(self) -> tuple[int, int]:
+        """Of the outputs."""
+        return tuple(  # type: ignore[return-value]
+            (s + 2 * p - d * (k - 1) - 1) // t + 1
+            for k, t, p, d, s in zip(self.kernel, self.stride, self.padding, self.dilation, self.size, strict=True)
+        )
+
+
+def _room(x: Tensor, length: int, shape: Shape) -> list[int]:
+    """How many images to take in each turn."""
+    lanes, n = x.shape[:2]
+    each = lanes * shape.out[0] * shape.out[1] * length * x.element_size()
+    turns = min(n, -(-n * each // LIMIT))
+    return [n * (i + 1) // turns - n * i // turns for i in range(turns)]
+
+
+def _image(x: Tensor, padding: Pair) -> Tensor:
+    """Images with their channels last, and with their padding, [lanes, n, height, width, channels]."""
+    image = x.movedim(2, -1)
+    if any(padding):
+        top, left = padding
+        image = F.pad(image, (0, 0, left, left, top, top))
+    return image.contiguous()
+
+
+def _patches(x: Tensor, shape: Shape) -> Tensor:
+    """P(x): [lanes, n · out height · out width, kernel · channels and padding]."""
+    lanes, n, channels = x.shape[:3]
+    (a, b), (down, right), (dy, dx) = shape.kernel, shape.stride, shape.dilation
+    image = _image(x, shape.padding)
+    steps = image.stride()
+    view = image.as_strided(
+        (lanes, n, *shape.out, a, b, channels),
+        (*steps[:2], steps[2] * down, steps[3] * right, steps[2] * dy, steps[3] * dx, 1),
+    )
+    rows, length = n * shape.out[0] * shape.out[1], a * b * channels
+    if length % ALIGN == 0:
+        return view.reshape(lanes, rows, length)
+    filled = x.new_zeros(lanes, n, *shape.out, -(-length // ALIGN) * ALIGN)
+    filled[..., :length].unflatten(-1, (a, b, channels)).copy_(view)
+    return filled.view(lanes, rows, -1)
+
+
+def _matrix(w: Tensor) -> Tensor:
+    """The weights, [lanes, kernel · channels, out]."""
+    return w.movedim(1, -1).movedim(1, -2).flatten(1, 3)
+
+
+def _rows(g: Tensor) -> Tensor:
+    """Outputs as rows, [lanes, n · height · width, out]."""
+    return g.movedim(2, -1).flatten(1, 3)
+
+
+def _coarse(x: Tensor, shape: Shape) -> bool:
+    """Whether our own kernels serve: they make no patches, but round what they multiply, which must be allowed."""
+    if not x.is_cuda or shape.dilation != (1, 1) or not rng.fused():
+        return False
+    return x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32)
+
+
+def _large(n: int, channels: int, out: int, shape: Shape) -> bool:
+    """Whether one lane alone keeps a GPU busy. Then libraries, one lane after another, are the fastest of all."""
+    places = shape.out[0] * shape.out[1] * shape.kernel[0] * shape.kernel[1]
+    return 2 * n * places * channels * out >= LARGE
+
+
+def _one_by_one(convolution: Callable[..., Tensor], *operands: Tensor) -> Tensor:
+    """A convolution, or a derivative of it, lane by lane, the channels last in memory as tensor cores like it."""
+    dense = [t.movedim(2, -1).contiguous().movedim(-1, 2) for t in operands]
+    return torch.stack([convolution(*lane) for lane in zip(*dense, strict=True)])
+
+
+def _derivative(g: Tensor, x: Tensor, w: Tensor, shape: Shape, which: int) -> Tensor:
+    """∂x (0) or ∂w (1) of one lane, by the library."""
+    geometry = (shape.stride, shape.padding, shape.dilation, False, (0, 0), 1, [which == 0, which == 1, False])
+    return torch.ops.aten.convolution_backward(g, x, w, None, *geometry)[which]
+
+
+def _forward(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
+    if _coarse(x, shape) and _large(x.shape[1], x.shape[2], w.shape[1], shape):
+        return _one_by_one(lambda x, w: F.conv2d(x, w, None, *shape[1:4]), x, w)
+    matrix = _matrix(w)
+    if _coarse(x, shape):
+        image = _image(x, shape.padding)
+        out = torch.ops.fedabml.convolve(image, matrix.contiguous(), shape.kernel, shape.stride, shape.out)
+        return out.unflatten(1, (x.shape[1], *shape.out)).movedim(-1, 2)
+    matrix = F.pad(matrix, (0, 0, 0, -matrix.shape[1] % ALIGN))
+    parts = [torch.bmm(_patches(part, shape), matrix) for part in x.split(_room(x, matrix.shape[1], shape), 1)]
+    out = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    return out.unflatten(1, (x.shape[1], *shape.out)).movedim(-1, 2)
+
+
+def _to_weights(x: Tensor, g: Tensor, shape: Shape) -> Tensor:
+    """∂w."""
+    (a, b), channels = shape.kernel, x.shape[2]
+    if _coarse(x, shape) and _large(x.shape[1], x.shape[2], g.shape[2], shape):
+        like = x.new_zeros(g.shape[2], channels, a, b)  # of the weights only the shape matters
+        return _one_by_one(lambda x, g: _derivative(g, x, like, shape, 1), x, g)
+    if _coarse(x, shape) and x.dtype == torch.bfloat16:  # in TF32 the library's products of patches are faster
+        image, rows = _image(x, shape.padding), _rows(g).contiguous()
+        total = torch.ops.fedabml.to_weights(image, rows, shape.kernel, shape.stride, shape.out)
+    else:
+        room = _room(x, a * b * channels, shape)
+        pairs = zip(x.split(room, 1), g.split(room, 1), strict=True)
+        total = sum(_product(_patches(part, shape), _rows(own), part.shape[1]) for part, own in pairs)
+    return total[:, : a * b * channels].unflatten(1, (a, b, channels)).movedim(-1, 1).movedim(-1, 2)
+
+
+def _product(patches: Tensor, rows: Tensor, images: int) -> Tensor:
+    """patchesᵀ rows, summed over images in pieces, so that there are enough products to share out."""
+    lanes, length, out = len(rows), patches.shape[-1], rows.shape[-1]
+    tiles = lanes * -(-length // 64) * -(-out // 64)
+    pieces = next((k for k in range(1, images + 1) if images % k == 0 and k * tiles >= BUSY), images)
+    cut = lambda t: t.unflatten(1, (pieces, -1)).flatten(0, 1)  # noqa: E731
+    return torch.bmm(cut(patches).mT, cut(rows)).unflatten(0, (lanes, pieces)).sum(1)
+
+
+def _to_images(g: Tensor, w: Tensor, shape: Shape) -> Tensor:
+    """∂x."""
+    (height, width), (a, b) = shape.size, shape.kernel
+    if _coarse(g, shape) and _large(g.shape[1], w.shape[2], w.shape[1], shape):
+        like = g.new_zeros(g.shape[1], w.shape[2], height, width)
+        return _one_by_one(lambda g, w: _derivative(g, like, w, shape, 0), g, w)
+    if _coarse(g, shape) and shape.stride == (1, 1) and 2 * height * width <= 3 * shape.out[0] * shape.out[1]:
+        # A convolution with the kernel turned around.
+        image = _image(g, (a - 1 - shape.padding[0], b - 1 - shape.padding[1]))
+        turned = w.flip(3, 4).movedim((3, 4), (1, 2)).flatten(1, 3).contiguous()
+        out = torch.ops.fedabml.convolve(image, turned, shape.kernel, (1, 1), shape.size)
+        return out.unflatten(1, (g.shape[1], height, width)).movedim(-1, 2)
+    matrix = w.movedim(2, -1).flatten(2, 4)
+    kernel = torch.ops.fedabml.gather if g.is_cuda and rng.fused() else _scattered
+    parts = []
+    for part in g.split(_room(g, matrix.shape[2], shape), 1):
+        patches = torch.bmm(_rows(part), matrix).flatten(0, 1)
+        images = len(g) * part.shape[1]
+        image = kernel(patches, images, w.shape[2], *shape, shape.out)
+        parts.append(image.unflatten(0, (len(g), -1)).movedim(-1, 2))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _scattered(
+    patches: Tensor, images: int, channels: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, size: Pair,
+    out: Pair,
+) -> Tensor:  # fmt: skip
+    """Pᵀ: every place of the kernel adds its part of the patches to the images."""
+    parts = patches.view(images, *out, *kernel, channels)
+    sums = torch.float32 if patches.dtype == torch.bfloat16 else patches.dtype
+    image = patches.new_zeros(images, *(s + 2 * p for s, p in zip(size, padding, strict=True)), channels, dtype=sums)
+    for at in itertools.product(*map(range, kernel)):
+        ys, xs = (
+            slice(i * d, i * d + t * (o - 1) + 1, t) for i, d, t, o in zip(at, dilation, stride, out, strict=True)
+        )
+        image[:, ys, xs] += parts[:, :, :, at[0], at[1]]
+    (top, left), (height, width) = padding, size
+    return image[:, top : top + height, left : left + width].to(patches.dtype)
+
+
+@torch.library.custom_op("fedabml::gather", mutates_args=(), device_types="cuda")
+def _gathered(
+    patches: Tensor, images: int, channels: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, size: Pair,
+    out: Pair,
+) -> Tensor:  # fmt: skip
+    from . import kernels
+
+    return kernels.gather(patches, images, channels, kernel, stride, padding, dilation, size, out)
+
+
+_gathered.register_fake(
+    lambda patches, images, channels, kernel, stride, padding, dilation, size, out: patches.new_empty(
+        images, *size, channels
+    )
+)
+
+
+@torch.library.custom_op("fedabml::convolve", mutates_args=(), device_types="cuda")
+def _convolved(x: Tensor, w: Tensor, kernel: Pair, stride: Pair, out: Pair) -> Tensor:
+    from . import kernels
+
+    return kernels.convolve(x, w, kernel, stride, out)
+
+
+@torch.library.custom_op("fedabml::to_weights", mutates_args=(), device_types="cuda")
+def _weighed(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, out: Pair) -> Tensor:
+    from . import kernels
+
+    return kernels.to_weights(x, g, kernel, stride, out)
+
+
+_convolved.register_fake(
+    lambda x, w, kernel, stride, out: x.new_empty(len(x), x.shape[1] * out[0] * out[1], w.shape[-1])
+)
+_weighed.register_fake(
+    lambda x, g, kernel, stride, out: x.new_empty(len(x), kernel[0] * kernel[1] * x.shape[-1], g.shape[-1])
+)
+
+
+def _lanes(info: Any, dims: Sequence[int | None], a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both operands with the axis that vmap adds as part of their lanes."""
+    many = info.batch_size
+    wide = [
+        t.unsqueeze(0).expand(many, *t.shape) if d is None else t.movedim(d, 0)
+        for t, d in zip((a, b), dims, strict=False)
+    ]
+    return wide[0].flatten(0, 1), wide[1].flatten(0, 1)
+
+
+class _Product(Function):
+    """What the three have in common."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        *tensors, ctx.shape = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @classmethod
+    def spread(cls, info: Any, dims: Any, a: Tensor, b: Tensor, shape: Shape) -> tuple[Tensor, int]:
+        out = cls.apply(*_lanes(info, dims, a, b), shape)
+        return out.unflatten(0, (info.batch_size, -1)), 0
+
+
+class Convolve(_Product):
+    """y of x and w."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
+        return _forward(x, w, shape)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        to_x, to_w = ctx.needs_input_grad[:2]
+        return (
+            ToImages.apply(g, w, ctx.shape) if to_x else None,
+            ToWeights.apply(x, g, ctx.shape) if to_w else None,
+            None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, shape: Shape) -> Any:
+        if dims[0] is not None:
+            return Convolve.spread(info, dims, x, w, shape)
+        wide = w.movedim(dims[1], 1).flatten(1, 2)  # all have the same images: more channels of one output
+        return Convolve.apply(x, wide, shape).unflatten(2, (info.batch_size, -1)), 2
+
+
+class ToWeights(_Product):
+    """∂w of x and g."""
+
+    @staticmethod
+    def forward(x: Tensor, g: Tensor, shape: Shape) -> Tensor:
+        return _to_weights(x, g, shape)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> Any:
+        x, g = ctx.saved_tensors
+        to_x, to_g = ctx.needs_input_grad[:2]
+        return (
+            ToImages.apply(g, v, ctx.shape) if to_x else None,
+            Convolve.apply(x, v, ctx.shape) if to_g else None,
+            None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, g: Tensor, shape: Shape) -> Any:
+        if dims[0] is not None:
+            return ToWeights.spread(info, dims, x, g, shape)
+        wide = g.movedim(dims[1], 2).flatten(2, 3)
+        return ToWeights.apply(x, wide, shape).unflatten(1, (info.batch_size, -1)), 1
+
+
+class ToImages(_Product):
+    """∂x of g and w."""
+
+    @staticmethod
+    def forward(g: Tensor, w: Tensor, shape: Shape) -> Tensor:
+        return _to_images(g, w, shape)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> Any:
+        g, w = ctx.saved_tensors
+        to_g, to_w = ctx.needs_input_grad[:2]
+        return (
+            Convolve.apply(v, w, ctx.shape) if to_g else None,
+            ToWeights.apply(v, g, ctx.shape) if to_w else None,
+            None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, g: Tensor, w: Tensor, shape: Shape) -> Any:
+        return ToImages.spread(info, dims, g, w, shape)
+
+
+def conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any = 1, padding: Any = 0, dilation: Any = 1
+) -> Tensor:
+    """`torch.nn.functional.conv2d` of one client, whose vmap is a batched matrix product."""
+    pair = lambda v: (v, v) if isinstance(v, int) else tuple(v)  # noqa: E731
+    shape = Shape(pair(weight.shape[2:]), pair(stride), pair(padding), pair(dilation), pair(x.shape[2:]))
+    out = Convolve.apply(x.unsqueeze(0), weight.unsqueeze(0), shape).squeeze(0)
+    return out if bias is None else out + bias.view(-1, 1, 1)
+
+
+class Convolutions(TorchFunctionMode):
+    """Takes the place of `conv2d` wherever a module calls it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.conv2d:
+            names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+            told = dict(zip(names, args, strict=False)) | kwargs
+            x, weight = told.pop("input"), told.pop("weight")
+            if told.pop("groups", 1) == 1 and x.ndim == 4 and not isinstance(told.get("padding"), str):
+                return conv2d(x, weight, told.pop("bias", None), **told)
+        return func(*args, **kwargs)

@@ -1,0 +1,48 @@
+"""Threads that share out the clients of a round on a CPU.
+
+A step of one client has too little work for all cores, and cores that wait for each other at every operation are
+slow, the more so on a busy machine. So each thread takes clients of its own, and its operations run on one core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TypeVar
+
+import torch
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+@cache
+def _pool(size: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(size, thread_name_prefix="fedabml", initializer=torch.set_num_threads, initargs=(1,))
+
+
+def over(work: Callable[[S], T], items: Sequence[S], workers: int) -> Iterable[T]:
+    """`work` of every item in their order, by so many threads; without gradients, as the engine takes its own."""
+    if workers == 1 or len(items) == 1:
+        return map(work, items)
+
+    @torch.no_grad()
+    def alone(item: S) -> T:
+        return work(item)
+
+    return _ordered(alone, items, workers)
+
+
+def _ordered(work: Callable[[S], T], items: Sequence[S], workers: int) -> Iterator[T]:
+    """The results as they are asked for. An error ends it once all threads are done, and never in their midst."""
+    futures = [_pool(workers).submit(work, item) for item in items]
+    try:
+        for future in futures:
+            yield future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+        for future in futures:
+            if not future.cancelled():
+                future.exception()

@@ -1,0 +1,74 @@
+"""How much memory there is, and what is done where it does not suffice: fewer clients run at once."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from .cohort import Cohort
+
+log = logging.getLogger("fedabml")
+T = TypeVar("T")
+# How libraries say it that have no error of their own for it: the driver, cuBLAS and cuDNN, torch on a host.
+SIGNS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
+
+
+def host_memory() -> tuple[int, int]:
+    """Bytes of memory, and those that are free; zeros where the system does not say."""
+    try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0, 0
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:  # what caches would give back is free, too
+            lines = dict(line.split(":", 1) for line in file)
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass
+    return total, free
+
+
+def fitting(cohorts: Sequence[Cohort], clients: int, work: Callable[[int], T]) -> T:
+    """`work(chunk)` for so many clients, done anew with half the chunk while the device's memory does not suffice.
+
+    The chunk that did is the cohorts' from then on.
+    """
+    while True:
+        try:
+            return work(cohorts[0].chunk)
+        except RuntimeError as error:
+            if not (isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in SIGNS)):
+                raise
+            why = str(error).splitlines()[0]
+        _halve(cohorts, min(clients, cohorts[0].chunk), why)  # here, because the error holds what was on the device
+
+
+def _halve(cohorts: Sequence[Cohort], lanes: int, why: str) -> None:
+    device = cohorts[0].device
+    if lanes <= 1:
+        raise InputError(
+            f"The memory of {device} does not suffice for one client alone ({why}). A smaller batch_size, fewer weight "
+            "samples (s) or a smaller model needs less; --device cpu takes the host's memory."
+        )
+    for cohort in cohorts:
+        cohort.chunk = min(cohort.chunk, lanes // 2)
+        programs = cohort.programs  # what is captured holds memory, and is of sizes that will not come again
+        programs.graphs.clear()
+        programs.refused.clear()  # what could not be captured may have lacked memory, too
+        programs.pool = None
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    log.warning(
+        "The memory of %s does not suffice for %d clients at once (%s): the run goes on with %d.",
+        *(device, lanes, why, lanes // 2),
+    )

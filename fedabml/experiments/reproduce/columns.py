@@ -1,0 +1,131 @@
+"""The settings of the paper's tables, and each algorithm's configuration in them under the two protocols.
+
+`paper` has the paper's settings for every method. `tuned` gives every method the same number of trials on validation
+data (`fedabml.experiments.tune`) and its best there. With `quick` both are the same, smaller: few rounds, and by
+default the embedded digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ... import presets
+from ...config import RunConfig, Table, names
+from ...errors import InputError, nearest
+from ...run import prepare
+from ..compare import configs
+from ..study import dataset, federation
+from ..tune import tune
+
+if TYPE_CHECKING:
+    from .experiment import Desk
+
+TUNING_SEED, SHARE = 100, 0.2  # no seed of the test; of every client's training data
+
+
+@dataclass(frozen=True)
+class Column:
+    """A setting: its heading, dataset, clients, classes of each, and network."""
+
+    title: str
+    dataset: str
+    clients: int
+    classes: int
+    model: str
+
+    def setting(self, quick: bool) -> Table:
+        """The keys of a run."""
+        keys = {"dataset": self.dataset, "clients": self.clients, "classes_per_client": self.classes}
+        keys |= {"model": self.model, "rounds": 100, "participation": 0.1, "epochs": 5, "batch_size": 50}
+        if quick:
+            keys |= {"rounds": 10, "epochs": 2, "participation": max(0.1, 5 / self.clients), "batch_size": 20}
+        return keys | ({"model_options": {"hidden": [32]}} if self.dataset == "digits" else {})
+
+
+COLUMNS = {
+    "cifar10-2": Column("CIFAR-10 (100,2)", "cifar10", 100, 2, "cnn"),
+    "cifar10-5": Column("CIFAR-10 (100,5)", "cifar10", 100, 5, "cnn"),
+    "cifar100-5": Column("CIFAR-100 (100,5), CNN", "cifar100", 100, 5, "cnn100"),
+    "cifar100-20": Column("CIFAR-100 (100,20), CNN", "cifar100", 100, 20, "cnn100"),
+    "emnist": Column("EMNIST (150,3)", "emnist", 150, 3, "mlp"),
+    "fashionmnist": Column("FashionMNIST (200,2)", "fashionmnist", 200, 2, "mlr"),
+    "cifar100-5-resnet": Column("CIFAR-100 (100,5), ResNet-18", "cifar100", 100, 5, "resnet18"),
+    "cifar100-20-resnet": Column("CIFAR-100 (100,20), ResNet-18", "cifar100", 100, 20, "resnet18"),
+    "mnist": Column("MNIST (200,2)", "mnist", 200, 2, "mlr"),
+    "digits": Column("digits (20,2)", "digits", 20, 2, "mlp"),
+}
+QUICK = ("digits",)  # where a quick version is not told a column
+QUICK_LR = 0.1  # of the digits: of the paper's grid, the one that a few short rounds need
+
+
+def check(asked: Sequence[str], algorithms: Sequence[str]) -> None:
+    """Refuses columns and algorithms that there are not, before anything is done."""
+    for what, words, known in (("column", asked, tuple(COLUMNS)), ("algorithm", algorithms, names("algorithm"))):
+        for word in words:
+            if word not in known:
+                raise InputError(f"There is no {what} '{word}'.{nearest(word, known)}")
+
+
+def columns(desk: Desk, usual: Sequence[str]) -> Iterator[tuple[str, Column]]:
+    """The columns asked for whose data are here; of others it is noted how to get them."""
+    asked, missing = desk.ask.columns or (QUICK if desk.ask.quick else tuple(usual)), []
+    for name in asked:
+        try:
+            dataset(COLUMNS[name].dataset, desk.ask.machine.get("data_dir"))
+        except InputError as error:
+            missing.append(f"{COLUMNS[name].title} is left out. {error}")
+            desk.note(missing[-1])
+            continue
+        yield name, COLUMNS[name]
+    if len(missing) == len(asked):
+        raise InputError(missing[0])
+
+
+def rows(desk: Desk, column: str, algorithms: Sequence[str], **changes: object) -> dict[str, RunConfig]:
+    """A configuration per algorithm, in a column and under the protocol; those that cannot run there are noted."""
+    known, ask = COLUMNS[column], desk.ask
+    wanted = list(ask.algorithms or algorithms)
+    if ask.protocol == "paper":
+        wanted = [name for name in wanted if name != "fedabml-plain"]  # there fedabml is the paper's own
+    keys = {"dtype": ask.dtype} | ask.machine | known.setting(ask.quick) | changes
+    if ask.protocol == "paper":
+        layers = [presets.layer("paper", known.dataset), keys]
+        if known.dataset == "digits":
+            layers += [{name: {"lr": QUICK_LR} for name in wanted}, {"fedabml": {"personal_lr": QUICK_LR}}]
+        found = configs(wanted, *layers)
+    else:
+        found = configs(wanted, keys)
+    fed = federation(next(iter(found.values())))
+    for name, config in list(found.items()):
+        try:
+            prepare(fed, config.model, config.algorithm_object(), **config.words(fed))
+        except InputError as error:
+            desk.note(f"{known.title}: {name} cannot run. {error}")
+            del found[name]
+    return found if ask.protocol == "paper" else _tuned(desk, column, found)
+
+
+def _tuned(desk: Desk, column: str, plain: dict[str, RunConfig]) -> dict[str, RunConfig]:
+    """The same with the best of each algorithm's trials. Every algorithm has its own search, which others may share."""
+    found, trials = {}, desk.ask.budget
+    for name, config in plain.items():
+        folder, held_out = desk.tuning / column / name, config.with_changes(validation=SHARE, hyper={})
+        tuned = tune(
+            held_out,
+            [name],
+            folder,
+            trials=trials,
+            seeds=(TUNING_SEED,),
+            batch=min(8, trials),
+            resume=(folder / "tune.json").exists(),
+            finished=desk.finished,
+            **desk.hear.search(held_out),
+        )
+        best = tuned.best(name)
+        if best:
+            found[name] = config.with_changes(hyper=best[0].hyper)
+        else:
+            desk.note(f"{COLUMNS[column].title}: every trial of {name} diverged.")
+    return found

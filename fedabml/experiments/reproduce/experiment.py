@@ -1,0 +1,203 @@
+"""An experiment declares its cells and says what came of them; `reproduce` runs the cells and publishes the rest.
+
+The folder gets reproduce.json (what was asked for), cells.jsonl (a line per finished cell), table.md, table.csv,
+figures/*.svg and report.html. A finished cell is never run again: the same command goes on where it was stopped, and on
+a finished folder only draws everything anew. More seeds, columns or algorithms may be asked for in the same folder; any
+other change needs another one, so cells of different configurations do not mix.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from ...config import RunConfig, Table
+from ...engine.distributed import refuse
+from ...errors import InputError
+from ...version import __version__
+from ..cells import Cell, Ledger, Result, execute
+from ..request import claim
+from .columns import check
+from .findings import Findings, publish
+
+PROTOCOLS = ("paper", "tuned")
+SEEDS, TRIALS, QUICK_TRIALS = 5, 16, 2
+QUICK = "A quick version, much smaller than the paper's experiment: it shows that things work, not how good they are."
+FREE = ("columns", "algorithms", "seeds")  # what a folder may be asked for anew
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked for. Nothing said means the experiment's own columns and algorithms, and the usual numbers."""
+
+    experiment: str
+    protocol: str = "paper"
+    quick: bool = False
+    columns: tuple[str, ...] = ()
+    algorithms: tuple[str, ...] = ()
+    seeds: int | None = None
+    trials: int | None = None
+    dtype: str = "float32"
+    machine: Table = field(default_factory=dict)  # device, data_dir, ...: where it runs, not what comes of it
+
+    @property
+    def seed_list(self) -> range:
+        """The seeds."""
+        return range(self.seeds or SEEDS)
+
+    def request(self) -> Table:
+        """As JSON, for the folder."""
+        told = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "machine"}
+        return told | {"seeds": len(self.seed_list), "trials": self.budget, "run": self.machine}
+
+    @property
+    def budget(self) -> int:
+        """Trials of every algorithm under `tuned`."""
+        return self.trials or (QUICK_TRIALS if self.quick else TRIALS)
+
+    def command(self, out: Path) -> str:
+        """The shell command for it."""
+        words = ["fedabml", "reproduce", self.experiment, "--protocol", self.protocol, *(["--quick"] * self.quick)]
+        for name in ("columns", "algorithms"):
+            words += [f"--{name}", ",".join(getattr(self, name))] if getattr(self, name) else []
+        words += ["--seeds", str(len(self.seed_list))]
+        words += ["--trials", str(self.budget)] if self.protocol == "tuned" else []
+        words += ["--dtype", self.dtype] if self.dtype != "float32" else []
+        return shlex.join([*words, "--out", str(out)])
+
+
+@dataclass(frozen=True)
+class Hear:
+    """Who hears how it goes: of notes, of cells that begin, of their rounds, of those that are done.
+
+    `search` gives the listeners of a search to come (`fedabml.experiments.tune`), as keywords.
+    """
+
+    note: Callable[[str], None] = lambda text: None
+    start: Callable[[list[Cell], int], None] = lambda todo, finished: None
+    round: Callable[[list[Cell], int], None] = lambda cells, round: None
+    done: Callable[[Result], None] = lambda result: None
+    search: Callable[[RunConfig], Table] = lambda config: {}
+
+
+@dataclass
+class Desk:
+    """Where an experiment works: what it was asked, its folder, that of searches, and what is to be noted."""
+
+    ask: Ask
+    folder: Path
+    tuning: Path
+    hear: Hear = field(default_factory=Hear)
+    finished: Sequence[str | os.PathLike[str]] = ()
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Says it now, and again in the report."""
+        if text not in self.notes:
+            self.notes.append(text)
+            self.hear.note(text)
+
+    def config(self, **keys: Any) -> RunConfig:
+        """A run on this machine."""
+        return RunConfig.of({"dtype": self.ask.dtype} | self.ask.machine, keys)
+
+
+class Done(NamedTuple):
+    """A finished cell: what it was to be, and what came of it."""
+
+    cell: Cell
+    result: Result
+
+
+class Experiment:
+    """One experiment of the paper."""
+
+    title: ClassVar[str]
+    claim: ClassVar[str]  # the paper's, in a sentence or two
+    columns: ClassVar[tuple[str, ...]] = ()
+    algorithms: ClassVar[tuple[str, ...]] = ()
+    seeds: ClassVar[tuple[int, int]] = (SEEDS, 2)  # where it is not said how many: of the whole, and of the quick one
+
+    def cells(self, desk: Desk) -> list[Cell]:
+        """The runs it takes."""
+        raise NotImplementedError
+
+    def then(self, desk: Desk, done: Sequence[Done]) -> list[Cell]:
+        """The runs that the first ones lead to."""
+        return []
+
+    def findings(self, desk: Desk, done: Sequence[Done]) -> Findings:
+        """What came of them."""
+        raise NotImplementedError
+
+
+def run(
+    experiment: Experiment,
+    ask: Ask,
+    out: str | os.PathLike[str],
+    *,
+    tuning: str | os.PathLike[str] | None = None,
+    finished: Sequence[str | os.PathLike[str]] = (),
+    hear: Hear | None = None,
+) -> Findings:
+    """Runs what an experiment lacks in its folder, writes what was found, and returns it.
+
+    `tuning` is the folder of searches under `tuned` (by default a folder `tune` in `out`): experiments may share it.
+    `finished` are cells.jsonl of other folders or machines, whose cells are not run again.
+    """
+    refuse("A reproduction")
+    folder, hear = Path(out), hear or Hear()
+    ask = replace(ask, seeds=ask.seeds or experiment.seeds[ask.quick])
+    check(ask.columns, ask.algorithms)
+    for word in ("columns", "algorithms"):
+        if getattr(ask, word) and not getattr(experiment, word):
+            raise InputError(f"'{ask.experiment}' has no {word} to choose from; leave --{word} out.")
+    claim(folder, "reproduce", ask.request(), (folder / "reproduce.json").exists(), FREE, f"{ask.experiment} … ")
+    desk = Desk(ask, folder, Path(tuning) if tuning else folder / "tune", hear, finished)
+    ledger = Ledger(folder / "cells.jsonl", finished)
+    done = _executed(experiment.cells(desk), ledger, hear)
+    done += _executed(experiment.then(desk, done), ledger, hear)
+    facts = _facts(done)
+    if len(facts["cells of fedabml"]) > 1:
+        desk.note(
+            f"The cells were made by versions {', '.join(facts['cells of fedabml'])} of fedabml: their numbers may "
+            f"not compare. To have all of version {__version__}, give another folder with --out."
+        )
+    lost = [each for each in done if each.result.error]
+    for cell, result in lost:
+        desk.note(f"{cell.label}, seed {result.seed}, has no numbers: {result.error}")
+    found = experiment.findings(desk, [each for each in done if not each.result.error])
+    title = found.title + (f", protocol {ask.protocol}" if experiment.columns else "") + " (quick)" * ask.quick
+    found = replace(found, title=title, said=[*([QUICK] if ask.quick else []), *found.said])
+    publish(found, folder, ask.command(folder), facts)
+    return found
+
+
+def _executed(cells: Sequence[Cell], ledger: Ledger, hear: Hear) -> list[Done]:
+    """All of the cells, finished."""
+    todo = [cell for cell in cells if cell not in ledger]
+    if cells:
+        hear.start(todo, len(cells) - len(todo))
+    for _ in execute(cells, ledger, on_round=hear.round, on_done=hear.done):
+        pass
+    return [Done(cell, ledger[cell]) for cell in cells]
+
+
+def _facts(done: Sequence[Done]) -> dict[str, list[str]]:
+    """With what and on what the cells were made, each said once."""
+    told = [each.result.facts for each in done]
+    return {
+        "cells of fedabml": _once(f["fedabml"] for f in told),
+        "with": _once(", ".join(f"{k} {v}" for k, v in f["versions"].items()) for f in told),
+        "on": _once(f["device"] for f in told),
+        "in": _once(f["dtype"] for f in told),
+        "partitions": _once(f["partition_hash"][:12] for f in told)[:12],
+    }
+
+
+def _once(words: Any) -> list[str]:
+    return list(dict.fromkeys(map(str, words)))

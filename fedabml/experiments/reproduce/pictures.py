@@ -1,0 +1,42 @@
+"""What the experiments' pictures share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ...report.svg import Series
+from .experiment import Done
+from .findings import mean
+
+
+def power(value: float | None) -> float | None:
+    """A number as a `power` axis takes it."""
+    return None if value is None or not value > 0 else math.log10(value)
+
+
+def banded(name: str, x: Sequence[float], rows: Sequence[Sequence[float]], log: bool = False) -> Series:
+    """The mean of several curves of no negative values with its 95% interval as a band; of fewer than three alone."""
+    known = [mean(column) for column in zip(*rows, strict=True)]
+    put = power if log else (lambda value: value)
+    middle = [put(m) for m, _ in known]
+    if not known or known[0][1] is None:
+        return Series(name, middle, x)
+    least = 1e-3 if log else 0.0  # of the mean: nothing drawn here is below zero, and a logarithm needs more than that
+    low = [put(max(m - (half or 0), least * m)) for m, half in known]
+    return Series(name, middle, x, low=low, high=[put(m + (half or 0)) for m, half in known])
+
+
+def over_rounds(name: str, own: Sequence[Done], key: str, log: bool = False) -> Series:
+    """What was noted in the rounds of the curve, over seeds."""
+    rounds = [line["round"] for line in own[0].result.curve]
+    rows = [[line.get(key, math.nan) for line in done.result.curve] for done in own]
+    return banded(name, rounds, [row for row in rows if len(row) == len(rounds)], log)
+
+
+def by_label(done: Sequence[Done]) -> dict[str, list[Done]]:
+    """The finished cells of every seed, by label."""
+    found: dict[str, list[Done]] = {}
+    for each in done:
+        found.setdefault(each.cell.label, []).append(each)
+    return found

@@ -1,0 +1,197 @@
+"""Table 1: every system on every column, personal test accuracy, mean over clients and seeds, beside the paper's.
+
+Under `paper` a system is scored as the paper does: the all-client mean of the last ten rounds, and the fine-tuned ones
+(+FT, FedBABU) after training. Under `tuned` all are scored after training, and FedABML comes twice: as the paper has
+it, and with the label level. The paper claims that FedABML is first in every column but the first, where pFedBayes is
+ahead by 0.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from ...report.frame import Axis, Look
+from ...report.svg import Series, bars, scatter
+from .. import paper
+from ..cells import Cell, Result
+from ..standings import explained, grid, harm_grid, make
+from ..statistics import SEEDS_TO_TEST
+from .columns import COLUMNS, columns, rows
+from .experiment import Desk, Done, Experiment
+from .findings import NONE, Drawing, Findings, Mean, Sheet, against, mean, number
+
+LAST = 0.1  # of the rounds: their mean is what the paper reports, ten of a hundred
+AFTER = ("fedbabu", "fedavg-ft", "fedprox-ft", "scaffold-ft")  # scored after training, because that is fine-tuning
+
+
+class Table1(Experiment):
+    """Table 1."""
+
+    title = "Table 1: personal accuracy"
+    claim = (
+        "FedABML has the best accuracy in every column but CIFAR-10 (100,2), where pFedBayes is ahead by 0.13 points."
+    )
+    columns = paper.TABLE1_COLUMNS
+    algorithms = (*paper.NAMES, "fedabml-plain")
+
+    def cells(self, desk: Desk) -> list[Cell]:
+        made = []
+        for column, known in columns(desk, self.columns):
+            if known.model == "cnn100":
+                desk.note(
+                    f"{known.title}: the paper's numbers are of a ResNet-18, which is the column {column}-resnet."
+                )
+            for name, config in rows(desk, column, self.algorithms).items():
+                last = range(config.rounds - max(1, int(LAST * config.rounds)) + 1, config.rounds + 1)
+                curve = tuple(last) if desk.ask.protocol == "paper" and name not in AFTER else ()
+                made += [Cell(f"{column} {name}", config.with_changes(seed=s), curve=curve) for s in desk.ask.seed_list]
+        return made
+
+    def findings(self, desk: Desk, done: Sequence[Done]) -> Findings:
+        protocol, groups = desk.ask.protocol, grouped(done)
+        ours = {key: _accuracy(own) for key, own in groups.items()}
+        here = list(dict.fromkeys(column for column, _ in groups))
+        names = list(dict.fromkeys(name for _, name in groups))
+        best = {c: max(v[0] for (column, _), v in ours.items() if column == c) for c in here}
+        table = [
+            [paper.name(name, protocol), *(_cell(ours.get((c, name)), name, c, best[c]) for c in here)]
+            for name in names
+        ]
+        head = ["system", *(COLUMNS[c].title for c in here)]
+        note = f"Accuracy in percent, mean of {_seeds(desk)}; in brackets the paper's and the difference. ★ best here."
+        sheets = [Sheet(f"Accuracy, protocol {protocol}", head, table, note)]
+        for column in here:
+            sheets += _standings(desk, column, {n: groups[column, n] for n in names if (column, n) in groups})
+        drawings = [_beside(ours, names, protocol)] if any(paper.table1(n, c) for c, n in ours) else []
+        for column in here:
+            drawings += [_bars(column, ours, names, protocol), *_duel(column, groups)]
+        records = [_record(column, name, ours[column, name], own) for (column, name), own in groups.items()]
+        said = [_verdict(c, ours, protocol) for c in here]
+        return Findings(self.title, self.claim, said, sheets, drawings, records, desk.notes)
+
+
+def grouped(done: Sequence[Done]) -> dict[tuple[str, str], list[Done]]:
+    """The finished cells of every seed, by column and algorithm."""
+    found: dict[tuple[str, str], list[Done]] = {}
+    for each in done:
+        column, name = each.cell.label.split()[:2]
+        found.setdefault((column, name), []).append(each)
+    return found
+
+
+def _accuracy(own: Sequence[Done]) -> Mean:
+    """In percent: the mean of the curve where there is one, else after training."""
+    return mean(
+        [
+            100 * fmean(line["accuracy"] for line in result.curve if "accuracy" in line)
+            if cell.curve
+            else 100 * result.scores[0].summary["accuracy"]
+            for cell, result in own
+        ]
+    )
+
+
+def _cell(ours: Mean | None, name: str, column: str, best: float) -> str:
+    words = against(ours, paper.table1(name, column))
+    return f"★ {words}" if ours and ours[0] == best else words
+
+
+def _seeds(desk: Desk) -> str:
+    count = len(desk.ask.seed_list)
+    return f"{count} seeds{' ± half of its 95% interval' * (count >= SEEDS_TO_TEST)}" if count > 1 else "one seed"
+
+
+def _standings(desk: Desk, column: str, own: Mapping[str, Sequence[Done]]) -> list[Sheet]:
+    """All measures of a column after the last round, with the marks of paired tests, as `fedabml compare` has them."""
+    seeds = [*desk.ask.seed_list]
+    whole = {paper.name(n, desk.ask.protocol): cells for n, cells in own.items() if len(cells) == len(seeds)}
+    results = {(label, d.result.seed): d.result for label, cells in whole.items() for d in cells}
+    people = {seed: [f"client-{i}" for i in range(_clients(results, seed))] for seed in seeds}
+    found = make({label: cells[0].cell.config for label, cells in whole.items()}, results, {}, people, False)
+    title, (head, harmed) = COLUMNS[column].title, harm_grid(found)
+    sheets = [Sheet(title, *grid(found, behind=True), " ".join(explained(found, behind=True)))]
+    return sheets + ([Sheet(f"{title}: clients against Local only", head, harmed)] if harmed else [])
+
+
+def _clients(results: Mapping[tuple[str, int], Result], seed: int) -> int:
+    return next((len(r.scores[0].clients["accuracy"]) for (_, s), r in results.items() if s == seed), 0)
+
+
+def _verdict(column: str, ours: dict[tuple[str, str], Mean], protocol: str) -> str:
+    own = sorted(((v[0], name) for (c, name), v in ours.items() if c == column), reverse=True)
+    first, title = own[0], COLUMNS[column].title
+    words = f"{title}: {paper.name(first[1], protocol)} is first with {first[0]:.2f}"
+    mine = next((each for each in own if each[1].startswith("fedabml")), None)
+    if mine and not first[1].startswith("fedabml"):
+        words += f"; {paper.name(mine[1], protocol)} is {first[0] - mine[0]:.2f} behind, place {own.index(mine) + 1}"
+    known = mine and paper.table1(mine[1], column)
+    return words + (f"; the paper's FedABML has {known:.2f}." if known else ".")
+
+
+def _record(column: str, name: str, ours: Mean, own: Sequence[Done]) -> dict[str, object]:
+    known = paper.table1(name, column)
+    return {
+        "column": column, "algorithm": name, "accuracy": ours[0], "half": ours[1], "paper": known,
+        "difference": None if known is None else ours[0] - known,
+        **{k: fmean(d.result.scores[0].summary[k] for d in own) for k in ("nll", "ece", "brier")},
+        "seeds": len(own), "rounds_averaged": len(own[0].cell.curve),
+    }  # fmt: skip
+
+
+# -- pictures -------------------------------------------------------------------------------------------------------
+def _beside(ours: dict[tuple[str, str], Mean], names: Sequence[str], protocol: str) -> Drawing:
+    """Every cell: the paper's number across, ours up."""
+
+    def draw(look: Look) -> str:
+        series = []
+        for column in dict.fromkeys(c for c, _ in ours):
+            own = [(n, paper.table1(n, column), ours[column, n][0]) for n in names if (column, n) in ours]
+            known = [(n, p, v) for n, p, v in own if p is not None]
+            tips = [f"{paper.name(n, protocol)}, {COLUMNS[column].title}: {number(v)}, paper {p}" for n, p, v in known]
+            x, y = ([each[i] / 100 for each in known] for i in (1, 2))  # type: ignore[operator]
+            series.append(Series(COLUMNS[column].title, y, x, tips))
+        across, up = Axis("the paper's accuracy", "percent"), Axis("ours", "percent")
+        return scatter(series, title="Ours against the paper's", x=across, y=up, look=look, diagonal=True)
+
+    reading = "A dot is a system in a column. Above the line it does better here than in the paper."
+    return Drawing("ours-and-paper", "Ours against the paper's", reading, draw)
+
+
+def _bars(column: str, ours: dict[tuple[str, str], Mean], names: Sequence[str], protocol: str) -> Drawing:
+    """A column's systems, the best first, ours beside the paper's."""
+    own = sorted((n for n in names if (column, n) in ours), key=lambda n: -ours[column, n][0])
+    theirs = [paper.table1(n, column) for n in own]
+
+    def draw(look: Look) -> str:
+        series = [Series("ours", [ours[column, n][0] / 100 for n in own])]
+        if any(theirs):
+            series.append(Series("the paper's", [None if p is None else p / 100 for p in theirs]))
+        labels = [paper.name(n, protocol) for n in own]
+        return bars(labels, series, title=COLUMNS[column].title, x=Axis("accuracy", "percent", (0, 1)), look=look)
+
+    return Drawing(f"accuracy-{column}", COLUMNS[column].title, "Mean accuracy of the clients' own models.", draw)
+
+
+def _duel(column: str, groups: dict[tuple[str, str], list[Done]]) -> list[Drawing]:
+    """Every client under FedABML against itself under its rivals, in the first seed."""
+    mine = next((groups[column, n][0] for n in ("fedabml", "fedabml-plain") if (column, n) in groups), None)
+    rivals = {n: groups[column, n][0] for n in ("local", "fedavg-ft") if (column, n) in groups}
+    if mine is None or not rivals:
+        return []
+
+    def draw(look: Look) -> str:
+        up = mine.result.scores[0].clients["accuracy"]
+        series = []
+        for name, other in rivals.items():
+            across = other.result.scores[0].clients["accuracy"]
+            tips = [
+                NONE if a is None or b is None else f"client {i}\nFedABML: {b:.1%}\n{paper.name(name)}: {a:.1%}"
+                for i, (a, b) in enumerate(zip(across, up, strict=True))
+            ]
+            series.append(Series(f"against {paper.name(name)}", up, across, tips))
+        x, y = Axis("the rival's accuracy", "percent"), Axis("FedABML's", "percent")
+        return scatter(series, title=f"Clients, {COLUMNS[column].title}", x=x, y=y, look=look, diagonal=True)
+
+    reading = "A dot is a client of the first seed. Above the line FedABML serves it better."
+    return [Drawing(f"clients-{column}", f"Client by client, {COLUMNS[column].title}", reading, draw)]

@@ -1,0 +1,107 @@
+"""Table 2: new clients. A fifth of the clients train, two a round; the others then personalise what was learned.
+
+Reported is the test accuracy of the new clients after 0, 1, 2, 3, 4, 5, 8 and 10 epochs of fine-tuning. The paper
+claims that FedABML is first after every number of epochs from 1 on. Under `tuned` FedAvg is also lent the label level,
+so that it shows what that alone brings. Hyperparameters are those of the column's whole federation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ...report.frame import Axis, Look
+from ...report.svg import line_chart
+from .. import paper
+from ..cells import Cell
+from .columns import COLUMNS, columns, rows
+from .experiment import Desk, Done, Experiment
+from .findings import Drawing, Findings, Mean, Sheet, against, mean
+from .newcomers import Newcomers
+from .pictures import banded
+from .table1 import grouped
+
+SHARE, QUICK_SHARE = 0.2, 0.5  # of the clients train
+
+
+class Table2(Experiment):
+    """Table 2."""
+
+    title = "Table 2: new clients"
+    claim = "New clients do best with FedABML after every number of fine-tuning epochs from 1 to 10."
+    columns = ("cifar10-2", "cifar10-5")
+    algorithms = ("fedavg-ft", "fedprox-ft", "perfedavg", "pfedme", "pfedbayes", "fedabml", "fedabml-plain")
+
+    def cells(self, desk: Desk) -> list[Cell]:
+        study = Newcomers(QUICK_SHARE if desk.ask.quick else SHARE)
+        options = tuple({"personal_epochs": epochs} for epochs in paper.EPOCHS)
+        made = []
+        for column, _ in columns(desk, self.columns):
+            found = rows(desk, column, self.algorithms)
+            if desk.ask.protocol == "tuned" and "fedavg-ft" in found:
+                avg = found["fedavg-ft"]
+                found["fedavg" + paper.LABELS] = avg.with_changes(hyper=avg.hyper | {"label_prior": "dirichlet"})
+            for name, config in found.items():
+                configs = [config.with_changes(seed=seed) for seed in desk.ask.seed_list]
+                made += [Cell(f"{column} {name}", each, options, study=study) for each in configs]
+        return made
+
+    def findings(self, desk: Desk, done: Sequence[Done]) -> Findings:
+        protocol, groups = desk.ask.protocol, grouped(done)
+        ours = {key: _accuracies(own) for key, own in groups.items()}
+        here = list(dict.fromkeys(column for column, _ in groups))
+        sheets, drawings, records, said = [], [], [], []
+        for column in here:
+            own = {name: values for (c, name), values in ours.items() if c == column}
+            table = []
+            for name, values in own.items():
+                known = paper.table2(name, column) or (None,) * len(values)
+                words = [against(v, p) for v, p in zip(values, known, strict=True)]
+                table.append([paper.name(name, protocol), *words])
+                for epochs, v, p in zip(paper.EPOCHS, values, known, strict=True):
+                    record = {"column": column, "algorithm": name, "epochs": epochs, "accuracy": v[0], "half": v[1]}
+                    records.append(record | {"paper": p, "difference": None if p is None else v[0] - p})
+            head = ["epochs", *map(str, paper.EPOCHS)]
+            note = "Accuracy of new clients in percent, mean over clients and seeds; in brackets the paper's."
+            sheets.append(Sheet(COLUMNS[column].title, head, table, note))
+            drawings.append(_curves(column, groups, protocol))
+            said.append(_verdict(column, own, protocol))
+        return Findings(self.title, self.claim, said, sheets, drawings, records, desk.notes)
+
+
+def _by_seed(own: Sequence[Done]) -> list[list[float]]:
+    """In percent, a row per seed, a column per number of epochs."""
+    return [[100 * s.summary["accuracy"] if not s.error else math.nan for s in d.result.scores] for d in own]
+
+
+def _accuracies(own: Sequence[Done]) -> list[Mean]:
+    return [mean(column) for column in zip(*_by_seed(own), strict=True)]
+
+
+def _verdict(column: str, own: Mapping[str, Sequence[Mean]], protocol: str) -> str:
+    """At which epochs FedABML is first."""
+    mine = "fedabml" if "fedabml" in own else "fedabml-plain"
+    title = COLUMNS[column].title
+    if mine not in own:
+        return f"{title}: FedABML was not run."
+    rivals = {name: values for name, values in own.items() if not name.startswith("fedabml")}
+    first = [
+        str(epochs)
+        for i, epochs in enumerate(paper.EPOCHS)
+        if all(own[mine][i][0] > values[i][0] for values in rivals.values())
+    ]
+    return f"{title}: {paper.name(mine, protocol)} is first after {', '.join(first) or 'no number of'} epochs."
+
+
+def _curves(column: str, groups: Mapping[tuple[str, str], Sequence[Done]], protocol: str) -> Drawing:
+    def draw(look: Look) -> str:
+        series = [
+            banded(paper.name(name, protocol), paper.EPOCHS, [[v / 100 for v in row] for row in _by_seed(own)])
+            for (c, name), own in groups.items()
+            if c == column
+        ]
+        axes = Axis("epochs of fine-tuning", "whole"), Axis("accuracy of new clients", "percent")
+        return line_chart(series, title=COLUMNS[column].title, x=axes[0], y=axes[1], look=look)
+
+    reading = "New clients personalise what a fifth of the clients has learned; mean over seeds with its 95% band."
+    return Drawing(f"new-clients-{column}", f"New clients, {COLUMNS[column].title}", reading, draw)

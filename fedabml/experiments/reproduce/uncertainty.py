@@ -1,0 +1,234 @@
+"""Uncertainty: do clients' models know what is not theirs?
+
+Every client predicts its own test data (in), samples of another dataset with the labels it knows (out), and test
+samples of classes it never saw (other classes). The paper shows densities of the predictive entropy H = −Σ p log p, one
+curve per client, and claims that FedABML's is low inside and high outside. Beside the pictures are numbers: AUROC of
+entropy, of mutual information and of 1 − max p, pooled and per client; ECE, NLL and Brier of the client's own data.
+
+With a label level a client gives classes that it never saw almost no probability: that must hurt on other classes, and
+the accuracy there, which is what a client gets whose labels shift away from its own counts, shows by how much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...config import RunConfig, Table
+from ...data import Federation
+from ...engine.simulate import Simulation
+from ...evaluate import Prediction
+from ...report.frame import Axis, Look
+from ...report.svg import Series, line_chart
+from .. import paper
+from ..cells import Cell
+from ..study import Study
+from .columns import COLUMNS, rows
+from .experiment import Desk, Done, Experiment
+from .findings import Drawing, Findings, Sheet, mean, spread
+from .outside import OUTSIDE, auroc, pairs, with_outside
+from .table1 import grouped
+
+MOST = 200  # samples of a kind that a client predicts
+BINS = 24  # of a density
+KINDS = {"in": "in-distribution", "out": "out-of-distribution", "other": "other classes"}
+MEASURES = {"entropy": "entropy", "mutual_information": "mutual inf.", "doubt": "1 − max p"}
+LEVELS = np.linspace(0, 1, 51)  # false alarms of the ROC
+
+
+@dataclass(frozen=True)
+class Outside(Study):
+    """The configuration's clients, who in the end also look at samples from outside."""
+
+    other: str
+
+    def federation(self, config: RunConfig) -> Federation:
+        return with_outside(config, self.other)[0]
+
+    def look(self, sim: Simulation) -> Table:
+        cohort = sim.cohort
+        seen = [_looks(cohort.fed, client) for client in range(cohort.fed.clients)]
+        found: list[dict[str, dict[str, np.ndarray]]] = []
+        for begin in range(0, len(seen), cohort.chunk):
+            some = list(range(begin, min(begin + cohort.chunk, len(seen))))
+            with torch.no_grad():
+                lanes = cohort.lanes(sim.theta, some, sim.round)
+                draws = lanes.predict(lanes.personalise(sim.kept_for(some)), [np.concatenate(seen[c]) for c in some])
+            p = Prediction.of(draws)
+            table = {"entropy": p.entropy, "mutual_information": p.mutual_information, "doubt": 1 - p.probs.max(-1)}
+            at = 0
+            for client in some:
+                cuts = at + np.cumsum([0, *map(len, seen[client])])
+                parts = dict(zip(KINDS, pairwise(cuts), strict=True))
+                found.append({k: {m: v[a:b] for m, v in table.items()} for k, (a, b) in parts.items()})
+                y = cohort.fed.y[seen[client][2]]
+                found[-1]["other"]["right"] = p.label[cuts[2] : cuts[3]] == y
+                at = cuts[-1]
+        return _summary(found, math.log(cohort.fed.classes))
+
+
+def _looks(fed: Federation, client: int) -> list[np.ndarray]:
+    """The samples of each kind that a client looks at."""
+    dice = np.random.Generator(np.random.PCG64(client))
+    first = int(fed.train.index.max(initial=0))
+    first = max(first, int(fed.test.index.max()), int(fed.val.index.max(initial=0))) + 1
+    mine = fed.label_counts()[client] > 0
+    outside = first + np.flatnonzero(mine[fed.y[first:]])
+    others = fed.test.index[~mine[fed.y[fed.test.index]]]
+    return [dice.permutation(rows)[:MOST] for rows in (fed.test[client], outside, others)]
+
+
+def _summary(found: Sequence[dict[str, dict[str, np.ndarray]]], top: float) -> Table:
+    """AUROCs, densities and ROC curves, ready for JSON."""
+    edges = np.linspace(0, top, BINS + 1)
+    pooled = {k: {m: np.concatenate([f[k][m] for f in found]) for m in MEASURES} for k in KINDS}
+    scores: dict[str, Any] = {}
+    for kind in ("out", "other"):
+        for m in MEASURES:
+            each = [auroc(f["in"][m], f[kind][m]) for f in found if len(f["in"][m]) and len(f[kind][m])]
+            both = auroc(pooled["in"][m], pooled[kind][m])
+            scores[f"{kind} {m}"] = {"pooled": both, "clients": float(np.mean(each))}
+    return {
+        "auroc": scores,
+        "entropy": {k: float(pooled[k]["entropy"].mean()) for k in KINDS},
+        "other_accuracy": float(np.concatenate([f["other"]["right"] for f in found]).mean()),
+        "edges": edges.round(5).tolist(),
+        "density": {k: [_density(f[k]["entropy"], edges) for f in found if len(f[k]["entropy"])] for k in KINDS},
+        "roc": {k: _roc(pooled["in"]["entropy"], pooled[k]["entropy"]) for k in ("out", "other")},
+    }
+
+
+def _density(values: np.ndarray, edges: np.ndarray) -> list[float]:
+    return np.histogram(np.clip(values, edges[0], edges[-1]), edges, density=True)[0].round(4).tolist()
+
+
+def _roc(inside: np.ndarray, outside: np.ndarray) -> list[float]:
+    """The share of outside samples found at each share of false alarms."""
+    limits = np.quantile(inside, 1 - LEVELS)
+    found = (outside[:, None] > limits).mean(0)
+    return [0.0, *found[1:-1].round(5).tolist(), 1.0]
+
+
+class Uncertainty(Experiment):
+    """Uncertainty."""
+
+    title = "Uncertainty: inside and outside"
+    claim = "FedABML's predictive entropy is low on a client's own data and high on data from outside."
+    columns = ("fashionmnist", "mnist", "cifar10-5")
+    algorithms = ("fedabml", "fedabml-plain", "fedavg-ft", "pfedbayes")
+    seeds = (3, 1)
+
+    def cells(self, desk: Desk) -> list[Cell]:
+        made = []
+        for column, other in pairs(desk, self.columns):
+            found = rows(desk, column, self.algorithms)
+            lent = {"fedavg-ft": "fedavg"} | ({"fedabml": "fedabml"} if desk.ask.protocol == "paper" else {})
+            for name, short in lent.items():
+                if name in found:
+                    hyper = found[name].hyper | {"label_prior": "dirichlet"}
+                    found[short + paper.LABELS] = found[name].with_changes(hyper=hyper)
+            for name, config in found.items():
+                configs = [config.with_changes(seed=seed) for seed in desk.ask.seed_list]
+                made += [Cell(f"{column} {name}", each, study=Outside(other)) for each in configs]
+        return made
+
+    def findings(self, desk: Desk, done: Sequence[Done]) -> Findings:
+        protocol, groups = desk.ask.protocol, grouped(done)
+        sheets, drawings, records, said = [], [], [], []
+        for column in dict.fromkeys(column for column, _ in groups):
+            own = {name: cells for (c, name), cells in groups.items() if c == column}
+            title = f"{COLUMNS[column].title} against {OUTSIDE[column]}"
+            sheets += [_aurocs(title, own, protocol), _own(title, own, protocol)]
+            drawings += [_rocs(column, title, own, protocol)]
+            drawings += [_densities(column, name, cells[0], protocol) for name, cells in own.items()]
+            records += [_record(column, name, cells) for name, cells in own.items()]
+            found = {
+                name: mean([d.result.found["auroc"]["out entropy"]["pooled"] for d in cells])[0]
+                for name, cells in own.items()
+            }
+            order = sorted(found, key=lambda name: -found[name])
+            words = ", ".join(f"{paper.name(name, protocol)} {found[name]:.3f}" for name in order)
+            said.append(f"{title}, AUROC of entropy, pooled: {words}.")
+        return Findings(self.title, self.claim, said, sheets, drawings, records, desk.notes)
+
+
+def _mean(cells: Sequence[Done], key: str, of: str) -> tuple[float, float | None]:
+    return mean([d.result.found["auroc"][key][of] for d in cells])
+
+
+def _aurocs(title: str, own: dict[str, list[Done]], protocol: str) -> Sheet:
+    head = [
+        "AUROC",
+        *(f"{word}, {KINDS[k]}" for k in ("out", "other") for word in MEASURES.values()),
+        "entropy, per client",
+    ]
+    table = [
+        [
+            paper.name(name, protocol),
+            *(spread(_mean(cells, f"{k} {m}", "pooled"), 3) for k in ("out", "other") for m in MEASURES),
+            spread(_mean(cells, "out entropy", "clients"), 3),
+        ]
+        for name, cells in own.items()
+    ]
+    note = "Pooled over clients, but for the last column: the mean of the clients' own, out-of-distribution."
+    return Sheet(title, head, table, note)
+
+
+def _own(title: str, own: dict[str, list[Done]], protocol: str) -> Sheet:
+    measures = {"accuracy": 4, "nll": 3, "ece": 3, "brier": 3}
+    table = []
+    for name, cells in own.items():
+        values = [spread(mean([d.result.scores[0].summary[k] for d in cells]), n) for k, n in measures.items()]
+        heights = [spread(mean([d.result.found["entropy"][k] for d in cells]), 3) for k in KINDS]
+        shifted = spread(mean([d.result.found["other_accuracy"] for d in cells]), 4)
+        table.append([paper.name(name, protocol), *values, *heights, shifted])
+    head = ["", *measures, *(f"entropy, {word}" for word in KINDS.values()), "accuracy, other classes"]
+    return Sheet(f"{title}: calibration and entropy", head, table, "Mean entropies are in nats.")
+
+
+def _record(column: str, name: str, cells: Sequence[Done]) -> Table:
+    found: Table = {"column": column, "outside": OUTSIDE[column], "algorithm": name, "seeds": len(cells)}
+    for key in cells[0].result.found["auroc"]:
+        for of in ("pooled", "clients"):
+            found[f"auroc_{key.replace(' ', '_')}_{of}"] = _mean(cells, key, of)[0]
+    found |= {k: mean([d.result.scores[0].summary[k] for d in cells])[0] for k in ("accuracy", "nll", "ece", "brier")}
+    return found | {"other_accuracy": mean([d.result.found["other_accuracy"] for d in cells])[0]}
+
+
+def _rocs(column: str, title: str, own: dict[str, list[Done]], protocol: str) -> Drawing:
+    def draw(look: Look) -> str:
+        series = [
+            Series(paper.name(name, protocol), cells[0].result.found["roc"]["out"], LEVELS.tolist())
+            for name, cells in own.items()
+        ]
+        x, y = Axis("false alarms", "percent", (0, 1)), Axis("found", "percent", (0, 1))
+        return line_chart(series, title=f"ROC, {title}", x=x, y=y, look=look)
+
+    reading = "Samples from outside that entropy finds, against own samples that it takes for such; first seed, pooled."
+    return Drawing(f"roc-{column}", f"ROC, {title}", reading, draw)
+
+
+def _densities(column: str, name: str, done: Done, protocol: str) -> Drawing:
+    found = done.result.found
+    title = f"Entropy, {paper.name(name, protocol)}, {COLUMNS[column].title}"
+
+    def draw(look: Look) -> str:
+        middles = [(a + b) / 2 for a, b in pairwise(found["edges"])]
+        series = []
+        for kind in ("in", "out"):
+            x: list[float | None] = []
+            y: list[float | None] = []
+            for curve in found["density"][kind]:
+                x += [*middles, None]
+                y += [*curve, None]
+            series.append(Series(KINDS[kind], y, x, thin=True))
+        return line_chart(series, title=title, x=Axis("entropy, nats"), y=Axis("density"), look=look)
+
+    reading = "One curve per client of the first seed: low entropies inside and high ones outside are what is wanted."
+    return Drawing(f"entropy-{column}-{name.replace('+', '-')}", title, reading, draw)

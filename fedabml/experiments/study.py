@@ -1,0 +1,93 @@
+"""What a cell is about, where that is more than a dataset, divided as its configuration says, and every client's score.
+
+A study says on whose data a federation is trained, who is scored, what is looked at after some rounds (the cell's
+`curve`), and what else is found out when training is done. `Study` itself is the plain case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+from ..algorithms import Algorithm
+from ..config import RunConfig, Table
+from ..data import Dataset, Federation, load
+from ..engine.cohort import Cohort
+from ..engine.simulate import Simulation
+from ..errors import TrainingError
+from ..evaluate import Entry, evaluate_together
+from ..run import resolve_split
+
+WATCHED = ("accuracy", "rmse", "nll")  # after a round of the curve
+
+
+@dataclass(frozen=True)
+class Study:
+    """The plain case: a configuration's own federation, all of its clients scored. Fields are part of a cell's name."""
+
+    @property
+    def identity(self) -> list[Any]:
+        """What tells two studies apart, for JSON."""
+        return [type(self).__name__, asdict(self)]
+
+    def federation(self, config: RunConfig) -> Federation:
+        """What is trained on."""
+        return federation(config)
+
+    def network(self, config: RunConfig, fed: Federation) -> nn.Module | str:
+        """What is trained."""
+        return config.model
+
+    def audiences(self, config: RunConfig, fed: Federation) -> dict[str, Federation]:
+        """Whose clients are personalised and scored in the end, by name: those that trained, unless others are."""
+        return {"": fed}
+
+    def watch(self, sims: Sequence[Simulation]) -> list[Table]:
+        """What is noted of runs side by side after a round of the curve."""
+        split = resolve_split(sims[0].cohort.fed, "auto")
+        return [
+            {"error": str(found)}
+            if isinstance(found, TrainingError)
+            else {name: found.summary[name] for name in WATCHED if name in found.summary}
+            for found in evaluate_together([entry(sim, sim.cohort) for sim in sims], split, prior=False)
+        ]
+
+    def look(self, sim: Simulation) -> Table:
+        """What else is found out about a trained federation, ready for JSON."""
+        return {}
+
+
+PLAIN = Study()
+
+
+def entry(sim: Simulation, cohort: Cohort) -> Entry:
+    """A trained run to be scored: with its own clients, or with new ones, who have kept nothing yet."""
+    if cohort.fed is sim.cohort.fed:
+        return Entry(cohort, sim.theta, sim.kept_for, sim.round)
+    keeps = type(cohort.algorithm).keep is not Algorithm.keep
+    return Entry(cohort, sim.theta, lambda some: cohort.keep(sim.theta, some) if keeps else {}, sim.round)
+
+
+def meeting(cohort: Cohort, fed: Federation) -> Cohort:
+    """The same algorithm and network, for the clients of another federation."""
+    if fed is cohort.fed:
+        return cohort
+    return Cohort(
+        cohort.algorithm, cohort.network, cohort.likelihood, fed, batch_size=cohort.batch_size, seed=cohort.seed,
+        device=cohort.device, dtype=cohort.dtype, backend=cohort.backend, chunk=cohort.chunk,
+    )  # fmt: skip
+
+
+@cache
+def dataset(name: str, data_dir: str | None) -> Dataset:
+    """A dataset, read once."""
+    return load(name, data_dir)
+
+
+def federation(config: RunConfig) -> Federation:
+    """The federation of a configuration; partitions of one dataset share its samples."""
+    return config.federation(dataset=None if config.data else dataset(config.dataset or "digits", config.data_dir))

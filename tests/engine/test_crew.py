@@ -1,0 +1,89 @@
+"""Threads that share out clients: the same results as one, in order, and errors that are heard."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import fedabml
+from fedabml.algorithms import make
+from fedabml.engine.crew import over
+from fedabml.engine.simulate import Simulation
+from fedabml.evaluate import evaluate
+
+
+def test_results_come_in_order_from_several_threads():
+    names = set()
+
+    def work(i):
+        names.add(threading.get_ident())
+        time.sleep(0.02 * (3 - i))
+        return i, torch.is_grad_enabled(), torch.get_num_threads()
+
+    assert list(over(work, range(4), 2)) == [(i, False, 1) for i in range(4)]
+    assert len(names) == 2 and threading.get_ident() not in names
+    assert [i for i, *_ in over(work, range(3), 1)] == [0, 1, 2]
+
+
+def test_an_error_is_raised_when_no_thread_is_at_work():
+    running = []
+
+    def work(i):
+        running.append(i)
+        if i == 0:
+            raise ValueError("the first")
+        time.sleep(0.05)
+        running.remove(i)
+
+    with pytest.raises(ValueError, match="the first"):
+        list(over(work, range(6), 2))
+    assert running == [0]
+
+
+@pytest.fixture(scope="module")
+def fed():
+    pairs = []
+    for n in (6, 40, 13, 33, 25):
+        g = np.random.default_rng(n)
+        pairs.append((g.normal(size=(n, 5)).astype("f"), g.choice(g.permutation(3)[:2], n)))
+    return fedabml.Federation.from_arrays(pairs, pairs, classes=3)
+
+
+@pytest.mark.parametrize("backend", ["vmap", "loop"])
+@pytest.mark.parametrize("name", ["fedabml", "scaffold", "fedpop"])
+def test_threads_change_nothing(fed, name, backend):
+    def run(workers):
+        setup = fedabml.prepare(
+            fed, "mlp", make(name), participation=0.8, epochs=2, batch_size=8, dtype="float64", backend=backend,
+            model_options={"hidden": (4,)}, workers=workers,
+        )  # fmt: skip
+        sim = Simulation(setup.cohort, participation=0.8, epochs=2)
+        history = sim.run(2)
+        scores = evaluate(setup.cohort, sim.theta, sim.kept_for).summary
+        return sim.shared, [line["loss"] for line in history], scores
+
+    one, two = run(1), run(2)
+    for key in one[0]:
+        torch.testing.assert_close(one[0][key], two[0][key], rtol=0, atol=1e-9)
+    assert one[1] == pytest.approx(two[1], abs=1e-9)
+    assert one[2]["nll"] == pytest.approx(two[2]["nll"], abs=1e-9)
+
+
+def test_a_resumed_run_shares_its_clients_out_as_before(fed, tmp_path, monkeypatch):
+    words = {"participation": 0.8, "epochs": 1, "batch_size": 8, "model_options": {"hidden": (4,)}, "backend": "vmap"}
+    from fedabml import run
+    from fedabml.engine.backend import Way
+
+    asked = []
+    monkeypatch.setattr(run, "backend_of", lambda *args: (asked.append(args), (Way("vmap", 2), ""))[1])
+    whole = fedabml.train(fed, "mlp", rounds=2, out=tmp_path / "a", **words)
+    fedabml.train(fed, "mlp", rounds=1, out=tmp_path / "b", **words)
+    monkeypatch.setattr(run, "backend_of", lambda *args: (Way("vmap", 1), ""))
+    resumed = fedabml.train(fed, "mlp", rounds=2, out=tmp_path / "b", resume=True, **words)
+    assert resumed.config["workers"] == whole.config["workers"] == 2
+    for key, value in whole.prior.shared.items():
+        assert torch.equal(value, resumed.prior.shared[key])

@@ -1,0 +1,333 @@
+"""The paper's experiments: closed forms, every quick version from end to end, resuming, bad input."""
+
+import csv
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedabml.errors import InputError
+from fedabml.experiments import paper, runner
+from fedabml.experiments.cells import Cell, Result
+from fedabml.experiments.reproduce import EXPERIMENTS, Ask, Hear, bound, clients, outside, remarks, run, toy
+from fedabml.experiments.reproduce.experiment import Done
+from fedabml.experiments.reproduce.findings import against, mean, spread
+from tests.command import run as command
+from tests.report.test_browser import CHROMIUM, visit
+
+SPEC = Path(__file__).parents[2] / ".." / "shared" / "SPEC.md"
+
+
+def quick(name, out, **words):
+    return run(EXPERIMENTS[name](), Ask(name, quick=True, **words), out)
+
+
+def records(out):
+    return list(csv.DictReader((out / "table.csv").read_text().splitlines()))
+
+
+# -- the paper's numbers ----------------------------------------------------------------------------------------------
+def test_the_papers_table_1_has_what_the_text_says():
+    for i, column in enumerate(paper.TABLE1_COLUMNS):
+        values = {name: row[i] for name, row in paper.TABLE1.items() if row[i] is not None}
+        best = max(values, key=values.get)
+        assert best == ("pfedbayes" if column == "cifar10-2" else "fedabml")
+    assert paper.table1("fedabml", "emnist") == paper.table1("fedabml-plain", "emnist") == 95.95
+    assert paper.table1("ditto", "cifar100-20-resnet") == paper.table1("ditto", "cifar100-20") == 63.46
+    assert paper.table1("fedrep", "fashionmnist") is None is paper.table1("fola", "emnist")
+
+
+def test_the_papers_table_2_is_whole():
+    for column in paper.TABLE2.values():
+        assert all(len(row) == len(paper.EPOCHS) for row in column.values())
+        for i in range(1, len(paper.EPOCHS)):
+            assert max(column, key=lambda name: column[name][i]) == "fedabml"
+
+
+@pytest.mark.skipif(not SPEC.exists(), reason="needs the specification")
+def test_the_numbers_are_those_of_the_specification():
+    text = SPEC.read_text().replace("*", "")
+    for algorithm, name in paper.NAMES.items():
+        row = re.search(rf"^\| {re.escape(name)} \| ([\d. |–]+)\|$", text, re.M)
+        told = [None if word.strip() == "–" else float(word) for word in row[1].split("|")]
+        assert tuple(told) == paper.TABLE1[algorithm]
+
+
+def test_numbers_in_words():
+    assert against((84.0, 0.5), 84.83) == "84.00 ± 0.50 (paper 84.83, -0.83)"
+    assert (against((84.0, None), None), against(None, 84.83)) == ("84.00", "– (paper 84.83)")
+    assert mean([1.0, 3.0]) == (2.0, None) and mean([1.0, 2.0, 3.0])[1] == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
+    assert spread(None) == "–"
+
+
+# -- the toy ----------------------------------------------------------------------------------------------------------
+def test_the_toys_optima_and_fixed_points_are_the_papers():
+    assert pytest.approx([1.364, 1.364], abs=5e-4) == toy.TARGET
+    np.testing.assert_allclose(toy.LOCAL, [[18.33, 2.78], [2.78, 18.33]], atol=5e-3)
+    for steps, distance in paper.TOY_DISTANCE.items():
+        assert np.linalg.norm(toy.fixed_point(steps) - toy.TARGET) == pytest.approx(distance, abs=2e-3)
+    assert np.linalg.norm(toy.fixed_point(1) - toy.TARGET) < 1e-9  # one step is gradient descent on the sum
+
+
+def test_a_contour_is_one():
+    for client in (0, 1):
+        assert [toy.loss(client, p) for p in toy._ellipse(client, 10.0)] == pytest.approx([10.0] * 121)
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory):
+    out = tmp_path_factory.mktemp("toy")
+    return quick("toy", out, seeds=2), out
+
+
+def test_the_toy_hits_the_closed_form(toys):
+    rows = {row["arm"]: row for row in records(toys[1])}
+    for arm in ("FedAvg", toy.LONG_ROUNDS):
+        assert float(rows[arm]["distance"]) == pytest.approx(float(rows[arm]["closed_form"]), abs=1e-3)
+        assert abs(float(rows[arm]["difference"])) < 2e-3
+    fixed, learned = rows["FedABML, σ fixed"], rows["FedABML, σ learned"]
+    assert float(fixed["distance"]) < float(learned["distance"]) < float(rows["FedAvg"]["distance"])
+    assert float(fixed["loss"]) > float(learned["loss"])
+
+
+# -- the remarks ------------------------------------------------------------------------------------------------------
+def test_the_remarks_hold(tmp_path):
+    quick("remarks", tmp_path)
+    rows = records(tmp_path)
+    exact = [float(row["difference"]) for row in rows if row["where"] == "quadratic"]
+    assert len(exact) == len(remarks.DELTAS) + len(remarks.LOGSTDS) and max(exact) < 1e-12
+    assert all(row["holds"].startswith("yes") for row in rows)
+    facts = [{**row, "value": float(row["value"]), "difference": float(row["difference"])} for row in rows]
+    assert remarks._orders("Per-FedAvg, Hessian-free", facts) == pytest.approx([2, 2, 2], abs=0.1)
+    assert remarks._orders("pFedMe", facts) == pytest.approx([1] * 4, abs=0.15)
+
+
+def test_a_remark_that_fails_is_said_to():
+    weights = {f"{place} amortised": np.ones(2) for place in ("quadratic", remarks.LOGISTIC)}
+    for place in ("quadratic", remarks.LOGISTIC):
+        weights |= {f"{place} perfedavg {delta}": np.array([1.0, 1.1]) for delta in remarks.DELTAS}
+        weights |= {f"{place} explicit {nu}": np.ones(2) for nu in remarks.LOGSTDS} | {
+            f"{place} pfedme": 2 * np.ones(2)
+        }
+    assert {fact["holds"] for fact in remarks._facts(weights)} == {"no"}
+
+
+# -- the bound --------------------------------------------------------------------------------------------------------
+def test_r_n_by_hand():
+    # d = 49 weights, n = 512, width 8, one hidden layer, 4 inputs.
+    expected = 2 * 49 / 512 * math.log(8) + 49 / 512 * math.log(4 * math.sqrt(512 / 49))
+    assert bound.rate(512, 49, 8, 1, 4) == pytest.approx(expected) == pytest.approx(0.6430, abs=1e-3)
+
+
+def test_a_slope_and_its_interval():
+    n = [32, 64, 128, 256]
+    assert bound.slope(n, [3 / v for v in n]) == pytest.approx((-1, 0), abs=1e-9)
+    found, half = bound.slope(n, [3 / v * w for v, w in zip(n, (1.1, 0.9, 1.1, 0.9), strict=True)])
+    assert found - half < -1 < found + half and half > 0.05
+
+
+def test_the_linear_arm_has_the_distance_that_it_should(monkeypatch):
+    """One cell: d² ≈ d/4n, and E_q[ℓ_n] of a posterior around the maximum is near zero."""
+    cell = next(c for c in bound.Bound().cells(_desk("bound")) if c.label == "linear 256")
+    (result,) = runner.run_together([cell], lambda cells, round: None)
+    assert result.found["d2"] == pytest.approx(10 / 4 / 256, rel=0.15) and result.found["weights"] == 10
+    assert abs(result.found["loss"]) < 0.02 < result.found["kl"]
+
+
+def test_teachers_are_reproducible_and_their_data_noisy():
+    study = bound.Teachers(64)
+    fed, truth = bound._world(study, 3)
+    bound._world.cache_clear()
+    assert fed.hash == bound._world(study, 3)[0].hash != bound._world(study, 4)[0].hash
+    rest = np.stack([fed.y[fed.train[c], 0] for c in range(bound.CLIENTS)]) - truth[:, bound.TEST :]
+    assert rest.std() == pytest.approx(bound.NOISE, rel=0.1) and truth.std() > bound.NOISE / 2
+    np.testing.assert_allclose(fed.y[fed.test[0], 0], truth[0, : bound.TEST], rtol=1e-5, atol=1e-5)
+
+
+# -- classifying clients ----------------------------------------------------------------------------------------------
+def test_strangers_have_samples_that_nobody_else_has():
+    config = _desk("clients").config(clients=20, seed=1)
+    fed, strange = clients._mixed(config, "scrambled")
+    assert strange.sum() == 2 and len(np.unique(fed.train.index)) == len(fed.train.index)
+    assert not {*fed.train.index} & {*fed.test.index}
+    own = clients.with_outside(config, "scrambled")[1]
+    for client in range(20):
+        assert (fed.train[client] >= own).all() == strange[client] == (fed.train[client] >= own).any()
+
+
+def test_those_far_above_the_others_are_flagged_and_left_out():
+    entropy = [1.0, 1.1, 0.9, 1.05, 0.95, 3.0, 2.9]
+    assert clients.flagged(entropy) == [5, 6] and clients.flagged([1.0, 1.1, 0.9]) == []
+    cell = Cell("digits fedabml all", _desk("clients").config(), study=clients.Strangers("scrambled"))
+    done = Done(cell, Result(cell.identity, cell.label, {}, found={"entropy": entropy}))
+    without, alone = clients.Clients().then(_desk("clients"), [done])
+    assert (without.study.trained, alone.study.trained) == ((0, 1, 2, 3, 4), (5, 6))
+    assert (without.label, alone.label) == ("digits fedabml without", "digits fedabml for")
+
+
+# -- every experiment, from end to end --------------------------------------------------------------------------------
+SMALL = {
+    "table1": {"algorithms": ("fedabml", "fedavg-ft", "local"), "seeds": 1},
+    "table2": {"algorithms": ("fedabml", "fedavg-ft", "pfedme"), "seeds": 1},
+    "uncertainty": {"algorithms": ("fedabml", "fedavg-ft")},
+    "sensitivity": {"seeds": 1},
+    "fewdata": {"algorithms": ("fedabml", "fedavg-ft", "local"), "seeds": 1},
+    "clients": {"algorithms": ("fedabml",)},
+}
+
+
+def check(found, out):
+    """The files are there, the page stands alone, the pictures are pictures, the table has numbers."""
+    page = (out / "report.html").read_text()
+    assert found.said and found.title.split(",")[0] in page
+    assert not re.search(r'(?:src|href)="(?!#)', page) and page.count("<svg") == len(found.drawings) > 0
+    for drawing in found.drawings:
+        assert (out / "figures" / f"{drawing.name}.svg").read_text().startswith("<svg")
+    text = (out / "table.md").read_text()
+    assert all(f"## {sheet.title}" in text for sheet in found.sheets) and "fedabml reproduce" in text
+    assert records(out) and all(json.loads(line) for line in (out / "cells.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "sensitivity" else n for n in SMALL])
+def test_quick_versions(name, tmp_path):
+    check(quick(name, tmp_path, **SMALL[name]), tmp_path)
+
+
+def test_quick_toy(toys):
+    check(*toys)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to open the page")
+@pytest.mark.parametrize("width", [1200, 390])
+def test_the_page_in_a_browser(toys, tmp_path, width):
+    root, complaints = visit(toys[1] / "report.html", tmp_path / "profile", width)
+    assert root["data-ready"] == "true" and not complaints
+
+
+@pytest.mark.slow
+def test_quick_bound(tmp_path):
+    check(quick("bound", tmp_path), tmp_path)
+    rows = [row for row in records(tmp_path) if row["arm"] == "linear"]
+    assert bound.slope(*([float(r[k]) for r in rows] for k in ("n", "d2")))[0] == pytest.approx(-1, abs=0.1)
+
+
+def test_the_tuned_protocol_searches_each_algorithm_and_never_mixes(tmp_path):
+    words = {"algorithms": ("fedavg-ft", "local"), "seeds": 1, "trials": 1}
+    found = quick("table1", tmp_path / "a", protocol="tuned", **words)
+    assert {p.name for p in (tmp_path / "a" / "tune" / "digits").iterdir()} == {"fedavg-ft", "local"}
+    assert "tuned" in found.title
+    with pytest.raises(InputError, match="protocol"):
+        quick("table1", tmp_path / "a", protocol="paper", **words)
+
+
+def _desk(name, **words):
+    from fedabml.experiments.reproduce.experiment import Desk
+
+    return Desk(Ask(name, quick=True, seeds=1, **words), Path(), Path())
+
+
+# -- resuming, and bad input ------------------------------------------------------------------------------------------
+WORDS = {"algorithms": ("fedavg-ft", "local"), "seeds": 1}
+
+
+def test_an_interrupted_run_goes_on_and_a_finished_cell_never_runs_twice(tmp_path, monkeypatch):
+    ran, honest = [], runner.run_together
+
+    def stop_at_local(group, on_round):
+        if group[0].config.algorithm == "local":
+            raise KeyboardInterrupt
+        ran.append(group[0].label)
+        yield from honest(group, on_round)
+
+    monkeypatch.setattr(runner, "run_together", stop_at_local)
+    with pytest.raises(KeyboardInterrupt):
+        quick("table1", tmp_path, **WORDS)
+    monkeypatch.setattr(runner, "run_together", lambda g, on: ran.append(g[0].label) or honest(g, on))
+    quick("table1", tmp_path, **WORDS)
+    assert ran == ["digits fedavg-ft", "digits local"]
+    before = (tmp_path / "table.csv").read_text()
+    quick("table1", tmp_path, **WORDS)  # nothing to do, and the same table
+    assert len(ran) == 2 and (tmp_path / "table.csv").read_text() == before
+    quick("table1", tmp_path, **WORDS | {"seeds": 2})  # more seeds are welcome
+    assert len(ran) == 4 and {row["seeds"] for row in records(tmp_path)} == {"2"}
+
+
+def test_cells_of_another_version_are_not_mixed_in_silently(tmp_path):
+    quick("table1", tmp_path, **WORDS)
+    lines = (tmp_path / "cells.jsonl").read_text().splitlines(keepends=True)
+    old = json.loads(lines[0])
+    old["facts"]["fedabml"] = "0.0.1"
+    (tmp_path / "cells.jsonl").write_text(json.dumps(old) + "\n" + "".join(lines[1:]))
+    notes = []
+    ask = Ask("table1", quick=True, **WORDS)
+    found = run(EXPERIMENTS["table1"](), ask, tmp_path, hear=Hear(note=notes.append))
+    assert "0.0.1" in notes[0] and "0.0.1" in found.notes[0] and "0.0.1" in (tmp_path / "report.html").read_text()
+
+
+def test_a_missing_dataset_is_left_out_with_the_way_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedabml.data.sources._get", _offline)
+    words = WORDS | {"columns": ("fashionmnist", "digits"), "machine": {"data_dir": str(tmp_path / "none")}}
+    found = quick("table1", tmp_path / "out", **words)
+    assert "fedabml data get fashionmnist" in found.notes[0] and "left out" in found.notes[0]
+    assert {row["column"] for row in records(tmp_path / "out")} == {"digits"}
+    with pytest.raises(InputError, match="data get fashionmnist"):
+        quick("table1", tmp_path / "other", **words | {"columns": ("fashionmnist",)})
+
+
+def test_what_lies_outside_must_be_here_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedabml.data.sources._get", _offline)
+    monkeypatch.setitem(outside.OUTSIDE, "digits", "svhn")
+    desk = _desk("uncertainty", columns=("digits",), machine={"data_dir": str(tmp_path)})
+    with pytest.raises(InputError, match=r"left out.*fedabml data get svhn"):
+        list(outside.pairs(desk, ()))
+    monkeypatch.delitem(outside.OUTSIDE, "digits")
+    with pytest.raises(InputError, match="No dataset lies outside"):
+        list(outside.pairs(desk, ()))
+
+
+def _offline(*_):
+    raise InputError("There is no network.")
+
+
+def test_a_run_that_diverges_is_a_note_and_not_the_end(tmp_path, monkeypatch):
+    honest = runner.run_together
+
+    def lose_one(group, on_round):
+        for result in honest(group, on_round):
+            bad = result.seed == 1 and result.label.endswith("local")
+            yield (
+                Result(result.identity, result.label, result.config, [], result.facts, "It diverged.")
+                if bad
+                else result
+            )
+
+    monkeypatch.setattr(runner, "run_together", lose_one)
+    found = quick("table1", tmp_path, **WORDS | {"seeds": 2})
+    assert any("It diverged." in note for note in found.notes)
+    assert {row["algorithm"]: row["seeds"] for row in records(tmp_path)} == {"fedavg-ft": "2", "local": "1"}
+
+
+def test_the_command(one_thread_here):
+    done = command("reproduce", "table1", "--quick", "--algorithms", "fedavg-ft,local", "--seeds", "1", "--out", "a")
+    assert "★" in done.output and Path("a/report.html").exists()
+    for words, said in (
+        (["tabel1"], "table1"),
+        (["table1", "--protocol", "tunde"], "tuned"),
+        (["table1", "--columns", "cifar10"], "cifar10-5"),
+        (["table1", "--quick", "--algorithms", "fedagv"], "fedavg"),
+        (["table1", "--seeds", "0"], "at least 1"),
+        (["toy", "--columns", "digits"], "leave --columns out"),
+    ):
+        assert said in command("reproduce", *words, "--out", "b", code=2).output
+    assert not Path("b").exists()
+    words = ["--quick", "--protocol", "tuned", "--out", "a"]
+    assert "protocol (was 'paper', now 'tuned')" in command("reproduce", "table1", *words, code=2).output
+
+
+def test_every_experiment_has_a_name_at_the_command_line():
+    from fedabml.cli.reproduce import NAMES
+
+    assert {*NAMES} == {*EXPERIMENTS}

@@ -1,0 +1,111 @@
+"""Convolutions as batched products: the values and derivatives of torch's own, under every nesting of transforms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedabml import conv
+from fedabml.conv import Convolutions, Shape, conv2d
+
+LANES, IMAGES, SAMPLES = 3, 4, 2
+GEOMETRIES = [
+    # channels, out, kernel, stride, padding, dilation, size
+    (3, 4, (5, 5), 1, 0, 1, (12, 11)),
+    (3, 8, (3, 3), 2, 1, 1, (9, 9)),
+    (2, 3, (3, 2), (1, 2), (2, 0), 2, (8, 9)),
+    (4, 5, (1, 1), 2, 0, 1, (7, 7)),
+    (8, 8, (2, 2), 1, 1, 1, (4, 4)),
+]
+
+
+def problem(channels, out, kernel, size):
+    g = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
+    return draw(LANES, IMAGES, channels, *size), draw(LANES, out, channels, *kernel), draw(LANES, out)
+
+
+def same(a, b):
+    for one, other in zip(torch.utils._pytree.tree_leaves(a), torch.utils._pytree.tree_leaves(b), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.fixture(params=["at once", "in turns", "one by one"])
+def way(request, monkeypatch):
+    if request.param == "in turns":
+        monkeypatch.setattr(conv, "LIMIT", 2000)
+    if request.param == "one by one":
+        monkeypatch.setattr(conv, "LARGE", 0)
+        monkeypatch.setattr(conv, "_coarse", lambda x, shape: True)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+class TestAgainstTorch:
+    def test_values_and_gradients_of_lanes(self, geometry):
+        channels, out, kernel, *options, size = geometry
+        x, w, b = problem(channels, out, kernel, size)
+        made = lambda way: torch.func.grad_and_value(
+            lambda x, w, b: torch.tanh(way(x, w, b, *options)).pow(3).sum(), (0, 1, 2)
+        )
+        same(torch.vmap(made(conv2d))(x, w, b), torch.vmap(made(F.conv2d))(x, w, b))
+
+    def test_samples_within_lanes_share_their_images(self, geometry):
+        channels, out, kernel, *options, size = geometry
+        x, w, b = problem(channels, out, kernel, size)
+        noise = torch.randn(LANES, SAMPLES, *w.shape[1:], generator=torch.Generator().manual_seed(1)).double()
+
+        def made(way):
+            def one(x, w, b, noise):
+                each = lambda e: torch.tanh(way(x, w + e, b, *options)).pow(3).sum()
+                return torch.func.grad_and_value(lambda w: torch.vmap(each)(noise).mean())(w)
+
+            return torch.vmap(one)
+
+        same(made(conv2d)(x, w, b, noise), made(F.conv2d)(x, w, b, noise))
+
+    def test_second_derivatives(self, geometry):
+        channels, out, kernel, *options, size = geometry
+        x, w, b = problem(channels, out, kernel, size)
+
+        def made(way):
+            value = lambda x, w, b: torch.tanh(way(x, w, b, *options)).pow(3).sum()
+
+            def one(x, w, b):
+                pull = torch.func.vjp(lambda x, w: torch.func.grad(value, (0, 1))(x, w, b), x, w)[1]
+                return pull((x.sin(), w.sin()))
+
+            return torch.vmap(one)
+
+        same(made(conv2d)(x, w, b), made(F.conv2d)(x, w, b))
+
+
+def test_a_patch_is_worked_out_by_hand():
+    x = torch.arange(9.0).view(1, 1, 1, 3, 3)
+    shape = Shape((2, 2), (1, 1), (0, 0), (1, 1), (3, 3))
+    patches = conv._patches(x, shape)[0, :, :4]
+    assert patches.tolist() == [[0, 1, 3, 4], [1, 2, 4, 5], [3, 4, 6, 7], [4, 5, 7, 8]]
+    back = conv._scattered(torch.ones(4, 4), 1, 1, *shape, shape.out)
+    assert back[0, :, :, 0].tolist() == [[1, 2, 1], [2, 4, 2], [1, 2, 1]]  # how many patches hold each pixel
+
+
+def test_a_module_is_not_rewritten_and_other_layers_are_left_alone():
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        *(nn.Conv2d(2, 4, 3, padding="same"), nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 3, 3, stride=2)),
+        *(nn.Flatten(), nn.Linear(12, 2)),
+    ).double()  # fmt: skip
+    x = torch.randn(LANES, IMAGES, 2, 8, 8).double()
+    call = lambda x: module(x)
+    with Convolutions():
+        ours = torch.vmap(call)(x)
+    same(ours, torch.vmap(call)(x))
+
+
+def test_bfloat16_sums_in_float32():
+    patches = torch.ones(1 * 30 * 30, 9, dtype=torch.bfloat16) * 0.3
+    image = conv._scattered(patches, 1, 1, (3, 3), (1, 1), (0, 0), (1, 1), (32, 32), (30, 30))
+    assert image.dtype == torch.bfloat16
+    assert image[0, 5, 5, 0].float() == pytest.approx(9 * float(patches[0, 0]), rel=2**-8)
