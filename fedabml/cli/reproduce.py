@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -121,7 +120,7 @@ def reproduce(
                 )
             except KeyboardInterrupt:
                 progress.close()
-                complain(f"Stopped. What is finished is in '{folder}'. To go on: {shlex.join(_again(ask, folder))}", "")
+                complain(f"Stopped. What is finished is in '{folder}'. To go on: {ask.command(folder)}", "")
                 raise typer.Exit(130) from None
         if not quiet:
             show(found, folder)
@@ -129,10 +128,6 @@ def reproduce(
 
 def _words(told: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (told or "").split(",") if word.strip())
-
-
-def _again(ask: Any, folder: Path) -> list[str]:
-    return shlex.split(ask.command(folder))
 
 
 class Progress:

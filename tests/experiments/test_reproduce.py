@@ -327,6 +327,16 @@ def test_the_command(one_thread_here):
     assert "protocol (was 'paper', now 'tuned')" in command("reproduce", "table1", *words, code=2).output
 
 
+def test_ctrl_c_says_how_to_go_on(one_thread_here, monkeypatch):
+    def stop(group, on_round):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run_together", stop)
+    words = ["reproduce", "table1", "--quick", "--algorithms", "local", "--out", "a"]
+    said = command(*words, code=130).output
+    assert "fedabml reproduce table1 --protocol paper --quick --algorithms local --out a" in " ".join(said.split())
+
+
 def test_every_experiment_has_a_name_at_the_command_line():
     from fedabml.cli.reproduce import NAMES
 

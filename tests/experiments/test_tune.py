@@ -272,7 +272,7 @@ def test_test_data_are_never_read(monkeypatch):
     poison = np.full_like(real.x_test, 255)
     spoilt = dataclasses.replace(real, x_test=poison, y_test=real.y_test[::-1].copy())
     monkeypatch.setattr(data, "load", lambda *_, **__: spoilt)
-    monkeypatch.setattr("fedabml.experiments.runner._dataset", lambda *_: spoilt)
+    monkeypatch.setattr("fedabml.experiments.study.dataset", lambda *_: spoilt)
     fed = SMALL.federation()
     assert (fed.x[fed.test.index] == 255).all()
     poisoned = tune(SMALL, ["fedabml"], "poisoned", **words)

@@ -64,7 +64,7 @@ class Ask:
         words = ["fedabml", "reproduce", self.experiment, "--protocol", self.protocol, *(["--quick"] * self.quick)]
         for name in ("columns", "algorithms"):
             words += [f"--{name}", ",".join(getattr(self, name))] if getattr(self, name) else []
-        words += ["--seeds", str(len(self.seed_list))]
+        words += ["--seeds", str(self.seeds)] if self.seeds else []
         words += ["--trials", str(self.budget)] if self.protocol == "tuned" else []
         words += ["--dtype", self.dtype] if self.dtype != "float32" else []
         return shlex.join([*words, "--out", str(out)])
