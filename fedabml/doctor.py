@@ -176,7 +176,7 @@ def estimate(setup: Setup, scored: float) -> Estimate:
     """
     cohort, fed = setup.cohort, setup.cohort.fed
     trial = _short(fed, 2 * cohort.batch_size)
-    brief = Setup(_with(cohort, trial), setup.card, setup.config, 1, setup.participation, 1, [], setup.lane)
+    brief = Setup(cohort.among(trial), setup.card, setup.config, 1, setup.participation, 1, [], setup.lane)
     sim = Simulation(brief.cohort, participation=brief.participation, epochs=1)
     sim.step()
     start = time.perf_counter()
@@ -241,15 +241,6 @@ def _short(fed: Federation, rows: int) -> Federation:
     offsets = np.concatenate([[0], ends])
     place = np.arange(int(ends[-1])) - np.repeat(offsets[:-1], counts) + np.repeat(fed.train.offsets[:-1], counts)
     return replace(fed, train=Rows(fed.train.index[place], offsets))
-
-
-def _with(cohort: Any, fed: Federation) -> Any:
-    """A cohort of its own for other rows of the same samples."""
-    return type(cohort)(
-        cohort.algorithm, cohort.network, cohort.likelihood, fed, batch_size=cohort.batch_size, seed=cohort.seed,
-        device=cohort.device, dtype=cohort.dtype, backend=cohort.backend, chunk=cohort.chunk,
-        inside=cohort.network.dtype, fuse=cohort.programs.fuse, workers=cohort.workers,
-    )  # fmt: skip
 
 
 def _threads(workers: int) -> str:

@@ -101,6 +101,16 @@ class Cohort:
         other.algorithm, other.hyper = algorithm, other._tensors(algorithm)
         return other
 
+    def among(self, fed: Federation) -> Cohort:
+        """The same algorithm and network, for the clients of another federation."""
+        if fed is self.fed:
+            return self
+        return Cohort(
+            self.algorithm, self.network, self.likelihood, fed, batch_size=self.batch_size, seed=self.seed,
+            device=self.device, dtype=self.dtype, backend=self.backend, chunk=self.chunk, inside=self.network.dtype,
+            fuse=self.programs.fuse, workers=self.workers,
+        )  # fmt: skip
+
     def lanes(self, shared: State, clients: Sequence[int], round: int = 0) -> Lanes:
         """Some clients side by side."""
         return Lanes([Part(self, shared, [int(c) for c in clients], round)])

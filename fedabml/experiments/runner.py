@@ -17,7 +17,7 @@ from ..errors import TrainingError
 from ..evaluate import Entry, Evaluation, evaluate_together
 from ..run import Setup, prepare, resolve_split
 from .cells import Cell, Result, Score
-from .study import PLAIN, entry, meeting
+from .study import PLAIN, entry
 
 FACTS = ("device", "dtype", "backend", "chunk", "partition_hash", "versions", "fedabml", "parameters")
 MEASURES = ("accuracy", "rmse", "nll")  # of every client, for paired tests
@@ -94,9 +94,7 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[int], None])
     trained, split = time.perf_counter() - start, resolve_split(first.cohort.fed, "auto")
     alive = [i for i in range(len(sims)) if i not in errors]
     audiences = [study.audiences(cell.config, setup.cohort.fed) for cell, setup in batch]
-    heard = [
-        {name: meeting(s.cohort, fed) for name, fed in own.items()} for own, s in zip(audiences, sims, strict=True)
-    ]
+    heard = [{name: s.cohort.among(fed) for name, fed in own.items()} for own, s in zip(audiences, sims, strict=True)]
     for name, number in itertools.product(heard[0], range(len(batch[0][0].personal))):
         options = [cell.personal[number] for cell, _ in batch]
         entries = [_entry(sims[i], heard[i][name], options[i]) for i in alive]

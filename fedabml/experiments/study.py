@@ -72,16 +72,6 @@ def entry(sim: Simulation, cohort: Cohort) -> Entry:
     return Entry(cohort, sim.theta, lambda some: cohort.keep(sim.theta, some) if keeps else {}, sim.round)
 
 
-def meeting(cohort: Cohort, fed: Federation) -> Cohort:
-    """The same algorithm and network, for the clients of another federation."""
-    if fed is cohort.fed:
-        return cohort
-    return Cohort(
-        cohort.algorithm, cohort.network, cohort.likelihood, fed, batch_size=cohort.batch_size, seed=cohort.seed,
-        device=cohort.device, dtype=cohort.dtype, backend=cohort.backend, chunk=cohort.chunk,
-    )  # fmt: skip
-
-
 @cache
 def dataset(name: str, data_dir: str | None) -> Dataset:
     """A dataset, read once."""

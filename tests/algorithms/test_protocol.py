@@ -177,6 +177,7 @@ def other(algorithm, factor):
     return dataclasses.replace(algorithm, **{k: factor * v for k, v in algorithm.continuous().items()})
 
 
+@pytest.mark.slow
 @EVERY
 def test_a_sweep_as_lanes_equals_separate_runs(fed, algorithm):
     """Three runs side by side, of other seeds and hyperparameters, in chunks that cut through them."""
