@@ -27,6 +27,7 @@ from .engine.checkpoint import Checkpoint, Folder
 from .engine.cohort import Cohort
 from .engine.distributed import World, agree
 from .engine.distributed import world as processes
+from .engine.memory import hold_pages
 from .engine.plan import cohort_size
 from .engine.simulate import Simulation
 from .errors import InputError
@@ -129,6 +130,8 @@ def prepare(
         model = models.with_weights(model, pretrained)
     place = device_of(device)
     arithmetic = dtype_of(dtype, place)
+    if place.type == "cpu":
+        hold_pages()
     network = Network(model, likelihood.own)
     card = Card.of(fed, network, likelihood, spec)
     raw = np.stack([fed.x[fed.train[0][0]]] * 2).astype(np.float32)

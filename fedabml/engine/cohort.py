@@ -78,7 +78,8 @@ class Cohort:
         self.device, self.dtype, self.workers = device, dtype, workers
         self.hyper = self._tensors(algorithm)
         # A captured program would read samples where they lay when it was captured.
-        self.programs = Programs(capture=device.type == "cuda" and not self.data.hosted, fuse=fuse)
+        here = device.type == "cuda" and not self.data.hosted
+        self.programs = Programs(capture=here, fuse=fuse, trace=backend == "vmap" and device.type == "cpu")
         self.longest = int(fed.train.counts.max())
         self.tables = Tables(fed, seed, device, dtype)
 

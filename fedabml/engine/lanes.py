@@ -23,7 +23,7 @@ from .. import rng
 from ..algorithms.base import Phase, Site, State, Step
 from ..conv import Convolutions
 from ..gaussian import Distribution
-from .data import Source
+from .data import Local, Source
 from .estimators import Noise
 from .loss import ClientLoss, draw, draws_of, label_offset, output
 from .plan import minibatches, padded, steps_of
@@ -206,7 +206,7 @@ class Lanes:
                 continue
             steps = steps_of(self.sizes, phase.epochs, inputs.rows.shape[-1], phase.batches)
             name = (phase.step.__name__, self.runs, options)  # type: ignore[attr-defined]
-            inputs = inputs._replace(carry=carry, losses=losses, rows=inputs.rows[: steps.max()])
+            inputs = inputs._replace(carry=carry, losses=losses, rows=inputs.rows[: steps.max()], samples=self.samples)
             carry, losses = self.one.programs.run(name, self.move(phase.step), inputs, steps, self.runs is not None)
         return carry, losses / done.clamp_min(1), done
 
@@ -228,7 +228,7 @@ class Lanes:
             first = torch.zeros_like(owned[0])
             own_keys = rng.fold(keys, number)
             ready.append(
-                Inputs({}, done, self.site, self.offset, own_keys, owned, self.hyper, self.shared, first, rows)
+                Inputs({}, done, self.site, self.offset, own_keys, owned, self.hyper, self.shared, (), first, rows)
             )
             done = done + owned
         return ready, (torch.zeros_like(done), done)
@@ -246,6 +246,12 @@ class Lanes:
         given = zip(self.parts, self.given.clients, strict=True)
         return self.one.data.local(torch.cat([p.cohort.tables.rows(own, width) for p, own in given]))
 
+    @property
+    def samples(self) -> tuple[Tensor, ...]:
+        """Those of these lanes alone, where minibatches are taken from them."""
+        source = None if self.one.programs.capture else self.source[0]
+        return (source.x, source.y) if isinstance(source, Local) else ()
+
     def move(self, step: Step) -> Move:
         """One step of all lanes."""
         name, made, runs = step.__name__, self.one, self.runs  # type: ignore[attr-defined]
@@ -259,7 +265,8 @@ class Lanes:
             return getattr(made.algorithm.bind(hyper), name)(carry, shared, batches, site, key, loss)
 
         def all_lanes(given: Inputs, index: Tensor, keys: Tensor) -> tuple[State, Tensor]:
-            batches = tuple(source.batch(part) for part in index)
+            local = Local(*given.samples) if given.samples else source
+            batches = tuple(local.batch(part) for part in index)
             dims = (runs, 0, runs, 0, 0, 0, None if given.offset is None else 0)
             args = (given.hyper, given.carry, given.shared, batches, given.site, keys, given.offset)
             return self.apply(one, dims, *args)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ class Inputs(NamedTuple):
     owned: Tensor  # how many of the steps are a lane's own
     hyper: State
     shared: State
+    samples: tuple[Tensor, ...]  # where minibatches are taken from, if that is not the same in every round
     first: Tensor  # the number of the first step
     rows: Tensor  # sample numbers, [steps, batches of a step, lanes, batch]
 
@@ -51,11 +53,14 @@ class Inputs(NamedTuple):
 
 # One step of all lanes: the inputs, the sample numbers, the keys → the moved carry and the losses.
 Move = Callable[[Inputs, Tensor, Tensor], tuple[State, Tensor]]
+# One step on a CPU: the carry, the losses, the sample numbers, the number of the step → the next carry and losses.
+OneStep = Callable[[State, Tensor, Tensor, Tensor], tuple[State, Tensor]]
 OF_LANES, OF_RUNS = 6, 2  # so many of the inputs have a lane each; so many have one if there are several runs
 
 
 SMALL, SHRINK = 16, 0.7  # lanes of a graph below which fewer are not faster; from one size to the next
 ROOM = 128  # steps of a graph's plan; longer phases are cut
+OFTEN = 100  # steps of the same shapes after which one is traced
 
 
 class Segment(NamedTuple):
@@ -211,10 +216,13 @@ class Programs:
 
     LIMIT = 64
 
-    def __init__(self, capture: bool, fuse: bool = False):
-        self.capture, self.fuse = capture, fuse
+    def __init__(self, capture: bool, fuse: bool = False, trace: bool = False):
+        self.capture, self.fuse, self.trace = capture, fuse, trace
         self.graphs: OrderedDict[Hashable, Any] = OrderedDict()
         self.refused: set[Hashable] = set()  # names of what cannot be captured
+        self.met: dict[Hashable, int] = {}  # how often a step was taken
+        self.traces: dict[Hashable, Callable[..., Any] | None] = {}
+        self.lock = threading.Lock()
         self.pool: Any = None
 
     def call(self, name: Hashable, function: Callable[..., Any], *inputs: Any, keep: Any = None) -> Any:
@@ -275,14 +283,59 @@ class Programs:
         """Steps of the same lanes; if `ragged`, some of them are done on the way."""
         shapes = (ragged, _shapes(inputs.fixed), tuple(inputs.rows.shape[1:]))
         found = self._found(name, shapes, lambda pool: Steps(move, inputs, ragged, pool, self.fuse))
-        return self._eager(move, inputs, ragged) if found is None else found.run(inputs)
-
-    @staticmethod
-    def _eager(move: Move, inputs: Inputs, ragged: bool) -> tuple[State, Tensor]:
-        now = inputs.first
+        if found is not None:
+            return found.run(inputs)
+        step = self._step(name, move, inputs, ragged)
+        now, carry, losses = inputs.first, inputs.carry, inputs.losses
         for rows in inputs.rows:
-            moved = move(inputs, rows, rng.fold(inputs.keys, now))
-            carry, losses = _held(inputs, moved, now if ragged else None)
-            inputs = inputs._replace(carry=carry, losses=losses)
+            carry, losses = step(carry, losses, rows, now)
             now = now + 1
-        return inputs.carry, inputs.losses
+        return carry, losses
+
+    def _step(self, name: Hashable, move: Move, inputs: Inputs, ragged: bool) -> OneStep:
+        """A step on a CPU, or one that cannot be captured: as it is at first, and once it has come often, its trace."""
+
+        def step(carry: State, losses: Tensor, rows: Tensor, now: Tensor) -> tuple[State, Tensor]:
+            given = inputs._replace(carry=carry, losses=losses)
+            return _held(given, move(given, rows, rng.fold(given.keys, now)), now if ragged else None)
+
+        if not self.trace or not inputs.samples:
+            return step
+        fixed = inputs._replace(samples=tuple(t[:0] for t in inputs.samples)).fixed  # however many samples there are
+        key = (name, ragged, _shapes(fixed), tuple(inputs.rows.shape[1:]))
+        self.met[key] = self.met.get(key, 0) + len(inputs.rows)
+        if self.met[key] < OFTEN:
+            return step
+        with self.lock:
+            if key not in self.traces:
+                self.traces[key] = _trace(move, inputs, ragged)
+        trace = self.traces[key]
+        if trace is None:
+            return step
+        rest = [t for t in tree_leaves(inputs[2:-2]) if t is not None]
+        names = list(inputs.carry)
+        return lambda carry, losses, rows, now: trace(*(carry[k] for k in names), losses, *rest, rows, now)
+
+
+def _trace(move: Move, inputs: Inputs, ragged: bool) -> Callable[..., Any] | None:
+    """A step as plain operations, in which the transforms of torch.func are resolved once; None if that fails."""
+    leaves, kind = tree_flatten(inputs[2:-2])
+    given = [i for i, leaf in enumerate(leaves) if leaf is not None]
+    names = list(inputs.carry)
+
+    def flat(*tensors: Tensor) -> tuple[State, Tensor]:
+        carry, losses = dict(zip(names, tensors, strict=False)), tensors[len(names)]
+        full = list(leaves)
+        for i, tensor in zip(given, tensors[len(names) + 1 : -2], strict=True):
+            full[i] = tensor
+        rows, now = tensors[-2:]
+        site = Inputs._make([carry, losses, *tree_unflatten(full, kind), now, rows])
+        return _held(site, move(site, rows, rng.fold(site.keys, now)), now if ragged else None)
+
+    start = [inputs.carry[k] for k in names]
+    rest = [leaves[i] for i in given]
+    try:
+        return make_fx(flat)(*start, inputs.losses, *rest, inputs.rows[0], inputs.first)
+    except Exception as error:  # it goes as well without
+        log.debug("A step is not traced: %s: %s", type(error).__name__, error)
+        return None

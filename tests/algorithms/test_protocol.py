@@ -11,6 +11,7 @@ import torch
 import fedabml
 from fedabml import FedABML, FedAvg, Local
 from fedabml.algorithms import REGISTRY, Algorithm, FedBABU, make, name_of
+from fedabml.engine import program
 from fedabml.engine.checkpoint import Checkpoint, Folder
 from fedabml.engine.plan import sample
 from fedabml.engine.simulate import Simulation, advance
@@ -144,6 +145,21 @@ def test_loop_equals_vmap_and_chunks_do_not_matter(fed, algorithm):
     together = everything(simulate(fed, algorithm)[0])
     for options in ({"backend": "loop", "chunk": 3}, {"chunk": 1}, {"chunk": 3}):
         assert_states_close(everything(simulate(fed, algorithm, **options)[0]), together, 1e-9)
+
+
+@pytest.mark.slow
+@EVERY
+def test_traced_steps_have_the_bits_of_those_that_are_not(fed, algorithm, monkeypatch):
+    """So it does not matter when, in a run or in the rest of one that was stopped, a step is traced."""
+    options = {"dtype": "float32", "epochs": 2}
+    monkeypatch.setattr(program, "OFTEN", 10**9)
+    plain, _ = simulate(fed, algorithm, **options)
+    monkeypatch.setattr(program, "OFTEN", 0)
+    traced, setup = simulate(fed, algorithm, **options)
+    traces = setup.cohort.programs.traces
+    assert traces and all(traces.values())
+    a, b = everything(plain), everything(traced)
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.mark.parametrize("algorithm", KEEPERS.values(), ids=KEEPERS.keys())
