@@ -60,7 +60,7 @@ OF_LANES, OF_RUNS = 6, 2  # so many of the inputs have a lane each; so many have
 
 SMALL, SHRINK = 16, 0.7  # lanes of a graph below which fewer are not faster; from one size to the next
 ROOM = 128  # steps of a graph's plan; longer phases are cut
-OFTEN = 100  # steps of the same shapes after which one is traced
+OFTEN = 30  # steps of the same shapes after which one is traced
 
 
 class Segment(NamedTuple):
