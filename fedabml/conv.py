@@ -146,7 +146,8 @@ def _to_weights(x: Tensor, g: Tensor, shape: Shape) -> Tensor:
     else:
         room = _room(x, a * b * channels, shape)
         pairs = zip(x.split(room, 1), g.split(room, 1), strict=True)
-        total = sum(_product(_patches(part, shape), _rows(own), part.shape[1]) for part, own in pairs)
+        parts = [_product(_patches(part, shape), _rows(own), part.shape[1]) for part, own in pairs]
+        total = sum(parts[1:], parts[0]).to(x.dtype)
     return total[:, : a * b * channels].unflatten(1, (a, b, channels)).movedim(-1, 1).movedim(-1, 2)
 
 
@@ -156,7 +157,8 @@ def _product(patches: Tensor, rows: Tensor, images: int) -> Tensor:
     tiles = lanes * -(-length // 64) * -(-out // 64)
     pieces = next((k for k in range(1, images + 1) if images % k == 0 and k * tiles >= BUSY), images)
     cut = lambda t: t.unflatten(1, (pieces, -1)).flatten(0, 1)  # noqa: E731
-    return torch.bmm(cut(patches).mT, cut(rows)).unflatten(0, (lanes, pieces)).sum(1)
+    sums = torch.promote_types(rows.dtype, torch.float32)
+    return torch.bmm(cut(patches).mT, cut(rows)).unflatten(0, (lanes, pieces)).sum(1, dtype=sums)
 
 
 def _to_images(g: Tensor, w: Tensor, shape: Shape) -> Tensor:

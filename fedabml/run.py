@@ -27,6 +27,7 @@ from .engine.checkpoint import Checkpoint, Folder
 from .engine.cohort import Cohort
 from .engine.distributed import World, agree
 from .engine.distributed import world as processes
+from .engine.estimators import Noise
 from .engine.memory import hold_pages
 from .engine.plan import cohort_size
 from .engine.simulate import Simulation
@@ -43,7 +44,7 @@ from .version import __version__
 # What a resumed run may change: how long it is, how it is scored, and what is only noted down.
 PERSONAL = ("personal_epochs", "personal_lr", "predict_samples")
 FREE = {"rounds", "eval_every", "eval_clients", "eval_all", "split"}
-FREE |= {"run", "command", "versions", "fedabml", "processes", "launch"}
+FREE |= {"run", "command", "versions", "fedabml", "processes", "launch", "workers"}
 FREE |= {f"algorithm.hyper.{name}" for name in PERSONAL}
 
 
@@ -142,6 +143,7 @@ def prepare(
     checked = network.to("cpu", torch.float32)
     likelihood.check(checked.probe(probe))
     network.dropout, network.activations = checked.dropout, checked.activations
+    Noise.of(algorithm, checked, fed.x.shape[1:])  # how the module uses its weights is found out once, and here
     way, note = backend_of(backend, checked, probe, place)
     backend, workers = way.backend, way.workers if workers is None else workers
     smallest, largest = int(fed.train.counts.min()), int(fed.train.counts.max())
@@ -183,7 +185,7 @@ def prepare(
         "backend": backend,
         "chunk": chunk,
         "workers": workers,
-        "compile": compile,
+        **({"compile": True} if compile else {}),
         "partition_hash": fed.hash,
         "weights": _fingerprint(network),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
@@ -294,7 +296,7 @@ def _together(world: World, setup: Setup, chunk: int | None) -> None:
     config["device"] = cohort.device.type
     crowd = -(-world.here // torch.cuda.device_count()) if config["device"] == "cuda" else 1
     own = cohort.chunk if chunk else max(1, cohort.chunk // crowd)  # processes on one GPU share its memory
-    same = {name: v for name, v in config.items() if name not in ("chunk", "versions")}
+    same = {name: v for name, v in config.items() if name not in ("chunk", "workers", "versions")}
     cohort.chunk = config["chunk"] = agree(world, same, own)
 
 

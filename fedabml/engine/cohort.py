@@ -16,6 +16,7 @@ from ..gaussian import Distribution
 from ..likelihoods import Likelihood
 from ..vectors import Network
 from .data import Data
+from .estimators import Noise
 from .lanes import Lanes, Part
 from .program import Programs
 
@@ -100,6 +101,7 @@ class Cohort:
         """The same clients, data and network under other hyperparameters."""
         other = copy.copy(self)
         other.algorithm, other.hyper = algorithm, other._tensors(algorithm)
+        Noise.of(algorithm, self.network, self.fed.x.shape[1:])  # found out here, for threads must not
         return other
 
     def among(self, fed: Federation) -> Cohort:

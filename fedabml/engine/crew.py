@@ -6,8 +6,10 @@ slow, the more so on a busy machine. So each thread takes clients of its own, an
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
@@ -35,14 +37,20 @@ def over(work: Callable[[S], T], items: Sequence[S], workers: int) -> Iterable[T
 
 
 def _ordered(work: Callable[[S], T], items: Sequence[S], workers: int) -> Iterator[T]:
-    """The results as they are asked for. An error ends it once all threads are done, and never in their midst."""
-    futures = [_pool(workers).submit(work, item) for item in items]
+    """The results as they are asked for, a few ahead. An error is raised when no thread is at work any more."""
+    left, waiting = iter(items), deque[Future[T]]()
+    submit = lambda: waiting.extend(_pool(workers).submit(work, item) for item in itertools.islice(left, 1))  # noqa: E731
+    for _ in range(workers + 1):
+        submit()
     try:
-        for future in futures:
-            yield future.result()
+        while waiting:
+            result = waiting.popleft().result()
+            submit()
+            yield result
+            del result
     finally:
-        for future in futures:
+        for future in waiting:
             future.cancel()
-        for future in futures:
+        for future in waiting:
             if not future.cancelled():
                 future.exception()

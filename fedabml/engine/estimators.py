@@ -160,9 +160,9 @@ def _signs(key: Tensor, rows: int, count: int, dtype: torch.dtype) -> Tensor:
 
 
 class _Slot(NamedTuple):
-    """A parameter that is not drawn: its log deviation, and for flipout the shared ε."""
+    """A parameter that is not drawn: its deviation, and for flipout the shared ε."""
 
-    logstd: Tensor
+    std: Tensor
     noise: Tensor | None
 
 
@@ -193,14 +193,14 @@ class _Noisy(TorchFunctionMode):
         if weight is not None:
             if weight.noise is None:
                 return out + self._local(call, weight, bias, key, out.shape[1:])
-            out = out + self._flipout(call, weight.noise * weight.logstd.exp(), key, out.ndim)
+            out = out + self._flipout(call, weight.noise * weight.std, key, out.ndim)
         if bias is not None:
-            noise = self._signed(_normal(rng.fold(key, 1), self.rows, bias.logstd.shape, out.dtype))
-            out = out + call.wide(noise * bias.logstd.exp(), out.ndim)
+            noise = self._signed(_normal(rng.fold(key, 1), self.rows, bias.std.shape, out.dtype))
+            out = out + call.wide(noise * bias.std, out.ndim)
         return out
 
     def _local(self, call: _Call, weight: _Slot, bias: _Slot | None, key: Tensor, size: Sequence[int]) -> Tensor:
-        variance = call.run(call.x**2, (2 * weight.logstd).exp(), None if bias is None else (2 * bias.logstd).exp())
+        variance = call.run(call.x**2, weight.std**2, None if bias is None else bias.std**2)
         return self._signed(_normal(key, self.rows, size, variance.dtype)) * variance.clamp_min(_FLOOR).sqrt()
 
     def _flipout(self, call: _Call, step: Tensor, key: Tensor, ndim: int) -> Tensor:
@@ -258,22 +258,23 @@ class Noise:
     ) -> tuple[Tensor, Tensor]:
         """One pass: the network's outputs, and the likelihood's own entries of the vector, which are always drawn."""
         layout = network.layout
-        mean, logstd = layout.split(q.mean.to(network.dtype)), layout.split(q.logstd.to(network.dtype))
+        exact, std = layout.split(q.mean), layout.split(q.logstd.exp())
         flips = (PLACES, VECTORS) if self.estimator == "flipout" else (PLACES,)
         shared = [n for n in layout.names if self.uses[n] == OTHER or self.uses[n] in flips]
-        sizes = [mean[n].numel() for n in shared]
-        noise = rng.normal(rng.fold(key, 0), (sum(sizes),), q.mean.dtype).to(network.dtype) if shared else None
+        sizes = [exact[n].numel() for n in shared]
+        noise = rng.normal(rng.fold(key, 0), (sum(sizes),), q.mean.dtype) if shared else None
         if noise is not None and sign is not None:
             noise = noise * sign
         pieces = noise.split(sizes) if noise is not None else ()
-        drawn = {n: piece.view(mean[n].shape) for n, piece in zip(shared, pieces, strict=True)}
-        slots: dict[int, _Slot] = {}
-        for name in layout.names:
-            if self.uses[name] == OTHER:
-                mean[name] = mean[name] + drawn[name] * logstd[name].exp()
-            else:
-                slots[id(mean[name])] = _Slot(logstd[name], drawn.get(name))
-        own = mean.pop(LIKELIHOOD, q.mean[:0]).to(q.mean.dtype)
+        drawn = {n: piece.view(exact[n].shape) for n, piece in zip(shared, pieces, strict=True)}
+        other = {n: exact[n] + drawn[n] * std[n] for n in layout.names if self.uses[n] == OTHER}
+        own = other.pop(LIKELIHOOD, q.mean[:0])
+        mean = {n: other.get(n, exact[n]).to(network.dtype) for n in layout.names if n != LIKELIHOOD}
+        slots = {
+            id(mean[n]): _Slot(std[n].to(network.dtype), drawn[n].to(network.dtype) if n in drawn else None)
+            for n in mean
+            if n not in other
+        }
         with _Noisy(slots, x.shape[0], key, sign):
             return network.call(mean, x, dropout), own
 

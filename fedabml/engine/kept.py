@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import threading
 import weakref
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ class Shelf(MutableMapping[int, State]):
     def __init__(self, like: State, clients: int, folder: Path | None = None):
         self.like = {name: v.cpu() for name, v in like.items()}
         self.size = _bytes(like)
-        self.here, self.count = np.zeros(clients, bool), 0
+        self.here, self.count, self.lock = np.zeros(clients, bool), 0, threading.Lock()
         self.folder = str(folder) if folder and folder.is_dir() else tempfile.gettempdir()
         try:
             self.file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115
@@ -43,15 +44,17 @@ class Shelf(MutableMapping[int, State]):
         if client not in self:
             raise KeyError(client)
         row = torch.empty(self.size, dtype=torch.uint8)
-        self.file.seek(client * self.size)
-        self.file.readinto(row.numpy().data)
+        with self.lock:  # threads read side by side
+            self.file.seek(client * self.size)
+            self.file.readinto(row.numpy().data)
         return unpacked(row, self.like)
 
     def __setitem__(self, client: int, state: State) -> None:
         try:
-            self.file.seek(client * self.size)
-            self.file.write(packed(state, self.like).numpy().data)
-            self.file.flush()
+            with self.lock:
+                self.file.seek(client * self.size)
+                self.file.write(packed(state, self.like).numpy().data)
+                self.file.flush()
         except OSError as error:
             raise self._full(error) from error
         self.count += not self.here[client]

@@ -197,6 +197,7 @@ class Lanes:
 
     def steps(self, carry: State, phases: list[Phase], purpose: int) -> tuple[State, Tensor, Tensor]:
         """All steps of all phases: the last carry, the mean loss and the number of steps of every lane."""
+        carry = {name: value.contiguous() for name, value in carry.items()}  # a traced step is made for such
         sizes = tuple((phase.epochs, phase.batches) for phase in phases)
         ready, (losses, done) = self.captured("schedule", static=(purpose, sizes))
         # How many epochs there are does not change a step.

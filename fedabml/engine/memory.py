@@ -81,10 +81,8 @@ def _halve(cohorts: Sequence[Cohort], lanes: int, why: str) -> None:
         )
     for cohort in cohorts:
         cohort.chunk = min(cohort.chunk, lanes // 2)
-        programs = cohort.programs  # what is captured holds memory, and is of sizes that will not come again
-        programs.graphs.clear()
-        programs.refused.clear()  # what could not be captured may have lacked memory, too
-        programs.pool = None
+        # What is captured holds memory, and is of sizes that will not come again; what is not may have lacked memory.
+        cohort.programs.forget()
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

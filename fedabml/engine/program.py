@@ -60,6 +60,7 @@ OF_LANES, OF_RUNS = 6, 2  # so many of the inputs have a lane each; so many have
 
 SMALL, SHRINK = 16, 0.7  # lanes of a graph below which fewer are not faster; from one size to the next
 ROOM = 128  # steps of a graph's plan; longer phases are cut
+TRACING = threading.Lock()  # a trace changes torch for its duration, for all threads
 OFTEN = 30  # steps of the same shapes after which one is traced
 
 
@@ -157,7 +158,7 @@ class Steps:
             given.losses.copy_(losses)
             t.add_(1)
 
-        self.captured = Captured(step, start, pool)
+        self.captured = Captured(step, start, pool, keep=fast)
 
     def run(self, inputs: Inputs) -> tuple[State, Tensor]:
         """All steps."""
@@ -222,8 +223,15 @@ class Programs:
         self.refused: set[Hashable] = set()  # names of what cannot be captured
         self.met: dict[Hashable, int] = {}  # how often a step was taken
         self.traces: dict[Hashable, Callable[..., Any] | None] = {}
-        self.lock = threading.Lock()
         self.pool: Any = None
+
+    def forget(self) -> None:
+        """Drops all that was captured or traced, and what is known of it."""
+        self.graphs.clear()
+        self.refused.clear()
+        self.met.clear()
+        self.traces.clear()
+        self.pool = None
 
     def call(self, name: Hashable, function: Callable[..., Any], *inputs: Any, keep: Any = None) -> Any:
         """A function of tensors alone. `name` and the inputs' shapes tell it from all others."""
@@ -306,10 +314,10 @@ class Programs:
         self.met[key] = self.met.get(key, 0) + len(inputs.rows)
         if self.met[key] < OFTEN:
             return step
-        with self.lock:
-            if key not in self.traces:
+        with TRACING:
+            if key not in self.traces and len(self.traces) < self.LIMIT:
                 self.traces[key] = _trace(move, inputs, ragged)
-        trace = self.traces[key]
+            trace = self.traces.get(key)
         if trace is None:
             return step
         rest = [t for t in tree_leaves(inputs[2:-2]) if t is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ import torch
 
 import fedabml
 from fedabml.algorithms import make
+from fedabml.engine import program
 from fedabml.engine.crew import over
+from fedabml.engine.kept import Shelf
 from fedabml.engine.simulate import Simulation
 from fedabml.evaluate import evaluate
 
@@ -87,3 +90,47 @@ def test_a_resumed_run_shares_its_clients_out_as_before(fed, tmp_path, monkeypat
     assert resumed.config["workers"] == whole.config["workers"] == 2
     for key, value in whole.prior.shared.items():
         assert torch.equal(value, resumed.prior.shared[key])
+
+
+def test_threads_read_a_shelf_side_by_side():
+    shelf = Shelf({"v": torch.zeros(2000)}, 50)
+    for client in range(50):
+        shelf[client] = {"v": torch.full((2000,), float(client))}
+    read = lambda client: bool((shelf[client]["v"] == client).all())
+    assert all(over(read, list(range(50)) * 20, 2))
+
+
+def test_no_more_results_are_held_than_there_are_threads():
+    made = []
+
+    def work(i):
+        out = torch.zeros(8)
+        made.append(weakref.ref(out))
+        return out
+
+    most = 0
+    for _ in over(work, range(30), 2):
+        most = max(most, sum(ref() is not None for ref in made))
+    assert len(made) == 30 and most <= 6
+
+
+@pytest.mark.parametrize("estimator", ["local", "flipout"])
+def test_how_weights_are_used_is_known_before_threads_start(fed, estimator):
+    algorithm = make("fedabml", estimator=estimator, s=1)
+    setup = fedabml.prepare(fed, "mlp", algorithm, backend="vmap", model_options={"hidden": (4,)}, workers=2)
+    assert setup.cohort.network.uses
+    other = fedabml.prepare(fed, "mlp", make("fedabml"), backend="vmap", model_options={"hidden": (4,)}, workers=2)
+    assert not other.cohort.network.uses and other.cohort.using(algorithm).network.uses
+
+
+def test_a_step_is_traced_for_carries_of_any_layout(monkeypatch):
+    """A network of one parameter, clients of unequal sizes: the first carry is the same memory for all lanes."""
+    monkeypatch.setattr(program, "OFTEN", 0)
+    g = np.random.default_rng(0)
+    pairs = [(g.normal(size=(n, 1, 2, 2)).astype("f"), g.integers(0, 3, n)) for n in (8, 16, 8, 8)]
+    fed = fedabml.Federation.from_arrays(pairs, pairs, classes=3)
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 2, bias=False), torch.nn.Flatten())
+    words = {"participation": 1.0, "epochs": 1, "batch_size": 8, "backend": "vmap", "chunk": 2, "workers": 1}
+    setup = fedabml.prepare(fed, model, make("fedavg"), **words)
+    Simulation(setup.cohort, participation=1.0, epochs=1).run(2)
+    assert all(setup.cohort.programs.traces.values())
