@@ -75,20 +75,20 @@ def test_killed_twice_and_resumed_is_bit_equal(tmp_path, algorithm):
 @pytest.mark.slow
 @pytest.mark.parametrize("word", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_says_how_to_go_on(tmp_path, word):
-    process = start(tmp_path, *TRAIN, "--out", "my run")
+    process = start(tmp_path, *TRAIN, "--rounds", "400", "--out", "my run")
     saved = wait_for_round(process, tmp_path / "my run", 3)
     process.send_signal(word)
     out, err = process.communicate(timeout=MOST)
     assert process.returncode == 130 and "Traceback" not in err
-    assert err.startswith("Stopped. Round ") and "of 40 is saved" in err
-    assert "round 1/40" in out and out.count("\n") <= saved + 3  # no terminal: plain lines, no bar
+    assert err.startswith("Stopped. Round ") and "of 400 is saved" in err
+    assert "round 1/400" in out and out.count("\n") <= saved + 3  # no terminal: plain lines, no bar
     assert "\x1b" not in out + err
     command = err.strip().partition("To go on: ")[2]
     assert shlex.split(command) == ["fedabml", "train", "--resume", "--out", "my run"]
     code, out, _ = finish(tmp_path, *shlex.split(command)[1:])
-    assert code == 0 and "round 40/40" in out and "report.html" in out
+    assert code == 0 and "round 400/400" in out and "report.html" in out
     log = (tmp_path / "my run/train.log").read_text().splitlines()
-    assert sum("round 40/40" in line for line in log) == 1 and any("resumed after" in line for line in log)
+    assert sum("round 400/400" in line for line in log) == 1 and any("resumed after" in line for line in log)
 
 
 @pytest.mark.slow

@@ -126,8 +126,8 @@ def test_the_tests_of_the_page(their_tests, name):
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_the_algorithm_of_the_page_keeps_the_protocol(fed, registered, tmp_path, check):
-    given = {"fed": fed, "algorithm": registered(**WORDS), "tmp_path": tmp_path}
+def test_the_algorithm_of_the_page_keeps_the_protocol(fed, registered, tmp_path, monkeypatch, check):
+    given = {"fed": fed, "algorithm": registered(**WORDS), "tmp_path": tmp_path, "monkeypatch": monkeypatch}
     CHECKS[check](**{name: given[name] for name in inspect.signature(CHECKS[check]).parameters})
 
 

@@ -188,7 +188,7 @@ def compiled(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[
             full[i] = tensor
         return function(*tree_unflatten(full, kind))
 
-    tensors = [leaves[i] for i in given]
+    tensors = [leaves[i].clone() for i in given]  # a trace takes one tensor given twice for one input
     try:
         fused = torch.compile(make_fx(flat)(*tensors), dynamic=False)
         fused(*tensors)
@@ -340,10 +340,9 @@ def _trace(move: Move, inputs: Inputs, ragged: bool) -> Callable[..., Any] | Non
         site = Inputs._make([carry, losses, *tree_unflatten(full, kind), now, rows])
         return _held(site, move(site, rows, rng.fold(site.keys, now)), now if ragged else None)
 
-    start = [inputs.carry[k] for k in names]
-    rest = [leaves[i] for i in given]
+    tensors = [*inputs.carry.values(), inputs.losses, *(leaves[i] for i in given), inputs.rows[0], inputs.first]
     try:
-        return make_fx(flat)(*start, inputs.losses, *rest, inputs.rows[0], inputs.first)
+        return make_fx(flat)(*map(torch.clone, tensors))  # a trace takes one tensor given twice for one input
     except Exception as error:  # it goes as well without
         log.debug("A step is not traced: %s: %s", type(error).__name__, error)
         return None
