@@ -145,8 +145,8 @@ the device already. Our round includes the draw of clients, shuffles, the averag
 loop gets its shuffles for nothing. Both train on the same random bytes (speed does not depend on the values),
 the same minibatches in the same order; the mean losses of the first round must agree (float32: 1e-4, with the
 same noise). The loop is `fedabml/bench/loop.py`: flat buffers, foreach, no synchronisation inside a round, on
-a GPU the faster of channels-last and contiguous and cuDNN's autotuner; `by torch.optim` is the ratio against
-the same loop stepping with `torch.optim.SGD(foreach=True)`. `ours with noise on activations` is our engine
+a GPU the faster of channels-last and contiguous and cuDNN's autotuner; `than torch.optim` is the ratio against
+the same loop stepping with `torch.optim.SGD(foreach=True)`. `with noise on activations` is our engine
 with `estimator local` against the same loop: the same expectation, not the same arithmetic. The operations of
 a step are those of its matrix products and convolutions; its bytes count weights (posterior and prior) once
 each way, inputs, and outputs of layers with weights once each way.

@@ -158,13 +158,13 @@ class Lanes:
 
     def captured(self, method: str, *args: Any, static: tuple[Any, ...] = ()) -> Any:
         """A method of tensors and static arguments; on a GPU one captured program."""
+        if not self.one.programs.capture:
+            return getattr(self, method)(*args, *static)
         # Captured, it reads the tables of these very cohorts. The lanes may be others the next time, and are given.
         tables = tuple(part.cohort.tables for part in self.parts)
         counts = tuple(len(part.clients) for part in self.parts)
         name = (method, static, self.one.algorithm.discrete(), counts, self.longest, tuple(map(id, tables)))
         run = lambda given, *args: getattr(Lanes(self.parts, given), method)(*args, *static)  # noqa: E731
-        if not self.one.programs.capture:
-            return getattr(self, method)(*args, *static)
         return self.one.programs.call(name, run, self.given, *args, keep=tables)
 
     def keys(self, purpose: int, *path: int) -> Tensor:

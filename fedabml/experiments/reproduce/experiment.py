@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -113,7 +114,7 @@ class Done(NamedTuple):
     result: Result
 
 
-class Experiment:
+class Experiment(ABC):
     """One experiment of the paper."""
 
     title: ClassVar[str]
@@ -122,17 +123,17 @@ class Experiment:
     algorithms: ClassVar[tuple[str, ...]] = ()
     seeds: ClassVar[tuple[int, int]] = (SEEDS, 2)  # where it is not said how many: of the whole, and of the quick one
 
+    @abstractmethod
     def cells(self, desk: Desk) -> list[Cell]:
         """The runs it takes."""
-        raise NotImplementedError
 
     def then(self, desk: Desk, done: Sequence[Done]) -> list[Cell]:
         """The runs that the first ones lead to."""
         return []
 
+    @abstractmethod
     def findings(self, desk: Desk, done: Sequence[Done]) -> Findings:
         """What came of them."""
-        raise NotImplementedError
 
 
 def run(
