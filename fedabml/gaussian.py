@@ -23,7 +23,7 @@ class Gaussian(NamedTuple):
     def draw(self, key: Tensor, samples: int, antithetic: bool = False) -> Tensor:
         """Reparameterised samples w = m + ε∘exp ν; if antithetic, with ε and −ε in turn."""
         count = -(-samples // 2) if antithetic else samples
-        keys = rng.fold(key, torch.arange(count, device=self.mean.device))
+        keys = rng.folds(key, count)
         step = rng.normal(keys, (self.mean.shape[-1],), self.mean.dtype) * self.logstd.exp()
         if antithetic:
             step = torch.stack([step, -step], 1).flatten(0, 1)[:samples]

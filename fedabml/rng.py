@@ -82,6 +82,12 @@ def fold(key: Tensor, value: int | Tensor) -> Tensor:
     return _mix(key + stride)
 
 
+def folds(key: Tensor, count: int, first: int = 0) -> Tensor:
+    """The keys fold(key, first), fold(key, first + 1), ..., as a last axis."""
+    # Without the mask, which changes nothing, torch.compile takes the products in `fold` for 32-bit indices.
+    return fold(key.unsqueeze(-1), torch.arange(first, first + count, device=key.device) & ((1 << 62) - 1))
+
+
 def normal(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Standard normal deviates of shape key.shape + size."""
     if key.device.type == "cpu":
@@ -94,13 +100,9 @@ def uniform(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     return _uniform_cpu(key, list(size), dtype) if key.device.type == "cpu" else _uniform_hashed(key, size, dtype)
 
 
-def _hashed(key: Tensor, count: int) -> Tensor:
-    return fold(key.unsqueeze(-1), torch.arange(count, device=key.device))
-
-
 def _normal_hashed(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     count = math.prod(size)
-    bits = _hashed(key, (count + 1) // 2)
+    bits = folds(key, (count + 1) // 2)
     # Box-Muller: 32 bits choose the radius, 32 the angle, each pair gives two deviates.
     radius = torch.sqrt(-2 * torch.log((_shift(bits, 32).to(dtype) + 0.5) * 2.0**-32))
     angle = (bits & 0xFFFFFFFF).to(dtype) * (2 * math.pi * 2.0**-32)
@@ -109,7 +111,7 @@ def _normal_hashed(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tens
 
 
 def _uniform_hashed(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    bits = _shift(_hashed(key, math.prod(size)), 40)  # 24 bits: exact in float32
+    bits = _shift(folds(key, math.prod(size)), 40)  # 24 bits: exact in float32
     return (bits.to(dtype) * 2.0**-24).reshape(*key.shape, *size)
 
 

@@ -244,7 +244,7 @@ class Loop:
         step = rng.fold(rng.fold(key, t), 0)
         for views, vector in zip(self.eps_views, Gaussian(zero, zero).draw(step, len(self.eps)), strict=True):
             self.fill(views, vector)
-        return [step] if len(self.eps) == 1 else list(rng.fold(step, torch.arange(len(self.eps), device=step.device)))
+        return [step] if len(self.eps) == 1 else list(rng.folds(step, len(self.eps)))
 
     def theta(self, n: int) -> tuple[Tensor, Tensor]:
         """FedABML's natural θ-step at the end of a client's round."""

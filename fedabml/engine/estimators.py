@@ -147,7 +147,7 @@ def _normal(key: Tensor, rows: int, size: Sequence[int], dtype: torch.dtype) -> 
     """Deviates [rows, *size]; those of a row do not depend on how many rows follow."""
     exact = torch.promote_types(dtype, torch.float32)
     if key.device.type != "cpu":
-        return rng.normal(rng.fold(key, torch.arange(rows, device=key.device)), size, exact).to(dtype)
+        return rng.normal(rng.folds(key, rows), size, exact).to(dtype)
     # A stream per row would be slow here. Of one stream torch draws an incomplete last sixteen anew: draw whole ones.
     count = rows * math.prod(size)
     return rng.normal(key, (-(-count // 16) * 16,), exact)[:count].view(rows, *size).to(dtype)
@@ -248,10 +248,11 @@ class Noise:
 
     def draws(self, key: Tensor, samples: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """The keys of so many passes and, if they come in pairs of opposite noise, its signs."""
-        numbers = torch.arange(samples, device=key.device)
+        key = rng.fold(key, _STREAM)
         if not self.antithetic or samples == 1:
-            return (rng.fold(rng.fold(key, _STREAM), numbers),)
-        return rng.fold(rng.fold(key, _STREAM), numbers // 2), (1 - 2 * (numbers % 2)).to(dtype)
+            return (rng.folds(key, samples),)
+        numbers = torch.arange(samples, device=key.device)
+        return rng.folds(key, -(-samples // 2))[numbers // 2], (1 - 2 * (numbers % 2)).to(dtype)
 
     def outputs(
         self, network: Network, q: Gaussian, x: Tensor, key: Tensor, dropout: Tensor, sign: Tensor | None = None

@@ -39,7 +39,7 @@ class ClientLoss:
         """The mean of `one(draw, key of its dropout, ...)` over draws."""
         if len(draws) == 1:
             return one(draws[0], key, *(m[0] for m in more))
-        keys = rng.fold(key, torch.arange(len(draws), device=key.device))
+        keys = rng.folds(key, len(draws))
         if self.batched:
             return torch.vmap(one)(draws, keys, *more).mean()
         return torch.stack([one(*each) for each in zip(draws, keys, *more, strict=True)]).mean()

@@ -60,8 +60,8 @@ _BLOCK = 1 << 24  # sample numbers that are shuffled at once
 
 def _shuffled(rows: Tensor, keys: Tensor, first: int, last: int) -> Tensor:
     """Epochs of shuffled rows, [lanes, epochs, longest], the padding last."""
-    each = rng.fold(keys.unsqueeze(-1), torch.arange(first, last, device=rows.device))
-    dice = rng.fold(each.unsqueeze(-1), torch.arange(rows.shape[1], device=rows.device))
+    each = rng.folds(keys, last - first, first)
+    dice = rng.folds(each, rows.shape[1])
     padding = rows.unsqueeze(1) < 0
     order = dice.masked_fill(padding, torch.iinfo(dice.dtype).max).argsort(dim=-1, stable=True)
     return rows.unsqueeze(1).expand_as(order).gather(-1, order)
