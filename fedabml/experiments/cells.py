@@ -45,8 +45,12 @@ class Cell:
 
     @property
     def identity(self) -> str:
-        """What makes two cells the same: everything that decides their numbers, as canonical JSON."""
+        """What makes two cells the same: everything that decides their numbers, as canonical JSON.
+
+        Hyperparameters that were not given are in it, too: a version with other defaults makes other cells.
+        """
         config = {k: v for k, v in self.config.to_dict(everything=True).items() if k not in MACHINE}
+        config |= {"lr": None, self.config.algorithm: self.config.algorithm_object().values()}
         more = [list(self.curve), self.study and self.study.identity] if self.curve or self.study else []
         return json.dumps([self.label, config, list(self.personal), *more], sort_keys=True)
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fedabml.algorithms import FedABML
 from fedabml.config import RunConfig
 from fedabml.errors import InputError
 from fedabml.experiments import runner
@@ -129,3 +130,12 @@ def test_real_cells(tmp_path):
     assert "diverged" in lost.error and not lost.scores and lost.facts["partition_hash"] == fine.facts["partition_hash"]
     assert set(rounds) <= {1, 2} and 2 in rounds
     assert not list(execute([calm, wild], Ledger(ledger.path)))  # one that diverged is finished, too
+
+
+def test_a_default_that_is_told_makes_no_other_cell():
+    """A cell is known by what is computed: of a version with other defaults, nothing is taken for the same."""
+    plain = RunConfig(algorithm="fedabml")
+    told = {"s": FedABML().s, "lr": FedABML().lr}
+    assert Cell("a", plain).identity == Cell("a", plain.with_changes(hyper=told)).identity
+    assert Cell("a", plain).identity != Cell("a", plain.with_changes(hyper={"s": FedABML().s + 1})).identity
+    assert Cell("a", plain).identity == Cell("a", plain.with_changes(lr=FedABML().lr)).identity
