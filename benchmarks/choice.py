@@ -87,7 +87,7 @@ def table(column: str, found: dict[str, list[Result]]) -> str:
     rows += [f"| {name} | diverged |" + " |" * 5 for name, own in found.items() if any(r.error for r in own)]
     said = ", ".join(f"{k} {v}" for k, v in hyper.items())
     return "\n".join([
-        f"## {column}, {run['clients']} clients × {run['classes_per_client']} classes, {run['model']}, {len(base)} seeds",
+        f"## {column}, {run['clients']} × {run['classes_per_client']} classes, {run['model']}, {len(base)} seeds",
         "",
         f"{said}; {facts['dtype']}, {facts['device']}, torch {facts['versions']['torch']}.",
         "",

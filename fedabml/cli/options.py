@@ -28,11 +28,12 @@ PANELS = {
         *("algorithm", "model", "pretrained", "rounds", "participation", "epochs", "batch_size", "lr", "noise"),
         *("learn_noise", "seed", "evaluate", "eval_every", "eval_clients", "eval_all"),
     ),
-    MACHINE: ("device", "dtype", "backend", "chunk"),
+    MACHINE: ("device", "dtype", "backend", "chunk", "compile"),
 }
 _TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 
 _FIELDS = {f.name: f for f in fields(RunConfig)}
+_ALSO = {"dtype": ("--precision",)}  # other names of flags
 _ALIKE = {"device", "data_dir", "seed"}  # keys of a run that mean the same to every command
 _FILE = "fedabml.config"  # where a command's context keeps the content of its TOML file
 
@@ -58,7 +59,7 @@ def option(name: str, panel: str) -> Any:
         words |= {"metavar": "NAME", "autocompletion": completion(names(name))}
     else:
         words["metavar"] = {"int": "N", "float": "X"}.get(kind.removesuffix(" | None"), "TEXT")
-    return typer.Option(f"--{flag}", **words)
+    return typer.Option(f"--{flag}", *_ALSO.get(name, ()), **words)
 
 
 def run_flags(*exclude: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedabml import InputError
+from fedabml import Federation, InputError, prepare
 from fedabml.engine import distributed
 from fedabml.engine.checkpoint import Folder
 from fedabml.engine.distributed import ALONE, World
 from fedabml.experiments.compare import compare
 from fedabml.experiments.tune import tune
 from fedabml.files import read_tensors
+from fedabml.run import _together
 from tests.command import run
 from tests.engine import many
 
@@ -97,6 +98,25 @@ def test_what_is_not_for_several_processes_is_refused(two_of_us, tmp_path):
     with pytest.raises(InputError, match="one process"):
         tune(None, None, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_processes_take_the_first_ones_backend():
+    """Each has measured for itself, and may have found another one faster."""
+
+    class Second(World):
+        rank, size, here = 1, 2, 2
+
+        def tell(self, text):
+            return "loop" if text == "vmap" else text  # process 0 has measured something else
+
+        def sum(self, tensor):
+            return tensor  # nobody differs
+
+    samples = [(np.zeros((4, 3), np.float32), np.arange(4) % 2)] * 4
+    setup = prepare(Federation.from_arrays(samples, samples), "mlr", device="cpu")
+    setup.cohort.backend = setup.config["backend"] = "vmap"
+    _together(Second(), setup, 3)
+    assert (setup.cohort.backend, setup.config["backend"], setup.cohort.programs.trace) == ("loop", "loop", False)
 
 
 @pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("one", "2"), ("0", "0"), ("0", "")])
