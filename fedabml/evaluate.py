@@ -32,6 +32,7 @@ BINS = 15  # of the calibration error, the field's custom
 SOME = 10_000  # clients that are scored while a run trains, unless it is told otherwise
 COVERAGE = 0.9  # nominal coverage of the interval a regression is held against
 _Z90 = 1.6448536269514722
+FEW, ROWS = 64, 4096  # samples that the server's own model is given at once, at least and at most
 
 
 def entropy(probs: np.ndarray) -> np.ndarray:
@@ -306,8 +307,14 @@ def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray) -> 
     cohort, world, round = entry.cohort, entry.world, entry.round
     lane = type(prior)(*(leaf.unsqueeze(0) for leaf in prior))
     key, lanes = cohort.keys(rng.PREDICT, round, [-1]), cohort.lanes(entry.shared, [0], round)
-    place = np.array_split(np.arange(len(index)), max(1, len(index) // 4096))[world.rank :: world.size]
-    parts = [prediction(cohort, lanes.outputs(lane, [index[rows]], None, key)) for rows in place]
+    place = np.array_split(np.arange(len(index)), max(1, len(index) // ROWS))[world.rank :: world.size]
+
+    def work(chunk: int) -> list[Any]:
+        most = min(ROWS, max(FEW, chunk * cohort.batch_size))  # what a chunk of clients can be trained on can be scored
+        pieces = [piece for rows in place for piece in np.array_split(rows, -(-len(rows) // most))]
+        return [prediction(cohort, lanes.outputs(lane, [index[piece]], None, key)) for piece in pieces]
+
+    parts = fitting([cohort], cohort.chunk, work)
     return _joined(parts) if world.size == 1 else _together(entry, len(index), place, parts, np.zeros(len(index)))[0]
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import fedabml
+import fedabml.evaluate as scoring
 from fedabml import FedABML, FedAvg, InputError
 from fedabml.algorithms import make
 from fedabml.engine import data
@@ -92,6 +93,26 @@ def test_so_it_is_when_clients_are_scored(monkeypatch, caplog, name):
         assert a["loss"] == pytest.approx(b["loss"], 1e-4) and a["eval"]["nll"] == pytest.approx(b["eval"]["nll"], 1e-3)
     for k, v in plain.evaluation.clients.items():
         np.testing.assert_allclose(v, found.evaluation.clients[k], 1e-3, 1e-4)
+
+
+def test_so_it_is_when_the_prior_itself_is_scored(monkeypatch, caplog):
+    """The server's own model gets fewer samples at once, which changes no score."""
+    monkeypatch.setattr(scoring, "FEW", 4)
+    enough = train()
+    real, sizes = Lanes.outputs, []
+
+    def limited(lanes, model, rows, *args):
+        if len(lanes) == 1 and len(rows) == 1 and len(rows[0]) > 10:  # all clients' samples are 40
+            sizes.append(len(rows[0]))
+            raise torch.OutOfMemoryError("Tried to allocate too much.")
+        return real(lanes, model, rows, *args)
+
+    monkeypatch.setattr(Lanes, "outputs", limited)
+    with caplog.at_level(logging.WARNING, "fedabml"):
+        found = train()
+    assert sizes and all("does not suffice" in record.message for record in caplog.records)
+    for name, value in enough.evaluation.clients.items():
+        np.testing.assert_allclose(found.evaluation.clients[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_a_round_that_fails_midway_is_done_anew(monkeypatch, caplog):
