@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from . import rng
+from .operators import operator
 
 Pair = Sequence[int]
 
@@ -201,42 +202,37 @@ def _scattered(
     return image[:, top : top + height, left : left + width].to(patches.dtype)
 
 
-@torch.library.custom_op("fedabml::gather", mutates_args=(), device_types="cuda")
-def _gathered(
-    patches: Tensor, images: int, channels: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, size: Pair,
-    out: Pair,
-) -> Tensor:  # fmt: skip
-    from . import kernels
+def _kernel(name: str) -> Callable[..., Tensor]:
+    """One of our kernels, which are loaded where there is a GPU alone."""
 
-    return kernels.gather(patches, images, channels, kernel, stride, padding, dilation, size, out)
+    def run(*args: Any) -> Tensor:
+        from . import kernels
+
+        return getattr(kernels, name)(*args)
+
+    return run
 
 
-_gathered.register_fake(
+operator(
+    "gather(Tensor patches, SymInt images, SymInt channels, SymInt[] kernel, SymInt[] stride, SymInt[] padding, "
+    "SymInt[] dilation, SymInt[] size, SymInt[] out) -> Tensor",
+    "CUDA",
+    _kernel("gather"),
     lambda patches, images, channels, kernel, stride, padding, dilation, size, out: patches.new_empty(
         images, *size, channels
-    )
+    ),
 )
-
-
-@torch.library.custom_op("fedabml::convolve", mutates_args=(), device_types="cuda")
-def _convolved(x: Tensor, w: Tensor, kernel: Pair, stride: Pair, out: Pair) -> Tensor:
-    from . import kernels
-
-    return kernels.convolve(x, w, kernel, stride, out)
-
-
-@torch.library.custom_op("fedabml::to_weights", mutates_args=(), device_types="cuda")
-def _weighed(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, out: Pair) -> Tensor:
-    from . import kernels
-
-    return kernels.to_weights(x, g, kernel, stride, out)
-
-
-_convolved.register_fake(
-    lambda x, w, kernel, stride, out: x.new_empty(len(x), x.shape[1] * out[0] * out[1], w.shape[-1])
+operator(
+    "convolve(Tensor x, Tensor w, SymInt[] kernel, SymInt[] stride, SymInt[] out) -> Tensor",
+    "CUDA",
+    _kernel("convolve"),
+    lambda x, w, kernel, stride, out: x.new_empty(len(x), x.shape[1] * out[0] * out[1], w.shape[-1]),
 )
-_weighed.register_fake(
-    lambda x, g, kernel, stride, out: x.new_empty(len(x), kernel[0] * kernel[1] * x.shape[-1], g.shape[-1])
+operator(
+    "to_weights(Tensor x, Tensor g, SymInt[] kernel, SymInt[] stride, SymInt[] out) -> Tensor",
+    "CUDA",
+    _kernel("to_weights"),
+    lambda x, g, kernel, stride, out: x.new_empty(len(x), kernel[0] * kernel[1] * x.shape[-1], g.shape[-1]),
 )
 
 

@@ -15,12 +15,15 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from .operators import operator
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -124,16 +127,6 @@ def _draw(key: Tensor, size: Sequence[int], dtype: torch.dtype, kind: str) -> Te
     return out.reshape(*key.shape, *size)
 
 
-@torch.library.custom_op("fedabml::normal", mutates_args=(), device_types="cpu")
-def _normal_cpu(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return _draw(key, size, dtype, "normal")
-
-
-@torch.library.custom_op("fedabml::uniform", mutates_args=(), device_types="cpu")
-def _uniform_cpu(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return _draw(key, size, dtype, "uniform")
-
-
 @cache
 def fused() -> bool:
     """Whether there are kernels for a GPU: Triton, and a compiler that it can use.
@@ -153,8 +146,7 @@ def fused() -> bool:
     return True
 
 
-@torch.library.custom_op("fedabml::normal_cuda", mutates_args=(), device_types="cuda")
-def _normal_cuda(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _kernel(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     from . import kernels
 
     return kernels.normal(key, size, dtype)
@@ -164,7 +156,16 @@ def _shape(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(*key.shape, *size, dtype=dtype, device=key.device)
 
 
-for _op in (_normal_cpu, _uniform_cpu, _normal_cuda):
-    _op.register_fake(_shape)
-    # The operator takes a tensor of keys as it is, so a vmapped key is only moved to the front.
-    _op.register_vmap(lambda info, dims, key, size, dtype, op=_op: (op(key.movedim(dims[0], 0), size, dtype), 0))
+def _operator(name: str, device: str, draw: Callable[[Tensor, Sequence[int], torch.dtype], Tensor]) -> Any:
+    """A draw as an operator. It takes a tensor of keys as it is, so a vmapped key is only moved to the front."""
+
+    def batched(info: Any, dims: Sequence[int], key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Any:
+        return getattr(torch.ops.fedabml, name)(key.movedim(dims[0], 0), size, dtype), 0
+
+    schema = f"{name}(Tensor key, SymInt[] size, ScalarType dtype) -> Tensor"
+    return operator(schema, device, draw, _shape, batched)
+
+
+_normal_cpu = _operator("normal", "CPU", partial(_draw, kind="normal"))
+_uniform_cpu = _operator("uniform", "CPU", partial(_draw, kind="uniform"))
+_normal_cuda = _operator("normal_cuda", "CUDA", _kernel)

@@ -31,6 +31,7 @@ from .engine.estimators import Noise
 from .engine.memory import hold_pages
 from .engine.plan import cohort_size
 from .engine.simulate import Simulation
+from .engine.tape import spare_compiler
 from .errors import InputError
 from .evaluate import SOME, Evaluation, check_rows
 from .evaluate import evaluate as score_clients
@@ -131,6 +132,7 @@ def prepare(
         model = models.with_weights(model, pretrained)
     place = device_of(device)
     arithmetic = dtype_of(dtype, place)
+    spare_compiler()
     if place.type == "cpu":
         hold_pages()
     network = Network(model, likelihood.own)

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import rng
 from ..algorithms.base import Site, State
+from .tape import record
 
 log = logging.getLogger("fedabml")
 
@@ -190,6 +190,8 @@ def compiled(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[
 
     tensors = [leaves[i].clone() for i in given]  # a trace takes one tensor given twice for one input
     try:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
         fused = torch.compile(make_fx(flat)(*tensors), dynamic=False)
         fused(*tensors)
     except torch.OutOfMemoryError:
@@ -342,7 +344,7 @@ def _trace(move: Move, inputs: Inputs, ragged: bool) -> Callable[..., Any] | Non
 
     tensors = [*inputs.carry.values(), inputs.losses, *(leaves[i] for i in given), inputs.rows[0], inputs.first]
     try:
-        return make_fx(flat)(*map(torch.clone, tensors))  # a trace takes one tensor given twice for one input
+        return record(flat, *map(torch.clone, tensors))  # it takes one tensor given twice for one input
     except Exception as error:  # it goes as well without
         log.debug("A step is not traced: %s: %s", type(error).__name__, error)
         return None

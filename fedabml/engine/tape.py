@@ -1,0 +1,91 @@
+"""A function of tensors as the plain operations that it came to, recorded while it ran once.
+
+Below the transforms of torch.func, `vmap` and `grad` are resolved: what arrives there are ordinary operations on
+ordinary tensors. Executing those alone spares a small step most of its time. It is what `make_fx` does, but that loads
+torch's compiler, which takes longer than many a run; for the same reason `spare_compiler` keeps `torch.func.grad` from
+it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down every operation as a node of a graph. Tensors are known by their identity, so none of them may go."""
+
+    def __init__(self, inputs: tuple[Tensor, ...]):
+        super().__init__()
+        self.graph, self.constants = fx.Graph(), torch.nn.Module()
+        self.tensors = list(inputs)
+        self.nodes = {id(t): self.graph.placeholder(f"input{i}") for i, t in enumerate(inputs)}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled while this is on, so the compiler need not be told to stay away
+
+    def node(self, tensor: Tensor) -> fx.Node:
+        """Of a tensor; one that no operation has made is a constant."""
+        if id(tensor) not in self.nodes:
+            name = f"constant{len(self.tensors)}"
+            self.constants.register_buffer(name, tensor)
+            self._note(tensor, self.graph.get_attr(name))
+        return self.nodes[id(tensor)]
+
+    def _note(self, tensor: Tensor, node: fx.Node) -> None:
+        self.nodes[id(tensor)] = node
+        self.tensors.append(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        words = tree_map_only(Tensor, self.node, (tuple(args), dict(kwargs or {})))
+        out = func(*args, **(kwargs or {}))
+        node = self.graph.call_function(func, *words)
+        if isinstance(out, Tensor):
+            self._note(out, node)
+        elif isinstance(out, (tuple, list)):
+            for i, each in enumerate(out):
+                if isinstance(each, Tensor):
+                    self._note(each, self.graph.call_function(_item, (node, i)))
+        return out
+
+
+def _item(values: Any, i: int) -> Any:
+    return values[i]
+
+
+def record(function: Callable[..., Any], *inputs: Tensor) -> fx.GraphModule:
+    """The operations of `function(*inputs)`, for inputs of these shapes. No two inputs may be the same tensor.
+
+    Whatever the function decides by values, and every tensor that it takes from elsewhere, is as it was this once.
+    """
+    recorder = _Recorder(inputs)
+    with recorder:
+        out = function(*inputs)
+    recorder.graph.output(tree_map_only(Tensor, recorder.node, out))
+    recorder.graph.eliminate_dead_code()
+    return fx.GraphModule(recorder.constants, recorder.graph)
+
+
+class _Late(types.ModuleType):
+    """Stands for `torch._dynamo` until somebody needs more of it than to switch off what it has not switched on."""
+
+    compiled_autograd = types.SimpleNamespace(_disable=contextlib.nullcontext)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("torch._dynamo"), name)  # which takes this one's place
+
+
+def spare_compiler() -> None:
+    """Lets `torch.func.grad` work without loading torch's compiler, which it asks only to stay away."""
+    if "torch._dynamo" not in sys.modules and not isinstance(vars(torch).get("_dynamo"), _Late):
+        torch._dynamo = _Late("torch._dynamo")

@@ -1,0 +1,73 @@
+"""A recorded function does what it did, without its transforms; and torch's compiler is not loaded for nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedabml import rng
+from fedabml.engine.tape import record
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def gradient(w, x):
+    """Of a small network's loss, for every lane, with noise, a constant from elsewhere and a split in it."""
+
+    def loss(w, x, key):
+        a, b = w.split([12, 8])
+        hidden = torch.relu(x @ a.view(3, 4) + rng.normal(key, (5, 4), x.dtype))
+        return (hidden @ b.view(4, 2) * CONSTANT).logsumexp(-1).mean()
+
+    keys = rng.keys((1,), range(len(w)))
+    slope, value = torch.vmap(torch.func.grad_and_value(loss), (0, None, 0))(w, x, keys)
+    return {"w": w - 0.1 * slope, "least": slope.min(-1)}, value
+
+
+CONSTANT = torch.tensor([1.0, -2.0])
+
+
+def test_a_recorded_function_gives_the_same_bits_for_other_values():
+    g = torch.Generator().manual_seed(0)
+    draw = lambda: (torch.randn(6, 20, generator=g), torch.randn(5, 3, generator=g))
+    tape = record(gradient, *draw())
+    for _ in range(2):
+        given = draw()
+        (carry, value), (state, loss) = gradient(*given), tape(*given)
+        assert torch.equal(value, loss) and torch.equal(carry["w"], state["w"])
+        assert all(torch.equal(a, b) for a, b in zip(carry["least"], state["least"], strict=True))
+
+
+def test_what_is_not_used_is_not_done():
+    def function(x):
+        torch.exp(x)
+        y = x.clone()
+        y.add_(1)  # what changes a tensor stays
+        return y * 2
+
+    tape = record(function, torch.eye(3))
+    names = [str(node.target) for node in tape.graph.nodes]
+    assert not any("exp" in name for name in names)
+    assert torch.equal(tape(torch.zeros(3, 3)), torch.full((3, 3), 2.0))
+
+
+@pytest.mark.parametrize(
+    "after", ["", "import torch._dynamo; torch._dynamo.config.suppress_errors", "torch._dynamo.reset()"]
+)
+def test_training_does_without_the_compiler_and_leaves_it_to_others(after):
+    script = f"""
+import sys, numpy as np, torch, fedabml
+rows = [(np.zeros((60, 3), np.float32), np.arange(60) % 2)] * 4
+fed = fedabml.Federation.from_arrays(rows, rows)
+fedabml.train(fed, "mlr", fedabml.FedABML(), rounds=8, participation=1.0, batch_size=5, device="cpu", backend="vmap")
+assert "torch._dynamo" not in sys.modules, "the compiler was loaded"
+{after}
+print(torch.func.grad(lambda x: x**2)(torch.tensor(3.0)).item())
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["6.0"]
