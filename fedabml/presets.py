@@ -63,6 +63,7 @@ def _paper(cifar: bool) -> dict[str, dict[str, Any]]:
             "prior_every": "batch",
             "prior_std": "learned",
             "kl_step": "implicit",
+            "short_batch": "whole",
             "aggregate": "mean",
             "label_prior": "none",
             "average": 0.0,

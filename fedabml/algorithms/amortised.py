@@ -48,14 +48,16 @@ class Amortised(Variational):
         def slope(j: int) -> Callable[[State], State]:
             return lambda phi: self.gradient(phi, batch, rng.fold(key, j), loss)[0]
 
+        share = self.share(batch, site.n)
         total, value = through(
             {**theta, **self.still(theta["mean"])},
             theta,
             [slope(j) for j in range(self.k)],
-            lambda phi, gradient, theta: self.move(phi, gradient, theta, site.n, self.lr),
+            lambda phi, gradient, theta: self.move(phi, gradient, theta, site.n, self.lr, share),
             outer,
             self.curvature,
             self.delta,
         )
         learned = ("mean", "logstd") if self.prior_std == "learned" else ("mean",)
-        return {name: v - self.theta_lr * total[name] if name in learned else v for name, v in theta.items()}, value
+        rate = self.theta_lr * share
+        return {name: v - rate * total[name] if name in learned else v for name, v in theta.items()}, value

@@ -6,6 +6,7 @@
     server    θ_{t+1} = mean of the θ_i, or the moments of the φ_i
     personal  φ = θ, a few epochs of φ-steps
 
+A minibatch of |B| rows, fewer than the batch size b, has η|B|/b for η (`short_batch`): every sample counts once.
 The φ-step takes the KL's pull on the mean implicitly (κ = (λ/n)/σ_θ²): m ← (m − η g + ηκ m_θ)/(1 + ηκ). The θ-step:
 `natural` m_θ ← m_θ + ρ(m − m_θ), ν_θ ← ν_θ + ½ log(1 + ρ_ν(r − 1)), r = (σ² + (m − m_θ)²)/σ_θ²; `euclidean` as printed,
 ∂m = (m_θ − m)/σ_θ², ∂ν = 1 − r, scaled by η'λ/n; `amortised` the total derivative of L(θ, φ_k(θ)) through k φ-steps.
@@ -48,6 +49,11 @@ class FedABML(Amortised):
         "step size of the personal epochs (none: 0.003 with the label level, 0.01 without)",
         0,
         tune=(0.001, 0.003, 0.01, 0.03),
+    )
+    short_batch: str = hyper(
+        "rows",
+        "the step of an epoch's short last minibatch: as a whole one's, or by its rows",
+        choices=("whole", "rows"),
     )
     label_prior: str = hyper("dirichlet", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
 

@@ -4,6 +4,10 @@
              `burn` steps thrown away and M kept;  body ← body − η · mean over the M heads of ∇_body f
     server   body_{t+1} = mean of the bodies;  (μ, s) the moments of all clients' heads (the M-step of EM)
 
+A round hears of `sampled` of all clients, and so renews that share of the population's moments; the clients not drawn
+stand in them as they are believed to be, N(μ, diag s²). (The moments of the drawn alone would be the whole population
+of a few heads: s² loses 1/sampled a round wherever the data say nothing, and s shrinks towards its floor.)
+
 The chain's step solves its Ornstein-Uhlenbeck process exactly while ∇_z f is held: with t = γ/s², z keeps e^{−t} of its
 distance to μ − s²n∇_z f, and the noise is s√(1 − e^{−2t}) ξ. That is the printed step to first order in γ, at rest at
 the same point (the posterior's mode), but stable where γ/s² > 2, which a narrowing population soon reaches. s has a
@@ -33,10 +37,10 @@ from .steps import Number
 class FedPop(Headed):
     """FedPop."""
 
-    gamma: float = hyper(1e-5, "γ: step size of the chain", 0, tune=Range(1e-6, 1e-3, log=True))
+    gamma: float = hyper(5e-5, "γ: step size of the chain", 0, tune=Range(1e-5, 3e-4, log=True))
     burn: int = hyper(2, "steps of the chain before samples are kept", 0)
     chain: int = hyper(3, "M: heads kept per minibatch, and averaged in a prediction", 1)
-    nu0: float = hyper(-2.0, "log s of the first population", -20, 2)
+    nu0: float = hyper(-3.0, "log s of the first population", -20, 2, tune=Range(-4.0, -2.0))
     floor: float = hyper(-6.0, "least log s of the population", -20, 2)
     personal_lr: float | None = hyper(
         None, "n·γ of the personal epochs, a step size on the mean loss (none: γ)", 0, tune=(0.001, 0.003, 0.01, 0.03)
@@ -93,7 +97,10 @@ class FedPop(Headed):
         return {"body": carry["body"], "mu": heads.mean(0), "second": second}, {"head": carry["head"]}
 
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
-        fitted = moments(update["mu"], update["second"], shared["mu"])
+        heard = sampled / clients
+        mean = shared["mu"] + heard * (update["mu"] - shared["mu"])
+        second = torch.exp(2 * shared["logstd"]) * (1 - heard) + heard * update["second"]
+        fitted = moments(mean, second, shared["mu"])
         return {"body": update["body"], "mu": fitted.mean, "logstd": fitted.logstd.clamp_min(self.floor)}
 
     def population(self, carry: State) -> Samples:

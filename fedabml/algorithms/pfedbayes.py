@@ -35,6 +35,7 @@ class PFedBayes(FedABML):
     personal_epochs: int = hyper(0, "further epochs of q_i before it is scored", 0, tune=(0, 1, 5, 20))
     personal_lr: float | None = hyper(None, "step size of those epochs (none: lr)", 0, tune=(0.001, 0.003, 0.01, 0.03))
     average: float = hyper(0.0, "decay of the average of z over rounds (0: the last z)", 0, 0.999, tune=(0.0, 0.8))
+    short_batch: str = hyper("whole", "the step of an epoch's short last minibatch", choices=("whole", "rows"))
     label_prior: str = hyper("none", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
 
     own_lr = Algorithm.own_lr  # FedABML's is smaller, because its θ is already good for a client

@@ -10,9 +10,21 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ..gaussian import Gaussian, spread
-from .base import Algorithm, State
+from .base import Algorithm, Batch, State
 
 Number = float | Tensor
+
+
+def full(batch: Batch, n: Tensor) -> Tensor:
+    """|B|/min(b, n): how much of a whole minibatch this one is, b the batch size and n the client's samples.
+
+    An epoch cuts n = qb + r samples into q batches of b and a last one of r. If all their steps are η long, a sample of
+    the last one counts b/r times in Σ η ∇L_B, L_B = mean of B + (λ/n) KL (n = 101, b = 50: one sample as much as fifty
+    others), and a mean of r has b/r times the variance and more curvature: at an η that suits b, that step explodes.
+    With η|B|/b each sample counts once: Σ_B η(|B|/b) ∇L_B = η(n/b) ∇[mean of all n + (λ/n) KL] at one φ. It is 1,
+    exactly, for every whole minibatch, that of a client with n ≤ b among them.
+    """
+    return batch.mask.sum(-1) / n.clamp(1, batch.mask.shape[-1])
 
 
 def pulled(mean: Tensor, direction: Tensor, centre: Tensor, kappa: Tensor, lr: Number) -> Tensor:

@@ -3,6 +3,7 @@
 φ-step   g = ∇ of the mean −log likelihood over s samples w = m + ε∘exp ν,  κ = (λ/n)/σ_θ²
          m ← (m − η g + ηκ m_θ)/(1 + ηκ)            (`kl_step` implicit; explicit: m − η(g + κ(m − m_θ)))
          ν ← ν − η_ν(g_ν + (λ/n)(σ²/σ_θ² − 1))      (`posterior_std` sgd; natural: in the precision; or fixed)
+         A minibatch of |B| < b rows has η|B|/b and η_ν|B|/b in place of η and η_ν (`short_batch` rows; see `full`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..gaussian import Distribution, Gaussian, Point
 from ..vectors import Layout
 from .base import Algorithm, Batch, Loss, Site, State
 from .hyper import Range, hyper
-from .steps import drawn, natural_logstd
+from .steps import Number, drawn, full, natural_logstd
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ class Variational(Algorithm):
     posterior_std: str = hyper("sgd", "the step of the posterior's ν", choices=("fixed", "sgd", "natural"))
     lr_std: float | None = hyper(None, "step size of ν (none: that of the mean); for natural a rate in [0, 1]", 0)
     kl_step: str = hyper("implicit", "the KL's pull on means", choices=("implicit", "explicit"))
+    short_batch: str = hyper(
+        "whole",
+        "the step of an epoch's short last minibatch: as a whole one's, or by its rows",
+        choices=("whole", "rows"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,15 +83,23 @@ class Variational(Algorithm):
     ) -> tuple[State, Tensor]:
         """One step of φ towards the posterior of a client under the prior θ."""
         gradient, value = self.gradient(phi, batch, key, loss)
-        return self.move(phi, gradient, theta, site.n, lr), value
+        return self.move(phi, gradient, theta, site.n, lr, self.share(batch, site.n)), value
 
     def gradient(self, phi: State, batch: Batch, key: Tensor, loss: Loss) -> tuple[State, Tensor]:
         """∇_φ of the expected negative log likelihood by reparameterised samples, and its value."""
         q = {name: phi[name] for name in ("mean", "logstd") if name in phi}
         return torch.func.grad_and_value(lambda q: loss(self.distribution(q), batch, key, self.s))(q)
 
-    def move(self, phi: State, gradient: State, theta: State, n: Tensor, lr: float) -> State:
-        """The new φ from the likelihood's gradient and the KL's pull towards θ, all in closed form."""
+    def share(self, batch: Batch, n: Tensor) -> Number:
+        """What the step sizes are multiplied with on this minibatch."""
+        return full(batch, n) if self.short_batch == "rows" else 1.0
+
+    def move(self, phi: State, gradient: State, theta: State, n: Tensor, lr: Number, share: Number = 1.0) -> State:
+        """The new φ from the likelihood's gradient and the KL's pull towards θ, all in closed form.
+
+        The step sizes are multiplied with `share`, the minibatch's part of a whole one.
+        """
+        lr = lr * share
         if self.posterior == "point":
             direction, buffer = self.heavy(phi, gradient["mean"])
             return {**phi, "mean": phi["mean"] - lr * direction, **buffer}
@@ -96,7 +110,7 @@ class Variational(Algorithm):
         else:
             direction, buffer = self.heavy(phi, gradient["mean"] + kappa * (phi["mean"] - theta["mean"]))
             mean = phi["mean"] - lr * direction
-        logstd, rate = phi["logstd"], lr if self.lr_std is None else self.lr_std
+        logstd, rate = phi["logstd"], lr if self.lr_std is None else self.lr_std * share
         if self.posterior_std == "sgd":
             logstd = logstd - rate * (gradient["logstd"] + weight * (torch.exp(2 * (logstd - theta["logstd"])) - 1))
         elif self.posterior_std == "natural":

@@ -41,6 +41,7 @@ KNOWN: dict[str, Any] = {
     "antithetic": False,
     "momentum": 0.0,
     "weights": "uniform",
+    "short_batch": "whole",
 }
 
 

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 
 import fedabml
 from fedabml import FedABML, FedAvg, InputError, Local, rng
-from fedabml.algorithms.base import Site
-from fedabml.algorithms.steps import euclidean_prior, lambert, natural_logstd, natural_prior, pulled
+from fedabml.algorithms.base import Batch, Site
+from fedabml.algorithms.steps import euclidean_prior, full, lambert, natural_logstd, natural_prior, pulled
 from fedabml.gaussian import Gaussian, Point, kl, spread
+from tests.algorithms import problem
 
 D = 4
 N = torch.tensor(20.0).double()
 SITE = Site(N, torch.empty(0))
+BATCH = Batch(torch.empty(1), torch.empty(1), torch.ones(1).double())  # a whole one, of a row that no loss looks at
 KEY = rng.key(3)
 g = torch.Generator().manual_seed(0)
 ROOT = torch.randn(D, D, generator=g, dtype=torch.float64)
@@ -64,7 +66,7 @@ def close(a, b, atol=1e-12):
 def settle(algorithm, f, theta, steps=600, lr=0.1):
     phi = {**theta, **algorithm.still(theta["mean"])}
     for _ in range(steps):
-        phi, _ = algorithm.descend(phi, theta, None, SITE, KEY, loss_of(f), lr)  # the same noise every time
+        phi, _ = algorithm.descend(phi, theta, BATCH, SITE, KEY, loss_of(f), lr)  # the same noise every time
     return phi
 
 
@@ -93,13 +95,94 @@ def test_a_step_by_hand():
     site, loss = Site(torch.tensor(10.0).double(), torch.empty(0)), loss_of(lambda w: w.sum())
     noise = rng.normal(rng.fold(KEY, torch.arange(1)), (1,), torch.float64)[0]
     kappa = (2 / 10) / 0.25
-    moved, value = FedABML(lam=2, s=1).descend(phi, theta, None, site, KEY, loss, 0.1)
+    moved, value = FedABML(lam=2, s=1).descend(phi, theta, BATCH, site, KEY, loss, 0.1)
     close(moved["mean"], torch.tensor([(3 - 0.1 + 0.1 * kappa * 1) / (1 + 0.1 * kappa)], dtype=torch.float64))
     close(moved["logstd"], phi["logstd"] - 0.1 * (noise * 0.25 + 0.2 * (0.0625 / 0.25 - 1)))
     close(value, (3 + 0.25 * noise)[0])
-    moved, _ = FedABML(lam=2, s=1, kl_step="explicit", lr_std=0.5).descend(phi, theta, None, site, KEY, loss, 0.1)
+    moved, _ = FedABML(lam=2, s=1, kl_step="explicit", lr_std=0.5).descend(phi, theta, BATCH, site, KEY, loss, 0.1)
     close(moved["mean"], torch.tensor([3 - 0.1 * (1 + kappa * 2)], dtype=torch.float64))
     close(moved["logstd"], phi["logstd"] - 0.5 * (noise * 0.25 + 0.2 * (0.0625 / 0.25 - 1)))
+
+
+def rows(count, width, y=()):
+    """A minibatch of so many rows, padded to the width."""
+    y = torch.tensor([*y, *[0.0] * (width - len(y))]).double()
+    return Batch(torch.empty(width, 0), y, (torch.arange(width) < count).double())
+
+
+def test_the_share_of_a_whole_minibatch():
+    """101 samples in batches of 50: the last has one row, a fiftieth. 7 samples are one whole batch."""
+    of = lambda count, n: full(rows(count, 50), torch.tensor(float(n)).double()).item()
+    assert (of(50, 101), of(1, 101), of(7, 7), of(50, 50)) == (1.0, 0.02, 1.0, 1.0)
+
+
+def test_a_short_minibatch_by_hand():
+    """One row where four are whole: η = 0.1 becomes 0.025. f = w, λ/n = 0.2, κ = 0.8: m = (3 − 0.025 + 0.02)/1.02."""
+    theta = {"mean": torch.tensor([1.0]).double(), "logstd": torch.tensor([0.5]).double().log()}
+    phi = {"mean": torch.tensor([3.0]).double(), "logstd": torch.tensor([0.25]).double().log()}
+    site, loss = Site(torch.tensor(10.0).double(), torch.empty(0)), loss_of(lambda w: w.sum())
+    noise = rng.normal(rng.fold(KEY, torch.arange(1)), (1,), torch.float64)[0]
+    step = lambda batch, **more: FedABML(lam=2, s=1, **more).descend(phi, theta, batch, site, KEY, loss, 0.1)[0]
+    moved = step(rows(1, 4))
+    close(moved["mean"], torch.tensor([2.995 / 1.02], dtype=torch.float64))
+    close(moved["logstd"], phi["logstd"] - 0.025 * (noise * 0.25 - 0.15))
+    moved = step(rows(1, 4), kl_step="explicit", lr_std=0.5)
+    close(moved["mean"], torch.tensor([3 - 0.025 * (1 + 0.8 * 2)], dtype=torch.float64))
+    close(moved["logstd"], phi["logstd"] - 0.125 * (noise * 0.25 - 0.15))
+    for std in ("sgd", "natural"):  # on a whole one nothing changes, to the bit
+        one, other = (step(rows(4, 4), posterior_std=std, short_batch=kind) for kind in ("rows", "whole"))
+        assert torch.equal(one["mean"], other["mean"]) and torch.equal(one["logstd"], other["logstd"])
+
+
+@pytest.mark.parametrize(("kind", "far"), [("rows", 0.5), ("whole", 1.0)])
+def test_every_sample_counts_once(kind, far):
+    """y = 0, 0, 0, 0, 10 in batches of two, f = ½ mean (w − y)², from w = 0 at η = 0.1.
+
+    An epoch's steps should sum to η(n/b)·2 = 0.5, 2 being the mean of y; a whole step for the last sample makes it 1.
+    """
+
+    def loss(q, batch, key, samples=1):
+        return 0.5 * ((q.mean - batch.y) ** 2 * batch.mask).sum() / batch.mask.sum()
+
+    start, site = {"mean": torch.zeros(1).double()}, Site(torch.tensor(5.0).double(), torch.empty(0))
+    algorithm = FedABML(posterior="point", short_batch=kind)
+    epoch = [rows(2, 2, [0, 0]), rows(2, 2, [0, 0]), rows(1, 2, [10])]
+    moved = [algorithm.descend(start, start, batch, site, KEY, loss, 0.1)[0]["mean"] for batch in epoch]
+    close(sum(moved), torch.tensor([far]).double())
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("rows", 0.75), ("whole", 2.0)])
+def test_one_sample_does_not_throw_a_client_off(kind, factor):
+    """f = ½ mean h(w − 1)², h = 1 for two samples and 10 for a third, which is a batch alone; η = 0.5, b = 2.
+
+    The first step takes w − 1 times 1 − η = ½; the second by its rows times 1 − (η/2)·10 = −1.5, and as a whole one's
+    times 1 − η·10 = −4. So an epoch multiplies |w − 1| with ¾, or doubles it.
+    """
+
+    def loss(q, batch, key, samples=1):
+        return 0.5 * (batch.y * (q.mean - 1) ** 2 * batch.mask).sum() / batch.mask.sum()
+
+    site, phi = Site(torch.tensor(3.0).double(), torch.empty(0)), {"mean": torch.tensor([1.125]).double()}
+    algorithm = FedABML(posterior="point", short_batch=kind)
+    for _, batch in itertools.product(range(10), (rows(2, 2, [1, 1]), rows(1, 2, [10]))):
+        phi, _ = algorithm.descend(phi, phi, batch, site, KEY, loss, 0.5)
+    close((phi["mean"] - 1).abs(), torch.tensor([0.125 * factor**10], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("options", [{"backend": "vmap"}, {"backend": "loop"}, {"backend": "vmap", "chunk": 1}])
+def test_short_minibatches_in_the_engine(options):
+    """Plain SGD on the very minibatches of the engine, a step's size by its rows: of min(3, n)."""
+    sim, _ = problem.simulate(FedABML(posterior="point", lr=0.1, average=0, rho=1), rounds=2, **options)
+    w = problem.START
+    for round in (1, 2):
+        sent = []
+        for client in problem.drawn(round):
+            own, n = w.copy(), problem.SIZES[client]
+            for ((x, y),) in problem.batches(client, round):
+                own = own - 0.1 * len(x) / min(3, n) * problem.slope(own, x, y)
+            sent.append(own)
+        w = np.mean(sent, 0)
+    problem.close(sim.shared["mean"], w)
 
 
 def test_implicit_is_stable_where_explicit_diverges():
@@ -112,7 +195,7 @@ def test_implicit_is_stable_where_explicit_diverges():
         algorithm = FedABML(lam=1, kl_step=kind, posterior_std="fixed", posterior="gaussian", s=1)
         phi = {"mean": torch.ones(D).double(), "logstd": theta["logstd"]}
         for _ in range(50):
-            phi, _ = algorithm.descend(phi, theta, None, site, KEY, loss_of(lambda w: 0 * w.sum()), 0.1)
+            phi, _ = algorithm.descend(phi, theta, BATCH, site, KEY, loss_of(lambda w: 0 * w.sum()), 0.1)
         far[kind] = phi["mean"].abs().max().item()
     assert far["implicit"] < 1e-30
     assert far["explicit"] == pytest.approx(abs(1 - 0.1 * np.exp(10) / 500) ** 50, rel=1e-9) and far["explicit"] > 1e20
@@ -280,7 +363,7 @@ def amortised(f, theta, *, curvature="exact", k, lam, lr, s, point, implicit, mo
         lam=lam, lr=lr, s=s, posterior="point" if point else "gaussian", kl_step="implicit" if implicit else "explicit",
         momentum=momentum, posterior_std=std, delta=delta,
     )  # fmt: skip
-    moved, value = algorithm.amortised(theta, None, SITE, KEY, loss_of(f))
+    moved, value = algorithm.amortised(theta, BATCH, SITE, KEY, loss_of(f))
     return {name: theta[name] - moved[name] for name in theta}, value  # with η' = 1 the step is the derivative
 
 
@@ -386,7 +469,7 @@ def test_remark_1_amortised_point_is_per_fedavg():
         after = slope(w - alpha * slope(w))
         expected = w - beta * (after - alpha * hessian(w) @ after)
         site_step = lambda a, f=f: a.step(
-            a.begin({"mean": w}, {}, SITE, KEY), {"mean": w}, (None,), SITE, KEY, loss_of(f)
+            a.begin({"mean": w}, {}, SITE, KEY), {"mean": w}, (BATCH,), SITE, KEY, loss_of(f)
         )
         carry, _ = site_step(FedABML(**words))
         update, kept = FedABML(**words).end(carry, {"mean": w}, {}, SITE, torch.tensor(1.0))
@@ -422,7 +505,7 @@ def test_remark_2_explicit_steps_are_pfedme():
     )  # fmt: skip
     shared = {"mean": w, "logstd": torch.full((D,), nu).double()}
     carry = algorithm.begin(shared, {}, SITE, KEY)
-    carry, _ = algorithm.step(carry, shared, (None,), SITE, KEY, loss_of(quadratic))
+    carry, _ = algorithm.step(carry, shared, (BATCH,), SITE, KEY, loss_of(quadratic))
     close(carry["mean"], theta)
     close(algorithm.end(carry, shared, {}, SITE, torch.tensor(1.0))[0]["mean"], expected)
 
@@ -439,7 +522,7 @@ def test_remark_2_in_the_limit_of_a_narrow_posterior():
         algorithm = FedABML(kl_step="explicit", posterior_std="fixed", k=3, lr=lr, lam=lam, nu0=nu, s=1)
         shared = {"mean": w, "logstd": torch.full((D,), nu).double()}
         carry = algorithm.begin(shared, {}, SITE, KEY)
-        carry, _ = algorithm.step(carry, shared, (None,), SITE, KEY, loss_of(rough))
+        carry, _ = algorithm.step(carry, shared, (BATCH,), SITE, KEY, loss_of(rough))
         gaps.append((carry["mean"] - theta).abs().max().item())
     assert gaps[1] < 1e-3 and gaps[0] / gaps[1] == pytest.approx(np.exp(3), rel=0.1)
 
@@ -477,7 +560,8 @@ def test_points_with_the_full_natural_step_are_fedavg(every):
         "rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 8, "seed": 1, "device": "cpu",
         "evaluate": False, "dtype": "float64",
     }  # fmt: skip
-    point = FedABML(posterior="point", prior_every=every, rho=1, k=1, lr=0.1, label_prior="none", average=0)
+    words = {"posterior": "point", "rho": 1, "k": 1, "label_prior": "none", "average": 0, "short_batch": "whole"}
+    point = FedABML(lr=0.1, prior_every=every, **words)
     a = fedabml.train(federation(), module, point, **options)
     b = fedabml.train(federation(), module, FedAvg(lr=0.1), **options)
     close(a.prior.shared["mean"], b.prior.shared["mean"], 1e-14)
@@ -499,7 +583,7 @@ def test_with_rho_one_every_batch_the_kl_never_pulls_the_mean():
     for lam in (0.0, 50.0):
         algorithm = FedABML(prior_every="batch", rho=1, k=1, lam=lam, lr=0.1, posterior_std="fixed")
         carry = algorithm.begin(theta, {}, SITE, KEY)
-        carry, _ = algorithm.step(carry, theta, (None,), SITE, KEY, loss_of(rough))
+        carry, _ = algorithm.step(carry, theta, (BATCH,), SITE, KEY, loss_of(rough))
         results.append(carry)
     # The implicit step shrinks the gradient by 1/(1 + ηκ), the explicit pull is zero at φ = θ.
     kappa = 50 / N * torch.exp(-2 * theta["logstd"])

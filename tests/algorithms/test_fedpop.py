@@ -63,7 +63,9 @@ def test_two_rounds_by_a_plain_loop(burn, chain, momentum):
             own[c] = z
             bodies.append(b), all_heads.append(heads)
         heads = np.reshape(all_heads, (-1, 2))
-        body, mu, s = np.mean(bodies, 0), heads.mean(0), heads.std(0)
+        new = mu + 0.5 * (heads.mean(0) - mu)  # two of four clients are drawn: they renew half of the moments
+        second = 0.5 * (s**2 + mu**2) + 0.5 * (heads**2).mean(0)
+        body, mu, s = np.mean(bodies, 0), new, np.sqrt(second - new**2)
     close(sim.shared["body"], body, 1e-10)
     close(sim.shared["mu"], mu, 1e-10)
     close(sim.shared["logstd"], np.log(s), 1e-8)
@@ -161,12 +163,27 @@ def test_the_population_is_the_moments_of_all_heads():
         for i, h in enumerate(heads)
     ]
     mean = {name: torch.stack([u[name] for u, _ in updates]).mean(0) for name in updates[0][0]}
-    merged = algorithm.merge(shared, mean, 5, 9)
+    merged = algorithm.merge(shared, mean, 5, 5)
     flat = heads.reshape(20, 6)
     close(merged["mu"], flat.mean(0))
     close(merged["logstd"], flat.std(0, unbiased=False).log())
     close(merged["body"], np.full(2, 2.0))
     assert all(torch.equal(kept["head"], h[-1]) for (_, kept), h in zip(updates, heads, strict=True))
+    part = algorithm.merge(shared, mean, 5, 20)  # the other 15 are N(1, 1) still
+    close(part["mu"], 0.75 + 0.25 * flat.mean(0))
+    close((2 * part["logstd"]).exp(), 0.75 * 2 + 0.25 * (flat**2).mean(0) - part["mu"] ** 2)
+
+
+def test_a_few_drawn_clients_do_not_narrow_a_population_that_the_data_leave_alone():
+    """Heads drawn from the population itself, 5 of 50 clients a round: s stays, where 0.8^30 of s² would be left."""
+    g = torch.Generator().manual_seed(1)
+    algorithm, wide = FedPop(chain=1), 2000
+    shared = {"body": torch.zeros(1).double(), "mu": torch.zeros(wide).double(), "logstd": torch.zeros(wide).double()}
+    for _ in range(30):
+        heads = shared["mu"] + shared["logstd"].exp() * torch.randn(5, wide, generator=g, dtype=torch.float64)
+        second = ((heads - shared["mu"]) ** 2).mean(0)
+        shared = algorithm.merge(shared, {"body": shared["body"], "mu": heads.mean(0), "second": second}, 5, 50)
+    assert (2 * shared["logstd"]).exp().mean() == pytest.approx(1, abs=0.1)
 
 
 def test_a_population_of_one_head_keeps_a_width_and_goes_on_learning():
