@@ -11,11 +11,13 @@ each size is a graph of its own (`padding` says what that wastes).
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,6 +103,18 @@ def _held(inputs: Inputs, moved: tuple[State, Tensor], t: Tensor | None) -> tupl
     return carry, inputs.losses + torch.where(going, losses, 0)
 
 
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """While a graph is captured no other may be destroyed, which Python's collector might do at any moment."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
 class Captured:
     """A function of tensors, captured for inputs of these shapes. It reads and writes buffers of its own."""
 
@@ -114,7 +128,7 @@ class Captured:
                 function(*self.buffers)
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
+        with _nothing_collected(), torch.cuda.graph(self.graph, pool=pool):
             self.outputs = function(*self.buffers)
 
     def load(self, *inputs: Any) -> None:
