@@ -22,12 +22,23 @@ class Gaussian(NamedTuple):
 
     def draw(self, key: Tensor, samples: int, antithetic: bool = False) -> Tensor:
         """Reparameterised samples w = m + ε∘exp ν; if antithetic, with ε and −ε in turn."""
+        if samples == 1:
+            return self.draws(key, 1)[0].unsqueeze(0)
         count = -(-samples // 2) if antithetic else samples
         keys = rng.folds(key, count)
         step = rng.normal(keys, (self.mean.shape[-1],), self.mean.dtype) * self.logstd.exp()
         if antithetic:
             step = torch.stack([step, -step], 1).flatten(0, 1)[:samples]
         return self.mean + step
+
+    def draws(self, key: Tensor, samples: int, antithetic: bool = False) -> list[Tensor]:
+        """The same, each a vector of its own: derivatives have no axis of samples to be summed along."""
+        std = self.logstd.exp()
+        noise = lambda j: rng.normal(rng.fold(key, j), (self.mean.shape[-1],), self.mean.dtype)  # noqa: E731
+        if not antithetic:
+            return [torch.addcmul(self.mean, noise(j), std) for j in range(samples)]
+        steps = [noise(j) * std for j in range(-(-samples // 2))]
+        return [self.mean + (step if sign > 0 else -step) for step in steps for sign in (1, -1)][:samples]
 
 
 class Point(NamedTuple):

@@ -21,6 +21,13 @@ from . import rng
 from .errors import InputError
 
 
+def plus(a: Tensor, share: Tensor | float, b: Tensor, sign: int = 1) -> Tensor:
+    """a ± share∘b in one operation."""
+    if isinstance(share, Tensor):
+        return torch.addcmul(a, share, b, value=sign)
+    return torch.add(a, b, alpha=sign * share)
+
+
 @dataclass(frozen=True)
 class Layout:
     """Names and shapes of the parameters in a flat vector, in order."""

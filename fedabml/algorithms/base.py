@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..gaussian import Distribution, Point
-from ..vectors import Layout
+from ..vectors import Layout, plus
 from .hyper import Range, checked, hyper
 
 State = dict[str, Tensor]
@@ -174,12 +174,12 @@ class Algorithm:
         return self.sgd(carry, batch, key, loss, lr)
 
     def sgd(
-        self, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float, more: Tensor | float = 0.0
+        self, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float, more: Tensor | None = None
     ) -> tuple[State, Tensor]:
         """w ← w − η(∇f(w) + more), with momentum; `more` is a proximal pull or a control variate."""
         gradient, value = slope(carry["mean"], batch, key, loss)
-        direction, buffer = self.heavy(carry, gradient + more)
-        return {**carry, "mean": carry["mean"] - lr * direction, **buffer}, value
+        direction, buffer = self.heavy(carry, gradient if more is None else gradient + more)
+        return {**carry, "mean": plus(carry["mean"], lr, direction, -1), **buffer}, value
 
     # -- hyperparameters --------------------------------------------------------------------------------------------
     def values(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ..gaussian import Gaussian, spread
+from ..vectors import plus
 from .base import Algorithm, Batch, State
 
 Number = float | Tensor
@@ -33,7 +34,8 @@ def pulled(mean: Tensor, direction: Tensor, centre: Tensor, kappa: Tensor, lr: N
     m ← (m − η g + ηκ·centre)/(1 + ηκ): the fixed point of the explicit step m − η(g + κ(m − centre)), but stable for
     every κ, where the explicit one diverges at ηκ ≥ 2.
     """
-    return (mean - lr * direction + lr * kappa * centre) / (1 + lr * kappa)
+    pull = lr * kappa
+    return plus(plus(mean, lr, direction, -1), pull, centre) / (1 + pull)
 
 
 def drawn(
@@ -43,6 +45,8 @@ def drawn(
 
     A buffer at rest holds g/(1 − momentum), so the pull takes the longer step too: the fixed point stays.
     """
+    if not algorithm.momentum:
+        return pulled(carry["mean"], gradient, centre, kappa, lr), {}
     direction, buffer = algorithm.heavy(carry, gradient)
     rest = 1 - algorithm.momentum
     return pulled(carry["mean"], rest * direction, centre, kappa, lr / rest), buffer

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..gaussian import Distribution, Gaussian, Point
-from ..vectors import Layout
+from ..vectors import Layout, plus
 from .base import Algorithm, Batch, Loss, Site, State
 from .hyper import Range, hyper
 from .steps import Number, drawn, full, natural_logstd
@@ -103,8 +103,8 @@ class Variational(Algorithm):
         if self.posterior == "point":
             direction, buffer = self.heavy(phi, gradient["mean"])
             return {**phi, "mean": phi["mean"] - lr * direction, **buffer}
-        weight = self.lam / n
-        kappa = weight * torch.exp(-2 * theta["logstd"])
+        weight, precision = self.lam / n, torch.exp(-2 * theta["logstd"])
+        kappa = weight * precision
         if self.kl_step == "implicit":
             mean, buffer = drawn(self, phi, gradient["mean"], theta["mean"], kappa, lr)
         else:
@@ -112,7 +112,8 @@ class Variational(Algorithm):
             mean = phi["mean"] - lr * direction
         logstd, rate = phi["logstd"], lr if self.lr_std is None else self.lr_std * share
         if self.posterior_std == "sgd":
-            logstd = logstd - rate * (gradient["logstd"] + weight * (torch.exp(2 * (logstd - theta["logstd"])) - 1))
+            excess = torch.exp(2 * logstd) * precision - 1
+            logstd = plus(logstd, rate, plus(gradient["logstd"], weight, excess), -1)
         elif self.posterior_std == "natural":
             logstd = natural_logstd(logstd, gradient["logstd"], theta["logstd"], weight, rate)
         return {**phi, "mean": mean, "logstd": logstd, **buffer}

@@ -190,7 +190,7 @@ def lane_bytes(network: Network, algorithm: Algorithm, batch: int, inputs: int, 
     vector in their place, local reparameterisation not even that (but on convolutions it is flipout).
     """
     samples, outputs = algorithm.samples_per_step, max(0, network.activations - inputs)
-    vectors = 8 + samples if algorithm.estimator == "local" else 3 + 4 * samples
+    vectors = 8 + samples if algorithm.estimator == "local" else 1 + 4 * samples
     kept = samples * outputs * (2 if algorithm.estimator == "weight" else 2.5)
     examples = inputs * (1 + algorithm.batches_per_step) + kept
     return itemsize * int(vectors * network.layout.size + batch * examples)

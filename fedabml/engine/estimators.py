@@ -160,9 +160,10 @@ def _signs(key: Tensor, rows: int, count: int, dtype: torch.dtype) -> Tensor:
 
 
 class _Slot(NamedTuple):
-    """A parameter that is not drawn: its deviation, and for flipout the shared ε."""
+    """A parameter that is not drawn: its deviation, for local its variance, and for flipout the shared ε."""
 
     std: Tensor
+    variance: Tensor
     noise: Tensor | None
 
 
@@ -200,7 +201,7 @@ class _Noisy(TorchFunctionMode):
         return out
 
     def _local(self, call: _Call, weight: _Slot, bias: _Slot | None, key: Tensor, size: Sequence[int]) -> Tensor:
-        variance = call.run(call.x**2, weight.std**2, None if bias is None else bias.std**2)
+        variance = call.run(call.x**2, weight.variance, None if bias is None else bias.variance)
         return self._signed(_normal(key, self.rows, size, variance.dtype)) * variance.clamp_min(_FLOOR).sqrt()
 
     def _flipout(self, call: _Call, step: Tensor, key: Tensor, ndim: int) -> Tensor:
@@ -259,7 +260,7 @@ class Noise:
     ) -> tuple[Tensor, Tensor]:
         """One pass: the network's outputs, and the likelihood's own entries of the vector, which are always drawn."""
         layout = network.layout
-        exact, std = layout.split(q.mean), layout.split(q.logstd.exp())
+        exact, std, variance = (layout.split(v) for v in (q.mean, q.logstd.exp(), (2 * q.logstd).exp()))
         flips = (PLACES, VECTORS) if self.estimator == "flipout" else (PLACES,)
         shared = [n for n in layout.names if self.uses[n] == OTHER or self.uses[n] in flips]
         sizes = [exact[n].numel() for n in shared]
@@ -270,9 +271,10 @@ class Noise:
         drawn = {n: piece.view(exact[n].shape) for n, piece in zip(shared, pieces, strict=True)}
         other = {n: exact[n] + drawn[n] * std[n] for n in layout.names if self.uses[n] == OTHER}
         own = other.pop(LIKELIHOOD, q.mean[:0])
-        mean = {n: other.get(n, exact[n]).to(network.dtype) for n in layout.names if n != LIKELIHOOD}
+        inside = lambda t: t.to(network.dtype)  # noqa: E731
+        mean = {n: inside(other.get(n, exact[n])) for n in layout.names if n != LIKELIHOOD}
         slots = {
-            id(mean[n]): _Slot(std[n].to(network.dtype), drawn[n].to(network.dtype) if n in drawn else None)
+            id(mean[n]): _Slot(inside(std[n]), inside(variance[n]), inside(drawn[n]) if n in drawn else None)
             for n in mean
             if n not in other
         }

@@ -23,7 +23,7 @@ class ClientLoss:
     network: Network
     likelihood: Likelihood
     offset: Tensor | None
-    batched: bool = True  # weight samples in one batched program, or one after another
+    batched: bool = True  # samples in one batched program, or one after another
     noise: Noise = ON_WEIGHTS  # where the noise of a Gaussian enters
 
     def __call__(self, q: Distribution, batch: Batch, key: Tensor, samples: int = 1) -> Tensor:
@@ -32,15 +32,19 @@ class ClientLoss:
         if isinstance(q, Gaussian) and not self.noise.on_weights:
             draws = self.noise.draws(key, samples, q.mean.dtype)
             return self._mean(lambda *draw: self._noisy(q, batch, *draw), key, *draws)
-        weights = q.draw(key, samples, self.noise.antithetic) if isinstance(q, Gaussian) else q.weights
-        return self._mean(lambda weights, drop: self.nll(weights, batch, drop), key, weights)
+        one = lambda weights, drop: self.nll(weights, batch, drop)  # noqa: E731
+        if not isinstance(q, Gaussian):
+            return self._mean(one, key, q.weights)
+        # A CPU gains nothing by more lanes, and would transpose the gradients of a second batched axis.
+        draw = q.draws if samples == 1 or q.mean.device.type == "cpu" else q.draw
+        return self._mean(one, key, draw(key, samples, self.noise.antithetic))
 
-    def _mean(self, one: Callable[..., Tensor], key: Tensor, draws: Tensor, *more: Tensor) -> Tensor:
+    def _mean(self, one: Callable[..., Tensor], key: Tensor, draws: Tensor | list[Tensor], *more: Tensor) -> Tensor:
         """The mean of `one(draw, key of its dropout, ...)` over draws."""
         if len(draws) == 1:
             return one(draws[0], key, *(m[0] for m in more))
         keys = rng.folds(key, len(draws))
-        if self.batched:
+        if self.batched and isinstance(draws, Tensor):
             return torch.vmap(one)(draws, keys, *more).mean()
         return torch.stack([one(*each) for each in zip(draws, keys, *more, strict=True)]).mean()
 

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from .. import rng
 from ..algorithms.base import Site, State
-from .tape import record
+from .tape import once_and_again, record
 
 log = logging.getLogger("fedabml")
 
@@ -57,6 +57,8 @@ class Inputs(NamedTuple):
 Move = Callable[[Inputs, Tensor, Tensor], tuple[State, Tensor]]
 # One step on a CPU: the carry, the losses, the sample numbers, the number of the step → the next carry and losses.
 OneStep = Callable[[State, Tensor, Tensor, Tensor], tuple[State, Tensor]]
+# A traced step: what its fixed inputs alone decide, and the rest.
+Trace = tuple[Callable[..., Any], Callable[..., Any]]
 OF_LANES, OF_RUNS = 6, 2  # so many of the inputs have a lane each; so many have one if there are several runs
 
 
@@ -238,7 +240,7 @@ class Programs:
         self.graphs: OrderedDict[Hashable, Any] = OrderedDict()
         self.refused: set[Hashable] = set()  # names of what cannot be captured
         self.met: dict[Hashable, int] = {}  # how often a step was taken
-        self.traces: dict[Hashable, Callable[..., Any] | None] = {}
+        self.traces: dict[Hashable, Trace | None] = {}
         self.pool: Any = None
 
     def forget(self) -> None:
@@ -336,12 +338,13 @@ class Programs:
             trace = self.traces.get(key)
         if trace is None:
             return step
+        once, again = trace
         rest = [t for t in tree_leaves(inputs[2:-2]) if t is not None]
-        names = list(inputs.carry)
-        return lambda carry, losses, rows, now: trace(*(carry[k] for k in names), losses, *rest, rows, now)
+        names, ready = list(inputs.carry), once(*rest)
+        return lambda carry, losses, rows, now: again(*(carry[k] for k in names), losses, *rest, rows, now, *ready)
 
 
-def _trace(move: Move, inputs: Inputs, ragged: bool) -> Callable[..., Any] | None:
+def _trace(move: Move, inputs: Inputs, ragged: bool) -> Trace | None:
     """A step as plain operations, in which the transforms of torch.func are resolved once; None if that fails."""
     leaves, kind = tree_flatten(inputs[2:-2])
     given = [i for i, leaf in enumerate(leaves) if leaf is not None]
@@ -358,7 +361,8 @@ def _trace(move: Move, inputs: Inputs, ragged: bool) -> Callable[..., Any] | Non
 
     tensors = [*inputs.carry.values(), inputs.losses, *(leaves[i] for i in given), inputs.rows[0], inputs.first]
     try:
-        return record(flat, *map(torch.clone, tensors))  # it takes one tensor given twice for one input
+        tape = record(flat, *map(torch.clone, tensors))  # it takes one tensor given twice for one input
+        return once_and_again(tape, range(len(names) + 1, len(tensors) - 2))
     except Exception as error:  # it goes as well without
         log.debug("A step is not traced: %s: %s", type(error).__name__, error)
         return None

@@ -76,6 +76,52 @@ def record(function: Callable[..., Any], *inputs: Tensor) -> fx.GraphModule:
     return fx.GraphModule(recorder.constants, recorder.graph)
 
 
+def once_and_again(tape: fx.GraphModule, fixed: range) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """A recorded function in two: what depends on its `fixed` inputs alone, and the rest, to be called again and again.
+
+    The first takes the fixed inputs and gives a list, the second takes all inputs and what is in that list. What is
+    done twice with the same operands is done once. A function that changes tensors is left whole, in the second.
+    """
+    _merge(tape.graph)
+    whole = any(_changes(node) for node in tape.graph.nodes)
+    given = [node for node in tape.graph.nodes if node.op == "placeholder"]
+    first, second = fx.Graph(), fx.Graph()
+    early = {node: first.placeholder(node.name) for i, node in enumerate(given) if i in fixed}
+    late = {node: second.placeholder(node.name) for node in given}
+    rest: list[fx.Node] = []
+    for node in tape.graph.nodes:
+        still = not whole and node.op != "output" and all(n in early for n in node.all_input_nodes)
+        if node.op == "placeholder":
+            continue
+        if still:
+            early[node] = first.node_copy(node, early.__getitem__)
+        else:
+            rest.append(node)
+    wanted = [n for n in early if n not in late and any(user not in early for user in n.users)]
+    late |= {node: second.placeholder(node.name) for node in wanted}
+    for node in rest:
+        late[node] = second.node_copy(node, late.__getitem__)
+    first.output([early[node] for node in wanted])
+    return fx.GraphModule(tape, first), fx.GraphModule(tape, second)
+
+
+def _merge(graph: fx.Graph) -> None:
+    """Does the same operation with the same operands once."""
+    if any(_changes(node) for node in graph.nodes):
+        return
+    known: dict[str, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "call_function":
+            before = known.setdefault(repr((str(node.target), node.args, node.kwargs)), node)
+            if before is not node:
+                node.replace_all_uses_with(before)
+                graph.erase_node(node)
+
+
+def _changes(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+
+
 class _Late(types.ModuleType):
     """Stands for `torch._dynamo` until somebody needs more of it than to switch off what it has not switched on."""
 

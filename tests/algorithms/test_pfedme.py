@@ -109,7 +109,7 @@ def test_remark_2_step_by_step(nu, momentum):
     w = torch.tensor([0.3, -1.0, 0.5]).double()
     bayes = FedABML(
         prior_step="euclidean", prior_every="batch", kl_step="explicit", posterior_std="fixed", k=k, lr=lr, lam=lam,
-        momentum=momentum,
+        momentum=momentum, short_batch="whole",
     )  # fmt: skip
     me = PFedMe(lam=lam / N * np.exp(-2 * nu), k=k, lr=lr, momentum=momentum)
     wide, narrow = {"mean": w, "logstd": torch.full((3,), nu, dtype=torch.float64)}, {"mean": w}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedabml import rng
-from fedabml.engine.tape import record
+from fedabml.engine.tape import once_and_again, record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,3 +71,31 @@ print(torch.func.grad(lambda x: x**2)(torch.tensor(3.0)).item())
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["6.0"]
+
+
+def test_what_does_not_change_is_done_once():
+    """x is given anew, a and b are fixed: their product, asked for twice, is made once and before."""
+
+    def function(x, a, b):
+        return x * (a * b) + torch.exp(a * b), x + torch.sin(b)
+
+    given = [torch.randn(4, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    once, again = once_and_again(record(function, *given), range(1, 3))
+    names = [[str(n.target) for n in part.graph.nodes if n.op == "call_function"] for part in (once, again)]
+    assert sorted(names[0]) == ["aten.exp.default", "aten.mul.Tensor", "aten.sin.default"]
+    assert sorted(names[1]) == ["aten.add.Tensor", "aten.add.Tensor", "aten.mul.Tensor"]
+    for x in (given[0], 3 * given[0]):
+        found = again(x, *given[1:], *once(*given[1:]))
+        assert all(torch.equal(a, b) for a, b in zip(found, function(x, *given[1:]), strict=True))
+
+
+def test_a_function_that_changes_tensors_stays_whole():
+    def function(x, a):
+        y = a.clone()
+        y.add_(x)
+        return y * a.clone()
+
+    given = (torch.ones(2), torch.tensor([1.0, 2.0]))
+    once, again = once_and_again(record(function, *given), range(1, 2))
+    assert once(given[1]) == []
+    assert torch.equal(again(*given), torch.tensor([2.0, 6.0]))
