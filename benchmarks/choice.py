@@ -34,7 +34,7 @@ COLUMNS: dict[str, tuple[dict[str, Any], dict[str, Any], Sequence[str]]] = {
     "fashionmnist": (
         {"dataset": "fashionmnist", "clients": 200, "classes_per_client": 2, "model": "mlr"},
         {"lr": 0.0276, "lam": 0.00107, "nu0": -4.0, "personal_epochs": 20, "personal_lr": 0.01},
-        list(ESTIMATORS),
+        ["weight s=2", "weight s=1", "local s=1"],
     ),
     "emnist": (
         {"dataset": "emnist", "clients": 150, "classes_per_client": 3, "model": "mlp"},

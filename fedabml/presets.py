@@ -51,13 +51,14 @@ def _paper(cifar: bool) -> dict[str, dict[str, Any]]:
         "perfedavg": {"alpha": 1e-4} | fine,
         "pfedme": {"lam": 15.0, "k": 5} | fine,  # its inner step size is lr, as by default
         "ditto": {"lam": 0.75},
-        "pfedbayes": {"lam": 0.05, "k": 5},
+        "pfedbayes": {"lam": 0.05, "k": 5, "estimator": "weight"},
         # Algorithm 1 as printed: θ = (m, ν) moves with every minibatch at η' = η, and a client's φ at η throughout.
         # The paper tunes λ and never says its value: 1 is its own loss, the exact ELBO. The KL's pull is implicit,
         # because the explicit step goes non-finite.
         "fedabml": {
             "k": 5,
             "s": 5,
+            "estimator": "weight",
             "lam": 1.0,
             "prior_step": "euclidean",
             "prior_every": "batch",

@@ -30,9 +30,9 @@ class Variational(Algorithm):
         0.01, "λ: weight of the KL; 1 is the exact ELBO, less a cold posterior", 0, tune=Range(1e-3, 1.0, log=True)
     )
     k: int = hyper(1, "k: φ-steps per minibatch", 1)
-    s: int = hyper(2, "s: weight samples per gradient", 1)
+    s: int = hyper(1, "s: weight samples per gradient", 1)
     estimator: str = hyper(  # type: ignore[misc]
-        "weight", "noise on the weights, or on activations", choices=("weight", "local", "flipout")
+        "local", "noise on the weights, or on activations", choices=("weight", "local", "flipout")
     )
     antithetic: bool = hyper(False, "samples in pairs of opposite noise")  # type: ignore[misc]
     nu0: float = hyper(-4.0, "ν₀: log deviation of the first prior", -20, 2, tune=Range(-5.0, -3.0))
