@@ -315,6 +315,14 @@ def test_report_of_one_run_and_of_several(tmp_path):
     run("report", "run0")
     run("report", "run0", "run1", "--out", "both.html", "--title", "Two seeds")
     assert (tmp_path / "run0/report.html").exists() and "Two seeds" in (tmp_path / "both.html").read_text()
+    (tmp_path / "other").mkdir()
+    for words, parts in (
+        ("other", ("'other' is not", "config.json", "comparison.json", "reproduce.json")),
+        (".", ("folder in it: run0, run1.",)),
+        ("none", ("no folder 'none'",)),
+    ):
+        said = run("report", words, code=2).stderr
+        assert said.startswith("Error: ") and said.count("\n") == 1 and all(part in said for part in parts)
 
 
 def test_the_demo_compares_two_and_replaces_only_its_own(tmp_path, monkeypatch):

@@ -77,17 +77,28 @@ def _range(field: dataclasses.Field[Any]) -> str:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders; several are compared.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER", help="Of runs (several share a page), of comparisons or of reproductions."),
+    ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The page to write.", show_default="RUN/report.html; report.html for several runs"),
+        typer.Option(help="The page to write.", show_default="FOLDER/report.html; report.html for several runs"),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
-    """Write a run's report again, or compare several runs on one page that needs no network.
+    """Write a report again, or put several runs on one page. Nothing is trained, and a page needs no network.
 
-    Example: `fedabml report runs/digits-fedabml-0 runs/digits-fedavg-ft-0 --out comparison.html`
+    A folder is that of a run, of `fedabml compare` (from its cells.jsonl alone) or of `fedabml reproduce` (which needs
+    its datasets). What is not finished is refused.
+
+    Examples:
+
+    - `fedabml report runs/digits-fedabml-0 runs/digits-fedavg-ft-0 --out comparison.html`
+
+    - `fedabml report runs/digits-comparison`
     """
-    from ..report import write
+    from ..experiments.pages import rewrite
 
-    say(f"report   {write(runs, out or (runs[0] / 'report.html' if len(runs) == 1 else Path('report.html')), title)}")
+    for page in rewrite(folders, out, title):
+        say(f"report   {page}")

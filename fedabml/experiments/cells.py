@@ -64,6 +64,7 @@ class Score:
     clients: dict[str, list[float | None]]  # by measure, a value per client; None where a client has no such data
     error: str | None = None
     on: str = ""  # the study's audience, where it has several or others
+    reliability: list[list[float]] = field(default_factory=list)  # by bin: confidence, share right, how many; or none
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ..errors import InputError, nearest
 from ..files import read_json, write, write_json
 from ..report.compare import render
 from .cells import MACHINE, Cell, Ledger, Result, execute
-from .standings import Comparison, make, write_all
+from .standings import TABLE, Comparison, make, write_all
 
 if TYPE_CHECKING:
     from ..data.download import Progress
@@ -222,15 +222,45 @@ def compare(
     on_start(todo, len(cells) - len(todo))
     for _ in execute(cells, ledger, on_round=on_round, on_done=on_done):
         pass
-    results = {(cell.label, cell.config.seed): ledger[cell] for cell in cells}
+    found = _found(request, ledger, refused)
+    write_all(found, folder, command)
+    drawn = render(found, command)
+    if drawn:
+        write(folder / "report.html", drawn)
+    return found
+
+
+def page(folder: Path, title: str | None = None) -> str:
+    """The page of a finished comparison, drawn anew from its cells: nothing is run, and no data are needed."""
+    request, ledger, refused = Request.read(folder), Ledger(folder / CELLS), _told_refused(folder / TABLE)
+    cells = request.cells(list(refused))
+    missing = [cell for cell in cells if cell not in ledger]
+    if missing:
+        raise InputError(
+            f"The comparison in '{folder}' is not finished: {len(missing)} of {len(cells)} runs are missing, or are of "
+            f"other defaults. Go on with it: fedabml compare --resume --out {shlex.quote(str(folder))}"
+        )
+    drawn = render(_found(request, ledger, refused), request.command(folder), title)
+    if not drawn:
+        raise InputError(f"The comparison in '{folder}' has no page: fewer than two of its rows have numbers.")
+    return drawn
+
+
+def _told_refused(path: Path) -> dict[str, str]:
+    """The rows that could not run, as the table tells."""
+    try:
+        rows = read_json(path)["rows"] if path.exists() else []
+        return {row["label"]: row["refused"] for row in rows if row["refused"]}
+    except (KeyError, TypeError) as error:
+        raise InputError(f"'{path}' is not a comparison's ({error!r}). Remove it and resume the comparison.") from error
+
+
+def _found(request: Request, ledger: Ledger, refused: Mapping[str, str]) -> Comparison:
+    """The table of a request whose cells are finished."""
+    results = {(cell.label, cell.config.seed): ledger[cell] for cell in request.cells(list(refused))}
     _check_data(results)
     people = {seed: _people(seed, results) for seed in request.seeds}
-    found = make(request.rows, results, refused, people, request.same_clients)
-    write_all(found, folder, command)
-    page = render(found, command)
-    if page:
-        write(folder / "report.html", page)
-    return found
+    return make(request.rows, results, refused, people, request.same_clients)
 
 
 def _refused(request: Request, ledger: Ledger, progress: Progress | None) -> tuple[dict[str, str], list[str]]:

@@ -121,7 +121,7 @@ def _entry(sim: Simulation, cohort: Cohort, personal: dict[str, Any]) -> Entry:
 
 
 def _score(personal: dict[str, Any], found: Evaluation | TrainingError, each: bool, on: str) -> Score:
-    """A score; `each` says whether that of every client is wanted."""
+    """A score; `each` says whether that of every client is wanted, and how reliable they are."""
     if isinstance(found, TrainingError):
         return Score(personal, {}, {}, str(found), on)
     clients = {
@@ -129,4 +129,6 @@ def _score(personal: dict[str, Any], found: Evaluation | TrainingError, each: bo
         for name in MEASURES
         if each and name in found.clients
     }
-    return Score(personal, found.summary, clients, on=on)
+    bins = found.details.get("reliability", []) if each else []
+    sure = [[round(row["confidence"], 5), round(row["accuracy"], 5), row["count"]] for row in bins]
+    return Score(personal, found.summary, clients, on=on, reliability=sure)

@@ -24,6 +24,7 @@ LEVEL = 0.05  # of the tests
 LOCAL = "local"  # the algorithm that harm is held against
 WORST = 10  # so many of the clients that lose most are listed
 NONE = "–"
+TABLE = "table.json"
 
 
 class Column(NamedTuple):
@@ -130,6 +131,16 @@ class Comparison:
         result = self.results.get((label, seed))
         column = result.scores[0].clients.get(measure) if result and result.scores else None
         return None if column is None else np.array(column, float)
+
+    def reliability(self, label: str) -> list[Table]:
+        """How often a row's predictions of a confidence are right, seeds together; none if a seed has not kept it."""
+        own = [r.scores[0].reliability for s in self.seeds if (r := self.results.get((label, s))) and r.scores]
+        if not own or not all(own):
+            return []
+        bins = np.array(own)  # seeds, bins, three
+        count = bins[..., 2].sum(0)
+        sure, right = ((bins[..., i] * bins[..., 2]).sum(0) / np.maximum(count, 1) for i in (0, 1))
+        return [{"confidence": c, "accuracy": a, "count": n} for c, a, n in np.stack([sure, right, count], 1).tolist()]
 
     def facts(self, name: str) -> list[Any]:
         """The distinct values of a fact over all runs, in their order."""
@@ -363,7 +374,7 @@ def write_all(found: Comparison, folder: Path, command: str) -> None:
     """table.md, table.csv, table.json and clients.csv, with the same numbers."""
     write(folder / "table.md", markdown(found, command))
     write(folder / "table.csv", _csv(_flat(found, row) for row in found.rows))
-    write_json(folder / "table.json", to_json(found, command))
+    write_json(folder / TABLE, to_json(found, command))
     write(folder / "clients.csv", _csv(_clients(found)))
 
 

@@ -10,7 +10,7 @@ from fedabml.errors import InputError
 from fedabml.report.page import render
 from fedabml.report.read import read_runs
 
-__all__ = ["write"]
+__all__ = ["save", "write"]
 
 
 def write(runs: Sequence[Path], out: Path, title: str | None = None) -> Path:
@@ -21,10 +21,14 @@ def write(runs: Sequence[Path], out: Path, title: str | None = None) -> Path:
     """
     if not runs:
         raise InputError("There is no run to report on. Give at least one run folder.")
+    return save(render(read_runs(runs), title), out)
+
+
+def save(page: str, out: Path) -> Path:
+    """Write a page as `write` does."""
     out = Path(out)
     if out.is_dir():
         raise InputError(f"{out} is a folder. Name the page to write, such as {out / 'report.html'}.")
-    page = render(read_runs(runs), title)
     with write_aside(out) as file:
         file.write(page.encode())
     return out

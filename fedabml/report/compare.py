@@ -15,13 +15,13 @@ from fedabml.report.read import Client, Run
 from fedabml.report.svg import Series, scatter
 
 
-def render(found: Comparison, command: str) -> str:
+def render(found: Comparison, command: str, title: str | None = None) -> str:
     """The whole page; empty where fewer than two rows have numbers."""
     scored = [row for row in found.rows if row.scores]
     if len(scored) < 2:
         return ""
     runs = [_run(found, row, command) for row in scored]
-    return page.render(runs, titled(found), _summary(found, scored))
+    return page.render(runs, title or titled(found), _summary(found, scored))
 
 
 def _run(found: Comparison, row: Row, command: str) -> Run:
@@ -36,6 +36,7 @@ def _run(found: Comparison, row: Row, command: str) -> Run:
             clients.append(Client(f"{seed}.{i}", f"{name}, seed {seed}" if len(found.seeds) > 1 else name, values))
     summary: dict[str, Any] = {key: mean for key, (mean, _) in row.scores.items()}
     summary |= {"task": found.task, "split": found.split, "seconds": row.seconds, "bytes_up": row.traffic}
+    summary["reliability"] = found.reliability(row.label)
     about = {"dataset": Path(config.data).name if config.data else config.dataset or "digits"}
     told = {k: v for k, v in config.to_dict(everything=True).items() if v is not None and k not in ("dataset", "seed")}
     return Run(Path(row.label), told | about | {"command": command}, summary, clients=clients, name=row.label)
@@ -44,13 +45,15 @@ def _run(found: Comparison, row: Row, command: str) -> Run:
 def _summary(found: Comparison, scored: list[Row]) -> str:
     """The table, what it says, how sure it is, and who is harmed."""
     places = {row.label: i for i, row in enumerate(scored)}
-    head, cells = grid(found)
+    head, cells = grid(found, behind=True)
     rows = []
     for row, texts in zip(found.rows, cells, strict=True):
         means = [row.scores[c.key][0] if row.scores else None for c in found.columns]
         values = [*means, row.traffic, row.seconds, row.harm.share if row.harm else None]
+        if "behind" in head:
+            values.insert(head.index("behind") - 1, row.behind.mean if row.behind else None)
         rows.append(_line(places.get(row.label), texts, values, row.best))
-    notes = "".join(f'<p class="note">{text(line)}</p>' for line in explained(found))
+    notes = "".join(f'<p class="note">{text(line)}</p>' for line in explained(found, behind=True))
     table = page.table([(word, "") for word in head], rows)
     intervals = page.section("How sure the means are", [_intervals(found, scored)]) if len(found.seeds) > 1 else ""
     return f'<section aria-label="Summary">{table}{notes}</section>{intervals}{_harmed(found, places)}'

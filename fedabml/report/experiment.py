@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fedabml.report import page
 from fedabml.report.figures import Figure
-from fedabml.report.frame import LIGHT, PAGE, text
+from fedabml.report.frame import PAGE, text
 
 if TYPE_CHECKING:
     from fedabml.experiments.reproduce.findings import Findings, Sheet
@@ -26,7 +26,7 @@ def render(found: Findings, command: str, made: str) -> str:
         f"<section><h2>How it was made</h2><pre>{text(command)}</pre>{notes}</section>",
         "</main>",
     ]
-    data = {"runs": [], "colours": len(LIGHT.colours), "percent": True, "clients": [], "values": {}}
+    data = {"runs": [], "marks": [], "percent": True, "clients": [], "values": {}}
     return page.document(found.title, body, data)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from fedabml.report.frame import PAGE, Axis, finite, ticks
 from fedabml.report.read import Client, Run
-from fedabml.report.svg import Series, bars, histogram, line_chart, scatter
+from fedabml.report.svg import Series, bars, histogram, line_chart, ranges, scatter
 
 _TALL = replace(PAGE, height=350)
+_WIDE = "A wide layer is one where clients may differ; a narrow one is common knowledge that all of them share."
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,9 @@ def duel(runs: Sequence[Run], controls: str) -> Figure | None:
     names = [client.name for client in runs[group[0]].clients]
     points = Series("clients", values[1], values[0], tips=names)
     svg = scatter([points], title="Two runs, client by client", x=x, y=y, look=_TALL, diagonal=True)
-    reading = "One dot is one client, tested under both runs; its colour is that of the run that serves it better."
+    reading = (
+        "One dot is one client, tested under both runs; it has the colour and shape of the run that serves it better."
+    )
     return Figure("Two runs, client by client", svg, reading, controls=controls)
 
 
@@ -215,7 +218,7 @@ def entropy(runs: Sequence[Run]) -> list[Figure]:
         series = [Series(name, _shares(row)) for name, row in (("right", right), ("wrong", wrong))]
         heading = "Entropy, right and wrong" + (f": {run.name}" if len(runs) > 1 else "")
         x, y = Axis("entropy (nats)"), Axis("share of the right, of the wrong", "percent")
-        own = (PAGE.colours[i % len(PAGE.colours)], PAGE.ink if len(runs) > 1 else PAGE.colours[1])
+        own = (PAGE.style(i).colour, PAGE.ink if len(runs) > 1 else PAGE.colours[1])
         svg = histogram(known, series, title=heading, x=x, y=y, look=replace(_TALL, colours=own))
         reading = "Useful uncertainty piles up the wrong predictions at the right end and the right ones at the left."
         figures.append(Figure(heading, svg, reading, run=_slot(runs, i)))
@@ -227,13 +230,18 @@ def _shares(counts: Sequence[float | None]) -> list[float]:
     return [(c or 0.0) / total if total else 0.0 for c in counts]
 
 
-def prior_width(runs: Sequence[Run]) -> Figure | None:
-    """The prior's mean standard deviation per layer, of the runs that have learned one: equal widths are as set."""
+def prior_width(runs: Sequence[Run]) -> list[Figure]:
+    """How wide the prior is per layer, of the runs that have learned it: equal widths are as set.
+
+    A single run shows quartiles of its prior, where they can be read; several are held side by side by their means.
+    """
+    if len(runs) == 1 and (own := _layers(runs[0])):
+        return own
     rows = [{str(row.get("name")): finite(row.get("mean_std")) for row in run.table("prior_width")} for run in runs]
     rows = [row if _differ([v for v in row.values() if v is not None]) else {} for row in rows]
     layers = list(dict.fromkeys(name for row in rows for name in row))
     if not layers:
-        return None
+        return []
     series = [
         Series(run.name if len(runs) > 1 else "mean σ", [row.get(layer) for layer in layers], slot=_slot(runs, i))
         for i, (run, row) in enumerate(zip(runs, rows, strict=True))
@@ -241,8 +249,30 @@ def prior_width(runs: Sequence[Run]) -> Figure | None:
     ]
     x = Axis("mean standard deviation of the prior")
     svg = bars(layers, series, title="Where the prior is wide", x=x, look=PAGE)
-    reading = "A wide layer is one where clients may differ; a narrow one is common knowledge that all of them share."
-    return Figure("Where the prior is wide", svg, reading)
+    return [Figure("Where the prior is wide", svg, _WIDE)]
+
+
+def _layers(run: Run) -> list[Figure]:
+    """The quartiles of the prior's σ per layer, and those of its means; none where σ was not learned."""
+    layers = run.layers
+    if not _differ([v for parts in layers.values() for v in parts["σ"]]):
+        return []
+    figures, half = [], "A dot is a layer's median, its line the middle half of its weights."
+    for place, (name, heading, label, reading) in enumerate(
+        (
+            ("σ", "Where the prior is wide", "standard deviation σ of the prior", _WIDE),
+            ("|mean|", "How large its means are", "|mean| of the prior", "Where σ is as large, it hardly binds."),
+        )
+    ):
+        rows = [parts[name] for parts in layers.values()]
+        ends = [v for row in rows for v in row]
+        wide = min(ends) > 0 and max(ends) > 20 * min(ends)  # then powers of ten, else plain numbers
+        low, middle, high = zip(*([math.log10(v) if wide else v for v in row] for row in rows), strict=True)
+        look = replace(PAGE, colours=PAGE.colours[place:])
+        series = [Series(name, middle, low=low, high=high)]
+        svg = ranges(list(layers), series, title=heading, x=Axis(label, "power" if wide else "number"), look=look)
+        figures.append(Figure(heading, svg, f"{reading} {half}"))
+    return figures
 
 
 def _differ(values: Sequence[float]) -> bool:

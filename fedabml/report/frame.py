@@ -7,16 +7,55 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, SupportsFloat
+from typing import Literal, NamedTuple, SupportsFloat
 
 Span = tuple[float, float]
 
-# Six hues that stay apart for colour-blind readers, at least 4.5:1 against their paper; further series add dashes.
+# Six hues that stay apart for colour-blind readers, at least 4.5:1 against their paper. Four passes through them, each
+# with dashes, a shape of its dots (around 0, of radius 1) and an opacity of its bars, make 24 series look different.
 _ON_WHITE = ("#0067a5", "#c04a05", "#007a58", "#a03a7c", "#806000", "#4a5560")
 _ON_BLACK = ("#5ab4f0", "#ff8f52", "#3ccfa0", "#e79ac8", "#e6c54a", "#b4bfcc")
-_DASHES = ("", "7 4", "2 3")
+_PASSES = (
+    ("", "M-1 0a1 1 0 1 0 2 0a1 1 0 1 0-2 0z", 1.0),
+    ("7 4", "M0-1.3L1.3 0L0 1.3L-1.3 0z", 0.45),
+    ("2 3", "M0-1.3L1.25 .9H-1.25z", 0.1),
+    ("9 3 2 3", "M-1.3-.45h.85v-.85h.9v.85h.85v.9h-.85v.85h-.9v-.85h-.85z", 0.25),
+)
 _CHARACTER = 6.6  # mean width of a character at 12 px; only margins and legends depend on it
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what XML does not allow
+
+
+class Style(NamedTuple):
+    """How a series is told from the others: by its colour, then by its dashes, its dots' shape, its bars' opacity."""
+
+    colour: str
+    dashes: str
+    shape: str
+    opacity: float
+
+    @property
+    def plain(self) -> bool:
+        """Whether the colour alone tells it."""
+        return not self.dashes
+
+    def stroke(self, width: float = 2, extra: str = "") -> str:
+        """The attributes of its lines."""
+        dashes = f' stroke-dasharray="{self.dashes}"' if self.dashes else ""
+        return f'stroke="{self.colour}" stroke-width="{width:g}"{extra}{dashes}'
+
+    def mark(self, x: float, y: float, radius: float, extra: str = "") -> str:
+        """A dot, or the shape that stands for one."""
+        if self.plain:
+            return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{self.colour}"{extra}/>'
+        place = f'transform="translate({x:.1f} {y:.1f}) scale({radius:.1f})"'
+        return f'<path d="{self.shape}" {place} fill="{self.colour}"{extra}/>'
+
+    def key(self, x: float, y: float) -> str:
+        """What a legend shows of it, 20 wide (11 where colour suffices) and 11 high."""
+        if self.plain:
+            return f'<rect x="{x:.1f}" y="{y:.1f}" width="11" height="11" rx="1.5" fill="{self.colour}"/>'
+        line = f'<path d="M{x:.1f} {y + 5.5:.1f}h20" fill="none" {self.stroke()}/>'
+        return line + self.mark(x + 10, y + 5.5, 4)
 
 
 @dataclass(frozen=True)
@@ -31,6 +70,11 @@ class Look:
     width: int = 460
     height: int = 290
     embedded: bool = False
+
+    def style(self, slot: int) -> Style:
+        """The looks of the series in this place."""
+        turn, hue = divmod(slot, len(self.colours))
+        return Style(self.colours[hue], *_PASSES[turn % len(_PASSES)])
 
 
 LIGHT = Look()
@@ -110,7 +154,8 @@ def tick_labels(values: Sequence[float], kind: str) -> list[str]:
     if kind == "power":
         return [f"{float(f'{10**v:.2g}'):g}" for v in values]
     if max(map(abs, values)) >= 1e6 or decimals > 5:
-        return [f"{v:.3g}" for v in values]
+        digits = max(3, math.ceil(math.log10(max(map(abs, values)) / step)) + 1)
+        return [f"{v:.{digits}g}" for v in values]
     return [f"{v:.{decimals}f}" for v in values]
 
 
@@ -151,7 +196,8 @@ class Frame:
         if title and not look.embedded:
             self.top += 20
             self.write(4, self.top - 10, title, look.ink, 'font-size="15" font-weight="600"')
-        if len(legend) > 1:
+        self.keyed = len(legend) > 1
+        if self.keyed:
             self._legend(legend)
         if y.label:
             self.top += 14
@@ -178,18 +224,22 @@ class Frame:
         low, high = self.y_span
         return self.bottom - (value - low) / (high - low) * (self.bottom - self.top)
 
-    def colour(self, slot: int) -> str:
-        """The colour of a series."""
-        return self.look.colours[slot % len(self.look.colours)]
-
     def _legend(self, names: Sequence[str]) -> None:
+        """The series' names; on a page each is a button that hides its series in this picture."""
         across = 4.0
         for i, name in enumerate(names):
-            width = 40 + _CHARACTER * len(name)
+            style = self.look.style(i)
+            wide = 16 if style.plain else 25
+            width = wide + 24 + _CHARACTER * len(name)
             if across > 4 and across + width > self.look.width:
                 across, self.top = 4.0, self.top + 17
-            self.parts.append(self.box(across, self.top - 8, 11, 11, i))
-            self.write(across + 16, self.top + 2, name)
+            if self.look.embedded:
+                about = f'role="button" tabindex="0" aria-pressed="true" aria-label="{text(name)}" data-series="{i}"'
+                place = f'x="{across - 3:.1f}" y="{self.top - 12:.1f}" width="{width - 10:.1f}" height="18"'
+                self.parts.append(f'<g class="entry" {about}><rect {place} rx="4" fill="transparent"/>')
+            self.parts.append(style.key(across, self.top - 8))
+            self.write(across + wide, self.top + 2, name)
+            self.parts.append("</g>" if self.look.embedded else "")
             across += width
         self.top += 16
 
@@ -207,26 +257,25 @@ class Frame:
     def area(self, points: Iterable[Span], slot: int) -> str:
         """A pale area with this outline."""
         steps = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
-        return f'<path d="M{steps}Z" fill="{self.colour(slot)}" fill-opacity=".18"/>'
+        return f'<path d="M{steps}Z" fill="{self.look.style(slot).colour}" fill-opacity=".18"/>'
 
     def path(self, points: Iterable[Span], slot: int, thin: bool = False) -> str:
         """A line through data points."""
         steps = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
-        dash = _DASHES[slot // len(self.look.colours) % len(_DASHES)]
-        dashes = f' stroke-dasharray="{dash}"' if dash else ""
-        width = '"1" stroke-opacity=".4"' if thin else '"2"'
-        stroke = f'stroke="{self.colour(slot)}" stroke-width={width} stroke-linejoin="round"{dashes}'
-        return f'<path d="M{steps}" fill="none" {stroke}/>'
+        style = self.look.style(slot)
+        stroke = style.stroke(1, ' stroke-opacity=".4"') if thin else style.stroke()
+        return f'<path d="M{steps}" fill="none" {stroke} stroke-linejoin="round"/>'
 
     def dot(self, x: float, y: float, slot: int, radius: float, tip: str = "") -> str:
         """A data point."""
-        place = f'cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="{radius:.1f}"'
-        return f'<circle {place} fill="{self.colour(slot)}" fill-opacity=".8"{self._tip(tip)}/>'
+        return self.look.style(slot).mark(self.x(x), self.y(y), radius, f' fill-opacity=".8"{self._tip(tip)}')
 
     def box(self, x: float, y: float, width: float, height: float, slot: int) -> str:
         """A filled rectangle, as of a bar."""
         size = f'width="{max(width, 0):.1f}" height="{max(height, 0):.1f}"'
-        return f'<rect x="{x:.1f}" y="{y:.1f}" {size} rx="1.5" fill="{self.colour(slot)}"/>'
+        style = self.look.style(slot)
+        edge = "" if style.plain else f' fill-opacity="{style.opacity:g}" {style.stroke(1)}'
+        return f'<rect x="{x:.1f}" y="{y:.1f}" {size} rx="1.5" fill="{style.colour}"{edge}/>'
 
     def hit(self, x: float, y: float, width: float, height: float, tip: str) -> None:
         """Add an invisible rectangle that shows `tip` while the pointer is over it."""
@@ -240,13 +289,14 @@ class Frame:
     def svg(self) -> str:
         """The picture."""
         look, plot, head = self.look, "", f"<title>{text(self.title)}</title>"
+        role = "group" if look.embedded and self.keyed else "img"  # what is in an image, readers of a screen do not see
         if look.embedded:  # a <title> would make browsers show a tooltip of their own; the aria-label says the same
             numbers = (self.left, self.top, self.right, self.bottom, *self.x_span, *self.y_span)
             plot, head = f' data-plot="{" ".join(f"{v:.6g}" for v in numbers)}"', ""
         else:
             head += f'<rect width="100%" height="100%" fill="{look.paper}"/>'
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {look.width} {look.height}" role="img"'
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {look.width} {look.height}" role="{role}"'
             f' aria-label="{text(self.title)}" font-family="system-ui, sans-serif" font-size="12"{plot}>'
             f"{head}{''.join(self.parts)}</svg>"
         )

@@ -4,7 +4,6 @@
   const all = (query, at = document) => [...at.querySelectorAll(query)];
   const byId = (id) => document.getElementById(id);
   const data = JSON.parse(byId("data").textContent);
-  const colour = (run) => `var(--c${run % data.colours})`;
 
   // Theme: the system's wish, unless the address ends in #dark or #light or the button is pressed.
   const wish = location.hash.slice(1);
@@ -25,6 +24,21 @@
     });
   }
 
+  // The legend inside a picture: a name hides its series there, by pointer or keyboard.
+  for (const entry of all(".entry")) {
+    const press = () => {
+      const off = entry.getAttribute("aria-pressed") === "true";
+      entry.setAttribute("aria-pressed", String(!off));
+      for (const part of all(`[data-of="${entry.dataset.series}"]`, entry.closest("svg"))) part.classList.toggle("off", off);
+    };
+    entry.addEventListener("click", press);
+    entry.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      press();
+    });
+  }
+
   // Hover texts: what is under the pointer, or the nearest dot of the same picture within 24 pixels.
   const tip = byId("tip");
   let lit = null;
@@ -32,8 +46,10 @@
     const box = svg.getBoundingClientRect(), scale = svg.viewBox.baseVal.width / box.width;
     const x = (event.clientX - box.left) * scale, y = (event.clientY - box.top) * scale;
     let found = null, least = (24 * scale) ** 2, alike = 0;
-    for (const dot of all("g:not(.off) > circle[data-tip]", svg)) {
-      const distance = (dot.getAttribute("cx") - x) ** 2 + (dot.getAttribute("cy") - y) ** 2;
+    for (const dot of all("g:not(.off) > [data-tip]", svg)) {
+      const [cx, cy] = (dot.getAttribute("transform") || `(${dot.getAttribute("cx")} ${dot.getAttribute("cy")})`)
+        .match(/\((\S+) (\S+)\)/).slice(1);
+      const distance = (cx - x) ** 2 + (cy - y) ** 2;
       if (distance < least) [found, least, alike] = [dot, distance, 0];
       else if (distance === least) alike += 1;
     }
@@ -42,18 +58,19 @@
   function hover(event) {
     const over = event.target instanceof Element ? event.target : root;
     const svg = over.closest("svg");
-    const bar = over.closest("[data-tip]:not(circle)");
+    const bar = over.closest(".hit");
     const [at, words] = bar ? [bar, bar.dataset.tip] : (svg && svg.dataset.plot && nearest(svg, event)) || [null, ""];
     if (lit) lit.classList.remove("lit");
     lit = at;
     tip.hidden = !at;
     if (!at) return;
     at.classList.add("lit");
+    const gone = all(".entry[aria-pressed=false]", svg).map((entry) => `${entry.getAttribute("aria-label")}: `);
     tip.replaceChildren(...words.split("\n").flatMap((line) => {
       const run = data.runs.findIndex((name) => line.startsWith(`${name}: `));
-      if (hidden.has(run)) return [];
+      if (hidden.has(run) || gone.some((name) => line.startsWith(name))) return [];
       const row = document.createElement("div");
-      if (run >= 0) row.appendChild(document.createElement("i")).style.background = colour(run);
+      if (run >= 0) row.append(document.querySelector(`[data-legend="${run}"] i`).cloneNode(true));
       row.append(line);
       return [row];
     }));
@@ -96,16 +113,19 @@
     const place = (v, from, to) => from + (v - low) / (high - low) * (to - from);
     const write = (v) => data.percent ? `${(100 * v).toFixed(1)}%` : String(Number(v.toPrecision(4)));
     const [a, b] = [Number(across.value), Number(up.value)], wins = [0, 0, 0];
-    const group = svg.querySelector("g:last-of-type"), radius = group.querySelector("circle")?.getAttribute("r") || 3;
+    const group = svg.querySelector("g:last-of-type");
+    group.dataset.radius ??= group.querySelector("circle")?.getAttribute("r") || 3;
     group.replaceChildren(...data.clients.flatMap((client, i) => {
       const [x, y] = [data.values[a][i], data.values[b][i]];
       if (x === null || y === null) return [];
       const winner = x === y ? 2 : (y > x) === data.percent ? 1 : 0;
       wins[winner] += 1;
-      const dot = document.createElementNS("http://www.w3.org/2000/svg", "circle");
-      const fill = ["fill", winner === 2 ? "var(--muted)" : colour([a, b][winner])];
-      const size = [["cx", place(x, left, right)], ["cy", place(y, bottom, top)], ["r", radius], ["fill-opacity", 0.8]];
-      for (const [key, value] of [fill, ...size]) dot.setAttribute(key, value);
+      const dot = document.createElementNS("http://www.w3.org/2000/svg", "path");
+      const { colour, shape } = winner === 2 ? { ...data.marks[0], colour: "var(--muted)" } : data.marks[[a, b][winner]];
+      const put = `translate(${place(x, left, right)} ${place(y, bottom, top)}) scale(${group.dataset.radius})`;
+      for (const [key, value] of Object.entries({ d: shape, fill: colour, "fill-opacity": 0.8, transform: put })) {
+        dot.setAttribute(key, value);
+      }
       dot.dataset.tip = `${client}\n${data.runs[a]}: ${write(x)}\n${data.runs[b]}: ${write(y)}`;
       return [dot];
     }));

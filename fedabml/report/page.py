@@ -10,7 +10,7 @@ from typing import Any
 
 from fedabml.report import figures
 from fedabml.report.figures import Figure
-from fedabml.report.frame import DARK, LIGHT, Look, text
+from fedabml.report.frame import DARK, LIGHT, PAGE, Look, text
 from fedabml.report.measures import MEASURES, MISSING, TILES, Measure, decimals, percent
 from fedabml.report.read import Run
 
@@ -46,7 +46,7 @@ def render(runs: Sequence[Run], title: str | None = None, summary: str = "") -> 
             _client_tables(runs),
         ),
         section("Uncertainty", [figures.reliability(runs), *figures.entropy(runs), figures.coverage(runs)]),
-        section("Prior and data" if width else "Data", [width, *figures.partitions(runs)]),
+        section("Prior and data" if width else "Data", [*width, *figures.partitions(runs)]),
         _configuration(runs),
         "</main>",
     ]
@@ -100,7 +100,7 @@ def _data(runs: Sequence[Run]) -> dict[str, Any]:
     group, metric = figures.comparable(runs), runs[0].metric
     return {
         "runs": [run.name for run in runs] if len(runs) > 1 else [],
-        "colours": len(LIGHT.colours),
+        "marks": [PAGE.style(i)._asdict() for i in range(len(runs))] if len(runs) > 1 else [],
         "percent": not runs[0].regression,
         "clients": [client.name for client in runs[group[0]].clients] if group else [],
         "values": {i: [client.values.get(metric) for client in runs[i].clients] for i in group},
@@ -158,7 +158,11 @@ def _legend(runs: Sequence[Run]) -> str:
 
 
 def swatch(run: int) -> str:
-    return f'<i style="background:var(--c{run % len(LIGHT.colours)})"></i>'
+    """A run's colour and shape, as its legend entry and its rows show them."""
+    style = PAGE.style(run)
+    width = 11 if style.plain else 20
+    size = f'viewBox="0 0 {width} 11" width="{width}" height="11"'
+    return f'<i><svg {size} aria-hidden="true">{style.key(0, 0)}</svg></i>'
 
 
 def _comparison(runs: Sequence[Run]) -> str:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from fedabml.errors import InputError
 from fedabml.report.frame import finite
 from fedabml.report.sanitise import plain_svg
 
 Record = Mapping[str, Any]
+Quartiles = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,11 @@ class Run:
             if key in source:
                 pairs.append((float(line["round"]), finite(source[key])))
         return [p[0] for p in pairs], [p[1] for p in pairs]
+
+    @property
+    def layers(self) -> dict[str, Mapping[str, Quartiles]]:
+        """Of every layer, the quartiles of a Gaussian prior's σ and of its |mean|; empty for other priors."""
+        return _layers(self.folder / "shared.safetensors")
 
     def table(self, key: str) -> list[Record]:
         """A list of records in the summary, such as `reliability`; empty if it is missing."""
@@ -231,6 +241,34 @@ def _clients(path: Path) -> list[Client]:
     except csv.Error as error:
         raise _damaged(path, str(error)) from None
     return clients
+
+
+def _layers(path: Path) -> dict[str, Mapping[str, Quartiles]]:
+    """The layers of shared.safetensors, read as far as they are needed and without torch."""
+    if not path.is_file():
+        return {}
+    found = {}
+    try:
+        with safe_open(path, framework="np") as file:
+            if not {"shared.mean", "shared.logstd"} <= {*file.keys()}:
+                return {}
+            layout = json.loads(file.metadata()["fedabml"])["layout"]
+            parts = {"|mean|": np.abs(file.get_tensor("shared.mean")), "σ": np.exp(file.get_tensor("shared.logstd"))}
+        ends = np.cumsum([math.prod(shape) for _, shape in layout])
+        for name, values in parts.items():
+            pieces = np.split(values, ends[:-1])
+            if len(values) != ends[-1]:
+                raise ValueError(f"{name} does not fit the layout")
+            if not np.isfinite(values).all():
+                return {}
+            found[name] = [tuple(np.quantile(piece, (0.25, 0.5, 0.75)).tolist()) for piece in pieces]
+    except (SafetensorError, KeyError, TypeError, ValueError, IndexError, OSError) as error:
+        raise _damaged(path, f"it is not a prior that fedabml wrote ({type(error).__name__})") from error
+    return {
+        str(layer): {name: rows[i] for name, rows in found.items()}
+        for i, (layer, _) in enumerate(layout)
+        if layer != "likelihood"  # the likelihood's own entries are no layer
+    }
 
 
 def _cell(cell: str, path: Path, line: int) -> float | None:

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from fedabml.report.frame import DARK, LIGHT, PAGE, Axis, Frame, Look, Span, finite, ticks
 
-__all__ = ["DARK", "LIGHT", "PAGE", "Axis", "Look", "Series", "bars", "histogram", "line_chart", "scatter"]
+__all__ = ["DARK", "LIGHT", "PAGE", "Axis", "Look", "Series", "bars", "histogram", "line_chart", "ranges", "scatter"]
 
 _HITS = 240  # at most this many hover columns in a chart
 _ROW = 26  # height of a row of horizontal bars
@@ -26,7 +26,7 @@ _ROW = 26  # height of a row of horizontal bars
 class Series:
     """A named row of values. `x` counts 1, 2, ... when it is left out; `tips` and `sizes` (radii) go with the points.
 
-    `slot` picks the colour, by default the place in the list. A slot that is given is also the number of the page's
+    `slot` picks the looks, by default the place in the list. A slot that is given is also the number of the page's
     legend entry, which then names and hides the series; the picture itself draws no legend. `low` and `high` are the
     ends of a band around a line; a `thin` line is one among many, without hover texts.
     """
@@ -65,7 +65,7 @@ def line_chart(
         slot = place if s.slot is None else s.slot
         parts = [frame.area(s.band(), slot)] if s.low else []
         parts += [frame.path(p, slot, s.thin) if len(p) > 1 else frame.dot(*p[0], slot, 3.5) for p in _pieces(row)]
-        _group(frame, s, parts)
+        _group(frame, s, place, parts)
         for point in filter(None, () if s.thin else row):
             columns.setdefault(point[0], []).append(f"{s.name}: {y.write(point[1])}")
     at = sorted(columns)[:: math.ceil(len(columns) / _HITS) or 1]
@@ -113,7 +113,7 @@ def scatter(
             if point:
                 tip = s.tips[i] if s.tips else f"{s.name}: {x.write(point[0])}, {y.write(point[1])}"
                 parts.append(frame.dot(*point, slot, s.sizes[i] if s.sizes else radius, tip))
-        _group(frame, s, parts)
+        _group(frame, s, place, parts)
     return frame.svg()
 
 
@@ -124,21 +124,56 @@ def bars(
     values = [[finite(v) for v in s.y] for s in series]
     x = x or Axis()
     low, high = x.cover([0.0, *(v for row in values for v in row)])
-    look = replace(look, height=max(_ROW, 9 * len(series) + 8) * max(len(labels), 1) + 96)
-    frame = Frame(look, title, x, Axis(), ((low, high), (0.0, 1.0)), _legend(series), y_names=labels or ("",))
-    row_height = abs(frame.y(1) - frame.y(0))
-    thick = (row_height - 6) / max(len(series), 1)
+    frame, thick = _rows(labels, series, title, x, (low, high), look)
     for place, (s, row) in enumerate(zip(series, values, strict=True)):
         parts, slot = [], place if s.slot is None else s.slot
         for i, value in enumerate(row):
             if value is not None:
                 left, right = sorted((frame.x(max(low, 0.0)), frame.x(value)))
                 parts.append(frame.box(left, frame.y(i) + 3 + place * thick, right - left, thick - 1, slot))
-        _group(frame, s, parts)
+        _group(frame, s, place, parts)
     for i, label in enumerate(labels):
         tips = [f"{s.name}: {x.write(v)}" for s, row in zip(series, values, strict=True) if (v := row[i]) is not None]
-        frame.hit(frame.left, frame.y(i), frame.right - frame.left, row_height, "\n".join([label, *tips]))
+        _row_hit(frame, i, label, tips)
     return frame.svg()
+
+
+def ranges(
+    labels: Sequence[str], series: Sequence[Series], *, title: str, x: Axis | None = None, look: Look = LIGHT
+) -> str:
+    """Horizontal lines from `low` to `high` with a dot at the value: a row per label, in it a line per series."""
+    x = x or Axis()
+    values = [[[finite(v) for v in part] for part in (s.low, s.y, s.high)] for s in series]
+    frame, thick = _rows(labels, series, title, x, x.cover(v for s in values for part in s for v in part), look)
+    tips: list[list[str]] = [[] for _ in labels]
+    for place, (s, columns) in enumerate(zip(series, values, strict=True)):
+        parts, slot = [], place if s.slot is None else s.slot
+        for i, (low, middle, high) in enumerate(zip(*columns, strict=True)):
+            if middle is None:
+                continue
+            down = (3 + (place + 0.5) * thick) / (frame.y(1) - frame.y(0))  # in rows
+            ends = [middle if low is None else low, middle if high is None else high]
+            parts += [frame.path([(v, i + down) for v in ends], slot), frame.dot(middle, i + down, slot, 3.5)]
+            tips[i].append(f"{s.name}: {x.write(middle)} ({x.write(ends[0])} to {x.write(ends[1])})")
+        _group(frame, s, place, parts)
+    for i, label in enumerate(labels):
+        _row_hit(frame, i, label, tips[i])
+    return frame.svg()
+
+
+def _rows(
+    labels: Sequence[str], series: Sequence[Series], title: str, x: Axis, span: Span, look: Look
+) -> tuple[Frame, float]:
+    """A frame that grows with its rows, one per label, and how much of a row each series has."""
+    look = replace(look, height=max(_ROW, 9 * len(series) + 8) * max(len(labels), 1) + 96)
+    frame = Frame(look, title, x, Axis(), (span, (0.0, 1.0)), _legend(series), y_names=labels or ("",))
+    return frame, (frame.y(1) - frame.y(0) - 6) / max(len(series), 1)
+
+
+def _row_hit(frame: Frame, row: int, label: str, tips: Iterable[str]) -> None:
+    """The hover text of a row."""
+    height = frame.y(1) - frame.y(0)
+    frame.hit(frame.left, frame.y(row), frame.right - frame.left, height, "\n".join([label, *tips]))
 
 
 def histogram(
@@ -161,7 +196,7 @@ def histogram(
             if value is not None:
                 left = frame.x(low) + 1 + place * width
                 parts.append(frame.box(left, frame.y(value), width, frame.bottom - frame.y(value), slot))
-        _group(frame, s, parts)
+        _group(frame, s, place, parts)
     for i, (low, high) in enumerate(pairwise(edges)):
         tips = [f"{s.name}: {y.write(v)}" for s, row in zip(series, values, strict=True) if (v := row[i]) is not None]
         tip = "\n".join([f"{x.label} {x.write(low)} to {x.write(high)}", *tips])
@@ -184,6 +219,8 @@ def _pieces(row: Iterable[Span | None]) -> list[list[Span]]:
     return [piece for piece in pieces if piece]
 
 
-def _group(frame: Frame, series: Series, parts: Iterable[str]) -> None:
-    run = "" if series.slot is None else f' data-run="{series.slot}"'
+def _group(frame: Frame, series: Series, place: int, parts: Iterable[str]) -> None:
+    """The parts of a series, to be hidden by the page's legend or by the picture's own."""
+    own = f' data-of="{place}"' if frame.keyed and frame.look.embedded else ""
+    run = own if series.slot is None else f' data-run="{series.slot}"'
     frame.parts.append(f"<g{run}>{''.join(parts)}</g>")

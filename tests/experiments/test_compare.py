@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -159,6 +160,87 @@ def test_the_page_stands_alone(whole):
     page = (whole[0] / "report.html").read_text()
     assert "≈ not distinguishable" in page and "Means and intervals" in page and "Clients against Local only" in page
     assert "★" not in page and "client-3, seed 2" in page and "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_the_page_has_what_rows_lack_to_the_best(whole):
+    page = (whole[0] / "report.html").read_text()
+    summary = page[page.index('aria-label="Summary"') :]
+    heads = re.findall(r'<th scope="col"><button type="button" title="">([^<]*)', summary[: summary.index("</thead>")])
+    cells = [re.findall(r"<td([^>]*)>([^<]*)", line)[heads.index("behind") - 1] for line in _lines(summary)]
+    written = (whole[0] / "table.md").read_text()
+    for row, (attributes, words) in zip(json.loads((whole[0] / "table.json").read_text())["rows"], cells, strict=True):
+        lead, half = row["behind"], row["behind_half"]
+        assert words == ("–" if lead is None else f"{100 * lead:.2f} ± {100 * half:.2f}") and f"| {words} |" in written
+        assert attributes == ("" if lead is None else f' data-v="{lead:.9g}"')
+    assert cells[0][1] == "–" != cells[1][1] and "Behind: the best&#x27;s lead over it ± half" in page
+
+
+def test_the_page_shows_how_reliable_the_rows_are(whole, finished, idle):
+    results = [Result.of(line) for line in lines(finished)]
+    for result in results:
+        bins = np.array(result.scores[0].reliability)
+        gaps = np.abs(bins[:, 0] - bins[:, 1]) @ bins[:, 2] / bins[:, 2].sum()
+        assert gaps == pytest.approx(result.scores[0].summary["ece"], abs=1e-4)
+    of = [np.array(r.scores[0].reliability) for r in results if r.label == "fedavg"]
+    best = max(range(len(of[0])), key=lambda i: sum(bins[i, 2] for bins in of))
+    count, right = sum(b[best, 2] for b in of), sum(b[best, 1] * b[best, 2] for b in of)
+    told = re.findall(r"fedavg: ([\d.]+)% right at confidence [\d.]+%&#10;(\d+) predictions", read_page(whole[0]))
+    assert (f"{100 * right / count:.1f}", f"{count:.0f}") in told
+
+    content = (json.loads(line) for line in lines(finished))  # cells of a version that did not keep it
+    old = [c | {"scores": [{k: v for k, v in s.items() if k != "reliability"} for s in c["scores"]]} for c in content]
+    (finished / "cells.jsonl").write_text("".join(json.dumps(c) + "\n" for c in old))
+    run("report", finished)
+    assert "<h3>Reliability</h3>" not in read_page(finished) and "<h3>Reliability</h3>" in read_page(whole[0])
+
+
+def read_page(folder):
+    return (folder / "report.html").read_text()
+
+
+def test_its_report_is_drawn_anew_from_the_cells_alone(finished, idle, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedabml.experiments.study.load", lambda *_: pytest.fail("data were read"))
+    before = {file.name: file.read_bytes() for file in finished.iterdir()}
+    (finished / "report.html").unlink()
+    assert f"report   {finished / 'report.html'}" in run("report", finished).stdout
+    same = {file.name: file.read_bytes() for file in finished.iterdir()}
+    told = [files["report.html"].split(b"fedabml compare")[0] for files in (same, before)]  # the folder is another
+    assert same.keys() == before.keys() and told[0] == told[1]
+    assert all(same[name] == before[name] for name in before if name != "report.html")
+    run("report", finished, "--out", tmp_path / "x.html", "--title", "Mine")
+    assert "<title>Mine</title>" in (tmp_path / "x.html").read_text()
+
+
+def test_its_report_is_refused_until_it_is_finished(finished, idle, tmp_path):
+    run("train", *SMALL, "--out", tmp_path / "run", "--quiet")
+    assert "report them apart" in refused_report(finished, tmp_path / "run")
+    shutil.copytree(finished, tmp_path / "twin")
+    assert "--title out" in refused_report(finished, tmp_path / "twin", "--title", "x")
+    assert run("report", finished, tmp_path / "twin").stdout.count("report.html") == 2
+    (finished / "cells.jsonl").write_text("".join(line + "\n" for line in lines(finished)[:-2]))
+    said = refused_report(finished)
+    assert "2 of 9 runs are missing" in said and f"fedabml compare --resume --out {finished}" in said
+    (tmp_path / "twin/table.json").write_text('{"rows": [1]}')
+    assert "table.json" in refused_report(tmp_path / "twin")
+
+
+def test_a_row_that_was_refused_stays_so_in_its_report(tmp_path, monkeypatch):
+    words = ["--algorithms", "local,fedavg,fedrep", "--seeds", 1, "--out", "run"]
+    run("compare", *SMALL, *words)
+    monkeypatch.setattr("fedabml.experiments.compare._refused", lambda *_: pytest.fail("rows were tried"))
+    page = (tmp_path / "run/report.html").read_text()
+    run("report", "run")
+    assert (tmp_path / "run/report.html").read_text() == page and "– fedrep: " in page
+
+
+def refused_report(*words):
+    said = run("report", *words, code=2).stderr
+    assert said.startswith("Error: ") and said.count("\n") == 1 and "Traceback" not in said
+    return said
+
+
+def _lines(section):
+    return re.findall(r"<tr[ >].*?</tr>", section[section.index("<tbody>") : section.index("</tbody>")])
 
 
 @pytest.mark.parametrize("width", [80, 110, 140])

@@ -246,6 +246,38 @@ def test_an_interrupted_run_goes_on_and_a_finished_cell_never_runs_twice(tmp_pat
     assert len(ran) == 4 and {row["seeds"] for row in records(tmp_path)} == {"2"}
 
 
+def test_a_report_is_drawn_anew_and_nothing_is_trained(tmp_path, monkeypatch):
+    out, words = tmp_path / "out", WORDS | {"trials": 1, "machine": {"device": "cpu"}}
+    quick("table1", out, protocol="tuned", **words)
+    page = out / "report.html"
+    before, table = page.read_text(), (out / "table.md").stat().st_mtime_ns
+    monkeypatch.setattr(runner, "run_together", lambda *_: pytest.fail("a cell ran"))
+    page.unlink()
+    command("report", out)
+    stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d"
+    assert re.sub(stamp, "", page.read_text()) == re.sub(stamp, "", before)
+    assert (out / "table.md").stat().st_mtime_ns == table
+    command("report", out, "--title", "Mine", "--out", tmp_path / "x.html")
+    assert "<h1>Mine</h1>" in (tmp_path / "x.html").read_text()
+
+    (out / "tune").rename(out.parent / "tune")  # where `reproduce all` has it
+    command("report", out)
+    (out.parent / "tune").rename(tmp_path / "away")
+    assert "searches" in command("report", out, code=2).stderr
+    (tmp_path / "away").rename(out / "tune")
+    cells = out / "tune/digits/local/cells.jsonl"
+    kept = cells.read_text()
+    cells.write_text("")
+    assert "is not finished" in command("report", out, code=2).stderr
+    cells.write_text(kept)
+    (out / "cells.jsonl").write_text((out / "cells.jsonl").read_text().splitlines(keepends=True)[0])
+    said = command("report", out, code=2).stderr
+    assert "(at least 1)" in said and "fedabml reproduce table1 --protocol tuned --quick" in said
+    for content, words in (('{"experiment": "tabel1", "run": {}}', "does not know"), ("{}", "not a request")):
+        (out / "reproduce.json").write_text(content)
+        assert words in command("report", out, code=2).stderr
+
+
 def test_cells_of_another_version_are_not_mixed_in_silently(tmp_path):
     quick("table1", tmp_path, **WORDS)
     lines = (tmp_path / "cells.jsonl").read_text().splitlines(keepends=True)

@@ -16,10 +16,12 @@ MakeRun = Callable[..., Path]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to open the page")
 
-# Presses and moves as a reader would, then writes what came of it into attributes of <html>.
-ACTIONS = """
+# What came of a reader's presses and moves is written into attributes of <html>.
+HELPERS = """
 const note = (name, value) => document.documentElement.setAttribute("data-saw-" + name, value);
 const one = (query) => document.querySelector(query);
+"""
+ACTIONS = """
 note("wide", document.documentElement.scrollWidth - innerWidth);
 one("[data-legend='1']").click();
 const gone = (part) => getComputedStyle(part).display === "none";
@@ -55,17 +57,70 @@ def visit(page: Path, profile: Path, width: int = 1200, fragment: str = "") -> t
     return dict(re.findall(r'([\w-]+)="([^"]*)"', root[0])), complaints
 
 
+def acting(page: Path, script: str) -> Path:
+    """The page with a script that plays its reader."""
+    page.write_text(page.read_text().replace("</body>", f"<script>{script}</script></body>"))
+    return page
+
+
 def test_a_run_opens_without_complaint(make_run: MakeRun, tmp_path: Path) -> None:
     page = write([make_run(clients=1, rounds=1)], tmp_path / "r.html")
     root, complaints = visit(page, tmp_path / "profile", fragment="#dark")
     assert complaints == "" and root["data-ready"] == "true" and root["data-theme"] == "dark"
 
 
+def test_runs_of_one_colour_are_told_by_their_shapes(make_run: MakeRun, tmp_path: Path) -> None:
+    look = """
+    one("#up").value = "6"; one("#up").dispatchEvent(new Event("change"));
+    const dots = [...one("#up").closest("figure").querySelectorAll("[data-tip]")];
+    const of = (shape) => dots.filter((dot) => dot.getAttribute("d").includes(shape));
+    const fills = (shape) => of(shape).map((dot) => dot.getAttribute("fill"));
+    note("round", [...new Set(fills("a1"))]); note("pointed", [...new Set(fills("L"))]);
+    const dot = one("g[data-run='6'] > path[data-tip]"), box = dot.getBoundingClientRect();
+    const near = { bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + box.height / 2 };
+    dot.closest("svg").dispatchEvent(new PointerEvent("pointermove", near));
+    note("tip", one("#tip").innerText.replaceAll("\\n", "|")); note("key", one("#tip i path") !== null);
+    """
+    runs = [make_run(f"r{i}", algorithm=f"r{i}", clients=9, seed=i, skill=0.9) for i in range(7)]
+    saw, complaints = visit(acting(write(runs, tmp_path / "r.html"), HELPERS + look), tmp_path / "profile")
+    assert complaints == "" and {saw["data-saw-round"], saw["data-saw-pointed"]} == {"var(--c0)"}
+    assert re.match(r"clinic \d+\|r6: [\d.]+%", saw["data-saw-tip"]) and saw["data-saw-key"] == "true"
+
+
+def test_a_picture_hides_the_series_whose_name_is_pressed(make_run: MakeRun, tmp_path: Path) -> None:
+    look = """
+    const svg = one("svg[aria-label='Accuracy per round']"), entry = svg.querySelector("[aria-label='prior alone']");
+    const seen = (g) => getComputedStyle(g).display !== "none";
+    const shown = () => [...svg.querySelectorAll("[data-of]")].map(seen).join();
+    const press = (key) => entry.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+    const tip = () => {
+      const hit = svg.querySelector(".hit"), box = hit.getBoundingClientRect();
+      hit.dispatchEvent(new PointerEvent("pointermove", { bubbles: true, clientX: box.x + 1, clientY: box.y + 1 }));
+      return one("#tip").innerText.replaceAll("\\n", "|");
+    };
+    entry.focus();
+    note("focus", document.activeElement === entry);
+    note("before", shown()); note("tip-before", tip());
+    note("taken", !press(" ")); note("space", shown() + " " + entry.getAttribute("aria-pressed")); note("tip", tip());
+    press("a"); note("letter", shown());
+    press("Enter"); note("enter", shown() + " " + entry.getAttribute("aria-pressed"));
+    entry.querySelector("text").dispatchEvent(new MouseEvent("click", { bubbles: true })); note("click", shown());
+    const others = [...document.querySelectorAll("[data-of]")].filter((g) => !svg.contains(g));
+    note("others", others.length && others.every(seen));
+    """
+    page = acting(write([make_run()], tmp_path / "r.html"), HELPERS + look)
+    saw, complaints = visit(page, tmp_path / "profile", width=500)
+    assert complaints == "" and saw["data-saw-focus"] == saw["data-saw-taken"] == saw["data-saw-others"] == "true"
+    assert saw["data-saw-before"] == "true,true" and "|prior alone: " in saw["data-saw-tip-before"]
+    assert saw["data-saw-space"] == "true,false false" and saw["data-saw-letter"] == "true,false"
+    assert re.fullmatch(r"round 1\|personal models: [\d.]+%", saw["data-saw-tip"])
+    assert saw["data-saw-enter"] == "true,true true" and saw["data-saw-click"] == "true,false"
+
+
 def test_a_comparison_answers_its_reader_on_a_phone(make_run: MakeRun, tmp_path: Path) -> None:
     long = "a-rather-long-algorithm-name-" * 3
     runs = [make_run(n, algorithm=n, nll=v) for n, v in (("a", 0.5), ("b", None), ("c", 0.3), (long, 0.4))]
-    page = write(runs, tmp_path / "r.html")
-    page.write_text(page.read_text().replace("</body>", f"<script>{ACTIONS}</script></body>"))
+    page = acting(write(runs, tmp_path / "r.html"), HELPERS + ACTIONS)
     saw, complaints = visit(page, tmp_path / "profile", width=500)
     assert complaints == "" and saw["data-ready"] == "true"
     assert float(saw["data-saw-wide"]) <= 0

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
+from functools import partial
 from xml.etree import ElementTree
 
 import pytest
 
 from fedabml.report.frame import Axis, finite, text, tick_labels, ticks
-from fedabml.report.svg import DARK, LIGHT, PAGE, Look, Series, bars, histogram, line_chart, scatter
+from fedabml.report.svg import DARK, LIGHT, PAGE, Look, Series, bars, histogram, line_chart, ranges, scatter
 
 NAN = float("nan")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -22,7 +25,7 @@ def test_ticks_are_round_and_cover_the_range() -> None:
     assert ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert ticks(0.13, 0.97)[0] <= 0.13 and ticks(0.13, 0.97)[-1] >= 0.97
     assert ticks(1, 3, whole=True) == [1, 2, 3]
-    for low, high in ((-1e-9, 1e-9), (1e12, 3e12), (2.301, 2.302), (-5, 7)):
+    for low, high in ((-1e-9, 1e-9), (1e12, 3e12), (2.301, 2.302), (-5, 7), (0.018316, 0.018322)):
         found = ticks(low, high)
         assert 3 <= len(found) <= 8 and found[0] <= low + 1e-15 and found[-1] >= high - 1e-15
         assert len(set(tick_labels(found, "number"))) == len(found)
@@ -62,6 +65,19 @@ def test_bars_are_as_long_as_their_values() -> None:
     assert len(lengths) == 2 and lengths[1] == pytest.approx(2 * lengths[0], abs=0.2)
 
 
+def test_ranges_reach_from_low_to_high_around_their_values() -> None:
+    rows = Series("s", [2.0, None, 3.0], low=[1.0, 1.0, None], high=[4.0, 2.0, 3.5])
+    svg = ranges(["a", "b", "c"], [rows], title="t", x=Axis("", span=(0.0, 4.0)), look=PAGE)
+    left, _, right, *_ = (float(v) for v in ElementTree.fromstring(svg).get("data-plot", "").split())
+    dots = [(float(c.get("cx", "")) - left) / (right - left) * 4 for c in shapes(svg, "circle")]
+    assert dots == pytest.approx([2.0, 3.0], abs=0.01)
+    lines = [re.findall(r"[\d.]+(?= )", p.get("d", "")) for p in shapes(svg, "path")]
+    spans = [[(float(v) - left) / (right - left) * 4 for v in line] for line in lines]
+    assert spans == [pytest.approx([1.0, 4.0], abs=0.01), pytest.approx([3.0, 3.5], abs=0.01)]
+    tips = [r.get("data-tip") for r in shapes(svg, "rect") if r.get("data-tip")]
+    assert tips == ["a\ns: 2 (1 to 4)", "b", "c\ns: 3 (3 to 3.5)"]
+
+
 def test_histogram_bars_are_as_tall_as_their_shares() -> None:
     svg = histogram([0, 1, 2], [Series("s", [0.2, 0.4])], title="t")
     heights = [float(r.get("height", "0")) for r in shapes(svg, "rect") if r.get("rx")]
@@ -73,6 +89,20 @@ def test_a_picture_for_a_readme_stands_alone() -> None:
     assert shapes(svg, "title")[0].text == "Loss & more"
     assert "var(" not in svg and "data-tip" not in svg and DARK.paper in svg
     assert "<a>" in [t.text for t in shapes(svg, "text")]
+
+
+def test_the_legend_of_a_picture_is_of_buttons_on_a_page_alone() -> None:
+    series = [Series("a", [1, 2]), Series("b", [2, 1])]
+    alone, page = (line_chart(series, title="t", look=look) for look in (LIGHT, PAGE))
+    assert "<g>" in alone and "button" not in alone and 'role="img"' in alone
+    entries = [g for g in shapes(page, "g") if g.get("role") == "button"]
+    assert [(g.get("aria-label"), g.get("tabindex"), g.get("data-series")) for g in entries] == [
+        ("a", "0", "0"),
+        ("b", "0", "1"),
+    ]
+    assert [g.get("data-of") for g in shapes(page, "g")] == [None, None, "0", "1"] and 'role="group"' in page
+    lone = line_chart(series[:1], title="t", look=PAGE)
+    assert "data-of" not in lone and 'role="img"' in lone
 
 
 def test_hover_texts_name_the_series_and_their_values() -> None:
@@ -102,6 +132,21 @@ def test_text_is_safe_in_content_and_attributes() -> None:
 @pytest.mark.parametrize("value", [None, True, "1", NAN, float("inf"), 10**400, [1]])
 def test_what_cannot_be_drawn_is_no_number(value: object) -> None:
     assert finite(value) is None
+
+
+@pytest.mark.parametrize("look", [LIGHT, DARK, PAGE])
+@pytest.mark.parametrize("draw", [line_chart, scatter, partial(bars, ["row"])])
+def test_two_dozen_series_look_different_and_their_keys_do(look: Look, draw: Callable[..., str]) -> None:
+    names = [f"s{i}" for i in range(24)]
+    svg = draw([Series(name, [1.0, 2.0][: 1 if draw not in (line_chart, scatter) else 2]) for name in names],
+               title="t", look=look)  # fmt: skip
+    looks = ("fill", "fill-opacity", "stroke", "stroke-dasharray")
+    groups = (g for g in ElementTree.fromstring(svg).iter(f"{SVG}g") if g.get("class") != "entry")
+    drawn = [(p.tag, p.get("transform") and p.get("d"), *map(p.get, looks)) for g in groups for p in list(g)[:1]]
+    assert len(drawn) == len(set(drawn)) == 24
+    keys = re.findall(r"(<(?:rect|path)[^>]*>(?:<path[^>]*>)?)<text[^>]*>s\d+</text>", svg)
+    unplaced = {re.sub(r'(?<= )(x|y)="[^"]*"|translate\([^)]*\)|M[\d. ]+h20', "", key) for key in keys}
+    assert len(keys) == len(unplaced) == 24
 
 
 @pytest.mark.parametrize("look", [LIGHT, DARK])

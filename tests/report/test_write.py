@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import json
+import math
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from fedabml.errors import InputError
 from fedabml.report import write
@@ -204,6 +209,49 @@ def test_a_width_that_was_not_learned_is_not_drawn(make_run: MakeRun, tmp_path: 
         assert "Where the prior is wide" not in outline.headings and "Data" in outline.headings
     _, outline = page_of(write([*runs, make_run("c", algorithm="c")], tmp_path / "r.html"))
     assert "Where the prior is wide" in outline.headings
+
+
+LAYOUT = [["fc1.weight", [3, 2]], ["fc1.bias", [3]], ["likelihood", [1]]]
+
+
+def save_prior(run: Path, logstd: list[float] | None, layout: object = LAYOUT, kind: str = "fedabml") -> None:
+    tensors = {"shared.mean": np.array([-4.0, 1, 2, -3, 5, 0, 0.1, 0.2, 0.3, 9], np.float32)}
+    if logstd is not None:
+        tensors["shared.logstd"] = np.log(np.array(logstd, np.float32))
+    save_file(tensors, run / "shared.safetensors", {kind: json.dumps({"layout": layout})})
+
+
+def test_a_single_run_shows_the_quartiles_of_its_prior(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    save_prior(run, [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.5, 0.7, 0.6, 99])
+    page, outline = page_of(write([run], tmp_path / "r.html"))
+    assert {"Where the prior is wide", "How large its means are"} <= set(outline.headings)
+    tips = [html.unescape(tip) for tip in re.findall(r'data-tip="((?:fc|likelihood)[^"]*)"', page)]
+    assert tips == [
+        "fc1.weight\nσ: 0.035 (0.0225 to 0.0475)", "fc1.bias\nσ: 0.6 (0.55 to 0.65)",
+        "fc1.weight\n|mean|: 2.5 (1.25 to 3.75)", "fc1.bias\n|mean|: 0.2 (0.15 to 0.25)",
+    ]  # fmt: skip
+    both = page_of(write([run, make_run("b", algorithm="b")], tmp_path / "r.html"))[1]
+    assert "How large its means are" not in both.headings and "Where the prior is wide" in both.headings
+
+
+def test_a_prior_that_is_a_point_or_was_not_learned_has_no_quartiles(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(prior_width=None)
+    for logstd in (None, [0.05] * 10, [0.1, math.nan, *[0.2] * 8]):
+        save_prior(run, logstd)
+        headings = page_of(write([run], tmp_path / "r.html"))[1].headings
+        assert not {"Where the prior is wide", "How large its means are"} & set(headings)
+
+
+@pytest.mark.parametrize("change", [{"layout": LAYOUT[:1]}, {"layout": 3}, {"kind": "other"}])
+def test_a_prior_that_is_damaged_is_named(make_run: MakeRun, tmp_path: Path, change: dict[str, Any]) -> None:
+    run = make_run()
+    save_prior(run, **{"logstd": [0.05] * 10} | change)
+    with pytest.raises(InputError, match=r"shared\.safetensors is damaged"):
+        write([run], tmp_path / "r.html")
+    (run / "shared.safetensors").write_bytes(b"torn")
+    with pytest.raises(InputError, match=r"shared\.safetensors is damaged"):
+        write([run], tmp_path / "r.html")
 
 
 def test_settings_are_told_once(make_run: MakeRun, tmp_path: Path) -> None:

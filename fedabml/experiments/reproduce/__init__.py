@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from ...errors import InputError
+from . import experiment
 from .bound import Bound
 from .clients import Clients
 from .experiment import PROTOCOLS, Ask, Experiment, Hear, run
@@ -26,4 +30,12 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "clients": Clients,
 }
 
-__all__ = ["EXPERIMENTS", "PROTOCOLS", "Ask", "Experiment", "Findings", "Hear", "run"]
+__all__ = ["EXPERIMENTS", "PROTOCOLS", "Ask", "Experiment", "Findings", "Hear", "page", "run"]
+
+
+def page(folder: Path, title: str | None = None) -> str:
+    """The page of the finished reproduction in a folder, drawn anew; see `fedabml.experiments.reproduce.experiment`."""
+    ask = Ask.read(folder)
+    if ask.experiment not in EXPERIMENTS:
+        raise InputError(f"'{folder}' holds the experiment '{ask.experiment}', which this version does not know.")
+    return experiment.page(EXPERIMENTS[ask.experiment](), ask, folder, title)

@@ -21,9 +21,10 @@ from ...engine.distributed import refuse
 from ...errors import InputError
 from ...version import __version__
 from ..cells import Cell, Ledger, Result, execute
-from ..request import claim
+from ..request import claim, read
 from .columns import check
 from .findings import Findings, publish
+from .findings import page as drawn
 
 PROTOCOLS = ("paper", "tuned")
 SEEDS, TRIALS, QUICK_TRIALS = 5, 16, 2
@@ -54,6 +55,17 @@ class Ask:
         """As JSON, for the folder."""
         told = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "machine"}
         return told | {"seeds": len(self.seed_list), "trials": self.budget, "run": self.machine}
+
+    @classmethod
+    def read(cls, folder: Path) -> Ask:
+        """What was asked for in a folder, to be done on whatever device is here."""
+        saved = read(folder, "reproduce", ("experiment", "run"))
+        try:
+            machine = saved.pop("run") | {"device": "auto"}
+            words: Table = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
+            return cls(**words, machine=machine)
+        except TypeError as error:
+            raise InputError(f"'{folder / 'reproduce.json'}' is not a request of this version ({error}).") from error
 
     @property
     def budget(self) -> int:
@@ -159,9 +171,37 @@ def run(
             raise InputError(f"'{ask.experiment}' has no {word} to choose from; leave --{word} out.")
     claim(folder, "reproduce", ask.request(), (folder / "reproduce.json").exists(), FREE, f"{ask.experiment} … ")
     desk = Desk(ask, folder, Path(tuning) if tuning else folder / "tune", hear, finished)
-    ledger = Ledger(folder / "cells.jsonl", finished)
-    done = _executed(experiment.cells(desk), ledger, hear)
-    done += _executed(experiment.then(desk, done), ledger, hear)
+    found, facts = _found(experiment, desk)
+    publish(found, folder, ask.command(folder), facts)
+    return found
+
+
+def page(experiment: Experiment, ask: Ask, folder: Path, title: str | None = None) -> str:
+    """The page of a finished folder, drawn anew: nothing is run, though the data must be here."""
+
+    def stop(missing: int) -> None:
+        if missing > 0:
+            raise InputError(
+                f"The reproduction in '{folder}' is not finished: runs are missing (at least {missing}) or of other "
+                f"defaults. Go on with it: {ask.command(folder)}"
+            )
+
+    hear = Hear(
+        start=lambda todo, finished: stop(len(todo)),
+        search=lambda config: {"on_start": lambda cells, finished: stop(cells - finished)},
+    )
+    tuning = next((at for at in (folder / "tune", folder.parent / "tune") if at.is_dir()), None)
+    if ask.protocol == "tuned" and tuning is None:
+        raise InputError(f"The searches of the reproduction in '{folder}' are gone: '{folder / 'tune'}' is missing.")
+    found, facts = _found(experiment, Desk(ask, folder, tuning or folder / "tune", hear))
+    return drawn(replace(found, title=title or found.title), ask.command(folder), facts)
+
+
+def _found(experiment: Experiment, desk: Desk) -> tuple[Findings, dict[str, list[str]]]:
+    """What came of all the cells, which are run where they are not finished; and with what they were made."""
+    ask, ledger = desk.ask, Ledger(desk.folder / "cells.jsonl", desk.finished)
+    done = _executed(experiment.cells(desk), ledger, desk.hear)
+    done += _executed(experiment.then(desk, done), ledger, desk.hear)
     facts = _facts(done)
     if len(facts["cells of fedabml"]) > 1:
         desk.note(
@@ -173,9 +213,7 @@ def run(
         desk.note(f"{cell.label}, seed {result.seed}, has no numbers: {result.error}")
     found = experiment.findings(desk, [each for each in done if not each.result.error])
     title = found.title + (f", protocol {ask.protocol}" if experiment.columns else "") + " (quick)" * ask.quick
-    found = replace(found, title=title, said=[*([QUICK] if ask.quick else []), *found.said])
-    publish(found, folder, ask.command(folder), facts)
-    return found
+    return replace(found, title=title, said=[*([QUICK] if ask.quick else []), *found.said]), facts
 
 
 def _executed(cells: Sequence[Cell], ledger: Ledger, hear: Hear) -> list[Done]:

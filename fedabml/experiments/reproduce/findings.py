@@ -83,23 +83,27 @@ def against(ours: Mean | None, paper: float | None, digits: int = 2) -> str:
 
 def publish(found: Findings, folder: Path, command: str, facts: Mapping[str, Sequence[Any]]) -> None:
     """Writes table.md, table.csv, figures/*.svg and report.html."""
-    made = _made(facts)
-    write(folder / "table.md", _markdown(found, command, made))
+    write(folder / "table.md", _markdown(found, command, made(facts)))
     write(folder / "table.csv", _csv(found.records))
     for drawing in found.drawings:
         (folder / "figures").mkdir(exist_ok=True)
         write(folder / "figures" / f"{drawing.name}.svg", drawing.draw(LIGHT))
-    write(folder / "report.html", render(found, command, made))
+    write(folder / "report.html", page(found, command, facts))
 
 
-def _made(facts: Mapping[str, Sequence[Any]]) -> str:
+def page(found: Findings, command: str, facts: Mapping[str, Sequence[Any]]) -> str:
+    """The page of it."""
+    return render(found, command, made(facts))
+
+
+def made(facts: Mapping[str, Sequence[Any]]) -> str:
     """When, with what and on what it was made."""
     words = [time.strftime("%Y-%m-%d %H:%M"), f"written by fedabml {__version__}"]
     return "; ".join([*words, *(f"{name} {', '.join(map(str, values))}" for name, values in facts.items() if values)])
 
 
-def _markdown(found: Findings, command: str, made: str) -> str:
-    parts = [f"# {found.title}", f"```\n{command}\n```", made + ".", f"The paper: {found.claim}"]
+def _markdown(found: Findings, command: str, origin: str) -> str:
+    parts = [f"# {found.title}", f"```\n{command}\n```", origin + ".", f"The paper: {found.claim}"]
     parts += ["\n".join(f"- {line}" for line in found.said)] if found.said else []
     for sheet in found.sheets:
         parts += [f"## {sheet.title}", pipes(sheet.head, sheet.rows), sheet.note]

@@ -1,0 +1,65 @@
+"""Pages written again: of a run or several, of a comparison, of a reproduction, whichever folders are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..errors import InputError
+from ..report import save, write
+
+PAGE = "report.html"
+_RUN = ("config.json", "summary.json")
+
+
+def _comparison(folder: Path, title: str | None) -> str:
+    from .compare import page  # takes torch, which the page of a run does without
+
+    return page(folder, title)
+
+
+def _reproduction(folder: Path, title: str | None) -> str:
+    from .reproduce import page
+
+    return page(folder, title)
+
+
+_PAGES: dict[str, Callable[[Path, str | None], str]] = {"comparison.json": _comparison, "reproduce.json": _reproduction}
+
+
+def rewrite(folders: Sequence[Path], out: Path | None = None, title: str | None = None) -> list[Path]:
+    """Writes the pages of folders anew, and returns where they are; nothing is trained.
+
+    Runs share one page, by default report.html in the folder of a single one, else in the present folder. A comparison
+    or a reproduction has its own, report.html in its folder; `out` and `title` are for a single page.
+    """
+    kinds = {folder: _kind(folder) for folder in folders}
+    own = {folder: make for folder, make in kinds.items() if make is not None}
+    if not own:
+        return [write(folders, out or (folders[0] / PAGE if len(folders) == 1 else Path(PAGE)), title)]
+    if len(own) < len(kinds):
+        other = next(folder for folder in kinds if folder not in own)
+        raise InputError(f"'{next(iter(own))}' has a page of its own, and '{other}' is a run: report them apart.")
+    if len(own) > 1 and (out or title):
+        raise InputError(f"These are {len(own)} pages, each in its own folder: leave --out and --title out.")
+    return [save(make(folder, title), out or folder / PAGE) for folder, make in own.items()]
+
+
+def _kind(folder: Path) -> Callable[[Path, str | None], str] | None:
+    """Who draws the page of a folder that is not a run's; None for a run's."""
+    if not folder.is_dir():
+        raise InputError(f"There is no folder '{folder}'.")
+    found = _known(folder)
+    if found is None:
+        inside = sorted(child.name for child in folder.iterdir() if child.is_dir() and _known(child))
+        hint = f" Perhaps you mean a folder in it: {', '.join(inside[:3])}{', …' * (len(inside) > 3)}." * bool(inside)
+        raise InputError(
+            f"'{folder}' is not the folder of a run (which has config.json), of a comparison (comparison.json) or of "
+            f"a reproduction (reproduce.json).{hint}"
+        )
+    return _PAGES.get(found)
+
+
+def _known(folder: Path) -> str | None:
+    """The file that tells what a folder is."""
+    return next((name for name in (*_PAGES, *_RUN) if (folder / name).is_file()), None)
