@@ -61,6 +61,7 @@ ALGORITHMS = {name: make(name, lr=0.1, **OPTIONS.get(name, {})) for name in REGI
     "apfl momentum personal": make("apfl", lr=0.03, momentum=0.5, alpha=0.3, alpha_every="batch", personal_epochs=1),
     "fedpa warm momentum": make("fedpa", lr=0.03, momentum=0.5, burn=0, window=1, warm=1, rho=0.1, server_lr=0.7),
     "fola hessian": make("fola", lr=0.03, momentum=0.5, curvature="hessian", memory=0.5, lam=3.0, weights="samples"),
+    "weight": FedABML(estimator="weight", s=2, **WAVE),
     "local antithetic": FedABML(estimator="local", antithetic=True, s=3, **WAVE),
     "flipout": FedABML(estimator="flipout", s=1, **WAVE),
     "own rate of the deviation": FedABML(lr_std=0.5, label_alpha=1.0, predict_samples=3, **WAVE),

@@ -117,9 +117,10 @@ def test_no_more_results_are_held_than_there_are_threads():
 @pytest.mark.parametrize("estimator", ["local", "flipout"])
 def test_how_weights_are_used_is_known_before_threads_start(fed, estimator):
     algorithm = make("fedabml", estimator=estimator, s=1)
-    setup = fedabml.prepare(fed, "mlp", algorithm, backend="vmap", model_options={"hidden": (4,)}, workers=2)
+    words = {"backend": "vmap", "model_options": {"hidden": (4,)}, "workers": 2}
+    setup = fedabml.prepare(fed, "mlp", algorithm, **words)
     assert setup.cohort.network.uses
-    other = fedabml.prepare(fed, "mlp", make("fedabml"), backend="vmap", model_options={"hidden": (4,)}, workers=2)
+    other = fedabml.prepare(fed, "mlp", make("fedabml", estimator="weight"), **words)
     assert not other.cohort.network.uses and other.cohort.using(algorithm).network.uses
 
 
