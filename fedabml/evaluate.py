@@ -32,7 +32,7 @@ BINS = 15  # of the calibration error, the field's custom
 SOME = 10_000  # clients that are scored while a run trains, unless it is told otherwise
 COVERAGE = 0.9  # nominal coverage of the interval a regression is held against
 _Z90 = 1.6448536269514722
-FEW, ROWS = 64, 4096  # samples that the server's own model is given at once, at least and at most
+FEW, ROWS = 64, 4096  # samples that the server's own model is given at once: at the least, and if there is memory
 
 
 def entropy(probs: np.ndarray) -> np.ndarray:
@@ -310,7 +310,8 @@ def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray) -> 
     place = np.array_split(np.arange(len(index)), max(1, len(index) // ROWS))[world.rank :: world.size]
 
     def work(chunk: int) -> list[Any]:
-        most = min(ROWS, max(FEW, chunk * cohort.batch_size))  # what a chunk of clients can be trained on can be scored
+        # Where memory is short, what so many clients can be trained on can be scored.
+        most = 2 * ROWS if chunk >= cohort.fed.clients else max(FEW, min(2 * ROWS, chunk * cohort.batch_size))
         pieces = [piece for rows in place for piece in np.array_split(rows, -(-len(rows) // most))]
         return [prediction(cohort, lanes.outputs(lane, [index[piece]], None, key)) for piece in pieces]
 

@@ -1,8 +1,8 @@
 """Settings by name: the lowest layer of a configuration, under a TOML file and flags.
 
 `paper` is the setting of the paper's Table 1 (arXiv 2307.02222). What the paper does not state is not set here and has
-the library's default: ν₀, pFedBayes's weight samples, the server's β, FedRep's body epochs, FedPop's chain. So do, but
-for the step size, algorithms that the paper does not have. The two columns of a CIFAR dataset differ in
+the library's default: ν₀, the server's β, FedRep's body epochs, FedPop's chain; pFedBayes has two weight samples. So do,
+but for the step size, algorithms that the paper does not have. The two columns of a CIFAR dataset differ in
 classes_per_client alone: the first is taken, and --classes-per-client 5 (CIFAR-100: 20) gives the other.
 """
 
@@ -51,7 +51,7 @@ def _paper(cifar: bool) -> dict[str, dict[str, Any]]:
         "perfedavg": {"alpha": 1e-4} | fine,
         "pfedme": {"lam": 15.0, "k": 5} | fine,  # its inner step size is lr, as by default
         "ditto": {"lam": 0.75},
-        "pfedbayes": {"lam": 0.05, "k": 5, "estimator": "weight"},
+        "pfedbayes": {"lam": 0.05, "k": 5, "s": 2, "estimator": "weight"},
         # Algorithm 1 as printed: θ = (m, ν) moves with every minibatch at η' = η, and a client's φ at η throughout.
         # The paper tunes λ and never says its value: 1 is its own loss, the exact ELBO. The KL's pull is implicit,
         # because the explicit step goes non-finite.

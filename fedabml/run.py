@@ -299,7 +299,7 @@ def _together(world: World, setup: Setup, chunk: int | None) -> None:
     crowd = -(-world.here // torch.cuda.device_count()) if config["device"] == "cuda" else 1
     own = cohort.chunk if chunk else max(1, cohort.chunk // crowd)  # processes on one GPU share its memory
     cohort.backend = config["backend"] = world.tell(cohort.backend)  # each has measured, and chosen, for itself
-    cohort.programs.trace &= cohort.backend == "vmap"
+    cohort.programs.trace = cohort.backend == "vmap" and cohort.device.type == "cpu"
     same = {name: v for name, v in config.items() if name not in ("chunk", "workers", "versions")}
     cohort.chunk = config["chunk"] = agree(world, same, own)
 

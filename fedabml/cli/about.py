@@ -89,8 +89,8 @@ def report(
 ) -> None:
     """Write a report again, or put several runs on one page. Nothing is trained, and a page needs no network.
 
-    A folder is that of a run, of `fedabml compare` (from its cells.jsonl alone) or of `fedabml reproduce` (which needs
-    its datasets). What is not finished is refused.
+    A folder is that of a run, of `fedabml compare` (without its datasets) or of `fedabml reproduce` (which needs its
+    datasets). What is not finished is refused.
 
     Examples:
 

@@ -49,6 +49,8 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         words = tree_map_only(Tensor, self.node, (tuple(args), dict(kwargs or {})))
         out = func(*args, **(kwargs or {}))
+        if not isinstance(out, (Tensor, tuple, list, type(None))):
+            raise RuntimeError(f"Python looks at a tensor's value ({func}), which a record would keep for ever.")
         node = self.graph.call_function(func, *words)
         if isinstance(out, Tensor):
             self._note(out, node)
@@ -66,7 +68,7 @@ def _item(values: Any, i: int) -> Any:
 def record(function: Callable[..., Any], *inputs: Tensor) -> fx.GraphModule:
     """The operations of `function(*inputs)`, for inputs of these shapes. No two inputs may be the same tensor.
 
-    Whatever the function decides by values, and every tensor that it takes from elsewhere, is as it was this once.
+    Every tensor that the function takes from elsewhere is as it was this once. One that looks at values is refused.
     """
     recorder = _Recorder(inputs)
     with recorder:
@@ -80,7 +82,8 @@ def once_and_again(tape: fx.GraphModule, fixed: range) -> tuple[fx.GraphModule, 
     """A recorded function in two: what depends on its `fixed` inputs alone, and the rest, to be called again and again.
 
     The first takes the fixed inputs and gives a list, the second takes all inputs and what is in that list. What is
-    done twice with the same operands is done once. A function that changes tensors is left whole, in the second.
+    done twice with the same operands is done once. A function that changes tensors, or draws random numbers of torch's,
+    is left whole, in the second.
     """
     _merge(tape.graph)
     whole = any(_changes(node) for node in tape.graph.nodes)
@@ -119,7 +122,11 @@ def _merge(graph: fx.Graph) -> None:
 
 
 def _changes(node: fx.Node) -> bool:
-    return node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+    """Whether an operation may not be moved or merged: it changes a tensor, or torch's random numbers."""
+    operation: Any = node.target
+    if node.op != "call_function" or not hasattr(operation, "_schema"):
+        return False
+    return operation._schema.is_mutable or torch.Tag.nondeterministic_seeded in operation.tags
 
 
 class _Late(types.ModuleType):

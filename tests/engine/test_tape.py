@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from fedabml import rng
+from fedabml import FedAvg, Federation, prepare, rng
+from fedabml.engine.simulate import Simulation
 from fedabml.engine.tape import once_and_again, record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,3 +102,46 @@ def test_a_function_that_changes_tensors_stays_whole():
     once, again = once_and_again(record(function, *given), range(1, 2))
     assert once(given[1]) == []
     assert torch.equal(again(*given), torch.tensor([2.0, 6.0]))
+
+
+@pytest.mark.parametrize("look", [float, bool, lambda t: t.item() > 3, lambda t: torch.equal(t, t)])
+def test_a_function_that_looks_at_values_is_not_recorded(look):
+    with pytest.raises(RuntimeError, match="looks at a tensor's value"):
+        record(lambda x: x + 1 if look(x.sum()) else x, torch.ones(2))
+
+
+@dataclass(frozen=True)
+class Stops(FedAvg):
+    """FedAvg that no longer moves after three rounds, and finds that out with an `if`."""
+
+    def init(self, params, layout):
+        return {"mean": params, "round": torch.zeros((), dtype=params.dtype)}
+
+    def step(self, carry, shared, batches, site, key, loss):
+        return self.sgd(carry, batches[0], key, loss, self.lr if float(shared["round"]) < 3 else 0 * self.lr)
+
+    def merge(self, shared, update, sampled, clients):
+        return {"mean": update["mean"], "round": shared["round"] + 1}
+
+
+def test_a_step_that_decides_by_values_decides_anew_in_every_round():
+    g = np.random.default_rng(0)
+    rows = [(g.normal(size=(60, 3)).astype(np.float32), np.arange(60) % 2) for _ in range(4)]
+    fed = Federation.from_arrays(rows, rows)
+    losses = []
+    for backend in ("loop", "vmap"):
+        setup = prepare(fed, "mlr", Stops(lr=0.1), participation=1.0, batch_size=5, device="cpu", backend=backend)
+        sim = Simulation(setup.cohort, participation=1.0, epochs=5)
+        losses.append([sim.step()["loss"] for _ in range(6)])
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+    assert losses[0][4] == pytest.approx(losses[0][5], abs=1e-6) and losses[0][1] < losses[0][0]
+
+
+def test_random_numbers_of_torchs_are_neither_merged_nor_moved():
+    def function(x, a):
+        return x + torch.randn_like(a) - torch.randn_like(a)
+
+    given = (torch.zeros(8), torch.zeros(8))
+    once, again = once_and_again(record(function, *given), range(1, 2))
+    first, second = (again(*given, *once(given[1])) for _ in range(2))
+    assert first.abs().max() > 0 and not torch.equal(first, second)
