@@ -1,8 +1,8 @@
 """Settings by name: the lowest layer of a configuration, under a TOML file and flags.
 
 `paper` is the setting of the paper's Table 1 (arXiv 2307.02222). What the paper does not state is not set here and has
-the library's default: ν₀, the server's β, FedRep's body epochs, FedPop's chain; pFedBayes has two weight samples. So do,
-but for the step size, algorithms that the paper does not have. The two columns of a CIFAR dataset differ in
+the library's default: ν₀, the server's β, FedRep's body epochs, FedPop's chain; pFedBayes has two weight samples. So
+do, but for the step size, algorithms that the paper does not have. The two columns of a CIFAR dataset differ in
 classes_per_client alone: the first is taken, and --classes-per-client 5 (CIFAR-100: 20) gives the other.
 """
 
