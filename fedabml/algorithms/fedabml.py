@@ -50,11 +50,7 @@ class FedABML(Amortised):
         0,
         tune=(0.001, 0.003, 0.01, 0.03),
     )
-    short_batch: str = hyper(
-        "rows",
-        "the step of an epoch's short last minibatch: as a whole one's, or by its rows",
-        choices=("whole", "rows"),
-    )
+    short_batch: str = hyper("rows", "an epoch's short last step: whole, or by its rows", choices=("whole", "rows"))
     label_prior: str = hyper("dirichlet", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
 
     def __post_init__(self) -> None:
