@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 class _Recorder(TorchDispatchMode):
@@ -50,7 +50,9 @@ class _Recorder(TorchDispatchMode):
         words = tree_map_only(Tensor, self.node, (tuple(args), dict(kwargs or {})))
         out = func(*args, **(kwargs or {}))
         if not isinstance(out, (Tensor, tuple, list, type(None))):
-            raise RuntimeError(f"Python looks at a tensor's value ({func}), which a record would keep for ever.")
+            if any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))):
+                raise RuntimeError(f"Python looks at a tensor's value ({func}), which a record would keep for ever.")
+            return out  # such as the common type of two types
         node = self.graph.call_function(func, *words)
         if isinstance(out, Tensor):
             self._note(out, node)
