@@ -81,7 +81,7 @@ class Cohort:
         # A captured program would read samples where they lay when it was captured.
         here = device.type == "cuda" and not self.data.hosted
         self.programs = Programs(capture=here, fuse=fuse, trace=backend == "vmap" and device.type == "cpu")
-        self.longest = int(fed.train.counts.max())
+        self.shortest, self.longest = int(fed.train.counts.min()), int(fed.train.counts.max())
         self.tables = Tables(fed, seed, device, dtype)
 
     @property

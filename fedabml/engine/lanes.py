@@ -27,11 +27,12 @@ from .data import Local, Source
 from .estimators import Noise
 from .loss import ClientLoss, draw, draws_of, label_offset, output
 from .plan import minibatches, padded, steps_of
-from .program import Inputs, Move
+from .program import Inputs, Move, Programs
 
 if TYPE_CHECKING:
     from .cohort import Cohort
 
+WHOLE = 256  # steps of a round that is one program
 PIECE, WIDE = 128, 8192  # test rows of a lane that are in flight at once; on a GPU at least so many of all lanes
 
 
@@ -60,6 +61,19 @@ def joined(states: Sequence[State]) -> State:
     return states[0] if len(states) == 1 else {k: torch.cat([s[k] for s in states]) for k in states[0]}
 
 
+def each_run(state: State, sizes: list[int]) -> list[State]:
+    """A state of many lanes, cut into those of each run."""
+    parts = {name: v.split(sizes) for name, v in state.items()}
+    return [{name: v[i] for name, v in parts.items()} for i in range(len(sizes))]
+
+
+def _flagged(losses: Tensor, values: list[Tensor]) -> Tensor:
+    """The losses, NaN where any of the values is not finite."""
+    for value in values:
+        losses = torch.where(torch.isfinite(value.reshape(len(losses), -1)).all(-1), losses, torch.nan)
+    return losses
+
+
 class Given(NamedTuple):
     """What changes from round to round, of every run: tensors alone, as a captured program takes them."""
 
@@ -72,9 +86,10 @@ class Given(NamedTuple):
 class Lanes:
     """Clients side by side. Their runs may differ in seed, federation, θ and continuous hyperparameters."""
 
-    def __init__(self, parts: Sequence[Part], given: Given | None = None):
+    def __init__(self, parts: Sequence[Part], given: Given | None = None, programs: Programs | None = None):
         self.parts = parts
         self.one = parts[0].cohort  # all runs agree in what is taken from it
+        self.programs = programs or self.one.programs
         self.runs = None if len(parts) == 1 else 0  # the axis of what belongs to a run
         self.longest = max(part.cohort.longest for part in parts)  # samples of the largest client, here or not
         if given is None:
@@ -156,16 +171,19 @@ class Lanes:
 
         return self.apply(one, (self.runs, *in_dims), self.hyper, *args)
 
-    def captured(self, method: str, *args: Any, static: tuple[Any, ...] = ()) -> Any:
-        """A method of tensors and static arguments; on a GPU one captured program."""
-        if not self.one.programs.capture:
-            return getattr(self, method)(*args, *static)
+    def captured(
+        self, method: str, *args: Any, static: tuple[Any, ...] = (), instead: Callable[[], Any] | None = None
+    ) -> Any:
+        """A method of tensors and static arguments; on a GPU one captured program (or what to do `instead`)."""
+        if not self.programs.capture:
+            return getattr(self, method)(*args, *static) if instead is None else instead()
         # Captured, it reads the tables of these very cohorts. The lanes may be others the next time, and are given.
         tables = tuple(part.cohort.tables for part in self.parts)
         counts = tuple(len(part.clients) for part in self.parts)
         name = (method, static, self.one.algorithm.discrete(), counts, self.longest, tuple(map(id, tables)))
-        run = lambda given, *args: getattr(Lanes(self.parts, given), method)(*args, *static)  # noqa: E731
-        return self.one.programs.call(name, run, self.given, *args, keep=tables)
+        inside = self.programs.inside
+        run = lambda given, *args: getattr(Lanes(self.parts, given, inside), method)(*args, *static)  # noqa: E731
+        return self.programs.call(name, run, self.given, *args, keep=tables, instead=instead)
 
     def keys(self, purpose: int, *path: int) -> Tensor:
         """A key per lane."""
@@ -179,6 +197,34 @@ class Lanes:
         given = zip(self.parts, self.given.clients, strict=True)
         keys = torch.cat([p.cohort.tables.keys(own, rng.KEEP, 0) for p, own in given])
         return self.each("keep", (self.runs, self.runs, 0, 0), params, self.shared, self.site, keys)
+
+    def work(self, kept: State, weights: list[Tensor], epochs: int) -> tuple[list[State], State, Tensor]:
+        """A round: of every run the weighted sum of its clients' updates; what they keep; their mean losses.
+
+        The loss of a client is NaN where anything of it is not finite. On a GPU the whole round is one program, where
+        clients always take the same number of steps.
+        """
+        if not self._even(epochs):
+            return self.round(kept, weights, epochs)
+        stepwise = lambda: self.round(kept, weights, epochs)  # noqa: E731
+        return self.captured("round", kept, weights, static=(epochs,), instead=stepwise)
+
+    def _even(self, epochs: int) -> bool:
+        """Whether all clients there are take the same number of steps in a round, and not too many for one program."""
+        shortest, phases = min(p.cohort.shortest for p in self.parts), self.one.algorithm.phases(epochs)
+        sizes = np.array([shortest, self.longest])
+        steps = [steps_of(sizes, p.epochs, min(self.one.batch_size, self.longest), p.batches) for p in phases]
+        return all(few == many for few, many in steps) and sum(int(most) for _, most in steps) <= WHOLE
+
+    def round(self, kept: State, weights: list[Tensor], epochs: int) -> tuple[list[State], State, Tensor]:
+        """As `work`, in as many programs as it takes."""
+        update, kept, losses = self.train(kept, epochs)
+        pieces = each_run(update, [len(part.clients) for part in self.parts])
+        sums = [
+            {name: torch.tensordot(share, value, 1) for name, value in own.items()}
+            for share, own in zip(weights, pieces, strict=True)
+        ]
+        return sums, kept, _flagged(losses, [*update.values(), *kept.values()])
 
     def train(self, kept: State, epochs: int) -> tuple[State, State, Tensor]:
         """The local work of a round: the clients' updates, what they keep, their mean losses."""
@@ -208,7 +254,7 @@ class Lanes:
             steps = steps_of(self.sizes, phase.epochs, inputs.rows.shape[-1], phase.batches)
             name = (phase.step.__name__, self.runs, options)  # type: ignore[attr-defined]
             inputs = inputs._replace(carry=carry, losses=losses, rows=inputs.rows[: steps.max()], samples=self.samples)
-            carry, losses = self.one.programs.run(name, self.move(phase.step), inputs, steps, self.runs is not None)
+            carry, losses = self.programs.run(name, self.move(phase.step), inputs, steps, self.runs is not None)
         return carry, losses / done.clamp_min(1), done
 
     def schedule(

@@ -11,6 +11,7 @@ each size is a graph of its own (`padding` says what that wastes).
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import math
@@ -55,7 +56,9 @@ class Inputs(NamedTuple):
 
 # One step of all lanes: the inputs, the sample numbers, the keys → the moved carry and the losses.
 Move = Callable[[Inputs, Tensor, Tensor], tuple[State, Tensor]]
-# One step on a CPU: the carry, the losses, the sample numbers, the number of the step → the next carry and losses.
+# The same by its number: all inputs but the sample numbers, those of the step, its number → carry and losses.
+Moved = Callable[[tuple[Any, ...], Tensor, Tensor], tuple[State, Tensor]]
+# A step of a phase: the carry, the losses, the sample numbers, the number of the step → the next carry and losses.
 OneStep = Callable[[State, Tensor, Tensor, Tensor], tuple[State, Tensor]]
 # A traced step: what its fixed inputs alone decide, and the rest.
 Trace = tuple[Callable[..., Any], Callable[..., Any]]
@@ -105,6 +108,22 @@ def _held(inputs: Inputs, moved: tuple[State, Tensor], t: Tensor | None) -> tupl
     return carry, inputs.losses + torch.where(going, losses, 0)
 
 
+def _moved(move: Move, ragged: bool) -> Moved:
+    """A step and its end; if `ragged`, some lanes may be done."""
+
+    def moved(fixed: tuple[Any, ...], rows: Tensor, now: Tensor) -> tuple[State, Tensor]:
+        given = Inputs._make([*fixed, rows])
+        return _held(given, move(given, rows, rng.fold(given.keys, now)), now if ragged else None)
+
+    return moved
+
+
+def _numbers(inputs: Inputs) -> tuple[Tensor, ...]:
+    """Of the steps. Fused programs want inputs that begin at multiples of sixteen bytes, so each has twice its room."""
+    count = torch.arange(len(inputs.rows), device=inputs.rows.device)
+    return (inputs.first + count).unsqueeze(1).expand(-1, 2).contiguous()[:, 0].unbind()
+
+
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
     """While a graph is captured no other may be destroyed, which Python's collector might do at any moment."""
@@ -126,8 +145,7 @@ class Captured:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(2):  # libraries choose and allocate on first use, which a capture must not see
-                function(*self.buffers)
+            function(*self.buffers)  # libraries choose and allocate on first use, which a capture must not see
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         with _nothing_collected(), torch.cuda.graph(self.graph, pool=pool):
@@ -154,27 +172,19 @@ class Captured:
 class Steps:
     """One step, captured, to be replayed for every step of a phase."""
 
-    def __init__(self, move: Move, inputs: Inputs, ragged: bool, pool: Any, fuse: bool = False):
+    def __init__(self, moved: Moved, inputs: Inputs, pool: Any):
         rows = inputs.rows.new_zeros((ROOM, *inputs.rows.shape[1:]))
-
-        def moved(fixed: tuple[Any, ...], rows: Tensor, t: Tensor) -> tuple[State, Tensor]:
-            given = Inputs._make([*fixed, rows])
-            now = t + given.first
-            after = move(given, rows.index_select(0, t.unsqueeze(0)).squeeze(0), rng.fold(given.keys, now))
-            return _held(given, after, now if ragged else None)
-
-        start = (inputs.fixed, rows, torch.zeros_like(inputs.first))
-        fast = compiled(moved, start) if fuse else moved
 
         def step(fixed: tuple[Any, ...], rows: Tensor, t: Tensor) -> None:
             given = Inputs._make([*fixed, rows])
-            carry, losses = fast(fixed, rows, t)
+            own = rows.index_select(0, t.unsqueeze(0)).squeeze(0)
+            carry, losses = moved(fixed, own, t + given.first)
             for name, value in carry.items():
                 given.carry[name].copy_(value)
             given.losses.copy_(losses)
             t.add_(1)
 
-        self.captured = Captured(step, start, pool, keep=fast)
+        self.captured = Captured(step, (inputs.fixed, rows, torch.zeros_like(inputs.first)), pool, keep=moved)
 
     def run(self, inputs: Inputs) -> tuple[State, Tensor]:
         """All steps."""
@@ -239,6 +249,7 @@ class Programs:
         self.capture, self.fuse, self.trace = capture, fuse, trace
         self.graphs: OrderedDict[Hashable, Any] = OrderedDict()
         self.refused: set[Hashable] = set()  # names of what cannot be captured
+        self.fused: dict[Hashable, Moved] = {}
         self.met: dict[Hashable, int] = {}  # how often a step was taken
         self.traces: dict[Hashable, Trace | None] = {}
         self.pool: Any = None
@@ -247,15 +258,35 @@ class Programs:
         """Drops all that was captured or traced, and what is known of it."""
         self.graphs.clear()
         self.refused.clear()
+        self.fused.clear()
         self.met.clear()
         self.traces.clear()
         self.pool = None
 
-    def call(self, name: Hashable, function: Callable[..., Any], *inputs: Any, keep: Any = None) -> Any:
-        """A function of tensors alone. `name` and the inputs' shapes tell it from all others."""
+    @property
+    def inside(self) -> Programs:
+        """The same for parts of a program that is itself captured: they run as they are."""
+        other = copy.copy(self)
+        other.capture = False
+        return other
+
+    def call(
+        self,
+        name: Hashable,
+        function: Callable[..., Any],
+        *inputs: Any,
+        keep: Any = None,
+        instead: Callable[[], Any] | None = None,
+    ) -> Any:
+        """A function of tensors alone; what to do `instead` where it cannot be captured, if that is something else.
+
+        `name` and the inputs' shapes tell it from all others.
+        """
         make = lambda pool: Captured(function, inputs, pool, keep)  # noqa: E731
         found = self._found(name, _shapes(inputs), make)
-        return function(*inputs) if found is None else found(*inputs)
+        if found is None:
+            return function(*inputs) if instead is None else instead()
+        return found(*inputs)
 
     def _found(self, name: Hashable, shapes: Hashable, make: Callable[[Any], Any]) -> Any:
         """What is captured under a name for these shapes, now or before; None if it is to run as it is."""
@@ -308,22 +339,30 @@ class Programs:
     def _segment(self, name: Hashable, move: Move, inputs: Inputs, ragged: bool) -> tuple[State, Tensor]:
         """Steps of the same lanes; if `ragged`, some of them are done on the way."""
         shapes = (ragged, _shapes(inputs.fixed), tuple(inputs.rows.shape[1:]))
-        found = self._found(name, shapes, lambda pool: Steps(move, inputs, ragged, pool, self.fuse))
+        moved = self._fused((name, shapes), move, inputs, ragged)
+        found = self._found(name, shapes, lambda pool: Steps(moved, inputs, pool))
         if found is not None:
             return found.run(inputs)
-        step = self._step(name, move, inputs, ragged)
-        now, carry, losses = inputs.first, inputs.carry, inputs.losses
-        for rows in inputs.rows:
+        step = self._step(name, move, moved, inputs, ragged)
+        carry, losses = inputs.carry, inputs.losses
+        for rows, now in zip(inputs.rows, _numbers(inputs), strict=True):
             carry, losses = step(carry, losses, rows, now)
-            now = now + 1
         return carry, losses
 
-    def _step(self, name: Hashable, move: Move, inputs: Inputs, ragged: bool) -> OneStep:
-        """A step on a CPU, or one that cannot be captured: as it is at first, and once it has come often, its trace."""
+    def _fused(self, key: Hashable, move: Move, inputs: Inputs, ragged: bool) -> Moved:
+        """A step as it is or, where that is wanted, compiled."""
+        moved = _moved(move, ragged)
+        if not self.fuse or inputs.rows.device.type == "cpu":
+            return moved
+        if key not in self.fused:
+            self.fused[key] = compiled(moved, (inputs.fixed, inputs.rows[0], inputs.first))
+        return self.fused[key]
+
+    def _step(self, name: Hashable, move: Move, moved: Moved, inputs: Inputs, ragged: bool) -> OneStep:
+        """A step that is not captured: as it is and on a CPU, once it has come often, its trace."""
 
         def step(carry: State, losses: Tensor, rows: Tensor, now: Tensor) -> tuple[State, Tensor]:
-            given = inputs._replace(carry=carry, losses=losses)
-            return _held(given, move(given, rows, rng.fold(given.keys, now)), now if ragged else None)
+            return moved(inputs._replace(carry=carry, losses=losses).fixed, rows, now)
 
         if not self.trace or not inputs.samples:
             return step
@@ -356,8 +395,7 @@ def _trace(move: Move, inputs: Inputs, ragged: bool) -> Trace | None:
         for i, tensor in zip(given, tensors[len(names) + 1 : -2], strict=True):
             full[i] = tensor
         rows, now = tensors[-2:]
-        site = Inputs._make([carry, losses, *tree_unflatten(full, kind), now, rows])
-        return _held(site, move(site, rows, rng.fold(site.keys, now)), now if ragged else None)
+        return _moved(move, ragged)((carry, losses, *tree_unflatten(full, kind), now), rows, now)
 
     tensors = [*inputs.carry.values(), inputs.losses, *(leaves[i] for i in given), inputs.rows[0], inputs.first]
     try:

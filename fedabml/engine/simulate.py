@@ -20,7 +20,7 @@ from .cohort import Cohort
 from .crew import over
 from .distributed import ALONE, PeerLost, World, fingerprint, packed, unpacked
 from .kept import Kept
-from .lanes import Lanes, Part, chunked, joined
+from .lanes import Lanes, Part, chunked, each_run, joined
 from .memory import fitting
 from .plan import sample
 
@@ -304,28 +304,25 @@ def _worked(
     work: list[list[Work]] = [[] for _ in sims]
     left = list(weights)
     workers = sims[0].cohort.workers
-    parts = list(chunked(clients, chunk, workers))
+    parts: list[tuple[dict[int, list[int]], list[Tensor]]] = []
+    for part in chunked(clients, chunk, workers):
+        shares = []
+        for i, own in part.items():
+            share, left[i] = left[i].split([len(own), len(left[i]) - len(own)])
+            shares.append(share)
+        parts.append((part, shares))
 
-    def trained(part: dict[int, list[int]]) -> tuple[State, State, Tensor]:
+    def trained(mine: tuple[dict[int, list[int]], list[Tensor]]) -> tuple[list[State], State, Tensor]:
+        part, shares = mine
         lanes = Lanes([Part(sims[i].cohort, sims[i].shared, own, sims[i].round + 1) for i, own in part.items()])
         kept = joined([sims[i].kept.get(sims[i].shared, own) for i, own in part.items()])
-        update, kept, losses = lanes.train(kept, sims[0].epochs)
-        return update, kept, _flagged(losses, [*update.values(), *kept.values()])
+        return lanes.work(kept, shares, sims[0].epochs)
 
-    for part, (update, kept, losses) in zip(parts, over(trained, parts, workers), strict=True):
+    for (part, _), (means, kept, losses) in zip(parts, over(trained, parts, workers), strict=True):
         sizes = [len(own) for own in part.values()]
-        pieces = zip(_each(update, sizes), _each(kept, sizes), losses.split(sizes), strict=True)
-        for i, (sent, own_kept, told) in zip(part, pieces, strict=True):
-            share, left[i] = left[i].split([len(told), len(left[i]) - len(told)])
-            mean = {name: torch.tensordot(share, value, 1) for name, value in sent.items()}
-            work[i].append(Work(mean, own_kept, told))
+        for i, mean, held, told in zip(part, means, each_run(kept, sizes), losses.split(sizes), strict=True):
+            work[i].append(Work(mean, held, told))
     return work
-
-
-def _each(state: State, sizes: list[int]) -> list[State]:
-    """A state of many lanes, cut into those of each run."""
-    parts = {name: v.split(sizes) for name, v in state.items()}
-    return [{name: v[i] for name, v in parts.items()} for i in range(len(sizes))]
 
 
 def _split(values: list[Any], sizes: list[int]) -> list[list[Any]]:
@@ -347,10 +344,3 @@ def _check_like(expected: State, got: State) -> None:
             f"The checkpoint does not belong to this run: it holds {shapes[1] or 'nothing'}, and the algorithm with "
             f"this model has {shapes[0] or 'nothing'}. Resume it in its own folder."
         )
-
-
-def _flagged(losses: Tensor, values: list[Tensor]) -> Tensor:
-    """The losses, NaN where any of the values is not finite."""
-    for value in values:
-        losses = torch.where(torch.isfinite(value.reshape(len(losses), -1)).all(-1), losses, torch.nan)
-    return losses

@@ -15,6 +15,7 @@ from fedabml.evaluate import evaluate
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 SIZES = (6, 60, 13, 33, 25, 9)
+EVEN = (20, 24, 17, 20, 23, 20)  # three batches of eight each
 OPTIONS = {"fedpop": {"gamma": 1e-3}, "pfedme": {"lam": 3.0}, "perfedavg": {"alpha": 0.05}}
 
 
@@ -24,9 +25,9 @@ def client(n, seed, shape=(5,)):
     return x.astype(np.uint8 if len(shape) > 1 else np.float32), g.choice(g.permutation(3)[:2], n)
 
 
-def federation(shape=(5,)):
-    pairs = [client(n, i, shape) for i, n in enumerate(SIZES)]
-    return fedabml.Federation.from_arrays(pairs, [client(7, i, shape) for i in range(len(SIZES))], classes=3)
+def federation(shape=(5,), sizes=SIZES):
+    pairs = [client(n, i, shape) for i, n in enumerate(sizes)]
+    return fedabml.Federation.from_arrays(pairs, [client(7, i, shape) for i in range(len(sizes))], classes=3)
 
 
 def simulate(fed, algorithm, *, capture=True, rounds=3, model="mlp", **options):
@@ -71,6 +72,33 @@ def test_graphs_equal_eager_steps_and_the_loop(name):
         np.testing.assert_allclose(a.clients[measure], b.clients[measure], atol=1e-8)
 
 
+def whole_rounds(sim):
+    return [name for name, _ in sim.cohort.programs.graphs if name[0] == "round"]
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_whole_round_is_one_program_where_clients_take_as_many_steps(name, compile, caplog):
+    fed, algorithm = federation(sizes=EVEN), make(name, lr=0.1, **OPTIONS.get(name, {}))
+    if compile and name not in ("fedavg", "fedabml", "ditto"):
+        pytest.skip("three will do")
+    sim = simulate(fed, algorithm, rounds=4, compile=compile)
+    assert len(whole_rounds(sim)) == 1
+    assert "without torch.compile" not in caplog.text
+    assert_close(sim, simulate(fed, algorithm, rounds=4, capture=False), 1e-9)
+    uneven = simulate(federation(), algorithm, rounds=1)
+    assert not whole_rounds(uneven)
+
+
+def test_where_a_round_cannot_be_captured_its_steps_are(monkeypatch):
+    fed, algorithm = federation(sizes=EVEN), make("fedabml", lr=0.1)
+    expected = simulate(fed, algorithm)
+    monkeypatch.setattr("fedabml.engine.lanes.WHOLE", 1)
+    sim = simulate(fed, algorithm)
+    assert not whole_rounds(sim) and any(hasattr(graph, "captured") for graph in sim.cohort.programs.graphs.values())
+    assert all(torch.equal(v, everything(sim)[k]) for k, v in everything(expected).items())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [(1,), (7,), (2048,), (3, 1001)])
 def test_the_kernel_draws_what_plain_operations_do(size, dtype):
@@ -90,8 +118,9 @@ def test_convolutions(name):
     assert_close(graphs, simulate(fed, algorithm, model="cnn", capture=False, backend="loop"), 1e-9)
 
 
-def test_several_runs_side_by_side():
-    fed = federation()
+@pytest.mark.parametrize("sizes", [SIZES, EVEN])
+def test_several_runs_side_by_side(sizes):
+    fed = federation(sizes=sizes)
     runs = [(make("fedabml", lr=0.1 + 0.02 * i), 6 + i % 2) for i in range(3)]
     alone = [simulate(fed, a, seed=s) for a, s in runs]
     sims = [simulate(fed, a, seed=s, rounds=0) for a, s in runs]
