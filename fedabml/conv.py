@@ -1,4 +1,4 @@
-"""Convolutions of many clients, each with weights of its own, as matrix products.
+"""Convolutions (and products) of many clients, each with weights of its own, as matrix products.
 
 What `vmap` makes of a convolution is one with a group per client, for which libraries have no good kernels. Here the
 patches of every client's images are the rows of a matrix, and all clients' products are one batched product:
@@ -30,6 +30,7 @@ Pair = Sequence[int]
 LIMIT = 1 << 30  # bytes of patches at once; more images are taken in turns
 ALIGN = 8  # numbers to which the length of a patch is filled up, or tensor cores cannot be used
 LARGE = 3 << 29  # operations of a lane's convolution from which it fills a GPU
+LONG = 512  # numbers whose sum takes long, where there are few such sums
 BUSY = 512  # products that keep a GPU busy; a sum over fewer is cut in pieces
 
 
@@ -79,11 +80,7 @@ def _patches(x: Tensor, shape: Shape) -> Tensor:
         (*steps[:2], steps[2] * down, steps[3] * right, steps[2] * dy, steps[3] * dx, 1),
     )
     rows, length = n * shape.out[0] * shape.out[1], a * b * channels
-    if length % ALIGN == 0:
-        return view.reshape(lanes, rows, length)
-    filled = x.new_zeros(lanes, n, *shape.out, -(-length // ALIGN) * ALIGN)
-    filled[..., :length].unflatten(-1, (a, b, channels)).copy_(view)
-    return filled.view(lanes, rows, -1)
+    return F.pad(view.reshape(lanes, rows, length), (0, -length % ALIGN))
 
 
 def _matrix(w: Tensor) -> Tensor:
@@ -112,7 +109,7 @@ def _large(n: int, channels: int, out: int, shape: Shape) -> bool:
 def _one_by_one(convolution: Callable[..., Tensor], *operands: Tensor) -> Tensor:
     """A convolution, or a derivative of it, lane by lane, the channels last in memory as tensor cores like it."""
     dense = [t.movedim(2, -1).contiguous().movedim(-1, 2) for t in operands]
-    return torch.stack([convolution(*lane) for lane in zip(*dense, strict=True)])
+    return torch.stack([convolution(*lane).movedim(1, -1) for lane in zip(*dense, strict=True)]).movedim(-1, 2)
 
 
 def _derivative(g: Tensor, x: Tensor, w: Tensor, shape: Shape, which: int) -> Tensor:
@@ -343,8 +340,22 @@ def conv2d(
     return out if bias is None else out + bias.view(-1, 1, 1)
 
 
-class Convolutions(TorchFunctionMode):
-    """Takes the place of `conv2d` wherever a module calls it."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`torch.nn.functional.linear` of one client. A long sum is cut in pieces, so that there is more to share out.
+
+    What tensor cores multiply takes too little time for that.
+    """
+    many, exact = weight.shape[-1], x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    pieces = next((k for k in (8, 7, 6, 5, 4) if many % k == 0), 1) if many >= LONG and x.ndim == 2 and exact else 1
+    if pieces == 1:
+        return F.linear(x, weight, bias)
+    a, b = (t.unflatten(-1, (pieces, -1)).movedim(-2, 0) for t in (x, weight))
+    out = torch.matmul(a, b.mT).sum(0)
+    return out if bias is None else out + bias
+
+
+class Products(TorchFunctionMode):
+    """Takes the place of `conv2d` and `linear` wherever a module calls them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -354,4 +365,7 @@ class Convolutions(TorchFunctionMode):
             x, weight = told.pop("input"), told.pop("weight")
             if told.pop("groups", 1) == 1 and x.ndim == 4 and not isinstance(told.get("padding"), str):
                 return conv2d(x, weight, told.pop("bias", None), **told)
+        if func is F.linear:
+            told = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+            return linear(told["input"], told["weight"], told.get("bias"))
         return func(*args, **kwargs)

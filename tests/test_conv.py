@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedabml import conv
-from fedabml.conv import Convolutions, Shape, conv2d
+from fedabml.conv import Products, Shape, conv2d
 
 LANES, IMAGES, SAMPLES = 3, 4, 2
 GEOMETRIES = [
@@ -99,9 +99,26 @@ def test_a_module_is_not_rewritten_and_other_layers_are_left_alone():
     ).double()  # fmt: skip
     x = torch.randn(LANES, IMAGES, 2, 8, 8).double()
     call = lambda x: module(x)
-    with Convolutions():
+    with Products():
         ours = torch.vmap(call)(x)
     same(ours, torch.vmap(call)(x))
+
+
+@pytest.mark.parametrize("inputs", [784, 1600, 521])
+def test_long_sums_in_pieces_are_the_same_sums(inputs):
+    g = torch.Generator().manual_seed(inputs)
+    x, w, b = (torch.randn(LANES, *size, generator=g) for size in ((5, inputs), (3, inputs), (3,)))
+
+    def cost(function):
+        value = lambda x, w, b: torch.tanh(function(x, w, b) / inputs**0.5).pow(2).sum()
+        return torch.vmap(torch.func.grad_and_value(value, (0, 1, 2)))(x, w, b)
+
+    (ours, value), (theirs, expected) = cost(conv.linear), cost(nn.functional.linear)
+    torch.testing.assert_close(value, expected, rtol=1e-5, atol=0)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+    with Products():
+        assert torch.equal(nn.functional.linear(x[0], w[0], bias=b[0]), conv.linear(x[0], w[0], b[0]))
 
 
 def test_bfloat16_sums_in_float32():

@@ -74,6 +74,7 @@ class Algorithm:
     """The base of every algorithm: hyperparameters all of them have, and the plain defaults of the contract."""
 
     lr: float = hyper(0.03, "η: step size of local training", 0, tune=Range(1e-3, 0.3, log=True))
+    lr_decay: float = hyper(1.0, "what η is multiplied with after every round", 0.5, 1)
     momentum: float = hyper(0.0, "heavy-ball momentum of local steps", 0, 0.999, static=True)
     personal_epochs: int = hyper(5, "epochs on the client's training data before it is scored", 0, tune=(0, 1, 5, 20))
     personal_lr: float | None = hyper(None, "step size of those epochs (none: lr)", 0, tune=(0.001, 0.003, 0.01, 0.03))
@@ -151,6 +152,10 @@ class Algorithm:
         return Point(carry["mean"])
 
     # -- parts that algorithms share --------------------------------------------------------------------------------
+    def pace(self, round: int) -> float:
+        """What the step size of a round is multiplied with; personal steps keep theirs."""
+        return self.lr_decay ** (round - 1)
+
     @property
     def own_lr(self) -> float:
         """The personal step size."""
@@ -197,7 +202,8 @@ class Algorithm:
 
     def discrete(self) -> tuple[tuple[str, Any], ...]:
         """All others, by name: two algorithms that agree in them may share a program."""
-        return tuple((name, v) for name, v in self.values().items() if name not in self.continuous())
+        continuous = self.continuous()
+        return tuple((name, v) for name, v in self.values().items() if name not in continuous)
 
     def bind(self, tensors: dict[str, Tensor]) -> Self:
         """A copy whose continuous hyperparameters are 0-d tensors."""

@@ -54,6 +54,8 @@ class Data:
             if self.hosted
             else taken(self.x, index)
         )
+        if self.device.type != "cpu":
+            return (x.to(self.dtype) - self.shift) * self.inverse
         return (x.to(self.dtype) if x.dtype != self.dtype else x.clone()).sub_(self.shift).mul_(self.inverse)
 
     def _moved(self, index: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .. import rng
 from ..algorithms.base import Phase, Site, State, Step
-from ..conv import Convolutions
+from ..conv import Products
 from ..gaussian import Distribution
 from .data import Local, Source
 from .estimators import Noise
@@ -43,6 +43,13 @@ class Part(NamedTuple):
     shared: State
     clients: list[int]
     round: int
+    pace: float = 1.0  # what the step size is multiplied with
+
+    @property
+    def hyper(self) -> State:
+        """The continuous hyperparameters."""
+        own = self.cohort.hyper
+        return own if self.pace == 1 else {**own, "lr": own["lr"] * self.pace}
 
 
 def chunked(clients: Sequence[Sequence[int]], size: int, workers: int = 1) -> Iterator[dict[int, list[int]]]:
@@ -98,7 +105,7 @@ class Lanes:
             counts = [len(part.clients) for part in parts]
             numbers = self.one.numbers([*(c for p in parts for c in p.clients), *(p.round for p in parts)])
             *clients, rounds = numbers.split([*counts, len(parts)])
-            hyper = [part.cohort.hyper for part in parts]
+            hyper = [part.hyper for part in parts]
             given = Given(clients, list(rounds.unbind()), [part.shared for part in parts], hyper)
         self.given = given
 
@@ -157,7 +164,7 @@ class Lanes:
     def apply(self, function: Callable[..., Any], in_dims: tuple[int | None, ...], *args: Any) -> Any:
         """Applies a function of one client to every lane; arguments of dimension None are the same for all."""
         if self.one.backend == "vmap":
-            with Convolutions() if self.one.device.type == "cuda" else nullcontext():
+            with Products() if self.one.device.type == "cuda" else nullcontext():
                 return torch.vmap(function, in_dims)(*args)
         lane = lambda i: [a if d is None else tree_map(lambda t: t[i], a) for a, d in zip(args, in_dims, strict=True)]  # noqa: E731
         count = len(tree_leaves([a for a, d in zip(args, in_dims, strict=True) if d == 0])[0])

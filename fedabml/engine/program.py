@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from .. import rng
 from ..algorithms.base import Site, State
-from .tape import once_and_again, record
+from .tape import merge, once_and_again, record
 
 log = logging.getLogger("fedabml")
 
@@ -218,7 +218,10 @@ def compiled(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[
     try:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        fused = torch.compile(make_fx(flat)(*tensors), dynamic=False)
+        trace = make_fx(flat)(*tensors)
+        merge(trace.graph)
+        trace.recompile()
+        fused = torch.compile(trace, dynamic=False)
         fused(*tensors)
     except torch.OutOfMemoryError:
         raise

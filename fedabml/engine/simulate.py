@@ -142,6 +142,11 @@ class Simulation:
             self.shares = self.world.deal(clients, self.cohort.fed.train.counts)
         return self.shares[self.world.rank]
 
+    def part(self, clients: list[int]) -> Part:
+        """Some clients in the next round."""
+        round = self.round + 1
+        return Part(self.cohort, self.shared, clients, round, self.cohort.algorithm.pace(round))
+
     def weights(self, clients: list[int]) -> Tensor:
         """Of a round's clients, the shares in the mean of those that this process works for."""
         weights, own = self.cohort.weights(clients), self.shares[self.world.rank]
@@ -280,6 +285,8 @@ def advance(sims: Sequence[Simulation]) -> list[dict[str, Any] | TrainingError]:
     work = fitting([sim.cohort for sim in sims], sum(map(len, own)), partial(_worked, sims, own, weights))
     totals = [sim.total(parts) for sim, parts in zip(sims, work, strict=True)]
     none = torch.zeros(0, dtype=sims[0].cohort.dtype, device=sims[0].cohort.device)
+    alone = sims[0].world.size == 1
+    merged = [sim.merged(len(own), mean) for sim, own, mean in zip(sims, drawn, totals, strict=True) if alone]
     losses = torch.cat([none, *(w.losses for parts in work for w in parts)])
     if sims[0].world.size == 1:
         known = _split(losses.double().tolist(), [*map(len, drawn)])  # the only wait for the device
@@ -314,7 +321,7 @@ def _worked(
 
     def trained(mine: tuple[dict[int, list[int]], list[Tensor]]) -> tuple[list[State], State, Tensor]:
         part, shares = mine
-        lanes = Lanes([Part(sims[i].cohort, sims[i].shared, own, sims[i].round + 1) for i, own in part.items()])
+        lanes = Lanes([sims[i].part(own) for i, own in part.items()])
         kept = joined([sims[i].kept.get(sims[i].shared, own) for i, own in part.items()])
         return lanes.work(kept, shares, sims[0].epochs)
 

@@ -87,7 +87,7 @@ def once_and_again(tape: fx.GraphModule, fixed: range) -> tuple[fx.GraphModule, 
     done twice with the same operands is done once. A function that changes tensors, or draws random numbers of torch's,
     is left whole, in the second.
     """
-    _merge(tape.graph)
+    merge(tape.graph)
     whole = any(_changes(node) for node in tape.graph.nodes)
     given = [node for node in tape.graph.nodes if node.op == "placeholder"]
     first, second = fx.Graph(), fx.Graph()
@@ -110,7 +110,7 @@ def once_and_again(tape: fx.GraphModule, fixed: range) -> tuple[fx.GraphModule, 
     return fx.GraphModule(tape, first), fx.GraphModule(tape, second)
 
 
-def _merge(graph: fx.Graph) -> None:
+def merge(graph: fx.Graph) -> None:
     """Does the same operation with the same operands once."""
     if any(_changes(node) for node in graph.nodes):
         return

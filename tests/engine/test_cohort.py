@@ -12,6 +12,7 @@ import fedabml
 from fedabml import FedABML, FedAvg, GaussianNoise, rng
 from fedabml.engine import backend
 from fedabml.engine.backend import backend_of, chunk_of, device_of, lane_bytes
+from fedabml.engine.checkpoint import Checkpoint
 from fedabml.engine.loss import ClientLoss, label_offset
 from fedabml.engine.plan import padded, sample
 from fedabml.engine.program import padding, segments
@@ -412,3 +413,18 @@ def test_chunks_fit_in_memory_and_are_never_empty():
     network = Network(nn.Linear(100, 10))
     lanes = [lane_bytes(network, FedABML(s=s), 50, 100, 4) for s in (1, 4)]
     assert 4 * network.layout.size < lanes[0] < lanes[1]
+
+
+def test_the_step_size_decays_with_the_rounds():
+    fed, one = federation("mlr"), FedAvg(lr=0.1)
+    decayed = simulate(fed, "mlr", FedAvg(lr=0.1, lr_decay=0.5), rounds=2)
+    steps = [simulate(fed, "mlr", one, rounds=1)]
+    after = Checkpoint(1, steps[0].shared, steps[0].average, {}, 0.0, None)
+    halved = simulate(fed, "mlr", FedAvg(lr=0.05), rounds=0)
+    resumed = Simulation(halved.cohort, participation=halved.participation, epochs=halved.epochs, state=after)
+    resumed.run(2)
+    assert torch.equal(decayed.shared["mean"], resumed.shared["mean"])
+    # A client's own steps are no round: they keep their size.
+    plain = simulate(fed, "mlr", one, rounds=0)
+    models = [s.cohort.personalise(decayed.shared, {}, [0, 1], round=2).mean for s in (plain, decayed)]
+    assert torch.equal(*models)
