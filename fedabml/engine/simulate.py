@@ -33,6 +33,14 @@ class Work(NamedTuple):
     losses: Tensor  # not finite where something else is not
 
 
+class Merged(NamedTuple):
+    """The server's side after a round."""
+
+    shared: State
+    average: State  # θ averaged over rounds
+    bytes_up: int  # what a client sent
+
+
 class Simulation:
     """The server's side of a run, and its clients' kept states.
 
@@ -184,19 +192,25 @@ class Simulation:
         means = {name: part.view(v.shape).to(v.dtype) for (name, v), part in zip(total.items(), parts, strict=False)}
         return means, told[: len(clients)]
 
-    def merge(
-        self, clients: list[int], work: list[Work], total: State, losses: list[float], seconds: float
+    def merged(self, clients: list[int], total: State) -> Merged:
+        """What the server has after a round with this mean of its clients' updates."""
+        cohort, past = self.cohort, self.round
+        shared = cohort.algorithm.merge(self.shared, total, len(clients), cohort.fed.clients)
+        decay = min(cohort.algorithm.average, past / (past + 1))
+        average = {k: decay * self.average[k] + (1 - decay) * v for k, v in shared.items()} if decay else shared
+        return Merged(shared, average, sum(v.numel() * v.element_size() for v in total.values()))
+
+    def end(
+        self, clients: list[int], work: list[Work], merged: Merged, losses: list[float], seconds: float
     ) -> dict[str, Any]:
-        """Ends a round with the mean of its clients' updates; returns its line for the history.
+        """Ends a round; returns its line for the history.
 
         `work` is that of the clients that are ours. The losses of clients whose work is not finite are not, either.
         """
-        cohort, round = self.cohort, self.round + 1
+        round = self.round + 1
         if not all(map(math.isfinite, losses)):
             self._diverged(round, [c for c, loss in zip(clients, losses, strict=True) if not math.isfinite(loss)])
-        self.shared = cohort.algorithm.merge(self.shared, total, len(clients), cohort.fed.clients)
-        decay = min(cohort.algorithm.average, (round - 1) / round)
-        self.average = {k: decay * self.average[k] + (1 - decay) * v for k, v in self.shared.items()}
+        self.shared, self.average, up = merged
         self.changed = {}
         mine = self.shares[self.world.rank]
         for own, part in zip(work, _split(mine, [len(w.losses) for w in work]), strict=True):
@@ -204,7 +218,6 @@ class Simulation:
         self.round = round
         self.seconds += seconds
         loss = math.fsum(losses) / len(losses)
-        up = sum(v.numel() * v.element_size() for v in total.values())
         down = sum(v.numel() * v.element_size() for v in self.shared.values())
         line = {"round": round, "loss": loss, "clients": clients, "seconds": self.seconds}
         return line | {"bytes_down": down, "bytes_up": up}
@@ -285,20 +298,19 @@ def advance(sims: Sequence[Simulation]) -> list[dict[str, Any] | TrainingError]:
     work = fitting([sim.cohort for sim in sims], sum(map(len, own)), partial(_worked, sims, own, weights))
     totals = [sim.total(parts) for sim, parts in zip(sims, work, strict=True)]
     none = torch.zeros(0, dtype=sims[0].cohort.dtype, device=sims[0].cohort.device)
-    alone = sims[0].world.size == 1
-    merged = [sim.merged(len(own), mean) for sim, own, mean in zip(sims, drawn, totals, strict=True) if alone]
     losses = torch.cat([none, *(w.losses for parts in work for w in parts)])
     if sims[0].world.size == 1:
+        after = [sim.merged(clients, mean) for sim, clients, mean in zip(sims, drawn, totals, strict=True)]
         known = _split(losses.double().tolist(), [*map(len, drawn)])  # the only wait for the device
     else:
         (sim,) = sims  # several processes have one run at a time
         totals[0], alike = sim.reduce(drawn[0], totals[0], losses)
-        known = [alike]
+        after, known = [sim.merged(drawn[0], totals[0])], [alike]
     share = (time.perf_counter() - start) / len(sims)
     lines: list[dict[str, Any] | TrainingError] = []
-    for sim, clients, parts, mean, told in zip(sims, drawn, work, totals, known, strict=True):
+    for sim, clients, parts, merged, told in zip(sims, drawn, work, after, known, strict=True):
         try:
-            lines.append(sim.merge(clients, parts, mean, told, share))
+            lines.append(sim.end(clients, parts, merged, told, share))
         except TrainingError as error:
             lines.append(error)
     return lines
