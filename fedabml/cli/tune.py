@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..config import names
+from ..config import names, parse_set
 from ..errors import InputError
 from .compare import listed
 from .console import Board, complain, downloads, note, number, say, table
@@ -64,6 +64,14 @@ def tune(
             show_default=str(BATCH),
         ),
     ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=A,B,C",
+            help="Search these values (of one algorithm: fedprox.mu=0.1,1) and no others. Those of personal_epochs and "
+            "personal_lr are scored on each trained federation. Repeatable.",
+        ),
+    ] = None,
     config: Config = None,
     preset: Preset = None,
     validation: Annotated[
@@ -92,7 +100,8 @@ def tune(
     as given, then points that fill the space evenly, then those that Optuna's TPE proposes. A hyperparameter that
     `--set ALGORITHM.NAME=VALUE`, --lr or a table in --config gives is held at that value and not searched; a --preset
     is only where the search starts. On every trained federation a grid of personal epochs and step sizes is scored,
-    which may take longer than the training: `--set fedavg-ft.personal_epochs=5` holds them.
+    which may take longer than the training: `--set fedavg-ft.personal_epochs=5` holds them. `--grid lr=0.01,0.1`
+    searches these values alone, in all combinations with those of further --grid.
 
     The folder gets tuned.toml, trials.csv and cells.jsonl. A federation that is trained is never trained again: call
     the same command after Ctrl-C or a crash. It needs Optuna: `pip install 'fedabml[tune]'`.
@@ -140,6 +149,7 @@ def tune(
                 measure=measure or saved.get("measure"),
                 preset=preset or saved.get("preset"),
                 fixed=fixed,
+                values=_grid(grid) if grid else saved.get("grid"),
                 resume=resume,
                 finished=finished or (),
                 progress=download.enter_context(downloads(asked.key("dataset") or "", quiet)),
@@ -211,6 +221,16 @@ def _settings(trial: Trial) -> str:
 def _folder(asked: Told) -> Path:
     data = asked.key("data")
     return Path("runs") / f"{Path(data).stem if data else asked.key('dataset') or 'digits'}-tuning"
+
+
+def _grid(words: list[str]) -> dict[str, Any]:
+    """`lr=0.01,0.1`, `fedprox.mu=0.1,1`, ... as lists by name, and by algorithm."""
+    found = parse_set([f"{name}=[{text}]" for name, _, text in (word.partition("=") for word in words)], "--grid")
+    for own in (found, *(v for v in found.values() if isinstance(v, dict))):
+        for name, value in own.items():
+            if isinstance(value, str):  # words, which TOML would have in quotes
+                own[name] = [None if word.strip() == "none" else word.strip() for word in value[1:-1].split(",")]
+    return found
 
 
 def _seeds(words: str) -> list[int]:

@@ -5,44 +5,75 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from ..algorithms import REGISTRY
-from ..algorithms.hyper import Range
+from ..algorithms.hyper import Range, checked
 from ..config import RunConfig, Table
-from ..errors import InputError
+from ..errors import InputError, nearest
 
 Space = dict[str, Range | tuple[Any, ...]]
+Grid = Mapping[str, tuple[Any, ...]]
 
 GRID = ("personal_epochs", "personal_lr")  # scored on each trained federation, not searched
 
 
-def space(algorithm: str, fixed: Collection[str] = ()) -> Space:
-    """What is searched for an algorithm: hyperparameters that declare it, unless they are fixed or make the variant."""
+def space(algorithm: str, fixed: Collection[str] = (), grid: Grid = MappingProxyType({})) -> Space:
+    """What is searched for an algorithm: hyperparameters that declare it, unless they are fixed or make the variant.
+
+    A grid that has any of them is searched in place of what is declared.
+    """
     kind, variant = REGISTRY[algorithm]
     held = {*GRID, *variant, *fixed}
-    return {f.name: f.metadata["tune"] for f in fields(kind) if f.metadata["tune"] and f.name not in held}
+    told = {name: values for name, values in grid.items() if name not in GRID}
+    return told or {f.name: f.metadata["tune"] for f in fields(kind) if f.metadata["tune"] and f.name not in held}
 
 
-def personal_options(config: RunConfig, fixed: Collection[str] = ()) -> tuple[Table, ...]:
+def own_grid(algorithm: str, told: Mapping[str, Any]) -> Grid:
+    """An algorithm's part of a grid: values by hyperparameter, and tables of such by algorithm, which come first."""
+    kind, variant = REGISTRY[algorithm]
+    known = {f.name: f for f in fields(kind) if f.name not in variant}
+    shared = {name: values for name, values in told.items() if name not in REGISTRY and name in known}
+    own = {**shared, **told.get(algorithm, {})}
+    for name, values in own.items():
+        if name not in known:
+            raise InputError(f"{algorithm} has no hyperparameter '{name}' to search.{nearest(name, known)}")
+        if not isinstance(values, list | tuple) or not values:
+            raise InputError(f"A grid has a list of values for every hyperparameter; '{name}' has {values!r}.")
+    return {name: tuple(dict.fromkeys(checked(algorithm, known[name], v) for v in own[name])) for name in own}
+
+
+def personal_options(
+    config: RunConfig, fixed: Collection[str] = (), grid: Grid = MappingProxyType({})
+) -> tuple[Table, ...]:
     """The personal options to score: the one given, then the declared grid. No epochs need no step size.
 
     Where the step size given is none, which follows another or is the algorithm's own, that is of the grid, too.
+    A grid that was told is all there is.
     """
     kind, variant = REGISTRY[config.algorithm]
     given, declared = config.algorithm_object(), {f.name: f.metadata["tune"] for f in fields(kind)}
     held = {*variant, *fixed}
     own = [getattr(given, name) for name in GRID]
+    if any(name in grid for name in GRID):
+        told = [grid.get(name, (mine,)) for name, mine in zip(GRID, own, strict=True)]
+        return _options(itertools.product(*told))
     values = [
         (*((None,) if mine is None else ()), *declared[name]) if declared[name] and name not in held else (mine,)
         for name, mine in zip(GRID, own, strict=True)
     ]
-    pairs = dict.fromkeys((epochs, lr if epochs else None) for epochs, lr in [own, *itertools.product(*values)])
-    return tuple({"personal_epochs": epochs} | ({"personal_lr": lr} if epochs else {}) for epochs, lr in pairs)
+    return _options([own, *itertools.product(*values)])
+
+
+def _options(pairs: Iterable[Sequence[Any]]) -> tuple[Table, ...]:
+    """Each pair of epochs and a step size once."""
+    found = dict.fromkeys((epochs, lr if epochs else None) for epochs, lr in pairs)
+    return tuple({"personal_epochs": epochs} | ({"personal_lr": lr} if epochs else {}) for epochs, lr in found)
 
 
 def sound(config: RunConfig, space: Space) -> tuple[Space, list[str]]:

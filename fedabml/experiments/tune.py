@@ -20,6 +20,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .. import presets
@@ -33,7 +34,7 @@ from ..files import write
 from ..run import prepare
 from .cells import MACHINE, Cell, Ledger, Result, execute
 from .request import claim
-from .space import GRID, Points, finite, grid, need_optuna, personal_options, sound, space
+from .space import GRID, Grid, Points, finite, grid, need_optuna, own_grid, personal_options, sound, space
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -91,6 +92,7 @@ def tune(
     measure: str | None = None,
     preset: str | None = None,
     fixed: Mapping[str, Table] | None = None,
+    values: Mapping[str, Any] | None = None,
     resume: bool = False,
     finished: Sequence[str | os.PathLike[str]] = (),
     progress: Progress | None = None,
@@ -103,7 +105,8 @@ def tune(
     """Searches good hyperparameters of each algorithm on validation data; the best are written to tuned.toml in `out`.
 
     `config` is the run; its `validation` share must be above 0. Hyperparameters that it has, or that `fixed` has by
-    algorithm, are held and not searched, nor is what contradicts them; `preset` has others to start from. Each of the
+    algorithm, are held and not searched, nor is what contradicts them; `preset` has others to start from. `values` is a
+    grid, lists by hyperparameter (or tables of them by algorithm), to search in place of what is declared. Each of the
     algorithms (None: all that fit the network) gets `trials` trained federations for every one of the `seeds`.
     `measure` is accuracy (for regression rmse) or nll. `finished` are cells.jsonl of other folders or machines, whose
     cells are not run again. `on_start` hears how many cells there are and how many were finished before, the others how
@@ -116,13 +119,18 @@ def tune(
     if not seeds or (algorithms is not None and not algorithms):
         raise InputError(f"Tuning needs at least one {'algorithm' if seeds else 'seed'}.")
     bare, held = _bare(config), _held(config, fixed or {}, algorithms or list(REGISTRY))
+    values = dict(values or {})
+    for name in values:
+        if name not in held and not any(name in own_grid(each, {name: values[name]}) for each in held):
+            raise InputError(f"The grid has values for '{name}', which is no hyperparameter to search.")
     fed = _data(bare, seeds[0], progress)
     measure = _measure(fed, measure)
     start = presets.layer(preset, bare.dataset) if preset else {}
     searches: dict[str, _Search] = {}
     notes: dict[str, None] = {}
     for name, own in held.items():
-        search = _Search(bare.with_changes(algorithm=name, hyper=start.get(name, {}) | own), own, seeds, batch)
+        told = bare.with_changes(algorithm=name, hyper=start.get(name, {}) | own)
+        search = _Search(told, own, seeds, batch, own_grid(name, values))
         try:
             setup = prepare(fed, bare.model, search.config.algorithm_object(), **bare.words(fed))
         except InputError as error:  # some algorithms need a network with a body and a head
@@ -139,6 +147,7 @@ def tune(
     folder = Path(out)
     request = {"algorithms": list(searches), "trials": trials, "seeds": list(seeds), "batch": batch, "measure": measure}
     request |= {"preset": preset, "fixed": {name: search.fixed for name, search in searches.items()}}
+    request |= {"grid": values} if values else {}
     request |= {"run": bare.to_dict(everything=True), "data": fed.hash, "optuna": optuna.__version__}
     claim(folder, "tune", request, resume, FREE)
     del fed  # it may be large, and every cell makes its own
@@ -159,12 +168,19 @@ def tune(
 class _Search:
     """The search of one algorithm."""
 
-    def __init__(self, config: RunConfig, fixed: Table, seeds: Sequence[int], batch: int):
+    def __init__(
+        self, config: RunConfig, fixed: Table, seeds: Sequence[int], batch: int, grid: Grid = MappingProxyType({})
+    ):
+        if both := fixed.keys() & grid.keys():
+            raise InputError(f"{config.algorithm}: '{min(both)}' is held at a value, and a grid has it, too.")
         self.config, self.fixed, self.seeds, self.batch = config, fixed, seeds, batch
-        self.space, self.notes = sound(config, space(config.algorithm, fixed))
-        self.personal = personal_options(config, fixed)
+        self.space, self.notes = sound(config, space(config.algorithm, fixed, grid))
+        self.personal = personal_options(config, fixed, grid)
         given = config.algorithm_object()
         self.given = {name: getattr(given, name) for name in self.space}
+        for name, values in grid.items():
+            if name in self.space and self.given[name] not in values:
+                self.given[name] = values[0]
 
     def size(self, trials: int) -> int:
         """How many trials there will be: where there are only choices, no more than their combinations."""
@@ -259,6 +275,9 @@ def command(config: RunConfig, request: Table, out: Path) -> str:
     for name, table in request["fixed"].items():
         for k, v in table.items():
             words += ["--set", f"{name}.{k}={_word(v)}"]
+    for name, own in request.get("grid", {}).items():
+        for k, v in own.items() if name in REGISTRY else [("", own)]:
+            words += ["--grid", f"{name}{'.' * bool(k)}{k}={','.join(map(_word, v))}"]
     return shlex.join([*words, "--out", str(out)])
 
 

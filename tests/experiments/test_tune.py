@@ -404,3 +404,40 @@ def test_all_are_those_that_suit_the_network(tmp_path, model):
     assert written.keys() & REGISTRY.keys() == REGISTRY.keys() - headless
     assert all(f"{name} is left out" in said.stderr for name in headless)
     assert written.get("model_options", {}) == ({"hidden": [16]} if model == "mlp" else {})
+
+
+def test_a_grid_is_searched_in_place_of_what_is_declared(tmp_path):
+    from fedabml.cli.tune import _grid
+
+    told = _grid(["lr=0.05,0.1", "personal_epochs=0,2", "personal_lr=0.01", "fedprox-ft.mu=0.1,0.2"])
+    assert told == {
+        "lr": [0.05, 0.1],
+        "personal_epochs": [0, 2],
+        "personal_lr": [0.01],
+        "fedprox-ft": {"mu": [0.1, 0.2]},
+    }
+    assert _grid(["fedabml.posterior_std=sgd,natural"]) == {"fedabml": {"posterior_std": ["sgd", "natural"]}}
+    found = tune(SMALL, ["fedavg-ft", "fedprox-ft"], tmp_path, trials=9, seeds=(3,), values=told)
+    assert [(t.searched["lr"]) for t in found.trials["fedavg-ft"]] == [0.05, 0.1]
+    pairs = {(t.searched["lr"], t.searched["mu"]) for t in found.trials["fedprox-ft"]}
+    assert pairs == {(lr, mu) for lr in (0.05, 0.1) for mu in (0.1, 0.2)} and len(found.trials["fedprox-ft"]) == 4
+    cells = Ledger(tmp_path / "cells.jsonl").results.values()
+    assert all([s.personal["personal_epochs"] for s in cell.scores] == [0, 2] for cell in cells)
+    said = (tmp_path / "tuned.toml").read_text().splitlines()[0]
+    assert "--grid lr=0.05,0.1" in said and "--grid fedprox-ft.mu=0.1,0.2" in said
+
+
+@pytest.mark.parametrize(
+    ("values", "fixed", "match"),
+    [
+        ({"lrr": [0.1]}, {}, "'lrr', which is no hyperparameter"),
+        ({"fedavg-ft": {"mu": [0.1]}}, {}, "no hyperparameter 'mu'"),
+        ({"lr": 0.1}, {}, "a list of values"),
+        ({"lr": [0.1]}, {"fedavg-ft": {"lr": 0.2}}, "held at a value, and a grid has it"),
+        ({"lr": [-1.0]}, {}, "lr"),
+    ],
+)
+def test_a_grid_that_cannot_be_searched_is_refused(tmp_path, values, fixed, match):
+    with pytest.raises(InputError, match=match):
+        tune(SMALL, ["fedavg-ft"], tmp_path, trials=2, values=values, fixed=fixed)
+    assert not (tmp_path / "cells.jsonl").exists()
