@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from .operators import operator
 
 Pair = Sequence[int]
 
+plain: ContextVar[bool] = ContextVar("plain", default=False)  # whether no tensor may be changed, for a compiler's sake
 LIMIT = 1 << 30  # bytes of patches at once; more images are taken in turns
 ALIGN = 8  # numbers to which the length of a patch is filled up, or tensor cores cannot be used
 LARGE = 3 << 29  # operations of a lane's convolution from which it fills a GPU
@@ -80,7 +82,11 @@ def _patches(x: Tensor, shape: Shape) -> Tensor:
         (*steps[:2], steps[2] * down, steps[3] * right, steps[2] * dy, steps[3] * dx, 1),
     )
     rows, length = n * shape.out[0] * shape.out[1], a * b * channels
-    return F.pad(view.reshape(lanes, rows, length), (0, -length % ALIGN))
+    if length % ALIGN == 0 or plain.get():
+        return F.pad(view.reshape(lanes, rows, length), (0, -length % ALIGN))
+    filled = x.new_zeros(lanes, n, *shape.out, -(-length // ALIGN) * ALIGN)  # one pass fewer
+    filled[..., :length].unflatten(-1, (a, b, channels)).copy_(view)
+    return filled.view(lanes, rows, -1)
 
 
 def _matrix(w: Tensor) -> Tensor:
@@ -100,14 +106,16 @@ def _coarse(x: Tensor, shape: Shape) -> bool:
     return x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32)
 
 
-def _large(n: int, channels: int, out: int, shape: Shape) -> bool:
+def _large(x: Tensor, channels: int, out: int, shape: Shape) -> bool:
     """Whether one lane alone keeps a GPU busy. Then libraries, one lane after another, are the fastest of all."""
     places = shape.out[0] * shape.out[1] * shape.kernel[0] * shape.kernel[1]
-    return 2 * n * places * channels * out >= LARGE
+    return x.is_cuda and 2 * x.shape[1] * places * channels * out >= LARGE
 
 
-def _one_by_one(convolution: Callable[..., Tensor], *operands: Tensor) -> Tensor:
-    """A convolution, or a derivative of it, lane by lane, the channels last in memory as tensor cores like it."""
+def _one_by_one(convolution: Callable[..., Tensor], *operands: Tensor, coarse: bool) -> Tensor:
+    """A convolution, or a derivative of it, lane by lane; for tensor cores the channels are last in memory."""
+    if not coarse:
+        return torch.stack([convolution(*lane) for lane in zip(*(t.contiguous() for t in operands), strict=True)])
     dense = [t.movedim(2, -1).contiguous().movedim(-1, 2) for t in operands]
     return torch.stack([convolution(*lane).movedim(1, -1) for lane in zip(*dense, strict=True)]).movedim(-1, 2)
 
@@ -119,8 +127,8 @@ def _derivative(g: Tensor, x: Tensor, w: Tensor, shape: Shape, which: int) -> Te
 
 
 def _forward(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
-    if _coarse(x, shape) and _large(x.shape[1], x.shape[2], w.shape[1], shape):
-        return _one_by_one(lambda x, w: F.conv2d(x, w, None, *shape[1:4]), x, w)
+    if _large(x, x.shape[2], w.shape[1], shape):
+        return _one_by_one(lambda x, w: F.conv2d(x, w, None, *shape[1:4]), x, w, coarse=_coarse(x, shape))
     matrix = _matrix(w)
     if _coarse(x, shape):
         image = _image(x, shape.padding)
@@ -135,9 +143,9 @@ def _forward(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
 def _to_weights(x: Tensor, g: Tensor, shape: Shape) -> Tensor:
     """∂w."""
     (a, b), channels = shape.kernel, x.shape[2]
-    if _coarse(x, shape) and _large(x.shape[1], x.shape[2], g.shape[2], shape):
+    if _large(x, x.shape[2], g.shape[2], shape):
         like = x.new_zeros(g.shape[2], channels, a, b)  # of the weights only the shape matters
-        return _one_by_one(lambda x, g: _derivative(g, x, like, shape, 1), x, g)
+        return _one_by_one(lambda x, g: _derivative(g, x, like, shape, 1), x, g, coarse=_coarse(x, shape))
     if _coarse(x, shape) and x.dtype == torch.bfloat16:  # in TF32 the library's products of patches are faster
         image, rows = _image(x, shape.padding), _rows(g).contiguous()
         total = torch.ops.fedabml.to_weights(image, rows, shape.kernel, shape.stride, shape.out)
@@ -162,9 +170,9 @@ def _product(patches: Tensor, rows: Tensor, images: int) -> Tensor:
 def _to_images(g: Tensor, w: Tensor, shape: Shape) -> Tensor:
     """∂x."""
     (height, width), (a, b) = shape.size, shape.kernel
-    if _coarse(g, shape) and _large(g.shape[1], w.shape[2], w.shape[1], shape):
+    if _large(g, w.shape[2], w.shape[1], shape):
         like = g.new_zeros(g.shape[1], w.shape[2], height, width)
-        return _one_by_one(lambda g, w: _derivative(g, like, w, shape, 0), g, w)
+        return _one_by_one(lambda g, w: _derivative(g, like, w, shape, 0), g, w, coarse=_coarse(g, shape))
     if _coarse(g, shape) and shape.stride == (1, 1) and 2 * height * width <= 3 * shape.out[0] * shape.out[1]:
         # A convolution with the kernel turned around.
         image = _image(g, (a - 1 - shape.padding[0], b - 1 - shape.padding[1]))

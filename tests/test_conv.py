@@ -32,13 +32,13 @@ def same(a, b):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-@pytest.fixture(params=["at once", "in turns", "one by one"])
+@pytest.fixture(params=["at once", "in turns", "one by one", "one by one, channels last"])
 def way(request, monkeypatch):
     if request.param == "in turns":
         monkeypatch.setattr(conv, "LIMIT", 2000)
-    if request.param == "one by one":
-        monkeypatch.setattr(conv, "LARGE", 0)
-        monkeypatch.setattr(conv, "_coarse", lambda x, shape: True)
+    if "one by one" in request.param:
+        monkeypatch.setattr(conv, "_large", lambda *_: True)
+        monkeypatch.setattr(conv, "_coarse", lambda *_: "last" in request.param)
 
 
 @pytest.mark.usefixtures("way")
@@ -102,6 +102,16 @@ def test_a_module_is_not_rewritten_and_other_layers_are_left_alone():
     with Products():
         ours = torch.vmap(call)(x)
     same(ours, torch.vmap(call)(x))
+
+
+def test_patches_are_the_same_where_no_tensor_may_change():
+    x, shape = torch.randn(2, 3, 3, 8, 8), Shape((3, 3), (1, 1), (0, 0), (1, 1), (8, 8))
+    filled = conv._patches(x, shape)
+    token = conv.plain.set(True)
+    try:
+        assert filled.shape[-1] == 32 and torch.equal(conv._patches(x, shape), filled)
+    finally:
+        conv.plain.reset(token)
 
 
 @pytest.mark.parametrize("inputs", [784, 1600, 521])

@@ -19,6 +19,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from .. import rng
 from ..algorithms.base import Site, State
+from ..conv import plain
 from .tape import merge, once_and_again, record
 
 log = logging.getLogger("fedabml")
@@ -218,7 +220,7 @@ def compiled(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[
     try:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        trace = make_fx(flat)(*tensors)
+        trace = copy_context().run(_plainly, make_fx(flat), *tensors)
         merge(trace.graph)
         trace.recompile()
         fused = torch.compile(trace, dynamic=False)
@@ -231,6 +233,12 @@ def compiled(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[
         log.warning("A step runs without torch.compile, which fails: %s: %s", type(error).__name__, why)
         return function
     return lambda *inputs: fused(*(leaf for leaf in tree_leaves(inputs) if leaf is not None))
+
+
+def _plainly(function: Callable[..., Any], *inputs: Any) -> Any:
+    """A call in which operations change no tensor, so that what is done twice is seen."""
+    plain.set(True)
+    return function(*inputs)
 
 
 def _cloned(leaf: Tensor | None) -> Tensor | None:
