@@ -1,7 +1,7 @@
 """FedAvg (McMahan et al. 2017): clients run SGD from the shared weights, the server averages.
 
     client   w ← w_t;  w ← w − η ∇f_i(w) for every minibatch of R epochs
-    server   w_{t+1} = mean of the clients' w
+    server   w_{t+1} = w_t + η_g(mean of the clients' w − w_t),  η_g = 1: their mean
 
 Scored: w_t itself (`personal_epochs` = 0), or, as `fedavg-ft`, w_t after a few epochs on the client's training data.
 That fine-tuning is the base class's, shared by every algorithm that has a global model.
@@ -11,9 +11,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .base import Algorithm
+from .base import Algorithm, State
+from .hyper import hyper
 
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
     """FedAvg; with personal epochs, FedAvg + fine-tuning."""
+
+    server_lr: float = hyper(1.0, "η_g: the server's step; beyond 1 it goes further than the mean", 0)
+
+    def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
+        if self.server_lr == 1:
+            return update
+        return {"mean": shared["mean"] + self.server_lr * (update["mean"] - shared["mean"])}

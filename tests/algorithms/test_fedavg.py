@@ -124,3 +124,9 @@ def test_local_never_sends_and_never_mixes():
     assert runs[0].summary["bytes_up"] == runs[0].summary["bytes_down"] == 0
     assert runs[0].summary["prior_accuracy"] is None
     assert runs[0].prior.shared == {}
+
+
+def test_the_servers_step_goes_further_than_the_mean():
+    shared, update = {"mean": torch.tensor([1.0, 2.0])}, {"mean": torch.tensor([2.0, 0.0])}
+    assert fedabml.FedAvg().merge(shared, update, 1, 1) is update
+    assert fedabml.FedAvg(server_lr=1.5).merge(shared, update, 1, 1)["mean"].tolist() == [2.5, -1.0]
