@@ -61,7 +61,13 @@ def reproduce(
     ] = None,
     finished: Finished = None,
     device: Annotated[str, typer.Option(metavar="WORD", help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option(metavar="WORD", help="float32, tf32 or float64.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option("--dtype", "--precision", metavar="WORD", help="float32, tf32, bf16 or float64.")
+    ] = "float32",
+    compile: Annotated[
+        bool,
+        typer.Option("--compile", metavar=" ", help="On a GPU, fuse kernels: slower to start, then faster."),
+    ] = False,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder of datasets.", show_default="$FEDABML_DATA, or ~/.cache/fedabml/data")
     ] = None,
@@ -92,7 +98,8 @@ def reproduce(
             raise InputError(f"--{name} is a whole number of at least 1; it is {value}.")
     wanted = list(EXPERIMENTS) if experiment == "all" else [experiment]
     out = out or Path("runs") / f"{experiment}-{protocol}{'-quick' * quick}"
-    machine = {"device": device} | ({"data_dir": str(data_dir)} if data_dir else {})
+    machine: dict[str, Any] = {"device": device} | ({"data_dir": str(data_dir)} if data_dir else {})
+    machine |= {"compile": True} if compile else {}
     for name in wanted:
         folder = out / name if experiment == "all" else out
         kind = EXPERIMENTS[name]
