@@ -96,7 +96,7 @@ class RunConfig:
         "auto", "vmap (clients as one batched program), loop (one by one), auto", ("auto", "vmap", "loop")
     )
     chunk: int | None = key(None, "clients that run at once (none: what fits in memory)")
-    compile: bool = key(False, "on a GPU, fuse kernels by torch.compile: slower to start, faster in long runs")
+    compile: bool = key(False, "fuse the operations of a step by torch.compile: slower to start, faster in long runs")
     evaluate: bool = key(True, "personalise and score every client at the end")
     eval_every: int = key(0, "score every client each so many rounds, too (0: only at the end)")
     eval_clients: int | None = key(None, "so many clients, always the same, are scored then (none: all, at most 10000)")

@@ -150,8 +150,8 @@ def prepare(
     backend, workers = way.backend, way.workers if workers is None else workers
     smallest, largest = int(fed.train.counts.min()), int(fed.train.counts.max())
     notes = algorithm.notes() + ([note] if note else [])
-    if compile and (place.type, backend) != ("cuda", "vmap"):
-        notes.append("Nothing is compiled: that is for a GPU and the backend vmap.")
+    if compile and backend != "vmap":
+        notes.append("Nothing is compiled: that is for the backend vmap.")
     if fed.clients > 1 and cohort_size(fed.clients, participation) == 1:
         notes.append(f"Only 1 of {fed.clients} clients takes part in a round; a larger participation learns faster.")
     if batch_size > smallest:

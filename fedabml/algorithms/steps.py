@@ -34,8 +34,8 @@ def pulled(mean: Tensor, direction: Tensor, centre: Tensor, kappa: Tensor, lr: N
     m ← (m − η g + ηκ·centre)/(1 + ηκ): the fixed point of the explicit step m − η(g + κ(m − centre)), but stable for
     every κ, where the explicit one diverges at ηκ ≥ 2.
     """
-    pull = lr * kappa
-    return plus(plus(mean, lr, direction, -1), pull, centre) / (1 + pull)
+    share = plus(kappa.new_ones(()), lr, kappa).reciprocal()
+    return torch.lerp(centre, plus(mean, lr, direction, -1), share)
 
 
 def drawn(

@@ -112,7 +112,7 @@ class Variational(Algorithm):
             mean = phi["mean"] - lr * direction
         logstd, rate = phi["logstd"], lr if self.lr_std is None else self.lr_std * share
         if self.posterior_std == "sgd":
-            excess = torch.exp(2 * logstd) * precision - 1
+            excess = plus(-precision.new_ones(()), torch.exp(2 * logstd), precision)
             logstd = plus(logstd, rate, plus(gradient["logstd"], weight, excess), -1)
         elif self.posterior_std == "natural":
             logstd = natural_logstd(logstd, gradient["logstd"], theta["logstd"], weight, rate)

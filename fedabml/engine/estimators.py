@@ -193,16 +193,18 @@ class _Noisy(TorchFunctionMode):
         out = call.run(call.x, call.weight, call.bias)
         if weight is not None:
             if weight.noise is None:
-                return out + self._local(call, weight, bias, key, out.shape[1:])
+                noise = self._signed(_normal(key, self.rows, out.shape[1:], out.dtype))
+                return torch.addcmul(out, noise, self._local(call, weight, bias))
             out = out + self._flipout(call, weight.noise * weight.std, key, out.ndim)
         if bias is not None:
             noise = self._signed(_normal(rng.fold(key, 1), self.rows, bias.std.shape, out.dtype))
             out = out + call.wide(noise * bias.std, out.ndim)
         return out
 
-    def _local(self, call: _Call, weight: _Slot, bias: _Slot | None, key: Tensor, size: Sequence[int]) -> Tensor:
-        variance = call.run(call.x**2, weight.variance, None if bias is None else bias.variance)
-        return self._signed(_normal(key, self.rows, size, variance.dtype)) * variance.clamp_min(_FLOOR).sqrt()
+    @staticmethod
+    def _local(call: _Call, weight: _Slot, bias: _Slot | None) -> Tensor:
+        least = weight.variance.new_full((len(weight.variance),), _FLOOR) if bias is None else bias.variance + _FLOOR
+        return call.run(call.x * call.x, weight.variance, least).sqrt()
 
     def _flipout(self, call: _Call, step: Tensor, key: Tensor, ndim: int) -> Tensor:
         channels = [call.x.shape[call.channels], step.shape[0]]

@@ -168,6 +168,8 @@ class Lanes:
                 return torch.vmap(function, in_dims)(*args)
         lane = lambda i: [a if d is None else tree_map(lambda t: t[i], a) for a, d in zip(args, in_dims, strict=True)]  # noqa: E731
         count = len(tree_leaves([a for a, d in zip(args, in_dims, strict=True) if d == 0])[0])
+        if count == 1:
+            return tree_map(lambda t: t.unsqueeze(0), function(*lane(0)))
         return tree_map(lambda *t: torch.stack(t), *[function(*lane(i)) for i in range(count)])
 
     def each(self, method: str, in_dims: tuple[int | None, ...], *args: Any) -> Any:
@@ -250,6 +252,11 @@ class Lanes:
 
     def steps(self, carry: State, phases: list[Phase], purpose: int) -> tuple[State, Tensor, Tensor]:
         """All steps of all phases: the last carry, the mean loss and the number of steps of every lane."""
+        if self.one.backend == "loop" and not self.one.programs.capture and len(self) > 1:
+            # All steps of one client before the next: its weights stay in the cache.
+            each = [Lanes([part._replace(clients=[client])]) for part in self.parts for client in part.clients]
+            own = [lane.steps(tree_map(lambda v: v[i : i + 1], carry), phases, purpose) for i, lane in enumerate(each)]  # noqa: B023
+            return tree_map(lambda *t: torch.cat(t), *own)
         carry = {name: value.contiguous() for name, value in carry.items()}  # a traced step is made for such
         sizes = tuple((phase.epochs, phase.batches) for phase in phases)
         ready, (losses, done) = self.captured("schedule", static=(purpose, sizes))
@@ -295,8 +302,8 @@ class Lanes:
     @cached_property
     def source(self) -> tuple[Source, Tensor]:
         """Where minibatches are taken from, and the numbers there of every lane's samples, padded with −1."""
-        # A GPU's programs are made for one width; elsewhere padding costs more than another width.
-        width = self.longest if self.one.programs.capture else int(self.sizes.max())
+        # Captured and compiled programs are made for one width; elsewhere padding costs more than another width.
+        width = self.longest if self.one.programs.few else int(self.sizes.max())
         given = zip(self.parts, self.given.clients, strict=True)
         return self.one.data.local(torch.cat([p.cohort.tables.rows(own, width) for p, own in given]))
 

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from .. import rng
 from ..algorithms.base import Site, State
 from ..conv import plain
-from .tape import merge, once_and_again, record
+from .tape import merge, once_and_again, record, reuse
 
 log = logging.getLogger("fedabml")
 
@@ -265,6 +265,11 @@ class Programs:
         self.traces: dict[Hashable, Trace | None] = {}
         self.pool: Any = None
 
+    @property
+    def few(self) -> bool:
+        """Whether another shape of the inputs is dearer than padding."""
+        return self.capture or self.fuse
+
     def forget(self) -> None:
         """Drops all that was captured or traced, and what is known of it."""
         self.graphs.clear()
@@ -335,7 +340,7 @@ class Programs:
         inputs = Inputs._make([*tree_map(pick, inputs[:at]), *inputs[at:-1], inputs.rows[:, :, order]])
         counts = np.sort(steps)[::-1]
         carry, losses = {k: v.clone() for k, v in inputs.carry.items()}, inputs.losses.clone()
-        for first, last, lanes in segments(counts, self.capture):
+        for first, last, lanes in segments(counts, self.few):
             head = lambda t, n=lanes: None if t is None else t[:n]  # noqa: E731
             now = inputs._replace(carry=carry, losses=losses)
             part = Inputs._make([*tree_map(head, now[:at]), *now[at:-1], inputs.rows[first:last, :, :lanes]])
@@ -380,11 +385,11 @@ class Programs:
         fixed = inputs._replace(samples=tuple(t[:0] for t in inputs.samples)).fixed  # however many samples there are
         key = (name, ragged, _shapes(fixed), tuple(inputs.rows.shape[1:]))
         self.met[key] = self.met.get(key, 0) + len(inputs.rows)
-        if self.met[key] < OFTEN:
+        if self.met[key] < OFTEN and not self.fuse:
             return step
         with TRACING:
             if key not in self.traces and len(self.traces) < self.LIMIT:
-                self.traces[key] = _trace(move, inputs, ragged)
+                self.traces[key] = _trace(move, inputs, ragged, self.fuse)
             trace = self.traces.get(key)
         if trace is None:
             return step
@@ -394,8 +399,11 @@ class Programs:
         return lambda carry, losses, rows, now: again(*(carry[k] for k in names), losses, *rest, rows, now, *ready)
 
 
-def _trace(move: Move, inputs: Inputs, ragged: bool) -> Trace | None:
-    """A step as plain operations, in which the transforms of torch.func are resolved once; None if that fails."""
+def _trace(move: Move, inputs: Inputs, ragged: bool, fuse: bool = False) -> Trace | None:
+    """A step as plain operations, in which the transforms of torch.func are resolved once; None if that fails.
+
+    With `fuse`, what is done in every step is compiled.
+    """
     leaves, kind = tree_flatten(inputs[2:-2])
     given = [i for i, leaf in enumerate(leaves) if leaf is not None]
     names = list(inputs.carry)
@@ -411,7 +419,13 @@ def _trace(move: Move, inputs: Inputs, ragged: bool) -> Trace | None:
     tensors = [*inputs.carry.values(), inputs.losses, *(leaves[i] for i in given), inputs.rows[0], inputs.first]
     try:
         tape = record(flat, *map(torch.clone, tensors))  # it takes one tensor given twice for one input
-        return once_and_again(tape, range(len(names) + 1, len(tensors) - 2))
+        fixed = range(len(names) + 1, len(tensors) - 2)
+        once, again = once_and_again(tape, fixed)
+        if not fuse:
+            reuse(again)
+            return once, again
+        return once, compiled(again, (*tensors, *once(*(tensors[i] for i in fixed))))
     except Exception as error:  # it goes as well without
-        log.debug("A step is not traced: %s: %s", type(error).__name__, error)
+        level = logging.WARNING if fuse else logging.DEBUG
+        log.log(level, "A step is neither traced nor compiled: %s: %s", type(error).__name__, error)
         return None

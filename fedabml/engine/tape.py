@@ -43,6 +43,7 @@ class _Recorder(TorchDispatchMode):
         return self.nodes[id(tensor)]
 
     def _note(self, tensor: Tensor, node: fx.Node) -> None:
+        node.meta["kind"] = tensor.shape, tensor.stride(), tensor.dtype
         self.nodes[id(tensor)] = node
         self.tensors.append(tensor)
 
@@ -111,16 +112,59 @@ def once_and_again(tape: fx.GraphModule, fixed: range) -> tuple[fx.GraphModule, 
 
 
 def merge(graph: fx.Graph) -> None:
-    """Does the same operation with the same operands once."""
+    """Does the same operation with the same operands once, and what changes nothing not at all."""
     if any(_changes(node) for node in graph.nodes):
         return
     known: dict[str, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "call_function":
-            before = known.setdefault(repr((str(node.target), node.args, node.kwargs)), node)
+            operation = repr((str(node.target), node.args, node.kwargs))
+            before = node.all_input_nodes[0] if _idle(node) else known.setdefault(operation, node)
             if before is not node:
                 node.replace_all_uses_with(before)
                 graph.erase_node(node)
+
+
+def _idle(node: fx.Node) -> bool:
+    """Whether an operation gives its operand again: a view of all of it as it is, or its product with 1."""
+    name = str(node.target)
+    if not name.startswith(("aten.view.", "aten._unsafe_view.", "aten.expand.", "aten.permute.", "aten.mul.Scalar")):
+        return False
+    same = "kind" in node.meta and node.meta["kind"] == node.all_input_nodes[0].meta.get("kind")
+    return bool(same) and ("mul" not in name or node.args[1] in (1,))
+
+
+def reuse(tape: fx.GraphModule) -> None:
+    """Lets operations on entries write to the place of an operand that nothing else needs, which the cache holds."""
+    if any(_changes(node) for node in tape.graph.nodes):
+        return
+    fresh = {node for node in tape.graph.nodes if _fresh(node)}
+    for node in tape.graph.nodes:
+        operation = node.target
+        if node not in fresh or torch.Tag.pointwise not in operation.tags:
+            continue
+        alike = lambda n, node=node: "kind" in n.meta and n.meta["kind"] == node.meta.get("kind")  # noqa: E731
+        rooms = [n for n in node.all_input_nodes if n in fresh and list(n.users) == [node] and alike(n)]
+        if rooms and (placed := _placed(operation)):
+            node.target, node.kwargs = placed, {**node.kwargs, "out": rooms[0]}
+    tape.recompile()
+
+
+def _placed(operation: Any) -> Any:
+    """The variant of an operation that writes to a given place, if there is one that does more than to copy there."""
+    words = lambda o: [(a.name, str(a.type)) for a in o._schema.arguments]  # noqa: E731
+    others = [getattr(operation.overloadpacket, name) for name in operation.overloadpacket.overloads()]
+    asked = [*words(operation), ("out", "Tensor")]
+    return next((o for o in others if words(o) == asked and torch.Tag.generated not in o.tags), None)
+
+
+def _fresh(node: fx.Node) -> bool:
+    """Whether an operation's result is in memory of its own."""
+    operation: Any = node.target
+    if node.op != "call_function" or not hasattr(operation, "_schema"):
+        return False
+    view = operation is torch.ops.aten._unsafe_view.default  # it says otherwise
+    return not view and all(r.alias_info is None for r in operation._schema.returns)
 
 
 def _changes(node: fx.Node) -> bool:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedabml import FedAvg, Federation, prepare, rng
+from fedabml import FedABML, FedAvg, Federation, prepare, rng
 from fedabml.engine.simulate import Simulation
-from fedabml.engine.tape import once_and_again, record
+from fedabml.engine.tape import once_and_again, record, reuse
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,6 +102,69 @@ def test_a_function_that_changes_tensors_stays_whole():
     once, again = once_and_again(record(function, *given), range(1, 2))
     assert once(given[1]) == []
     assert torch.equal(again(*given), torch.tensor([2.0, 6.0]))
+
+
+def test_results_take_the_place_of_operands_that_nothing_else_needs():
+    """a·b is needed twice, its exponential, its view and the inputs are not free: only the last two have a place."""
+
+    def function(a, b):
+        c = a * b
+        d = torch.addcmul(b, c.exp(), a)
+        return torch.lerp(a, d, b), c, c.view(-1) + 1
+
+    given = [torch.randn(3, 4, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    before = [t.clone() for t in given]
+    _, again = once_and_again(record(function, *given), range(0))
+    reuse(again)
+    placed = [str(n.target) for n in again.graph.nodes if "out" in n.kwargs]
+    assert placed == ["aten.addcmul.out", "aten.lerp.Tensor_out"]
+    for _ in range(2):
+        assert all(torch.equal(x, y) for x, y in zip(again(*given), function(*given), strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(given, before, strict=True))
+
+
+def test_what_changes_nothing_is_left_out():
+    def function(x, y):
+        same = torch.ops.aten.mul.Scalar(x.view(2, 3).expand(2, 3).permute(0, 1), 1)
+        return same + y, torch.ops.aten.mul.Scalar(x, 2).view(3, 2), x.t().permute(1, 0)
+
+    given = (torch.arange(6.0).view(2, 3), torch.ones(2, 3))
+    _, again = once_and_again(record(function, *given), range(0))
+    names = [str(n.target) for n in again.graph.nodes if n.op == "call_function"]
+    assert sorted(set(names) - {"aten.t.default"}) == [
+        *("aten.add.Tensor", "aten.mul.Scalar", "aten.permute.default", "aten.view.default")
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(again(*given), function(*given), strict=True))
+
+
+def _losses(compile, rounds=3, sizes=(40, 33, 12)):
+    g = np.random.default_rng(0)
+    rows = [(g.normal(size=(n, 3)).astype(np.float32), np.arange(n) % 2) for n in sizes]
+    words = {"batch_size": 5, "device": "cpu", "dtype": "float64", "backend": "vmap", "compile": compile, "workers": 1}
+    setup = prepare(Federation.from_arrays(rows, rows), "mlr", FedABML(lr=0.1), participation=1.0, **words)
+    sim = Simulation(setup.cohort, participation=1.0, epochs=2)
+    return [sim.step()["loss"] for _ in range(rounds)], setup.cohort.programs
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, in its compiler
+def test_a_compiled_step_does_what_it_did(caplog):
+    plain, _ = _losses(compile=False)
+    fused, programs = _losses(compile=True)
+    np.testing.assert_allclose(fused, plain, rtol=1e-9)
+    assert "without torch.compile" not in caplog.text and "neither traced" not in caplog.text
+    assert 1 <= len(programs.traces) <= 2  # clients of unequal size are padded: few shapes
+
+
+def test_a_step_that_cannot_be_compiled_runs_as_it_is(monkeypatch, caplog):
+    def broken(*args, **options):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    plain, _ = _losses(compile=False, rounds=2)
+    fused, _ = _losses(compile=True, rounds=2)
+    np.testing.assert_allclose(fused, plain, rtol=1e-9)
+    assert "without torch.compile" in caplog.text and "no compiler here" in caplog.text
 
 
 @pytest.mark.parametrize("look", [float, bool, lambda t: t.item() > 3, lambda t: torch.equal(t, t)])
