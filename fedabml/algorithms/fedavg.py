@@ -12,14 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .base import Algorithm, State
-from .hyper import hyper
+from .hyper import Range, hyper
 
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
     """FedAvg; with personal epochs, FedAvg + fine-tuning."""
 
-    server_lr: float = hyper(1.0, "η_g: the server's step; beyond 1 it goes further than the mean", 0)
+    server_lr: float = hyper(
+        1.0, "η_g: the server's step; beyond 1 it goes further than the mean", 0, tune=Range(0.5, 2.0, log=True)
+    )
 
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
         if self.server_lr == 1:

@@ -97,7 +97,7 @@ def test_choices_alone_are_tried_once_each():
     choices = {"k": (1, 3, 5), "kind": ("a", "b")}
     tried = Points(choices, {"k": 3, "kind": "a"}, seed=0, even=8).ask(6)
     assert tried[0] == {"k": 3, "kind": "a"} and len({tuple(p.items()) for p in tried}) == 6
-    held = _Search(SMALL.with_changes(algorithm="fedavg"), {"lr": 0.1}, [100], 8)
+    held = _Search(SMALL.with_changes(algorithm="fedavg"), {"lr": 0.1, "server_lr": 1.0}, [100], 8)
     assert held.space == {"average": (0.0, 0.8)} and held.size(16) == 2
 
 
@@ -130,8 +130,8 @@ def test_a_search_over_fedpas_samples_knows_their_memory():
 
 
 def test_what_is_fixed_and_what_makes_a_variant_is_not_searched():
-    assert space("fedabml").keys() == {"lr", "lam", "nu0", "posterior_std", "prior_std"}
-    assert space("fedabml", HELD["fedabml"]).keys() == {"lr", "nu0", "posterior_std", "prior_std"}
+    assert space("fedabml").keys() == {"lr", "lam", "nu0", "posterior_std", "prior_std", "rho"}
+    assert space("fedabml", HELD["fedabml"]).keys() == {"lr", "nu0", "posterior_std", "prior_std", "rho"}
 
 
 @pytest.mark.parametrize(
