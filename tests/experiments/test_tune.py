@@ -149,7 +149,7 @@ def test_a_choice_that_contradicts_what_is_held_is_left_out(held, word):
 
 def test_contradictions_are_noted_and_nothing_left_is_one_trial():
     notes = []
-    held = HELD["fedabml"] | {"lam": 0.0, "lr": 0.03, "nu0": -4.0, "prior_std": "learned"}
+    held = HELD["fedabml"] | {"lam": 0.0, "lr": 0.03, "nu0": -4.0, "prior_std": "learned", "rho": 1.0}
     found = tune(
         SMALL, ["fedabml", "local"], "out", fixed={"fedabml": held, "local": QUICK | {"lr": 0.1}}, on_note=notes.append
     )
@@ -342,8 +342,11 @@ def test_bad_words():
 # -- the command --------------------------------------------------------------------------------------------------
 def test_the_command_tunes_resumes_and_hands_over(tmp_path):
     held = ("--set", "fedavg-ft.personal_epochs=1", "--set", "fedavg-ft.personal_lr=0.01")
+    held += ("--set", "fedavg-ft.server_lr=1.0", "--set", "fedavg.server_lr=1.0")
     said = run("tune", "--algorithms", "fedavg-ft,fedavg", "--trials", 3, *WORDS, *held, "--lr", 0.05)
-    assert "fedavg-ft: the best of 2 trials on validation data" in said.stdout  # lr is held: two averages are left
+    assert (
+        "fedavg-ft: the best of 2 trials on validation data" in said.stdout
+    )  # step sizes are held: two averages are left
     out = tmp_path / "runs/digits-tuning"
     assert (
         f"--config {out.relative_to(tmp_path)}/tuned.toml --algorithms fedavg-ft,fedavg --out runs/digits-tuned"
