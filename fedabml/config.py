@@ -291,14 +291,14 @@ def without_commands(content: Mapping[str, Any]) -> Table:
     return {name: v for name, v in content.items() if not (name in COMMANDS and isinstance(v, Mapping))}
 
 
-def parse_set(words: Sequence[str], flag: str = "--set") -> Table:
+def parse_set(words: Sequence[str]) -> Table:
     """`fedabml.lam=0.1`, `rounds=20`, ... as nested keys. Values are TOML values; anything else is taken as a word."""
     result: Table = {}
     for word in words:
         name, equals, text = word.partition("=")
         parts = name.strip().split(".")
         if not equals or len(parts) > 2 or not all(parts):
-            raise InputError(f"{flag} takes NAME=VALUE or TABLE.NAME=VALUE, such as fedabml.lam=0.1; it is '{word}'.")
+            raise InputError(f"--set takes NAME=VALUE or TABLE.NAME=VALUE, such as fedabml.lam=0.1; it is '{word}'.")
         try:
             parsed = tomllib.loads(f"value = {text}")
         except tomllib.TOMLDecodeError:
@@ -307,7 +307,7 @@ def parse_set(words: Sequence[str], flag: str = "--set") -> Table:
         if len(parts) == 2:
             table = result.setdefault(parts[0], {})
             if not isinstance(table, dict):
-                raise InputError(f"{flag} {word}: '{parts[0]}' has been given a value already; it is not a table.")
+                raise InputError(f"--set {word}: '{parts[0]}' has been given a value already; it is not a table.")
             table[parts[1]] = value
         else:
             result[parts[0]] = value

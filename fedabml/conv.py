@@ -13,8 +13,8 @@ lanes or, where all share their images, more output channels.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -28,12 +28,24 @@ from .operators import operator
 
 Pair = Sequence[int]
 
-plain: ContextVar[bool] = ContextVar("plain", default=False)  # whether no tensor may be changed, for a compiler's sake
 LIMIT = 1 << 30  # bytes of patches at once; more images are taken in turns
 ALIGN = 8  # numbers to which the length of a patch is filled up, or tensor cores cannot be used
 LARGE = 3 << 29  # operations of a lane's convolution from which it fills a GPU
 LONG = 512  # numbers whose sum takes long, where there are few such sums
 BUSY = 512  # products that keep a GPU busy; a sum over fewer is cut in pieces
+
+
+_plain: list[bool] = []  # not empty while no tensor may be changed; autograd's own threads must see it, too
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """While this lasts, operations change no tensor: then a compiler sees what is computed twice."""
+    _plain.append(True)
+    try:
+        yield
+    finally:
+        _plain.pop()
 
 
 class Shape(NamedTuple):
@@ -82,7 +94,7 @@ def _patches(x: Tensor, shape: Shape) -> Tensor:
         (*steps[:2], steps[2] * down, steps[3] * right, steps[2] * dy, steps[3] * dx, 1),
     )
     rows, length = n * shape.out[0] * shape.out[1], a * b * channels
-    if length % ALIGN == 0 or plain.get():
+    if length % ALIGN == 0 or _plain:
         return F.pad(view.reshape(lanes, rows, length), (0, -length % ALIGN))
     filled = x.new_zeros(lanes, n, *shape.out, -(-length // ALIGN) * ALIGN)  # one pass fewer
     filled[..., :length].unflatten(-1, (a, b, channels)).copy_(view)

@@ -150,8 +150,6 @@ def prepare(
     backend, workers = way.backend, way.workers if workers is None else workers
     smallest, largest = int(fed.train.counts.min()), int(fed.train.counts.max())
     notes = algorithm.notes() + ([note] if note else [])
-    if compile and backend != "vmap":
-        notes.append("Nothing is compiled: that is for the backend vmap.")
     if fed.clients > 1 and cohort_size(fed.clients, participation) == 1:
         notes.append(f"Only 1 of {fed.clients} clients takes part in a round; a larger participation learns faster.")
     if batch_size > smallest:
@@ -163,6 +161,8 @@ def prepare(
         algorithm, network, likelihood, fed, batch_size=batch_size, seed=seed, device=place, dtype=arithmetic.vectors,
         inside=arithmetic.network, backend=backend, chunk=chunk, fuse=compile, workers=workers,
     )  # fmt: skip
+    if compile and not cohort.programs.fuse:
+        notes.append("Nothing is compiled: that is for the backend vmap, with samples on the device.")
     if cohort.data.hosted:
         notes.append(
             "The samples would take more than half of the device's free memory: they stay on the host, and every round "
@@ -299,7 +299,8 @@ def _together(world: World, setup: Setup, chunk: int | None) -> None:
     crowd = -(-world.here // torch.cuda.device_count()) if config["device"] == "cuda" else 1
     own = cohort.chunk if chunk else max(1, cohort.chunk // crowd)  # processes on one GPU share its memory
     cohort.backend = config["backend"] = world.tell(cohort.backend)  # each has measured, and chosen, for itself
-    cohort.programs.trace = cohort.backend == "vmap" and cohort.device.type == "cpu"
+    batched, programs = cohort.backend == "vmap", cohort.programs
+    programs.trace, programs.fuse = batched and cohort.device.type == "cpu", programs.fuse and batched
     same = {name: v for name, v in config.items() if name not in ("chunk", "workers", "versions")}
     cohort.chunk = config["chunk"] = agree(world, same, own)
 

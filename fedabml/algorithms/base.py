@@ -74,7 +74,7 @@ class Algorithm:
     """The base of every algorithm: hyperparameters all of them have, and the plain defaults of the contract."""
 
     lr: float = hyper(0.03, "η: step size of local training", 0, tune=Range(1e-3, 0.3, log=True))
-    lr_decay: float = hyper(1.0, "what η is multiplied with after every round", 0.5, 1)
+    lr_decay: float = hyper(1.0, "what η is multiplied with after every round", 0.5, 1, neutral=1.0)
     momentum: float = hyper(0.0, "heavy-ball momentum of local steps", 0, 0.999, static=True)
     personal_epochs: int = hyper(5, "epochs on the client's training data before it is scored", 0, tune=(0, 1, 5, 20))
     personal_lr: float | None = hyper(None, "step size of those epochs (none: lr)", 0, tune=(0.001, 0.003, 0.01, 0.03))
@@ -153,8 +153,8 @@ class Algorithm:
 
     # -- parts that algorithms share --------------------------------------------------------------------------------
     def pace(self, round: int) -> float:
-        """What the step size of a round is multiplied with; personal steps keep theirs."""
-        return self.lr_decay ** (round - 1)
+        """What the step size of a round is multiplied with, 1e-4 at the least; personal steps keep theirs."""
+        return max(self.lr_decay ** (round - 1), 1e-4)
 
     @property
     def own_lr(self) -> float:
@@ -190,6 +190,11 @@ class Algorithm:
     def values(self) -> dict[str, Any]:
         """Every hyperparameter by name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    def telling(self) -> dict[str, Any]:
+        """Those that make a difference: all but the ones that came later and are as if they had not."""
+        neutral = {f.name: f.metadata["neutral"] for f in dataclasses.fields(self)}
+        return {name: v for name, v in self.values().items() if neutral[name] is None or v != neutral[name]}
 
     def notes(self) -> list[str]:
         """What a person should know about this choice of hyperparameters."""

@@ -20,7 +20,11 @@ class FedAvg(Algorithm):
     """FedAvg; with personal epochs, FedAvg + fine-tuning."""
 
     server_lr: float = hyper(
-        1.0, "η_g: the server's step; beyond 1 it goes further than the mean", 0, tune=Range(0.5, 2.0, log=True)
+        1.0,
+        "η_g: the server's step; beyond 1 it goes further than the mean",
+        0,
+        neutral=1.0,
+        tune=Range(0.5, 2.0, log=True),
     )
 
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:

@@ -25,15 +25,18 @@ def hyper(
     *,
     choices: tuple[str, ...] = (),
     static: bool = False,
+    neutral: float | None = None,
     tune: Range | tuple[Any, ...] = (),
 ) -> Any:
     """A hyperparameter: its default, its meaning with the paper's symbol, its closed range or its choices.
 
     Floats reach the steps as 0-d tensors unless `static`. `tune` says what `fedabml tune` tries: a `Range`, or a tuple
     of values; without it the search leaves the default alone. The values of personal_epochs and personal_lr are a grid
-    that is scored on every trained federation, so they must be tuples.
+    that is scored on every trained federation, so they must be tuples. A hyperparameter that came later has a `neutral`
+    value, at which all is as it was before: results of then are results of now.
     """
     meta = {"doc": doc, "low": low, "high": high, "choices": choices, "static": static, "tune": tune}
+    meta["neutral"] = neutral
     return dataclasses.field(default=default, metadata=meta)
 
 

@@ -66,7 +66,7 @@ def reproduce(
     ] = "float32",
     compile: Annotated[
         bool,
-        typer.Option("--compile", metavar=" ", help="On a GPU, fuse kernels: slower to start, then faster."),
+        typer.Option("--compile", metavar=" ", help="Fuse the operations of a step: slower to start, then faster."),
     ] = False,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder of datasets.", show_default="$FEDABML_DATA, or ~/.cache/fedabml/data")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..config import names, parse_set
+from ..config import names
 from ..errors import InputError
 from .compare import listed
 from .console import Board, complain, downloads, note, number, say, table
@@ -225,12 +225,28 @@ def _folder(asked: Told) -> Path:
 
 def _grid(words: list[str]) -> dict[str, Any]:
     """`lr=0.01,0.1`, `fedprox.mu=0.1,1`, ... as lists by name, and by algorithm."""
-    found = parse_set([f"{name}=[{text}]" for name, _, text in (word.partition("=") for word in words)], "--grid")
-    for own in (found, *(v for v in found.values() if isinstance(v, dict))):
-        for name, value in own.items():
-            if isinstance(value, str):  # words, which TOML would have in quotes
-                own[name] = [None if word.strip() == "none" else word.strip() for word in value[1:-1].split(",")]
+    found: dict[str, Any] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        *algorithm, key = name.strip().split(".")
+        if not text.strip() or not key or len(algorithm) > 1:
+            raise InputError(f"--grid takes NAME=A,B,C or ALGORITHM.NAME=A,B,C, such as lr=0.01,0.1; it is '{word}'.")
+        own = found.setdefault(algorithm[0], {}) if algorithm else found
+        if key in own:
+            raise InputError(f"--grid {word}: values of '{name.strip()}' have been given already.")
+        own[key] = [_value(each.strip()) for each in text.split(",")]
     return found
+
+
+def _value(word: str) -> Any:
+    """A number, none, true, false, or the word itself."""
+    known = {"none": None, "true": True, "false": False}
+    if word in known:
+        return known[word]
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(word)
+    return word
 
 
 def _seeds(words: str) -> list[int]:

@@ -78,9 +78,10 @@ class Cohort:
         self.batch_size, self.seed, self.backend, self._chunk = batch_size, seed, backend, [chunk]
         self.device, self.dtype, self.workers = device, dtype, workers
         self.hyper = self._tensors(algorithm)
-        # A captured program would read samples where they lay when it was captured.
-        here = device.type == "cuda" and not self.data.hosted
-        self.programs = Programs(capture=here, fuse=fuse, trace=backend == "vmap" and device.type == "cpu")
+        # A captured or compiled program would read samples where they lay when it was made.
+        here, batched = not self.data.hosted, backend == "vmap"
+        cpu = device.type == "cpu"
+        self.programs = Programs(capture=here and not cpu, fuse=fuse and here and batched, trace=batched and cpu)
         self.shortest, self.longest = int(fed.train.counts.min()), int(fed.train.counts.max())
         self.tables = Tables(fed, seed, device, dtype)
 

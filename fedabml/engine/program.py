@@ -2,7 +2,9 @@
 
 Launching the kernels of a small step costs far more than running them. A graph launches all of them at once, without
 the host; it reads and writes buffers of its own, so a phase copies its inputs in, replays, and copies the result out.
-With `fuse` the kernels of a step are first fused by torch.compile, which takes a while for every shape of the inputs.
+A graph is a step, or a whole round, in which steps follow each other as they are (`Programs.inside`).
+With `fuse` the operations of a step are first fused by torch.compile, which takes a while for every shape of the
+inputs; on a CPU, too, where a step that comes often is otherwise recorded and played back (`tape`).
 
 Lanes whose clients have few samples are done before the others. The lanes are therefore sorted by their number of steps
 and the batch shrinks as they finish: eagerly with every lane that is done, in graphs in coarser steps, because
@@ -19,7 +21,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from contextvars import copy_context
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from .. import rng
 from ..algorithms.base import Site, State
-from ..conv import plain
+from ..conv import plainly
 from .tape import merge, once_and_again, record, reuse
 
 log = logging.getLogger("fedabml")
@@ -220,7 +221,8 @@ def compiled(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[
     try:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        trace = copy_context().run(_plainly, make_fx(flat), *tensors)
+        with plainly():
+            trace = make_fx(flat)(*tensors)
         merge(trace.graph)
         trace.recompile()
         fused = torch.compile(trace, dynamic=False)
@@ -233,12 +235,6 @@ def compiled(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[
         log.warning("A step runs without torch.compile, which fails: %s: %s", type(error).__name__, why)
         return function
     return lambda *inputs: fused(*(leaf for leaf in tree_leaves(inputs) if leaf is not None))
-
-
-def _plainly(function: Callable[..., Any], *inputs: Any) -> Any:
-    """A call in which operations change no tensor, so that what is done twice is seen."""
-    plain.set(True)
-    return function(*inputs)
 
 
 def _cloned(leaf: Tensor | None) -> Tensor | None:

@@ -50,7 +50,7 @@ class Cell:
         Hyperparameters that were not given are in it, too: a version with other defaults makes other cells.
         """
         config = {k: v for k, v in self.config.to_dict(everything=True).items() if k not in MACHINE}
-        config |= {"lr": None, self.config.algorithm: self.config.algorithm_object().values()}
+        config |= {"lr": None, self.config.algorithm: self.config.algorithm_object().telling()}
         more = [list(self.curve), self.study and self.study.identity] if self.curve or self.study else []
         return json.dumps([self.label, config, list(self.personal), *more], sort_keys=True)
 

@@ -23,19 +23,22 @@ Grid = Mapping[str, tuple[Any, ...]]
 GRID = ("personal_epochs", "personal_lr")  # scored on each trained federation, not searched
 
 
-def space(algorithm: str, fixed: Collection[str] = (), grid: Grid = MappingProxyType({})) -> Space:
-    """What is searched for an algorithm: hyperparameters that declare it, unless they are fixed or make the variant.
-
-    A grid that has any of them is searched in place of what is declared.
-    """
+def space(algorithm: str, fixed: Collection[str] = ()) -> Space:
+    """What is searched for an algorithm: hyperparameters that declare it, unless they are fixed or make the variant."""
     kind, variant = REGISTRY[algorithm]
     held = {*GRID, *variant, *fixed}
-    told = {name: values for name, values in grid.items() if name not in GRID}
-    return told or {f.name: f.metadata["tune"] for f in fields(kind) if f.metadata["tune"] and f.name not in held}
+    return {f.name: f.metadata["tune"] for f in fields(kind) if f.metadata["tune"] and f.name not in held}
+
+
+def searches(told: Mapping[str, Any]) -> bool:
+    """Whether a grid says what to search, and not only which personal options to score."""
+    return any(name not in GRID for key, v in told.items() for name in (v if key in REGISTRY else [key]))
 
 
 def own_grid(algorithm: str, told: Mapping[str, Any]) -> Grid:
     """An algorithm's part of a grid: values by hyperparameter, and tables of such by algorithm, which come first."""
+    if not isinstance(told.get(algorithm, {}), Mapping):
+        raise InputError(f"'{algorithm}' is an algorithm: say which hyperparameter, as {algorithm}.lr=0.01,0.1.")
     kind, variant = REGISTRY[algorithm]
     known = {f.name: f for f in fields(kind) if f.name not in variant}
     shared = {name: values for name, values in told.items() if name not in REGISTRY and name in known}

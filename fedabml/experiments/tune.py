@@ -17,7 +17,7 @@ import math
 import os
 import shlex
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -34,7 +34,8 @@ from ..files import write
 from ..run import prepare
 from .cells import MACHINE, Cell, Ledger, Result, execute
 from .request import claim
-from .space import GRID, Grid, Points, finite, grid, need_optuna, own_grid, personal_options, sound, space
+from .space import GRID, Grid, Points, Space, finite, grid, need_optuna, own_grid, personal_options, sound, space
+from .space import searches as is_searched
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -119,10 +120,7 @@ def tune(
     if not seeds or (algorithms is not None and not algorithms):
         raise InputError(f"Tuning needs at least one {'algorithm' if seeds else 'seed'}.")
     bare, held = _bare(config), _held(config, fixed or {}, algorithms or list(REGISTRY))
-    values = dict(values or {})
-    for name in values:
-        if name not in held and not any(name in own_grid(each, {name: values[name]}) for each in held):
-            raise InputError(f"The grid has values for '{name}', which is no hyperparameter to search.")
+    values = _listed(values or {}, held)
     fed = _data(bare, seeds[0], progress)
     measure = _measure(fed, measure)
     start = presets.layer(preset, bare.dataset) if preset else {}
@@ -130,7 +128,7 @@ def tune(
     notes: dict[str, None] = {}
     for name, own in held.items():
         told = bare.with_changes(algorithm=name, hyper=start.get(name, {}) | own)
-        search = _Search(told, own, seeds, batch, own_grid(name, values))
+        search = _Search(told, own, seeds, batch, own_grid(name, values), is_searched(values))
         try:
             setup = prepare(fed, bare.model, search.config.algorithm_object(), **bare.words(fed))
         except InputError as error:  # some algorithms need a network with a body and a head
@@ -147,6 +145,7 @@ def tune(
     folder = Path(out)
     request = {"algorithms": list(searches), "trials": trials, "seeds": list(seeds), "batch": batch, "measure": measure}
     request |= {"preset": preset, "fixed": {name: search.fixed for name, search in searches.items()}}
+    values = {name: v for name, v in values.items() if name not in REGISTRY or name in searches}
     request |= {"grid": values} if values else {}
     request |= {"run": bare.to_dict(everything=True), "data": fed.hash, "optuna": optuna.__version__}
     claim(folder, "tune", request, resume, FREE)
@@ -169,12 +168,19 @@ class _Search:
     """The search of one algorithm."""
 
     def __init__(
-        self, config: RunConfig, fixed: Table, seeds: Sequence[int], batch: int, grid: Grid = MappingProxyType({})
+        self,
+        config: RunConfig,
+        fixed: Table,
+        seeds: Sequence[int],
+        batch: int,
+        grid: Grid = MappingProxyType({}),
+        only: bool = False,  # what the grid has is all that is searched
     ):
         if both := fixed.keys() & grid.keys():
             raise InputError(f"{config.algorithm}: '{min(both)}' is held at a value, and a grid has it, too.")
         self.config, self.fixed, self.seeds, self.batch = config, fixed, seeds, batch
-        self.space, self.notes = sound(config, space(config.algorithm, fixed, grid))
+        told: Space = {name: values for name, values in grid.items() if name not in GRID}
+        self.space, self.notes = sound(config, told if only else space(config.algorithm, fixed))
         self.personal = personal_options(config, fixed, grid)
         given = config.algorithm_object()
         self.given = {name: getattr(given, name) for name in self.space}
@@ -242,6 +248,17 @@ def _held(config: RunConfig, fixed: Mapping[str, Table], algorithms: Sequence[st
     common = {} if config.lr is None else {"lr": config.lr}
     own = {config.algorithm: config.hyper}
     return {name: {**common, **own.get(name, {}), **fixed.get(name, {})} for name in algorithms}
+
+
+def _listed(values: Mapping[str, Any], algorithms: Collection[str]) -> Table:
+    """A grid as JSON would have it, if each of its names is to be searched for some algorithm."""
+    for name, v in values.items():
+        if name in REGISTRY and name not in algorithms:
+            raise InputError(f"The grid has values for {name}, which is not among the algorithms to tune.")
+        if name not in REGISTRY and not any(name in own_grid(each, {name: v}) for each in algorithms):
+            raise InputError(f"The grid has values for '{name}', which is no hyperparameter to search.")
+    plain = lambda v: list(v) if isinstance(v, list | tuple) else v  # noqa: E731
+    return {k: {n: plain(x) for n, x in v.items()} if isinstance(v, Mapping) else plain(v) for k, v in values.items()}
 
 
 def _data(config: RunConfig, seed: int, progress: Progress | None) -> Federation:

@@ -9,7 +9,10 @@ import torch
 import fedabml
 from fedabml import rng
 from fedabml.algorithms import REGISTRY, make
+from fedabml.conv import conv2d, plainly
+from fedabml.engine.lanes import Lanes
 from fedabml.engine.simulate import Simulation, advance
+from fedabml.engine.tape import _changes
 from fedabml.evaluate import evaluate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -30,7 +33,7 @@ def federation(shape=(5,), sizes=SIZES):
     return fedabml.Federation.from_arrays(pairs, [client(7, i, shape) for i in range(len(sizes))], classes=3)
 
 
-def simulate(fed, algorithm, *, capture=True, rounds=3, model="mlp", **options):
+def simulate(fed, algorithm, *, capture=True, rounds=3, model="mlp", refused=0, **options):
     words = {
         "rounds": rounds, "participation": 0.67, "epochs": 2, "batch_size": 8, "seed": 6, "device": "cuda",
         "dtype": "float64", "backend": "vmap", "chunk": 6,
@@ -40,7 +43,7 @@ def simulate(fed, algorithm, *, capture=True, rounds=3, model="mlp", **options):
     setup.cohort.programs.capture = capture
     sim = Simulation(setup.cohort, participation=setup.participation, epochs=setup.epochs)
     sim.run(rounds)
-    assert not setup.cohort.programs.refused, "capturing failed"
+    assert len(setup.cohort.programs.refused) == refused, "capturing failed"
     return sim
 
 
@@ -79,7 +82,7 @@ def whole_rounds(sim):
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_whole_round_is_one_program_where_clients_take_as_many_steps(name, compile, caplog):
-    fed, algorithm = federation(sizes=EVEN), make(name, lr=0.1, **OPTIONS.get(name, {}))
+    fed, algorithm = federation(sizes=EVEN), make(name, lr=0.1, lr_decay=0.8, **OPTIONS.get(name, {}))
     if compile and name not in ("fedavg", "fedabml", "ditto"):
         pytest.skip("three will do")
     sim = simulate(fed, algorithm, rounds=4, compile=compile)
@@ -90,13 +93,42 @@ def test_a_whole_round_is_one_program_where_clients_take_as_many_steps(name, com
     assert not whole_rounds(uneven)
 
 
-def test_where_a_round_cannot_be_captured_its_steps_are(monkeypatch):
+@pytest.mark.parametrize("refused", [False, True])
+def test_where_a_round_is_too_long_or_refused_its_steps_are_captured(refused, monkeypatch, caplog):
     fed, algorithm = federation(sizes=EVEN), make("fedabml", lr=0.1)
     expected = simulate(fed, algorithm)
-    monkeypatch.setattr("fedabml.engine.lanes.WHOLE", 1)
-    sim = simulate(fed, algorithm)
+    if refused:
+        monkeypatch.setattr(Lanes, "round", refused_at_first(Lanes.round))
+    else:
+        monkeypatch.setattr("fedabml.engine.lanes.WHOLE", 1)
+    sim = simulate(fed, algorithm, refused=int(refused))
     assert not whole_rounds(sim) and any(hasattr(graph, "captured") for graph in sim.cohort.programs.graphs.values())
+    assert ("no round today" in caplog.text) == refused
     assert all(torch.equal(v, everything(sim)[k]) for k, v in everything(expected).items())
+
+
+def refused_at_first(method):
+    """The method, but for its first call."""
+    left = [True]
+
+    def called(*args):
+        if left:
+            left.clear()
+            raise RuntimeError("no round today")
+        return method(*args)
+
+    return called
+
+
+def test_a_compiled_convolution_changes_no_tensor():
+    """Not even in the backward, which autograd runs in a thread of its own."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x, w = torch.randn(3, 4, 3, 12, 12, device="cuda"), torch.randn(3, 8, 3, 5, 5, device="cuda")
+    step = torch.vmap(torch.func.grad(lambda w, x: conv2d(x, w, None).tanh().sum()))
+    with plainly():
+        trace = make_fx(step)(w, x)
+    assert not any(_changes(node) for node in trace.graph.nodes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -139,3 +139,12 @@ def test_a_default_that_is_told_makes_no_other_cell():
     assert Cell("a", plain).identity == Cell("a", plain.with_changes(hyper=told)).identity
     assert Cell("a", plain).identity != Cell("a", plain.with_changes(hyper={"s": FedABML().s + 1})).identity
     assert Cell("a", plain).identity == Cell("a", plain.with_changes(lr=FedABML().lr)).identity
+
+
+def test_cells_of_before_a_hyperparameter_came_are_cells_of_now():
+    plain = Cell("a", RunConfig(algorithm="fedavg-ft"))
+    told = Cell("a", RunConfig(algorithm="fedavg-ft", hyper={"lr_decay": 1.0, "server_lr": 1.0}))
+    assert plain.identity == told.identity and "lr_decay" not in plain.identity
+    for name in ("lr_decay", "server_lr"):
+        other = Cell("a", RunConfig(algorithm="fedavg-ft", hyper={name: 0.9}))
+        assert other.identity != plain.identity and f'"{name}": 0.9' in other.identity

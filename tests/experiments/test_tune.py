@@ -419,7 +419,10 @@ def test_a_grid_is_searched_in_place_of_what_is_declared(tmp_path):
         "personal_lr": [0.01],
         "fedprox-ft": {"mu": [0.1, 0.2]},
     }
-    assert _grid(["fedabml.posterior_std=sgd,natural"]) == {"fedabml": {"posterior_std": ["sgd", "natural"]}}
+    assert _grid(["fedabml.posterior_std=sgd,natural", "personal_lr=none,.01"]) == {
+        "fedabml": {"posterior_std": ["sgd", "natural"]},
+        "personal_lr": [None, 0.01],
+    }
     found = tune(SMALL, ["fedavg-ft", "fedprox-ft"], tmp_path, trials=9, seeds=(3,), values=told)
     assert [(t.searched["lr"]) for t in found.trials["fedavg-ft"]] == [0.05, 0.1]
     pairs = {(t.searched["lr"], t.searched["mu"]) for t in found.trials["fedprox-ft"]}
@@ -428,6 +431,26 @@ def test_a_grid_is_searched_in_place_of_what_is_declared(tmp_path):
     assert all([s.personal["personal_epochs"] for s in cell.scores] == [0, 2] for cell in cells)
     said = (tmp_path / "tuned.toml").read_text().splitlines()[0]
     assert "--grid lr=0.05,0.1" in said and "--grid fedprox-ft.mu=0.1,0.2" in said
+    tuples = told | {"lr": (0.05, 0.1)}
+    again = tune(SMALL, ["fedavg-ft", "fedprox-ft"], tmp_path, trials=9, seeds=(3,), values=tuples, resume=True)
+    assert short(again.trials["fedavg-ft"]) == short(found.trials["fedavg-ft"])
+
+
+def test_an_algorithm_without_the_grids_names_has_one_trial(tmp_path):
+    words = {"trials": 4, "fixed": {"fedavg-ft": QUICK, "fedprox-ft": QUICK}}
+    found = tune(SMALL, ["fedavg-ft", "fedprox-ft"], tmp_path, values={"mu": [0.1, 0.2]}, **words)
+    assert [len(trials) for trials in found.trials.values()] == [1, 2]
+    assert found.trials["fedavg-ft"][0].searched == {}
+
+
+@pytest.mark.parametrize("word", ["lr", "lr=", "a.b.c=1", "=1"])
+def test_bad_grids(word):
+    from fedabml.cli.tune import _grid
+
+    with pytest.raises(InputError, match="--grid takes NAME=A,B,C"):
+        _grid([word])
+    with pytest.raises(InputError, match="given already"):
+        _grid(["lr=1", "lr=2"])
 
 
 @pytest.mark.parametrize(
@@ -438,6 +461,8 @@ def test_a_grid_is_searched_in_place_of_what_is_declared(tmp_path):
         ({"lr": 0.1}, {}, "a list of values"),
         ({"lr": [0.1]}, {"fedavg-ft": {"lr": 0.2}}, "held at a value, and a grid has it"),
         ({"lr": [-1.0]}, {}, "lr"),
+        ({"fedavg-ft": [0.1]}, {}, "'fedavg-ft' is an algorithm"),
+        ({"fedrep": {"lr": [0.1]}}, {}, "fedrep, which is not among the algorithms"),
     ],
 )
 def test_a_grid_that_cannot_be_searched_is_refused(tmp_path, values, fixed, match):
