@@ -75,6 +75,7 @@ def dtype_of(name: str, device: torch.device) -> Arithmetic:
 
 
 LANES, ROWS = 8, 32  # the trial by which a backend is chosen
+SLOW = 0.2  # seconds of one client of it, from which it is cut: choosing must not take longer than training
 
 
 class Way(NamedTuple):
@@ -115,7 +116,14 @@ class _Trial:
     def __init__(self, network: Network, x: Tensor):
         self.network, self.x = network, x.repeat(ROWS // len(x), *[1] * (x.ndim - 1))
         self.gradient = torch.func.grad(lambda w, key: network(w, self.x, key).sum())
+        self.lanes, self.times = LANES, 4
         self.weights, self.keys = network.initial.expand(LANES, -1).contiguous(), rng.keys((0,), range(LANES))
+
+    def fit(self) -> None:
+        """Leaves less to do, where the network is large."""
+        self.looped(1)
+        if _seconds(lambda: self.looped(1)) > SLOW:
+            self.x, self.lanes, self.times = self.x[: ROWS // 4], LANES // 2, 1
 
     def batched(self, lanes: int = LANES) -> None:
         torch.vmap(self.gradient)(self.weights[:lanes], self.keys[:lanes])
@@ -125,16 +133,17 @@ class _Trial:
             self.gradient(w, key)
 
     def seconds(self, way: Way) -> float:
-        """What all clients take, at best."""
+        """What a client takes, at best."""
         work = self.batched if way.backend == "vmap" else self.looped
-        shares = [LANES // way.workers] * way.workers
-        return min(_seconds(lambda: [*over(work, shares, way.workers)]) for _ in range(4))
+        shares = [max(1, self.lanes // way.workers)] * way.workers
+        seconds = min(_seconds(lambda: [*over(work, shares, way.workers)]) for _ in range(self.times))
+        return seconds / sum(shares)
 
     @property
     def name(self) -> str:
         """What the outcome depends on."""
         layers = [f"{type(m).__name__} {m.extra_repr()}" for m in self.network.module.modules()]
-        words = (*layers, tuple(self.x.shape), torch.__version__, torch.get_num_threads(), platform.machine())
+        words = (*layers, (ROWS, *self.x.shape[1:]), torch.__version__, torch.get_num_threads(), platform.machine())
         return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
 
 
@@ -150,6 +159,7 @@ def _faster(trial: _Trial, backends: tuple[str, ...]) -> Way:
     file, name = cache_dir() / "backends.json", f"{trial.name} {'|'.join(backends)}"
     found = _known(file).get(name)
     if found is None:
+        trial.fit()
         times = {way: trial.seconds(way) for way in ways}
         best = next(way for way in ways if 0.95 * times[way] <= min(times.values()))
         known = {name: best} | _known(file)  # who was first is right

@@ -387,6 +387,17 @@ def test_the_trial_runs_in_every_way():
             assert trial.seconds(backend.Way(name, workers)) > 0
 
 
+def test_a_large_network_is_tried_on_less(monkeypatch):
+    trial = backend._Trial(Network(nn.Linear(2, 2)), torch.zeros(2, 2))
+    name = trial.name
+    trial.fit()
+    assert (trial.lanes, trial.times, len(trial.x)) == (8, 4, 32)
+    monkeypatch.setattr(backend, "SLOW", 0)
+    trial.fit()
+    assert (trial.lanes, trial.times, len(trial.x)) == (4, 1, 8) and trial.name == name
+    assert trial.seconds(backend.Way("vmap", 2)) > 0
+
+
 class Branching(nn.Module):
     """Decides by the value of an activation: vmap cannot take it."""
 
