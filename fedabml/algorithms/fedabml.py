@@ -37,13 +37,7 @@ class FedABML(Amortised):
 
     prior_step: str = hyper("natural", "the θ-step", choices=("natural", "euclidean", "amortised"))
     prior_every: str = hyper("round", "when θ_i moves", choices=("batch", "round"))
-    rho: float = hyper(
-        1.0,
-        "ρ: natural step of m_θ (with moments: the server's); beyond 1 it goes further",
-        0,
-        2,
-        tune=Range(1.0, 2.0),
-    )
+    rho: float = hyper(1.0, "ρ: natural step of m_θ (with moments: the server's)", 0, 2, tune=Range(1.0, 2.0))
     rho_std: float = hyper(0.1, "ρ_ν: natural step of ν_θ (with moments: the server's)", 0, 1)
     aggregate: str = hyper("mean", "the server's mean of θ_i, or moments of φ_i", choices=("mean", "moments"))
     average: float = hyper(0.8, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999)
