@@ -58,6 +58,7 @@ def test_what_is_not_used_is_not_done():
     assert torch.equal(tape(torch.zeros(3, 3)), torch.full((3, 3), 2.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "after", ["", "import torch._dynamo; torch._dynamo.config.suppress_errors", "torch._dynamo.reset()"]
 )
