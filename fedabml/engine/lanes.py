@@ -183,9 +183,9 @@ class Lanes:
     def captured(
         self, method: str, *args: Any, static: tuple[Any, ...] = (), instead: Callable[[], Any] | None = None
     ) -> Any:
-        """A method of tensors and static arguments; on a GPU one captured program (or what to do `instead`)."""
+        """A method of tensors and static arguments; on a GPU one captured program or, if refused, `instead`."""
         if not self.programs.capture:
-            return getattr(self, method)(*args, *static) if instead is None else instead()
+            return getattr(self, method)(*args, *static)
         # Captured, it reads the tables of these very cohorts. The lanes may be others the next time, and are given.
         tables = tuple(part.cohort.tables for part in self.parts)
         counts = tuple(len(part.clients) for part in self.parts)
@@ -213,9 +213,9 @@ class Lanes:
         The loss of a client is NaN where anything of it is not finite. On a GPU the whole round is one program, where
         clients always take the same number of steps.
         """
-        if not self._even(epochs):
-            return self.round(kept, weights, epochs)
         stepwise = lambda: self.round(kept, weights, epochs)  # noqa: E731
+        if not (self.programs.capture and self._even(epochs)):
+            return stepwise()
         return self.captured("round", kept, weights, static=(epochs,), instead=stepwise)
 
     def _even(self, epochs: int) -> bool:
