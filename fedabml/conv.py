@@ -13,8 +13,7 @@ lanes or, where all share their images, more output channels.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +23,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from . import rng
-from .operators import operator
+from .operators import operator, plain
 
 Pair = Sequence[int]
 
@@ -33,19 +32,6 @@ ALIGN = 8  # numbers to which the length of a patch is filled up, or tensor core
 LARGE = 3 << 29  # operations of a lane's convolution from which it fills a GPU
 LONG = 512  # numbers whose sum takes long, where there are few such sums
 BUSY = 512  # products that keep a GPU busy; a sum over fewer is cut in pieces
-
-
-_plain: list[bool] = []  # not empty while no tensor may be changed; autograd's own threads must see it, too
-
-
-@contextmanager
-def plainly() -> Iterator[None]:
-    """While this lasts, operations change no tensor: then a compiler sees what is computed twice."""
-    _plain.append(True)
-    try:
-        yield
-    finally:
-        _plain.pop()
 
 
 class Shape(NamedTuple):
@@ -74,13 +60,18 @@ def _room(x: Tensor, length: int, shape: Shape) -> list[int]:
     return [n * (i + 1) // turns - n * i // turns for i in range(turns)]
 
 
-def _image(x: Tensor, padding: Pair) -> Tensor:
-    """Images with their channels last, and with their padding, [lanes, n, height, width, channels]."""
-    image = x.movedim(2, -1)
-    if any(padding):
-        top, left = padding
-        image = F.pad(image, (0, 0, left, left, top, top))
+def _image(x: Tensor, padding: Pair, channels: int = 0) -> Tensor:
+    """Images with their channels last, so many of them, and with their padding, [lanes, n, height, width, channels]."""
+    image, (top, left) = x.movedim(2, -1), padding
+    more = max(0, channels - x.shape[2])
+    if top or left or more:
+        image = F.pad(image, (0, more, left, left, top, top))
     return image.contiguous()
+
+
+def _channels(channels: int) -> int:
+    """How many our kernels want: those of a pixel are read at once."""
+    return -(-channels // 8) * 8 if channels > 4 else 4
 
 
 def _patches(x: Tensor, shape: Shape) -> Tensor:
@@ -94,7 +85,7 @@ def _patches(x: Tensor, shape: Shape) -> Tensor:
         (*steps[:2], steps[2] * down, steps[3] * right, steps[2] * dy, steps[3] * dx, 1),
     )
     rows, length = n * shape.out[0] * shape.out[1], a * b * channels
-    if length % ALIGN == 0 or _plain:
+    if length % ALIGN == 0 or plain():
         return F.pad(view.reshape(lanes, rows, length), (0, -length % ALIGN))
     filled = x.new_zeros(lanes, n, *shape.out, -(-length // ALIGN) * ALIGN)  # one pass fewer
     filled[..., :length].unflatten(-1, (a, b, channels)).copy_(view)
@@ -111,11 +102,14 @@ def _rows(g: Tensor) -> Tensor:
     return g.movedim(2, -1).flatten(1, 3)
 
 
-def _coarse(x: Tensor, shape: Shape) -> bool:
-    """Whether our own kernels serve: they make no patches, but round what they multiply, which must be allowed."""
-    if not x.is_cuda or shape.dilation != (1, 1) or not rng.fused():
-        return False
+def _coarse(x: Tensor) -> bool:
+    """Whether what is multiplied may be rounded first."""
     return x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32)
+
+
+def _ours(x: Tensor, shape: Shape) -> bool:
+    """Whether our own kernels serve, which make no patches."""
+    return x.is_cuda and x.dtype != torch.float64 and shape.dilation == (1, 1) and rng.fused()
 
 
 def _large(x: Tensor, channels: int, out: int, shape: Shape) -> bool:
@@ -140,15 +134,22 @@ def _derivative(g: Tensor, x: Tensor, w: Tensor, shape: Shape, which: int) -> Te
 
 def _forward(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
     if _large(x, x.shape[2], w.shape[1], shape):
-        return _one_by_one(lambda x, w: F.conv2d(x, w, None, *shape[1:4]), x, w, coarse=_coarse(x, shape))
+        return _one_by_one(lambda x, w: F.conv2d(x, w, None, *shape[1:4]), x, w, coarse=_coarse(x))
+    if _ours(x, shape):
+        return _convolved(x, w, shape)
     matrix = _matrix(w)
-    if _coarse(x, shape):
-        image = _image(x, shape.padding)
-        out = torch.ops.fedabml.convolve(image, matrix.contiguous(), shape.kernel, shape.stride, shape.out)
-        return out.unflatten(1, (x.shape[1], *shape.out)).movedim(-1, 2)
     matrix = F.pad(matrix, (0, 0, 0, -matrix.shape[1] % ALIGN))
     parts = [torch.bmm(_patches(part, shape), matrix) for part in x.split(_room(x, matrix.shape[1], shape), 1)]
     out = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    return out.unflatten(1, (x.shape[1], *shape.out)).movedim(-1, 2)
+
+
+def _convolved(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
+    """A convolution by our kernel."""
+    many = _channels(x.shape[2])
+    image, filled = _image(x, shape.padding, many), F.pad(w, (0, 0, 0, 0, 0, many - x.shape[2]))
+    long = filled.movedim(2, -1).flatten(2, 4).contiguous()  # [lanes, out, kernel · channels]
+    out = torch.ops.fedabml.convolve(image, long, shape.kernel, shape.stride, shape.out, _coarse(x))
     return out.unflatten(1, (x.shape[1], *shape.out)).movedim(-1, 2)
 
 
@@ -157,10 +158,11 @@ def _to_weights(x: Tensor, g: Tensor, shape: Shape) -> Tensor:
     (a, b), channels = shape.kernel, x.shape[2]
     if _large(x, x.shape[2], g.shape[2], shape):
         like = x.new_zeros(g.shape[2], channels, a, b)  # of the weights only the shape matters
-        return _one_by_one(lambda x, g: _derivative(g, x, like, shape, 1), x, g, coarse=_coarse(x, shape))
-    if _coarse(x, shape) and x.dtype == torch.bfloat16:  # in TF32 the library's products of patches are faster
-        image, rows = _image(x, shape.padding), _rows(g).contiguous()
+        return _one_by_one(lambda x, g: _derivative(g, x, like, shape, 1), x, g, coarse=_coarse(x))
+    if _ours(x, shape):
+        image, rows = _image(x, shape.padding, _channels(channels)), _rows(g).contiguous()
         total = torch.ops.fedabml.to_weights(image, rows, shape.kernel, shape.stride, shape.out)
+        total = total.unflatten(1, (a * b, -1))[:, :, :channels].flatten(1, 2)
     else:
         room = _room(x, a * b * channels, shape)
         pairs = zip(x.split(room, 1), g.split(room, 1), strict=True)
@@ -184,13 +186,11 @@ def _to_images(g: Tensor, w: Tensor, shape: Shape) -> Tensor:
     (height, width), (a, b) = shape.size, shape.kernel
     if _large(g, w.shape[2], w.shape[1], shape):
         like = g.new_zeros(g.shape[1], w.shape[2], height, width)
-        return _one_by_one(lambda g, w: _derivative(g, like, w, shape, 0), g, w, coarse=_coarse(g, shape))
-    if _coarse(g, shape) and shape.stride == (1, 1) and 2 * height * width <= 3 * shape.out[0] * shape.out[1]:
-        # A convolution with the kernel turned around.
-        image = _image(g, (a - 1 - shape.padding[0], b - 1 - shape.padding[1]))
-        turned = w.flip(3, 4).movedim((3, 4), (1, 2)).flatten(1, 3).contiguous()
-        out = torch.ops.fedabml.convolve(image, turned, shape.kernel, (1, 1), shape.size)
-        return out.unflatten(1, (g.shape[1], height, width)).movedim(-1, 2)
+        return _one_by_one(lambda g, w: _derivative(g, like, w, shape, 0), g, w, coarse=_coarse(g))
+    if _ours(g, shape) and shape.stride == (1, 1) and height * width <= 3 * shape.out[0] * shape.out[1]:
+        top, left = shape.padding  # a convolution with the kernel turned around
+        back = Shape((a, b), (1, 1), (a - 1 - top, b - 1 - left), (1, 1), shape.out)
+        return _convolved(g, w.flip(3, 4).movedim(1, 2), back)
     matrix = w.movedim(2, -1).flatten(2, 4)
     kernel = torch.ops.fedabml.gather if g.is_cuda and rng.fused() else _scattered
     parts = []
@@ -240,10 +240,10 @@ operator(
     ),
 )
 operator(
-    "convolve(Tensor x, Tensor w, SymInt[] kernel, SymInt[] stride, SymInt[] out) -> Tensor",
+    "convolve(Tensor x, Tensor w, SymInt[] kernel, SymInt[] stride, SymInt[] out, bool coarse) -> Tensor",
     "CUDA",
     _kernel("convolve"),
-    lambda x, w, kernel, stride, out: x.new_empty(len(x), x.shape[1] * out[0] * out[1], w.shape[-1]),
+    lambda x, w, kernel, stride, out, coarse: x.new_empty(len(x), x.shape[1] * out[0] * out[1], w.shape[1]),
 )
 operator(
     "to_weights(Tensor x, Tensor g, SymInt[] kernel, SymInt[] stride, SymInt[] out) -> Tensor",

@@ -19,14 +19,37 @@ Pair = Sequence[int]
 
 
 @triton.jit  # type: ignore[misc, unused-ignore]
+def _mixed(z):  # type: ignore[no-untyped-def]
+    """The end of splitmix64."""
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit  # type: ignore[misc, unused-ignore]
+def _mix(z, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One number each."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = _mixed(tl.load(z + i, mask=i < count).to(tl.uint64, bitcast=True))
+    tl.store(out + i, value.to(tl.int64, bitcast=True), mask=i < count)
+
+
+def mix(z: Tensor) -> Tensor:
+    """As `rng._mixed`, in one pass."""
+    z = z.contiguous()
+    out = torch.empty_like(z)
+    if z.numel():
+        _mix[(triton.cdiv(z.numel(), BLOCK),)](z, out, z.numel(), BLOCK=BLOCK)
+    return out
+
+
+@triton.jit  # type: ignore[misc, unused-ignore]
 def _normals(keys, out, count, half, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Row r: splitmix64 of (key r, i) gives 64 bits, Box-Muller two deviates of them, at i and at half + i."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     z = tl.load(keys + row).to(tl.uint64, bitcast=True) + (i.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
-    z = z ^ (z >> 31)
+    z = _mixed(z)
     kind = out.dtype.element_ty
     # Halves of 32 bits become floats as signed 64-bit numbers, which they fit and which hardware converts.
     high = (z >> 32).to(tl.int64).to(kind)
@@ -89,48 +112,56 @@ def gather(
 
 
 @triton.jit  # type: ignore[misc, unused-ignore]
-def _patch(k, wide, across):  # type: ignore[no-untyped-def]
-    """How far the k-th number of a patch is from its first: rows of `wide` numbers, `across` of them its own."""
-    return k // across * wide + k % across
+def _patch(k, wide, ACROSS: tl.constexpr, RUN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """How far the k-th number of a patch is from its first: rows of `wide` numbers, ACROSS of them its own.
+
+    From a multiple of RUN on, so many numbers follow each other, and are read as one.
+    """
+    return tl.max_contiguous(tl.multiple_of(k // ACROSS * wide + k % ACROSS, RUN), RUN)
 
 
 @triton.jit  # type: ignore[misc, unused-ignore]
-def _corner(m, image, wide, channels, out_height, out_width, down, right):  # type: ignore[no-untyped-def]
-    """Where the m-th patch of a lane begins."""
-    n, y, x = m // (out_height * out_width), m // out_width % out_height, m % out_width
-    return n.to(tl.int64) * image + y * down * wide + x * right * channels
+def _corner(  # type: ignore[no-untyped-def]
+    m, image, wide, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
+    RUN: tl.constexpr,
+):  # fmt: skip
+    """Where the m-th patch of a lane begins; RIGHT counts numbers, not pixels."""
+    n, y, x = m // (HEIGHT * WIDTH), m // WIDTH % HEIGHT, m % WIDTH
+    return tl.multiple_of(n.to(tl.int64) * image + y * DOWN * wide + x * RIGHT, RUN)
 
 
 @triton.jit  # type: ignore[misc, unused-ignore]
 def _convolve(  # type: ignore[no-untyped-def]
-    x, w, y, lane, image, wide, channels, across, rows, length, outs, out_height, out_width, down, right,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    x, w, y, lane, image, wide, rows, outs,
+    LENGTH: tl.constexpr, ACROSS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DOWN: tl.constexpr,
+    RIGHT: tl.constexpr, RUN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y[m, o] = Σ_k patch(m)[k] w[k, o], a block of one lane's."""
+    """y[m, o] = Σ_k patch(m)[k] w[o, k], a block of one lane's."""
     own = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * M + tl.arange(0, M)
     o = tl.program_id(1) * N + tl.arange(0, N)
     x += own * lane
-    w += own * length * outs
-    begin = _corner(m, image, wide, channels, out_height, out_width, down, right)
+    w += own * LENGTH * outs
+    begin = _corner(m, image, wide, HEIGHT, WIDTH, DOWN, RIGHT, RUN)
     total = tl.zeros((M, N), tl.float32)
-    for first in range(0, length, K):
+    for first in range(0, LENGTH, K):
         k = first + tl.arange(0, K)
         a = tl.load(
-            x + begin[:, None] + _patch(k, wide, across)[None, :],
-            mask=(m < rows)[:, None] & (k < length)[None, :],
+            x + begin[:, None] + _patch(k, wide, ACROSS, RUN)[None, :],
+            mask=(m < rows)[:, None] & (k < LENGTH)[None, :],
             other=0.0,
         )
-        b = tl.load(w + k[:, None] * outs + o[None, :], mask=(k < length)[:, None] & (o < outs)[None, :], other=0.0)
-        total = tl.dot(a, b, total)
+        b = tl.load(w + o[None, :] * LENGTH + k[:, None], mask=(k < LENGTH)[:, None] & (o < outs)[None, :], other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
     place = y + own * rows * outs + m[:, None].to(tl.int64) * outs + o[None, :]
     tl.store(place, total.to(y.dtype.element_ty), mask=(m < rows)[:, None] & (o < outs)[None, :])
 
 
 @triton.jit  # type: ignore[misc, unused-ignore]
 def _to_weights(  # type: ignore[no-untyped-def]
-    x, g, w, lane, image, wide, channels, across, rows, length, outs, out_height, out_width, down, right, pieces, share,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    x, g, w, lane, image, wide, rows, outs, pieces, share,
+    LENGTH: tl.constexpr, ACROSS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DOWN: tl.constexpr,
+    RIGHT: tl.constexpr, RUN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """w[k, o] = Σ_m patch(m)[k] g[m, o], a block of it over a share of one lane's patches."""
     piece, own = tl.program_id(2) % pieces, (tl.program_id(2) // pieces).to(tl.int64)
@@ -138,51 +169,60 @@ def _to_weights(  # type: ignore[no-untyped-def]
     o = tl.program_id(1) * N + tl.arange(0, N)
     x += own * lane
     g += own * rows * outs
-    inside = _patch(k, wide, across)
+    inside = _patch(k, wide, ACROSS, RUN)
     total = tl.zeros((K, N), tl.float32)
     last = tl.minimum(rows, (piece + 1) * share)
     for first in range(piece * share, last, M):
         m = first + tl.arange(0, M)
-        begin = _corner(m, image, wide, channels, out_height, out_width, down, right)
-        a = tl.load(x + inside[:, None] + begin[None, :], mask=(k < length)[:, None] & (m < last)[None, :], other=0.0)
+        begin = _corner(m, image, wide, HEIGHT, WIDTH, DOWN, RIGHT, RUN)
+        a = tl.load(x + inside[:, None] + begin[None, :], mask=(k < LENGTH)[:, None] & (m < last)[None, :], other=0.0)
         b = tl.load(
             g + m[:, None].to(tl.int64) * outs + o[None, :], mask=(m < last)[:, None] & (o < outs)[None, :], other=0.0
         )
-        total = tl.dot(a, b, total)
-    place = w + tl.program_id(2).to(tl.int64) * length * outs + k[:, None] * outs + o[None, :]
-    tl.store(place, total, mask=(k < length)[:, None] & (o < outs)[None, :])
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    place = w + tl.program_id(2).to(tl.int64) * LENGTH * outs + k[:, None] * outs + o[None, :]
+    tl.store(place, total, mask=(k < LENGTH)[:, None] & (o < outs)[None, :])
 
 
-def _geometry(x: Tensor, kernel: Pair, out: Pair, outs: int, stride: Pair) -> tuple[int, ...]:
-    """What both kernels know of images [lanes, n, height, width, channels]."""
+def _geometry(x: Tensor, kernel: Pair, stride: Pair, out: Pair, outs: int) -> tuple[tuple[int, ...], dict[str, int]]:
+    """What both kernels know of images [lanes, n, height, width, channels], as numbers and as constants."""
     _, n, _, width, channels = x.shape
     across = kernel[1] * channels
-    rows, length = n * out[0] * out[1], kernel[0] * across
-    return (x.stride(0), x.stride(1), width * channels, channels, across, rows, length, outs, *out, *stride)
+    constants = {
+        "LENGTH": kernel[0] * across, "ACROSS": across, "HEIGHT": out[0], "WIDTH": out[1], "DOWN": stride[0],
+        "RIGHT": stride[1] * channels, "RUN": math.gcd(channels, 16),
+        "N": min(128, max(16, triton.next_power_of_2(outs))),
+    }  # fmt: skip
+    return (x.stride(0), x.stride(1), width * channels, n * out[0] * out[1], outs), constants
 
 
-def convolve(x: Tensor, w: Tensor, kernel: Pair, stride: Pair, out: Pair) -> Tensor:
-    """Images [lanes, n, height, width, channels] and weights [lanes, kernel · channels, outs], no padding."""
-    lanes, outs = len(x), w.shape[-1]
-    numbers = _geometry(x, kernel, out, outs, stride)
-    y = torch.empty(lanes, numbers[5], outs, dtype=x.dtype, device=x.device)
-    wide = min(128, max(16, triton.next_power_of_2(outs)))
-    grid = (triton.cdiv(numbers[5], 128), triton.cdiv(outs, wide), lanes)
-    _convolve[grid](x, w, y, *numbers, M=128, N=wide, K=32, num_warps=4 if wide <= 64 else 8, num_stages=3)
+def convolve(x: Tensor, w: Tensor, kernel: Pair, stride: Pair, out: Pair, coarse: bool) -> Tensor:
+    """Images [lanes, n, height, width, channels] and weights [lanes, outs, kernel · channels], no padding.
+
+    If `coarse`, float32 is rounded to TF32; else its products are sums of three such, as exact as float32's own.
+    """
+    lanes, outs = w.shape[:2]
+    numbers, constants = _geometry(x, kernel, stride, out, outs)
+    rows, wide = numbers[3], constants["N"]
+    y = torch.empty(lanes, rows, outs, dtype=x.dtype, device=x.device)
+    tall = 128 if coarse else 64
+    tile = {"M": tall, "K": 32 if x.dtype == torch.float32 or constants["LENGTH"] <= 128 else 64}
+    grid = (triton.cdiv(rows, tall), triton.cdiv(outs, wide), lanes)
+    how = {"PRECISION": "tf32" if coarse else "tf32x3", "num_warps": 4 if wide <= 64 else 8, "num_stages": 3}
+    _convolve[grid](x, w, y, *numbers, **constants, **tile, **how)
     return y
 
 
 def to_weights(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, out: Pair) -> Tensor:
     """The same images and outputs [lanes, rows, outs] → ∂w [lanes, kernel · channels, outs]."""
     lanes, outs = len(x), g.shape[-1]
-    numbers = _geometry(x, kernel, out, outs, stride)
-    rows, length = numbers[5:7]
-    wide = min(128, max(16, triton.next_power_of_2(outs)))
-    tall = 64
-    tiles = lanes * triton.cdiv(length, tall) * triton.cdiv(outs, wide)
-    pieces = max(1, min(triton.cdiv(rows, 512), triton.cdiv(BUSY, tiles)))
-    share = triton.cdiv(triton.cdiv(rows, pieces), 32) * 32
+    numbers, constants = _geometry(x, kernel, stride, out, outs)
+    rows, length, wide = numbers[3], constants["LENGTH"], constants["N"]
+    tile = {"M": 64 if x.dtype == torch.bfloat16 else 32, "K": 128}
+    blocks = triton.cdiv(length, tile["K"]), triton.cdiv(outs, wide)
+    pieces = max(1, min(triton.cdiv(rows, 512), triton.cdiv(BUSY, lanes * math.prod(blocks))))
+    share = triton.cdiv(triton.cdiv(rows, pieces), tile["M"]) * tile["M"]
     w = torch.empty(lanes, pieces, length, outs, dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(length, tall), triton.cdiv(outs, wide), lanes * pieces)
-    _to_weights[grid](x, g, w, *numbers, pieces, share, M=32, N=wide, K=tall, num_warps=4, num_stages=3)
+    how = {"PRECISION": "tf32x3", "num_warps": 4, "num_stages": 3}  # of what lies across, TF32 alone is slower
+    _to_weights[(*blocks, lanes * pieces)](x, g, w, *numbers, pieces, share, **constants, **tile, **how)
     return w.sum(1).to(x.dtype)

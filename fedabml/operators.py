@@ -6,12 +6,33 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 _LIBRARY = torch.library.Library("fedabml", "FRAGMENT")
+
+_plain: list[bool] = []  # not empty while all is to be plain; autograd's own threads must see it, too
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """While this lasts, operations are torch's own where there is a choice, and change no tensor.
+
+    Then a compiler sees what may be fused, and what is computed twice.
+    """
+    _plain.append(True)
+    try:
+        yield
+    finally:
+        _plain.pop()
+
+
+def plain() -> bool:
+    """Whether this is so."""
+    return bool(_plain)
 
 
 def operator(

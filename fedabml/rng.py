@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .operators import operator
+from .operators import operator, plain
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -74,6 +74,10 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 
 def _mix(z: Tensor) -> Tensor:
+    return _mix_cuda(z) if z.is_cuda and not plain() and fused() else _mixed(z)
+
+
+def _mixed(z: Tensor) -> Tensor:
     z = (z ^ _shift(z, 30)) * _signed(_A)
     z = (z ^ _shift(z, 27)) * _signed(_B)
     return z ^ _shift(z, 31)
@@ -146,6 +150,12 @@ def fused() -> bool:
     return True
 
 
+def _kernel_mix(z: Tensor) -> Tensor:
+    from . import kernels
+
+    return kernels.mix(z)
+
+
 def _kernel(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     from . import kernels
 
@@ -169,3 +179,6 @@ def _operator(name: str, device: str, draw: Callable[[Tensor, Sequence[int], tor
 _normal_cpu = _operator("normal", "CPU", partial(_draw, kind="normal"))
 _uniform_cpu = _operator("uniform", "CPU", partial(_draw, kind="uniform"))
 _normal_cuda = _operator("normal_cuda", "CUDA", _kernel)
+_mix_cuda: Any = operator(
+    "mix(Tensor z) -> Tensor", "CUDA", _kernel_mix, torch.empty_like, lambda info, dims, z: (_mix_cuda(z), dims[0])
+)

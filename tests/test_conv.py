@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fedabml import conv
 from fedabml.conv import Products, Shape, conv2d
+from fedabml.operators import plainly
 
 LANES, IMAGES, SAMPLES = 3, 4, 2
 GEOMETRIES = [
@@ -108,7 +109,7 @@ def test_a_module_is_not_rewritten_and_other_layers_are_left_alone():
 def test_patches_are_the_same_where_no_tensor_may_change():
     x, shape = torch.randn(2, 3, 3, 8, 8), Shape((3, 3), (1, 1), (0, 0), (1, 1), (8, 8))
     filled = conv._patches(x, shape)
-    with conv.plainly():
+    with plainly():
         trace = make_fx(lambda x: conv._patches(x, shape))(x)
         assert filled.shape[-1] == 32 and torch.equal(conv._patches(x, shape), filled)
     assert not any(node.target._schema.is_mutable for node in trace.graph.nodes if node.op == "call_function")

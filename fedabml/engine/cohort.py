@@ -18,6 +18,7 @@ from ..vectors import Network
 from .data import Data
 from .estimators import Noise
 from .lanes import Lanes, Part
+from .memory import uploaded
 from .program import Programs
 
 
@@ -121,7 +122,7 @@ class Cohort:
 
     def numbers(self, clients: Sequence[int]) -> Tensor:
         """Clients on the device."""
-        return torch.as_tensor(clients, dtype=torch.int64, device=self.device)
+        return uploaded(torch.as_tensor(clients, dtype=torch.int64), self.device)
 
     def site(self, clients: Sequence[int]) -> Site:
         """The constants of some clients, a lane each."""
@@ -135,7 +136,7 @@ class Cohort:
         """The clients' shares of the server's mean."""
         by_samples = self.algorithm.weights == "samples"
         n = self.fed.train.counts[clients].astype(float) if by_samples else np.ones(len(clients))
-        return torch.as_tensor(n / n.sum()).to(self.device, self.dtype)
+        return uploaded(torch.as_tensor(n / n.sum()).to(self.dtype), self.device)
 
     # -- the lanes' work for clients of this run alone ----------------------------------------------------------------
     def keep(self, shared: State, clients: Sequence[int]) -> State:

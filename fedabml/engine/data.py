@@ -17,6 +17,7 @@ from torch import Tensor
 from ..algorithms.base import Batch
 from ..data import Federation
 from .backend import free_bytes
+from .memory import uploaded
 
 
 class Data:
@@ -60,8 +61,7 @@ class Data:
 
     def _moved(self, index: Tensor) -> Tensor:
         """Samples from the host, on the device."""
-        x = taken(self.x, index.cpu())
-        return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x
+        return uploaded(taken(self.x, index.cpu()), self.device)
 
     def batch(self, index: Tensor) -> Batch:
         """A batch for sample numbers where −1 is padding."""

@@ -122,10 +122,12 @@ class Kept:
 
     def put(self, clients: Sequence[int], kept: State) -> dict[int, State]:
         """Remembers what clients kept, a lane each; returns it by client."""
+        if not kept:
+            return {}
         size = _bytes({name: v[0] for name, v in kept.items()}) * self.cohort.fed.clients
         fits = self.cohort.device.type == "cuda" and size <= free_bytes(self.cohort.device) // 32
         here = kept if fits else {name: v.cpu() for name, v in kept.items()}
-        own = {c: {name: v[i].clone() for name, v in here.items()} for i, c in enumerate(clients) if here}
+        own = {c: {name: v[i].clone() for name, v in here.items()} for i, c in enumerate(clients)}
         self.restore(own)
         return own
 

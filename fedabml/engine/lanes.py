@@ -26,6 +26,7 @@ from ..gaussian import Distribution
 from .data import Local, Source
 from .estimators import Noise
 from .loss import ClientLoss, draw, draws_of, label_offset, output
+from .memory import uploaded
 from .plan import minibatches, padded, steps_of
 from .program import Inputs, Move, Programs
 
@@ -348,7 +349,7 @@ class Lanes:
     def outputs(self, models: Distribution, rows: Sequence[np.ndarray], offsets: Tensor | None, keys: Tensor) -> Tensor:
         """The same for any models, such as the prior itself, with label levels and keys of their own."""
         one, samples = self.one, self.one.algorithm.predict_samples
-        index = torch.as_tensor(padded(rows)).to(one.device)
+        index = uploaded(torch.as_tensor(padded(rows)), one.device)
         predict = lambda w, x, offset: output(one.network, one.likelihood, w, x, offset)  # noqa: E731
         dims = (0, 0, None if offsets is None else 0)
         piece = max(PIECE, WIDE // len(rows)) if one.device.type == "cuda" else PIECE

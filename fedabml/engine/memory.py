@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from torch import Tensor
 
 from ..errors import InputError
 
@@ -37,6 +38,11 @@ def host_memory() -> tuple[int, int]:
     except (OSError, KeyError, ValueError):
         pass
     return total, free
+
+
+def uploaded(values: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device, without a wait for what that is at work on."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 @cache

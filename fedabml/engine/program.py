@@ -30,7 +30,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from .. import rng
 from ..algorithms.base import Site, State
-from ..conv import plainly
+from ..operators import plainly
+from .memory import uploaded
 from .tape import merge, once_and_again, record, reuse
 
 log = logging.getLogger("fedabml")
@@ -143,7 +144,7 @@ class Captured:
     """A function of tensors, captured for inputs of these shapes. It reads and writes buffers of its own."""
 
     def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], pool: Any, keep: Any = None):
-        self.buffers = tree_map(_cloned, inputs)
+        self.buffers = _cloned(inputs)
         self.keep = keep  # what the function reads beside its inputs must outlive it
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -156,10 +157,10 @@ class Captured:
 
     def load(self, *inputs: Any) -> None:
         """Fills the buffers."""
-        pairs = zip(tree_leaves(self.buffers[: len(inputs)]), tree_leaves(inputs), strict=True)
+        pairs = zip(_leaves(self.buffers[: len(inputs)]), _leaves(inputs), strict=True)
         by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for target, source in pairs:
-            if target is not None:
+            if target is not None and source is not None:
                 targets, sources = by_type.setdefault(target.dtype, ([], []))
                 targets.append(target)
                 sources.append(source)
@@ -169,7 +170,7 @@ class Captured:
     def __call__(self, *inputs: Any) -> Any:
         self.load(*inputs)
         self.graph.replay()
-        return tree_map(_cloned, self.outputs)
+        return _cloned(self.outputs)
 
 
 class Steps:
@@ -237,14 +238,31 @@ def compiled(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[
     return lambda *inputs: fused(*(leaf for leaf in tree_leaves(inputs) if leaf is not None))
 
 
-def _cloned(leaf: Tensor | None) -> Tensor | None:
-    return leaf if leaf is None else leaf.clone(memory_format=torch.contiguous_format)
+# These walk through what a program is given, in every round. For plain nestings torch's own take several times as long.
+def _leaves(tree: Any) -> Iterator[Tensor | None]:
+    if tree is None or isinstance(tree, Tensor):
+        yield tree
+    else:
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _leaves(part)
 
 
-def _shapes(inputs: Any) -> Hashable:
+def _cloned(tree: Any) -> Any:
+    if tree is None or isinstance(tree, Tensor):
+        return tree if tree is None else tree.clone(memory_format=torch.contiguous_format)
+    if isinstance(tree, dict):
+        return {name: _cloned(part) for name, part in tree.items()}
+    parts = map(_cloned, tree)
+    return tree._make(parts) if hasattr(tree, "_make") else type(tree)(parts)
+
+
+def _shapes(tree: Any) -> Hashable:
     """What a captured program depends on of its inputs: their names, shapes and types."""
-    leaves, kind = tree_flatten(inputs)
-    return kind, tuple(None if t is None else (tuple(t.shape), t.dtype) for t in leaves)
+    if tree is None or isinstance(tree, Tensor):
+        return tree if tree is None else (tree.shape, tree.dtype)
+    if isinstance(tree, dict):
+        return tuple((name, _shapes(part)) for name, part in tree.items())
+    return tuple(map(_shapes, tree))
 
 
 class Programs:
@@ -330,7 +348,7 @@ class Programs:
         """
         if steps.min() == steps.max():
             return self._segment(name, move, inputs, False)
-        order = torch.as_tensor(np.argsort(-steps, kind="stable")).to(inputs.rows.device)
+        order = uploaded(torch.as_tensor(np.argsort(-steps, kind="stable")), inputs.rows.device)
         at = OF_LANES + OF_RUNS * runs
         pick = lambda t: None if t is None else t[order]  # noqa: E731
         inputs = Inputs._make([*tree_map(pick, inputs[:at]), *inputs[at:-1], inputs.rows[:, :, order]])

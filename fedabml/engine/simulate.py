@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,8 @@ from .lanes import Lanes, Part, chunked, each_run, joined
 from .memory import fitting
 from .plan import sample
 
+Line = dict[str, Any] | TrainingError  # of a round in the history, or why there is none
+
 
 class Work(NamedTuple):
     """What some clients of a run have done in a round."""
@@ -33,12 +35,37 @@ class Work(NamedTuple):
     losses: Tensor  # not finite where something else is not
 
 
-class Merged(NamedTuple):
+class Server(NamedTuple):
     """The server's side after a round."""
 
+    round: int
     shared: State
     average: State  # θ averaged over rounds
-    bytes_up: int  # what a client sent
+
+
+class Told(NamedTuple):
+    """Numbers on their way from the device."""
+
+    values: Tensor
+    there: torch.cuda.Event | None
+
+    def numbers(self) -> list[float]:
+        """Those numbers, once they are here: the only wait for the device in a round."""
+        if self.there is not None:
+            self.there.synchronize()
+        return self.values.tolist()
+
+
+class Launched(NamedTuple):
+    """A round of several runs that the device may still be at work on. Their servers have its result already."""
+
+    sims: Sequence[Simulation]
+    drawn: list[list[int]]
+    work: list[list[Work]]  # of the clients that are ours
+    sent: list[int]  # bytes from a client
+    before: list[Server]
+    losses: Told  # of all clients; not finite where their work is not
+    start: float
 
 
 class Simulation:
@@ -192,35 +219,43 @@ class Simulation:
         means = {name: part.view(v.shape).to(v.dtype) for (name, v), part in zip(total.items(), parts, strict=False)}
         return means, told[: len(clients)]
 
-    def merged(self, clients: list[int], total: State) -> Merged:
-        """What the server has after a round with this mean of its clients' updates."""
+    @property
+    def server(self) -> Server:
+        """The server's side."""
+        return Server(self.round, self.shared, self.average)
+
+    @server.setter
+    def server(self, now: Server) -> None:
+        self.round, self.shared, self.average = now
+
+    def merge(self, clients: list[int], total: State) -> None:
+        """Takes the mean of a round's updates in."""
         cohort, past = self.cohort, self.round
         shared = cohort.algorithm.merge(self.shared, total, len(clients), cohort.fed.clients)
         decay = min(cohort.algorithm.average, past / (past + 1))
         average = {k: decay * self.average[k] + (1 - decay) * v for k, v in shared.items()} if decay else shared
-        return Merged(shared, average, sum(v.numel() * v.element_size() for v in total.values()))
+        self.server = Server(past + 1, shared, average)
 
-    def end(
-        self, clients: list[int], work: list[Work], merged: Merged, losses: list[float], seconds: float
+    def land(
+        self, clients: list[int], work: list[Work], before: Server, losses: list[float], sent: int, seconds: float
     ) -> dict[str, Any]:
-        """Ends a round; returns its line for the history.
+        """Ends a round that the server has; returns its line for the history. One that diverged has not been.
 
-        `work` is that of the clients that are ours. The losses of clients whose work is not finite are not, either.
+        `work` is that of the clients that are ours.
         """
-        round = self.round + 1
+        round = before.round + 1
         if not all(map(math.isfinite, losses)):
+            self.server = before
             self._diverged(round, [c for c, loss in zip(clients, losses, strict=True) if not math.isfinite(loss)])
-        self.shared, self.average, up = merged
         self.changed = {}
         mine = self.shares[self.world.rank]
         for own, part in zip(work, _split(mine, [len(w.losses) for w in work]), strict=True):
             self.changed |= self.kept.put(part, own.kept)
-        self.round = round
         self.seconds += seconds
         loss = math.fsum(losses) / len(losses)
         down = sum(v.numel() * v.element_size() for v in self.shared.values())
         line = {"round": round, "loss": loss, "clients": clients, "seconds": self.seconds}
-        return line | {"bytes_down": down, "bytes_up": up}
+        return line | {"bytes_down": down, "bytes_up": sent}
 
     def collected(self) -> dict[int, State]:
         """What the clients of the last round keep now: in process 0 that of all, elsewhere of those that are ours."""
@@ -253,9 +288,12 @@ class Simulation:
     ) -> list[dict[str, Any]]:
         """Rounds up to `rounds`, each logged, scored where due, and saved; `on_round` is called in process 0."""
         history: list[dict[str, Any]] = list(folder.history) if folder else []
-        while self.round < rounds:
-            line = self.step()
-            if score and eval_every and self.round % eval_every == 0:
+        due = lambda round: bool(score and eval_every and round % eval_every == 0)  # noqa: E731
+        for round, told in march([self], rounds, lambda round: folder is not None or due(round)):
+            line = told[0]
+            if isinstance(line, TrainingError):
+                raise line
+            if score and due(round):
                 start = time.perf_counter()
                 try:
                     line["eval"] = score(self)
@@ -285,12 +323,8 @@ class Simulation:
 
 
 @torch.no_grad()
-def advance(sims: Sequence[Simulation]) -> list[dict[str, Any] | TrainingError]:
-    """One round of several runs, their clients side by side: of each its line for the history, or why it diverged.
-
-    Runs that go together have the same network, data, batch size, epochs and discrete hyperparameters. They may differ
-    in seed, partition and continuous hyperparameters.
-    """
+def launch(sims: Sequence[Simulation]) -> Launched:
+    """One round of several runs, their clients side by side, without a wait for the device."""
     start = time.perf_counter()
     drawn = [sim.draw() for sim in sims]
     own = [sim.deal(clients) for sim, clients in zip(sims, drawn, strict=True)]
@@ -300,20 +334,80 @@ def advance(sims: Sequence[Simulation]) -> list[dict[str, Any] | TrainingError]:
     none = torch.zeros(0, dtype=sims[0].cohort.dtype, device=sims[0].cohort.device)
     losses = torch.cat([none, *(w.losses for parts in work for w in parts)])
     if sims[0].world.size == 1:
-        after = [sim.merged(clients, mean) for sim, clients, mean in zip(sims, drawn, totals, strict=True)]
-        known = _split(losses.double().tolist(), [*map(len, drawn)])  # the only wait for the device
+        told = sent_for(losses.double())
     else:
         (sim,) = sims  # several processes have one run at a time
         totals[0], alike = sim.reduce(drawn[0], totals[0], losses)
-        after, known = [sim.merged(drawn[0], totals[0])], [alike]
-    share = (time.perf_counter() - start) / len(sims)
-    lines: list[dict[str, Any] | TrainingError] = []
-    for sim, clients, parts, merged, told in zip(sims, drawn, work, after, known, strict=True):
+        told = Told(torch.tensor(alike, dtype=torch.float64), None)
+    before = [sim.server for sim in sims]
+    for sim, clients, mean in zip(sims, drawn, totals, strict=True):
+        sim.merge(clients, mean)
+    sent = [sum(v.numel() * v.element_size() for v in mean.values()) for mean in totals]
+    return Launched(sims, drawn, work, sent, before, told, start)
+
+
+def land(round: Launched, since: float = 0.0, ended: Sequence[Simulation] = ()) -> list[Line]:
+    """Waits for a round: of every run, but for those that have ended, its line for the history or why it diverged.
+
+    Its time is counted from the end of the round before, if that came after its own start.
+    """
+    known = _split(round.losses.numbers(), [*map(len, round.drawn)])
+    share = (time.perf_counter() - max(round.start, since)) / len(round.sims)
+    lines: list[Line] = []
+    for sim, *own, sent in zip(round.sims, round.drawn, round.work, round.before, known, round.sent, strict=True):
+        if sim in ended:
+            continue
         try:
-            lines.append(sim.end(clients, parts, merged, told, share))
+            lines.append(sim.land(*own, sent, share))
         except TrainingError as error:
             lines.append(error)
     return lines
+
+
+def advance(sims: Sequence[Simulation]) -> list[Line]:
+    """One round of several runs, to its end.
+
+    Runs that go together have the same network, data, batch size, epochs and discrete hyperparameters. They may differ
+    in seed, partition and continuous hyperparameters.
+    """
+    return land(launch(sims))
+
+
+def march(
+    sims: Sequence[Simulation], rounds: int, looked_at: Callable[[int], bool]
+) -> Iterator[tuple[int, dict[int, Line]]]:
+    """Rounds of several runs up to `rounds`; after each, its number and by the number of the run what `land` tells.
+
+    A GPU is given the next round before the host waits for this one, unless clients keep something, which `land`
+    writes down. Then the servers are ahead, but not after rounds that are `looked_at`. A run that diverged has ended.
+    """
+    going, since = dict(enumerate(sims)), 0.0
+    ended: list[Simulation] = []
+    ahead: Launched | None = None
+    for round in range(sims[0].round + 1, rounds + 1):
+        now = ahead or launch([*going.values()])
+        ahead = launch([*going.values()]) if round < rounds and _early(sims) and not looked_at(round) else None
+        told = dict(zip(going, land(now, since, ended), strict=True))
+        since = time.perf_counter()
+        ended = [going.pop(i) for i, line in told.items() if isinstance(line, TrainingError)]
+        yield round, told
+        if not going:
+            return
+
+
+def _early(sims: Sequence[Simulation]) -> bool:
+    """Whether a round may begin before the host has heard of the last one."""
+    one = sims[0]
+    return one.cohort.device.type == "cuda" and one.world.size == 1 and not one.kept.needed
+
+
+def sent_for(values: Tensor) -> Told:
+    """Numbers that are asked for now and read later."""
+    if not values.is_cuda:
+        return Told(values, None)
+    host, there = values.to("cpu", non_blocking=True), torch.cuda.Event()
+    there.record()
+    return Told(host, there)
 
 
 def _worked(

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..engine.backend import chunk_of
 from ..engine.cohort import Cohort
-from ..engine.simulate import Simulation, advance
+from ..engine.simulate import Simulation, march
 from ..errors import TrainingError
 from ..evaluate import Entry, Evaluation, evaluate_together
 from ..run import Setup, prepare, resolve_split
@@ -78,16 +78,13 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[int], None])
     errors: dict[int, TrainingError] = {}
     scores: list[list[Score]] = [[] for _ in sims]
     curves: list[list[dict[str, Any]]] = [[] for _ in sims]
-    for round in range(1, first.rounds + 1):
-        alive = [i for i in range(len(sims)) if i not in errors]
-        if not alive:
-            break
-        for i, line in zip(alive, advance([sims[i] for i in alive]), strict=True):
+    for round, news in march(sims, first.rounds, lambda round: round in curve):
+        for i, line in news.items():
             if isinstance(line, TrainingError):
                 errors[i] = line
             else:
                 lines[i] = line
-        seen = [i for i in alive if i not in errors] if round in curve else []
+        seen = [i for i in news if i not in errors] if round in curve else []
         for i, noted in zip(seen, study.watch([sims[i] for i in seen]) if seen else [], strict=True):
             curves[i].append({"round": round} | noted)
         on_round(round)

@@ -85,14 +85,14 @@ def equality(folder):
             train("ditto" if not words else "fedavg", hyper=hyper, **options)
         except TrainingError as error:
             words.append(str(error))
-    rank, step = distributed.told()[0], Simulation.step
+    rank, draw = distributed.told()[0], Simulation.draw
 
     def drifting(sim):
         if rank == 1 and sim.round == 1:
             sim.shared = {k: v * (1 + 1e-15) for k, v in sim.shared.items()}
-        return step(sim)
+        return draw(sim)
 
-    Simulation.step = drifting
+    Simulation.draw = drifting
     for options in ({"seed": rank}, {}):
         try:
             train("fedavg", **options)

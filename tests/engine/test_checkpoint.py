@@ -390,14 +390,14 @@ def test_the_chunk_of_the_first_start_is_reused(tmp_path):
 
 
 def test_divergence_names_the_round_and_the_clients_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
-    real = Simulation.step
+    real = Simulation.draw
 
     def poisoned(self):
         if self.round == 2:
             self.cohort.data.x[self.cohort.fed.train[1]] = float("inf")
         return real(self)
 
-    monkeypatch.setattr(Simulation, "step", poisoned)
+    monkeypatch.setattr(Simulation, "draw", poisoned)
     with pytest.raises(TrainingError, match=r"round 3: .*client\(s\) client-1 are"):
         run(tmp_path, participation=1.0)
     assert Folder(tmp_path).last().round == 2

@@ -9,11 +9,12 @@ import torch
 import fedabml
 from fedabml import rng
 from fedabml.algorithms import REGISTRY, make
-from fedabml.conv import conv2d, plainly
+from fedabml.conv import conv2d
 from fedabml.engine.lanes import Lanes
 from fedabml.engine.simulate import Simulation, advance
 from fedabml.engine.tape import _changes
 from fedabml.evaluate import evaluate
+from fedabml.operators import plainly
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -124,7 +125,7 @@ def test_a_compiled_convolution_changes_no_tensor():
     """Not even in the backward, which autograd runs in a thread of its own."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    x, w = torch.randn(3, 4, 3, 12, 12, device="cuda"), torch.randn(3, 8, 3, 5, 5, device="cuda")
+    x, w = (torch.randn(*size, device="cuda").double() for size in ((3, 4, 3, 12, 12), (3, 8, 3, 5, 5)))
     step = torch.vmap(torch.func.grad(lambda w, x: conv2d(x, w, None).tanh().sum()))
     with plainly():
         trace = make_fx(step)(w, x)

@@ -185,13 +185,13 @@ def test_a_resumed_run_goes_on_with_the_chunk_that_fitted(monkeypatch, tmp_path,
     found = train(tmp_path / "whole", chunk=chunk, rounds=4, resume=True)
     assert set(device.sizes) == {2}
     device.sizes = []
-    real = Simulation.step
+    real = Simulation.draw
 
-    def step(sim):
+    def draw(sim):
         device.room = 3 if sim.round == 1 else 8
         return real(sim)
 
-    monkeypatch.setattr(Simulation, "step", step)
+    monkeypatch.setattr(Simulation, "draw", draw)
     assert_same(train(chunk=chunk, rounds=4), found)
     assert device.sizes[:4] == [8, 8, 4, 2] and set(device.sizes[3:]) == {2}
 
