@@ -113,7 +113,7 @@ def _ours(x: Tensor, shape: Shape) -> bool:
 
 
 def _large(x: Tensor, channels: int, out: int, shape: Shape) -> bool:
-    """Whether one lane alone keeps a GPU busy. Then libraries, one lane after another, are the fastest of all."""
+    """Whether one lane alone keeps a GPU busy. Then a library, one lane after another, is faster than patches."""
     places = shape.out[0] * shape.out[1] * shape.kernel[0] * shape.kernel[1]
     return x.is_cuda and 2 * x.shape[1] * places * channels * out >= LARGE
 
@@ -133,10 +133,10 @@ def _derivative(g: Tensor, x: Tensor, w: Tensor, shape: Shape, which: int) -> Te
 
 
 def _forward(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
-    if _large(x, x.shape[2], w.shape[1], shape):
-        return _one_by_one(lambda x, w: F.conv2d(x, w, None, *shape[1:4]), x, w, coarse=_coarse(x))
     if _ours(x, shape):
         return _convolved(x, w, shape)
+    if _large(x, x.shape[2], w.shape[1], shape):
+        return _one_by_one(lambda x, w: F.conv2d(x, w, None, *shape[1:4]), x, w, coarse=_coarse(x))
     matrix = _matrix(w)
     matrix = F.pad(matrix, (0, 0, 0, -matrix.shape[1] % ALIGN))
     parts = [torch.bmm(_patches(part, shape), matrix) for part in x.split(_room(x, matrix.shape[1], shape), 1)]
@@ -156,7 +156,7 @@ def _convolved(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
 def _to_weights(x: Tensor, g: Tensor, shape: Shape) -> Tensor:
     """∂w."""
     (a, b), channels = shape.kernel, x.shape[2]
-    if _large(x, x.shape[2], g.shape[2], shape):
+    if not _ours(x, shape) and _large(x, x.shape[2], g.shape[2], shape):
         like = x.new_zeros(g.shape[2], channels, a, b)  # of the weights only the shape matters
         return _one_by_one(lambda x, g: _derivative(g, x, like, shape, 1), x, g, coarse=_coarse(x))
     if _ours(x, shape):
@@ -184,13 +184,13 @@ def _product(patches: Tensor, rows: Tensor, images: int) -> Tensor:
 def _to_images(g: Tensor, w: Tensor, shape: Shape) -> Tensor:
     """∂x."""
     (height, width), (a, b) = shape.size, shape.kernel
-    if _large(g, w.shape[2], w.shape[1], shape):
-        like = g.new_zeros(g.shape[1], w.shape[2], height, width)
-        return _one_by_one(lambda g, w: _derivative(g, like, w, shape, 0), g, w, coarse=_coarse(g))
     if _ours(g, shape) and shape.stride == (1, 1) and height * width <= 3 * shape.out[0] * shape.out[1]:
         top, left = shape.padding  # a convolution with the kernel turned around
         back = Shape((a, b), (1, 1), (a - 1 - top, b - 1 - left), (1, 1), shape.out)
         return _convolved(g, w.flip(3, 4).movedim(1, 2), back)
+    if _large(g, w.shape[2], w.shape[1], shape):
+        like = g.new_zeros(g.shape[1], w.shape[2], height, width)
+        return _one_by_one(lambda g, w: _derivative(g, like, w, shape, 0), g, w, coarse=_coarse(g))
     matrix = w.movedim(2, -1).flatten(2, 4)
     kernel = torch.ops.fedabml.gather if g.is_cuda and rng.fused() else _scattered
     parts = []

@@ -191,7 +191,7 @@ def _geometry(x: Tensor, kernel: Pair, stride: Pair, out: Pair, outs: int) -> tu
     constants = {
         "LENGTH": kernel[0] * across, "ACROSS": across, "HEIGHT": out[0], "WIDTH": out[1], "DOWN": stride[0],
         "RIGHT": stride[1] * channels, "RUN": math.gcd(channels, 16),
-        "N": min(128, max(16, triton.next_power_of_2(outs))),
+        "N": min(64 if x.dtype == torch.float32 else 128, max(16, triton.next_power_of_2(outs))),
     }  # fmt: skip
     return (x.stride(0), x.stride(1), width * channels, n * out[0] * out[1], outs), constants
 
@@ -223,6 +223,6 @@ def to_weights(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, out: Pair) -> T
     pieces = max(1, min(triton.cdiv(rows, 512), triton.cdiv(BUSY, lanes * math.prod(blocks))))
     share = triton.cdiv(triton.cdiv(rows, pieces), tile["M"]) * tile["M"]
     w = torch.empty(lanes, pieces, length, outs, dtype=torch.float32, device=x.device)
-    how = {"PRECISION": "tf32x3", "num_warps": 4, "num_stages": 3}  # of what lies across, TF32 alone is slower
+    how = {"PRECISION": "tf32x3", "num_warps": 4 if wide <= 64 else 8, "num_stages": 3}  # of what lies across, TF32 alone is slower
     _to_weights[(*blocks, lanes * pieces)](x, g, w, *numbers, pieces, share, **constants, **tile, **how)
     return w.sum(1).to(x.dtype)
