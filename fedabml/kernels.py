@@ -223,6 +223,7 @@ def to_weights(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, out: Pair) -> T
     pieces = max(1, min(triton.cdiv(rows, 512), triton.cdiv(BUSY, lanes * math.prod(blocks))))
     share = triton.cdiv(triton.cdiv(rows, pieces), tile["M"]) * tile["M"]
     w = torch.empty(lanes, pieces, length, outs, dtype=torch.float32, device=x.device)
-    how = {"PRECISION": "tf32x3", "num_warps": 4 if wide <= 64 else 8, "num_stages": 3}  # of what lies across, TF32 alone is slower
+    # What lies across must be turned for TF32 alone, which takes longer than three products of it.
+    how = {"PRECISION": "tf32x3", "num_warps": 4 if wide <= 64 else 8, "num_stages": 3}
     _to_weights[(*blocks, lanes * pieces)](x, g, w, *numbers, pieces, share, **constants, **tile, **how)
     return w.sum(1).to(x.dtype)
