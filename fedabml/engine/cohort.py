@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -134,8 +133,9 @@ class Cohort:
 
     def weights(self, clients: Sequence[int]) -> Tensor:
         """The clients' shares of the server's mean."""
-        by_samples = self.algorithm.weights == "samples"
-        n = self.fed.train.counts[clients].astype(float) if by_samples else np.ones(len(clients))
+        if self.algorithm.weights == "uniform":
+            return torch.full((len(clients),), 1 / len(clients), dtype=self.dtype, device=self.device)
+        n = self.fed.train.counts[clients].astype(float)
         return uploaded(torch.as_tensor(n / n.sum()).to(self.dtype), self.device)
 
     # -- the lanes' work for clients of this run alone ----------------------------------------------------------------

@@ -49,6 +49,15 @@ class Told(NamedTuple):
     values: Tensor
     there: torch.cuda.Event | None
 
+    @staticmethod
+    def of(values: Tensor) -> Told:
+        """Asks for numbers, and does not wait for them."""
+        if not values.is_cuda:
+            return Told(values, None)
+        host, there = values.to("cpu", non_blocking=True), torch.cuda.Event()
+        there.record()
+        return Told(host, there)
+
     def numbers(self) -> list[float]:
         """Those numbers, once they are here: the only wait for the device in a round."""
         if self.there is not None:
@@ -331,10 +340,10 @@ def launch(sims: Sequence[Simulation]) -> Launched:
     weights = [sim.weights(clients) for sim, clients in zip(sims, drawn, strict=True)]
     work = fitting([sim.cohort for sim in sims], sum(map(len, own)), partial(_worked, sims, own, weights))
     totals = [sim.total(parts) for sim, parts in zip(sims, work, strict=True)]
-    none = torch.zeros(0, dtype=sims[0].cohort.dtype, device=sims[0].cohort.device)
-    losses = torch.cat([none, *(w.losses for parts in work for w in parts)])
+    heard = [w.losses for parts in work for w in parts]
+    losses = torch.cat(heard) if heard else torch.zeros(0, dtype=sims[0].cohort.dtype, device=sims[0].cohort.device)
     if sims[0].world.size == 1:
-        told = sent_for(losses.double())
+        told = Told.of(losses.double())
     else:
         (sim,) = sims  # several processes have one run at a time
         totals[0], alike = sim.reduce(drawn[0], totals[0], losses)
@@ -399,15 +408,6 @@ def _early(sims: Sequence[Simulation]) -> bool:
     """Whether a round may begin before the host has heard of the last one."""
     one = sims[0]
     return one.cohort.device.type == "cuda" and one.world.size == 1 and not one.kept.needed
-
-
-def sent_for(values: Tensor) -> Told:
-    """Numbers that are asked for now and read later."""
-    if not values.is_cuda:
-        return Told(values, None)
-    host, there = values.to("cpu", non_blocking=True), torch.cuda.Event()
-    there.record()
-    return Told(host, there)
 
 
 def _worked(
