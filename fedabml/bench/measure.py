@@ -66,8 +66,13 @@ class Engine:
             once = _seconds(self.step)
             many = min(BLOCK, max(1, int(0.1 / once)))
         rounds = sim.round + many
-        took = _seconds(lambda: [*march([sim], rounds, lambda round: round == rounds), wait(self.device)])
-        return took / many
+
+        def run() -> None:
+            for _ in march([sim], rounds, lambda round: round == rounds):
+                pass
+            wait(self.device)
+
+        return _seconds(run) / many
 
 
 def _seconds(call: Callable[[], object]) -> float:
