@@ -62,7 +62,7 @@ def table(path, *head):
 
 # -- an algorithm of one's own --------------------------------------------------------------------------------------
 FILE, USE, REGISTER, NOISE, TESTS = blocks(TUTORIAL, "python")
-WORDS = {"lr": 0.03, "momentum": 0.5, "server_momentum": 0.5, "weights": "samples"}  # so that every line is used
+WORDS = {"lr": 0.03, "momentum": 0.5, "gmf": 0.5, "weights": "samples"}  # so that every line is used
 CHECKS = {
     name: check
     for name, check in vars(protocol).items()
@@ -117,7 +117,7 @@ def test_the_algorithm_of_the_page_trains_on_digits_and_is_registered(fednova, c
     assert capsys.readouterr().out.split() == [str(run.summary["accuracy"]), str(run.summary["prior_accuracy"])]
     size = 4 * run.summary["parameters"]
     assert (run.summary["bytes_down"], run.summary["bytes_up"]) == (2 * size, size + 4)
-    assert found == "fednova" and space["again"].server_momentum == 0.9
+    assert found == "fednova" and space["again"].gmf == 0.9
 
 
 @pytest.mark.parametrize("name", re.findall(r"^def (test_\w+)", TESTS, re.MULTILINE))

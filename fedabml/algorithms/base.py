@@ -82,6 +82,7 @@ class Algorithm:
     average: float = hyper(
         0.0, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999, tune=(0.0, 0.8)
     )
+    server_momentum: float = hyper(0.0, "β: how much of its last step the server takes again", 0, 0.999, neutral=0.0)
     label_prior: str = hyper("none", "label level: π_i from the client's own counts", choices=("none", "dirichlet"))
     label_alpha: float = hyper(0.1, "α of the label level's Dirichlet prior", 1e-6)
     predict_samples: int = hyper(10, "weight samples of a prediction (0: the posterior mean, one pass)", 0)
@@ -104,6 +105,15 @@ class Algorithm:
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
         """The new shared state from the weighted mean of the updates."""
         return update
+
+    def roll(self, old: State, new: State, velocity: State) -> tuple[State, State]:
+        """The server's heavy ball after `merge`: v ← βv + (new − old), m = old + v; the shared state and v."""
+        if not self.server_momentum or "mean" not in new:
+            return new, {}
+        step = new["mean"] - old["mean"]
+        if velocity:
+            step = step + self.server_momentum * velocity["mean"]
+        return {**new, "mean": old["mean"] + step}, {"mean": step}
 
     def prior(self, shared: State) -> Distribution | None:
         """What the server itself would predict with; None where it owns no model."""

@@ -34,6 +34,7 @@ class Checkpoint(NamedTuple):
     kept: Mapping[int, State]
     seconds: float
     chunk: int | None = None  # clients that run at once from here on: fewer than at first, where memory did not suffice
+    velocity: State = {}  # noqa: RUF012  the server's last step, where it has momentum
 
 
 class Saved(Mapping[int, State]):
@@ -149,7 +150,8 @@ class Folder:
         self.where, self._previous = where, set(where.values())
         shared, average = group(tensors, "shared"), group(tensors, "average")
         chunk = int(facts["chunk"]) if facts.get("chunk") else None
-        return Checkpoint(int(facts["round"]), shared, average, kept, float(facts["seconds"]), chunk)
+        velocity = group(tensors, "velocity")
+        return Checkpoint(int(facts["round"]), shared, average, kept, float(facts["seconds"]), chunk, velocity)
 
     # -- every round ------------------------------------------------------------------------------------------------
     def log(self, line: dict[str, Any]) -> None:
@@ -175,6 +177,7 @@ class Folder:
         facts: dict[str, Any] = {"round": state.round, "seconds": state.seconds, "chunk": state.chunk}
         facts |= {"kept": {str(c): r for c, r in self.where.items()}}
         tensors = prefixed("shared", state.shared) | prefixed("average", state.average)
+        tensors |= prefixed("velocity", state.velocity)
         # A server that owns nothing (Local only) still needs a tensor in its file.
         write_tensors(self._round_file(state.round), tensors or {"empty": torch.zeros(1)}, facts)
         self._tidy(state.round)

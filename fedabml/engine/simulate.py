@@ -41,6 +41,7 @@ class Server(NamedTuple):
     round: int
     shared: State
     average: State  # θ averaged over rounds
+    velocity: State  # its last step, where it has momentum
 
 
 class Told(NamedTuple):
@@ -98,14 +99,14 @@ class Simulation:
         self.cohort, self.participation, self.epochs, self.world = cohort, participation, epochs, world
         self.round, self.seconds = 0, 0.0
         self.shared = cohort.algorithm.init(cohort.network.initial, cohort.network.layout)
-        self.average = dict(self.shared)
+        self.average, self.velocity = dict(self.shared), State()
         self.kept = Kept(cohort, folder=folder, world=world)
         world.lead(lambda: self._check(state))
         state = state if world.size == 1 else self._spread(state)
         if state is not None:
             put = lambda s: {k: v.to(cohort.device, cohort.dtype) for k, v in s.items()}  # noqa: E731
             self.round, self.seconds = state.round, state.seconds
-            self.shared, self.average = put(state.shared), put(state.average)
+            self.shared, self.average, self.velocity = map(put, (state.shared, state.average, state.velocity))
             self.kept.restore(state.kept)
             cohort.chunk = state.chunk or cohort.chunk
         self.changed: dict[int, State] = {}  # what the clients of the last round keep now, of those that are ours
@@ -117,18 +118,26 @@ class Simulation:
             return
         _check_like(self.shared, state.shared)
         _check_like(self.shared, state.average)
+        moving = state.round and self.cohort.algorithm.server_momentum
+        _check_like({k: v for k, v in self.shared.items() if k == "mean" and moving}, state.velocity)
         for own in state.kept.values():
             _check_like(self._kept_like, own)
 
     def _spread(self, state: Checkpoint | None) -> Checkpoint | None:
         """A checkpoint that process 0 has, in all of them; of what clients keep each remembers that of its own."""
         world, like = self.world, self.shared
-        facts: Any = world.decide(lambda: state and (state.round, state.seconds, list(state.kept), state.chunk))
+        facts: Any = world.decide(
+            lambda: state and (state.round, state.seconds, list(state.kept), state.chunk, list(state.velocity))
+        )
         if facts is None:
             return None
-        bits = [packed({k: v.to(like[k].dtype) for k, v in s.items()}, like) for s in state[1:3]] if state else []
+        whole = lambda s: packed({k: s[k].to(v.dtype) if k in s else v for k, v in like.items()}, like)  # noqa: E731
+        states = (state.shared, state.average, state.velocity) if state else ()
         blank = torch.zeros_like(packed(like, like))
-        shared, average = (unpacked(world.share(bits[i] if state else blank), like) for i in range(2))
+        shared, average, velocity = (
+            unpacked(world.share(whole(states[i]) if state else blank), like) for i in range(3)
+        )
+        velocity = {k: v for k, v in velocity.items() if k in facts[4]}
         shares = [[c for c in facts[2] if c in own] for own in map(set, self.owned)]
         blank = torch.zeros_like(packed(self._kept_like, self._kept_like)) if facts[2] else blank
         for place in range(max(map(len, shares))):
@@ -137,7 +146,7 @@ class Simulation:
             row, mine = world.scatter(full, blank), rows[world.rank]
             if mine is not None:
                 self.kept.restore({mine: unpacked(row, self._kept_like)})
-        return Checkpoint(facts[0], shared, average, {}, facts[1], facts[3])
+        return Checkpoint(facts[0], shared, average, {}, facts[1], facts[3], velocity)
 
     @cached_property
     def owned(self) -> list[list[int]]:
@@ -231,19 +240,20 @@ class Simulation:
     @property
     def server(self) -> Server:
         """The server's side."""
-        return Server(self.round, self.shared, self.average)
+        return Server(self.round, self.shared, self.average, self.velocity)
 
     @server.setter
     def server(self, now: Server) -> None:
-        self.round, self.shared, self.average = now
+        self.round, self.shared, self.average, self.velocity = now
 
     def merge(self, clients: list[int], total: State) -> None:
         """Takes the mean of a round's updates in."""
         cohort, past = self.cohort, self.round
-        shared = cohort.algorithm.merge(self.shared, total, len(clients), cohort.fed.clients)
+        merged = cohort.algorithm.merge(self.shared, total, len(clients), cohort.fed.clients)
+        shared, velocity = cohort.algorithm.roll(self.shared, merged, self.velocity)
         decay = min(cohort.algorithm.average, past / (past + 1))
         average = {k: decay * self.average[k] + (1 - decay) * v for k, v in shared.items()} if decay else shared
-        self.server = Server(past + 1, shared, average)
+        self.server = Server(past + 1, shared, average, velocity)
 
     def land(
         self, clients: list[int], work: list[Work], before: Server, losses: list[float], sent: int, seconds: float
@@ -322,7 +332,8 @@ class Simulation:
     def _save(self, folder: Folder, line: dict[str, Any]) -> None:
         changed = self.collected()
         self.cohort.chunk = self.world.least(self.cohort.chunk)
-        state = Checkpoint(self.round, self.shared, self.average, {}, self.seconds, self.cohort.chunk)
+        now = self.server
+        state = Checkpoint(now.round, now.shared, now.average, {}, self.seconds, self.cohort.chunk, now.velocity)
 
         def write() -> None:
             folder.log(line)

@@ -22,7 +22,7 @@ from fedabml.engine.simulate import Simulation
 SIZES = (9, 20, 14, 7, 31, 4, 12)
 # Algorithms that keep nothing and that do, a server that owns nothing, draws, weights, averages; momentum as well.
 CASES = {
-    "fedabml": ("fedabml", {"prior_std": "learned", "average": 0.5}, {}),
+    "fedabml": ("fedabml", {"prior_std": "learned", "average": 0.5, "server_momentum": 0.3}, {}),
     "fedavg": ("fedavg-ft", {"weights": "samples", "momentum": 0.5}, {"chunk": 2}),
     "ditto": ("ditto", {}, {}),
     "scaffold": ("scaffold-ft", {"weights": "samples"}, {}),

@@ -9,10 +9,10 @@ from scipy import stats
 from torch import nn
 
 import fedabml
-from fedabml import FedABML, FedAvg, GaussianNoise, rng
+from fedabml import FedABML, FedAvg, GaussianNoise, InputError, rng
 from fedabml.engine import backend
 from fedabml.engine.backend import backend_of, chunk_of, device_of, lane_bytes
-from fedabml.engine.checkpoint import Checkpoint
+from fedabml.engine.checkpoint import Checkpoint, Folder
 from fedabml.engine.loss import ClientLoss, label_offset
 from fedabml.engine.plan import padded, sample
 from fedabml.engine.program import padding, segments
@@ -424,6 +424,31 @@ def test_chunks_fit_in_memory_and_are_never_empty():
     network = Network(nn.Linear(100, 10))
     lanes = [lane_bytes(network, FedABML(s=s), 50, 100, 4) for s in (1, 4)]
     assert 4 * network.layout.size < lanes[0] < lanes[1]
+
+
+def test_the_server_takes_a_part_of_its_last_step_again(tmp_path):
+    fed, heavy = federation("mlr"), FedAvg(lr=0.1, server_momentum=0.5, average=0.5)
+    start, first = (simulate(fed, "mlr", FedAvg(lr=0.1), rounds=t).shared["mean"] for t in (0, 1))
+    one = simulate(fed, "mlr", heavy, rounds=1)
+    assert torch.equal(one.shared["mean"], start + (first - start)) and one.velocity["mean"].equal(first - start)
+    plain = simulate(fed, "mlr", FedAvg(lr=0.1), rounds=0)
+    after = Checkpoint(1, one.shared, one.average, {}, 0.0, None)
+    second = Simulation(plain.cohort, participation=plain.participation, epochs=plain.epochs, state=after)
+    second.run(2)
+    two = simulate(fed, "mlr", heavy, rounds=2)
+    expected = second.shared["mean"] + 0.5 * (first - start)
+    torch.testing.assert_close(two.shared["mean"], expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(two.average["mean"], (one.average["mean"] + expected) / 2, rtol=0, atol=1e-12)
+    # A run that is resumed knows the step; a checkpoint without it is refused.
+    folder = Folder(tmp_path)
+    folder.create({})
+    two._save(folder, {"round": 2})
+    go = lambda state: Simulation(two.cohort, participation=two.participation, epochs=two.epochs, state=state)
+    resumed = go(Folder(tmp_path).last())
+    resumed.run(3)
+    assert torch.equal(resumed.shared["mean"], simulate(fed, "mlr", heavy, rounds=3).shared["mean"])
+    with pytest.raises(InputError, match="does not belong to this run"):
+        go(Folder(tmp_path).last()._replace(velocity={}))
 
 
 def test_the_step_size_decays_with_the_rounds():

@@ -53,10 +53,14 @@ def early(monkeypatch):
 
 def test_the_run_is_the_same_to_the_bit(monkeypatch, early):
     fed = federation()
-    lines = list(march([ahead := simulation(fed, fedabml.FedABML(average=0.5))], ROUNDS, lambda round: False))
+    lines = list(
+        march(
+            [ahead := simulation(fed, fedabml.FedABML(average=0.5, server_momentum=0.3))], ROUNDS, lambda round: False
+        )
+    )
     assert max(early) == 2
     monkeypatch.undo()
-    plain = simulation(fed, fedabml.FedABML(average=0.5))
+    plain = simulation(fed, fedabml.FedABML(average=0.5, server_momentum=0.3))
     for round, told in lines:
         line = plain.step()
         assert round == line["round"]
@@ -74,13 +78,15 @@ def test_after_a_round_that_is_looked_at_the_server_is_there(early):
 
 def test_a_run_that_diverges_ends_where_it_was_sound_and_the_others_go_on(early):
     fed = federation()
-    sims = [simulation(fed, fedabml.FedAvg(lr=lr), seed=i) for i, lr in enumerate((0.1, 1.7e308, 0.1))]
+    sims = [
+        simulation(fed, fedabml.FedAvg(lr=lr, server_momentum=0.1), seed=i) for i, lr in enumerate((0.1, 1.7e308, 0.1))
+    ]
     told = [dict(lines) for _, lines in march(sims, ROUNDS, lambda round: False)]
     last = next(t for t, lines in enumerate(told) if isinstance(lines[1], TrainingError))
     assert [sorted(lines) for lines in told] == [[0, 1, 2]] * (last + 1) + [[0, 2]] * (ROUNDS - last - 1)
     assert last < ROUNDS - 1 and sims[1].round == last
     assert all(torch.isfinite(v).all() for v in sims[1].shared.values())
-    alone = simulation(fed, fedabml.FedAvg(lr=0.1), seed=2)
+    alone = simulation(fed, fedabml.FedAvg(lr=0.1, server_momentum=0.1), seed=2)
     alone.run(ROUNDS)
     for k, v in alone.shared.items():
         torch.testing.assert_close(sims[2].shared[k], v, rtol=0, atol=1e-12)
