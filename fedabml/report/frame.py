@@ -194,8 +194,8 @@ class Frame:
         self.left = min(12 + _CHARACTER * max(len(label) for _, label in rows), look.width * 0.4)
         self.top = 12.0
         if title and not look.embedded:
-            self.top += 20
-            self.write(4, self.top - 10, title, look.ink, 'font-size="15" font-weight="600"')
+            self.top += 25
+            self.write(4, self.top - 15, title, look.ink, 'font-size="15" font-weight="600"')
         self.keyed = len(legend) > 1
         if self.keyed:
             self._legend(legend)
