@@ -242,3 +242,32 @@ def test_commands_that_are_not_for_several_processes(two_of_us, one_thread_here,
     for words in (["compare", "--algorithms", "all"], ["tune"], ["demo"], ["data", "list"]):
         assert f"fedabml {words[0]} runs in one process" in run(*words, code=2).stderr
     assert run("train", "--dry-run").output == ""  # process 0 says it
+
+
+# -- on a GPU ---------------------------------------------------------------------------------------------------------
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+@GPU
+def test_processes_with_a_gpu_of_their_own_sum_by_nccl():
+    """One process is enough to see that the group is made, and that sums stay on the device."""
+    script = """
+import torch
+from fedabml.engine.distributed import Ranks
+ranks = Ranks(0, 1, 0, 1)
+ranks.use(torch.device(ranks.place("cuda")))
+x = torch.arange(5.0, device="cuda", dtype=torch.float64)
+total = ranks.sum(x)
+assert ranks.fast is not None and total.is_cuda and torch.equal(total, x) and total is not x
+assert ranks.least(3) == 3
+"""
+    finish(1, "--no-python", sys.executable, "-c", script)
+
+
+@GPU
+def test_two_processes_may_share_a_gpu(tmp_path):
+    words = [word if word != "cpu" else "cuda" for word in TRAIN] + ["--rounds", "3", "--no-evaluate"]
+    finish(2, "-m", "fedabml", *words, "--out", tmp_path / "two")
+    run(*words, "--out", str(tmp_path / "one"))
+    one, two = (read_tensors(tmp_path / name / "shared.safetensors")[0] for name in ("one", "two"))
+    near({k: v.numpy() for k, v in one.items()}, {k: v.numpy() for k, v in two.items()})
