@@ -32,6 +32,7 @@ ALIGN = 8  # numbers to which the length of a patch is filled up, or tensor core
 LARGE = 3 << 29  # operations of a lane's convolution from which it fills a GPU
 LONG = 512  # numbers whose sum takes long, where there are few such sums
 BUSY = 512  # products that keep a GPU busy; a sum over fewer is cut in pieces
+GRID = 65_000  # lanes of a kernel
 
 
 class Shape(NamedTuple):
@@ -108,8 +109,10 @@ def _coarse(x: Tensor) -> bool:
 
 
 def _ours(x: Tensor, shape: Shape) -> bool:
-    """Whether our own kernels serve, which make no patches."""
-    return x.is_cuda and x.dtype != torch.float64 and shape.dilation == (1, 1) and rng.fused()
+    """Whether our own kernels serve, which make no patches. A grid has so many lanes at most."""
+    if not x.is_cuda or x.dtype == torch.float64 or shape.dilation != (1, 1) or len(x) > GRID:
+        return False
+    return rng.fused() and torch.cuda.get_device_capability(x.device) >= (8, 0)  # with bf16, TF32 and room for tiles
 
 
 def _large(x: Tensor, channels: int, out: int, shape: Shape) -> bool:

@@ -156,6 +156,10 @@ def _kernel_mix(z: Tensor) -> Tensor:
     return kernels.mix(z)
 
 
+def _dense(z: Tensor) -> Tensor:
+    return torch.empty_like(z, memory_format=torch.contiguous_format)
+
+
 def _kernel(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     from . import kernels
 
@@ -180,5 +184,5 @@ _normal_cpu = _operator("normal", "CPU", partial(_draw, kind="normal"))
 _uniform_cpu = _operator("uniform", "CPU", partial(_draw, kind="uniform"))
 _normal_cuda = _operator("normal_cuda", "CUDA", _kernel)
 _mix_cuda: Any = operator(
-    "mix(Tensor z) -> Tensor", "CUDA", _kernel_mix, torch.empty_like, lambda info, dims, z: (_mix_cuda(z), dims[0])
+    "mix(Tensor z) -> Tensor", "CUDA", _kernel_mix, _dense, lambda info, dims, z: (_mix_cuda(z), dims[0])
 )

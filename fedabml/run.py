@@ -222,7 +222,7 @@ def train(
     pretrained: str | os.PathLike[str] | None = None,
     extra: dict[str, Any] | None = None,
     on_start: Callable[[Setup, Simulation], None] = lambda setup, sim: None,
-    on_round: Callable[[dict[str, Any]], None] = lambda line: None,
+    on_round: Callable[[dict[str, Any]], None] | None = None,
 ) -> Run:
     """Trains a federation and personalises every client.
 
@@ -257,7 +257,7 @@ def train(
     some = SOME if eval_clients is None else whole(eval_clients, "eval_clients", 1)
     scoring = {"eval_every": eval_every, "eval_clients": eval_clients, "eval_all": eval_all, "split": split}
     config = setup.config | scoring | (extra or {})
-    state = world.lead(partial(_opened, folder, fed, config, resume)) if folder else None
+    state = world.lead(partial(_opened, folder, fed, config, cohort.algorithm, resume)) if folder else None
     place = folder.path if folder else None
     sim = Simulation(cohort, participation=participation, epochs=epochs, state=state, world=world, folder=place)
     if folder:
@@ -305,11 +305,14 @@ def _together(world: World, setup: Setup, chunk: int | None) -> None:
     cohort.chunk = config["chunk"] = agree(world, same, own)
 
 
-def _opened(folder: Folder, fed: Federation, config: dict[str, Any], resume: bool) -> Checkpoint | None:
+def _opened(
+    folder: Folder, fed: Federation, config: dict[str, Any], algorithm: Algorithm, resume: bool
+) -> Checkpoint | None:
     """Makes a run's folder, or finds where it stopped."""
+    neutral = {f"algorithm.hyper.{name}": value for name, value in algorithm.neutral().items()}
     state = None
     if resume:
-        state = folder.reopen(config, FREE)
+        state = folder.reopen(config, FREE, neutral)
     else:
         folder.create(config)
     if not (folder.path / "partition.svg").exists():

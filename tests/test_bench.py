@@ -151,6 +151,14 @@ def test_sides_take_turns():
     assert len(measure.race(runners, CPU, turns=9, budget=0)["a"].warm) == 2
 
 
+def test_a_side_that_diverges_has_no_time():
+    work = SMALL
+    side = measure.Engine(measure.setup_of(work, work.federation(), fedabml.FedAvg(lr=1e38), "cpu", "float32"))
+    side.many = 5
+    with pytest.raises(fedabml.TrainingError, match="diverged"):
+        side.timed()
+
+
 def test_records_and_tables():
     work, fed = SMALL, SMALL.federation()
     records = []

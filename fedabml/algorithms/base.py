@@ -107,13 +107,17 @@ class Algorithm:
         return update
 
     def roll(self, old: State, new: State, velocity: State) -> tuple[State, State]:
-        """The server's heavy ball after `merge`: v ← βv + (new − old), m = old + v; the shared state and v."""
-        if not self.server_momentum or "mean" not in new:
+        """The server's heavy ball after `merge`: v ← βv + (new − old), m = old + v; the shared state and v.
+
+        It is that of weights alone. An algorithm with a hyperparameter of this name of its own sees to it itself.
+        """
+        field = "server_momentum"
+        own = type(self).__dataclass_fields__[field] is not Algorithm.__dataclass_fields__[field]
+        if own or not self.server_momentum:
             return new, {}
-        step = new["mean"] - old["mean"]
-        if velocity:
-            step = step + self.server_momentum * velocity["mean"]
-        return {**new, "mean": old["mean"] + step}, {"mean": step}
+        steps = {name: new[name] - old[name] for name in ("mean", "body") if name in new}
+        velocity = {name: v + self.server_momentum * velocity[name] if velocity else v for name, v in steps.items()}
+        return {**new, **{name: old[name] + v for name, v in velocity.items()}}, velocity
 
     def prior(self, shared: State) -> Distribution | None:
         """What the server itself would predict with; None where it owns no model."""
@@ -203,8 +207,13 @@ class Algorithm:
 
     def telling(self) -> dict[str, Any]:
         """Those that make a difference: all but the ones that came later and are as if they had not."""
-        neutral = {f.name: f.metadata["neutral"] for f in dataclasses.fields(self)}
-        return {name: v for name, v in self.values().items() if neutral[name] is None or v != neutral[name]}
+        neutral = self.neutral()
+        return {name: v for name, v in self.values().items() if name not in neutral or v != neutral[name]}
+
+    def neutral(self) -> dict[str, Any]:
+        """The values of those that came later at which they are as if they had not."""
+        values = {f.name: f.metadata["neutral"] for f in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
     def notes(self) -> list[str]:
         """What a person should know about this choice of hyperparameters."""

@@ -21,6 +21,7 @@ from ..algorithms import Algorithm, FedABML, FedAvg
 from ..data import Federation
 from ..engine.backend import dtype_of
 from ..engine.simulate import Simulation, march
+from ..errors import TrainingError
 from ..run import Setup, prepare
 from ..version import __version__
 from .loop import KNOWN, Loop, best_format
@@ -47,7 +48,7 @@ class Engine:
     """Our side."""
 
     def __init__(self, setup: Setup):
-        self.device = setup.cohort.device
+        self.device, self.many = setup.cohort.device, 1
         self.simulation = Simulation(setup.cohort, participation=setup.participation, epochs=setup.epochs)
 
     def prepare(self) -> None:
@@ -60,19 +61,16 @@ class Engine:
         return float(loss)
 
     def timed(self) -> float:
-        """Seconds that a round takes: on a GPU of as many as a run has, for the next begins before the last is over."""
-        many, sim = 1, self.simulation
-        if self.device.type == "cuda":
-            once = _seconds(self.step)
-            many = min(BLOCK, max(1, int(0.1 / once)))
-        rounds = sim.round + many
+        """Seconds that a round takes, one of `many`: on a GPU the next begins before the last is over."""
+        sim, rounds = self.simulation, self.simulation.round + self.many
 
         def run() -> None:
-            for _ in march([sim], rounds, lambda round: round == rounds):
-                pass
+            for _, told in march([sim], rounds, lambda round: round == rounds):
+                if isinstance(told[0], TrainingError):
+                    raise told[0]
             wait(self.device)
 
-        return _seconds(run) / many
+        return _seconds(run) / self.many
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -157,6 +155,11 @@ def race(runners: Mapping[str, Runner], device: torch.device, turns: int, budget
         sides[name].prepare()
         loss = sides[name].step()
         found[name] = Times(time.perf_counter() - start, [], loss)
+        if device.type == "cuda":  # one more that is not timed, which says how many of ours are
+            sides[name].prepare()
+            once, side = _seconds(sides[name].step), sides[name]
+            if isinstance(side, Engine):
+                side.many = min(BLOCK, max(1, int(0.1 / once)))
     names, began = list(runners), time.perf_counter()
     for turn in range(turns):
         if turn >= 2 and time.perf_counter() - began > budget:

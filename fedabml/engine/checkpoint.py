@@ -85,11 +85,15 @@ class Folder:
         write_json(self.path / "config.json", config)
         write(self.path / "metrics.jsonl", "")
 
-    def reopen(self, config: dict[str, Any], free: set[str]) -> Checkpoint | None:
+    def reopen(
+        self, config: dict[str, Any], free: set[str], neutral: Mapping[str, Any] | None = None
+    ) -> Checkpoint | None:
         """Opens a run to go on with it: the last sound checkpoint, or None where no round was finished.
 
-        The configuration must be the run's own, except for the keys in `free` (dotted for entries inside others).
+        The configuration must be the run's own, except for the keys in `free` (dotted for entries inside others). A
+        run of an earlier version may lack keys that came later, where they have their `neutral` values.
         """
+        came = neutral or {}
         if not (self.path / "config.json").exists():
             raise InputError(f"There is no run to resume in '{self.path}': it has no config.json.")
         old = read_json(self.path / "config.json")
@@ -97,6 +101,7 @@ class Folder:
             f"{name} (was {_short(a)}, now {_short(b)})"
             for name, a, b in _differences(old, json.loads(json.dumps(config)))
             if not any(name == word or name.startswith(word + ".") for word in free)
+            and not (a is None and name in came and b == came[name])
         ]
         if differ:
             raise InputError(

@@ -21,7 +21,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -160,10 +160,10 @@ class Captured:
         pairs = zip(_leaves(self.buffers[: len(inputs)]), _leaves(inputs), strict=True)
         by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for target, source in pairs:
-            if target is not None and source is not None:
+            if target is not None:
                 targets, sources = by_type.setdefault(target.dtype, ([], []))
                 targets.append(target)
-                sources.append(source)
+                sources.append(cast(Tensor, source))
         for targets, sources in by_type.values():
             torch._foreach_copy_(targets, sources)
 

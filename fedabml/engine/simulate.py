@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,9 +56,8 @@ class Told(NamedTuple):
         """Asks for numbers, and does not wait for them."""
         if not values.is_cuda:
             return Told(values, None)
-        host, there = values.to("cpu", non_blocking=True), torch.cuda.Event()
-        there.record()
-        return Told(host, there)
+        host = values.to("cpu", non_blocking=True)
+        return Told(host, torch.cuda.current_stream(values.device).record_event())
 
     def numbers(self) -> list[float]:
         """Those numbers, once they are here: the only wait for the device in a round."""
@@ -71,11 +71,18 @@ class Launched(NamedTuple):
 
     sims: Sequence[Simulation]
     drawn: list[list[int]]
-    work: list[list[Work]]  # of the clients that are ours
+    mine: list[list[int]]  # of those, the ones that this process works for
+    work: list[list[Work]]  # theirs
     sent: list[int]  # bytes from a client
     before: list[Server]
     losses: Told  # of all clients; not finite where their work is not
     start: float
+
+    def take_back(self, ended: Sequence[Simulation]) -> None:
+        """As if it had not been launched, for all runs but those that have ended."""
+        for sim, before in zip(self.sims, self.before, strict=True):
+            if sim not in ended:
+                sim.server = before
 
 
 class Simulation:
@@ -118,8 +125,8 @@ class Simulation:
             return
         _check_like(self.shared, state.shared)
         _check_like(self.shared, state.average)
-        moving = state.round and self.cohort.algorithm.server_momentum
-        _check_like({k: v for k, v in self.shared.items() if k == "mean" and moving}, state.velocity)
+        if state.round:
+            _check_like(self.cohort.algorithm.roll(self.shared, self.shared, {})[1], state.velocity)
         for own in state.kept.values():
             _check_like(self._kept_like, own)
 
@@ -256,18 +263,24 @@ class Simulation:
         self.server = Server(past + 1, shared, average, velocity)
 
     def land(
-        self, clients: list[int], work: list[Work], before: Server, losses: list[float], sent: int, seconds: float
+        self,
+        clients: list[int],
+        mine: list[int],
+        work: list[Work],
+        before: Server,
+        losses: list[float],
+        sent: int,
+        seconds: float,
     ) -> dict[str, Any]:
         """Ends a round that the server has; returns its line for the history. One that diverged has not been.
 
-        `work` is that of the clients that are ours.
+        `mine` are those of its clients that this process works for, and `work` is theirs.
         """
         round = before.round + 1
         if not all(map(math.isfinite, losses)):
             self.server = before
             self._diverged(round, [c for c, loss in zip(clients, losses, strict=True) if not math.isfinite(loss)])
         self.changed = {}
-        mine = self.shares[self.world.rank]
         for own, part in zip(work, _split(mine, [len(w.losses) for w in work]), strict=True):
             self.changed |= self.kept.put(part, own.kept)
         self.seconds += seconds
@@ -303,30 +316,32 @@ class Simulation:
         folder: Folder | None = None,
         score: Callable[[Simulation], dict[str, Any]] | None = None,
         eval_every: int = 0,
-        on_round: Callable[[dict[str, Any]], None] = lambda line: None,
+        on_round: Callable[[dict[str, Any]], None] | None = None,
     ) -> list[dict[str, Any]]:
         """Rounds up to `rounds`, each logged, scored where due, and saved; `on_round` is called in process 0."""
         history: list[dict[str, Any]] = list(folder.history) if folder else []
         due = lambda round: bool(score and eval_every and round % eval_every == 0)  # noqa: E731
-        for round, told in march([self], rounds, lambda round: folder is not None or due(round)):
-            line = told[0]
-            if isinstance(line, TrainingError):
-                raise line
-            if score and due(round):
-                start = time.perf_counter()
-                try:
-                    line["eval"] = score(self)
-                except PeerLost:
-                    raise
-                except TrainingError as error:  # the round itself is sound, so it is saved and training goes on
-                    line["eval_error"] = str(error)
-                self.seconds += time.perf_counter() - start
-                line["seconds"] = self.seconds
-            history.append(line)
-            if folder:
-                self._save(folder, line)
-            if self.world.rank == 0:
-                on_round(line)
+        seen = folder is not None or on_round is not None
+        with closing(march([self], rounds, lambda round: seen or due(round))) as lines:
+            for round, told in lines:
+                line = told[0]
+                if isinstance(line, TrainingError):
+                    raise line
+                if score and due(round):
+                    start = time.perf_counter()
+                    try:
+                        line["eval"] = score(self)
+                    except PeerLost:
+                        raise
+                    except TrainingError as error:  # the round itself is sound, so it is saved and training goes on
+                        line["eval_error"] = str(error)
+                    self.seconds += time.perf_counter() - start
+                    line["seconds"] = self.seconds
+                history.append(line)
+                if folder:
+                    self._save(folder, line)
+                if on_round and self.world.rank == 0:
+                    on_round(line)
         return history
 
     def _save(self, folder: Folder, line: dict[str, Any]) -> None:
@@ -363,7 +378,7 @@ def launch(sims: Sequence[Simulation]) -> Launched:
     for sim, clients, mean in zip(sims, drawn, totals, strict=True):
         sim.merge(clients, mean)
     sent = [sum(v.numel() * v.element_size() for v in mean.values()) for mean in totals]
-    return Launched(sims, drawn, work, sent, before, told, start)
+    return Launched(sims, drawn, own, work, sent, before, told, start)
 
 
 def land(round: Launched, since: float = 0.0, ended: Sequence[Simulation] = ()) -> list[Line]:
@@ -374,11 +389,12 @@ def land(round: Launched, since: float = 0.0, ended: Sequence[Simulation] = ()) 
     known = _split(round.losses.numbers(), [*map(len, round.drawn)])
     share = (time.perf_counter() - max(round.start, since)) / len(round.sims)
     lines: list[Line] = []
-    for sim, *own, sent in zip(round.sims, round.drawn, round.work, round.before, known, round.sent, strict=True):
+    columns = (round.drawn, round.mine, round.work, round.before, known, round.sent)
+    for sim, *own in zip(round.sims, *columns, strict=True):
         if sim in ended:
             continue
         try:
-            lines.append(sim.land(*own, sent, share))
+            lines.append(sim.land(*own, share))
         except TrainingError as error:
             lines.append(error)
     return lines
@@ -395,7 +411,7 @@ def advance(sims: Sequence[Simulation]) -> list[Line]:
 
 def march(
     sims: Sequence[Simulation], rounds: int, looked_at: Callable[[int], bool]
-) -> Iterator[tuple[int, dict[int, Line]]]:
+) -> Generator[tuple[int, dict[int, Line]], None, None]:
     """Rounds of several runs up to `rounds`; after each, its number and by the number of the run what `land` tells.
 
     A GPU is given the next round before the host waits for this one, unless clients keep something, which `land`
@@ -406,11 +422,20 @@ def march(
     ahead: Launched | None = None
     for round in range(sims[0].round + 1, rounds + 1):
         now = ahead or launch([*going.values()])
-        ahead = launch([*going.values()]) if round < rounds and _early(sims) and not looked_at(round) else None
-        told = dict(zip(going, land(now, since, ended), strict=True))
-        since = time.perf_counter()
-        ended = [going.pop(i) for i, line in told.items() if isinstance(line, TrainingError)]
-        yield round, told
+        under_way = [now]
+        try:
+            early = round < rounds and _early(sims) and not looked_at(round)
+            ahead = launch([*going.values()]) if early else None
+            under_way += [ahead] if ahead else []
+            told = dict(zip(going, land(now, since, ended), strict=True))
+            under_way.remove(now)
+            since = time.perf_counter()
+            ended = [going.pop(i) for i, line in told.items() if isinstance(line, TrainingError)]
+            yield round, told
+            under_way.clear()
+        finally:  # whoever leaves early finds the servers as of the last round that has landed
+            for left in reversed(under_way):
+                left.take_back(ended)
         if not going:
             return
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,8 @@ from torch import nn
 
 import fedabml
 from fedabml import FedABML, FedAvg, GaussianNoise, InputError, rng
+from fedabml.algorithms import make
+from fedabml.algorithms.hyper import hyper
 from fedabml.engine import backend
 from fedabml.engine.backend import backend_of, chunk_of, device_of, lane_bytes
 from fedabml.engine.checkpoint import Checkpoint, Folder
@@ -449,6 +453,19 @@ def test_the_server_takes_a_part_of_its_last_step_again(tmp_path):
     assert torch.equal(resumed.shared["mean"], simulate(fed, "mlr", heavy, rounds=3).shared["mean"])
     with pytest.raises(InputError, match="does not belong to this run"):
         go(Folder(tmp_path).last()._replace(velocity={}))
+
+
+def test_a_body_has_momentum_too_and_an_algorithm_may_have_its_own():
+    fed = federation("mlp")
+    plain, heavy = (simulate(fed, "mlp", make("fedbabu", server_momentum=b), rounds=2).shared["body"] for b in (0, 0.5))
+    assert not torch.equal(plain, heavy)
+
+    @dataclasses.dataclass(frozen=True)
+    class Own(FedAvg):
+        server_momentum: float = hyper(0.0, "something else", 0)
+
+    own, none = (simulate(fed, "mlp", kind, rounds=2) for kind in (Own(server_momentum=0.5), FedAvg()))
+    assert torch.equal(own.shared["mean"], none.shared["mean"]) and own.velocity == {}
 
 
 def test_the_step_size_decays_with_the_rounds():

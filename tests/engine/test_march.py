@@ -99,6 +99,34 @@ def test_when_all_have_diverged_it_is_over(early):
     assert sim.round < ROUNDS and all(torch.isfinite(v).all() for v in sim.shared.values())
 
 
+@pytest.mark.parametrize("by", ["leaving", "a launch that fails"])
+def test_who_leaves_early_finds_the_last_round_that_landed(early, monkeypatch, by):
+    fed = federation()
+    sim, plain = (simulation(fed, fedabml.FedAvg(lr=0.1, server_momentum=0.3)) for _ in range(2))
+    rounds = march([sim], ROUNDS, lambda round: False)
+    next(rounds)
+    next(rounds)
+    assert sim.round == 3  # the third is under way
+    if by == "leaving":
+        rounds.close()
+    else:
+        monkeypatch.setattr(simulate, "launch", lambda sims: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            next(rounds)
+    monkeypatch.undo()
+    plain.step()
+    plain.step()
+    assert sim.round == 2 and torch.equal(sim.shared["mean"], plain.shared["mean"])
+    assert torch.equal(sim.velocity["mean"], plain.velocity["mean"])
+
+
+def test_whoever_is_told_of_a_round_may_look_at_it(early):
+    seen = []
+    sim = simulation(federation(), fedabml.FedAvg())
+    sim.run(ROUNDS, on_round=lambda line: seen.append((line["round"], sim.round)))
+    assert seen == [(t, t) for t in range(1, ROUNDS + 1)]
+
+
 def test_who_waits():
     """A host is not ahead of itself, and what clients keep must be written down first."""
     fed = federation()
