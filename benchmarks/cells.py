@@ -138,11 +138,11 @@ def opening(book: Book, device: torch.device, dtypes: tuple[str, ...]) -> dict[s
     return found["ceilings"] if found else None
 
 
-HOW = """Every row is one race in one process: the sides take turns, a round each, and the medians of the warm rounds
-are compared. `first round` is what comes before them: ours counts from the network and the arrays (checks,
-the choice of a backend, data to the device, on a GPU the capture of graphs), the loop's from data that are on
-the device already. On a GPU our turn is as many rounds as fit in a tenth of a second, at most fifty, because in
-a run the host prepares a round while the device is at the one before. Our round includes the draw of clients,
+HOW = """Every row is one race in one process: the sides take turns, and the medians of the warm rounds are compared.
+A turn is a round; on a GPU ours is as many as fit in a tenth of a second, at most fifty, because in a run that is not
+saved after every round the host prepares a round while the device is at the one before. `first round` is what
+comes before them: ours counts from the network and the arrays (checks, the choice of a backend, data to the
+device, on a GPU the capture of graphs), the loop's from data that are on the device already. On a GPU every side has a second round that is not timed. Our round includes the draw of clients,
 shuffles, the averaging and the bookkeeping; the loop gets its shuffles for nothing. Both train on the same
 random bytes (speed does not depend on the values), the same minibatches in the same order; the mean losses of
 the first round must agree (float32: 1e-4, with the same noise). The loop is `fedabml/bench/loop.py`: flat

@@ -37,6 +37,10 @@ def device_of(name: str) -> torch.device:
         raise InputError("Device 'cuda' was asked for, but this torch sees no GPU. Use --device cpu or auto.")
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"Device '{name}' is not supported; use cpu or cuda.")
+    if device.type == "cuda" and device.index is not None:
+        if device.index >= torch.cuda.device_count():
+            raise InputError(f"There is no device '{name}': this torch sees {torch.cuda.device_count()} GPU(s).")
+        torch.cuda.set_device(device)  # graphs and streams are made for the current one
     return device
 
 
