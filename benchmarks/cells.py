@@ -138,20 +138,21 @@ def opening(book: Book, device: torch.device, dtypes: tuple[str, ...]) -> dict[s
     return found["ceilings"] if found else None
 
 
-HOW = """Every row is one race in one process: the sides take turns, and the medians of the warm rounds are compared.
-A turn is a round; on a GPU ours is as many as fit in a tenth of a second, at most fifty, because in a run that is not
-saved after every round the host prepares a round while the device is at the one before. `first round` is what
-comes before them: ours counts from the network and the arrays (checks, the choice of a backend, data to the
-device, on a GPU the capture of graphs), the loop's from data that are on the device already. On a GPU every side has a second round that is not timed. Our round includes the draw of clients,
-shuffles, the averaging and the bookkeeping; the loop gets its shuffles for nothing. Both train on the same
-random bytes (speed does not depend on the values), the same minibatches in the same order; the mean losses of
-the first round must agree (float32: 1e-4, with the same noise). The loop is `fedabml/bench/loop.py`: flat
-buffers, foreach, no synchronisation inside a round, on a GPU the faster of channels-last and contiguous and
-cuDNN's autotuner; `than torch.optim` is the ratio against the same loop stepping with
-`torch.optim.SGD(foreach=True)`. `with noise on activations` is our engine
-with `estimator local` against the same loop: the same expectation, not the same arithmetic. The operations of
-a step are those of its matrix products and convolutions; its bytes count weights (posterior and prior) once
-each way, inputs, and outputs of layers with weights once each way.
+HOW = """Every row is one race in one process: the sides take turns, and the medians of the warm rounds are compared. A
+turn is a round; on a GPU ours is as many as fit in a tenth of a second, at most fifty, because in a run that
+is not saved after every round the host prepares a round while the device is at the one before. `first round`
+is what comes before them: ours counts from the network and the arrays (checks, the choice of a backend, data
+to the device, on a GPU the capture of graphs), the loop's from data that are on the device already. On a GPU
+every side has a second round that is not timed. Our round includes the draw of clients, shuffles, the
+averaging and the bookkeeping; the loop gets its shuffles for nothing. Both train on the same random bytes
+(speed does not depend on the values), the same minibatches in the same order; the mean losses of the first
+round must agree (float32: 1e-4, with the same noise). The loop is `fedabml/bench/loop.py`: flat buffers,
+foreach, no synchronisation inside a round, on a GPU the faster of channels-last and contiguous and cuDNN's
+autotuner; `than torch.optim` is the ratio against the same loop stepping with
+`torch.optim.SGD(foreach=True)`. `with noise on activations` is our engine with `estimator local` against the
+same loop: the same expectation, not the same arithmetic. The operations of a step are those of its matrix
+products and convolutions; its bytes count weights (posterior and prior) once each way, inputs, and outputs of
+layers with weights once each way.
 """
 
 
