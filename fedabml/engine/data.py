@@ -63,10 +63,10 @@ class Data:
         """Samples from the host, on the device."""
         return uploaded(taken(self.x, index.cpu()), self.device)
 
-    def batch(self, index: Tensor) -> Batch:
-        """A batch for sample numbers where −1 is padding."""
-        own = index.clamp_min(0)
-        return Batch(self.inputs(own), taken(self.y, own), (index >= 0).to(self.dtype))
+    def batch(self, index: Tensor, whole: bool = False) -> Batch:
+        """A batch for sample numbers where −1 is padding, of which `whole` ones have none."""
+        own, mask = real(index, self.dtype, whole)
+        return Batch(self.inputs(own), taken(self.y, own), mask)
 
     def local(self, rows: Tensor) -> tuple[Source, Tensor]:
         """Where to take minibatches of these samples from, and their numbers there.
@@ -96,6 +96,16 @@ def taken(samples: Tensor, index: Tensor) -> Tensor:
     return samples.index_select(0, index.reshape(-1)).view(*index.shape, *samples.shape[1:])
 
 
+def real(index: Tensor, dtype: torch.dtype, whole: bool) -> tuple[Tensor, Tensor]:
+    """Numbers that can be taken, and 1 where they are meant; if `whole`, that is everywhere.
+
+    Then the mask depends on nothing, and a recorded step computes once what follows from it.
+    """
+    if whole:
+        return index, torch.ones(index.shape, dtype=dtype, device=index.device)
+    return index.clamp_min(0), (index >= 0).to(dtype)
+
+
 LOCAL = 1 << 28  # bytes of samples that a batch of lanes may hold normalised
 
 
@@ -106,10 +116,10 @@ class Local:
     x: Tensor
     y: Tensor
 
-    def batch(self, index: Tensor) -> Batch:
-        """A batch for numbers of these samples where −1 is padding."""
-        own = index.clamp_min(0)
-        return Batch(taken(self.x, own), taken(self.y, own), (index >= 0).to(self.x.dtype))
+    def batch(self, index: Tensor, whole: bool = False) -> Batch:
+        """A batch for numbers of these samples where −1 is padding, of which `whole` ones have none."""
+        own, mask = real(index, self.x.dtype, whole)
+        return Batch(taken(self.x, own), taken(self.y, own), mask)
 
 
 Source = Data | Local

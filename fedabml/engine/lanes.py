@@ -267,7 +267,7 @@ class Lanes:
             if inputs is None:
                 continue
             steps = steps_of(self.sizes, phase.epochs, inputs.rows.shape[-1], phase.batches)
-            name = (phase.step.__name__, self.runs, options)  # type: ignore[attr-defined]
+            name = (phase.step.__name__, self.runs, self.whole, options)  # type: ignore[attr-defined]
             inputs = inputs._replace(carry=carry, losses=losses, rows=inputs.rows[: steps.max()], samples=self.samples)
             carry, losses = self.programs.run(name, self.move(phase.step), inputs, steps, self.runs is not None)
         return carry, losses / done.clamp_min(1), done
@@ -295,6 +295,12 @@ class Lanes:
             done = done + owned
         return ready, (torch.zeros_like(done), done)
 
+    @property
+    def whole(self) -> bool:
+        """Whether no minibatch has padding: all clients there are have as many samples, a multiple of the batch."""
+        alike = all(part.cohort.shortest == self.longest for part in self.parts)
+        return alike and self.longest % min(self.one.batch_size, self.longest) == 0
+
     @cached_property
     def sizes(self) -> np.ndarray:
         """How many training samples every lane has."""
@@ -316,7 +322,7 @@ class Lanes:
 
     def move(self, step: Step) -> Move:
         """One step of all lanes."""
-        name, made, runs = step.__name__, self.one, self.runs  # type: ignore[attr-defined]
+        name, made, runs, whole = step.__name__, self.one, self.runs, self.whole  # type: ignore[attr-defined]
         noise = Noise.of(made.algorithm, made.network, made.fed.x.shape[1:])
         source = made.data if made.programs.capture else self.source[0]
 
@@ -328,7 +334,7 @@ class Lanes:
 
         def all_lanes(given: Inputs, index: Tensor, keys: Tensor) -> tuple[State, Tensor]:
             local = Local(*given.samples) if given.samples else source
-            batches = tuple(local.batch(part) for part in index)
+            batches = tuple(local.batch(part, whole) for part in index)
             dims = (runs, 0, runs, 0, 0, 0, None if given.offset is None else 0)
             args = (given.hyper, given.carry, given.shared, batches, given.site, keys, given.offset)
             return self.apply(one, dims, *args)

@@ -17,6 +17,7 @@ from fedabml.algorithms.hyper import hyper
 from fedabml.engine import backend
 from fedabml.engine.backend import backend_of, chunk_of, device_of, lane_bytes
 from fedabml.engine.checkpoint import Checkpoint, Folder
+from fedabml.engine.lanes import Lanes
 from fedabml.engine.loss import ClientLoss, label_offset
 from fedabml.engine.plan import padded, sample
 from fedabml.engine.program import padding, segments
@@ -453,6 +454,27 @@ def test_the_server_takes_a_part_of_its_last_step_again(tmp_path):
     assert torch.equal(resumed.shared["mean"], simulate(fed, "mlr", heavy, rounds=3).shared["mean"])
     with pytest.raises(InputError, match="does not belong to this run"):
         go(Folder(tmp_path).last()._replace(velocity={}))
+
+
+def test_batches_without_padding_need_no_mask_and_give_the_same_bits(monkeypatch):
+    g = np.random.default_rng(1)
+    clients = lambda sizes: [(g.normal(size=(n, 3)).astype(np.float32), g.integers(0, 3, n)) for n in sizes]
+    kinds = {"even": [12] * 5, "short last": [13] * 5, "unequal": [12, 8, 12, 4, 12], "small": [3] * 5}
+    for name, sizes in kinds.items():
+        fed = fedabml.Federation.from_arrays(clients(sizes), classes=3)
+        words = {"participation": 0.8, "epochs": 2, "batch_size": 4, "dtype": "float64", "chunk": 5, "backend": "vmap"}
+        runs = []
+        for known in (True, False):
+            setup = fedabml.prepare(fed, "mlr", FedABML(lr=0.1, prior_every="batch"), rounds=3, **words)
+            with monkeypatch.context() as patch:
+                if not known:
+                    patch.setattr(Lanes, "whole", False)
+                lanes = setup.cohort.lanes(setup.cohort.algorithm.init(setup.cohort.network.initial, None), [0])
+                assert lanes.whole == (known and name in ("even", "small"))
+                sim = Simulation(setup.cohort, participation=0.8, epochs=2)
+                sim.run(8)  # long enough for recorded steps
+            runs.append(sim.shared)
+        assert all(torch.equal(v, runs[1][k]) for k, v in runs[0].items())
 
 
 def test_a_body_has_momentum_too_and_an_algorithm_may_have_its_own():
