@@ -82,7 +82,9 @@ class Algorithm:
     average: float = hyper(
         0.0, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999, tune=(0.0, 0.8)
     )
-    server_momentum: float = hyper(0.0, "β: how much of its last step the server takes again", 0, 0.999, neutral=0.0)
+    server_momentum: float = hyper(
+        0.0, "β: how much of its last step the server takes again", 0, 0.999, neutral=0.0, tune=(0.0, 0.4, 0.7)
+    )
     label_prior: str = hyper("none", "label level: π_i from the client's own counts", choices=("none", "dirichlet"))
     label_alpha: float = hyper(0.1, "α of the label level's Dirichlet prior", 1e-6)
     predict_samples: int = hyper(10, "weight samples of a prediction (0: the posterior mean, one pass)", 0)

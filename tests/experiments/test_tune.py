@@ -97,7 +97,9 @@ def test_choices_alone_are_tried_once_each():
     choices = {"k": (1, 3, 5), "kind": ("a", "b")}
     tried = Points(choices, {"k": 3, "kind": "a"}, seed=0, even=8).ask(6)
     assert tried[0] == {"k": 3, "kind": "a"} and len({tuple(p.items()) for p in tried}) == 6
-    held = _Search(SMALL.with_changes(algorithm="fedavg"), {"lr": 0.1, "server_lr": 1.0}, [100], 8)
+    held = _Search(
+        SMALL.with_changes(algorithm="fedavg"), {"lr": 0.1, "server_lr": 1.0, "server_momentum": 0.0}, [100], 8
+    )
     assert held.space == {"average": (0.0, 0.8)} and held.size(16) == 2
 
 
@@ -130,8 +132,9 @@ def test_a_search_over_fedpas_samples_knows_their_memory():
 
 
 def test_what_is_fixed_and_what_makes_a_variant_is_not_searched():
-    assert space("fedabml").keys() == {"lr", "lam", "nu0", "posterior_std", "prior_std", "rho"}
-    assert space("fedabml", HELD["fedabml"]).keys() == {"lr", "nu0", "posterior_std", "prior_std", "rho"}
+    own = {"lr", "lam", "nu0", "posterior_std", "prior_std", "rho", "server_momentum"}
+    assert space("fedabml").keys() == own and space("fedabml", HELD["fedabml"]).keys() == own - HELD["fedabml"].keys()
+    assert "server_momentum" not in space("local")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +152,14 @@ def test_a_choice_that_contradicts_what_is_held_is_left_out(held, word):
 
 def test_contradictions_are_noted_and_nothing_left_is_one_trial():
     notes = []
-    held = HELD["fedabml"] | {"lam": 0.0, "lr": 0.03, "nu0": -4.0, "prior_std": "learned", "rho": 1.0}
+    held = HELD["fedabml"] | {
+        "lam": 0.0,
+        "lr": 0.03,
+        "nu0": -4.0,
+        "prior_std": "learned",
+        "rho": 1.0,
+        "server_momentum": 0.0,
+    }
     found = tune(
         SMALL, ["fedabml", "local"], "out", fixed={"fedabml": held, "local": QUICK | {"lr": 0.1}}, on_note=notes.append
     )
@@ -342,7 +352,8 @@ def test_bad_words():
 # -- the command --------------------------------------------------------------------------------------------------
 def test_the_command_tunes_resumes_and_hands_over(tmp_path):
     held = ("--set", "fedavg-ft.personal_epochs=1", "--set", "fedavg-ft.personal_lr=0.01")
-    held += ("--set", "fedavg-ft.server_lr=1.0", "--set", "fedavg.server_lr=1.0")
+    for name, value in (("server_lr", 1.0), ("server_momentum", 0.0)):
+        held += ("--set", f"fedavg-ft.{name}={value}", "--set", f"fedavg.{name}={value}")
     said = run("tune", "--algorithms", "fedavg-ft,fedavg", "--trials", 3, *WORDS, *held, "--lr", 0.05)
     assert (
         "fedavg-ft: the best of 2 trials on validation data" in said.stdout
@@ -390,7 +401,9 @@ def test_a_preset_is_where_the_search_starts_and_a_file_is_what_it_holds(tmp_pat
     assert (first["lr"], second["lr"], second["server_lr"]) == ("0.01", "0.01", "1.0") and "mu" not in first
     text = (tmp_path / "runs/digits-tuning/tuned.toml").read_text()
     assert "--preset paper" in text and "--set fedprox.mu=0.3" in text and "scaffold.lr" not in text
-    assert tomllib.loads(text)["fedprox"] == {"lr": 0.01, "mu": 0.3, "average": 0.0, "personal_epochs": 0}
+    assert tomllib.loads(text)["fedprox"] == {
+        "lr": 0.01, "mu": 0.3, "average": 0.0, "server_momentum": 0.0, "personal_epochs": 0,
+    }  # fmt: skip
     assert "rounds = 1" in text and "participation = 0.1" in text
 
 
