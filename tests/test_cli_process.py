@@ -24,8 +24,13 @@ TRAIN = shlex.split(
 MOST = 60  # seconds to wait for anything
 
 
+def hears():
+    """A shell's background jobs, and so these tests in one, ignore Ctrl-C; the process to be stopped must not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(folder, *words, **options):
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": hears}
     return subprocess.Popen([*FEDABML, *map(str, words)], cwd=folder, env=ENV, text=True, **pipes, **options)
 
 
