@@ -30,8 +30,9 @@ def hears():
 
 
 def start(folder, *words, **options):
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": hears}
-    return subprocess.Popen([*FEDABML, *map(str, words)], cwd=folder, env=ENV, text=True, **pipes, **options)
+    command = [*FEDABML, *map(str, words)]
+    words = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "preexec_fn": hears} | options
+    return subprocess.Popen(command, cwd=folder, env=ENV, **words)
 
 
 def finish(folder, *words, **options):
