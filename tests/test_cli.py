@@ -371,7 +371,7 @@ def test_a_request_to_stop_that_was_lost_is_heeded_after_the_round(tmp_path, mon
     monkeypatch.setattr(console, "_stopped", [])
     with pytest.raises(KeyboardInterrupt):  # somewhere where nobody hears it
         console.stop()
-    words = ["--clients", 6, "--model", "mlr", "--rounds", 3, "--epochs", 1]
+    words = ["--clients", 4, "--model", "mlr", "--rounds", 3, "--epochs", 1]
     result = run("train", *words, "--out", tmp_path / "run", code=130)
     assert "Stopped. Round 1 of 3 is saved" in result.output
     run("compare", *words, "--algorithms", "fedavg", "--out", tmp_path / "compared", code=130)
