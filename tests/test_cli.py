@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedabml
-from fedabml.cli import console, demo
+from fedabml.cli import demo
 from tests.command import SMALL, run
 
 pytestmark = pytest.mark.usefixtures("one_thread_here")
@@ -365,15 +365,3 @@ def test_a_table_at_a_site_is_one_clients_and_is_never_overwritten(tmp_path, mon
     monkeypatch.chdir(tmp_path / "elsewhere")  # a run knows where its data lie
     run("evaluate", tmp_path / "run")
     run("train", "--resume", "--out", tmp_path / "run", "--rounds", 2)
-
-
-def test_a_request_to_stop_that_was_lost_is_heeded_after_the_round(tmp_path, monkeypatch):
-    monkeypatch.setattr(console, "_stopped", [])
-    with pytest.raises(KeyboardInterrupt):  # somewhere where nobody hears it
-        console.stop()
-    words = ["--clients", 4, "--model", "mlr", "--rounds", 3, "--epochs", 1]
-    result = run("train", *words, "--out", tmp_path / "run", code=130)
-    assert "Stopped. Round 1 of 3 is saved" in result.output
-    run("compare", *words, "--algorithms", "fedavg", "--out", tmp_path / "compared", code=130)
-    monkeypatch.setattr(console, "_stopped", [])
-    run("train", "--resume", "--out", tmp_path / "run")

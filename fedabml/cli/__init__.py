@@ -14,7 +14,7 @@ from ..engine import distributed
 from ..errors import InputError, TrainingError
 from ..version import __version__
 from . import about, bench, compare, data, demo, doctor, reproduce, train, tune, use
-from .console import complain, stop
+from .console import complain
 
 UsageError: Any = typer.BadParameter.__base__  # click's, wherever typer has it from
 
@@ -109,9 +109,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # names of classes and symbols must not break a narrow locale
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    signal.signal(signal.SIGTERM, stop)  # a scheduler's polite request: as Ctrl-C
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started us wants it ignored
-        signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, _stop)  # a scheduler's polite request: as Ctrl-C
     try:
         app(prog_name="fedabml")
     except SystemExit as end:
@@ -120,3 +118,7 @@ def main() -> None:
             sys.stderr.flush()
             os._exit(end.code if isinstance(end.code, int) else 1)
         raise
+
+
+def _stop(*_: Any) -> None:
+    raise KeyboardInterrupt

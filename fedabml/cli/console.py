@@ -19,20 +19,6 @@ if TYPE_CHECKING:
     from ..experiments.cells import Cell, Result
     from ..run import Setup
 
-_stopped: list[bool] = []  # not empty once somebody has asked to stop
-
-
-def stop(*_: Any) -> None:
-    """What Ctrl-C does, and a scheduler's polite request."""
-    _stopped.append(True)
-    raise KeyboardInterrupt
-
-
-def heed() -> None:
-    """Stops if somebody asked for it and was not heard: Python drops an exception that meets a destructor."""
-    if _stopped:
-        raise KeyboardInterrupt
-
 
 def console(stderr: bool = False) -> Console:
     """A console on the present stdout or stderr; where that is no terminal, wide enough for our tables."""
@@ -180,7 +166,6 @@ class Watch:
             self.bar.update(task, completed=self.saved, description=label, loss=loss, remaining=clock(left))
         elif not self.quiet and (self.saved % every == 0 or self.saved in (self.first + 1, self.rounds)):
             say(f"{self.label}: {'  '.join(words)}")
-        heed()
 
     def write(self, text: str) -> None:
         """A line of train.log, with the time."""
@@ -264,7 +249,6 @@ class Board:
             self._update(now=now)
         elif not self.quiet and time.perf_counter() - self.spoke > self.PATIENCE:
             self._line(f"{self._done()} done, now {now}")
-        heed()
 
     def done(self, result: Result) -> None:
         """A cell is finished."""
