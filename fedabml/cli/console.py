@@ -211,8 +211,12 @@ class Board:
 
     def start(self, todo: Sequence[Cell], finished: int = 0) -> None:
         """The cells to run now, and how many of the experiment were finished before."""
+        self._begin({cell.identity: cell.config.rounds for cell in todo}, finished)
+
+    def _begin(self, todo: dict[str, int], finished: int) -> None:
+        """The same, by the rounds of every cell."""
         self.total, self.finished, self.began = finished + len(todo), finished, time.perf_counter()
-        self.left = {cell.identity: cell.config.rounds for cell in todo}
+        self.left = dict(todo)
         self.rounds = sum(self.left.values())
         if finished and not self.quiet:
             say(f"{finished} of {self.total} runs were finished before")

@@ -56,6 +56,14 @@ def reproduce(
         int | None,
         typer.Option(metavar="N", help="tuned: trials of every algorithm.", show_default="16; quick: 2"),
     ] = None,
+    chosen: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="tuned: a tuned.toml of `fedabml tune`. The algorithms it has are not searched again in the column "
+            "that it is of. Repeatable.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results.", show_default="runs/EXPERIMENT-PROTOCOL[-quick]")
     ] = None,
@@ -86,6 +94,8 @@ def reproduce(
     - `fedabml reproduce table1 --quick`
 
     - `fedabml reproduce table1 --protocol tuned --columns fashionmnist --seeds 5 --out results/table1-tuned`
+
+    - `fedabml reproduce table2 --protocol tuned --columns cifar10-5 --chosen results/table1/cifar10-5.toml`
     """
     from ..experiments.reproduce import EXPERIMENTS, PROTOCOLS, Ask, run
 
@@ -114,6 +124,7 @@ def reproduce(
             trials,
             dtype,
             machine,
+            tuple(map(str, chosen or ())) if some or kind.columns else (),
         )
         with Progress(name, quiet) as progress:
             try:

@@ -47,12 +47,13 @@ class Cell:
     def identity(self) -> str:
         """What makes two cells the same: everything that decides their numbers, as canonical JSON.
 
-        Hyperparameters that were not given are in it, too: a version with other defaults makes other cells.
+        Hyperparameters that were not given are in it, too: a version with other defaults makes other cells. The label
+        is not: a cell that one experiment has trained serves another, whatever either calls it.
         """
         config = {k: v for k, v in self.config.to_dict(everything=True).items() if k not in MACHINE}
         config |= {"lr": None, self.config.algorithm: self.config.algorithm_object().telling()}
         more = [list(self.curve), self.study and self.study.identity] if self.curve or self.study else []
-        return json.dumps([self.label, config, list(self.personal), *more], sort_keys=True)
+        return json.dumps([config, list(self.personal), *more], sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,9 @@ class Result:
     def of(cls, line: str) -> Result:
         """From such a line."""
         fields = json.loads(line)
+        identity = json.loads(fields["identity"])
+        if isinstance(identity[0], str):  # earlier versions had the label in it
+            fields["identity"] = json.dumps(identity[1:], sort_keys=True)
         scores = [Score(**score) for score in fields.pop("scores")]
         return cls(**fields, scores=scores)
 
@@ -121,7 +125,7 @@ class Ledger:
             whole = line.endswith(b"\n")
             try:
                 result = Result.of(line.decode())
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
                 if not whole:
                     break
                 raise InputError(

@@ -214,6 +214,46 @@ def test_the_tuned_protocol_searches_each_algorithm_and_never_mixes(tmp_path):
         quick("table1", tmp_path / "a", protocol="paper", **words)
 
 
+CHOSEN = """
+dataset = "digits"
+clients = 20
+classes_per_client = 2
+model = "mlp"
+
+[fedavg-ft]
+lr = 0.07
+personal_epochs = 2
+personal_lr = "none"
+"""
+
+
+def test_settings_chosen_before_are_not_searched_again(tmp_path, monkeypatch):
+    file, words = tmp_path / "tuned.toml", {"algorithms": ("fedavg-ft", "local"), "seeds": 1, "trials": 1}
+    file.write_text(CHOSEN)
+    quick("table1", tmp_path / "a", protocol="tuned", chosen=(str(file),), **words)
+    assert [p.name for p in (tmp_path / "a" / "tune" / "digits").iterdir()] == ["local"]  # the file has none of it
+    lines = [json.loads(line) for line in (tmp_path / "a" / "cells.jsonl").read_text().splitlines()]
+    assert {"lr": 0.07, "personal_epochs": 2, "personal_lr": "none"}.items() <= lines[0]["config"]["fedavg-ft"].items()
+    file.write_text(CHOSEN.replace("0.07", "0.08"))
+    with pytest.raises(InputError, match="other settings of digits"):
+        quick("table1", tmp_path / "a", protocol="tuned", chosen=(str(file),), **words)
+    file.unlink()
+    monkeypatch.setattr(runner, "run_together", lambda *_: pytest.fail("a cell ran"))
+    quick("table1", tmp_path / "a", protocol="tuned", **words)  # the folder has them
+    assert "--chosen" in command("reproduce", "table1", "--chosen", file, code=2).output  # under `paper`
+
+
+def test_a_cell_of_a_comparison_serves_a_table(tmp_path, monkeypatch):
+    file = tmp_path / "tuned.toml"
+    file.write_text(CHOSEN + "[model_options]\nhidden = [32]\n")
+    few = ("--rounds", 10, "--epochs", 2, "--participation", 0.25, "--batch-size", 20, "--seeds", 1)
+    command("compare", "--algorithms", "fedavg-ft", "--config", file, *few, "--out", tmp_path / "c")
+    monkeypatch.setattr(runner, "run_together", lambda *_: pytest.fail("a cell ran"))
+    words = ("--quick", "--protocol", "tuned", "--algorithms", "fedavg-ft", "--seeds", 1, "--chosen", file)
+    command("reproduce", "table1", *words, "--finished", tmp_path / "c" / "cells.jsonl", "--out", tmp_path / "t")
+    assert len(records(tmp_path / "t")) == 1
+
+
 def _desk(name, **words):
     from fedabml.experiments.reproduce.experiment import Desk
 
@@ -339,6 +379,7 @@ def test_the_command(one_thread_here):
     for words, said in (
         (["tabel1"], "table1"),
         (["table1", "--protocol", "tunde"], "tuned"),
+        (["table1", "--protocol", "tuned", "--chosen", "nowhere.toml"], "nowhere.toml"),
         (["table1", "--columns", "cifar10"], "cifar10-5"),
         (["table1", "--quick", "--algorithms", "fedagv"], "fedavg"),
         (["table1", "--seeds", "0"], "at least 1"),

@@ -1,19 +1,22 @@
 """The settings of the paper's tables, and each algorithm's configuration in them under the two protocols.
 
 `paper` has the paper's settings for every method. `tuned` gives every method the same number of trials on validation
-data (`fedabml.experiments.tune`) and its best there. With `quick` both are the same, smaller: few rounds, and by
-default the embedded digits.
+data (`fedabml.experiments.tune`) and its best there, or takes what such a search has chosen before. With `quick` both
+are the same, smaller: few rounds, and by default the embedded digits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import presets
-from ...config import RunConfig, Table, names
+from ...config import RunConfig, Table, names, read_toml
 from ...errors import InputError, nearest
+from ...files import write
 from ...run import prepare
 from ..compare import configs
 from ..study import dataset, federation
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from .experiment import Desk
 
 TUNING_SEED, SHARE = 100, 0.2  # no seed of the test; of every client's training data
+SETTING = ("dataset", "clients", "classes_per_client", "model")  # what makes a setting a column's
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,36 @@ def check(asked: Sequence[str], algorithms: Sequence[str]) -> None:
                 raise InputError(f"There is no {what} '{word}'.{nearest(word, known)}")
 
 
+def settings(chosen: Sequence[str | os.PathLike[str]]) -> dict[str, str]:
+    """By column, what files of chosen settings (a search's tuned.toml) say."""
+    found: dict[str, str] = {}
+    for file in chosen:
+        told = read_toml(file)
+        name = next((name for name, column in COLUMNS.items() if _is_of(told, column)), None)
+        if name is None:
+            words = ", ".join(f"{key} {told.get(key)}" for key in SETTING)
+            raise InputError(f"'{file}' has settings of no column: {words}.")
+        if name in found:
+            raise InputError(f"'{file}' is the second file of settings of {name}: give one for each column.")
+        found[name] = Path(file).read_text(encoding="utf-8")
+    return found
+
+
+def keep(chosen: Mapping[str, str], folder: Path) -> None:
+    """Lays chosen settings into the folder of searches, where they are found again."""
+    for name, text in chosen.items():
+        kept = folder / f"{name}.toml"
+        if kept.exists() and kept.read_text(encoding="utf-8") != text:
+            raise InputError(f"'{kept}' has other settings of {name} than those given now. Give another --out.")
+        folder.mkdir(parents=True, exist_ok=True)
+        write(kept, text)
+
+
+def _is_of(told: Table, column: Column) -> bool:
+    own = column.setting(quick=False)
+    return all(told.get(key) == own[key] for key in SETTING)
+
+
 def columns(desk: Desk, usual: Sequence[str]) -> Iterator[tuple[str, Column]]:
     """The columns asked for whose data are here; of others it is noted how to get them."""
     asked, missing = desk.ask.columns or (QUICK if desk.ask.quick else tuple(usual)), []
@@ -108,9 +142,16 @@ def rows(desk: Desk, column: str, algorithms: Sequence[str], **changes: object) 
 
 
 def _tuned(desk: Desk, column: str, plain: dict[str, RunConfig]) -> dict[str, RunConfig]:
-    """The same with the best of each algorithm's trials. Every algorithm has its own search, which others may share."""
-    found, trials = {}, desk.ask.budget
+    """The same with the best of each algorithm's trials. Every algorithm has its own search, which others may share.
+
+    Those whose settings were chosen before (`keep`) are not searched again.
+    """
+    kept, found, trials = desk.tuning / f"{column}.toml", {}, desk.ask.budget
+    chosen = read_toml(kept) if kept.exists() else {}
     for name, config in plain.items():
+        if name in chosen:
+            found[name] = config.with_changes(hyper=configs([name], {name: chosen[name]})[name].hyper)
+            continue
         folder, held_out = desk.tuning / column / name, config.with_changes(validation=SHARE, hyper={})
         tuned = tune(
             held_out,

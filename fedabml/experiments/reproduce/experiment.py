@@ -22,14 +22,14 @@ from ...errors import InputError
 from ...version import __version__
 from ..cells import Cell, Ledger, Result, execute
 from ..request import claim, read
-from .columns import check
+from .columns import check, keep, settings
 from .findings import Findings, publish
 from .findings import page as drawn
 
 PROTOCOLS = ("paper", "tuned")
 SEEDS, TRIALS, QUICK_TRIALS = 5, 16, 2
 QUICK = "A quick version, much smaller than the paper's experiment: it shows that things work, not how good they are."
-FREE = ("columns", "algorithms", "seeds")  # what a folder may be asked for anew
+FREE = ("columns", "algorithms", "seeds", "chosen")  # what a folder may be asked for anew
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Ask:
     trials: int | None = None
     dtype: str = "float32"
     machine: Table = field(default_factory=dict)  # device, data_dir, ...: where it runs, not what comes of it
+    chosen: tuple[str, ...] = ()  # files of settings that searches chose, each of a column: not searched again
 
     @property
     def seed_list(self) -> range:
@@ -79,6 +80,7 @@ class Ask:
             words += [f"--{name}", ",".join(getattr(self, name))] if getattr(self, name) else []
         words += ["--seeds", str(self.seeds)] if self.seeds else []
         words += ["--trials", str(self.budget)] if self.protocol == "tuned" else []
+        words += [word for file in self.chosen for word in ("--chosen", file)]
         words += ["--dtype", self.dtype] if self.dtype != "float32" else []
         return shlex.join([*words, "--out", str(out)])
 
@@ -166,11 +168,15 @@ def run(
     folder, hear = Path(out), hear or Hear()
     ask = replace(ask, seeds=ask.seeds or experiment.seeds[ask.quick])
     check(ask.columns, ask.algorithms)
+    if ask.chosen and ask.protocol != "tuned":
+        raise InputError("--chosen is for --protocol tuned: under `paper` every method has the paper's settings.")
     for word in ("columns", "algorithms"):
         if getattr(ask, word) and not getattr(experiment, word):
             raise InputError(f"'{ask.experiment}' has no {word} to choose from; leave --{word} out.")
+    chosen = settings(ask.chosen)
     claim(folder, "reproduce", ask.request(), (folder / "reproduce.json").exists(), FREE, f"{ask.experiment} … ")
     desk = Desk(ask, folder, Path(tuning) if tuning else folder / "tune", hear, finished)
+    keep(chosen, desk.tuning)
     found, facts = _found(experiment, desk)
     publish(found, folder, ask.command(folder), facts)
     return found
@@ -217,10 +223,11 @@ def _found(experiment: Experiment, desk: Desk) -> tuple[Findings, dict[str, list
 
 
 def _executed(cells: Sequence[Cell], ledger: Ledger, hear: Hear) -> list[Done]:
-    """All of the cells, finished."""
-    todo = [cell for cell in cells if cell not in ledger]
+    """All of the cells, finished; one that stands in several places is run once."""
+    once = {cell.identity: cell for cell in cells}
+    todo = [cell for cell in once.values() if cell not in ledger]
     if cells:
-        hear.start(todo, len(cells) - len(todo))
+        hear.start(todo, len(once) - len(todo))
     for _ in execute(cells, ledger, on_round=hear.round, on_done=hear.done):
         pass
     return [Done(cell, ledger[cell]) for cell in cells]
