@@ -7,7 +7,6 @@ are the same, smaller: few rounds, and by default the embedded digits.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +71,7 @@ def check(asked: Sequence[str], algorithms: Sequence[str]) -> None:
                 raise InputError(f"There is no {what} '{word}'.{nearest(word, known)}")
 
 
-def settings(chosen: Sequence[str | os.PathLike[str]]) -> dict[str, str]:
+def settings(chosen: Sequence[str | Path]) -> dict[str, str]:
     """By column, what files of chosen settings (a search's tuned.toml) say."""
     found: dict[str, str] = {}
     for file in chosen:
