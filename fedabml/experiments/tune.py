@@ -40,6 +40,7 @@ from .space import searches as is_searched
 if TYPE_CHECKING:
     from ..data import Federation
     from ..data.download import Progress
+    from .study import Study
 
 SIGN = {"accuracy": 1, "rmse": -1, "nll": -1}  # times it, more is better
 EVEN = 8  # so many trials come before TPE chooses (or the first batch, where that is larger)
@@ -94,6 +95,7 @@ def tune(
     preset: str | None = None,
     fixed: Mapping[str, Table] | None = None,
     values: Mapping[str, Any] | None = None,
+    study: Study | None = None,
     resume: bool = False,
     finished: Sequence[str | os.PathLike[str]] = (),
     progress: Progress | None = None,
@@ -108,7 +110,8 @@ def tune(
     `config` is the run; its `validation` share must be above 0. Hyperparameters that it has, or that `fixed` has by
     algorithm, are held and not searched, nor is what contradicts them; `preset` has others to start from. `values` is a
     grid, lists by hyperparameter (or tables of them by algorithm), to search in place of what is declared. Each of the
-    algorithms (None: all that fit the network) gets `trials` trained federations for every one of the `seeds`.
+    algorithms (None: all that fit the network) gets `trials` trained federations for every one of the `seeds`. A
+    `study` says whose data they are trained on and who is scored, where that is not the run's own clients.
     `measure` is accuracy (for regression rmse) or nll. `finished` are cells.jsonl of other folders or machines, whose
     cells are not run again. `on_start` hears how many cells there are and how many were finished before, the others how
     it goes on; `progress` hears of downloads.
@@ -122,13 +125,14 @@ def tune(
     bare, held = _bare(config), _held(config, fixed or {}, algorithms or list(REGISTRY))
     values = _listed(values or {}, held)
     fed = _data(bare, seeds[0], progress)
+    fed = study.federation(bare.with_changes(seed=seeds[0])) if study else fed
     measure = _measure(fed, measure)
     start = presets.layer(preset, bare.dataset) if preset else {}
     searches: dict[str, _Search] = {}
     notes: dict[str, None] = {}
     for name, own in held.items():
         told = bare.with_changes(algorithm=name, hyper=start.get(name, {}) | own)
-        search = _Search(told, own, seeds, batch, own_grid(name, values), is_searched(values))
+        search = _Search(told, own, seeds, batch, own_grid(name, values), is_searched(values), study)
         try:
             setup = prepare(fed, bare.model, search.config.algorithm_object(), **bare.words(fed))
         except InputError as error:  # some algorithms need a network with a body and a head
@@ -147,6 +151,7 @@ def tune(
     request |= {"preset": preset, "fixed": {name: search.fixed for name, search in searches.items()}}
     values = {name: v for name, v in values.items() if name not in REGISTRY or name in searches}
     request |= {"grid": values} if values else {}
+    request |= {"study": study.identity} if study else {}
     request |= {"run": bare.to_dict(everything=True), "data": fed.hash, "optuna": optuna.__version__}
     claim(folder, "tune", request, resume, FREE)
     del fed  # it may be large, and every cell makes its own
@@ -160,7 +165,8 @@ def tune(
             on_trial(trial)
     tuned = Tuned(found, measure, folder / "tuned.toml")
     write(folder / "trials.csv", _trials_csv(found))
-    write(tuned.file, _tuned_toml(tuned, bare, searches, command(bare, request, folder)))
+    told = command(bare, request, folder) + (f" (in Python, with study={study})" if study else "")
+    write(tuned.file, _tuned_toml(tuned, bare, searches, told))
     return tuned
 
 
@@ -175,10 +181,11 @@ class _Search:
         batch: int,
         grid: Grid = MappingProxyType({}),
         only: bool = False,  # what the grid has is all that is searched
+        study: Study | None = None,
     ):
         if both := fixed.keys() & grid.keys():
             raise InputError(f"{config.algorithm}: '{min(both)}' is held at a value, and a grid has it, too.")
-        self.config, self.fixed, self.seeds, self.batch = config, fixed, seeds, batch
+        self.config, self.fixed, self.seeds, self.batch, self.study = config, fixed, seeds, batch, study
         told: Space = {name: values for name, values in grid.items() if name not in GRID}
         self.space, self.notes = sound(config, told if only else space(config.algorithm, fixed))
         self.personal = personal_options(config, fixed, grid)
@@ -213,7 +220,8 @@ class _Search:
         """A cell for every seed."""
         config = self.config.with_changes(hyper=self.config.hyper | point)
         config.algorithm_object()  # a contradiction to what is fixed is found before anything is trained
-        return [Cell(config.algorithm, config.with_changes(seed=seed), self.personal) for seed in self.seeds]
+        each = [config.with_changes(seed=seed) for seed in self.seeds]
+        return [Cell(config.algorithm, own, self.personal, study=self.study) for own in each]
 
     def trial(self, number: int, point: Table, results: Sequence[Result], measure: str) -> Trial:
         """What the cells of a trial amount to: the personal option with the best mean over seeds."""

@@ -8,7 +8,7 @@ are the same, smaller: few rounds, and by default the embedded digits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from ...errors import InputError, nearest
 from ...files import write
 from ...run import prepare
 from ..compare import configs
-from ..study import dataset, federation
+from ..study import Study, dataset, federation
 from ..tune import tune
 
 if TYPE_CHECKING:
@@ -59,6 +59,17 @@ COLUMNS = {
     "mnist": Column("MNIST (200,2)", "mnist", 200, 2, "mlr"),
     "digits": Column("digits (20,2)", "digits", 20, 2, "mlp"),
 }
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched in a column: on whose data, by whose scores, and a grid. Other than plain, it has a mark."""
+
+    mark: str = ""
+    study: Study | None = None
+    values: Table = field(default_factory=dict)
+
+
 QUICK = ("digits",)  # where a quick version is not told a column
 QUICK_LR = 0.1  # of the digits: of the paper's grid, the one that a few short rounds need
 
@@ -116,13 +127,16 @@ def columns(desk: Desk, usual: Sequence[str]) -> Iterator[tuple[str, Column]]:
         raise InputError(missing[0])
 
 
-def rows(desk: Desk, column: str, algorithms: Sequence[str], **changes: object) -> dict[str, RunConfig]:
-    """A configuration per algorithm, in a column and under the protocol; those that cannot run there are noted."""
+def rows(desk: Desk, column: str, algorithms: Sequence[str], search: Search | None = None) -> dict[str, RunConfig]:
+    """A configuration per algorithm, in a column and under the protocol; those that cannot run there are noted.
+
+    `search` is for an experiment that tunes for itself, not for the column's whole federation.
+    """
     known, ask = COLUMNS[column], desk.ask
     wanted = list(ask.algorithms or algorithms)
     if ask.protocol == "paper":
         wanted = [name for name in wanted if name != "fedabml-plain"]  # there fedabml is the paper's own
-    keys = {"dtype": ask.dtype} | ask.machine | known.setting(ask.quick) | changes
+    keys = {"dtype": ask.dtype} | ask.machine | known.setting(ask.quick)
     if ask.protocol == "paper":
         layers = [presets.layer("paper", known.dataset), keys]
         if known.dataset == "digits":
@@ -137,10 +151,10 @@ def rows(desk: Desk, column: str, algorithms: Sequence[str], **changes: object) 
         except InputError as error:
             desk.note(f"{known.title}: {name} cannot run. {error}")
             del found[name]
-    return found if ask.protocol == "paper" else _tuned(desk, column, found)
+    return found if ask.protocol == "paper" else _tuned(desk, column, found, search or Search())
 
 
-def _tuned(desk: Desk, column: str, plain: dict[str, RunConfig]) -> dict[str, RunConfig]:
+def _tuned(desk: Desk, column: str, plain: dict[str, RunConfig], search: Search) -> dict[str, RunConfig]:
     """The same with the best of each algorithm's trials. Every algorithm has its own search, which others may share.
 
     Those whose settings were chosen before (`keep`) are not searched again.
@@ -151,7 +165,7 @@ def _tuned(desk: Desk, column: str, plain: dict[str, RunConfig]) -> dict[str, Ru
         if name in chosen:
             found[name] = config.with_changes(hyper=configs([name], {name: chosen[name]})[name].hyper)
             continue
-        folder, held_out = desk.tuning / column / name, config.with_changes(validation=SHARE, hyper={})
+        folder, held_out = desk.tuning / (column + search.mark) / name, config.with_changes(validation=SHARE, hyper={})
         tuned = tune(
             held_out,
             [name],
@@ -159,6 +173,8 @@ def _tuned(desk: Desk, column: str, plain: dict[str, RunConfig]) -> dict[str, Ru
             trials=trials,
             seeds=(TUNING_SEED,),
             batch=min(8, trials),
+            values=search.values,
+            study=search.study,
             resume=(folder / "tune.json").exists(),
             finished=desk.finished,
             **desk.hear.search(held_out),
