@@ -165,8 +165,8 @@ def tune(
             on_trial(trial)
     tuned = Tuned(found, measure, folder / "tuned.toml")
     write(folder / "trials.csv", _trials_csv(found))
-    told = command(bare, request, folder) + (f" (in Python, with study={study})" if study else "")
-    write(tuned.file, _tuned_toml(tuned, bare, searches, told))
+    made = command(bare, request, folder) + (f" (in Python, with study={study})" if study else "")
+    write(tuned.file, _tuned_toml(tuned, bare, searches, made))
     return tuned
 
 

@@ -220,7 +220,7 @@ def test_table_2_is_tuned_for_new_clients(tmp_path):
     (cell,) = (tmp_path / "tune" / "digits-new" / "fedavg-ft" / "cells.jsonl").read_text().splitlines()
     cell = json.loads(cell)
     assert {score["on"] for score in cell["scores"]} == {"new"} and cell["config"]["validation"] > 0
-    assert {len(score["clients"]["accuracy"]) for score in cell["scores"]} == {10}  # the half that did not train
+    assert {score["summary"]["clients_scored"] for score in cell["scores"]} == {10}  # the half that did not train
     assert {score["personal"]["personal_epochs"] for score in cell["scores"]} == {5}
     assert "study=Newcomers" in (tmp_path / "tune" / "digits-new" / "fedavg-ft" / "tuned.toml").read_text()
 
