@@ -6,6 +6,7 @@ A study says on whose data a federation is trained, who is scored, what is looke
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -31,8 +32,8 @@ class Study:
 
     @property
     def identity(self) -> list[Any]:
-        """What tells two studies apart, for JSON."""
-        return [type(self).__name__, asdict(self)]
+        """What tells two studies apart, as it is read back from JSON."""
+        return [type(self).__name__, json.loads(json.dumps(asdict(self)))]
 
     def federation(self, config: RunConfig) -> Federation:
         """What is trained on."""

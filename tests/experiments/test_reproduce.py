@@ -214,7 +214,7 @@ def test_the_tuned_protocol_searches_each_algorithm_and_never_mixes(tmp_path):
         quick("table1", tmp_path / "a", protocol="paper", **words)
 
 
-def test_table_2_is_tuned_for_new_clients(tmp_path):
+def test_table_2_is_tuned_for_new_clients_and_goes_on_after_an_interruption(tmp_path, monkeypatch):
     words = {"algorithms": ("fedavg-ft",), "seeds": 1, "trials": 1}
     quick("table2", tmp_path, protocol="tuned", **words)
     (cell,) = (tmp_path / "tune" / "digits-new" / "fedavg-ft" / "cells.jsonl").read_text().splitlines()
@@ -223,6 +223,8 @@ def test_table_2_is_tuned_for_new_clients(tmp_path):
     assert {score["summary"]["clients_scored"] for score in cell["scores"]} == {10}  # the half that did not train
     assert {score["personal"]["personal_epochs"] for score in cell["scores"]} == {5}
     assert "study=Newcomers" in (tmp_path / "tune" / "digits-new" / "fedavg-ft" / "tuned.toml").read_text()
+    monkeypatch.setattr(runner, "run_together", lambda *_: pytest.fail("a cell ran"))
+    quick("table2", tmp_path, protocol="tuned", **words)
 
 
 CHOSEN = """
