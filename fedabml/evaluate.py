@@ -45,12 +45,27 @@ def _entropy(probs: Tensor) -> Tensor:
     return -(probs * probs.clamp_min(1e-30).log()).sum(-1)
 
 
+def surprise(probs: Tensor, labels: Tensor) -> Tensor:
+    """−log p_i(x)/p(x): how much rarer inputs are at a client than among all, judged by the labels they may have.
+
+    `probs` [n, classes] are the network's own, without a label level; `labels` are log π_i, the client's. With the
+    federation's labels even, p_i(x)/p(x) = K Σ_y π_iy p(y|x): below 0 for inputs of the client's own classes.
+    """
+    return -(probs * labels.exp()).sum(-1).mul(probs.shape[-1]).clamp_min(1e-30).log()
+
+
+def _alone(draws: Tensor, labels: Tensor) -> Tensor:
+    """The network's own probabilities, of those that a label level has multiplied with π_i."""
+    return torch.softmax(draws.double().clamp_min(1e-30).log() - labels, -1).mean(0)
+
+
 @dataclass(frozen=True)
 class Prediction:
     """Class probabilities with their uncertainty, a row per input."""
 
     probs: np.ndarray  # [n, classes], averaged over weight samples
     mutual_information: np.ndarray  # [n]: the part of the entropy that is due to the weights
+    surprise: np.ndarray | None = None  # [n]: see `surprise`; None without a label level
 
     @property
     def label(self) -> np.ndarray:
@@ -63,12 +78,13 @@ class Prediction:
         return entropy(self.probs)
 
     @staticmethod
-    def of(draws: Tensor) -> Prediction:
-        """From the probabilities under each weight sample [draws, n, classes]."""
+    def of(draws: Tensor, labels: Tensor | None = None) -> Prediction:
+        """From the probabilities under each weight sample [draws, n, classes], and the label level in them."""
         probs = draws.mean(0, dtype=torch.float64)
         within = torch.stack([_entropy(each.double()) for each in draws]).mean(0)
         information = (_entropy(probs) - within).clamp_min(0)
-        return Prediction(probs.cpu().numpy(), information.cpu().numpy())
+        odd = None if labels is None else surprise(_alone(draws, labels.double()), labels.double()).cpu().numpy()
+        return Prediction(probs.cpu().numpy(), information.cpu().numpy(), odd)
 
 
 @dataclass(frozen=True)

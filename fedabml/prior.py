@@ -149,9 +149,9 @@ class Posterior:
             pieces = [output(network, self.card.likelihood, weights, part, offset) for part in inputs.split(1024)]
             parts.append(torch.cat(pieces))
         if self.card.task == "classification":
-            p = Prediction.of(torch.stack(parts))
+            p = Prediction.of(torch.stack(parts), offset)
             names = self.card.class_names
-            return TablePrediction(p.probs, p.mutual_information, names) if names else p
+            return TablePrediction(p.probs, p.mutual_information, p.surprise, names) if names else p
         return Regression.of(torch.stack(parts), self.card.y_shift, self.card.y_scale)
 
     def to_module(self) -> nn.Module:

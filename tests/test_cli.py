@@ -65,7 +65,8 @@ def test_train_evaluate_personalize_predict(client, tmp_path):
         assert "accuracy" in said and "NLL" in said and "samples" in said
     run("predict", "p.safetensors", "--data", "inputs.npz", "--out", "p.csv", "--samples", 4)
     table = rows(tmp_path / "p.csv")
-    assert list(table[0]) == ["row", "label", *(f"p_{i}" for i in range(10)), "entropy", "mutual_information"]
+    measures = ["entropy", "mutual_information", "surprise"]
+    assert list(table[0]) == ["row", "label", *(f"p_{i}" for i in range(10)), *measures]
     assert len(table) == 7
     for row in table:
         probs = np.array([float(row[f"p_{i}"]) for i in range(10)])

@@ -17,7 +17,17 @@ from torchmetrics.functional.classification import multiclass_accuracy, multicla
 import fedabml
 from fedabml import FedABML, FedAvg, GaussianNoise, Local, Prediction, Regression
 from fedabml.engine.simulate import Simulation
-from fedabml.evaluate import BINS, _classification, _regression, calibration, drawn, entropy, evaluate, worst_decile
+from fedabml.evaluate import (
+    BINS,
+    _classification,
+    _regression,
+    calibration,
+    drawn,
+    entropy,
+    evaluate,
+    surprise,
+    worst_decile,
+)
 
 CLIENTS, CLASSES = 4, 5
 
@@ -93,6 +103,21 @@ def test_entropy_by_hand():
     assert entropy(np.array([1.0, 0.0])) == 0
     assert entropy(np.full(4, 0.25)) == pytest.approx(math.log(4))
     assert entropy(np.array([0.5, 0.25, 0.25])) == pytest.approx(1.5 * math.log(2))
+
+
+def test_surprise_by_hand():
+    """K Σ π p: the density ratio of an input, by its labels."""
+    labels = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64).clamp_min(1e-12).log()
+    network = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25], [0.0, 0.1, 0.9, 0.0]], dtype=torch.float64)
+    wanted = [-math.log(2), 0.0, -math.log(4 * 0.05)]  # twice as likely here, as likely, a fifth as likely
+    assert surprise(network, labels).tolist() == pytest.approx(wanted, abs=1e-9)
+    # With a label level in the probabilities, it is taken out of each weight sample first.
+    pi = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    draws = torch.tensor([[[0.2, 0.3, 0.5]], [[0.6, 0.3, 0.1]]], dtype=torch.float64)
+    level = draws * pi / (draws * pi).sum(-1, keepdim=True)
+    wanted = -math.log(3 * float((draws.mean(0) * pi).sum()))
+    assert Prediction.of(level, pi.log()).surprise[0] == pytest.approx(wanted)
+    assert Prediction.of(level).surprise is None
 
 
 def test_mutual_information_by_hand():

@@ -231,9 +231,11 @@ def _rows(p: Prediction | Regression, card: Card) -> tuple[list[str], list[list[
 
     if isinstance(p, Prediction):
         classes = _class_names(card, p.probs.shape[1])
-        head = ["row", "label", *(f"p_{name}" for name in classes), "entropy", "mutual_information"]
+        measures = {"entropy": p.entropy, "mutual_information": p.mutual_information}
+        measures |= {} if p.surprise is None else {"surprise": p.surprise}
+        head = ["row", "label", *(f"p_{name}" for name in classes), *measures]
         numbers: Sequence[Sequence[float]] = [
-            [*probs, h, mi] for probs, h, mi in zip(p.probs, p.entropy, p.mutual_information, strict=True)
+            [*probs, *more] for probs, *more in zip(p.probs, *measures.values(), strict=True)
         ]
         labels = [classes[i] for i in p.label]
         return head, [

@@ -3,10 +3,12 @@
 Every client predicts its own test data (in), samples of another dataset with the labels it knows (out), and test
 samples of classes it never saw (other classes). The paper shows densities of the predictive entropy H = −Σ p log p, one
 curve per client, and claims that FedABML's is low inside and high outside. Beside the pictures are numbers: AUROC of
-entropy, of mutual information and of 1 − max p, pooled and per client; ECE, NLL and Brier of the client's own data.
+entropy, of mutual information, of 1 − max p and of surprise, pooled and per client; ECE, NLL and Brier of the client's
+own data.
 
 With a label level a client gives classes that it never saw almost no probability: that must hurt on other classes, and
-the accuracy there, which is what a client gets whose labels shift away from its own counts, shows by how much.
+the accuracy there, which is what a client gets whose labels shift away from its own counts, shows by how much. Entropy
+under the label level is then the wrong question; surprise (`fedabml.evaluate.surprise`) asks the network alone.
 """
 
 from __future__ import annotations
@@ -14,16 +16,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from ... import rng
 from ...config import RunConfig, Table
 from ...data import Federation
+from ...engine.cohort import Cohort
 from ...engine.simulate import Simulation
-from ...evaluate import Prediction
+from ...evaluate import Prediction, surprise
 from ...report.frame import Axis, Look
 from ...report.svg import Series, line_chart
 from .. import paper
@@ -31,14 +36,14 @@ from ..cells import Cell
 from ..study import Study
 from .columns import COLUMNS, rows
 from .experiment import Desk, Done, Experiment
-from .findings import Drawing, Findings, Sheet, mean, spread
+from .findings import Drawing, Findings, Mean, Sheet, mean, spread
 from .outside import OUTSIDE, auroc, pairs, with_outside
 from .table1 import grouped
 
 MOST = 200  # samples of a kind that a client predicts
 BINS = 24  # of a density
 KINDS = {"in": "in-distribution", "out": "out-of-distribution", "other": "other classes"}
-MEASURES = {"entropy": "entropy", "mutual_information": "mutual inf.", "doubt": "1 − max p"}
+MEASURES = {"entropy": "entropy", "mutual_information": "mutual inf.", "doubt": "1 − max p", "surprise": "surprise"}
 LEVELS = np.linspace(0, 1, 51)  # false alarms of the ROC
 
 
@@ -59,9 +64,12 @@ class Outside(Study):
             some = list(range(begin, min(begin + cohort.chunk, len(seen))))
             with torch.no_grad():
                 lanes = cohort.lanes(sim.theta, some, sim.round)
-                draws = lanes.predict(lanes.personalise(sim.kept_for(some)), [np.concatenate(seen[c]) for c in some])
+                models, own = lanes.personalise(sim.kept_for(some)), [np.concatenate(seen[c]) for c in some]
+                draws = lanes.predict(models, own)
+                alone = draws if lanes.offset is None else lanes.outputs(models, own, None, lanes.keys(rng.PREDICT))
             p = Prediction.of(draws)
             table = {"entropy": p.entropy, "mutual_information": p.mutual_information, "doubt": 1 - p.probs.max(-1)}
+            table["surprise"] = _surprise(cohort, some, [len(rows) for rows in own], alone)
             at = 0
             for client in some:
                 cuts = at + np.cumsum([0, *map(len, seen[client])])
@@ -82,6 +90,14 @@ def _looks(fed: Federation, client: int) -> list[np.ndarray]:
     outside = first + np.flatnonzero(mine[fed.y[first:]])
     others = fed.test.index[~mine[fed.y[fed.test.index]]]
     return [dice.permutation(rows)[:MOST] for rows in (fed.test[client], outside, others)]
+
+
+def _surprise(cohort: Cohort, clients: Sequence[int], rows: Sequence[int], draws: Tensor) -> np.ndarray:
+    """Of all the rows, each by its client's own counts of labels; methods without a label level know those, too."""
+    counts, alpha = torch.as_tensor(cohort.fed.label_counts()[list(clients)]).double(), cohort.algorithm.label_alpha
+    labels = torch.log((counts + alpha) / (counts + alpha).sum(-1, keepdim=True))
+    each = labels.repeat_interleave(torch.as_tensor(rows), 0)
+    return surprise(draws.mean(0, dtype=torch.float64).cpu(), each).numpy()
 
 
 def _summary(found: Sequence[dict[str, dict[str, np.ndarray]]], top: float) -> Table:
@@ -158,8 +174,10 @@ class Uncertainty(Experiment):
         return Findings(self.title, self.claim, said, sheets, drawings, records, desk.notes)
 
 
-def _mean(cells: Sequence[Done], key: str, of: str) -> tuple[float, float | None]:
-    return mean([d.result.found["auroc"][key][of] for d in cells])
+def _mean(cells: Sequence[Done], key: str, of: str) -> Mean | None:
+    """None where a cell, made by an earlier version, lacks it."""
+    found = [d.result.found["auroc"].get(key, {}).get(of) for d in cells]
+    return None if None in found else mean(found)
 
 
 def _aurocs(title: str, own: dict[str, list[Done]], protocol: str) -> Sheet:
@@ -194,9 +212,8 @@ def _own(title: str, own: dict[str, list[Done]], protocol: str) -> Sheet:
 
 def _record(column: str, name: str, cells: Sequence[Done]) -> Table:
     found: Table = {"column": column, "outside": OUTSIDE[column], "algorithm": name, "seeds": len(cells)}
-    for key in cells[0].result.found["auroc"]:
-        for of in ("pooled", "clients"):
-            found[f"auroc_{key.replace(' ', '_')}_{of}"] = _mean(cells, key, of)[0]
+    for kind, m, of in product(("out", "other"), MEASURES, ("pooled", "clients")):
+        found[f"auroc_{kind}_{m}_{of}"] = (_mean(cells, f"{kind} {m}", of) or (None,))[0]
     found |= {k: mean([d.result.scores[0].summary[k] for d in cells])[0] for k in ("accuracy", "nll", "ece", "brier")}
     return found | {"other_accuracy": mean([d.result.found["other_accuracy"] for d in cells])[0]}
 
