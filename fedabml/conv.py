@@ -8,6 +8,9 @@ patches of every client's images are the rows of a matrix, and all clients' prod
 The three are bilinear and each other's derivatives, so they can be differentiated any number of times. They have an
 axis of lanes, x [lanes, n, channels, height, width] and w [lanes, out, channels, a, b]; a further `vmap` makes more
 lanes or, where all share their images, more output channels.
+
+A linear layer is x wᵀ, and its derivatives are such products, too: ∂x = g (wᵀ)ᵀ and ∂w = gᵀ (xᵀ)ᵀ, all by one kernel,
+which reads its operands as they lie and leaves ∂w as the weights lie.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ LARGE = 3 << 29  # operations of a lane's convolution from which it fills a GPU
 LONG = 512  # numbers whose sum takes long, where there are few such sums
 BUSY = 512  # products that keep a GPU busy; a sum over fewer is cut in pieces
 GRID = 65_000  # lanes of a kernel
+SMALL = 1 << 27  # operations of a lane's product of matrices from which a library is faster than our kernel
 
 
 class Shape(NamedTuple):
@@ -110,7 +114,12 @@ def _coarse(x: Tensor) -> bool:
 
 def _ours(x: Tensor, shape: Shape) -> bool:
     """Whether our own kernels serve, which make no patches. A grid has so many lanes at most."""
-    if not x.is_cuda or x.dtype == torch.float64 or shape.dilation != (1, 1) or len(x) > GRID:
+    return _capable(x) and shape.dilation == (1, 1) and len(x) <= GRID
+
+
+def _capable(x: Tensor) -> bool:
+    """Whether a tensor's device and type are those of our kernels."""
+    if not x.is_cuda or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return False
     return rng.fused() and torch.cuda.get_device_capability(x.device) >= (8, 0)  # with bf16, TF32 and room for tiles
 
@@ -254,6 +263,12 @@ operator(
     _kernel("to_weights"),
     lambda x, g, kernel, stride, out: x.new_empty(len(x), kernel[0] * kernel[1] * x.shape[-1], g.shape[-1]),
 )
+operator(
+    "multiply(Tensor a, Tensor b, bool coarse) -> Tensor",
+    "CUDA",
+    _kernel("multiply"),
+    lambda a, b, coarse: a.new_empty(len(a), a.shape[1], b.shape[1]),
+)
 
 
 def _lanes(info: Any, dims: Sequence[int | None], a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -263,21 +278,27 @@ def _lanes(info: Any, dims: Sequence[int | None], a: Tensor, b: Tensor) -> tuple
         t.unsqueeze(0).expand(many, *t.shape) if d is None else t.movedim(d, 0)
         for t, d in zip((a, b), dims, strict=False)
     ]
-    return wide[0].flatten(0, 1), wide[1].flatten(0, 1)
+    return _flat(wide[0]), _flat(wide[1])
+
+
+def _flat(x: Tensor) -> Tensor:
+    """The first two axes as one. If that takes a copy, what is turned stays so."""
+    return x.mT.flatten(0, 1).mT if x.stride(-2) == 1 != x.stride(-1) else x.flatten(0, 1)
 
 
 class _Product(Function):
-    """What the three have in common."""
+    """What they have in common."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *tensors, ctx.shape = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
+        a, b, *shape = inputs
+        ctx.shape = shape[0] if shape else None
+        ctx.save_for_backward(a, b)
+        ctx.save_for_forward(a, b)
 
     @classmethod
-    def spread(cls, info: Any, dims: Any, a: Tensor, b: Tensor, shape: Shape) -> tuple[Tensor, int]:
-        out = cls.apply(*_lanes(info, dims, a, b), shape)
+    def spread(cls, info: Any, dims: Any, a: Tensor, b: Tensor, *shape: Shape) -> tuple[Tensor, int]:
+        out = cls.apply(*_lanes(info, dims, a, b), *shape)
         return out.unflatten(0, (info.batch_size, -1)), 0
 
 
@@ -353,6 +374,44 @@ class ToImages(_Product):
         return ToImages.spread(info, dims, g, w, shape)
 
 
+def _multiplied(a: Tensor, b: Tensor) -> Tensor:
+    """a bᵀ."""
+    if not _capable(a) or 2 * a.shape[1] * b.shape[1] * a.shape[2] >= SMALL:
+        return torch.bmm(a, b.mT)
+    return torch.ops.fedabml.multiply(_readable(a), _readable(b), _coarse(a))
+
+
+def _readable(x: Tensor) -> Tensor:
+    """As it is, if rows or columns of it are in a piece; an expanded one has no layout that compilers keep."""
+    return x if 1 in x.stride()[1:] and 0 not in x.stride() else x.contiguous()
+
+
+class Multiply(_Product):
+    """a bᵀ of lanes, [lanes, rows, length] and [lanes, outs, length]."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return _multiplied(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        to_a, to_b = ctx.needs_input_grad
+        return (
+            Multiply.apply(g, b.mT) if to_a else None,
+            Multiply.apply(g.mT, a.mT) if to_b else None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, a: Tensor, b: Tensor) -> Any:
+        many = info.batch_size
+        if dims[1] is None:  # what is shared meets more rows of the other
+            return Multiply.apply(a.movedim(dims[0], 1).flatten(1, 2), b).unflatten(1, (many, -1)), 1
+        if dims[0] is None and b.numel() <= many * a.numel():  # weights, of which that takes a copy
+            return Multiply.apply(a, b.movedim(dims[1], 1).flatten(1, 2)).unflatten(2, (many, -1)), 2
+        return Multiply.spread(info, dims, a, b)
+
+
 def conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any = 1, padding: Any = 0, dilation: Any = 1
 ) -> Tensor:
@@ -364,7 +423,15 @@ def conv2d(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`torch.nn.functional.linear` of one client. A long sum is cut in pieces, so that there is more to share out.
+    """`torch.nn.functional.linear` of one client, whose vmap is a product of ours where that serves."""
+    if x.ndim > 1 and x.dtype == weight.dtype and _capable(x):
+        out = Multiply.apply(x.flatten(0, -2).unsqueeze(0), weight.unsqueeze(0)).view(*x.shape[:-1], len(weight))
+        return out if bias is None else out + bias
+    return _linear(x, weight, bias)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The same by a library. A long sum is cut in pieces, so that there is more to share out.
 
     What tensor cores multiply takes too little time for that.
     """

@@ -1,4 +1,4 @@
-"""Kernels for a GPU, each in place of many passes over memory: normal deviates, and convolutions of many lanes.
+"""Kernels for a GPU, each in place of many passes over memory: normal deviates, and convolutions and products of lanes.
 
 Triton comes with torch's CUDA builds. Where it does not, `rng` and `conv` compute the same numbers (up to rounding)
 with plain tensor operations.
@@ -15,6 +15,7 @@ import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 from torch import Tensor
 
 BLOCK, PIXELS, BUSY = 1024, 32, 528
+ENOUGH = 128  # programs, one for almost every multiprocessor, below which a product's blocks are made smaller
 Pair = Sequence[int]
 
 
@@ -227,3 +228,103 @@ def to_weights(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, out: Pair) -> T
     how = {"PRECISION": "tf32x3", "num_warps": 4 if wide <= 64 else 8, "num_stages": 3}
     _to_weights[(*blocks, lanes * pieces)](x, g, w, *numbers, pieces, share, **constants, **tile, **how)
     return w.sum(1).to(x.dtype)
+
+
+@triton.jit  # type: ignore[misc, unused-ignore]
+def _multiply(  # type: ignore[no-untyped-def]
+    a, b, y, rows, outs, length, a_lane, a_row, a_step, b_lane, b_row, b_step,
+    RUNS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLIT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y[m, n] = Σ_k a[m, k] b[n, k], a block of one lane's. Every number comes without the factor in RUNS.
+
+    If SPLIT > 1, each warp sums every SPLIT-th K numbers, and their sums are added in the end, in a fixed order.
+    """
+    rows, outs, length = rows * RUNS[0], outs * RUNS[1], length * RUNS[2]
+    down, across = tl.cdiv(rows, M), tl.cdiv(outs, N)
+    at, own = tl.program_id(0) % (down * across), (tl.program_id(0) // (down * across)).to(tl.int64)
+    m = at // across * M + tl.arange(0, M)
+    n = at % across * N + tl.arange(0, N)
+    a += own * (a_lane * RUNS[3])
+    b += own * (b_lane * RUNS[6])
+    if SPLIT == 1:
+        row, column = a + m[:, None] * (a_row * RUNS[4]), b + n[None, :] * (b_row * RUNS[7])
+        total = tl.zeros((M, N), tl.float32)
+        for first in range(0, length, K):
+            k = first + tl.arange(0, K)
+            u = tl.load(
+                row + k[None, :] * (a_step * RUNS[5]), mask=(m < rows)[:, None] & (k < length)[None, :], other=0.0
+            )
+            v = tl.load(
+                column + k[:, None] * (b_step * RUNS[8]), mask=(n < outs)[None, :] & (k < length)[:, None], other=0.0
+            )
+            total = tl.dot(u, v, total, input_precision=PRECISION)
+    else:
+        part = tl.arange(0, SPLIT)[:, None] * K + tl.arange(0, K)[None, :]
+        row, column = a + m[None, :, None] * (a_row * RUNS[4]), b + n[None, None, :] * (b_row * RUNS[7])
+        each = tl.zeros((SPLIT, M, N), tl.float32)
+        for first in range(0, length, SPLIT * K):
+            k = first + part
+            u = tl.load(
+                row + k[:, None, :] * (a_step * RUNS[5]),
+                mask=(m < rows)[None, :, None] & (k < length)[:, None, :],
+                other=0.0,
+            )
+            v = tl.load(
+                column + k[:, :, None] * (b_step * RUNS[8]),
+                mask=(n < outs)[None, None, :] & (k < length)[:, :, None],
+                other=0.0,
+            )
+            each = tl.dot(u, v, each, input_precision=PRECISION)
+        total = tl.sum(each, 0)
+    place = y + own * rows * outs + m[:, None] * outs + n[None, :]
+    tl.store(place, total.to(y.dtype.element_ty), mask=(m < rows)[:, None] & (n < outs)[None, :])
+
+
+def _blocks(rows: int, outs: int, length: int, lanes: int, size: int) -> dict[str, int]:
+    """How a product is shared out; its numbers have so many bytes.
+
+    The products are so small that the time of one block is the time of all: blocks are as large as leaves one for every
+    multiprocessor. Small ones with a long sum give each warp a share of it: the instructions of a sum wait for each
+    other, and 784 numbers one after another would take longer than all else. Shares are added by the block itself, so
+    neither another kernel nor the order of events has a part in the result.
+    """
+    for side in (64, 32, 16):
+        m, n = (min(side, max(16, triton.next_power_of_2(many))) for many in (rows, outs))
+        if lanes * triton.cdiv(rows, m) * triton.cdiv(outs, n) >= ENOUGH:
+            break
+    if side == 64 or length <= 64:  # a short sum is all on its way before the first number is there
+        return {"M": m, "N": n, "K": 32, "SPLIT": 1, "num_warps": 4, "num_stages": 3}
+    # Of the smallest blocks there are few, so each has more warps and asks for almost all of 784 numbers at once. Of
+    # others a multiprocessor has two or three, if they ask for few enough registers (16 × 32 would spill one).
+    n = min(m, n)
+    deep, many = (32, 8) if m == 16 else (64 // size, 4)
+    return {"M": m, "N": n, "K": deep, "SPLIT": many, "num_warps": many, "num_stages": 4 if m == n else 3}
+
+
+def _near(x: Tensor) -> Tensor:
+    """A tensor whose lanes a kernel can reach all over with numbers of 32 bits."""
+    far = sum((many - 1) * step for many, step in zip(x.shape[1:], x.stride()[1:], strict=True))
+    return x if far < 1 << 31 else x.contiguous()
+
+
+def multiply(a: Tensor, b: Tensor, coarse: bool) -> Tensor:
+    """a bᵀ of lanes [lanes, rows, length] and [lanes, outs, length], which may lie in memory in any way.
+
+    If `coarse`, float32 is rounded to TF32; else its products are sums of three such, as exact as float32's own.
+    """
+    (lanes, rows, length), outs = a.shape, b.shape[1]
+    y = torch.empty(lanes, rows, outs, dtype=a.dtype, device=a.device)
+    if not y.numel():
+        return y
+    a, b = _near(a), _near(b)
+    how = _blocks(rows, outs, length, lanes, a.element_size())
+    # What lies across must be turned for TF32 alone in large blocks, which takes longer than three products of it.
+    across = how["M"] == 64 and (a.stride(2) != 1 or b.stride(2) != 1)
+    # 16 bytes are read at once where sizes and steps are known to be multiples of that: constants are.
+    numbers = (rows, outs, length, *a.stride(), *b.stride())
+    runs = tuple(math.gcd(16 // a.element_size(), number) for number in numbers)
+    counts = (number // run for number, run in zip(numbers, runs, strict=True))
+    grid = (lanes * triton.cdiv(rows, how["M"]) * triton.cdiv(outs, how["N"]),)
+    _multiply[grid](a, b, y, *counts, RUNS=runs, PRECISION="tf32" if coarse and not across else "tf32x3", **how)
+    return y

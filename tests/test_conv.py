@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from fedabml import conv
-from fedabml.conv import Products, Shape, conv2d
+from fedabml.conv import Multiply, Products, Shape, conv2d
 from fedabml.operators import plainly
 
 LANES, IMAGES, SAMPLES = 3, 4, 2
@@ -130,6 +130,91 @@ def test_long_sums_in_pieces_are_the_same_sums(inputs):
         torch.testing.assert_close(own, other, rtol=0, atol=1e-5)
     with Products():
         assert torch.equal(nn.functional.linear(x[0], w[0], bias=b[0]), conv.linear(x[0], w[0], b[0]))
+
+
+@pytest.fixture
+def ours(monkeypatch):
+    """As where our kernel serves, but for the kernel itself."""
+    monkeypatch.setattr(conv, "_capable", lambda x: x.dtype == torch.float64)
+    monkeypatch.setattr(conv, "SMALL", 0)
+
+
+def matrices(*sizes):
+    g = torch.Generator().manual_seed(2)
+    return [torch.randn(*size, generator=g, dtype=torch.float64) for size in sizes]
+
+
+def test_the_product_of_lanes_is_differentiated_as_torchs():
+    a, b = (t.requires_grad_() for t in matrices((2, 3, 4), (2, 5, 4)))
+    same(Multiply.apply(a, b), a @ b.mT)
+    assert torch.autograd.gradcheck(Multiply.apply, (a, b))
+    assert torch.autograd.gradgradcheck(Multiply.apply, (a, b))
+
+
+@pytest.mark.usefixtures("ours")
+class TestLinear:
+    @pytest.mark.parametrize("dims", [(0, 0), (0, None), (None, 0), (1, 2), (2, 1), (None, 1), (1, None)], ids=str)
+    @pytest.mark.parametrize("samples", [False, True], ids=["lanes", "samples within lanes"])
+    @pytest.mark.parametrize("rows", [6, 3])  # more than outputs, and fewer
+    def test_values_and_gradients_of_lanes(self, dims, samples, rows):
+        x, w, b, noise = matrices((rows, 7), (5, 7), (5,), (SAMPLES, 5, 7))
+        lanes = lambda t, d: t if d is None else torch.stack([t * (i + 1) for i in range(LANES)], d)
+
+        def made(way):
+            value = lambda x, w: torch.tanh(way(x, w, b)).pow(3).sum()
+            both = lambda x, w: torch.vmap(lambda e: value(x, w + e) + value(x * (1 + e.sum()), w))(noise).mean()
+            return torch.vmap(torch.func.grad_and_value(both if samples else value, (0, 1)), dims)
+
+        same(
+            made(conv.linear)(lanes(x, dims[0]), lanes(w, dims[1])),
+            made(F.linear)(lanes(x, dims[0]), lanes(w, dims[1])),
+        )
+
+    def test_second_derivatives(self):
+        x, w, b = matrices((LANES, 6, 7), (LANES, 5, 7), (LANES, 5))
+
+        def made(way):
+            value = lambda x, w, b: torch.tanh(way(x, w, b)).pow(3).sum()
+
+            def one(x, w, b):
+                pull = torch.func.vjp(lambda x, w: torch.func.grad(value, (0, 1))(x, w, b), x, w)[1]
+                return pull((x.sin(), w.sin()))
+
+            return torch.vmap(one)
+
+        same(made(conv.linear)(x, w, b), made(F.linear)(x, w, b))
+
+    @pytest.mark.parametrize("rows", [(), (6,), (0,), (2, 3), (2, 3, 4)], ids=str)
+    def test_any_axes_of_rows(self, rows):
+        x, w, b = matrices((LANES, *rows, 7), (5, 7), (5,))
+        for bias in (b, None):
+            made = lambda way, bias=bias: torch.vmap(lambda x: way(x, w, bias))(x)
+            assert made(conv.linear).shape == (LANES, *rows, 5)
+            same(made(conv.linear), made(F.linear))
+
+    def test_noise_on_activations_meets_it(self, monkeypatch):
+        from fedabml.engine.estimators import Noise, uses
+        from fedabml.gaussian import Gaussian
+        from fedabml.vectors import Network
+
+        network = Network(nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3)).double())
+        q = Gaussian(network.initial, torch.full_like(network.initial, -3.0))
+        noise = Noise("local", uses=uses(network, (7,)))
+        key, x = torch.tensor(1), matrices((6, 7))[0]
+        calls = []
+        monkeypatch.setattr(conv, "_multiplied", lambda a, b: calls.append(a.shape) or torch.bmm(a, b.mT))
+        with Products():
+            ours = noise.outputs(network, q, x, key, key)[0]
+        assert len(calls) == 4  # means and variances of two layers
+        same(ours, noise.outputs(network, q, x, key, key)[0])
+
+
+def test_what_the_kernel_cannot_read_is_copied():
+    x = torch.zeros(2, 4, 6)
+    for fine in (x, x.mT, x[:, 1:, :3], x[:, ::2]):
+        assert conv._readable(fine) is fine
+    for other in (x[:, ::2, ::2], x[:1].expand(2, 4, 6), x[:, :1].expand(2, 4, 6)):
+        assert conv._readable(other).is_contiguous()
 
 
 def test_bfloat16_sums_in_float32():

@@ -32,7 +32,7 @@ from .. import rng
 from ..algorithms.base import Site, State
 from ..operators import plainly
 from .memory import uploaded
-from .tape import merge, once_and_again, record, reuse
+from .tape import merge, once_and_again, record, reuse, settle
 
 log = logging.getLogger("fedabml")
 
@@ -225,6 +225,7 @@ def compiled(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[
         with plainly():
             trace = make_fx(flat)(*tensors)
         merge(trace.graph)
+        settle(trace.graph)
         trace.recompile()
         fused = torch.compile(trace, dynamic=False)
         fused(*tensors)

@@ -125,6 +125,32 @@ def merge(graph: fx.Graph) -> None:
                 graph.erase_node(node)
 
 
+def settle(graph: fx.Graph) -> None:
+    """Has torch's compiler write what our products read once; it would do so again for every view that is read."""
+    read = [n for n in graph.nodes if n.op == "call_function" and str(n.target).startswith("fedabml.multiply")]
+    if not read:
+        return
+    from torch._inductor import inductor_prims
+
+    for node in dict.fromkeys(_source(operand) for n in read for operand in n.args[:2]):
+        if node.op == "call_function":
+            with graph.inserting_after(node):
+                still = graph.call_function(inductor_prims.force_stride_order, (node, node.meta["val"].stride()))
+            _, strides = still.args
+            node.replace_all_uses_with(still)
+            still.args = (node, strides)
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """What a view shows: an input, an operation's result or, of several, the one."""
+    while node.op == "call_function" and not _fresh(node):
+        above = node.all_input_nodes[0]
+        if _fresh(above) and not isinstance(above.meta["val"], Tensor):
+            break
+        node = above
+    return node
+
+
 def _idle(node: fx.Node) -> bool:
     """Whether an operation gives its operand again: a view of all of it as it is, or its product with 1."""
     name = str(node.target)

@@ -9,7 +9,7 @@ import torch
 import fedabml
 from fedabml import rng
 from fedabml.algorithms import REGISTRY, make
-from fedabml.conv import conv2d
+from fedabml.conv import conv2d, linear
 from fedabml.engine.lanes import Lanes
 from fedabml.engine.simulate import Simulation, advance
 from fedabml.engine.tape import _changes
@@ -196,6 +196,67 @@ def test_convolutions_of_lanes_are_those_of_torch(geometry, dtype, close):
         assert ours.dtype == kind
         assert (ours.double() - theirs).norm() <= close * theirs.norm()
     dtype_of("float32", torch.device("cuda"))
+
+
+PRODUCTS = [(20, 50, 784, 10), (15, 50, 784, 200), (15, 50, 200, 62), (3, 7, 13, 5), (1, 300, 65, 70), (150, 9, 90, 12)]
+
+
+@pytest.mark.parametrize(("dtype", "close"), [("float32", 3e-6), ("tf32", 2e-3), ("bf16", 1e-2)])
+@pytest.mark.parametrize("sizes", PRODUCTS, ids=str)
+def test_products_of_lanes_are_those_of_torch(sizes, dtype, close):
+    from fedabml.engine.backend import dtype_of
+
+    lanes, rows, length, outs = sizes
+    kind = dtype_of(dtype, torch.device("cuda")).network
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(lanes, rows, length, generator=g).cuda().to(kind)
+    vector = torch.randn(lanes, outs * length + outs + 2, generator=g).cuda().to(kind)  # as weights lie in practice
+    pull = torch.randn(lanes, rows, outs, generator=g).cuda().to(kind)
+
+    def made(way, kind):
+        def one(x, vector, pull):
+            weight = vector[2 : 2 + outs * length].view(outs, length)
+            out, back = torch.func.vjp(lambda x, weight: way(x, weight, vector[-outs:]), x, weight)
+            return out, *back(pull)
+
+        return torch.vmap(one)(x.to(kind), vector.to(kind), pull.to(kind))
+
+    ours, again = made(linear, kind), made(linear, kind)
+    assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
+    for own, exact in zip(ours, made(torch.nn.functional.linear, torch.float64), strict=True):
+        assert own.dtype == kind and own.shape == exact.shape
+        assert (own.double() - exact).norm() <= close * exact.norm()
+    assert ours[2].is_contiguous()  # as the weights
+    dtype_of("float32", torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("in_dims", "layout"), [((0, 0), "turned"), ((0, None), ""), ((None, 0), ""), ((0, 0), "gaps")]
+)
+def test_products_read_operands_as_they_lie(in_dims, layout):
+    x, w = torch.randn(4, 33, 70, device="cuda"), torch.randn(4, 21, 70, device="cuda")
+    if layout == "turned":
+        x, w = x.mT.contiguous().mT, w.mT.contiguous().mT
+    if layout == "gaps":
+        x, w = x[:, ::3, ::2], w[:, :, 1::2]
+    x, w = (t if d == 0 else t[0] for t, d in zip((x, w), in_dims, strict=True))
+    made = lambda way, *tensors: torch.vmap(
+        torch.func.grad(lambda x, w: way(x, w, None).tanh().pow(3).sum(), (0, 1)), in_dims
+    )(*tensors)
+    expected = made(torch.nn.functional.linear, x.double(), w.double())
+    for own, exact in zip(made(linear, x, w), expected, strict=True):
+        assert (own.double() - exact).norm() <= 1e-5 * exact.norm()
+
+
+@pytest.mark.parametrize("model_options", [{"hidden": ()}, {"hidden": (20, 12)}], ids=["regression", "two layers"])
+@pytest.mark.parametrize("name", ["fedavg", "fedabml"])
+def test_compiled_and_captured_products_equal_eager_ones(name, model_options, caplog):
+    fed, words = federation((1, 9, 9), EVEN), {"dtype": "float32", "model_options": model_options, "rounds": 2}
+    fused = simulate(fed, make(name, lr=0.05), compile=True, **words)
+    assert "without torch.compile" not in caplog.text
+    assert_close(fused, simulate(fed, make(name, lr=0.05), capture=False, **words), 1e-5)
+    again = everything(simulate(fed, make(name, lr=0.05), compile=True, **words))
+    assert all(torch.equal(v, again[k]) for k, v in everything(fused).items())
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedabml", "scaffold"])

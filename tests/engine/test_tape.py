@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedabml import FedABML, FedAvg, Federation, prepare, rng
+from fedabml import FedABML, FedAvg, Federation, conv, prepare, rng
 from fedabml.engine.simulate import Simulation
-from fedabml.engine.tape import once_and_again, record, reuse
+from fedabml.engine.tape import merge, once_and_again, record, reuse, settle
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -209,3 +209,35 @@ def test_random_numbers_of_torchs_are_neither_merged_nor_moved():
     once, again = once_and_again(record(function, *given), range(1, 2))
     first, second = (again(*given, *once(given[1])) for _ in range(2))
     assert first.abs().max() > 0 and not torch.equal(first, second)
+
+
+def test_what_products_read_is_settled_once(monkeypatch):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    library = torch.library.Library("fedabml", "IMPL")
+    library.impl("multiply", lambda a, b, coarse: torch.bmm(a, b.mT), "CPU")  # as on a GPU
+    monkeypatch.setattr(conv, "_capable", lambda x: True)
+
+    def one(w, x):
+        def cost(w):
+            a, b = w.exp().split([12, 8])
+            hidden = torch.relu(conv.linear(x.square().sort(0).values, a.view(4, 3), None))
+            return conv.linear(hidden, b.view(2, 4), None).logsumexp(-1).mean()
+
+        return torch.func.grad(cost)(w)
+
+    given = torch.randn(6, 20), torch.randn(6, 5, 3)
+    try:
+        trace = make_fx(torch.vmap(one))(*given)
+        merge(trace.graph)
+        settle(trace.graph)
+        trace.recompile()
+        settled = [n.args[0] for n in trace.graph.nodes if "force_stride" in str(n.target)]
+        names = [str(n.target) for n in settled]
+        # The weights, the batch (one of two results), the hidden layer, and what comes back to both layers.
+        assert len(settled) == len(set(settled)) == 5, names
+        assert sum("exp" in name for name in names) == 1 and sum("getitem" in name for name in names) == 1
+        assert sum("multiply" in str(n.target) for n in trace.graph.nodes) == 5  # of the batch no derivative is taken
+        assert torch.equal(trace(*given), torch.vmap(one)(*given))
+    finally:
+        library._destroy()
