@@ -60,7 +60,7 @@ RATES = [0.01, 0.02, 0.03, 0.05, 0.1]
 LAMBDAS = [1.0, 0.1, 0.01]
 BAYES = {"s": 2, "average": 0.8}
 # What was the default when the cells were made; it is no part of them.
-MEANT: dict[str, dict[str, Any]] = {"fedabml": {"estimator": "weight", "short_batch": "whole"}}
+MEANT: dict[str, dict[str, Any]] = {"fedabml": {"estimator": "weight", "short_batch": "whole", "server_momentum": 0.0}}
 FASHION = options([1, 5, 20, 50], [0.003, 0.01, 0.03])
 CIFAR = options([1, 5], [0.003, 0.01, 0.03]) + options([10], [0.01])
 COLUMNS: dict[str, dict[str, Any]] = {

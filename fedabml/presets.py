@@ -68,6 +68,7 @@ def _paper(cifar: bool) -> dict[str, dict[str, Any]]:
             "aggregate": "mean",
             "label_prior": "none",
             "average": 0.0,
+            "server_momentum": 0.0,
             "personal_lr": lr,
         }
         | fine,

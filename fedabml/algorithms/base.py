@@ -24,6 +24,8 @@ from ..gaussian import Distribution, Point
 from ..vectors import Layout, plus
 from .hyper import Range, checked, hyper
 
+SERVER_MOMENTUM = "β: how much of its last step the server takes again"  # the meaning, whatever its default
+
 State = dict[str, Tensor]
 
 
@@ -82,9 +84,7 @@ class Algorithm:
     average: float = hyper(
         0.0, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999, tune=(0.0, 0.8)
     )
-    server_momentum: float = hyper(
-        0.0, "β: how much of its last step the server takes again", 0, 0.999, neutral=0.0, tune=(0.0, 0.4, 0.7)
-    )
+    server_momentum: float = hyper(0.0, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=(0.0, 0.4, 0.7))
     label_prior: str = hyper("none", "label level: π_i from the client's own counts", choices=("none", "dirichlet"))
     label_alpha: float = hyper(0.1, "α of the label level's Dirichlet prior", 1e-6)
     predict_samples: int = hyper(10, "weight samples of a prediction (0: the posterior mean, one pass)", 0)
@@ -111,11 +111,11 @@ class Algorithm:
     def roll(self, old: State, new: State, velocity: State) -> tuple[State, State]:
         """The server's heavy ball after `merge`: v ← βv + (new − old), m = old + v; the shared state and v.
 
-        It is that of weights alone. An algorithm with a hyperparameter of this name of its own sees to it itself.
+        It is that of weights alone. An algorithm that means something else by this name sees to it itself; one with
+        another default means the same.
         """
-        field = "server_momentum"
-        own = type(self).__dataclass_fields__[field] is not Algorithm.__dataclass_fields__[field]
-        if own or not self.server_momentum:
+        mine, usual = (kind.__dataclass_fields__["server_momentum"].metadata for kind in (type(self), Algorithm))
+        if mine.get("doc") != usual["doc"] or not self.server_momentum:
             return new, {}
         steps = {name: new[name] - old[name] for name in ("mean", "body") if name in new}
         velocity = {name: v + self.server_momentum * velocity[name] if velocity else v for name, v in steps.items()}

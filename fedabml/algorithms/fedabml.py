@@ -24,7 +24,7 @@ from .. import rng
 from ..errors import InputError
 from ..gaussian import Gaussian, moments
 from .amortised import Amortised
-from .base import Batch, Loss, Site, State
+from .base import SERVER_MOMENTUM, Batch, Loss, Site, State
 from .hyper import Range, hyper
 from .steps import euclidean_prior, natural_prior
 
@@ -41,6 +41,7 @@ class FedABML(Amortised):
     rho_std: float = hyper(0.1, "ρ_ν: natural step of ν_θ (with moments: the server's)", 0, 1)
     aggregate: str = hyper("mean", "the server's mean of θ_i, or moments of φ_i", choices=("mean", "moments"))
     average: float = hyper(0.8, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999)
+    server_momentum: float = hyper(0.4, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=(0.0, 0.4, 0.7))
     posterior_std: str = hyper(
         "sgd", "the step of the posterior's ν", choices=("fixed", "sgd", "natural"), tune=("sgd", "natural")
     )

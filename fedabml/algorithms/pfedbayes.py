@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .base import Algorithm, Site, State
+from .base import SERVER_MOMENTUM, Algorithm, Site, State
 from .fedabml import FedABML
 from .hyper import Range, hyper
 from .steps import blend
@@ -35,6 +35,7 @@ class PFedBayes(FedABML):
     personal_epochs: int = hyper(0, "further epochs of q_i before it is scored", 0, tune=(0, 1, 5, 20))
     personal_lr: float | None = hyper(None, "step size of those epochs (none: lr)", 0, tune=(0.001, 0.003, 0.01, 0.03))
     average: float = hyper(0.0, "decay of the average of z over rounds (0: the last z)", 0, 0.999, tune=(0.0, 0.8))
+    server_momentum: float = hyper(0.0, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=(0.0, 0.4, 0.7))
     short_batch: str = hyper("whole", "the step of an epoch's short last minibatch", choices=("whole", "rows"))
     label_prior: str = hyper("none", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
 

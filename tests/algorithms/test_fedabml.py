@@ -172,7 +172,9 @@ def test_one_sample_does_not_throw_a_client_off(kind, factor):
 @pytest.mark.parametrize("options", [{"backend": "vmap"}, {"backend": "loop"}, {"backend": "vmap", "chunk": 1}])
 def test_short_minibatches_in_the_engine(options):
     """Plain SGD on the very minibatches of the engine, a step's size by its rows: of min(3, n)."""
-    sim, _ = problem.simulate(FedABML(posterior="point", lr=0.1, average=0, rho=1), rounds=2, **options)
+    sim, _ = problem.simulate(
+        FedABML(posterior="point", lr=0.1, average=0, server_momentum=0, rho=1), rounds=2, **options
+    )
     w = problem.START
     for round in (1, 2):
         sent = []
@@ -561,6 +563,7 @@ def test_points_with_the_full_natural_step_are_fedavg(every):
         "evaluate": False, "dtype": "float64",
     }  # fmt: skip
     words = {"posterior": "point", "rho": 1, "k": 1, "label_prior": "none", "average": 0, "short_batch": "whole"}
+    words["server_momentum"] = 0
     point = FedABML(lr=0.1, prior_every=every, **words)
     a = fedabml.train(federation(), module, point, **options)
     b = fedabml.train(federation(), module, FedAvg(lr=0.1), **options)

@@ -157,7 +157,7 @@ def test_remark_1_through_the_engine():
     free = PerFedAvg(lr=0.2, alpha=0.1, delta=1e-4)
     meta = FedABML(
         prior_step="amortised", prior_every="batch", posterior="point", lr=0.1, prior_lr=0.2, average=0,
-        label_prior="none",
+        label_prior="none", server_momentum=0,
     )  # fmt: skip
     a, _ = simulate(free, 3, batch_size=9, epochs=6)
     b, _ = simulate(meta, 3, batch_size=9, epochs=2)

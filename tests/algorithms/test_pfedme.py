@@ -133,7 +133,7 @@ def test_remark_2_through_the_engine_as_the_posterior_narrows():
     for nu in (-6.0, -9.0):
         bayes = FedABML(
             prior_step="euclidean", prior_every="batch", kl_step="explicit", posterior_std="fixed", k=2, lr=0.05, s=1,
-            lam=3.0 * 6 * np.exp(2 * nu), nu0=nu, average=0,
+            lam=3.0 * 6 * np.exp(2 * nu), nu0=nu, average=0, server_momentum=0,
         )  # fmt: skip
         gaps.append((simulate(bayes, fed=fed)[0].shared["mean"] - me.shared["mean"]).abs().max().item())
     assert gaps[1] < 1e-3 and gaps[0] / gaps[1] == pytest.approx(np.exp(3), rel=0.2)

@@ -162,6 +162,7 @@ class Bound(Experiment):
             "s": 2,
             "antithetic": True,
             "average": 0.0,
+            "server_momentum": 0.0,
         }
         hyper |= {"personal_lr": 0.03, "personal_epochs": 100 if quick else 2000, "predict_samples": 20}
         hyper |= {"prior_std": "learned", "rho_std": 0.3, "posterior_std": "natural", "lr_std": 0.1}

@@ -104,7 +104,7 @@ class Remarks(Experiment):
 def _arms(place: str, n: int) -> dict[str, tuple[str, Table, int]]:
     """By label an algorithm, its hyperparameters, and its epochs: Per-FedAvg takes three batches to a step."""
     point: Table = {"posterior": "point", "prior_step": "amortised", "prior_every": "batch", "label_prior": "none"}
-    point |= {"lr": ALPHA, "prior_lr": BETA, "average": 0.0}
+    point |= {"lr": ALPHA, "prior_lr": BETA, "average": 0.0, "server_momentum": 0.0}
     made: dict[str, tuple[str, Table, int]] = {"amortised": ("fedabml", point, STEPS)}
     for delta in DELTAS:
         made[f"perfedavg {delta}"] = ("perfedavg", {"lr": BETA, "alpha": ALPHA, "delta": delta}, 3 * STEPS)
@@ -120,7 +120,7 @@ def _arms(place: str, n: int) -> dict[str, tuple[str, Table, int]]:
             "kl_step": "explicit",
         }
         gaussian |= {"posterior_std": "fixed", "prior_std": "fixed", "prior_step": "euclidean", "prior_every": "batch"}
-        gaussian |= {"label_prior": "none", "average": 0.0, "antithetic": place == "quadratic"}
+        gaussian |= {"label_prior": "none", "average": 0.0, "antithetic": place == "quadratic", "server_momentum": 0.0}
         made[f"explicit {nu}"] = ("fedabml", gaussian, STEPS)
     return made
 
