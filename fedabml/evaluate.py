@@ -189,40 +189,62 @@ def evaluate_together(
 
     Without `prior` the server's own model is not scored.
     """
+    epochs = entries[0].cohort.algorithm.personal_epochs
+    (found,) = evaluate_after((epochs,), entries, split, prior=epochs if prior else None)
+    return found
+
+
+@torch.no_grad()
+def evaluate_after(
+    epochs: Sequence[int], entries: Sequence[Entry], split: str = "test", prior: int | None = None
+) -> list[list[Evaluation | TrainingError]]:
+    """The same after each of these numbers of personal epochs, ascending: for each, the scores of all runs.
+
+    The server's own model is scored with those after `prior` epochs.
+    """
     scored = [drawn(e.cohort, split, e.most) for e in entries]
     own = [_ours(e, clients) for e, clients in zip(entries, scored, strict=True)]
-    personal, bad = fitting([e.cohort for e in entries], sum(map(len, own)), partial(_personal, entries, split, own))
+    work = partial(_personal, epochs, entries, split, own)
+    stages = fitting([e.cohort for e in entries], sum(map(len, own)), work)
     return [
-        _whole(entry, split, clients, parts, wrong, prior)
-        for entry, clients, parts, wrong in zip(entries, scored, personal, bad, strict=True)
+        [
+            _whole(entry, split, clients, parts, wrong, many == prior)
+            for entry, clients, parts, wrong in zip(entries, scored, personal, bad, strict=True)
+        ]
+        for many, (personal, bad) in zip(epochs, stages, strict=True)
     ]
 
 
 def _personal(
-    entries: Sequence[Entry], split: str, clients: list[list[int]], chunk: int
-) -> tuple[list[list[Any]], list[list[int]]]:
-    """Every run's predictions for these clients, so many at a time, and the clients whose models diverged."""
-    personal: list[list[Any]] = [[] for _ in entries]
-    bad: list[list[int]] = [[] for _ in entries]
+    epochs: Sequence[int], entries: Sequence[Entry], split: str, clients: list[list[int]], chunk: int
+) -> list[tuple[list[list[Any]], list[list[int]]]]:
+    """After each number of epochs every run's predictions for these clients, and the clients whose models diverged."""
+    stages: list[tuple[list[list[Any]], list[list[int]]]] = [
+        ([[] for _ in entries], [[] for _ in entries]) for _ in epochs
+    ]
     workers = entries[0].cohort.workers
     chunks = list(chunked(clients, chunk, workers))
 
-    def scored(part: dict[int, list[int]]) -> tuple[list[Any], list[bool]]:
+    def scored(part: dict[int, list[int]]) -> list[tuple[list[Any], list[bool]]]:
         run = {i: entries[i] for i in part}
         lanes = Lanes([Part(run[i].cohort, run[i].shared, own, run[i].round) for i, own in part.items()])
-        models = lanes.personalise(joined([run[i].kept(own) for i, own in part.items()]))
+        kept = joined([run[i].kept(own) for i, own in part.items()])
         rows = {i: [run[i].cohort.fed.rows(split)[c] for c in own] for i, own in part.items()}
-        draws = lanes.predict(models, [own for many in rows.values() for own in many])
-        pieces = draws.split([sum(map(len, many)) for many in rows.values()], 1)
-        found = [prediction(run[i].cohort, piece) for i, piece in zip(part, pieces, strict=True)]
-        return found, torch.stack([torch.isfinite(leaf).flatten(1).all(1) for leaf in models]).all(0).tolist()
+        found = []
+        for models in lanes.personalised(kept, epochs):
+            draws = lanes.predict(models, [own for many in rows.values() for own in many])
+            pieces = draws.split([sum(map(len, many)) for many in rows.values()], 1)
+            fine = torch.stack([torch.isfinite(leaf).flatten(1).all(1) for leaf in models]).all(0).tolist()
+            found.append(([prediction(run[i].cohort, p) for i, p in zip(part, pieces, strict=True)], fine))
+        return found
 
-    for part, (pieces, fine) in zip(chunks, over(scored, chunks, workers), strict=True):
-        for i, piece in zip(part, pieces, strict=True):
-            personal[i].append(piece)
-        for (i, client), good in zip(((i, c) for i, own in part.items() for c in own), fine, strict=True):
-            bad[i] += [] if good else [client]
-    return personal, bad
+    for part, found in zip(chunks, over(scored, chunks, workers), strict=True):
+        for (personal, bad), (pieces, fine) in zip(stages, found, strict=True):
+            for i, piece in zip(part, pieces, strict=True):
+                personal[i].append(piece)
+            for (i, client), good in zip(((i, c) for i, own in part.items() for c in own), fine, strict=True):
+                bad[i] += [] if good else [client]
+    return stages
 
 
 def _ours(entry: Entry, clients: list[int]) -> list[int]:

@@ -42,6 +42,7 @@ KNOWN: dict[str, Any] = {
     "momentum": 0.0,
     "weights": "uniform",
     "short_batch": "whole",
+    "server_momentum": 0.0,
 }
 
 

@@ -9,6 +9,7 @@ sums. The clients of one run have the same θ and hyperparameters, which then ha
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cached_property
@@ -251,12 +252,16 @@ class Lanes:
         """A round's updates, and what clients keep."""
         return self.each("end", (0, self.runs, 0, 0, 0), carry, self.shared, kept, self.site, done)
 
-    def steps(self, carry: State, phases: list[Phase], purpose: int) -> tuple[State, Tensor, Tensor]:
-        """All steps of all phases: the last carry, the mean loss and the number of steps of every lane."""
+    def steps(self, carry: State, phases: list[Phase], purpose: int, begun: int = 0) -> tuple[State, Tensor, Tensor]:
+        """All steps of all phases: the last carry, the mean loss and the number of steps of every lane.
+
+        Of so many epochs that are `begun`, of the only phase, the steps were taken before; all lanes take as many.
+        """
         if self.one.backend == "loop" and not self.one.programs.capture and len(self) > 1:
             # All steps of one client before the next: its weights stay in the cache.
             each = [Lanes([part._replace(clients=[client])]) for part in self.parts for client in part.clients]
-            own = [lane.steps(tree_map(lambda v: v[i : i + 1], carry), phases, purpose) for i, lane in enumerate(each)]  # noqa: B023
+            one = lambda v, i: tree_map(lambda v: v[i : i + 1], v)  # noqa: E731
+            own = [lane.steps(one(carry, i), phases, purpose, begun) for i, lane in enumerate(each)]
             return tree_map(lambda *t: torch.cat(t), *own)
         carry = {name: value.contiguous() for name, value in carry.items()}  # a traced step is made for such
         sizes = tuple((phase.epochs, phase.batches) for phase in phases)
@@ -268,7 +273,10 @@ class Lanes:
                 continue
             steps = steps_of(self.sizes, phase.epochs, inputs.rows.shape[-1], phase.batches)
             name = (phase.step.__name__, self.runs, self.whole, options)  # type: ignore[attr-defined]
-            inputs = inputs._replace(carry=carry, losses=losses, rows=inputs.rows[: steps.max()], samples=self.samples)
+            past = int(steps_of(self.sizes, begun, inputs.rows.shape[-1], phase.batches).max()) if begun else 0
+            rows, steps = inputs.rows[past : steps.max()], steps - past
+            inputs = inputs._replace(carry=carry, losses=losses, rows=rows, first=inputs.first + past)
+            inputs = inputs._replace(samples=self.samples)
             carry, losses = self.programs.run(name, self.move(phase.step), inputs, steps, self.runs is not None)
         return carry, losses / done.clamp_min(1), done
 
@@ -344,9 +352,21 @@ class Lanes:
     # -- a client's own model ---------------------------------------------------------------------------------------
     def personalise(self, kept: State) -> Distribution:
         """Every client's own distribution over weights, a lane each, exactly as a new client would get it."""
-        carry = self.captured("opening", kept, static=("personal", rng.PERSONAL))
-        carry, _, _ = self.steps(carry, self.one.algorithm.personal_phases(), rng.PERSONAL)
-        return self.each("own_model", (0,), carry)
+        return next(self.personalised(kept, [self.one.algorithm.personal_epochs]))
+
+    def personalised(self, kept: State, epochs: Sequence[int]) -> Iterator[Distribution]:
+        """The same after each of these numbers of epochs, ascending: where all lanes take as many steps, on the way."""
+        start, begun = self.captured("opening", kept, static=("personal", rng.PERSONAL)), 0
+        alone = self.one.backend == "loop" and not self.one.programs.capture
+        even = alone or self.sizes.min() == self.sizes.max()
+        carry = start
+        for many in epochs:
+            phases = dataclasses.replace(self.one.algorithm, personal_epochs=many).personal_phases()
+            if not (even and [(p.epochs, p.batches) for p in phases] == [(many, 1)]):
+                carry, begun = start, 0
+            carry, _, _ = self.steps(carry, phases, rng.PERSONAL, begun)
+            begun = many
+            yield self.each("own_model", (0,), carry)
 
     def predict(self, models: Distribution, rows: Sequence[np.ndarray]) -> Tensor:
         """What every lane's model gives for its own rows under each weight draw: [draws, all rows, outputs]."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import time
@@ -14,7 +13,7 @@ from ..engine.backend import chunk_of
 from ..engine.cohort import Cohort
 from ..engine.simulate import Simulation, march
 from ..errors import TrainingError
-from ..evaluate import Entry, Evaluation, evaluate_together
+from ..evaluate import Entry, Evaluation, evaluate_after
 from ..run import Setup, prepare, resolve_split
 from .cells import Cell, Result, Score
 from .study import PLAIN, entry
@@ -92,11 +91,18 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[int], None])
     alive = [i for i in range(len(sims)) if i not in errors]
     audiences = [study.audiences(cell.config, setup.cohort.fed) for cell, setup in batch]
     heard = [{name: s.cohort.among(fed) for name, fed in own.items()} for own, s in zip(audiences, sims, strict=True)]
-    for name, number in itertools.product(heard[0], range(len(batch[0][0].personal))):
-        options = [cell.personal[number] for cell, _ in batch]
-        entries = [_entry(sims[i], heard[i][name], options[i]) for i in alive]
-        for i, found in zip(alive, evaluate_together(entries, split, number == 0) if entries else [], strict=True):
-            scores[i].append(_score(options[i], found, len(batch[i][0].personal) == 1, name))
+    for name in heard[0] if alive else ():
+        made: dict[int, list[Evaluation | TrainingError]] = {}
+        for way in _ways([cell for cell, _ in batch]):
+            last = way[max(way)][0]  # all of them have its other options
+            entries = [_entry(sims[i], heard[i][name], batch[i][0].personal[last]) for i in alive]
+            prior = next((epochs for epochs, numbers in way.items() if 0 in numbers), None)
+            found = evaluate_after(tuple(way), entries, split, prior)
+            made |= {n: each for numbers, each in zip(way.values(), found, strict=True) for n in numbers}
+        for number in sorted(made):
+            for i, each in zip(alive, made[number], strict=True):
+                options = batch[i][0].personal
+                scores[i].append(_score(options[number], each, len(options) == 1, name))
     for i, own in enumerate(scores):
         if own and all(score.error for score in own):
             errors[i] = TrainingError(own[0].error)
@@ -111,6 +117,17 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[int], None])
         error = str(errors[i]) if i in errors else None
         told = cell.config.to_dict()
         yield Result(cell.identity, cell.label, told, [] if error else scores[i], facts, error, curves[i], looks[i])
+
+
+def _ways(cells: Sequence[Cell]) -> list[dict[int, list[int]]]:
+    """The numbers of the cells' personal options by epochs, ascending: one way for those that differ in them alone."""
+    usual = cells[0].config.algorithm_object().personal_epochs
+    ways: dict[str, dict[int, list[int]]] = {}
+    for number, option in enumerate(cells[0].personal):
+        rest = [{k: v for k, v in c.personal[number].items() if k != "personal_epochs"} for c in cells]
+        way = ways.setdefault(json.dumps(rest, sort_keys=True), {})
+        way.setdefault(option.get("personal_epochs", usual), []).append(number)
+    return [dict(sorted(way.items())) for way in ways.values()]
 
 
 def _entry(sim: Simulation, cohort: Cohort, personal: dict[str, Any]) -> Entry:

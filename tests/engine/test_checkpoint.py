@@ -390,19 +390,22 @@ def test_the_chunk_of_the_first_start_is_reused(tmp_path):
 
 
 def test_a_run_of_a_version_without_a_hyperparameter_goes_on(tmp_path):
-    whole = run(tmp_path / "whole", rounds=2)
-    run(tmp_path / "old", rounds=1)
+    plain = FedABML(server_momentum=0)  # as all were then
+    whole = run(tmp_path / "whole", 2, plain)
+    run(tmp_path / "old", 1, plain)
     config = files.read_json(tmp_path / "old/config.json")
     for name in ("server_momentum", "lr_decay"):
         del config["algorithm"]["hyper"][name]
     files.write_json(tmp_path / "old/config.json", config)
-    found = run(tmp_path / "old", rounds=2, resume=True)
+    with pytest.raises(InputError, match=r"hyper.server_momentum \(was .*, now 0.4\)"):  # today's default
+        run(tmp_path / "old", 2, resume=True, algorithm=FedABML())
+    found = run(tmp_path / "old", 2, plain, resume=True)
     assert all(torch.equal(v, found.prior.shared[k]) for k, v in whole.prior.shared.items())
     assert files.read_json(tmp_path / "old/config.json")["algorithm"]["hyper"]["server_momentum"] == 0
     del config["algorithm"]["hyper"]["momentum"]  # all versions had it
     files.write_json(tmp_path / "old/config.json", config)
     with pytest.raises(InputError, match=r"hyper.momentum \(was null, now"):
-        run(tmp_path / "old", rounds=3, resume=True)
+        run(tmp_path / "old", 3, plain, resume=True)
 
 
 def test_divergence_names_the_round_and_the_clients_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):

@@ -221,6 +221,28 @@ def test_predictions_of_many_rows_are_cut_in_pieces_and_joined():
         torch.testing.assert_close(out[0], expected)
 
 
+@pytest.mark.parametrize("backend", ["vmap", "loop"])
+@pytest.mark.parametrize("sizes", [(12, 12, 12), (4, 30, 12)])
+def test_personalising_on_the_way_is_personalising_anew(backend, sizes, monkeypatch):
+    fed = federation("mlr", sizes)
+    cohort = simulate(fed, "mlr", FedABML(lr=0.1, s=2), rounds=0, backend=backend, batch_size=5).cohort
+    shared = cohort.algorithm.init(cohort.network.initial, cohort.network.layout)
+    epochs, anew, taken = (0, 1, 2, 5), [], []
+    for many in epochs:
+        other = cohort.using(dataclasses.replace(cohort.algorithm, personal_epochs=many))
+        anew.append(other.lanes(shared, [0, 1, 2]).personalise({}))
+    honest = cohort.programs.run
+    count = lambda name, move, inputs, steps, several: (
+        taken.append(steps.sum()) or honest(name, move, inputs, steps, several)
+    )
+    monkeypatch.setattr(cohort.programs, "run", count)
+    for one, other in zip(cohort.lanes(shared, [0, 1, 2]).personalised({}, epochs), anew, strict=True):
+        for a, b in zip(one, other, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+    steps = sum(-(-n // 5) for n in sizes)  # of an epoch
+    assert sum(taken) == steps * (5 if backend == "loop" or len(set(sizes)) == 1 else 1 + 2 + 5)
+
+
 def test_loss_averages_over_draws():
     fed = federation("mlr")
     cohort = simulate(fed, "mlr", rounds=0).cohort

@@ -50,6 +50,18 @@ def test_together_as_one_by_one(tmp_path, monkeypatch):
     assert len({r.scores[1].summary["nll"] for r in alone[:4]}) == 4
 
 
+def test_options_that_differ_in_epochs_are_scored_on_one_way(tmp_path):
+    """The same numbers as of each alone, in the order in which they were asked for; some are asked for twice."""
+    epochs = (3, 0, 1, 5, 1)  # 5 is the default, too
+    options = [{"personal_epochs": e, "personal_lr": lr} for lr in (0.02, 0.05) for e in epochs] + [{}]
+    (whole,) = run([cell(lr=0.05, personal=tuple(options))], tmp_path / "whole.jsonl")
+    assert [score.personal for score in whole.scores] == options
+    assert [score.summary["prior_nll"] is not None for score in whole.scores] == [True] + [False] * 10  # the first's
+    for i, option in enumerate(options):
+        (one,) = run([cell(lr=0.05, personal=(option,))], tmp_path / f"{i}.jsonl")
+        assert one.scores[0].summary["nll"] == pytest.approx(whole.scores[i].summary["nll"], abs=1e-12)
+
+
 def test_what_may_not_go_together_does_not():
     cells = [cell(), cell(s=3), cell("fedavg"), cell(lam=0.5), cell(seed=4), cell(momentum=0.5)]
     assert [len(group) for group in runner.groups(cells)] == [3, 1, 1, 1]
