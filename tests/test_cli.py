@@ -76,6 +76,19 @@ def test_train_evaluate_personalize_predict(client, tmp_path):
     assert "x_test is predicted" in run("predict", "p.safetensors", "--data", client).stderr
 
 
+def test_a_run_goes_on_with_the_defaults_that_it_was_begun_with(tmp_path):
+    then = ("--set", "fedabml.server_momentum=0", "--set", "fedabml.average=0.5", "--quiet")
+    run("train", *SMALL, "--out", "whole", "--rounds", 4, *then)
+    run("train", *SMALL, "--out", "old", "--rounds", 2, *then)
+    config = json.loads((tmp_path / "old/config.json").read_text())
+    del config["run"]["fedabml"]  # these were the defaults of an earlier version, which had no momentum
+    del config["algorithm"]["hyper"]["server_momentum"]
+    (tmp_path / "old/config.json").write_text(json.dumps(config))
+    run("train", "--resume", "--out", "old", "--rounds", 4, "--quiet")
+    whole, old = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "old"))
+    assert whole["nll"] == old["nll"]
+
+
 def test_resume_needs_the_folder_alone_and_may_go_further(tmp_path):
     run("train", *SMALL, "--out", "whole", "--rounds", 5, "--quiet")
     assert run("train", *SMALL, "--out", "parts", "--quiet").output == ""

@@ -115,7 +115,18 @@ def saved_config(run: Path) -> tuple[RunConfig, dict[str, Any]]:
             f"'{run / 'config.json'}' does not say how its data were made, so they cannot be made again: only runs of "
             "`fedabml train` can be resumed and evaluated here. From Python, use fedabml.train(..., resume=True)."
         )
-    return RunConfig.of(content["run"]), content
+    return _as_it_was(RunConfig.of(content["run"]), content), content
+
+
+def _as_it_was(config: RunConfig, content: dict[str, Any]) -> RunConfig:
+    """The configuration with the defaults of the version that began the run, where those of today are others."""
+    saved = content.get("algorithm", {}).get("hyper")
+    if not isinstance(saved, dict):
+        return config
+    today = config.algorithm_object()
+    was = today.neutral() | {name: value for name, value in saved.items() if hasattr(today, name)}
+    other = {k: v for k, v in was.items() if k not in config.hyper and v != getattr(today, k)}
+    return config.with_changes(hyper=config.hyper | other)
 
 
 def reopened(out: Path, asked: Told) -> RunConfig:
