@@ -17,6 +17,7 @@ from ...config import RunConfig, Table, names, read_toml
 from ...errors import InputError, nearest
 from ...files import write
 from ...run import prepare
+from .. import paper
 from ..compare import configs
 from ..study import Study, dataset, federation
 from ..tune import tune
@@ -152,6 +153,14 @@ def rows(desk: Desk, column: str, algorithms: Sequence[str], search: Search | No
             desk.note(f"{known.title}: {name} cannot run. {error}")
             del found[name]
     return found if ask.protocol == "paper" else _tuned(desk, column, found, search or Search())
+
+
+def lent(desk: Desk, found: dict[str, RunConfig]) -> dict[str, RunConfig]:
+    """Under `tuned`, where FedABML has the label level, FedAvg with its own settings and that level, too."""
+    avg = found.get("fedavg-ft")
+    if desk.ask.protocol != "tuned" or avg is None:
+        return found
+    return found | {"fedavg" + paper.LABELS: avg.with_changes(hyper=avg.hyper | {"label_prior": "dirichlet"})}
 
 
 def _tuned(desk: Desk, column: str, plain: dict[str, RunConfig], search: Search) -> dict[str, RunConfig]:

@@ -15,7 +15,7 @@ from ...report.frame import Axis, Look
 from ...report.svg import line_chart
 from .. import paper
 from ..cells import Cell
-from .columns import COLUMNS, Search, columns, rows
+from .columns import COLUMNS, Search, columns, lent, rows
 from .experiment import Desk, Done, Experiment
 from .findings import Drawing, Findings, Mean, Sheet, against, mean
 from .newcomers import Newcomers
@@ -40,10 +40,7 @@ class Table2(Experiment):
         search, made = Search("-new", study, PERSONAL), []
         for column, _ in columns(desk, self.columns):
             found = rows(desk, column, self.algorithms, search)
-            if desk.ask.protocol == "tuned" and "fedavg-ft" in found:
-                avg = found["fedavg-ft"]
-                found["fedavg" + paper.LABELS] = avg.with_changes(hyper=avg.hyper | {"label_prior": "dirichlet"})
-            for name, config in found.items():
+            for name, config in lent(desk, found).items():
                 configs = [config.with_changes(seed=seed) for seed in desk.ask.seed_list]
                 made += [Cell(f"{column} {name}", each, options, study=study) for each in configs]
         return made
