@@ -358,7 +358,8 @@ class Lanes:
         """The same after each of these numbers of epochs, ascending: where all lanes take as many steps, on the way."""
         start, begun = self.captured("opening", kept, static=("personal", rng.PERSONAL)), 0
         alone = self.one.backend == "loop" and not self.one.programs.capture
-        even = alone or self.sizes.min() == self.sizes.max()
+        each = steps_of(self.sizes, 1, min(self.one.batch_size, self.longest), 1)
+        even = alone or each.min() == each.max()
         carry = start
         for many in epochs:
             phases = dataclasses.replace(self.one.algorithm, personal_epochs=many).personal_phases()

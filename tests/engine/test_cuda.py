@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -46,6 +48,19 @@ def simulate(fed, algorithm, *, capture=True, rounds=3, model="mlp", refused=0, 
     sim.run(rounds)
     assert len(setup.cohort.programs.refused) == refused, "capturing failed"
     return sim
+
+
+@pytest.mark.parametrize("sizes", [EVEN, SIZES])
+def test_personalising_on_the_way_is_personalising_anew(sizes):
+    cohort = simulate(federation(sizes=sizes), make("fedabml"), rounds=1).cohort
+    shared, clients = cohort.algorithm.init(cohort.network.initial, cohort.network.layout), list(range(6))
+    shared = {name: value.to("cuda") for name, value in shared.items()}
+    epochs = (0, 1, 3, 7)
+    seen = [q.mean.clone() for q in cohort.lanes(shared, clients).personalised({}, epochs)]
+    for many, mean in zip(epochs, seen, strict=True):
+        other = cohort.using(dataclasses.replace(cohort.algorithm, personal_epochs=many))
+        torch.testing.assert_close(mean, other.lanes(shared, clients).personalise({}).mean, rtol=0, atol=1e-12)
+    assert (seen[1] - seen[3]).abs().max() > 1e-6
 
 
 def everything(sim):
