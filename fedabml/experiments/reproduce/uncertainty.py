@@ -44,6 +44,7 @@ MOST = 200  # samples of a kind that a client predicts
 BINS = 24  # of a density
 KINDS = {"in": "in-distribution", "out": "out-of-distribution", "other": "other classes"}
 MEASURES = {"entropy": "entropy", "mutual_information": "mutual inf.", "doubt": "1 − max p", "surprise": "surprise"}
+SAID = ("entropy", "surprise")  # the paper's measure, and the one that a label level does not mislead
 LEVELS = np.linspace(0, 1, 51)  # false alarms of the ROC
 
 
@@ -160,18 +161,20 @@ class Uncertainty(Experiment):
         for column in dict.fromkeys(column for column, _ in groups):
             own = {name: cells for (c, name), cells in groups.items() if c == column}
             title = f"{COLUMNS[column].title} against {OUTSIDE[column]}"
-            sheets += [_aurocs(title, own, protocol), _own(title, own, protocol)]
+            sheets += [*_aurocs(title, own, protocol), _own(title, own, protocol)]
             drawings += [_rocs(column, title, own, protocol)]
             drawings += [_densities(column, name, cells[0], protocol) for name, cells in own.items()]
             records += [_record(column, name, cells) for name, cells in own.items()]
-            found = {
-                name: mean([d.result.found["auroc"]["out entropy"]["pooled"] for d in cells])[0]
-                for name, cells in own.items()
-            }
-            order = sorted(found, key=lambda name: -found[name])
-            words = ", ".join(f"{paper.name(name, protocol)} {found[name]:.3f}" for name in order)
-            said.append(f"{title}, AUROC of entropy, pooled: {words}.")
+            said += [f"{title}, AUROC of {m}, pooled: {words}." for m in SAID if (words := _order(own, m, protocol))]
         return Findings(self.title, self.claim, said, sheets, drawings, records, desk.notes)
+
+
+def _order(own: dict[str, list[Done]], measure: str, protocol: str) -> str:
+    """The methods by how well a measure tells the other dataset's samples; nothing where some lack it."""
+    found = {name: _mean(cells, f"out {measure}", "pooled") for name, cells in own.items()}
+    known = {name: value[0] for name, value in found.items() if value}
+    order = sorted(known, key=lambda name: -known[name]) if len(known) == len(own) else []
+    return ", ".join(f"{paper.name(name, protocol)} {known[name]:.3f}" for name in order)
 
 
 def _mean(cells: Sequence[Done], key: str, of: str) -> Mean | None:
@@ -180,22 +183,22 @@ def _mean(cells: Sequence[Done], key: str, of: str) -> Mean | None:
     return None if None in found else mean(found)
 
 
-def _aurocs(title: str, own: dict[str, list[Done]], protocol: str) -> Sheet:
-    head = [
-        "AUROC",
-        *(f"{word}, {KINDS[k]}" for k in ("out", "other") for word in MEASURES.values()),
-        "entropy, per client",
-    ]
-    table = [
-        [
-            paper.name(name, protocol),
-            *(spread(_mean(cells, f"{k} {m}", "pooled"), 3) for k in ("out", "other") for m in MEASURES),
-            spread(_mean(cells, "out entropy", "clients"), 3),
+def _aurocs(title: str, own: dict[str, list[Done]], protocol: str) -> list[Sheet]:
+    """A table for samples of the other dataset, and one for classes that a client never saw."""
+    made = []
+    for kind, heading in (("out", title), ("other", f"{title}: classes never seen")):
+        table = [
+            [
+                paper.name(name, protocol),
+                *(spread(_mean(cells, f"{kind} {m}", "pooled"), 3) for m in MEASURES),
+                spread(_mean(cells, f"{kind} entropy", "clients"), 3),
+            ]
+            for name, cells in own.items()
         ]
-        for name, cells in own.items()
-    ]
-    note = "Pooled over clients, but for the last column: the mean of the clients' own, out-of-distribution."
-    return Sheet(title, head, table, note)
+        head = ["AUROC", *MEASURES.values(), "entropy, per client"]
+        note = "Pooled over clients, but for the last column: the mean of the clients' own."
+        made.append(Sheet(heading, head, table, note))
+    return made
 
 
 def _own(title: str, own: dict[str, list[Done]], protocol: str) -> Sheet:
