@@ -95,7 +95,7 @@ def reproduce(
 
     - `fedabml reproduce table1 --protocol tuned --columns fashionmnist --seeds 5 --out results/table1-tuned`
 
-    - `fedabml reproduce table2 --protocol tuned --columns cifar10-5 --chosen results/table1/cifar10-5.toml`
+    - `fedabml reproduce fewdata --protocol tuned --columns cifar10-5 --chosen results/table1/cifar10-5.toml`
     """
     from ..experiments.reproduce import EXPERIMENTS, PROTOCOLS, Ask, run
 
