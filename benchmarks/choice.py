@@ -55,7 +55,8 @@ def cells(column: str, seeds: int, more: dict[str, Any]) -> dict[str, list[Cell]
     """By estimator, a cell for every seed."""
     run, hyper, names = COLUMNS[column]
     config = RunConfig(**run, rounds=ROUNDS, validation=HELD_OUT, algorithm="fedabml", **more)
-    made = {name: config.with_changes(hyper=hyper | ESTIMATORS[name]) for name in names}
+    plain = hyper | {"server_momentum": 0.0}  # as the default was when the cells were made
+    made = {name: config.with_changes(hyper=plain | ESTIMATORS[name]) for name in names}
     return {n: [Cell(n, c.with_changes(seed=FIRST + i)) for i in range(seeds)] for n, c in made.items()}
 
 

@@ -91,7 +91,7 @@ def main() -> None:
         for _ in range(args.repeats + 1):  # the first is a warm-up, never the least
             for name, sim in sims.items():
                 times[name].append(seconds(sim, largest))
-        trained = simulation(fed, model, algorithms.make("fedabml", average=0.0), backend, cohort)
+        trained = simulation(fed, model, algorithms.make("fedabml", average=0.0, server_momentum=0.0), backend, cohort)
         first = Gaussian(trained.shared["mean"], trained.shared["logstd"])
         trained.run(ROUNDS)
         last = Gaussian(trained.shared["mean"], trained.shared["logstd"])

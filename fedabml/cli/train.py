@@ -120,12 +120,13 @@ def saved_config(run: Path) -> tuple[RunConfig, dict[str, Any]]:
 
 def _as_it_was(config: RunConfig, content: dict[str, Any]) -> RunConfig:
     """The configuration with the defaults of the version that began the run, where those of today are others."""
-    saved = content.get("algorithm", {}).get("hyper")
+    algorithm = content.get("algorithm")
+    saved = algorithm.get("hyper") if isinstance(algorithm, dict) else None
     if not isinstance(saved, dict):
         return config
-    today = config.algorithm_object()
-    was = today.neutral() | {name: value for name, value in saved.items() if hasattr(today, name)}
-    other = {k: v for k, v in was.items() if k not in config.hyper and v != getattr(today, k)}
+    made = config.algorithm_object()
+    today, was = made.values(), made.neutral() | saved
+    other = {k: was[k] for k in today if k in was and k not in config.hyper and was[k] != today[k]}
     return config.with_changes(hyper=config.hyper | other)
 
 

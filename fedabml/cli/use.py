@@ -187,9 +187,10 @@ def predict(
 ) -> None:
     """Predict with a client's posterior, with the uncertainty of each prediction.
 
-    The CSV has the label, a probability per class, the entropy (how unsure, in nats) and the mutual information (the
-    part that is due to the weights, often high for inputs unlike the client's data; a table's value far outside its
-    range can still look sure, so check ranges). For regression: mean, std, model_std.
+    The CSV has the label, a probability per class, the entropy (how unsure, in nats), the mutual information (the part
+    that is due to the weights, often high for inputs unlike the client's data; a table's value far outside its range
+    can still look sure, so check ranges) and, with a label level, the surprise (above 0 for inputs that look like what
+    other clients have). For regression: mean, std, model_std.
 
     Example: `fedabml predict posterior.safetensors --data inputs.npz --out predictions.csv --samples 20`
     """

@@ -1,14 +1,17 @@
 """Cells and their ledger: what is finished is on disk, is read back, and is never run again."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from benchmarks import choice
 from fedabml.algorithms import FedABML
-from fedabml.config import RunConfig
+from fedabml.config import RunConfig, read_toml
 from fedabml.errors import InputError
 from fedabml.experiments import runner
 from fedabml.experiments.cells import Cell, Ledger, Result, Score, execute
+from fedabml.experiments.compare import configs
 
 SMALL = RunConfig(clients=6, model="mlr", rounds=2, participation=0.5, epochs=1, batch_size=20)
 
@@ -156,3 +159,33 @@ def test_cells_of_before_a_hyperparameter_came_are_cells_of_now():
     for name in ("lr_decay", "server_lr"):
         other = Cell("a", RunConfig(algorithm="fedavg-ft", hyper={name: 0.9}))
         assert other.identity != plain.identity and f'"{name}": 0.9' in other.identity
+
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.mark.parametrize(
+    ("settings", "cells", "seeds"),
+    [
+        ("rivals/fashionmnist", "rivals/fashionmnist-compare", range(5)),
+        ("rivals/emnist", "rivals/emnist-compare", range(5)),
+        ("table1/cifar10-2", "table1/cifar10-2-compare", range(5)),
+        ("table1/cifar10-5", "table1/cifar10-5-compare", range(5)),
+        ("momentum/cifar10-5", "momentum/cifar10-5-compare", range(5, 10)),
+    ],
+)
+def test_published_cells_are_those_of_the_published_settings(settings, cells, seeds):
+    """A default that changes must not make others of them."""
+    told, ledger = read_toml(RESULTS / f"{settings}.toml"), Ledger(RESULTS / f"{cells}.jsonl")
+    systems = [name for name, value in told.items() if isinstance(value, dict)]
+    made = [
+        Cell(name, config.with_changes(seed=seed)) for name, config in configs(systems, told).items() for seed in seeds
+    ]
+    assert [cell.label for cell in made if cell not in ledger] == []
+
+
+def test_published_estimators_are_found():
+    ledger = Ledger(RESULTS / "estimators" / "cells.jsonl")
+    for column, more in (("emnist", {}), ("fashionmnist", {}), ("cifar10", {"dtype": "bf16"})):
+        for own in choice.cells(column, 3, more).values():
+            assert all(cell in ledger for cell in own), column

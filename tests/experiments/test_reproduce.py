@@ -256,6 +256,37 @@ def test_settings_chosen_before_are_not_searched_again(tmp_path, monkeypatch):
     assert "--chosen" in command("reproduce", "table1", "--chosen", file, code=2).output  # under `paper`
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (("[fedavg-ft]", "[fedagv-ft]"), "there is no algorithm 'fedagv-ft'. Did you mean"),
+        (("lr = 0.07", "learning = 0.07"), "learning"),
+        (("lr = 0.07", "lr = -1"), "lr"),
+        (("clients = 20", "clients = 21"), "settings of no column"),
+        (("clients = 20", 'clients = 20\npartition = "dirichlet"'), "settings of no column"),
+        (("clients = 20", "clients = 20\nbogus = 1"), "bogus"),
+        (("[fedavg-ft]", ""), ""),
+    ],
+)
+def test_settings_that_are_not_sound_are_refused_and_leave_nothing_behind(changed, said, tmp_path):
+    file = tmp_path / "tuned.toml"
+    file.write_text(CHOSEN.replace(*changed))
+    words = ("table1", "--quick", "--protocol", "tuned", "--chosen", file, "--out", tmp_path / "a")
+    assert said in command("reproduce", *words, code=2).output and not (tmp_path / "a").exists()
+    file.write_text(CHOSEN)
+    assert "for experiments on datasets" in command("reproduce", "toy", *words[1:], code=2).output
+    assert "second file" in command("reproduce", *words, "--chosen", file, code=2).output
+
+
+def test_a_row_that_is_lent_the_label_level_is_there_unless_others_are_named(tmp_path):
+    labels = lambda *named: [
+        cell.label for cell in EXPERIMENTS["uncertainty"]().cells(_desk("uncertainty", algorithms=named))
+    ]
+    assert {"digits fedavg+labels", "digits fedabml+labels"} <= set(labels())
+    assert labels("fedavg-ft") == ["digits fedavg-ft"]
+    assert labels("fedavg-ft", "fedavg+labels") == ["digits fedavg-ft", "digits fedavg+labels"]
+
+
 def test_a_cell_of_a_comparison_serves_a_table(tmp_path, monkeypatch):
     file = tmp_path / "tuned.toml"
     file.write_text(CHOSEN + "[model_options]\nhidden = [32]\n")

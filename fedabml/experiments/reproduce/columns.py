@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .experiment import Desk
 
 TUNING_SEED, SHARE = 100, 0.2  # no seed of the test; of every client's training data
-SETTING = ("dataset", "clients", "classes_per_client", "model")  # what makes a setting a column's
+SETTING = ("dataset", "clients", "classes_per_client", "model", "partition")  # what makes a setting a column's
 
 
 @dataclass(frozen=True)
@@ -77,20 +77,32 @@ QUICK_LR = 0.1  # of the digits: of the paper's grid, the one that a few short r
 
 def check(asked: Sequence[str], algorithms: Sequence[str]) -> None:
     """Refuses columns and algorithms that there are not, before anything is done."""
-    for what, words, known in (("column", asked, tuple(COLUMNS)), ("algorithm", algorithms, names("algorithm"))):
+    systems = (*names("algorithm"), *(name + paper.LABELS for name in ("fedavg", "fedabml")))
+    for what, words, known in (("column", asked, tuple(COLUMNS)), ("algorithm", algorithms, systems)):
         for word in words:
             if word not in known:
                 raise InputError(f"There is no {what} '{word}'.{nearest(word, known)}")
 
 
 def settings(chosen: Sequence[str | Path]) -> dict[str, str]:
-    """By column, what files of chosen settings (a search's tuned.toml) say."""
+    """By column, what files of chosen settings (a search's tuned.toml) say; all of it must be sound."""
     found: dict[str, str] = {}
     for file in chosen:
         told = read_toml(file)
+        tables = [name for name, value in told.items() if isinstance(value, dict) and name != "model_options"]
+        if not tables:
+            raise InputError(f"'{file}' has settings of no algorithm.")
+        try:
+            RunConfig.of({k: v for k, v in told.items() if k not in tables})
+            for each in tables:
+                if each not in names("algorithm"):
+                    raise InputError(f"there is no algorithm '{each}'.{nearest(each, names('algorithm'))}")
+                configs([each], {each: told[each]})[each].algorithm_object()
+        except InputError as error:
+            raise InputError(f"'{file}': {error}") from error
         name = next((name for name, column in COLUMNS.items() if _is_of(told, column)), None)
         if name is None:
-            words = ", ".join(f"{key} {told.get(key)}" for key in SETTING)
+            words = ", ".join(f"{key} {told[key]}" for key in SETTING if key in told)
             raise InputError(f"'{file}' has settings of no column: {words}.")
         if name in found:
             raise InputError(f"'{file}' is the second file of settings of {name}: give one for each column.")
@@ -110,7 +122,7 @@ def keep(chosen: Mapping[str, str], folder: Path) -> None:
 
 def _is_of(told: Table, column: Column) -> bool:
     own = column.setting(quick=False)
-    return all(told.get(key) == own[key] for key in SETTING)
+    return all(told.get(key, getattr(RunConfig, key)) == own.get(key, getattr(RunConfig, key)) for key in SETTING)
 
 
 def columns(desk: Desk, usual: Sequence[str]) -> Iterator[tuple[str, Column]]:
@@ -134,7 +146,7 @@ def rows(desk: Desk, column: str, algorithms: Sequence[str], search: Search | No
     `search` is for an experiment that tunes for itself, not for the column's whole federation.
     """
     known, ask = COLUMNS[column], desk.ask
-    wanted = list(ask.algorithms or algorithms)
+    wanted = [name for name in ask.algorithms or algorithms if not name.endswith(paper.LABELS)]
     if ask.protocol == "paper":
         wanted = [name for name in wanted if name != "fedabml-plain"]  # there fedabml is the paper's own
     keys = {"dtype": ask.dtype} | ask.machine | known.setting(ask.quick)
@@ -155,12 +167,17 @@ def rows(desk: Desk, column: str, algorithms: Sequence[str], search: Search | No
     return found if ask.protocol == "paper" else _tuned(desk, column, found, search or Search())
 
 
-def lent(desk: Desk, found: dict[str, RunConfig]) -> dict[str, RunConfig]:
-    """Under `tuned`, where FedABML has the label level, FedAvg with its own settings and that level, too."""
-    avg = found.get("fedavg-ft")
-    if desk.ask.protocol != "tuned" or avg is None:
-        return found
-    return found | {"fedavg" + paper.LABELS: avg.with_changes(hyper=avg.hyper | {"label_prior": "dirichlet"})}
+def lent(desk: Desk, found: dict[str, RunConfig], whose: Sequence[str] = ("fedavg-ft",)) -> dict[str, RunConfig]:
+    """The same and, with their own settings, some of them with the label level, too: fedavg+labels for fedavg-ft.
+
+    Where algorithms are named, so must these be, beside the ones that they are made of.
+    """
+    more = {}
+    for name in whose:
+        level = name.removesuffix("-ft") + paper.LABELS
+        if name in found and (not desk.ask.algorithms or level in desk.ask.algorithms):
+            more[level] = found[name].with_changes(hyper=found[name].hyper | {"label_prior": "dirichlet"})
+    return found | more
 
 
 def _tuned(desk: Desk, column: str, plain: dict[str, RunConfig], search: Search) -> dict[str, RunConfig]:
@@ -170,6 +187,8 @@ def _tuned(desk: Desk, column: str, plain: dict[str, RunConfig], search: Search)
     """
     kept, found, trials = desk.tuning / f"{column}.toml", {}, desk.ask.budget
     chosen = read_toml(kept) if kept.exists() else {}
+    if before := [name for name in plain if name in chosen]:
+        desk.note(f"{COLUMNS[column].title}: settings of {', '.join(before)} were chosen before ('{kept}').")
     for name, config in plain.items():
         if name in chosen:
             found[name] = config.with_changes(hyper=configs([name], {name: chosen[name]})[name].hyper)

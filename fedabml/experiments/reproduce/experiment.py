@@ -168,8 +168,8 @@ def run(
     folder, hear = Path(out), hear or Hear()
     ask = replace(ask, seeds=ask.seeds or experiment.seeds[ask.quick])
     check(ask.columns, ask.algorithms)
-    if ask.chosen and ask.protocol != "tuned":
-        raise InputError("--chosen is for --protocol tuned: under `paper` every method has the paper's settings.")
+    if ask.chosen and (ask.protocol != "tuned" or not experiment.columns):
+        raise InputError("--chosen is for experiments on datasets with --protocol tuned, where methods are searched.")
     for word in ("columns", "algorithms"):
         if getattr(ask, word) and not getattr(experiment, word):
             raise InputError(f"'{ask.experiment}' has no {word} to choose from; leave --{word} out.")
@@ -177,6 +177,8 @@ def run(
     claim(folder, "reproduce", ask.request(), (folder / "reproduce.json").exists(), FREE, f"{ask.experiment} … ")
     desk = Desk(ask, folder, Path(tuning) if tuning else folder / "tune", hear, finished)
     keep(chosen, desk.tuning)
+    if not ask.chosen and ask.protocol == "tuned":  # those of an earlier call are used, so they are said
+        ask = replace(ask, chosen=tuple(map(str, sorted(desk.tuning.glob("*.toml")))))
     found, facts = _found(experiment, desk)
     publish(found, folder, ask.command(folder), facts)
     return found

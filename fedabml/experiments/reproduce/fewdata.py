@@ -38,8 +38,9 @@ class FewData(Experiment):
     def cells(self, desk: Desk) -> list[Cell]:
         study = Newcomers(SHARE, QUICK_SIZES if desk.ask.quick else SIZES)
         made = []
+        whose = ("fedavg-ft",) if desk.ask.protocol == "tuned" else ()  # the paper's FedABML has no label level
         for column, _ in columns(desk, self.columns):
-            for name, config in lent(desk, rows(desk, column, self.algorithms)).items():
+            for name, config in lent(desk, rows(desk, column, self.algorithms), whose).items():
                 if name == "local":  # a new client has only its own epochs, whatever others did in rounds
                     config = config.with_changes(rounds=0, hyper=config.hyper | {"personal_epochs": ALONE})
                 configs = [config.with_changes(seed=seed) for seed in desk.ask.seed_list]

@@ -38,9 +38,10 @@ class Table2(Experiment):
         study = Newcomers(QUICK_SHARE if desk.ask.quick else SHARE)
         options = tuple({"personal_epochs": epochs} for epochs in paper.EPOCHS)
         search, made = Search("-new", study, PERSONAL), []
+        whose = ("fedavg-ft",) if desk.ask.protocol == "tuned" else ()  # the paper's FedABML has no label level
         for column, _ in columns(desk, self.columns):
             found = rows(desk, column, self.algorithms, search)
-            for name, config in lent(desk, found).items():
+            for name, config in lent(desk, found, whose).items():
                 configs = [config.with_changes(seed=seed) for seed in desk.ask.seed_list]
                 made += [Cell(f"{column} {name}", each, options, study=study) for each in configs]
         return made

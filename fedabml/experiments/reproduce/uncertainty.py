@@ -34,7 +34,7 @@ from ...report.svg import Series, line_chart
 from .. import paper
 from ..cells import Cell
 from ..study import Study
-from .columns import COLUMNS, rows
+from .columns import COLUMNS, lent, rows
 from .experiment import Desk, Done, Experiment
 from .findings import Drawing, Findings, Mean, Sheet, mean, spread
 from .outside import OUTSIDE, auroc, pairs, with_outside
@@ -145,12 +145,8 @@ class Uncertainty(Experiment):
         made = []
         for column, other in pairs(desk, self.columns):
             found = rows(desk, column, self.algorithms)
-            lent = {"fedavg-ft": "fedavg"} | ({"fedabml": "fedabml"} if desk.ask.protocol == "paper" else {})
-            for name, short in lent.items():
-                if name in found:
-                    hyper = found[name].hyper | {"label_prior": "dirichlet"}
-                    found[short + paper.LABELS] = found[name].with_changes(hyper=hyper)
-            for name, config in found.items():
+            whose = ("fedavg-ft", "fedabml") if desk.ask.protocol == "paper" else ("fedavg-ft",)
+            for name, config in lent(desk, found, whose).items():
                 configs = [config.with_changes(seed=seed) for seed in desk.ask.seed_list]
                 made += [Cell(f"{column} {name}", each, study=Outside(other)) for each in configs]
         return made
