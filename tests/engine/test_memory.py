@@ -86,7 +86,7 @@ def test_the_chunk_is_halved_until_it_fits(monkeypatch, caplog, name):
 @pytest.mark.parametrize("name", ["fedabml", "local"])
 def test_so_it_is_when_clients_are_scored(monkeypatch, caplog, name):
     plain = train(algorithm=make(name), eval_every=1)
-    device = Device(monkeypatch, 3, "personalise")
+    device = Device(monkeypatch, 3, "personalised")
     found = train(algorithm=make(name), eval_every=1)
     assert len(caplog.records) == 2 and device.sizes[:3] == [8, 4, 2] and set(device.sizes[2:]) == {2}
     for a, b in zip(plain.history, found.history, strict=True):
@@ -212,7 +212,7 @@ def test_runs_side_by_side(monkeypatch, caplog):
         assert line["round"] == 1
         torch.testing.assert_close(a.shared["mean"], b.shared["mean"])
     copies = [s.cohort.using(FedAvg(personal_epochs=1)) for s in sims]
-    Device(monkeypatch, 2, "personalise")
+    Device(monkeypatch, 2, "personalised")
     scores = evaluate_together([Entry(c, s.theta, s.kept_for) for c, s in zip(copies, sims, strict=True)])
     assert [s.summary["clients_scored"] for s in scores] == [8, 8]
     assert [s.cohort.chunk for s in sims] == [2, 2]  # a copy with other options has the same device
