@@ -275,8 +275,9 @@ class Lanes:
             name = (phase.step.__name__, self.runs, self.whole, options)  # type: ignore[attr-defined]
             past = int(steps_of(self.sizes, begun, inputs.rows.shape[-1], phase.batches).max()) if begun else 0
             rows, steps = inputs.rows[past : steps.max()], steps - past
-            inputs = inputs._replace(carry=carry, losses=losses, rows=rows, first=inputs.first + past)
-            inputs = inputs._replace(samples=self.samples)
+            inputs = inputs._replace(carry=carry, losses=losses, rows=rows, samples=self.samples)
+            if past:
+                inputs = inputs._replace(first=inputs.first + past)
             carry, losses = self.programs.run(name, self.move(phase.step), inputs, steps, self.runs is not None)
         return carry, losses / done.clamp_min(1), done
 

@@ -167,7 +167,7 @@ def rows(desk: Desk, column: str, algorithms: Sequence[str], search: Search | No
     return found if ask.protocol == "paper" else _tuned(desk, column, found, search or Search())
 
 
-def lent(desk: Desk, found: dict[str, RunConfig], whose: Sequence[str] = ("fedavg-ft",)) -> dict[str, RunConfig]:
+def lent(desk: Desk, found: dict[str, RunConfig], whose: Sequence[str]) -> dict[str, RunConfig]:
     """The same and, with their own settings, some of them with the label level, too: fedavg+labels for fedavg-ft.
 
     Where algorithms are named, so must these be, beside the ones that they are made of.
