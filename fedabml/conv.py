@@ -444,8 +444,52 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out if bias is None else out + bias
 
 
+class Pool(Function):
+    """The largest of each tile, and which of its numbers, row by row, that is: the first, as torch has it.
+
+    As plain arithmetic: of torch's own derivative a compiler makes a kernel that looks every place up.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, a: int, b: int) -> tuple[Tensor, Tensor]:
+        tiles = x.unflatten(-1, (-1, b)).unflatten(-3, (-1, a))  # [..., down, a, across, b]
+        best, *others = (tiles[..., i, :, j] for i, j in itertools.product(range(a), range(b)))
+        place = torch.zeros_like(best, dtype=torch.uint8)
+        for number, other in enumerate(others, 1):
+            more = (other > best) | other.isnan()
+            best, place = torch.where(more, other, best), torch.where(more, number, place)
+        return best, place
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.tile = inputs[1:]
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, _: Tensor) -> Any:
+        (place,), (a, b) = ctx.saved_tensors, ctx.tile
+        numbers = torch.arange(a * b, dtype=torch.uint8, device=g.device).view(a, 1, b)
+        spread = lambda t: t.unsqueeze(-1).unsqueeze(-3)  # noqa: E731
+        tiles = torch.where(spread(place) == numbers, spread(g), 0)
+        return tiles.flatten(-2).flatten(-3, -2), None, None
+
+
+def _tile(
+    x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, **others: bool
+) -> tuple[int, int] | None:
+    """The tile of a pooling whose tiles cover the images, and not each other; else None."""
+    pair = lambda v: (v, v) if isinstance(v, int) else tuple(v)  # noqa: E731
+    tile = pair(kernel_size)
+    covers = all(many % own == 0 for many, own in zip(x.shape[-2:], tile, strict=True))
+    apart = (pair(stride or kernel_size), pair(padding), pair(dilation)) == (tile, (0, 0), (1, 1))
+    return tile if covers and apart else None
+
+
 class Products(TorchFunctionMode):
-    """Takes the place of `conv2d` and `linear` wherever a module calls them."""
+    """Takes the place of `conv2d` and `linear` and, for a compiler, of `max_pool2d` wherever a module calls them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -458,4 +502,8 @@ class Products(TorchFunctionMode):
         if func is F.linear:
             told = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
             return linear(told["input"], told["weight"], told.get("bias"))
+        if func is F.max_pool2d and plain() and not kwargs.get("return_indices"):
+            tile = _tile(*args, **kwargs)
+            if tile:
+                return Pool.apply(args[0], *tile)[0]
         return func(*args, **kwargs)

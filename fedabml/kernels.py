@@ -15,7 +15,7 @@ import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 from torch import Tensor
 
 BLOCK, PIXELS, BUSY = 1024, 32, 528
-ENOUGH = 128  # programs, one for almost every multiprocessor, below which a product's blocks are made smaller
+ENOUGH = 96  # blocks, one for most of the multiprocessors, below which those of a long sum are made smaller
 Pair = Sequence[int]
 
 
@@ -27,20 +27,40 @@ def _mixed(z):  # type: ignore[no-untyped-def]
     return z ^ (z >> 31)
 
 
-@triton.jit  # type: ignore[misc, unused-ignore]
-def _mix(z, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One number each."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    value = _mixed(tl.load(z + i, mask=i < count).to(tl.uint64, bitcast=True))
-    tl.store(out + i, value.to(tl.int64, bitcast=True), mask=i < count)
+# Numbers differ from call to call, and for each kind of them Triton would compile anew.
+@triton.jit(do_not_specialize=["count", "first", "key_row", "key_step", "value_row", "value_step"])  # type: ignore[misc, unused-ignore]
+def _fold(  # type: ignore[no-untyped-def]
+    keys, values, out, count, first, key_row, key_step, value_row, value_step, BLOCK: tl.constexpr
+):
+    """Row r: keys folded with values or, where there are none, with the numbers of the columns from `first` on."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.load(keys + row * key_row + i * key_step, mask=i < count).to(tl.uint64, bitcast=True)
+    if values is None:
+        value = first + i
+    else:
+        value = tl.load(values + row * value_row + i * value_step, mask=i < count)
+    z = _mixed(key + (value.to(tl.uint64, bitcast=True) + 1) * 0x9E3779B97F4A7C15)
+    tl.store(out + row * count + i, z.to(tl.int64, bitcast=True), mask=i < count)
 
 
-def mix(z: Tensor) -> Tensor:
-    """As `rng._mixed`, in one pass."""
-    z = z.contiguous()
-    out = torch.empty_like(z)
-    if z.numel():
-        _mix[(triton.cdiv(z.numel(), BLOCK),)](z, out, z.numel(), BLOCK=BLOCK)
+def fold(key: Tensor, value: Tensor) -> Tensor:
+    """As `rng.fold` of tensors, in one pass."""
+    out = key.new_empty(torch.broadcast_shapes(key.shape, value.shape))
+    if out.numel():
+        key, value = (t.expand(out.shape).reshape(-1, *out.shape[-1:] or [1]) for t in (key, value))
+        rows, count = key.shape
+        grid = rows, triton.cdiv(count, BLOCK)
+        _fold[grid](key, value, out, count, 0, *key.stride(), *value.stride(), BLOCK=BLOCK)
+    return out
+
+
+def folds(key: Tensor, count: int, first: int) -> Tensor:
+    """As `rng.folds`, in one pass."""
+    out = key.new_empty(*key.shape, count)
+    if out.numel():
+        grid = key.numel(), triton.cdiv(count, BLOCK)
+        _fold[grid](key.contiguous(), None, out, count, first, 1, 0, 0, 0, BLOCK=BLOCK)
     return out
 
 
@@ -70,6 +90,25 @@ def normal(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     if out.numel():
         _normals[(key.numel(), triton.cdiv(half, BLOCK))](key.contiguous(), out, count, half, BLOCK=BLOCK)
     return out
+
+
+@triton.jit  # type: ignore[misc, unused-ignore]
+def _flag(values, losses, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A block of a lane's values; whoever finds one that is not finite says so."""
+    blocks = tl.cdiv(count, BLOCK)
+    row, i = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(values + row * count + i, mask=i < count, other=0.0)
+    found = tl.max((value - value != 0).to(tl.int32), 0)  # infinity less itself is NaN, too
+    tl.store(losses + row, float("nan"), mask=found > 0)
+
+
+def flag(losses: Tensor, values: Sequence[Tensor]) -> Tensor:
+    """The losses, NaN where any of the values [lanes, ...] is not finite: a reduction of few lanes, by all of a GPU."""
+    losses = losses.clone()
+    for value in values:
+        count = value.numel() // len(losses)
+        _flag[(len(losses) * triton.cdiv(count, BLOCK),)](value.contiguous(), losses, count, BLOCK=BLOCK)
+    return losses
 
 
 @triton.jit  # type: ignore[misc, unused-ignore]
@@ -281,25 +320,23 @@ def _multiply(  # type: ignore[no-untyped-def]
     tl.store(place, total.to(y.dtype.element_ty), mask=(m < rows)[:, None] & (n < outs)[None, :])
 
 
-def _blocks(rows: int, outs: int, length: int, lanes: int, size: int) -> dict[str, int]:
-    """How a product is shared out; its numbers have so many bytes.
+def _blocks(rows: int, outs: int, length: int, lanes: int) -> dict[str, int]:
+    """How a product is shared out, by what was measured on an H200.
 
-    The products are so small that the time of one block is the time of all: blocks are as large as leaves one for every
-    multiprocessor. Small ones with a long sum give each warp a share of it: the instructions of a sum wait for each
-    other, and 784 numbers one after another would take longer than all else. Shares are added by the block itself, so
-    neither another kernel nor the order of events has a part in the result.
+    The products are so small that the time of one block is the time of all. A short sum, as of ∂w, wants small blocks
+    of few warps, many to a multiprocessor. A long one wants large blocks, of which there must be enough; else small
+    ones in which each warp takes a share of the sum: its instructions wait for each other, and 784 numbers one after
+    another would take longer than all else. Shares are added by the block itself, so neither another kernel nor the
+    order of events has a part in the result.
     """
-    for side in (64, 32, 16):
-        m, n = (min(side, max(16, triton.next_power_of_2(many))) for many in (rows, outs))
-        if lanes * triton.cdiv(rows, m) * triton.cdiv(outs, n) >= ENOUGH:
-            break
-    if side == 64 or length <= 64:  # a short sum is all on its way before the first number is there
-        return {"M": m, "N": n, "K": 32, "SPLIT": 1, "num_warps": 4, "num_stages": 3}
-    # Of the smallest blocks there are few, so each has more warps and asks for almost all of 784 numbers at once. Of
-    # others a multiprocessor has two or three, if they ask for few enough registers (16 × 32 would spill one).
-    n = min(m, n)
-    deep, many = (32, 8) if m == 16 else (64 // size, 4)
-    return {"M": m, "N": n, "K": deep, "SPLIT": many, "num_warps": many, "num_stages": 4 if m == n else 3}
+    side = lambda most, many: min(most, max(16, triton.next_power_of_2(many)))  # noqa: E731
+    if length <= 64:
+        return {"M": side(32, rows), "N": side(32, outs), "K": 32, "SPLIT": 1, "num_warps": 2, "num_stages": 2}
+    m, n = side(64, rows), side(32, outs)
+    if lanes * triton.cdiv(rows, m) * triton.cdiv(outs, n) >= ENOUGH:
+        deep = 4 if length >= 512 else 2
+        return {"M": m, "N": n, "K": 64, "SPLIT": 1, "num_warps": 4, "num_stages": deep}
+    return {"M": 16, "N": 16, "K": 32, "SPLIT": 4, "num_warps": 4, "num_stages": 3}
 
 
 def _near(x: Tensor) -> Tensor:
@@ -318,7 +355,7 @@ def multiply(a: Tensor, b: Tensor, coarse: bool) -> Tensor:
     if not y.numel():
         return y
     a, b = _near(a), _near(b)
-    how = _blocks(rows, outs, length, lanes, a.element_size())
+    how = _blocks(rows, outs, length, lanes)
     # What lies across must be turned for TF32 alone in large blocks, which takes longer than three products of it.
     across = how["M"] == 64 and (a.stride(2) != 1 or b.stride(2) != 1)
     # 16 bytes are read at once where sizes and steps are known to be multiples of that: constants are.

@@ -73,10 +73,6 @@ def _shift(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _mix(z: Tensor) -> Tensor:
-    return _mix_cuda(z) if z.is_cuda and not plain() and fused() else _mixed(z)
-
-
 def _mixed(z: Tensor) -> Tensor:
     z = (z ^ _shift(z, 30)) * _signed(_A)
     z = (z ^ _shift(z, 27)) * _signed(_B)
@@ -85,14 +81,23 @@ def _mixed(z: Tensor) -> Tensor:
 
 def fold(key: Tensor, value: int | Tensor) -> Tensor:
     """A new key from a key and a number; `value` may be a tensor, which gives as many keys."""
+    if _ours(key):
+        return folds(key, 1, value).squeeze(-1) if isinstance(value, int) else _fold_cuda(key, value)
     stride = _signed(_GOLDEN * (value + 1)) if isinstance(value, int) else _signed(_GOLDEN) * (value + 1)
-    return _mix(key + stride)
+    return _mixed(key + stride)
 
 
 def folds(key: Tensor, count: int, first: int = 0) -> Tensor:
     """The keys fold(key, first), fold(key, first + 1), ..., as a last axis."""
+    if _ours(key):
+        return _folds_cuda(key, count, _signed(first))
     # Without the mask, which changes nothing, torch.compile takes the products in `fold` for 32-bit indices.
     return fold(key.unsqueeze(-1), torch.arange(first, first + count, device=key.device) & ((1 << 62) - 1))
+
+
+def _ours(key: Tensor) -> bool:
+    """Whether a kernel folds: it does at once what plain operations take several passes for."""
+    return key.is_cuda and not plain() and fused()
 
 
 def normal(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -150,14 +155,23 @@ def fused() -> bool:
     return True
 
 
-def _kernel_mix(z: Tensor) -> Tensor:
+def _kernel_fold(key: Tensor, value: Tensor) -> Tensor:
     from . import kernels
 
-    return kernels.mix(z)
+    return kernels.fold(key, value)
 
 
-def _dense(z: Tensor) -> Tensor:
-    return torch.empty_like(z, memory_format=torch.contiguous_format)
+def _kernel_folds(key: Tensor, count: int, first: int) -> Tensor:
+    from . import kernels
+
+    return kernels.folds(key, count, first)
+
+
+def _fold_lanes(info: Any, dims: Sequence[int | None], key: Tensor, value: Tensor) -> Any:
+    """Lanes in front; after them, as many axes in both."""
+    rank = max(t.ndim - (d is not None) for t, d in zip((key, value), dims, strict=True))
+    own = [t.unsqueeze(0) if d is None else t.movedim(d, 0) for t, d in zip((key, value), dims, strict=True)]
+    return _fold_cuda(*(t.view(len(t), *[1] * (rank + 1 - t.ndim), *t.shape[1:]) for t in own)), 0
 
 
 def _kernel(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -183,6 +197,17 @@ def _operator(name: str, device: str, draw: Callable[[Tensor, Sequence[int], tor
 _normal_cpu = _operator("normal", "CPU", partial(_draw, kind="normal"))
 _uniform_cpu = _operator("uniform", "CPU", partial(_draw, kind="uniform"))
 _normal_cuda = _operator("normal_cuda", "CUDA", _kernel)
-_mix_cuda: Any = operator(
-    "mix(Tensor z) -> Tensor", "CUDA", _kernel_mix, _dense, lambda info, dims, z: (_mix_cuda(z), dims[0])
+_fold_cuda: Any = operator(
+    "fold(Tensor key, Tensor value) -> Tensor",
+    "CUDA",
+    _kernel_fold,
+    lambda key, value: key.new_empty(torch.broadcast_shapes(key.shape, value.shape)),
+    _fold_lanes,
+)
+_folds_cuda: Any = operator(
+    "folds(Tensor key, int count, int first) -> Tensor",
+    "CUDA",
+    _kernel_folds,
+    lambda key, count, first: key.new_empty(*key.shape, count),
+    lambda info, dims, key, count, first: (_folds_cuda(key.movedim(dims[0], 0), count, first), 0),
 )

@@ -222,3 +222,29 @@ def test_bfloat16_sums_in_float32():
     image = conv._scattered(patches, 1, 1, (3, 3), (1, 1), (0, 0), (1, 1), (32, 32), (30, 30))
     assert image.dtype == torch.bfloat16
     assert image[0, 5, 5, 0].float() == pytest.approx(9 * float(patches[0, 0]), rel=2**-8)
+
+
+@pytest.mark.parametrize(("size", "kernel", "ours"), [((8, 6), 2, True), ((9, 6), (3, 2), True), ((9, 6), 2, False)])
+def test_pooling_for_a_compiler_is_that_of_torch(size, kernel, ours):
+    x = torch.randn(3, 5, 4, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).round(decimals=1)
+    x[0] = 0  # the first of many that are the largest
+
+    def value(x):
+        return torch.tanh(nn.MaxPool2d(kernel)(torch.relu(x))).pow(2).sum() + nn.functional.max_pool2d(x, kernel).sum()
+
+    with plainly(), Products():
+        made = torch.vmap(torch.func.grad_and_value(value))(x)
+        trace = make_fx(torch.vmap(torch.func.grad(value)))(x)
+    for one, other in zip(made, torch.vmap(torch.func.grad_and_value(value))(x), strict=True):
+        assert torch.equal(one, other)
+    assert ours != any("max_pool" in str(node.target) for node in trace.graph.nodes)
+
+
+def test_pooling_for_a_compiler_keeps_what_is_not_a_number():
+    x = torch.zeros(1, 1, 2, 4)
+    x[0, 0, 0, 1] = torch.nan
+    with plainly(), Products():
+        assert nn.functional.max_pool2d(x, 2).isnan().flatten().tolist() == [True, False]
+        values, places = nn.functional.max_pool2d(x, 2, return_indices=True)
+    assert places.flatten().tolist() == [1, 2]
+    assert values[0, 0, 0, 1] == 0

@@ -28,20 +28,25 @@ class Tables:
         put = lambda a: torch.as_tensor(a).to(device)  # noqa: E731
         self.constants = Site(*(put(a).to(dtype) for a in (fed.train.counts, fed.label_counts("train"))))
         self.index, self.offsets = put(fed.train.index), put(fed.train.offsets)
+        self.counts, sizes = self.offsets.diff(), fed.train.counts
+        self.same = int(sizes.max()) if sizes.min() == sizes.max() else None  # how many samples, if all have as many
         self.roots = rng.keys((seed,), range(rng.PURPOSES), device)
 
     def site(self, clients: Tensor) -> Site:
         """The constants of some clients, a lane each."""
-        return Site(*(column[clients] for column in self.constants))
+        return Site(*(column.index_select(0, clients) for column in self.constants))
 
     def sizes(self, clients: Tensor) -> Tensor:
         """How many training samples they have."""
-        return self.offsets[clients + 1] - self.offsets[clients]
+        return self.counts.index_select(0, clients)
 
     def rows(self, clients: Tensor, width: int) -> Tensor:
         """Their training samples, [lanes, width], padded with −1."""
-        place = self.offsets[clients].unsqueeze(-1) + torch.arange(width, device=clients.device)
-        own = place < self.offsets[clients + 1].unsqueeze(-1)
+        if width == self.same:
+            return self.index.view(-1, width).index_select(0, clients)
+        number = torch.arange(width, device=clients.device)
+        place = self.offsets.index_select(0, clients).unsqueeze(-1) + number
+        own = number < self.sizes(clients).unsqueeze(-1)
         return torch.where(own, self.index[place.clamp_max(len(self.index) - 1)], -1)
 
     def keys(self, clients: Tensor, purpose: int, *path: Tensor | int) -> Tensor:

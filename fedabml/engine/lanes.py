@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from .data import Local, Source
 from .estimators import Noise
 from .loss import ClientLoss, draw, draws_of, label_offset, output
 from .memory import uploaded
-from .plan import minibatches, padded, steps_of
+from .plan import cat, minibatches, padded, steps_of
 from .program import Inputs, Move, Programs
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def chunked(clients: Sequence[Sequence[int]], size: int, workers: int = 1) -> It
 
 def joined(states: Sequence[State]) -> State:
     """The lanes of several runs in one state."""
-    return states[0] if len(states) == 1 else {k: torch.cat([s[k] for s in states]) for k in states[0]}
+    return {k: cat([s[k] for s in states]) for k in states[0]}
 
 
 def each_run(state: State, sizes: list[int]) -> list[State]:
@@ -78,8 +78,12 @@ def each_run(state: State, sizes: list[int]) -> list[State]:
 
 def _flagged(losses: Tensor, values: list[Tensor]) -> Tensor:
     """The losses, NaN where any of the values is not finite."""
-    for value in values:
-        losses = torch.where(torch.isfinite(value.reshape(len(losses), -1)).all(-1), losses, torch.nan)
+    if losses.is_cuda and rng.fused():
+        from .. import kernels
+
+        return kernels.flag(losses, values)
+    for value in values:  # what is not finite, less itself, is NaN, and all else is 0
+        losses = losses + (value - value).reshape(len(losses), -1).sum(-1)
     return losses
 
 
@@ -128,7 +132,7 @@ class Lanes:
     def site(self) -> Site:
         """The clients' constants."""
         sites = [p.cohort.tables.site(own) for p, own in zip(self.parts, self.given.clients, strict=True)]
-        return Site(*(torch.cat(column) for column in zip(*sites, strict=True)))
+        return Site(*(cat(column) for column in zip(*sites, strict=True)))
 
     @cached_property
     def offset(self) -> Tensor | None:
@@ -196,17 +200,22 @@ class Lanes:
         run = lambda given, *args: getattr(Lanes(self.parts, given, inside), method)(*args, *static)  # noqa: E731
         return self.programs.call(name, run, self.given, *args, keep=tables, instead=instead)
 
+    @cached_property
+    def roots(self) -> list[Tensor]:
+        """Of every run the keys of the round, one per purpose."""
+        return [rng.fold(p.cohort.tables.roots, r) for p, r in zip(self.parts, self.given.rounds, strict=True)]
+
     def keys(self, purpose: int, *path: int) -> Tensor:
-        """A key per lane."""
-        given = zip(self.parts, self.given.clients, self.given.rounds, strict=True)
-        return torch.cat([p.cohort.tables.keys(own, purpose, round, *path) for p, own, round in given])
+        """A key per lane, as rng.key(seed, purpose, round, *path, client) would give."""
+        roots = [reduce(rng.fold, path, own[purpose]) for own in self.roots]
+        return cat([rng.fold(root, own) for root, own in zip(roots, self.given.clients, strict=True)])
 
     # -- a round ----------------------------------------------------------------------------------------------------
     def keep(self) -> State:
         """The kept state of clients that have none yet."""
         params = self._laned([{"w": part.cohort.network.initial} for part in self.parts])["w"]
         given = zip(self.parts, self.given.clients, strict=True)
-        keys = torch.cat([p.cohort.tables.keys(own, rng.KEEP, 0) for p, own in given])
+        keys = cat([p.cohort.tables.keys(own, rng.KEEP, 0) for p, own in given])
         return self.each("keep", (self.runs, self.runs, 0, 0), params, self.shared, self.site, keys)
 
     def work(self, kept: State, weights: list[Tensor], epochs: int) -> tuple[list[State], State, Tensor]:
@@ -285,24 +294,27 @@ class Lanes:
         self, purpose: int, phases: tuple[tuple[int, int], ...]
     ) -> tuple[list[Inputs | None], tuple[Tensor, Tensor]]:
         """The inputs of every phase, but for the carry; its losses, none yet, and the number of all its steps."""
-        keys, done = self.keys(purpose), torch.zeros_like(self.site.n)
+        keys, none = self.keys(purpose), torch.zeros_like(self.site.n)
+        done, least = none, min(p.cohort.shortest for p in self.parts)
         ready: list[Inputs | None] = []
         given = zip(self.parts, self.given.clients, strict=True)
-        sizes = torch.cat([p.cohort.tables.sizes(own) for p, own in given])
+        sizes = cat([p.cohort.tables.sizes(own) for p, own in given])
         for number, (epochs, per_step) in enumerate(phases):
             if epochs == 0:
                 ready.append(None)
                 continue
             shuffle = self.keys(purpose, number, rng.SHUFFLE)
-            rows = minibatches(self.source[1], sizes, shuffle, epochs, self.one.batch_size, per_step)
-            owned = steps_of(sizes, epochs, rows.shape[-1], per_step)
+            rows = minibatches(self.source[1], sizes, shuffle, epochs, self.one.batch_size, per_step, least)
+            size = rows.shape[-1]
+            few, many = steps_of(np.array([least, self.longest]), epochs, size, per_step)
+            owned = steps_of(sizes, epochs, size, per_step) if few < many else torch.full_like(keys, many)
             first = torch.zeros_like(owned[0])
             own_keys = rng.fold(keys, number)
             ready.append(
                 Inputs({}, done, self.site, self.offset, own_keys, owned, self.hyper, self.shared, (), first, rows)
             )
             done = done + owned
-        return ready, (torch.zeros_like(done), done)
+        return ready, (none, done)
 
     @property
     def whole(self) -> bool:
@@ -321,7 +333,7 @@ class Lanes:
         # Captured and compiled programs are made for one width; elsewhere padding costs more than another width.
         width = self.longest if self.one.programs.few else int(self.sizes.max())
         given = zip(self.parts, self.given.clients, strict=True)
-        return self.one.data.local(torch.cat([p.cohort.tables.rows(own, width) for p, own in given]))
+        return self.one.data.local(cat([p.cohort.tables.rows(own, width) for p, own in given]))
 
     @property
     def samples(self) -> tuple[Tensor, ...]:

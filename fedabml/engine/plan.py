@@ -14,6 +14,11 @@ from .. import rng
 Sizes = TypeVar("Sizes", np.ndarray, Tensor)
 
 
+def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """The parts as one tensor; the only one as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
+
+
 def cohort_size(clients: int, participation: float) -> int:
     """τN, rounded, but at least one client."""
     return min(clients, max(1, int(participation * clients + 0.5)))
@@ -31,23 +36,31 @@ def steps_of(sizes: Sizes, epochs: int, batch: int, per_step: int) -> Sizes:
     return (epochs * ((sizes + batch - 1) // batch) // per_step).clip(1)
 
 
-def minibatches(rows: Tensor, sizes: Tensor, keys: Tensor, epochs: int, batch: int, per_step: int) -> Tensor:
+def minibatches(
+    rows: Tensor, sizes: Tensor, keys: Tensor, epochs: int, batch: int, per_step: int, least: int = 1
+) -> Tensor:
     """Sample numbers of every step of some lanes, [steps, batches of a step, lanes, batch]; −1 is padding.
 
     `rows` are the lanes' sample numbers [lanes, longest], the first `sizes` of each its own. An epoch is a permutation
     of them, a function of the lane's key and the epoch, cut into batches, the last one possibly short. Where a step
     takes several batches and a lane's number of batches is not a multiple, the rest is left out (but never the only
-    step).
+    step). No lane has fewer samples than `least`, which may say that all have as many batches: then less is to be done.
     """
     lanes, longest = rows.shape
     width = min(batch, longest)
     most = -(-longest // width)  # batches of an epoch
-    own = (sizes + width - 1) // width
     block = max(1, _BLOCK // rows.numel())
-    shuffled = torch.cat([_shuffled(rows, keys, e, min(e + block, epochs)) for e in range(0, epochs, block)], 1)
-    stream = torch.nn.functional.pad(shuffled, (0, most * width - longest), value=-1).view(lanes, -1, width)
+    full = least == longest
+    stream = cat([_shuffled(rows, keys, e, min(e + block, epochs), full) for e in range(0, epochs, block)], 1)
+    if longest % width:
+        stream = torch.nn.functional.pad(stream, (0, most * width - longest), value=-1)
+    stream = stream.view(lanes, -1, width)
+    count = max(1, epochs * most // per_step) * per_step
+    if -(-least // width) == most and count <= epochs * most:
+        return stream[:, :count].transpose(0, 1).contiguous().view(-1, per_step, lanes, width)
     # A lane's s-th batch is batch s mod c of epoch s div c, c its own count: an epoch has room for the largest count.
-    s = torch.arange(max(1, epochs * most // per_step) * per_step, device=rows.device).unsqueeze(-1)
+    own = (sizes + width - 1) // width
+    s = torch.arange(count, device=rows.device).unsqueeze(-1)
     turn = s % (epochs * own)
     place = turn // own * most + turn % own
     found = stream[torch.arange(lanes, device=rows.device), place]
@@ -58,12 +71,12 @@ def minibatches(rows: Tensor, sizes: Tensor, keys: Tensor, epochs: int, batch: i
 _BLOCK = 1 << 24  # sample numbers that are shuffled at once
 
 
-def _shuffled(rows: Tensor, keys: Tensor, first: int, last: int) -> Tensor:
-    """Epochs of shuffled rows, [lanes, epochs, longest], the padding last."""
-    each = rng.folds(keys, last - first, first)
-    dice = rng.folds(each, rows.shape[1])
-    padding = rows.unsqueeze(1) < 0
-    order = dice.masked_fill(padding, torch.iinfo(dice.dtype).max).argsort(dim=-1, stable=True)
+def _shuffled(rows: Tensor, keys: Tensor, first: int, last: int, full: bool) -> Tensor:
+    """Epochs of shuffled rows, [lanes, epochs, longest], the padding last; if they are `full`, there is none."""
+    dice = rng.folds(rng.folds(keys, last - first, first), rows.shape[1])
+    if not full:
+        dice = dice.masked_fill(rows.unsqueeze(1) < 0, torch.iinfo(dice.dtype).max)
+    order = dice.argsort(dim=-1, stable=True)
     return rows.unsqueeze(1).expand_as(order).gather(-1, order)
 
 

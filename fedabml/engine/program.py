@@ -125,7 +125,8 @@ def _moved(move: Move, ragged: bool) -> Moved:
 def _numbers(inputs: Inputs) -> tuple[Tensor, ...]:
     """Of the steps. Fused programs want inputs that begin at multiples of sixteen bytes, so each has twice its room."""
     count = torch.arange(len(inputs.rows), device=inputs.rows.device)
-    return (inputs.first + count).unsqueeze(1).expand(-1, 2).contiguous()[:, 0].unbind()
+    room = count.new_empty(len(count), 2)
+    return torch.add(inputs.first, count, out=room[:, 0]).unbind()
 
 
 @contextmanager

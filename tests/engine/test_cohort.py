@@ -17,9 +17,9 @@ from fedabml.algorithms.hyper import hyper
 from fedabml.engine import backend
 from fedabml.engine.backend import backend_of, chunk_of, device_of, lane_bytes
 from fedabml.engine.checkpoint import Checkpoint, Folder
-from fedabml.engine.lanes import Lanes
+from fedabml.engine.lanes import Lanes, _flagged
 from fedabml.engine.loss import ClientLoss, label_offset
-from fedabml.engine.plan import padded, sample
+from fedabml.engine.plan import minibatches, padded, sample
 from fedabml.engine.program import padding, segments
 from fedabml.engine.simulate import Simulation
 from fedabml.evaluate import evaluate
@@ -345,6 +345,34 @@ def test_steps_of_several_batches():
 def test_a_batch_larger_than_the_data_is_all_of_it():
     plan = plan_of([np.arange(3)], [0], 1, 50, 1, (0,))
     assert plan.rows.shape == (1, 1, 1, 3) and sorted(plan.rows[0, 0, 0]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("per_step", [1, 2, 3, 7])
+@pytest.mark.parametrize("sizes", [(16, 16, 16), (13, 13), (9, 16, 12), (23, 5, 8), (3, 5)], ids=str)
+def test_a_plan_is_the_same_if_the_fewest_samples_are_known(sizes, per_step):
+    rows, keys = torch.as_tensor(padded([np.arange(n) + 100 * n for n in sizes])), rng.keys((3,), range(len(sizes)))
+    made = lambda *least: minibatches(rows, torch.tensor(sizes), keys, 3, 8, per_step, *least)
+    assert torch.equal(made(min(sizes)), made()) and made(min(sizes)).is_contiguous()
+
+
+@pytest.mark.parametrize("sizes", [(6, 6, 6), (6, 2, 5)])
+def test_rows_of_clients_are_theirs_and_padding(sizes):
+    fed = federation("mlr", sizes)
+    tables = simulate(fed, "mlr", rounds=0).cohort.tables
+    for width in (6, 9, 18):
+        own = [*(fed.train[i] for i in (2, 0)), np.arange(width)]
+        assert torch.equal(tables.rows(torch.tensor([2, 0]), width), torch.as_tensor(padded(own))[:2])
+    assert tables.sizes(torch.tensor([2, 0])).tolist() == [sizes[2], sizes[0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_loss_is_nan_where_anything_is_not_finite(dtype):
+    large = torch.finfo(dtype).max
+    values = torch.tensor([[large, large], [1, torch.nan], [-torch.inf, 0], [-large, large], [0, 0]], dtype=dtype)
+    other = torch.tensor([0, 0, 0, 0, torch.inf], dtype=dtype)
+    flagged = _flagged(torch.arange(5, dtype=dtype), [values, other])
+    assert torch.equal(flagged.isnan(), torch.tensor([False, True, True, False, True]))
+    assert flagged[0] == 0 and flagged[3] == 3
 
 
 @pytest.mark.parametrize("coarse", [True, False])

@@ -12,7 +12,7 @@ import fedabml
 from fedabml import rng
 from fedabml.algorithms import REGISTRY, make
 from fedabml.conv import conv2d, linear
-from fedabml.engine.lanes import Lanes
+from fedabml.engine.lanes import Lanes, _flagged
 from fedabml.engine.simulate import Simulation, advance
 from fedabml.engine.tape import _changes
 from fedabml.evaluate import evaluate
@@ -157,6 +157,56 @@ def test_the_kernel_draws_what_plain_operations_do(size, dtype):
     assert torch.equal(torch.vmap(lambda k: rng.normal(k, size, dtype))(keys), drawn)
     many = rng.normal(rng.key(3, device="cuda"), (1 << 20,), dtype).double()
     assert abs(many.mean()) < 0.005 and abs(many.std() - 1) < 0.005 and abs((many**4).mean() - 3) < 0.05
+
+
+def test_the_kernel_folds_as_plain_operations_do():
+    extreme = [0, 1, -1, 15, 1 << 20, 2**31 - 1, -(2**31), 2**32, 2**62, 2**63 - 1, -(2**63)]
+    wild = lambda *size: torch.randint(-(2**63), 2**63 - 1, size, device="cuda")
+    ends, many = torch.tensor(extreme, device="cuda"), wild(6, 3)
+    assert rng._ours(ends)
+
+    def made():
+        yield from (rng.fold(ends, value) for value in extreme)
+        yield from (rng.folds(many.T, count, first) for count in (0, 1, 1025) for first in (0, 1, 16, 2**40))
+        one = keys[0, 0]
+        pairs = ((ends.unsqueeze(1), ends), (one, ends), (keys, one), (keys, wide), (keys[:0], one))
+        yield from (rng.fold(key, value) for key, value in pairs)
+        yield torch.vmap(rng.fold, (1, None))(many, ends[:6])
+        yield torch.vmap(rng.fold, (None, 0))(keys, ends)
+        yield torch.vmap(rng.fold, (0, 1))(many[:, 0], many.T)
+        yield torch.vmap(torch.vmap(lambda k: rng.folds(rng.fold(k, 3), 4, 2)), 1)(many)
+
+    keys, wide = wild(3, 4, 1), wild(2050)
+    ours = list(made())
+    with plainly():
+        assert all(torch.equal(a, b) for a, b in zip(ours, made(), strict=True))
+    assert torch.equal(rng.fold(ends.cpu(), ends.cpu()), rng.fold(ends, ends).cpu())
+
+
+@pytest.mark.parametrize("sizes", [(20, 20, 20), EVEN, SIZES], ids=str)
+def test_a_schedule_is_that_of_a_cpu(sizes):
+    def made(device):
+        cohort = simulate(federation(sizes=sizes), make("fedavg"), rounds=0, device=device).cohort
+        cohort.programs.capture = True  # for rows of one width
+        given = cohort.lanes({}, [2, 0, 1], round=5)
+        lanes = Lanes(given.parts, given.given, cohort.programs.inside)
+        lanes.__dict__["source"] = cohort.data, cohort.tables.rows(given.given.clients[0], lanes.longest)
+        ready, (_, done) = lanes.schedule(rng.NOISE, ((3, 1), (2, 2)))
+        return [*(t for inputs in ready for t in (inputs.rows, inputs.keys, inputs.owned)), done]
+
+    for own, other in zip(made("cuda"), made("cpu"), strict=True):
+        assert torch.equal(own.cpu(), other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [1, 7850, 100_000])
+def test_a_lane_with_a_value_that_is_not_finite_is_found(count, dtype):
+    values = torch.full((23, count), torch.finfo(dtype).max, dtype=dtype, device="cuda")
+    values[3, count // 2], values[9, 0], values[22, -1] = torch.nan, torch.inf, -torch.inf
+    losses = torch.arange(23.0, dtype=dtype, device="cuda")
+    flagged = _flagged(losses, [torch.zeros(23, 2, 3, device="cuda", dtype=dtype), values.T.contiguous().T])
+    assert flagged.isnan().nonzero().flatten().tolist() == [3, 9, 22] and not losses.isnan().any()
+    assert torch.equal(flagged[~flagged.isnan()], losses[~flagged.isnan()])
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedabml"])
