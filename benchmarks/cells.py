@@ -30,8 +30,14 @@ def federation(work: Workload) -> Federation:
     return work.federation()
 
 
+def _compiles(work: Workload, device: torch.device) -> bool:
+    """Whether it is raced compiled, too; the others take minutes to compile."""
+    return device.type == "cuda" and work.name in ("mlr", "mlp", "cnn")
+
+
 def _step(work: Workload, words: dict[str, Any], dtype: str = "float32") -> dict[str, Any]:
-    return {"kind": "step", **steps_of(work, federation(work), dtype=dtype, **words)}
+    compile = _compiles(work, words["device"])
+    return {"kind": "step", **steps_of(work, federation(work), dtype=dtype, compile=compile, **words)}
 
 
 def cells(suite: str, device: torch.device, turns: int, budget: float) -> Iterator[Cell]:
@@ -39,8 +45,7 @@ def cells(suite: str, device: torch.device, turns: int, budget: float) -> Iterat
     words: dict[str, Any] = {"device": device, "turns": turns, "budget": budget}
 
     def against(work: Workload, name: str, dtype: str) -> Callable[[], dict[str, Any]]:
-        compile = device.type == "cuda" and work.name in ("mlr", "mlp", "cnn")  # the others take minutes
-        option = {"dtype": dtype, "compile": compile, **words}
+        option = {"dtype": dtype, "compile": _compiles(work, device), **words}
         make = lambda: contest(work, federation(work), algorithms(work.lr)[name], **option)  # noqa: E731
         return lambda: {"kind": "loop", "algorithm": name, **make()}
 

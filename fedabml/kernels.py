@@ -14,7 +14,8 @@ import triton  # type: ignore[import-not-found, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 from torch import Tensor
 
-BLOCK, PIXELS, BUSY = 1024, 32, 528
+BLOCK, PIXELS = 1024, 32
+BUSY, MANY = 528, 700  # blocks that keep a GPU busy; so many that larger ones do, too
 ENOUGH = 96  # blocks, one for most of the multiprocessors, below which those of a long sum are made smaller
 Pair = Sequence[int]
 
@@ -245,10 +246,14 @@ def convolve(x: Tensor, w: Tensor, kernel: Pair, stride: Pair, out: Pair, coarse
     numbers, constants = _geometry(x, kernel, stride, out, outs)
     rows, wide = numbers[3], constants["N"]
     y = torch.empty(lanes, rows, outs, dtype=x.dtype, device=x.device)
-    tall = 128 if coarse else 64
-    tile = {"M": tall, "K": 32 if x.dtype == torch.float32 or constants["LENGTH"] <= 128 else 64}
-    grid = (triton.cdiv(rows, tall), triton.cdiv(outs, wide), lanes)
-    how = {"PRECISION": "tf32" if coarse else "tf32x3", "num_warps": 4 if wide <= 64 else 8, "num_stages": 3}
+    # As measured on an H200: exact products want smaller blocks where there are few, a short sum wants small pieces.
+    length, across = constants["LENGTH"], triton.cdiv(outs, wide)
+    tall = 128 if coarse or lanes * triton.cdiv(rows, 128) * across >= MANY else 64
+    short = 16 if x.dtype == torch.bfloat16 else 32
+    tile = {"M": tall, "K": 64 if x.dtype == torch.bfloat16 and length > 128 else short}
+    grid = (triton.cdiv(rows, tall), across, lanes)
+    warps = 8 if wide > 64 or (not coarse and tall == 128 and length > 128) else 4
+    how = {"PRECISION": "tf32" if coarse else "tf32x3", "num_warps": warps, "num_stages": 3}
     _convolve[grid](x, w, y, *numbers, **constants, **tile, **how)
     return y
 
@@ -258,13 +263,13 @@ def to_weights(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, out: Pair) -> T
     lanes, outs = len(x), g.shape[-1]
     numbers, constants = _geometry(x, kernel, stride, out, outs)
     rows, length, wide = numbers[3], constants["LENGTH"], constants["N"]
-    tile = {"M": 64 if x.dtype == torch.bfloat16 else 32, "K": 128}
+    tile, small = {"M": 32, "K": 128}, x.dtype == torch.bfloat16
     blocks = triton.cdiv(length, tile["K"]), triton.cdiv(outs, wide)
-    pieces = max(1, min(triton.cdiv(rows, 512), triton.cdiv(BUSY, lanes * math.prod(blocks))))
+    pieces = max(1, min(triton.cdiv(rows, 512), triton.cdiv(BUSY if small else 2 * BUSY, lanes * math.prod(blocks))))
     share = triton.cdiv(triton.cdiv(rows, pieces), tile["M"]) * tile["M"]
     w = torch.empty(lanes, pieces, length, outs, dtype=torch.float32, device=x.device)
     # What lies across must be turned for TF32 alone, which takes longer than three products of it.
-    how = {"PRECISION": "tf32x3", "num_warps": 4 if wide <= 64 else 8, "num_stages": 3}
+    how = {"PRECISION": "tf32x3", "num_warps": 4 if wide <= 64 else 8, "num_stages": 4 if small else 3}
     _to_weights[(*blocks, lanes * pieces)](x, g, w, *numbers, pieces, share, **constants, **tile, **how)
     return w.sum(1).to(x.dtype)
 

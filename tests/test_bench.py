@@ -14,6 +14,7 @@ from benchmarks import cells, gpu, rivals
 from fedabml.bench import measure, table
 from fedabml.bench.loop import Loop, best_format
 from fedabml.bench.workloads import SUITES, WORKLOADS, Workload, workload
+from fedabml.engine import program
 from fedabml.engine.simulate import Simulation
 from tests.command import run
 
@@ -159,7 +160,7 @@ def test_a_side_that_diverges_has_no_time():
         side.timed()
 
 
-def test_records_and_tables():
+def test_records_and_tables(monkeypatch):
     work, fed = SMALL, SMALL.federation()
     records = []
     for name in ("fedavg", "fedabml5"):
@@ -169,9 +170,13 @@ def test_records_and_tables():
         records.append({"kind": "loop", "algorithm": name, **record})
     step = measure.steps_of(work, fed, device=CPU, turns=2, budget=0)
     assert step["ratio"].keys() == {"fedabml", "fedabml-batch"} and step["steps"] == work.steps
+    monkeypatch.setattr(program, "compiled", lambda function, inputs: function)  # which takes long
+    both = measure.steps_of(work, fed, device=CPU, compile=True, turns=2, budget=0)
+    assert both["ratio"].keys() == {"fedabml", "fedabml-batch", "compiled"}
     graphs = measure.graphs_of(work, fed, fedabml.FedAvg(lr=0.1), device=CPU, turns=2, budget=0)
     records += [
         {"kind": "step", **step},
+        {"kind": "step", **both},
         {"kind": "graphs", "algorithm": "fedavg", **graphs},
         {"cell": "x", "error": "no"},
     ]

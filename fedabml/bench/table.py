@@ -83,13 +83,22 @@ def brief(records: Sequence[Record]) -> Table:
 
 def per_step(records: Sequence[Record]) -> Table:
     """FedABML's step and FedAvg's."""
-    head = ("workload", "precision", "FedAvg", "FedABML", "of FedAvg", "with a θ-step per minibatch", "of FedAvg")
+    head = (
+        "workload",
+        "precision",
+        "FedAvg",
+        "FedABML",
+        "of FedAvg",
+        "both compiled",
+        "with a θ-step per minibatch",
+        "of FedAvg",
+    )
     rows = []
     for r in records:
         one = lambda name, r=r: duration(r["warm"][name] / r["steps"])  # noqa: E731
         rows.append((
             r["workload"], r["dtype"], one("fedavg"), one("fedabml"), f"**{times(r['ratio']['fedabml'])}**",
-            one("fedabml-batch"), f"**{times(r['ratio']['fedabml-batch'])}**",
+            times(r["ratio"].get("compiled")), one("fedabml-batch"), f"**{times(r['ratio']['fedabml-batch'])}**",
         ))  # fmt: skip
     kinds = sorted({", ".join(f"{k}={v}" for k, v in r["hyper"].items()) for r in records})
     return Table(f"A step of the whole cohort, ours; FedABML at its defaults ({'; '.join(kinds)})", head, rows)

@@ -66,7 +66,8 @@ def hold_pages() -> None:
 def fitting(cohorts: Sequence[Cohort], clients: int, work: Callable[[int], T]) -> T:
     """`work(chunk)` for so many clients, done anew with half the chunk while the device's memory does not suffice.
 
-    The chunk that did is the cohorts' from then on.
+    The chunk that did is the cohorts' from then on. Once in a run it is done anew as it is, without all that was
+    captured before: that may be what fills the memory, or another process did for a while.
     """
     while True:
         try:
@@ -75,7 +76,22 @@ def fitting(cohorts: Sequence[Cohort], clients: int, work: Callable[[int], T]) -
             if not (isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in SIGNS)):
                 raise
             why = str(error).splitlines()[0]
-        _halve(cohorts, min(clients, cohorts[0].chunk), why)  # here, because the error holds what was on the device
+        held = any(cohort.programs.graphs for cohort in cohorts)  # here, because the error holds what was on the device
+        if held and not cohorts[0].programs.relieved:
+            cohorts[0].programs.relieved = True
+            _freed(cohorts)
+            log.info("The memory of %s was full (%s): what was captured is given back.", cohorts[0].device, why)
+        else:
+            _halve(cohorts, min(clients, cohorts[0].chunk), why)
+
+
+def _freed(cohorts: Sequence[Cohort]) -> None:
+    """Gives back what is captured, and what is not may have lacked memory."""
+    for cohort in cohorts:
+        cohort.programs.forget()
+    gc.collect()
+    if cohorts[0].device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _halve(cohorts: Sequence[Cohort], lanes: int, why: str) -> None:
@@ -87,11 +103,7 @@ def _halve(cohorts: Sequence[Cohort], lanes: int, why: str) -> None:
         )
     for cohort in cohorts:
         cohort.chunk = min(cohort.chunk, lanes // 2)
-        # What is captured holds memory, and is of sizes that will not come again; what is not may have lacked memory.
-        cohort.programs.forget()
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    _freed(cohorts)  # of sizes that will not come again
     log.warning(
         "The memory of %s does not suffice for %d clients at once (%s): the run goes on with %d.",
         *(device, lanes, why, lanes // 2),

@@ -276,6 +276,7 @@ class Programs:
         self.capture, self.fuse, self.trace = capture, fuse, trace
         self.graphs: OrderedDict[Hashable, Any] = OrderedDict()
         self.refused: set[Hashable] = set()  # names of what cannot be captured
+        self.relieved = False  # whether all was dropped once to make room
         self.fused: dict[Hashable, Moved] = {}
         self.met: dict[Hashable, int] = {}  # how often a step was taken
         self.traces: dict[Hashable, Trace | None] = {}

@@ -164,6 +164,24 @@ def test_what_counts_as_too_little_memory(error, halved):
     assert not cohort.programs.graphs and not cohort.programs.refused and cohort.programs.pool is None
 
 
+def test_what_was_captured_is_given_back_once_before_fewer_run_at_once(caplog):
+    cohort = SimpleNamespace(chunk=6, device=torch.device("cpu"), programs=Programs(capture=False))
+    held, tried = cohort.programs.graphs, []
+
+    def work(chunk):
+        tried.append((chunk, len(held)))
+        if held or len(tried) == 4:
+            raise torch.OutOfMemoryError("full")
+        return chunk
+
+    held["step"] = object()
+    assert fitting([cohort], 100, work) == cohort.chunk == 6 and tried == [(6, 1), (6, 0)]
+    assert not caplog.records
+    held["step"] = object()  # now it fills the memory again and again
+    assert fitting([cohort], 100, work) == cohort.chunk == 1 and tried[2:] == [(6, 1), (3, 0), (1, 0)]
+    assert len(caplog.records) == 2
+
+
 def test_a_client_alone_that_does_not_fit_is_an_input_error(monkeypatch, tmp_path):
     device = Device(monkeypatch, 8)
     train(tmp_path, rounds=1)

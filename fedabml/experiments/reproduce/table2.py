@@ -17,7 +17,7 @@ from .. import paper
 from ..cells import Cell
 from .columns import COLUMNS, Search, columns, lent, rows
 from .experiment import Desk, Done, Experiment
-from .findings import Drawing, Findings, Mean, Sheet, against, mean
+from .findings import Drawing, Findings, Mean, Sheet, mean, spread
 from .newcomers import Newcomers
 from .pictures import banded
 from .table1 import grouped
@@ -53,18 +53,21 @@ class Table2(Experiment):
         sheets, drawings, records, said = [], [], [], []
         for column in here:
             own = {name: values for (c, name), values in ours.items() if c == column}
-            table = []
+            known = {name: paper.table2(name, column) for name in own}
             for name, values in own.items():
-                known = paper.table2(name, column) or (None,) * len(values)
-                words = [against(v, p) for v, p in zip(values, known, strict=True)]
-                table.append([paper.name(name, protocol), *words])
-                for epochs, v, p in zip(paper.EPOCHS, values, known, strict=True):
+                for epochs, v, p in zip(paper.EPOCHS, values, known[name] or (None,) * len(values), strict=True):
                     record = {"column": column, "algorithm": name, "epochs": epochs, "accuracy": v[0], "half": v[1]}
                     records.append(record | {"paper": p, "difference": None if p is None else v[0] - p})
-            head = ["epochs", *map(str, paper.EPOCHS)]
-            note = "Accuracy of new clients in percent, mean over clients and seeds; in brackets the paper's."
-            sheets.append(Sheet(COLUMNS[column].title, head, table, note))
-            drawings.append(_curves(column, groups, protocol))
+            title, head = COLUMNS[column].title, ["epochs", *map(str, paper.EPOCHS)]
+            table = [[paper.name(name, protocol), *map(spread, values)] for name, values in own.items()]
+            note = "Accuracy of new clients in percent, mean over clients and seeds ± half of its 95% interval."
+            sheets.append(Sheet(title, head, table, note))
+            beside = lambda v, p: f"{v[0] - p:+.2f} ({p:.2f})"  # noqa: E731
+            told = [(name, numbers) for name, numbers in known.items() if numbers]
+            table = [[paper.name(name, protocol), *map(beside, own[name], numbers)] for name, numbers in told]
+            note = "Ours less the paper's and, in brackets, the paper's."
+            sheets += [Sheet(f"{title}: beside the paper", head, table, note)] if table else []
+            drawings += [_curves(column, groups, protocol, first) for first in (0, 1)]
             said.append(_verdict(column, own, protocol))
         return Findings(self.title, self.claim, said, sheets, drawings, records, desk.notes)
 
@@ -90,13 +93,26 @@ def _verdict(column: str, own: Mapping[str, Sequence[Mean]], protocol: str) -> s
         for i, epochs in enumerate(paper.EPOCHS)
         if all(own[mine][i][0] > values[i][0] for values in rivals.values())
     ]
-    return f"{title}: {paper.name(mine, protocol)} is first after {', '.join(first) or 'no number of'} epochs."
+    words = f"{title}: {paper.name(mine, protocol)} is first after {', '.join(first) or 'no number of'} epochs."
+    others = {name: values[1][0] for name, values in rivals.items() if not name.endswith(paper.LABELS)}
+    if protocol == "tuned" and mine == "fedabml" and others:
+        best = max(others, key=lambda name: others[name])
+        words += f" Before any it has {own[mine][0][0]:.2f}; the best rival without the label level after one, "
+        words += f"{paper.name(best, protocol)}, {others[best]:.2f}."
+    return words
 
 
-def _curves(column: str, groups: Mapping[tuple[str, str], Sequence[Done]], protocol: str) -> Drawing:
+def _curves(column: str, groups: Mapping[tuple[str, str], Sequence[Done]], protocol: str, first: int) -> Drawing:
+    """From so many epochs on: without any, most are so far behind that the rest could not be told apart."""
+    here = paper.EPOCHS.index(first)
+
     def draw(look: Look) -> str:
         series = [
-            banded(paper.name(name, protocol), paper.EPOCHS, [[v / 100 for v in row] for row in _by_seed(own)])
+            banded(
+                paper.name(name, protocol),
+                paper.EPOCHS[here:],
+                [[v / 100 for v in row[here:]] for row in _by_seed(own)],
+            )
             for (c, name), own in groups.items()
             if c == column
         ]
@@ -104,4 +120,5 @@ def _curves(column: str, groups: Mapping[tuple[str, str], Sequence[Done]], proto
         return line_chart(series, title=COLUMNS[column].title, x=axes[0], y=axes[1], look=look)
 
     reading = "New clients personalise what a fifth of the clients has learned; mean over seeds with its 95% band."
-    return Drawing(f"new-clients-{column}", f"New clients, {COLUMNS[column].title}", reading, draw)
+    mark, words = ("-fine-tuned", f", from {first} epoch on") if first else ("", "")
+    return Drawing(f"new-clients-{column}{mark}", f"New clients, {COLUMNS[column].title}{words}", reading, draw)
