@@ -36,6 +36,7 @@ LARGE = 3 << 29  # operations of a lane's convolution from which it fills a GPU
 LONG = 512  # numbers whose sum takes long, where there are few such sums
 BUSY = 512  # products that keep a GPU busy; a sum over fewer is cut in pieces
 GRID = 65_000  # lanes of a kernel
+TILE = 16  # places of a pooling's tile, each of which is an operation
 SMALL = 1 << 27  # operations of a lane's product of matrices from which a library is faster than our kernel
 
 
@@ -480,9 +481,11 @@ class Pool(Function):
 def _tile(
     x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, **others: bool
 ) -> tuple[int, int] | None:
-    """The tile of a pooling whose tiles cover the images, and not each other; else None."""
+    """The tile of a pooling whose tiles cover the images, and not each other, and are small; else None."""
     pair = lambda v: (v, v) if isinstance(v, int) else tuple(v)  # noqa: E731
     tile = pair(kernel_size)
+    if len(tile) != 2 or tile[0] * tile[1] > TILE:
+        return None
     covers = all(many % own == 0 for many, own in zip(x.shape[-2:], tile, strict=True))
     apart = (pair(stride or kernel_size), pair(padding), pair(dilation)) == (tile, (0, 0), (1, 1))
     return tile if covers and apart else None

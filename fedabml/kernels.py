@@ -34,8 +34,9 @@ def _fold(  # type: ignore[no-untyped-def]
     keys, values, out, count, first, key_row, key_step, value_row, value_step, BLOCK: tl.constexpr
 ):
     """Row r: keys folded with values or, where there are none, with the numbers of the columns from `first` on."""
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(count, BLOCK)
+    row, column = (tl.program_id(0) // blocks).to(tl.int64), (tl.program_id(0) % blocks).to(tl.int64)
+    i = column * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + row * key_row + i * key_step, mask=i < count).to(tl.uint64, bitcast=True)
     if values is None:
         value = first + i
@@ -51,7 +52,7 @@ def fold(key: Tensor, value: Tensor) -> Tensor:
     if out.numel():
         key, value = (t.expand(out.shape).reshape(-1, *out.shape[-1:] or [1]) for t in (key, value))
         rows, count = key.shape
-        grid = rows, triton.cdiv(count, BLOCK)
+        grid = (rows * triton.cdiv(count, BLOCK),)
         _fold[grid](key, value, out, count, 0, *key.stride(), *value.stride(), BLOCK=BLOCK)
     return out
 
@@ -60,7 +61,7 @@ def folds(key: Tensor, count: int, first: int) -> Tensor:
     """As `rng.folds`, in one pass."""
     out = key.new_empty(*key.shape, count)
     if out.numel():
-        grid = key.numel(), triton.cdiv(count, BLOCK)
+        grid = (key.numel() * triton.cdiv(count, BLOCK),)
         _fold[grid](key.contiguous(), None, out, count, first, 1, 0, 0, 0, BLOCK=BLOCK)
     return out
 
@@ -99,6 +100,8 @@ def _flag(values, losses, count, BLOCK: tl.constexpr):  # type: ignore[no-untype
     blocks = tl.cdiv(count, BLOCK)
     row, i = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(values + row * count + i, mask=i < count, other=0.0)
+    if value.dtype == tl.bfloat16:
+        value = value.to(tl.float32)
     found = tl.max((value - value != 0).to(tl.int32), 0)  # infinity less itself is NaN, too
     tl.store(losses + row, float("nan"), mask=found > 0)
 

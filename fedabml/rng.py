@@ -81,6 +81,7 @@ def _mixed(z: Tensor) -> Tensor:
 
 def fold(key: Tensor, value: int | Tensor) -> Tensor:
     """A new key from a key and a number; `value` may be a tensor, which gives as many keys."""
+    value = value.to(key) if isinstance(value, Tensor) else int(value)
     if _ours(key):
         return folds(key, 1, value).squeeze(-1) if isinstance(value, int) else _fold_cuda(key, value)
     stride = _signed(_GOLDEN * (value + 1)) if isinstance(value, int) else _signed(_GOLDEN) * (value + 1)
@@ -91,7 +92,7 @@ def folds(key: Tensor, count: int, first: int = 0) -> Tensor:
     """The keys fold(key, first), fold(key, first + 1), ..., as a last axis."""
     if _ours(key):
         return _folds_cuda(key, count, _signed(first))
-    # Without the mask, which changes nothing, torch.compile takes the products in `fold` for 32-bit indices.
+    # Without the mask, which changes none below 2⁶², torch.compile takes the products in `fold` for 32-bit indices.
     return fold(key.unsqueeze(-1), torch.arange(first, first + count, device=key.device) & ((1 << 62) - 1))
 
 

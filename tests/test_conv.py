@@ -224,7 +224,10 @@ def test_bfloat16_sums_in_float32():
     assert image[0, 5, 5, 0].float() == pytest.approx(9 * float(patches[0, 0]), rel=2**-8)
 
 
-@pytest.mark.parametrize(("size", "kernel", "ours"), [((8, 6), 2, True), ((9, 6), (3, 2), True), ((9, 6), 2, False)])
+@pytest.mark.parametrize(
+    ("size", "kernel", "ours"),
+    [((8, 6), 2, True), ((9, 6), (3, 2), True), ((9, 6), 2, False), ((18, 36), 18, False), ((8, 6), [2], False)],
+)
 def test_pooling_for_a_compiler_is_that_of_torch(size, kernel, ours):
     x = torch.randn(3, 5, 4, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).round(decimals=1)
     x[0] = 0  # the first of many that are the largest

@@ -78,12 +78,13 @@ def each_run(state: State, sizes: list[int]) -> list[State]:
 
 def _flagged(losses: Tensor, values: list[Tensor]) -> Tensor:
     """The losses, NaN where any of the values is not finite."""
+    values = [value for value in values if value.is_floating_point()]
     if losses.is_cuda and rng.fused():
         from .. import kernels
 
         return kernels.flag(losses, values)
     for value in values:  # what is not finite, less itself, is NaN, and all else is 0
-        losses = losses + (value - value).reshape(len(losses), -1).sum(-1)
+        losses = losses + (value - value).reshape(len(losses), -1).sum(-1).to(losses.dtype)
     return losses
 
 
@@ -104,7 +105,9 @@ class Lanes:
         self.one = parts[0].cohort  # all runs agree in what is taken from it
         self.programs = programs or self.one.programs
         self.runs = None if len(parts) == 1 else 0  # the axis of what belongs to a run
-        self.longest = max(part.cohort.longest for part in parts)  # samples of the largest client, here or not
+        # Samples of the smallest and of the largest client, here or not.
+        self.shortest = min(part.cohort.shortest for part in parts)
+        self.longest = max(part.cohort.longest for part in parts)
         if given is None:
             for part in parts[1:]:
                 self._check_alike(part.cohort)
@@ -231,8 +234,7 @@ class Lanes:
 
     def _even(self, epochs: int) -> bool:
         """Whether all clients there are take the same number of steps in a round, and not too many for one program."""
-        shortest, phases = min(p.cohort.shortest for p in self.parts), self.one.algorithm.phases(epochs)
-        sizes = np.array([shortest, self.longest])
+        phases, sizes = self.one.algorithm.phases(epochs), np.array([self.shortest, self.longest])
         steps = [steps_of(sizes, p.epochs, min(self.one.batch_size, self.longest), p.batches) for p in phases]
         return all(few == many for few, many in steps) and sum(int(most) for _, most in steps) <= WHOLE
 
@@ -294,8 +296,8 @@ class Lanes:
         self, purpose: int, phases: tuple[tuple[int, int], ...]
     ) -> tuple[list[Inputs | None], tuple[Tensor, Tensor]]:
         """The inputs of every phase, but for the carry; its losses, none yet, and the number of all its steps."""
-        keys, none = self.keys(purpose), torch.zeros_like(self.site.n)
-        done, least = none, min(p.cohort.shortest for p in self.parts)
+        keys = self.keys(purpose)
+        none = done = torch.zeros_like(self.site.n)  # losses and steps, which nothing writes to
         ready: list[Inputs | None] = []
         given = zip(self.parts, self.given.clients, strict=True)
         sizes = cat([p.cohort.tables.sizes(own) for p, own in given])
@@ -304,9 +306,9 @@ class Lanes:
                 ready.append(None)
                 continue
             shuffle = self.keys(purpose, number, rng.SHUFFLE)
-            rows = minibatches(self.source[1], sizes, shuffle, epochs, self.one.batch_size, per_step, least)
+            rows = minibatches(self.source[1], sizes, shuffle, epochs, self.one.batch_size, per_step, self.shortest)
             size = rows.shape[-1]
-            few, many = steps_of(np.array([least, self.longest]), epochs, size, per_step)
+            few, many = steps_of(np.array([self.shortest, self.longest]), epochs, size, per_step)
             owned = steps_of(sizes, epochs, size, per_step) if few < many else torch.full_like(keys, many)
             first = torch.zeros_like(owned[0])
             own_keys = rng.fold(keys, number)
@@ -319,8 +321,7 @@ class Lanes:
     @property
     def whole(self) -> bool:
         """Whether no minibatch has padding: all clients there are have as many samples, a multiple of the batch."""
-        alike = all(part.cohort.shortest == self.longest for part in self.parts)
-        return alike and self.longest % min(self.one.batch_size, self.longest) == 0
+        return self.shortest == self.longest and self.longest % min(self.one.batch_size, self.longest) == 0
 
     @cached_property
     def sizes(self) -> np.ndarray:

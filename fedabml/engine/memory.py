@@ -86,7 +86,7 @@ def fitting(cohorts: Sequence[Cohort], clients: int, work: Callable[[int], T]) -
 
 
 def _freed(cohorts: Sequence[Cohort]) -> None:
-    """Gives back what is captured, and what is not may have lacked memory."""
+    """Gives back what is captured, and forgets what could not be: that may have been for lack of memory."""
     for cohort in cohorts:
         cohort.programs.forget()
     gc.collect()

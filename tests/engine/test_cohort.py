@@ -349,10 +349,20 @@ def test_a_batch_larger_than_the_data_is_all_of_it():
 
 @pytest.mark.parametrize("per_step", [1, 2, 3, 7])
 @pytest.mark.parametrize("sizes", [(16, 16, 16), (13, 13), (9, 16, 12), (23, 5, 8), (3, 5)], ids=str)
-def test_a_plan_is_the_same_if_the_fewest_samples_are_known(sizes, per_step):
+def test_a_plan_is_its_definition_whether_or_not_the_fewest_samples_are_known(sizes, per_step):
+    epochs, width = 3, min(8, max(sizes))
     rows, keys = torch.as_tensor(padded([np.arange(n) + 100 * n for n in sizes])), rng.keys((3,), range(len(sizes)))
-    made = lambda *least: minibatches(rows, torch.tensor(sizes), keys, 3, 8, per_step, *least)
-    assert torch.equal(made(min(sizes)), made()) and made(min(sizes)).is_contiguous()
+    made = lambda *least: minibatches(rows, torch.tensor(sizes), keys, epochs, 8, per_step, *least)
+    most = max(1, epochs * -(-max(sizes) // width) // per_step) * per_step
+    for lane, n in enumerate(sizes):
+        stream = []
+        for epoch in range(epochs):
+            order = rng.folds(rng.fold(keys[lane], epoch), n).argsort()
+            stream += [[*part.tolist(), *[-1] * (width - len(part))] for part in rows[lane, order].split(width)]
+        own = max(1, len(stream) // per_step) * per_step
+        told = [stream[s % len(stream)] if s < own else [-1] * width for s in range(most)]
+        for plan in (made(), made(min(sizes))):
+            assert plan.is_contiguous() and plan[:, :, lane].reshape(most, width).tolist() == told
 
 
 @pytest.mark.parametrize("sizes", [(6, 6, 6), (6, 2, 5)])
@@ -553,3 +563,12 @@ def test_the_step_size_decays_with_the_rounds():
     plain = simulate(fed, "mlr", one, rounds=0)
     models = [s.cohort.personalise(decayed.shared, {}, [0, 1], round=2).mean for s in (plain, decayed)]
     assert torch.equal(*models)
+
+
+def test_what_a_client_keeps_may_be_other_than_numbers_with_a_point():
+    losses = torch.tensor([1.0, 2.0, 3.0])
+    kept = [torch.ones(3, 2, dtype=torch.bool), torch.ones(3, 4, dtype=torch.int64), torch.ones(3, 0)]
+    wide = torch.tensor([[0.0], [torch.inf], [1.0]], dtype=torch.float64)
+    flagged = _flagged(losses, [*kept, wide])
+    assert flagged.dtype == losses.dtype and flagged.isnan().tolist() == [False, True, False]
+    assert flagged[0] == 1 and flagged[2] == 3

@@ -168,6 +168,7 @@ def test_the_kernel_folds_as_plain_operations_do():
     def made():
         yield from (rng.fold(ends, value) for value in extreme)
         yield from (rng.folds(many.T, count, first) for count in (0, 1, 1025) for first in (0, 1, 16, 2**40))
+        yield rng.fold(many, torch.tensor(5, dtype=torch.int32))
         one = keys[0, 0]
         pairs = ((ends.unsqueeze(1), ends), (one, ends), (keys, one), (keys, wide), (keys[:0], one))
         yield from (rng.fold(key, value) for key, value in pairs)
@@ -198,7 +199,7 @@ def test_a_schedule_is_that_of_a_cpu(sizes):
         assert torch.equal(own.cpu(), other)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("count", [1, 7850, 100_000])
 def test_a_lane_with_a_value_that_is_not_finite_is_found(count, dtype):
     values = torch.full((23, count), torch.finfo(dtype).max, dtype=dtype, device="cuda")

@@ -82,7 +82,7 @@ def _accuracies(own: Sequence[Done]) -> list[Mean]:
 
 
 def _verdict(column: str, own: Mapping[str, Sequence[Mean]], protocol: str) -> str:
-    """At which epochs FedABML is first."""
+    """At which epochs FedABML is ahead of all that are not it."""
     mine = "fedabml" if "fedabml" in own else "fedabml-plain"
     title = COLUMNS[column].title
     if mine not in own:
@@ -93,7 +93,8 @@ def _verdict(column: str, own: Mapping[str, Sequence[Mean]], protocol: str) -> s
         for i, epochs in enumerate(paper.EPOCHS)
         if all(own[mine][i][0] > values[i][0] for values in rivals.values())
     ]
-    words = f"{title}: {paper.name(mine, protocol)} is first after {', '.join(first) or 'no number of'} epochs."
+    epochs = ", ".join(first) or "no number of"
+    words = f"{title}: {paper.name(mine, protocol)} is ahead of every rival after {epochs} epochs."
     others = {name: values[1][0] for name, values in rivals.items() if not name.endswith(paper.LABELS)}
     if protocol == "tuned" and mine == "fedabml" and others:
         best = max(others, key=lambda name: others[name])
