@@ -111,7 +111,8 @@ def flag(losses: Tensor, values: Sequence[Tensor]) -> Tensor:
     losses = losses.clone()
     for value in values:
         count = value.numel() // len(losses)
-        _flag[(len(losses) * triton.cdiv(count, BLOCK),)](value.contiguous(), losses, count, BLOCK=BLOCK)
+        if count:
+            _flag[(len(losses) * triton.cdiv(count, BLOCK),)](value.contiguous(), losses, count, BLOCK=BLOCK)
     return losses
 
 
