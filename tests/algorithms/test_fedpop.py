@@ -138,6 +138,7 @@ def quadratic(curvature, n=40.0, best=-1.0):
     return lambda q, *_: 0.5 * curvature / n * ((q.mean[1:] - best) ** 2).sum()
 
 
+@pytest.mark.slow
 def test_a_quadratic_loss_gives_the_posterior_for_a_small_step():
     curvature, gamma = 3.0, 0.004
     precision = 1 / 0.7**2 + curvature

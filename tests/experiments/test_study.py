@@ -76,6 +76,7 @@ def test_few_samples_are_a_part_of_a_clients_own_spread_over_its_labels():
     assert (small.test.index == large.test.index).all()
 
 
+@pytest.mark.slow
 def test_lanes_of_a_study_compute_what_one_run_would(tmp_path):
     cells = [Cell("x", SMALL.with_changes(seed=s, backend="vmap"), curve=(2,), study=Newcomers(0.5)) for s in range(2)]
     together = list(execute(cells, Ledger(tmp_path / "cells.jsonl")))
