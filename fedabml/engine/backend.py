@@ -211,14 +211,24 @@ def lane_bytes(network: Network, algorithm: Algorithm, batch: int, inputs: int, 
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory a chunk may take: half of what a GPU has free; on a CPU at most 1 GiB, beyond which nothing is gained."""
+    """Memory a chunk may take: half of what a GPU has free; on a CPU at most 1 GiB, beyond which nothing is gained.
+
+    Where several processes share a GPU, $FEDABML_PROCESSES says how many: each takes its part of that half.
+    """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] // 2
+        return torch.cuda.mem_get_info(device)[0] // (2 * _processes())
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         free = 1 << 31
     return min(free // 2, 1 << 30)
+
+
+def _processes() -> int:
+    told = os.environ.get("FEDABML_PROCESSES") or "1"
+    if not told.isdecimal() or int(told) < 1:
+        raise InputError(f"FEDABML_PROCESSES, how many processes share a GPU, is a number from 1 on, not '{told}'.")
+    return int(told)
 
 
 def chunk_of(lane: int, device: torch.device, clients: int) -> int:
