@@ -65,7 +65,29 @@ class Samples(NamedTuple):
         return self.weights
 
 
-Distribution = Gaussian | Point | Samples
+class Branches(NamedTuple):
+    """Equally likely weight vectors that begin alike: a body [d_b], then one of the heads [S, d_h].
+
+    It is for a loss, which then computes what the body makes of a batch once, not for every head.
+    """
+
+    body: Tensor
+    heads: Tensor
+
+    @property
+    def weights(self) -> Tensor:
+        return torch.cat([self.body.expand(len(self.heads), -1), self.heads], 1)
+
+    @property
+    def mean(self) -> Tensor:
+        return torch.cat([self.body, self.heads.mean(0)])
+
+    def draw(self, key: Tensor, samples: int) -> Tensor:
+        """All of them."""
+        return self.weights
+
+
+Distribution = Gaussian | Point | Samples | Branches
 
 
 def spread(q: Gaussian, p: Gaussian) -> Tensor:

@@ -7,6 +7,7 @@ a network again. `Layout` knows the names, shapes and places; `Network` calls a 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import threading
 from collections.abc import Mapping
@@ -44,9 +45,16 @@ class Layout:
         """d, the length of the vector."""
         return sum(self.sizes)
 
-    def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """The vector as named tensors (views; one `split`, whose backward is one `cat`)."""
-        pieces = vector.split(self.sizes)
+    def split(self, *parts: Tensor) -> dict[str, Tensor]:
+        """The vector as named tensors (views; one `split`, whose backward is one `cat`).
+
+        It may come in parts, each of which ends where a parameter does.
+        """
+        pieces: list[Tensor] = []
+        for part in parts[:-1]:
+            left = self.sizes[len(pieces) :]
+            pieces += part.split(left[: [*itertools.accumulate(left, initial=0)].index(part.shape[-1])])
+        pieces += parts[-1].split(self.sizes[len(pieces) :])
         return {n: p.view(s) for n, p, s in zip(self.names, pieces, self.shapes, strict=True)}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -157,15 +165,15 @@ class Network:
             self._copies[number] = copy.deepcopy(self.module)
         return self._copies[number]
 
-    def weights(self, vector: Tensor) -> dict[str, Tensor]:
-        """The module's parameters in a vector, by name."""
-        weights = self.layout.split(vector)
+    def weights(self, *parts: Tensor) -> dict[str, Tensor]:
+        """The module's parameters in a vector, or in its parts, by name."""
+        weights = self.layout.split(*parts)
         weights.pop(LIKELIHOOD, None)
         return weights
 
     def tail(self, vector: Tensor) -> Tensor:
-        """The likelihood's own entries of a vector."""
-        return vector[self.layout.size - self.own :]
+        """The likelihood's own entries of a vector, or of its last part."""
+        return vector[vector.shape[-1] - self.own :]
 
     def probe(self, x: Tensor) -> Tensor:
         """Runs the module once on a batch; notes whether it drops units and how much it keeps for the backward pass."""

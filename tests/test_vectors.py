@@ -33,6 +33,16 @@ def test_split_and_flatten_are_inverse():
     assert torch.equal(torch.cat([parts[n].reshape(-1) for n in layout.names]), vector)
 
 
+def test_a_vector_may_come_in_parts():
+    layout = Layout(("a", "b", "c"), ((2, 3), (4,), (1, 2)))
+    vector = torch.arange(12.0)
+    for cuts in ((6, 6), (10, 2), (6, 4, 2), (12, 0), (0, 12)):
+        parts = layout.split(*vector.split(cuts))
+        assert all(torch.equal(parts[name], whole) for name, whole in layout.split(vector).items())
+    with pytest.raises(ValueError):
+        layout.split(vector[:5], vector[5:])  # inside of a
+
+
 def test_calling_with_the_initial_vector_equals_the_module():
     module = mlp()
     network = Network(module)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from .. import rng
-from ..gaussian import Distribution, Point, Samples, moments
+from ..gaussian import Branches, Distribution, Samples, moments
 from ..vectors import Layout
 from .base import Batch, Loss, Site, State
 from .heads import Headed, head_start
@@ -62,7 +62,7 @@ class FedPop(Headed):
         self, carry: State, shared: State, batch: Batch, site: Site, key: Tensor, loss: Loss, gamma: Number
     ) -> tuple[Tensor, Tensor]:
         """The next head of the chain, and the loss of the last."""
-        of_head = lambda z: loss(Point(torch.cat([carry["body"], z])), batch, key)  # noqa: E731
+        of_head = lambda z: loss(Branches(carry["body"], z.unsqueeze(0)), batch, key)  # noqa: E731
         gradient, value = torch.func.grad_and_value(of_head)(carry["head"])
         noise = rng.normal(rng.fold(key, 0), gradient.shape, gradient.dtype)  # dropout folds 1, 2, ...
         time = gamma * torch.exp(-2 * shared["logstd"])
@@ -79,7 +79,7 @@ class FedPop(Headed):
             carry = {**carry, "head": z}
             heads.append(z)
         carry = {**carry, "heads": torch.stack(heads[self.burn :])}
-        of_body = lambda body: loss(self.population({**carry, "body": body}), batches[0], key)  # noqa: E731
+        of_body = lambda body: loss(Branches(body, carry["heads"]), batches[0], key)  # noqa: E731
         gradient, value = torch.func.grad_and_value(of_body)(carry["body"])
         direction, buffer = self.heavy(carry, gradient)
         return {**carry, "body": carry["body"] - self.lr * direction, **buffer}, value
@@ -103,9 +103,5 @@ class FedPop(Headed):
         fitted = moments(mean, second, shared["mu"])
         return {"body": update["body"], "mu": fitted.mean, "logstd": fitted.logstd.clamp_min(self.floor)}
 
-    def population(self, carry: State) -> Samples:
-        """The networks with each of the heads."""
-        return Samples(torch.cat([carry["body"].expand(self.chain, -1), carry["heads"]], 1))
-
     def own_model(self, carry: State) -> Distribution:
-        return self.population(carry)
+        return Samples(Branches(carry["body"], carry["heads"]).weights)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..gaussian import Distribution, Point
+from ..gaussian import Branches, Distribution, Point
 from ..vectors import LIKELIHOOD, Layout
 from .base import Algorithm, Batch, Loss, Site, State
 from .hyper import hyper
@@ -61,7 +61,8 @@ class Headed(Algorithm):
         """An SGD step of one part, the other held still; each has a momentum of its own."""
 
         def of_part(q: Point, batch: Batch, key: Tensor, samples: int = 1) -> Tensor:
-            return loss(Point(self.whole({**carry, part: q.mean})), batch, key, samples)
+            parts = {**carry, part: q.mean}
+            return loss(Branches(parts["body"], parts["head"].unsqueeze(0)), batch, key, samples)
 
         own = {"mean": carry[part]} | ({"velocity": carry[f"velocity.{part}"]} if self.momentum else {})
         own, value = self.sgd(own, batch, key, of_part, lr)  # type: ignore[arg-type]

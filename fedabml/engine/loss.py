@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import rng
 from ..algorithms.base import Algorithm, Batch, Site
-from ..gaussian import Distribution, Gaussian, Point
+from ..gaussian import Branches, Distribution, Gaussian, Point
 from ..likelihoods import Likelihood
 from ..vectors import Network
 from .estimators import ON_WEIGHTS, Noise
@@ -32,6 +32,8 @@ class ClientLoss:
         if isinstance(q, Gaussian) and not self.noise.on_weights:
             draws = self.noise.draws(key, samples, q.mean.dtype)
             return self._mean(lambda *draw: self._noisy(q, batch, *draw), key, *draws)
+        if isinstance(q, Branches):
+            return self._mean(lambda head, drop: self.nll(head, batch, drop, q.body), key, q.heads)
         one = lambda weights, drop: self.nll(weights, batch, drop)  # noqa: E731
         if not isinstance(q, Gaussian):
             return self._mean(one, key, q.weights)
@@ -52,9 +54,11 @@ class ClientLoss:
         """The cost of one pass with noise on activations."""
         return self._cost(*self.noise.outputs(self.network, q, batch.x, key, drop, sign), batch)
 
-    def nll(self, weights: Tensor, batch: Batch, key: Tensor) -> Tensor:
-        """Mean −log p(y|x, w) of the rows that are not padding."""
-        return self._cost(self.network(weights, batch.x, key), self.network.tail(weights), batch)
+    def nll(self, weights: Tensor, batch: Batch, key: Tensor, *before: Tensor) -> Tensor:
+        """Mean −log p(y|x, w) of the rows that are not padding. The weights may be the last part of a vector."""
+        parts = [part.to(self.network.dtype) for part in (*before, weights)]
+        outputs = self.network.call(self.network.weights(*parts), batch.x, key)
+        return self._cost(outputs, self.network.tail(weights), batch)
 
     def _cost(self, outputs: Tensor, own: Tensor, batch: Batch) -> Tensor:
         each = self.likelihood.nll(outputs, batch.y, own, self.offset)

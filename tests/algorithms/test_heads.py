@@ -8,9 +8,13 @@ import torch
 from torch import nn
 
 import fedabml
-from fedabml import InputError
+from fedabml import InputError, rng
 from fedabml.algorithms import FedAvg, FedBABU, FedPop, FedRep
+from fedabml.algorithms.base import Batch
 from fedabml.algorithms.heads import head_start
+from fedabml.engine.loss import ClientLoss
+from fedabml.gaussian import Branches, Samples
+from fedabml.likelihoods import GaussianNoise
 from fedabml.vectors import Network
 from tests.algorithms.problem import (
     CLIENTS,
@@ -181,3 +185,26 @@ def test_the_sizes_of_messages_of_a_network():
     for kind, numbers in [(FedRep, 24), (FedBABU, 24), (FedPop, 24 + 2 * 15)]:
         line = fedabml.train(fed, "mlp", kind(), model_options={"hidden": (4,)}, **options).history[0]
         assert (line["bytes_down"], line["bytes_up"]) == (4 * numbers, 4 * numbers)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("batched", [True, False])
+def test_branches_cost_what_their_whole_vectors_do(heads, batched):
+    """One body under several heads: value and derivatives, with dropout in the body and the likelihood's own entry."""
+    module = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.4), nn.Tanh(), nn.Linear(5, 1)).double()
+    network = Network(module, own=1)
+    loss = ClientLoss(network, GaussianNoise(1), None, batched=batched)
+    x, y = torch.randn(7, 3).double(), torch.randn(7, 1).double()
+    batch, key = Batch(x, y, torch.ones(7).double()), rng.key(5)
+    body, own = network.initial[:20], network.initial[20:] + torch.randn(heads, 7).double()
+
+    def whole(body, own):
+        return loss(Samples(torch.cat([body.expand(heads, -1), own], 1)), batch, key)
+
+    def parted(body, own):
+        return loss(Branches(body, own), batch, key)
+
+    for each in (0, 1):
+        (a, at), (b, bt) = (torch.func.grad_and_value(f, each)(body, own) for f in (whole, parted))
+        torch.testing.assert_close((b, bt), (a, at), rtol=1e-12, atol=1e-12)
+        assert a.abs().max() > 0
