@@ -251,3 +251,32 @@ def test_pooling_for_a_compiler_keeps_what_is_not_a_number():
         values, places = nn.functional.max_pool2d(x, 2, return_indices=True)
     assert places.flatten().tolist() == [1, 2]
     assert values[0, 0, 0, 1] == 0
+
+
+class TestNarrow:
+    """Few outputs of many inputs, on a CPU: the weights come first in the product, and nothing else changes."""
+
+    @staticmethod
+    def products(rows, outs, length, bias=True):
+        """What is multiplied in a layer of such a shape, and whether value and derivatives are torch's own."""
+        x, w, b = matrices((LANES, *rows, length), (LANES, outs, length), (LANES, outs))
+        value = lambda x, w, b: torch.tanh(F.linear(x, w, b if bias else None)).pow(3).sum()
+        made = torch.vmap(torch.func.grad_and_value(value, (0, 1, 2)) if bias else torch.func.grad_and_value(value))
+        with conv.Narrow():
+            found = made(x, w, b)
+            traced = make_fx(torch.vmap(value))(x, w, b)
+        same(found, made(x, w, b))
+        found = [n for n in traced.graph.nodes if "bmm" in str(n.target) or "matmul" in str(n.target)]
+        return [tuple(n.args[0].meta["val"].shape[1:]) for n in found]
+
+    @pytest.mark.parametrize("bias", [True, False])
+    @pytest.mark.parametrize("outs", [1, 10, 16])
+    def test_weights_first(self, outs, bias):
+        assert self.products((6,), outs, 256, bias) == [(outs, 256)]
+
+    @pytest.mark.parametrize(("rows", "outs", "length"), [((6,), 17, 256), ((6,), 10, 255)])
+    def test_other_layers_are_left_alone(self, rows, outs, length):
+        assert self.products(rows, outs, length) == [(*rows, length)]
+
+    def test_several_axes_of_rows(self):
+        self.products((2, 3), 10, 300)

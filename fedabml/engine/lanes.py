@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .. import rng
 from ..algorithms.base import Phase, Site, State, Step
-from ..conv import Products
+from ..conv import Narrow, Products
 from ..gaussian import Distribution
 from .data import Local, Source
 from .estimators import Noise
@@ -173,7 +172,7 @@ class Lanes:
     def apply(self, function: Callable[..., Any], in_dims: tuple[int | None, ...], *args: Any) -> Any:
         """Applies a function of one client to every lane; arguments of dimension None are the same for all."""
         if self.one.backend == "vmap":
-            with Products() if self.one.device.type == "cuda" else nullcontext():
+            with Products() if self.one.device.type == "cuda" else Narrow():
                 return torch.vmap(function, in_dims)(*args)
         lane = lambda i: [a if d is None else tree_map(lambda t: t[i], a) for a, d in zip(args, in_dims, strict=True)]  # noqa: E731
         count = len(tree_leaves([a for a, d in zip(args, in_dims, strict=True) if d == 0])[0])
