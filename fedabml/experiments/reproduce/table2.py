@@ -82,25 +82,30 @@ def _accuracies(own: Sequence[Done]) -> list[Mean]:
 
 
 def _verdict(column: str, own: Mapping[str, Sequence[Mean]], protocol: str) -> str:
-    """At which epochs FedABML is ahead of all that are not it."""
-    mine = "fedabml" if "fedabml" in own else "fedabml-plain"
+    """At which epochs each FedABML is ahead of all that are not one."""
+    mine = [name for name in own if name.startswith("fedabml")]
     title = COLUMNS[column].title
-    if mine not in own:
+    if not mine:
         return f"{title}: FedABML was not run."
-    rivals = {name: values for name, values in own.items() if not name.startswith("fedabml")}
+    rivals = {name: values for name, values in own.items() if name not in mine}
+    words = f"{title}: {'; '.join(_lead(name, own[name], rivals, protocol) for name in mine)}."
+    others = {name: values[1][0] for name, values in rivals.items() if not name.endswith(paper.LABELS)}
+    if protocol == "tuned" and "fedabml" in mine and others:
+        best = max(others, key=lambda name: others[name])
+        words += (
+            f" Before any {paper.name('fedabml', protocol)} has {own['fedabml'][0][0]:.2f}; the best rival without "
+        )
+        words += f"the label level after one, {paper.name(best, protocol)}, {others[best]:.2f}."
+    return words
+
+
+def _lead(name: str, own: Sequence[Mean], rivals: Mapping[str, Sequence[Mean]], protocol: str) -> str:
     first = [
         str(epochs)
         for i, epochs in enumerate(paper.EPOCHS)
-        if all(own[mine][i][0] > values[i][0] for values in rivals.values())
+        if all(own[i][0] > values[i][0] for values in rivals.values())
     ]
-    epochs = ", ".join(first) or "no number of"
-    words = f"{title}: {paper.name(mine, protocol)} is ahead of every rival after {epochs} epochs."
-    others = {name: values[1][0] for name, values in rivals.items() if not name.endswith(paper.LABELS)}
-    if protocol == "tuned" and mine == "fedabml" and others:
-        best = max(others, key=lambda name: others[name])
-        words += f" Before any it has {own[mine][0][0]:.2f}; the best rival without the label level after one, "
-        words += f"{paper.name(best, protocol)}, {others[best]:.2f}."
-    return words
+    return f"{paper.name(name, protocol)} is ahead of every rival after {', '.join(first) or 'no number of'} epochs"
 
 
 def _curves(column: str, groups: Mapping[tuple[str, str], Sequence[Done]], protocol: str, first: int) -> Drawing:
