@@ -100,7 +100,7 @@ class Prior:
         tensors, facts = self.card.pack()
         algorithm = {"name": algorithms.name_of(self.algorithm), "hyper": self.algorithm.values()}
         facts |= {"kind": "prior", "algorithm": algorithm, "batch_size": self.batch_size}
-        if type(self.algorithm).keep is not Algorithm.keep:  # a new client's own state begins at the initial weights
+        if self.algorithm.keeps:  # a new client's own state begins at the initial weights
             tensors["initial"] = self.card.network.initial
         return write_tensors(path, tensors | prefixed("shared", self.shared), facts)
 
@@ -112,7 +112,7 @@ class Prior:
             spec = facts["algorithm"]
             algorithm = algorithms.make(spec["name"], **spec["hyper"])
             card = Card.unpack(tensors, facts, model, str(path))
-            if type(algorithm).keep is not Algorithm.keep and "initial" not in tensors:
+            if algorithm.keeps and "initial" not in tensors:
                 raise KeyError("initial")
             shared = group(tensors, "shared")
             expected = algorithm.init(card.network.initial, card.network.layout)

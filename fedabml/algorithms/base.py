@@ -130,6 +130,11 @@ class Algorithm:
         """What a client keeps between rounds, before its first."""
         return {}
 
+    @property
+    def keeps(self) -> bool:
+        """Whether clients keep anything at all; where that hangs on a hyperparameter, an algorithm says so itself."""
+        return type(self).keep is not Algorithm.keep
+
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         """The carry of the first step."""
         return {"mean": shared["mean"], **self.still(shared["mean"])}

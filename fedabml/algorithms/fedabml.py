@@ -10,6 +10,7 @@ A minibatch of |B| rows, fewer than the batch size b, has η|B|/b for η (`short
 The φ-step takes the KL's pull on the mean implicitly (κ = (λ/n)/σ_θ²): m ← (m − η g + ηκ m_θ)/(1 + ηκ). The θ-step:
 `natural` m_θ ← m_θ + ρ(m − m_θ), ν_θ ← ν_θ + ½ log(1 + ρ_ν(r − 1)), r = (σ² + (m − m_θ)²)/σ_θ²; `euclidean` as printed,
 ∂m = (m_θ − m)/σ_θ², ∂ν = 1 − r, scaled by η'λ/n; `amortised` the total derivative of L(θ, φ_k(θ)) through k φ-steps.
+In a round's φ-steps g may be corrected for the clients' drift, g + α(c − o) (`drift`; drift.py).
 The label level: p(y|x, w, i) ∝ π_i(y)·exp f_w(x)_y, π_i = (counts + α)/(n + Kα), known to the client alone.
 """
 
@@ -23,8 +24,8 @@ from torch import Tensor
 from .. import rng
 from ..errors import InputError
 from ..gaussian import Gaussian, moments
-from .amortised import Amortised
 from .base import SERVER_MOMENTUM, Batch, Loss, Site, State
+from .drift import Steered
 from .hyper import Range, hyper
 from .steps import euclidean_prior, natural_prior
 
@@ -32,7 +33,7 @@ PRIOR = "prior."  # θ_i in a carry, where it moves with every minibatch
 
 
 @dataclass(frozen=True)
-class FedABML(Amortised):
+class FedABML(Steered):
     """FedABML with every choice of its steps."""
 
     prior_step: str = hyper("natural", "the θ-step", choices=("natural", "euclidean", "amortised"))
@@ -63,6 +64,10 @@ class FedABML(Amortised):
             way = "prior_step amortised moves θ with every minibatch: set prior_every batch"
         elif self.aggregate == "moments" and step != ("natural", "round"):
             way = "aggregate moments is the server's θ-step: set prior_step natural and prior_every round"
+        elif self.drift != "none" and step != ("natural", "round"):
+            way = f"drift {self.drift} corrects a whole round: set prior_step natural and prior_every round"
+        elif self.drift == "server" and self.rho == 0:
+            way = "drift server follows the server's steps, and with rho 0 there are none: set rho above 0"
         if way:
             raise InputError(f"FedABML: these options contradict each other; {way}.")
 
@@ -73,42 +78,48 @@ class FedABML(Amortised):
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         own = {PRIOR + name: value for name, value in shared.items()} if self.prior_every == "batch" else {}
-        return {**self.personal(shared, kept, site, key), **own}
+        return {**self.personal(shared, kept, site, key), **self.off(shared, kept), **own}
 
     def step(
         self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
     ) -> tuple[State, Tensor]:
         theta = {name: carry.get(PRIOR + name, value) for name, value in shared.items()}
         phi = {name: value for name, value in carry.items() if not name.startswith(PRIOR)}
+        share = self.share(batches[0], site.n)
         if self.prior_step == "amortised":
             theta, value = self.amortised(theta, batches[0], site, key, loss)
             phi |= theta
         else:
             for j in range(self.k):
-                phi, value = self.descend(phi, theta, batches[0], site, rng.fold(key, j), loss, self.lr)
+                gradient, value = self.gradient(phi, batches[0], rng.fold(key, j), loss)
+                phi = self.move(phi, self.steered(gradient, carry, shared), theta, site.n, self.lr, share)
+            if self.drift != "none":
+                phi["way"] = carry["way"] + self.k * self.lr * share
             theta = self.theta_step(theta, phi, site.n) if self.prior_every == "batch" else theta
         return phi | {name: theta[name[len(PRIOR) :]] for name in carry if name.startswith(PRIOR)}, value
 
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
+        drift, own = self.reached(carry, shared, kept, site)
         if self.aggregate == "moments":
             second = torch.exp(2 * carry["logstd"]) + (carry["mean"] - shared["mean"]) ** 2
-            return {"mean": carry["mean"], "second": second}, {}
+            return {"mean": carry["mean"], "second": second, **drift}, own
         if self.prior_every == "round":
-            return self.theta_step(shared, carry, site.n), {}
+            return {**self.theta_step(shared, carry, site.n), **drift}, own
         return {name: carry[PRIOR + name] for name in shared}, {}
 
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
+        drift = self.turned(shared, update, 1.0 if self.aggregate == "moments" else self.rho, sampled / clients)
         if self.aggregate == "mean":
-            return update
+            return {name: (update | drift)[name] for name in shared}
         fitted = moments(update["mean"], update["second"], shared["mean"])
         mean = shared["mean"] + self.rho * (fitted.mean - shared["mean"])
         if self.prior_std == "fixed":
-            return {"mean": mean, "logstd": shared["logstd"]}
+            return {"mean": mean, "logstd": shared["logstd"], **drift}
         old, new = torch.exp(2 * shared["logstd"]), torch.exp(2 * fitted.logstd)
-        return {"mean": mean, "logstd": 0.5 * torch.log(old + self.rho_std * (new - old))}
+        return {"mean": mean, "logstd": 0.5 * torch.log(old + self.rho_std * (new - old)), **drift}
 
     def personal(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
-        return {**shared, **self.still(shared["mean"])}
+        return {**self.theta(shared), **self.still(shared["mean"])}
 
     @property
     def own_lr(self) -> float:

@@ -25,7 +25,7 @@ def hyper(
     *,
     choices: tuple[str, ...] = (),
     static: bool = False,
-    neutral: float | None = None,
+    neutral: float | str | None = None,
     tune: Range | tuple[Any, ...] = (),
 ) -> Any:
     """A hyperparameter: its default, its meaning with the paper's symbol, its closed range or its choices.
@@ -47,6 +47,7 @@ def checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
     if value is None and "None" in kind:
         return None
     if meta["choices"]:
+        value = "none" if value is None and "none" in meta["choices"] else value  # a grid reads the word as None
         if value not in meta["choices"]:
             raise InputError(f"{where} is {value!r}.{nearest(str(value), meta['choices'])}")
         return value

@@ -39,6 +39,9 @@ class PFedBayes(FedABML):
     short_batch: str = hyper("whole", "the step of an epoch's short last minibatch", choices=("whole", "rows"))
     label_prior: str = hyper("none", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
 
+    drift: str = hyper("none", "nothing here: q_i lives on", choices=("none",), neutral="none")
+
+    keeps = Algorithm.keeps
     own_lr = Algorithm.own_lr  # FedABML's is smaller, because its θ is already good for a client
 
     def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..algorithms.base import Algorithm, State
+from ..algorithms.base import State
 from ..errors import InputError
 from .backend import free_bytes
 from .cohort import Cohort
@@ -105,7 +105,7 @@ class Kept:
     @property
     def needed(self) -> bool:
         """Whether this algorithm's clients keep anything."""
-        return type(self.cohort.algorithm).keep is not Algorithm.keep
+        return self.cohort.algorithm.keeps
 
     def get(self, shared: State, clients: Sequence[int]) -> State:
         """The kept state of some clients, a lane each, on the device."""

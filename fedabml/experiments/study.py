@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import nn
 
-from ..algorithms import Algorithm
 from ..config import RunConfig, Table
 from ..data import Dataset, Federation, load
 from ..engine.cohort import Cohort
@@ -69,7 +68,7 @@ def entry(sim: Simulation, cohort: Cohort) -> Entry:
     """A trained run to be scored: with its own clients, or with new ones, who have kept nothing yet."""
     if cohort.fed is sim.cohort.fed:
         return Entry(cohort, sim.theta, sim.kept_for, sim.round)
-    keeps = type(cohort.algorithm).keep is not Algorithm.keep
+    keeps = cohort.algorithm.keeps
     return Entry(cohort, sim.theta, lambda some: cohort.keep(sim.theta, some) if keeps else {}, sim.round)
 
 

@@ -10,7 +10,7 @@ import torch
 
 import fedabml
 from fedabml import FedABML, FedAvg, Local
-from fedabml.algorithms import REGISTRY, Algorithm, FedBABU, make, name_of
+from fedabml.algorithms import REGISTRY, FedBABU, make, name_of
 from fedabml.engine import program
 from fedabml.engine.checkpoint import Checkpoint, Folder
 from fedabml.engine.plan import sample
@@ -64,10 +64,14 @@ ALGORITHMS = {name: make(name, lr=0.1, **OPTIONS.get(name, {})) for name in REGI
     "weight": FedABML(estimator="weight", s=2, **WAVE),
     "local antithetic": FedABML(estimator="local", antithetic=True, s=3, **WAVE),
     "flipout": FedABML(estimator="flipout", s=1, **WAVE),
+    "drift control": FedABML(drift="control", rho=1.5, **WAVE),
+    "drift control samples": FedABML(drift="control", drift_share=1.0, weights="samples", momentum=0.5, k=2, **WAVE),
+    "drift server": FedABML(drift="server", average=0.5, rho=1.5, **WAVE),
+    "drift server moments": FedABML(drift="server", drift_share=0.8, aggregate="moments", prior_std="learned", **WAVE),
     "own rate of the deviation": FedABML(lr_std=0.5, label_alpha=1.0, predict_samples=3, **WAVE),
 }
 EVERY = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS.keys())
-KEEPERS = {name: a for name, a in ALGORITHMS.items() if type(a).keep is not Algorithm.keep}
+KEEPERS = {name: a for name, a in ALGORITHMS.items() if a.keeps}
 
 
 def client(n, seed):

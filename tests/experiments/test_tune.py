@@ -21,7 +21,7 @@ from fedabml.config import RunConfig
 from fedabml.engine.backend import lane_bytes
 from fedabml.errors import InputError
 from fedabml.experiments.cells import Ledger, Result, Score
-from fedabml.experiments.space import GRID, Points, personal_options, space
+from fedabml.experiments.space import GRID, Points, own_grid, personal_options, space
 from fedabml.experiments.tune import _Search, tune
 from tests.command import run
 
@@ -482,3 +482,10 @@ def test_a_grid_that_cannot_be_searched_is_refused(tmp_path, values, fixed, matc
     with pytest.raises(InputError, match=match):
         tune(SMALL, ["fedavg-ft"], tmp_path, trials=2, values=values, fixed=fixed)
     assert not (tmp_path / "cells.jsonl").exists()
+
+
+def test_none_is_a_word_where_it_is_a_choice_and_a_blank_where_it_is_none():
+    told = {"drift": [None, "control"], "personal_lr": [None, 0.01]}
+    assert own_grid("fedabml", told) == {"drift": ("none", "control"), "personal_lr": (None, 0.01)}
+    with pytest.raises(InputError, match="posterior"):
+        own_grid("fedabml", {"posterior": [None]})

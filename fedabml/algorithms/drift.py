@@ -1,0 +1,96 @@
+"""What keeps the local steps of clients that differ close to the federation's direction.
+
+    φ-step   g ← g + α(c − o), g the likelihood's gradient in the mean; in training alone, never in personal steps
+    control  o = c_i, which the client keeps: SCAFFOLD's control variates (Karimireddy et al. 2020)
+    server   o = g, so (1 − α) g + α c: FedCM's momentum of the server in local steps (Xu et al. 2021); nothing is kept
+
+A client goes d = (m_θ − m)/T per unit of step size, T = Σ η over its φ-steps (short ones by their rows, η/(1 − μ) with
+momentum μ): the mean of its gradients, of the KL's pull and of the correction, exactly. Hence
+
+    control  c_i⁺ = d − α(c − c_i), what it would have gone by itself;  c ← c + (|A|/N) mean(c_i⁺ − c_i)
+    server   c ← mean(T d)/mean(T)
+
+ρ, `server_momentum` and `average` do not enter: c is a gradient, whatever the server makes of it. The KL's pull is 0 at
+m = m_θ, so with α = 1 the fixed point of control variates is where the mean of the clients' gradients is 0, however
+many steps they take; the posterior of a client is still that of the prior θ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..vectors import Layout, plus
+from .amortised import Amortised
+from .base import Site, State
+from .hyper import hyper
+
+
+@dataclass(frozen=True)
+class Steered(Amortised):
+    """φ-steps of training that may be corrected for drift, and the c of the server and of its clients."""
+
+    drift: str = hyper(
+        "none",
+        "correction of local steps: none, by what clients keep (SCAFFOLD), or by the server's last (FedCM)",
+        choices=("none", "control", "server"),
+        neutral="none",
+    )
+    drift_share: float = hyper(0.5, "α: share of that correction", 0, 1, neutral=0.5)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.drift != "none" and self.lr == 0:
+            raise InputError(f"{type(self).__name__}: drift {self.drift} divides by the step size: set lr above 0.")
+
+    @property
+    def keeps(self) -> bool:
+        return self.drift == "control"
+
+    def init(self, params: Tensor, layout: Layout) -> State:
+        return super().init(params, layout) | ({} if self.drift == "none" else {"control": torch.zeros_like(params)})
+
+    def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
+        return {"control": torch.zeros_like(params)} if self.keeps else {}
+
+    def theta(self, shared: State) -> State:
+        """What the server sends less its c: the prior."""
+        return {name: value for name, value in shared.items() if name != "control"}
+
+    def off(self, shared: State, kept: State) -> State:
+        """What a corrected client carries from step to step: how far it has gone, and its c_i."""
+        if self.drift == "none":
+            return {}
+        return {"way": shared["mean"].new_zeros(()), **({"own": kept["control"]} if self.keeps else {})}
+
+    def steered(self, gradient: State, carry: State, shared: State) -> State:
+        """The gradient with its correction."""
+        if self.drift == "none":
+            return gradient
+        own = carry["own"] if self.keeps else gradient["mean"]
+        return {**gradient, "mean": plus(gradient["mean"], self.drift_share, shared["control"] - own)}
+
+    def reached(self, carry: State, shared: State, kept: State, site: Site) -> tuple[State, State]:
+        """What a client sends of its drift, beside its θ_i, and what it keeps."""
+        if self.drift == "none":
+            return {}, {}
+        way = carry["way"] / (1 - self.momentum)
+        if not self.keeps:
+            return {"way": way}, {}
+        taken = self.drift_share * (shared["control"] - kept["control"])
+        own = (shared["mean"] - carry["mean"]) / way - taken
+        change = own - kept["control"]
+        if self.weights == "uniform":
+            return {"control": change}, {"control": own}
+        return {"control": change / site.n, "share": 1 / site.n}, {"control": own}  # as SCAFFOLD: c is a plain mean
+
+    def turned(self, shared: State, update: State, step: float, share: float) -> State:
+        """The server's new c; `step` is what the updates' means have of the way m − m_θ, `share` is |A|/N."""
+        if self.drift == "none":
+            return {}
+        if not self.keeps:
+            return {"control": (shared["mean"] - update["mean"]) / (step * update["way"])}
+        return {"control": shared["control"] + share * update["control"] / update.get("share", 1)}
