@@ -5,9 +5,10 @@
 A line of a list is `NAME NEEDS: COMMAND ; COMMAND ...`: commands of fedabml (or `python ...`), one after another until
 one fails, which begin once the datasets that they need (`cifar10,svhn`, or `-`) are in the folder of data. In a command
 OUT is DIR/NAME. What a chain prints is in DIR/NAME.log; DIR/queue.jsonl says when it began and how it ended. The same
-command again goes on where it was stopped, with what had failed, too. Lists are read again before every chain, so they
-can grow. At the end of its time, or at Ctrl-C, every command is interrupted as by Ctrl-C and keeps what is finished. On
-an NVIDIA GPU start MPS first (`nvidia-cuda-mps-control -d`), or processes have it by turns.
+command again goes on where it was stopped, with what had failed or was changed, too. Lists are read again before every
+chain, so they can grow. At the end of its time, or at Ctrl-C, every command is interrupted as by Ctrl-C and keeps what
+is finished; the exit code is 1 if a chain failed. On an NVIDIA GPU start MPS first (`nvidia-cuda-mps-control -d`), or
+processes have it by turns; all its processes are then stopped together, never one of them (docs/speed.md).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -35,6 +37,7 @@ class Chain(NamedTuple):
     name: str
     needs: tuple[str, ...]
     commands: tuple[tuple[str, ...], ...]
+    line: str
 
 
 def chains(text: str) -> list[Chain]:
@@ -49,7 +52,7 @@ def chains(text: str) -> list[Chain]:
         if not colon or len(words) != 2 or not all(commands):
             raise SystemExit(f"A line of a list is NAME NEEDS: COMMAND ; COMMAND ..., not '{line}'.")
         needs = () if words[1] == "-" else tuple(words[1].split(","))
-        found.append(Chain(words[0], needs, commands))
+        found.append(Chain(words[0], needs, commands, line.strip()))
     return found
 
 
@@ -57,27 +60,39 @@ class Queue:
     """Chains of some lists, taken in their order by whoever asks next."""
 
     def __init__(self, lists: list[Path], out: Path, data: Path, workers: int, until: float):
+        self.told: list[Chain] = []
         self.lists, self.out, self.data, self.workers, self.until = lists, out, data, workers, until
         self.lock, self.begun, self.running = threading.Lock(), set[str](), dict[str, subprocess.Popen[bytes]]()
-        self.stopped, self.book = False, out / "queue.jsonl"
+        self.stopped, self.failed, self.book = False, 0, out / "queue.jsonl"
         out.mkdir(parents=True, exist_ok=True)
         if self.book.exists():
             lines = [json.loads(line) for line in self.book.read_text().splitlines()]
-            self.begun |= {line["chain"] for line in lines if line["code"] == 0}
+            self.begun |= {line["line"] for line in lines if line["code"] == 0}
+        self.read()
 
     def next(self) -> Chain | None:
         """A chain that nobody has begun and whose data are here; None where there is none now."""
         with self.lock:
             for each in self.left():
                 if all((self.data / f"{name}.npz").exists() for name in each.needs):
-                    self.begun.add(each.name)
+                    self.begun.add(each.line)
                     return each
         return None
 
     def left(self) -> list[Chain]:
-        """What is not begun."""
-        told = [each for file in self.lists if file.exists() for each in chains(file.read_text())]
-        return [each for each in told if each.name not in self.begun]
+        """What is not begun. A list that cannot be read now, being written perhaps, is as it was."""
+        with contextlib.suppress(SystemExit):
+            self.read()
+        return [each for each in self.told if each.line not in self.begun]
+
+    def read(self) -> None:
+        """The lists as they are now."""
+        if missing := [str(file) for file in self.lists if not file.is_file()]:
+            raise SystemExit(f"There is no list {', '.join(missing)}.")
+        self.told = [each for file in self.lists for each in chains(file.read_text(encoding="utf-8"))]
+        names = [each.name for each in self.told]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise SystemExit(f"Two chains have one name: {', '.join(sorted(twice))}.")
 
     def run(self, chain: Chain) -> None:
         """All commands of a chain, or up to the first that fails."""
@@ -85,24 +100,29 @@ class Queue:
         environment = os.environ | {"FEDABML_DATA": str(self.data), "FEDABML_PROCESSES": str(self.workers)}
         with open(self.out / f"{chain.name}.log", "ab") as log:
             for command in chain.commands:
-                words = [word.replace("OUT", str(self.out / chain.name)) for word in command]
+                words = [re.sub(r"\bOUT\b", str(self.out / chain.name), word) for word in command]
                 call = [sys.executable, *(words[1:] if words[0] == "python" else ["-m", "fedabml", *words])]
                 log.write(f"$ {shlex.join(words)}\n".encode())
                 log.flush()
                 with self.lock:
                     if self.stopped:
+                        code = -1
                         break
-                    process = subprocess.Popen(call, stdout=log, stderr=subprocess.STDOUT, env=environment)
+                    process = subprocess.Popen(
+                        call, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+                    )
                     self.running[chain.name] = process
                 code = process.wait()
                 if code:
                     break
         with self.lock:
             self.running.pop(chain.name, None)
+            self.failed += code != 0
             line = {"chain": chain.name, "began": round(start), "seconds": round(time.time() - start, 1), "code": code}
+            line["line"] = chain.line
             with open(self.book, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-            print(json.dumps(line), flush=True)
+            print(f"{chain.name}: {'done' if code == 0 else f'code {code}'}, {line['seconds']} s", flush=True)
 
     def work(self) -> None:
         """One worker: chain after chain until there are none, or the time is over."""
@@ -148,12 +168,14 @@ def main() -> None:
     parser.add_argument("lists", nargs="+", type=Path)
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--workers", type=int, default=5)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("FEDABML_DATA", "~/.cache/fedabml/data")))
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("FEDABML_DATA") or "~/.cache/fedabml/data"))
     parser.add_argument("--minutes", type=float, default=24 * 60.0)
     told = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would ours
     until = time.time() + 60 * told.minutes
-    Queue(told.lists, told.out.resolve(), told.data.expanduser().resolve(), told.workers, until).serve()
+    queue = Queue(told.lists, told.out.resolve(), told.data.expanduser().resolve(), told.workers, until)
+    queue.serve()
+    raise SystemExit(queue.failed > 0)
 
 
 if __name__ == "__main__":

@@ -38,10 +38,8 @@ BUSY = 512  # products that keep a GPU busy; a sum over fewer is cut in pieces
 GRID = 65_000  # lanes of a kernel
 TILE = 16  # places of a pooling's tile, each of which is an operation
 SMALL = 1 << 27  # operations of a lane's product of matrices from which a library is faster than our kernel
-NARROW, DEEP = (
-    16,
-    256,
-)  # outputs up to which, and inputs from which, a CPU's library is faster with the weights in front
+NARROW = 16  # most outputs, and
+DEEP = 256  # least inputs, of a layer that a CPU multiplies faster with the weights first
 
 
 class Shape(NamedTuple):
@@ -520,7 +518,7 @@ class Narrow(TorchFunctionMode):
     """Takes the place of `linear`, on a CPU, where few outputs are sums of many inputs.
 
     x wᵀ has as few columns then, and a library's kernels, which compute several columns at once, have little to do;
-    w xᵀ has a column for every example.
+    w xᵀ has a column for every example. The result lies in memory as theirs does: a module may `view` it.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -529,5 +527,5 @@ class Narrow(TorchFunctionMode):
             x, weight, bias = told["input"], told["weight"], told.get("bias")
             if x.ndim == 2 and len(weight) <= NARROW and weight.shape[-1] >= DEEP:
                 out = torch.mm(weight, x.t()).t()
-                return out if bias is None else out + bias
+                return (out if bias is None else out + bias).contiguous()
         return func(*args, **(kwargs or {}))

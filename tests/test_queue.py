@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
 
@@ -32,8 +33,9 @@ def ended(tmp_path):
 def test_a_line_is_a_chain_of_commands():
     text = "# remark\n\na cifar10,svhn: tune --out OUT/t ; compare --set x='a b'\nb -: demo\n"
     first, second = chains(text)
-    assert first == Chain("a", ("cifar10", "svhn"), (("tune", "--out", "OUT/t"), ("compare", "--set", "x=a b")))
-    assert second == Chain("b", (), (("demo",),))
+    commands = (("tune", "--out", "OUT/t"), ("compare", "--set", "x=a b"))
+    assert first == Chain("a", ("cifar10", "svhn"), commands, text.splitlines()[2])
+    assert second == Chain("b", (), (("demo",),), "b -: demo")
 
 
 @pytest.mark.parametrize("line", ["a tune --out OUT", "a: tune", "a b c: tune", "a -: tune ;  ; compare"])
@@ -74,6 +76,43 @@ def test_the_same_again_goes_on_with_what_is_left(tmp_path):
     (tmp_path / "out" / "b" / "there").touch()
     queue(tmp_path, text).serve()
     assert ended(tmp_path) == [("a", 0), ("b", 1), ("b", 0)]
+
+
+def test_a_chain_that_is_another_now_is_run_again(tmp_path):
+    queue(tmp_path, "a -: python -c 'print(1)'\n").serve()
+    queue(tmp_path, "a -: python -c 'print(1)'\n").serve()
+    queue(tmp_path, "a -: python -c 'print(2)'\n").serve()
+    assert ended(tmp_path) == [("a", 0), ("a", 0)]
+
+
+def test_lists_that_cannot_be_read_are_refused(tmp_path):
+    for text, words in (("a tune", "NAME NEEDS"), ("a -: demo\na -: doctor\n", "one name: a")):
+        with pytest.raises(SystemExit, match=words):
+            queue(tmp_path, text)
+    with pytest.raises(SystemExit, match="no list"):
+        Queue([tmp_path / "none.txt"], tmp_path / "out", tmp_path, 1, 0.0)
+
+
+def test_a_list_that_is_being_written_is_as_it_was(tmp_path):
+    own = queue(tmp_path, "a -: demo\n")
+    (tmp_path / "list.txt").write_text("a -: demo\nb half a li")
+    assert [each.name for each in own.left()] == ["a"]
+    (tmp_path / "list.txt").write_text("a -: demo\nb -: doctor\n")
+    assert [each.name for each in own.left()] == ["a", "b"]
+
+
+def test_a_chain_that_is_stopped_between_its_commands_is_not_done(tmp_path, monkeypatch):
+    own = queue(tmp_path, "a -: python -c 'print(1)' ; python -c 'print(2)'\n")
+    wait = subprocess.Popen.wait
+
+    def stopped(process, *args, **kwargs):
+        code = wait(process, *args, **kwargs)
+        own.stopped = True
+        return code
+
+    monkeypatch.setattr(subprocess.Popen, "wait", stopped)
+    own.run(own.next())
+    assert ended(tmp_path) == [("a", -1)] and own.failed == 1
 
 
 def test_a_chain_waits_for_its_data_and_time_ends(tmp_path):
