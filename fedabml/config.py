@@ -95,7 +95,9 @@ class RunConfig:
     backend: str = key(
         "auto", "vmap (clients as one batched program), loop (one by one), auto", ("auto", "vmap", "loop")
     )
-    chunk: int | None = key(None, "clients that run at once (none: what fits in memory)")
+    chunk: int | None = key(
+        None, "clients that run at once (none: what fits in memory; $FEDABML_PROCESSES: so many processes share a GPU)"
+    )
     compile: bool = key(False, "fuse the operations of a step by torch.compile: slower to start, faster in long runs")
     evaluate: bool = key(True, "personalise and score every client at the end")
     eval_every: int = key(0, "score every client each so many rounds, too (0: only at the end)")
