@@ -47,7 +47,6 @@ def checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
     if value is None and "None" in kind:
         return None
     if meta["choices"]:
-        value = "none" if value is None and "none" in meta["choices"] else value  # a grid reads the word as None
         if value not in meta["choices"]:
             raise InputError(f"{where} is {value!r}.{nearest(str(value), meta['choices'])}")
         return value

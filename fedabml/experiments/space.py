@@ -48,7 +48,9 @@ def own_grid(algorithm: str, told: Mapping[str, Any]) -> Grid:
             raise InputError(f"{algorithm} has no hyperparameter '{name}' to search.{nearest(name, known)}")
         if not isinstance(values, list | tuple) or not values:
             raise InputError(f"A grid has a list of values for every hyperparameter; '{name}' has {values!r}.")
-    return {name: tuple(dict.fromkeys(checked(algorithm, known[name], v) for v in own[name])) for name in own}
+    word = lambda f, v: "none" if v is None and "none" in f.metadata["choices"] else v  # noqa: E731
+    meant = {name: [word(known[name], v) for v in own[name]] for name in own}
+    return {name: tuple(dict.fromkeys(checked(algorithm, known[name], v) for v in meant[name])) for name in own}
 
 
 def personal_options(
