@@ -120,9 +120,20 @@ def test_a_chain_waits_for_its_data_and_time_ends(tmp_path):
     (tmp_path / "data" / "here.npz").touch()
     sleep = "python -c 'import time; time.sleep(60)'"
     text = f"a missing: python -c 'print(1)'\nb here: python -c 'print(1)'\nc -: {sleep}\n"
+    own = queue(tmp_path, text, workers=2)
+    run = own.run
+
+    def ending(chain):
+        run(chain)
+        if chain.name == "b":
+            while "c" not in own.running:
+                time.sleep(0.01)
+            own.until = time.time() + 2.0  # c is at work by then, or about to be
+
+    own.run = ending
     start = time.time()
-    queue(tmp_path, text, workers=2, seconds=3).serve()
-    assert time.time() - start < 50
+    own.serve()
+    assert time.time() - start < 55
     assert sorted(ended(tmp_path)) == [("b", 0), ("c", -2)]  # interrupted
 
 
