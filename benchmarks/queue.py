@@ -149,7 +149,8 @@ class Queue:
                 time.sleep(PAUSE)
 
     def serve(self) -> None:
-        """All of it."""
+        """All of it; to be called in the main thread."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it; ours must not
         threads = [threading.Thread(target=self.work, daemon=True) for _ in range(self.workers)]
         for thread in threads:
             thread.start()
@@ -171,7 +172,6 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("FEDABML_DATA") or "~/.cache/fedabml/data"))
     parser.add_argument("--minutes", type=float, default=24 * 60.0)
     told = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would ours
     until = time.time() + 60 * told.minutes
     queue = Queue(told.lists, told.out.resolve(), told.data.expanduser().resolve(), told.workers, until)
     queue.serve()
