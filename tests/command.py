@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 
 from fedabml.cli import app
 
+MOST = 300  # seconds to wait for a process: machines are shared, and some are slow
 SMALL = shlex.split("--clients 10 --model mlr --rounds 3 --participation 0.5 --epochs 1 --batch-size 20")
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import MOST
+
 ROOT = Path(__file__).resolve().parents[1]
 # Bits are the same for the same number of threads, so the whole file uses one.
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
@@ -21,7 +23,6 @@ TRAIN = shlex.split(
     "train --clients 10 --model mlp --set model_options.hidden=[40] --rounds 40 --participation 0.5 --epochs 1 "
     "--batch-size 20 --seed 3"
 )
-MOST = 60  # seconds to wait for anything
 
 
 def hears():

@@ -68,6 +68,14 @@ def reproduce(
         Path | None, typer.Option(help="Folder of the results.", show_default="runs/EXPERIMENT-PROTOCOL[-quick]")
     ] = None,
     finished: Finished = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Run only the I-th of N shares of the cells, beside the other shares in the same --out; then the same "
+            "command without it draws the whole. Searches are not shared: give --chosen.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(metavar="WORD", help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[
         str, typer.Option("--dtype", "--precision", metavar="WORD", help="float32, tf32, bf16 or float64.")
@@ -85,7 +93,7 @@ def reproduce(
 
     A finished cell is never run again: call the same command after Ctrl-C or a crash, or with more seeds, columns or
     algorithms. A dataset that is not here is left out, with a note on how to get it. The folder gets cells.jsonl,
-    table.md, table.csv, figures/ and report.html.
+    table.md, table.csv, figures/ and report.html. Several processes or GPUs share the cells with --part.
 
     Examples:
 
@@ -96,8 +104,10 @@ def reproduce(
     - `fedabml reproduce table1 --protocol tuned --columns fashionmnist --seeds 5 --out results/table1-tuned`
 
     - `fedabml reproduce fewdata --protocol tuned --columns cifar10-5 --chosen results/table1/cifar10-5.toml`
+
+    - `fedabml reproduce sensitivity --part 1/4 --device cuda:0 --out runs/sensitivity`
     """
-    from ..experiments.reproduce import EXPERIMENTS, PROTOCOLS, Ask, run
+    from ..experiments.reproduce import EXPERIMENTS, PROTOCOLS, Ask, run, run_part
 
     if experiment != "all" and experiment not in EXPERIMENTS:
         raise InputError(f"There is no experiment '{experiment}'.{nearest(experiment, [*EXPERIMENTS, 'all'])}")
@@ -106,6 +116,7 @@ def reproduce(
     for name, value in (("seeds", seeds), ("trials", trials)):
         if value is not None and value < 1:
             raise InputError(f"--{name} is a whole number of at least 1; it is {value}.")
+    share = _part(part) if part else None
     wanted = list(EXPERIMENTS) if experiment == "all" else [experiment]
     out = out or Path("runs") / f"{experiment}-{protocol}{'-quick' * quick}"
     machine: dict[str, Any] = {"device": device} | ({"data_dir": str(data_dir)} if data_dir else {})
@@ -127,25 +138,33 @@ def reproduce(
             tuple(map(str, chosen or ())) if some or kind.columns else (),
         )
         with Progress(name, quiet) as progress:
+            words: dict[str, Any] = {"tuning": out / "tune", "finished": finished or (), "hear": progress.hear()}
             try:
-                found = run(
-                    kind(),
-                    ask,
-                    folder,
-                    tuning=out / "tune",
-                    finished=finished or (),
-                    hear=progress.hear(),
-                )
+                if share:
+                    run_part(kind(), ask, folder, share, **words)
+                else:
+                    found = run(kind(), ask, folder, **words)
             except KeyboardInterrupt:
                 progress.close()
-                complain(f"Stopped. What is finished is in '{folder}'. To go on: {ask.command(folder)}", "")
+                again = ask.command(folder) + (f" --part {part}" if part else "")
+                complain(f"Stopped. What is finished is in '{folder}'. To go on: {again}", "")
                 raise typer.Exit(130) from None
-        if not quiet:
+        if share and not quiet:
+            say(f"Part {part} is done. Once all are: {ask.command(folder)}")
+        elif not quiet:
             show(found, folder)
 
 
 def _words(told: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (told or "").split(",") if word.strip())
+
+
+def _part(told: str) -> tuple[int, int]:
+    """The numbers of `I/N`."""
+    number, slash, parts = told.partition("/")
+    if not slash or not number.isdecimal() or not parts.isdecimal():
+        raise InputError(f"--part is I/N, as 1/4 is the first of four; it is '{told}'.")
+    return int(number), int(parts)
 
 
 class Progress:

@@ -33,7 +33,8 @@ def claim(
     `again` are the words of the command that goes on with what was begun.
     """
     file = folder / f"{command}.json"
-    if file.exists() or resume:
+    used = folder.is_dir() and any(not child.name.startswith(".") for child in folder.iterdir())
+    if file.exists() or resume:  # looked for after the others: another process may begin the same here
         old, new = _flat(read(folder, command)), _flat(request)
         keys = sorted((old.keys() | new.keys()) - {f"run.{name}" for name in MACHINE})
         differ = [key for key in keys if old.get(key) != new.get(key)]
@@ -44,7 +45,7 @@ def claim(
                 f"'{folder}' was started with other settings: {words}. Resume it as it was "
                 f"(fedabml {command} {again}--out {shlex.quote(str(folder))}), or give another folder with --out."
             )
-    elif folder.is_dir() and any(not child.name.startswith(".") for child in folder.iterdir()):
+    elif used:
         raise InputError(f"'{folder}' holds other files. {command} wants a folder of its own: give another --out.")
     write_json(file, request)
 

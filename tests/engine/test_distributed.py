@@ -24,7 +24,7 @@ from fedabml.experiments.compare import compare
 from fedabml.experiments.tune import tune
 from fedabml.files import read_tensors
 from fedabml.run import _together
-from tests.command import run
+from tests.command import MOST, run
 from tests.engine import many
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,6 @@ TRAIN = shlex.split(
     "train --clients 10 --model mlp --set model_options.hidden=[40] --rounds 40 --participation 0.5 --epochs 1 "
     "--batch-size 20 --seed 3 --dtype float64 --device cpu --algorithm ditto"
 )
-MOST = 120  # seconds to wait for anything
 
 
 def start(processes, *words, folder=None, launcher=()):

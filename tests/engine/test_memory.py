@@ -29,6 +29,7 @@ from fedabml.engine.memory import fitting
 from fedabml.engine.program import Programs
 from fedabml.engine.simulate import Simulation, advance
 from fedabml.evaluate import Entry, evaluate_together
+from tests.command import MOST
 
 SIZES = (9, 20, 14, 7, 31, 4, 12, 8)
 
@@ -348,7 +349,7 @@ print(json.dumps([(resident("VmHWM:") - before) / lanes, setup.lane]))
 def test_the_memory_of_a_client_is_known_to_a_factor_of_two(model, lanes, estimator, s):
     words = [sys.executable, "-c", PEAK, model, estimator, str(s), str(lanes)]
     tight = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # what is freed is given back
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=os.environ | tight)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=MOST, env=os.environ | tight)
     assert done.returncode == 0, done.stderr[-2000:]
     measured, estimated = json.loads(done.stdout.splitlines()[-1])
     assert 0.5 < estimated / measured < 2, (measured, estimated)

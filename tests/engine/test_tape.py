@@ -14,6 +14,7 @@ import torch
 from fedabml import FedABML, FedAvg, Federation, conv, prepare, rng
 from fedabml.engine.simulate import Simulation
 from fedabml.engine.tape import merge, once_and_again, record, reuse, settle
+from tests.command import MOST
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,7 +73,7 @@ assert "torch._dynamo" not in sys.modules, "the compiler was loaded"
 {after}
 print(torch.func.grad(lambda x: x**2)(torch.tensor(3.0)).item())
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=MOST)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["6.0"]
 

@@ -12,7 +12,7 @@ import pytest
 from fedabml.errors import InputError
 from fedabml.experiments import paper, runner
 from fedabml.experiments.cells import Cell, Result
-from fedabml.experiments.reproduce import EXPERIMENTS, Ask, Hear, bound, clients, outside, remarks, run, toy
+from fedabml.experiments.reproduce import EXPERIMENTS, Ask, Hear, bound, clients, outside, remarks, run, run_part, toy
 from fedabml.experiments.reproduce.experiment import Done
 from fedabml.experiments.reproduce.findings import against, mean, spread
 from tests.command import run as command
@@ -330,6 +330,19 @@ def test_an_interrupted_run_goes_on_and_a_finished_cell_never_runs_twice(tmp_pat
     assert len(ran) == 4 and {row["seeds"] for row in records(tmp_path)} == {"2"}
 
 
+def test_parts_make_the_whole_and_no_cell_runs_twice(tmp_path, monkeypatch):
+    ran, honest = [], runner.run_together
+    monkeypatch.setattr(runner, "run_together", lambda g, on: ran.extend(c.label for c in g) or honest(g, on))
+    words = {"algorithms": ("fedavg-ft", "local", "fedavg"), "seeds": 1}
+    quick("table1", tmp_path / "whole", **words)
+    assert len(ran) == 3
+    for part in ((2, 2), (1, 2), (2, 2), (1, 3)):  # the third is done, the cells of the fourth are others' already
+        run_part(EXPERIMENTS["table1"](), Ask("table1", quick=True, **words), tmp_path / "parts", part)
+    assert len(ran) == 6 and {*ran[:3]} == {*ran[3:]} and not (tmp_path / "parts" / "table.csv").exists()
+    quick("table1", tmp_path / "parts", **words)
+    assert len(ran) == 6 and records(tmp_path / "parts") == records(tmp_path / "whole")
+
+
 def test_a_report_is_drawn_anew_and_nothing_is_trained(tmp_path, monkeypatch):
     out, words = tmp_path / "out", WORDS | {"trials": 1, "machine": {"device": "cpu"}}
     quick("table1", out, protocol="tuned", **words)
@@ -427,10 +440,15 @@ def test_the_command(one_thread_here):
         (["table1", "--columns", "cifar10"], "cifar10-5"),
         (["table1", "--quick", "--algorithms", "fedagv"], "fedavg"),
         (["table1", "--seeds", "0"], "at least 1"),
+        (["table1", "--part", "2"], "--part is I/N"),
+        (["table1", "--part", "3/2"], "one of 1 to 2"),
         (["toy", "--columns", "digits"], "leave --columns out"),
     ):
         assert said in command("reproduce", *words, "--out", "b", code=2).output
     assert not Path("b").exists()
+    words = ["table1", "--quick", "--algorithms", "local", "--seeds", "1", "--part", "1/1", "--out", "c"]
+    assert "--algorithms local --seeds 1 --out c" in " ".join(command("reproduce", *words).output.split())
+    assert not Path("c/report.html").exists()
     words = ["--quick", "--protocol", "tuned", "--out", "a"]
     assert "protocol (was 'paper', now 'tuned')" in command("reproduce", "table1", *words, code=2).output
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedabml.report import write
+from tests.command import MOST
 
 MakeRun = Callable[..., Path]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -50,7 +51,9 @@ def visit(page: Path, profile: Path, width: int = 1200, fragment: str = "") -> t
     """Open the page; returns the attributes of <html> and what the console complained about."""
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
     command += [f"--user-data-dir={profile}", f"--window-size={width},900", "--virtual-time-budget=2000"]
-    done = subprocess.run([*command, page.as_uri() + fragment], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [*command, page.as_uri() + fragment], capture_output=True, text=True, timeout=MOST, check=True
+    )
     root = re.search(r"<html[^>]*>", done.stdout)
     assert root, done.stderr
     complaints = "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)

@@ -8,7 +8,7 @@ from ...errors import InputError
 from . import experiment
 from .bound import Bound
 from .clients import Clients
-from .experiment import PROTOCOLS, Ask, Experiment, Hear, run
+from .experiment import PROTOCOLS, Ask, Experiment, Hear, run, run_part
 from .fewdata import FewData
 from .findings import Findings
 from .remarks import Remarks
@@ -30,7 +30,7 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "clients": Clients,
 }
 
-__all__ = ["EXPERIMENTS", "PROTOCOLS", "Ask", "Experiment", "Findings", "Hear", "page", "run"]
+__all__ = ["EXPERIMENTS", "PROTOCOLS", "Ask", "Experiment", "Findings", "Hear", "page", "run", "run_part"]
 
 
 def page(folder: Path, title: str | None = None) -> str:

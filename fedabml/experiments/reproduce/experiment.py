@@ -3,7 +3,8 @@
 The folder gets reproduce.json (what was asked for), cells.jsonl (a line per finished cell), table.md, table.csv,
 figures/*.svg and report.html. A finished cell is never run again: the same command goes on where it was stopped, and on
 a finished folder only draws everything anew. More seeds, columns or algorithms may be asked for in the same folder; any
-other change needs another one, so cells of different configurations do not mix.
+other change needs another one, so cells of different configurations do not mix. `run_part` runs a share of the cells
+into a file of its own, cells-2-of-4.jsonl: processes or machines may work in one folder side by side.
 """
 
 from __future__ import annotations
@@ -164,8 +165,55 @@ def run(
     `tuning` is the folder of searches under `tuned` (by default a folder `tune` in `out`): experiments may share it.
     `finished` are cells.jsonl of other folders or machines, whose cells are not run again.
     """
+    desk = _desk(experiment, ask, out, tuning, finished, hear)
+    ask = desk.ask
+    if not ask.chosen and ask.protocol == "tuned":  # those of an earlier call are used, so they are said
+        ask = replace(ask, chosen=tuple(map(str, sorted(desk.tuning.glob("*.toml")))))
+    found, facts = _found(experiment, desk)
+    publish(found, desk.folder, ask.command(desk.folder), facts)
+    return found
+
+
+def run_part(
+    experiment: Experiment,
+    ask: Ask,
+    out: str | os.PathLike[str],
+    part: tuple[int, int],
+    *,
+    tuning: str | os.PathLike[str] | None = None,
+    finished: Sequence[str | os.PathLike[str]] = (),
+    hear: Hear | None = None,
+) -> None:
+    """Runs every n-th of an experiment's first cells, from the i-th, where `part` is (i, n); `run` then has them.
+
+    What one cell after another leads to (`Experiment.then`), tables and figures are left to `run`.
+    """
+    number, parts = part
+    if not 1 <= number <= parts:
+        raise InputError(f"A part is one of 1 to {parts}; it is {number}.")
+    desk = _desk(experiment, ask, out, tuning, finished, hear)
+    own = desk.folder / f"cells-{number}-of-{parts}.jsonl"
+    others = [file for file in (desk.folder / "cells.jsonl", *_parts(desk.folder)) if file.exists() and file != own]
+    once = {cell.identity: cell for cell in experiment.cells(desk)}
+    _executed(list(once.values())[number - 1 :: parts], Ledger(own, [*desk.finished, *others]), desk.hear)
+
+
+def _parts(folder: Path) -> list[Path]:
+    """The files of `run_part`."""
+    return sorted(folder.glob("cells-*-of-*.jsonl"))
+
+
+def _desk(
+    experiment: Experiment,
+    ask: Ask,
+    out: str | os.PathLike[str],
+    tuning: str | os.PathLike[str] | None,
+    finished: Sequence[str | os.PathLike[str]],
+    hear: Hear | None,
+) -> Desk:
+    """Where an experiment is to work, if what is asked can be done there."""
     refuse("A reproduction")
-    folder, hear = Path(out), hear or Hear()
+    folder = Path(out)
     ask = replace(ask, seeds=ask.seeds or experiment.seeds[ask.quick])
     check(ask.columns, ask.algorithms)
     if ask.chosen and (ask.protocol != "tuned" or not experiment.columns):
@@ -175,13 +223,9 @@ def run(
             raise InputError(f"'{ask.experiment}' has no {word} to choose from; leave --{word} out.")
     chosen = settings(ask.chosen)
     claim(folder, "reproduce", ask.request(), (folder / "reproduce.json").exists(), FREE, f"{ask.experiment} … ")
-    desk = Desk(ask, folder, Path(tuning) if tuning else folder / "tune", hear, finished)
+    desk = Desk(ask, folder, Path(tuning) if tuning else folder / "tune", hear or Hear(), finished)
     keep(chosen, desk.tuning)
-    if not ask.chosen and ask.protocol == "tuned":  # those of an earlier call are used, so they are said
-        ask = replace(ask, chosen=tuple(map(str, sorted(desk.tuning.glob("*.toml")))))
-    found, facts = _found(experiment, desk)
-    publish(found, folder, ask.command(folder), facts)
-    return found
+    return desk
 
 
 def page(experiment: Experiment, ask: Ask, folder: Path, title: str | None = None) -> str:
@@ -207,7 +251,7 @@ def page(experiment: Experiment, ask: Ask, folder: Path, title: str | None = Non
 
 def _found(experiment: Experiment, desk: Desk) -> tuple[Findings, dict[str, list[str]]]:
     """What came of all the cells, which are run where they are not finished; and with what they were made."""
-    ask, ledger = desk.ask, Ledger(desk.folder / "cells.jsonl", desk.finished)
+    ask, ledger = desk.ask, Ledger(desk.folder / "cells.jsonl", [*desk.finished, *_parts(desk.folder)])
     done = _executed(experiment.cells(desk), ledger, desk.hear)
     done += _executed(experiment.then(desk, done), ledger, desk.hear)
     facts = _facts(done)
