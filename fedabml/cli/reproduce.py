@@ -76,6 +76,9 @@ def reproduce(
             "command without it draws the whole. Searches are not shared: give --chosen.",
         ),
     ] = None,
+    so_far: Annotated[
+        bool, typer.Option("--so-far", metavar=" ", help="Run nothing: draw what is finished, and say what is not.")
+    ] = False,
     device: Annotated[str, typer.Option(metavar="WORD", help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[
         str, typer.Option("--dtype", "--precision", metavar="WORD", help="float32, tf32, bf16 or float64.")
@@ -117,6 +120,8 @@ def reproduce(
         if value is not None and value < 1:
             raise InputError(f"--{name} is a whole number of at least 1; it is {value}.")
     share = _part(part) if part else None
+    if share and so_far:
+        raise InputError("--part runs cells and --so-far runs none: give one of them.")
     wanted = list(EXPERIMENTS) if experiment == "all" else [experiment]
     out = out or Path("runs") / f"{experiment}-{protocol}{'-quick' * quick}"
     machine: dict[str, Any] = {"device": device} | ({"data_dir": str(data_dir)} if data_dir else {})
@@ -143,7 +148,7 @@ def reproduce(
                 if share:
                     run_part(kind(), ask, folder, share, **words)
                 else:
-                    found = run(kind(), ask, folder, **words)
+                    found = run(kind(), ask, folder, so_far=so_far, **words)
             except KeyboardInterrupt:
                 progress.close()
                 again = ask.command(folder) + (f" --part {part}" if part else "")

@@ -191,7 +191,7 @@ class Frame:
         if y_names:
             self.y_span = (float(len(y_names)), 0.0)
             rows = [(i + 0.5, name) for i, name in enumerate(y_names)]
-        self.left = min(12 + _CHARACTER * max(len(label) for _, label in rows), look.width * 0.4)
+        self.left = min(16 + _CHARACTER * max(len(label) for _, label in rows), look.width * 0.4)
         self.top = 12.0
         if title and not look.embedded:
             self.top += 25

@@ -336,11 +336,22 @@ def test_parts_make_the_whole_and_no_cell_runs_twice(tmp_path, monkeypatch):
     words = {"algorithms": ("fedavg-ft", "local", "fedavg"), "seeds": 1}
     quick("table1", tmp_path / "whole", **words)
     assert len(ran) == 3
-    for part in ((2, 2), (1, 2), (2, 2), (1, 3)):  # the third is done, the cells of the fourth are others' already
-        run_part(EXPERIMENTS["table1"](), Ask("table1", quick=True, **words), tmp_path / "parts", part)
-    assert len(ran) == 6 and {*ran[:3]} == {*ran[3:]} and not (tmp_path / "parts" / "table.csv").exists()
-    quick("table1", tmp_path / "parts", **words)
-    assert len(ran) == 6 and records(tmp_path / "parts") == records(tmp_path / "whole")
+    asked, out = Ask("table1", quick=True, **words), tmp_path / "parts"
+    run_part(EXPERIMENTS["table1"](), asked, out, (2, 2))
+    seen = run(EXPERIMENTS["table1"](), asked, out, so_far=True)
+    assert "Not finished: digits fedavg-ft, digits fedavg." in seen.notes and len(records(out)) == 1
+    for part in ((1, 2), (2, 2), (1, 3)):  # the second is done, the cells of the third are others' already
+        run_part(EXPERIMENTS["table1"](), asked, out, part)
+    assert len(ran) == 6 and {*ran[:3]} == {*ran[3:]}
+    quick("table1", out, **words)
+    assert len(ran) == 6 and records(out) == records(tmp_path / "whole")
+
+
+def test_nothing_is_drawn_of_what_has_not_begun(tmp_path):
+    for protocol, said in (("paper", "Nothing of it is finished"), ("tuned", "still being searched")):
+        asked = Ask("table1", protocol, quick=True, **WORDS)
+        with pytest.raises(InputError, match=said):
+            run(EXPERIMENTS["table1"](), asked, tmp_path / protocol, so_far=True)
 
 
 def test_a_report_is_drawn_anew_and_nothing_is_trained(tmp_path, monkeypatch):
@@ -442,6 +453,7 @@ def test_the_command(one_thread_here):
         (["table1", "--seeds", "0"], "at least 1"),
         (["table1", "--part", "2"], "--part is I/N"),
         (["table1", "--part", "3/2"], "one of 1 to 2"),
+        (["table1", "--part", "1/2", "--so-far"], "give one of them"),
         (["toy", "--columns", "digits"], "leave --columns out"),
     ):
         assert said in command("reproduce", *words, "--out", "b", code=2).output

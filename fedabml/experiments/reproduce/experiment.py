@@ -159,8 +159,9 @@ def run(
     tuning: str | os.PathLike[str] | None = None,
     finished: Sequence[str | os.PathLike[str]] = (),
     hear: Hear | None = None,
+    so_far: bool = False,
 ) -> Findings:
-    """Runs what an experiment lacks in its folder, writes what was found, and returns it.
+    """Runs what an experiment lacks in its folder, writes what was found, and returns it. With `so_far` nothing is run.
 
     `tuning` is the folder of searches under `tuned` (by default a folder `tune` in `out`): experiments may share it.
     `finished` are cells.jsonl of other folders or machines, whose cells are not run again.
@@ -169,7 +170,7 @@ def run(
     ask = desk.ask
     if not ask.chosen and ask.protocol == "tuned":  # those of an earlier call are used, so they are said
         ask = replace(ask, chosen=tuple(map(str, sorted(desk.tuning.glob("*.toml")))))
-    found, facts = _found(experiment, desk)
+    found, facts = _found(experiment, desk, so_far)
     publish(found, desk.folder, ask.command(desk.folder), facts)
     return found
 
@@ -249,11 +250,19 @@ def page(experiment: Experiment, ask: Ask, folder: Path, title: str | None = Non
     return drawn(replace(found, title=title or found.title), ask.command(folder), facts)
 
 
-def _found(experiment: Experiment, desk: Desk) -> tuple[Findings, dict[str, list[str]]]:
+def _found(experiment: Experiment, desk: Desk, so_far: bool = False) -> tuple[Findings, dict[str, list[str]]]:
     """What came of all the cells, which are run where they are not finished; and with what they were made."""
     ask, ledger = desk.ask, Ledger(desk.folder / "cells.jsonl", [*desk.finished, *_parts(desk.folder)])
-    done = _executed(experiment.cells(desk), ledger, desk.hear)
-    done += _executed(experiment.then(desk, done), ledger, desk.hear)
+    if so_far:
+        desk.hear = replace(desk.hear, search=_no_search)
+
+    def have(cells: Sequence[Cell]) -> list[Done]:
+        return _seen(cells, ledger, desk) if so_far else _executed(cells, ledger, desk.hear)
+
+    done = have(experiment.cells(desk))
+    done += have(experiment.then(desk, done))
+    if not done:
+        raise InputError(f"Nothing of it is finished in '{desk.folder}' yet: there is nothing to draw.")
     facts = _facts(done)
     if len(facts["cells of fedabml"]) > 1:
         desk.note(
@@ -277,6 +286,23 @@ def _executed(cells: Sequence[Cell], ledger: Ledger, hear: Hear) -> list[Done]:
     for _ in execute(cells, ledger, on_round=hear.round, on_done=hear.done):
         pass
     return [Done(cell, ledger[cell]) for cell in cells]
+
+
+def _seen(cells: Sequence[Cell], ledger: Ledger, desk: Desk) -> list[Done]:
+    """Those of the cells that are finished."""
+    missing = dict.fromkeys(cell.label for cell in cells if cell not in ledger)
+    if missing:
+        desk.note(f"Not finished: {', '.join(missing)}.")
+    return [Done(cell, ledger[cell]) for cell in cells if cell in ledger]
+
+
+def _no_search(config: RunConfig) -> Table:
+    """Listeners of a search that must have ended: what it still has to run is refused in its first round."""
+
+    def stop(cells: list[Cell], round: int) -> None:
+        raise InputError("Its settings are still being searched: there is nothing to draw yet.")
+
+    return {"on_round": stop}
 
 
 def _facts(done: Sequence[Done]) -> dict[str, list[str]]:

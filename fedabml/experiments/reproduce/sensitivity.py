@@ -67,6 +67,8 @@ class Sensitivity(Experiment):
                 {"column": column, "parameter": key, "value": value, "accuracy": ends[value][0], "half": ends[value][1]}
                 for value in own
             ]
+            if len(ends) < 2:  # of cells that are not finished, or diverged: no comparison
+                continue
             best, worst = max(ends, key=lambda v: ends[v][0]), min(ends, key=lambda v: ends[v][0])
             gap = ends[best][0] - ends[worst][0]
             said.append(
