@@ -521,11 +521,16 @@ class Narrow(TorchFunctionMode):
     w xᵀ has a column for every example. The result lies in memory as theirs does: a module may `view` it.
     """
 
+    @staticmethod
+    def suits(shape: Sequence[int]) -> bool:
+        """Whether weights of this shape may be such a layer's. A network without any needs no such mode."""
+        return len(shape) == 2 and shape[0] <= NARROW and shape[1] >= DEEP
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.linear:
             told = dict(zip(("input", "weight", "bias"), args, strict=False)) | (kwargs or {})
             x, weight, bias = told["input"], told["weight"], told.get("bias")
-            if x.ndim == 2 and len(weight) <= NARROW and weight.shape[-1] >= DEEP:
+            if x.ndim == 2 and self.suits(weight.shape):
                 out = torch.mm(weight, x.t()).t()
                 return (out if bias is None else out + bias).contiguous()
         return func(*args, **(kwargs or {}))

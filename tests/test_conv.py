@@ -8,7 +8,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from fedabml import conv
+from fedabml import FedAvg, Federation, conv, train
 from fedabml.conv import Multiply, Products, Shape, conv2d
 from fedabml.operators import plainly
 
@@ -283,3 +283,14 @@ class TestNarrow:
         x, w, b = matrices((6, 300), (5, 300), (5,))
         with conv.Narrow():
             assert F.linear(x, w, b).view(2, -1).shape == (2, 15) and F.linear(x, w).is_contiguous()
+
+    @pytest.mark.parametrize(("model", "wanted"), [(nn.Linear(784, 10), True), (nn.Linear(32, 10), False)])
+    def test_only_networks_with_such_layers_have_the_mode(self, model, wanted, monkeypatch):
+        """Every operation of a network passes through it, in Python, which takes longer than a small one's products."""
+        entered = []
+        monkeypatch.setattr(conv.Narrow, "__enter__", lambda self: entered.append(self))
+        monkeypatch.setattr(conv.Narrow, "__exit__", lambda self, *error: None)
+        x, y = torch.randn(20, model.in_features).numpy(), torch.arange(20).numpy() % 10
+        fed = Federation.from_arrays([(x, y)] * 2, normalize="none")
+        train(fed, model, FedAvg(), rounds=1, participation=1, epochs=1, evaluate=False, backend="vmap", device="cpu")
+        assert bool(entered) == wanted

@@ -16,6 +16,7 @@ from torchmetrics.functional.classification import multiclass_accuracy, multicla
 
 import fedabml
 from fedabml import FedABML, FedAvg, GaussianNoise, Local, Prediction, Regression
+from fedabml.engine import lanes
 from fedabml.engine.simulate import Simulation
 from fedabml.evaluate import (
     BINS,
@@ -276,6 +277,16 @@ def test_the_prior_is_scored_in_pieces_and_joined():
     hit = probs.argmax(1) == fed.y[rows]
     for c in range(3):
         assert scores.clients["prior_accuracy"][c] == pytest.approx(hit[fed.test.owner == c].mean())
+
+
+def test_pieces_of_test_rows_do_not_matter(monkeypatch):
+    fed = data("classification", tests=(5, 300, 4))
+    whole, _ = evaluated(fed, FedABML())
+    monkeypatch.setattr(lanes, "PIECE", 7)
+    monkeypatch.setattr(lanes, "FLIGHT", 1)
+    parts, _ = evaluated(fed, FedABML())
+    assert parts.summary["nll"] == pytest.approx(whole.summary["nll"], abs=1e-12)
+    assert parts.summary["entropy"] == pytest.approx(whole.summary["entropy"], abs=1e-12)
 
 
 def test_rows_for_nobody_are_an_error_and_for_some_a_score_of_those():

@@ -9,6 +9,7 @@ sums. The clients of one run have the same θ and hyperparameters, which then ha
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, reduce
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 WHOLE = 256  # steps of a round that is one program
 PIECE, WIDE = 128, 8192  # test rows of a lane that are in flight at once; on a GPU at least so many of all lanes
+FLIGHT = 1 << 20  # on a CPU as many rows of all lanes as have so many activations
 
 
 class Part(NamedTuple):
@@ -172,13 +174,20 @@ class Lanes:
     def apply(self, function: Callable[..., Any], in_dims: tuple[int | None, ...], *args: Any) -> Any:
         """Applies a function of one client to every lane; arguments of dimension None are the same for all."""
         if self.one.backend == "vmap":
-            with Products() if self.one.device.type == "cuda" else Narrow():
+            with self._products():
                 return torch.vmap(function, in_dims)(*args)
         lane = lambda i: [a if d is None else tree_map(lambda t: t[i], a) for a, d in zip(args, in_dims, strict=True)]  # noqa: E731
         count = len(tree_leaves([a for a, d in zip(args, in_dims, strict=True) if d == 0])[0])
         if count == 1:
             return tree_map(lambda t: t.unsqueeze(0), function(*lane(0)))
         return tree_map(lambda *t: torch.stack(t), *[function(*lane(i)) for i in range(count)])
+
+    def _products(self) -> contextlib.AbstractContextManager[object]:
+        """How the network's products are computed: a GPU has kernels of ours, a CPU another way with narrow layers."""
+        if self.one.device.type == "cuda":
+            return Products()
+        narrow = any(map(Narrow.suits, self.one.network.layout.shapes))
+        return Narrow() if narrow else contextlib.nullcontext()  # for every operation of a network passes a mode
 
     def each(self, method: str, in_dims: tuple[int | None, ...], *args: Any) -> Any:
         """Applies a method of the algorithm to every lane, its continuous hyperparameters bound as tensors."""
@@ -392,7 +401,8 @@ class Lanes:
         index = uploaded(torch.as_tensor(padded(rows)), one.device)
         predict = lambda w, x, offset: output(one.network, one.likelihood, w, x, offset)  # noqa: E731
         dims = (0, 0, None if offsets is None else 0)
-        piece = max(PIECE, WIDE // len(rows)) if one.device.type == "cuda" else PIECE
+        wide = WIDE if one.device.type == "cuda" else FLIGHT // one.network.activations
+        piece = max(PIECE, wide // len(rows))
         draws, own = [], index >= 0
         for j in range(draws_of(models, samples)):
             weights = self.apply(lambda q, key: draw(q, key, j, samples), (0, 0), models, keys)  # noqa: B023

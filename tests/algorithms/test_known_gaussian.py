@@ -43,7 +43,7 @@ def cohort_of(algorithm, seed=0):
     likelihood = GaussianNoise(1, NOISE, learn=False)
     return Cohort(
         algorithm, Network(module), likelihood, fed, batch_size=N, seed=seed, device=torch.device("cpu"),
-        dtype=torch.float64, backend="loop", chunk=1,
+        dtype=torch.float64, backend="vmap", chunk=1,
     )  # fmt: skip
 
 
