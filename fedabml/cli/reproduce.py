@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,14 +73,14 @@ def reproduce(
         str | None,
         typer.Option(
             metavar="I/N",
-            help="Run only the I-th of N shares of the cells, beside the other shares in the same --out; then the same "
-            "command without it draws the whole. Searches are not shared: give --chosen.",
+            help="Run only the I-th of N shares of the cells, beside the others in the same --out; the same command "
+            "without it then runs what is left and draws the whole. tuned: searches must have ended, or give --chosen.",
         ),
     ] = None,
     so_far: Annotated[
         bool, typer.Option("--so-far", metavar=" ", help="Run nothing: draw what is finished, and say what is not.")
     ] = False,
-    device: Annotated[str, typer.Option(metavar="WORD", help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(metavar="WORD", help="auto, cpu, cuda or cuda:1.")] = "auto",
     dtype: Annotated[
         str, typer.Option("--dtype", "--precision", metavar="WORD", help="float32, tf32, bf16 or float64.")
     ] = "float32",
@@ -110,6 +111,7 @@ def reproduce(
 
     - `fedabml reproduce sensitivity --part 1/4 --device cuda:0 --out runs/sensitivity`
     """
+    from ..experiments.cells import Unfinished
     from ..experiments.reproduce import EXPERIMENTS, PROTOCOLS, Ask, run, run_part
 
     if experiment != "all" and experiment not in EXPERIMENTS:
@@ -119,45 +121,42 @@ def reproduce(
     for name, value in (("seeds", seeds), ("trials", trials)):
         if value is not None and value < 1:
             raise InputError(f"--{name} is a whole number of at least 1; it is {value}.")
-    share = _part(part) if part else None
+    share = None if part is None else _part(part)
     if share and so_far:
         raise InputError("--part runs cells and --so-far runs none: give one of them.")
     wanted = list(EXPERIMENTS) if experiment == "all" else [experiment]
     out = out or Path("runs") / f"{experiment}-{protocol}{'-quick' * quick}"
     machine: dict[str, Any] = {"device": device} | ({"data_dir": str(data_dir)} if data_dir else {})
     machine |= {"compile": True} if compile else {}
+    words = _words(columns), _words(algorithms), seeds, trials, dtype, machine, tuple(map(str, chosen or ()))
+    asked = Ask(experiment, protocol, quick, *words)
+    again = asked.command(out) + (f" --part {part}" if part else "")
     for name in wanted:
-        folder = out / name if experiment == "all" else out
-        kind = EXPERIMENTS[name]
-        some = experiment != "all"  # of all experiments, some have nothing to choose from
-        ask = Ask(
-            name,
-            protocol,
-            quick,
-            _words(columns) if some or kind.columns else (),
-            _words(algorithms) if some or kind.algorithms else (),
-            seeds,
-            trials,
-            dtype,
-            machine,
-            tuple(map(str, chosen or ())) if some or kind.columns else (),
-        )
+        ask, folder, kind = asked, out, EXPERIMENTS[name]
+        if experiment == "all":  # some have nothing to choose from
+            ask, folder = replace(asked, experiment=name), out / name
+            ask = ask if kind.columns else replace(ask, columns=(), chosen=())
+            ask = ask if kind.algorithms else replace(ask, algorithms=())
         with Progress(name, quiet) as progress:
-            words: dict[str, Any] = {"tuning": out / "tune", "finished": finished or (), "hear": progress.hear()}
+            where: dict[str, Any] = {"tuning": out / "tune", "finished": finished or (), "hear": progress.hear()}
             try:
                 if share:
-                    run_part(kind(), ask, folder, share, **words)
+                    run_part(kind(), ask, folder, share, **where)
                 else:
-                    found = run(kind(), ask, folder, so_far=so_far, **words)
+                    found = run(kind(), ask, folder, so_far=so_far, **where)
             except KeyboardInterrupt:
                 progress.close()
-                again = ask.command(folder) + (f" --part {part}" if part else "")
                 complain(f"Stopped. What is finished is in '{folder}'. To go on: {again}", "")
                 raise typer.Exit(130) from None
-        if share and not quiet:
-            say(f"Part {part} is done. Once all are: {ask.command(folder)}")
-        elif not quiet:
+            except Unfinished as error:
+                if not so_far or experiment != "all":
+                    raise
+                note(str(error))
+                continue
+        if not share and not quiet:
             show(found, folder)
+    if share and not quiet:
+        say(f"Part {part} is done. Once all are: {asked.command(out)}")
 
 
 def _words(told: str | None) -> tuple[str, ...]:

@@ -30,6 +30,10 @@ except ImportError:  # not every system has locks of this kind
 MACHINE = ("device", "backend", "chunk", "compile", "data_dir", "evaluate", "eval_every", "eval_clients", "eval_all")
 
 
+class Unfinished(InputError):
+    """Runs are missing where none may be started."""
+
+
 @dataclass(frozen=True, eq=False)
 class Cell:
     """A run to be: the row of the table it belongs to, its configuration, the personal options to score.
@@ -104,11 +108,14 @@ class Result:
 class Ledger:
     """The file of finished cells. A line that a crash cut short is dropped; its cell runs again.
 
-    `also` are ledgers of other folders or machines: a cell that one of them has is taken from it when it is wanted.
+    `also` are ledgers of other folders or machines: `execute` takes from them what they have. To one that is `closed`
+    nothing is added: what it lacks is Unfinished.
     """
 
-    def __init__(self, path: str | os.PathLike[str], also: Sequence[str | os.PathLike[str]] = ()):
-        self.path = Path(path)
+    def __init__(
+        self, path: str | os.PathLike[str], also: Sequence[str | os.PathLike[str]] = (), *, closed: bool = False
+    ):
+        self.path, self.closed = Path(path), closed
         self.results: dict[str, Result] = {}
         self.others: dict[str, Result] = {}
         for other in also:
@@ -120,8 +127,9 @@ class Ledger:
             self._read()
 
     def _read(self) -> None:
-        content = self.path.read_bytes()
-        for number, line in enumerate(content.splitlines(keepends=True), 1):
+        """What is in the file beyond what is known of it."""
+        content = self.path.read_bytes()[self._end :]
+        for number, line in enumerate(content.splitlines(keepends=True), 1 + len(self.results)):
             whole = line.endswith(b"\n")
             try:
                 result = Result.of(line.decode())
@@ -141,9 +149,7 @@ class Ledger:
         return cell.identity in self.results or cell.identity in self.others
 
     def __getitem__(self, cell: Cell) -> Result:
-        if cell.identity not in self.results:
-            self.add(self.others[cell.identity])
-        return self.results[cell.identity]
+        return self.results.get(cell.identity) or self.others[cell.identity]
 
     def add(self, result: Result) -> None:
         """Appends a finished cell, on disk before it counts."""
@@ -159,7 +165,10 @@ class Ledger:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While this lasts, no other process may add to the file: two that ran the same cells would undo each other."""
+        """While this lasts, no other process may add to the file: two that ran the same cells would undo each other.
+
+        What another has added since the file was read is read first.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "ab") as file:
             if fcntl is not None:
@@ -169,6 +178,7 @@ class Ledger:
                     raise InputError(
                         f"Another process is at work in '{self.path.parent}'. Wait for it, or give another folder."
                     ) from error
+            self._read()
             yield
 
 
@@ -179,22 +189,21 @@ def execute(
     on_round: Callable[[list[Cell], int], None] = lambda cells, round: None,
     on_done: Callable[[Result], None] = lambda result: None,
 ) -> Iterator[Result]:
-    """Runs the cells that the ledger lacks, adds each to it when it is done, and yields it.
+    """Runs the cells that the ledger and those beside it lack, adds each to it when it is done, and yields it.
 
     `on_round(cells, round)` hears of every finished round of the cells that run together just now.
     """
     from .runner import groups, run_together
 
-    todo = {}
-    for cell in cells:
-        if cell not in ledger:
-            todo[cell.identity] = cell
-        else:
-            _ = ledger[cell]  # now it is in this ledger, wherever it was
-    if not todo:
+    wanted = {cell.identity: cell for cell in cells if cell.identity not in ledger.results}
+    if ledger.closed and any(cell not in ledger for cell in wanted.values()):
+        raise Unfinished(f"Runs are missing in '{ledger.path.parent}'.")
+    if ledger.closed or not wanted:
         return
     with ledger.alone():
-        for group in groups(list(todo.values())):
+        for identity in wanted.keys() & ledger.others.keys() - ledger.results.keys():
+            ledger.add(ledger.others[identity])
+        for group in groups([cell for cell in wanted.values() if cell not in ledger]):
             for result in run_together(group, on_round):
                 ledger.add(result)
                 on_done(result)

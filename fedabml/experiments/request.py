@@ -25,12 +25,19 @@ def read(folder: Path, command: str, needed: Collection[str] = ()) -> Table:
 
 
 def claim(
-    folder: Path, command: str, request: Table, resume: bool, free: Collection[str] = (), again: str = "--resume "
+    folder: Path,
+    command: str,
+    request: Table,
+    resume: bool,
+    free: Collection[str] = (),
+    again: str = "--resume ",
+    *,
+    look: bool = False,
 ) -> None:
     """Makes a folder this request's. What was begun there goes on if it asked for the same.
 
     Keys that are `free` may differ if it is resumed in so many words; where and how `run` is computed always may.
-    `again` are the words of the command that goes on with what was begun.
+    `again` are the words of the command that goes on with what was begun. Who only comes to `look` changes nothing.
     """
     file = folder / f"{command}.json"
     used = folder.is_dir() and any(not child.name.startswith(".") for child in folder.iterdir())
@@ -47,7 +54,8 @@ def claim(
             )
     elif used:
         raise InputError(f"'{folder}' holds other files. {command} wants a folder of its own: give another --out.")
-    write_json(file, request)
+    if not (look and file.exists()):
+        write_json(file, request)
 
 
 def _word(value: Any) -> str:

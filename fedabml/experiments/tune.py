@@ -98,6 +98,7 @@ def tune(
     study: Study | None = None,
     resume: bool = False,
     finished: Sequence[str | os.PathLike[str]] = (),
+    closed: bool = False,
     progress: Progress | None = None,
     on_note: Callable[[str], None] = lambda text: None,
     on_start: Callable[[int, int], None] = lambda cells, finished: None,
@@ -113,8 +114,9 @@ def tune(
     algorithms (None: all that fit the network) gets `trials` trained federations for every one of the `seeds`. A
     `study` says whose data they are trained on and who is scored, where that is not the run's own clients.
     `measure` is accuracy (for regression rmse) or nll. `finished` are cells.jsonl of other folders or machines, whose
-    cells are not run again. `on_start` hears how many cells there are and how many were finished before, the others how
-    it goes on; `progress` hears of downloads.
+    cells are not run again. A search that is `closed` runs and writes nothing: it must have ended. `on_start` hears
+    how many cells there are and how many were finished before, the others how it goes on; `progress` hears of
+    downloads.
     """
     refuse("Tuning")
     optuna = need_optuna()
@@ -153,9 +155,10 @@ def tune(
     request |= {"grid": values} if values else {}
     request |= {"study": study.identity} if study else {}
     request |= {"run": bare.to_dict(everything=True), "data": fed.hash, "optuna": optuna.__version__}
-    claim(folder, "tune", request, resume, FREE)
+    if not closed:
+        claim(folder, "tune", request, resume, FREE)
     del fed  # it may be large, and every cell makes its own
-    ledger = Ledger(folder / "cells.jsonl", finished)
+    ledger = Ledger(folder / "cells.jsonl", finished, closed=closed)
     on_start(sum(search.size(trials) for search in searches.values()) * len(seeds), len(ledger.results))
     hear = {"on_round": on_round, "on_done": on_done}
     found: dict[str, list[Trial]] = {name: [] for name in searches}
@@ -164,6 +167,8 @@ def tune(
             found[name].append(trial)
             on_trial(trial)
     tuned = Tuned(found, measure, folder / "tuned.toml")
+    if closed:
+        return tuned
     write(folder / "trials.csv", _trials_csv(found))
     made = command(bare, request, folder) + (f" (in Python, with study={study})" if study else "")
     write(tuned.file, _tuned_toml(tuned, bare, searches, made))

@@ -10,7 +10,7 @@ from fedabml.algorithms import FedABML
 from fedabml.config import RunConfig, read_toml
 from fedabml.errors import InputError
 from fedabml.experiments import runner
-from fedabml.experiments.cells import Cell, Ledger, Result, Score, execute
+from fedabml.experiments.cells import Cell, Ledger, Result, Score, Unfinished, execute
 from fedabml.experiments.compare import configs
 
 SMALL = RunConfig(clients=6, model="mlr", rounds=2, participation=0.5, epochs=1, batch_size=20)
@@ -69,6 +69,34 @@ def test_a_line_that_has_its_label_in_its_identity_is_still_good(tmp_path):
     line["identity"] = json.dumps(["a row", *json.loads(cell.identity)], sort_keys=True)
     (tmp_path / "cells.jsonl").write_text(json.dumps(line) + "\n")
     assert Ledger(tmp_path / "cells.jsonl")[cell].identity == cell.identity
+
+
+def test_nobody_undoes_what_another_has_added(tmp_path, played):
+    """A ledger that was read before another process added to the file, and one of cells from elsewhere."""
+    path, other = tmp_path / "cells.jsonl", tmp_path / "other.jsonl"
+    for _ in execute(cells(3), Ledger(other)):
+        pass
+    for _ in execute(cells(1), Ledger(path)):
+        pass
+    early = Ledger(path, [other])
+    for _ in execute(cells(2), Ledger(path)):
+        pass
+    before = path.read_bytes()
+    closed = Ledger(path, [other], closed=True)
+    assert not [*execute(cells(3), closed)] and closed[cells(3)[2]].seed == 2 and path.read_bytes() == before
+    with pytest.raises(Unfinished, match="Runs are missing"):
+        next(execute(cells(4), closed))
+    with Ledger(path).alone(), pytest.raises(InputError, match="Another process"):
+        next(execute(cells(3), early))
+    assert path.read_bytes() == before
+    played.clear()
+    assert [r.seed for r in execute(cells(4), early)] == [3] == played
+    assert path.read_bytes().startswith(before) and sorted(r.seed for r in Ledger(path).results.values()) == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 def test_a_line_cut_short_is_dropped_and_its_cell_runs_again(tmp_path, played):

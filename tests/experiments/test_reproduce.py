@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from fedabml.errors import InputError
 from fedabml.experiments import paper, runner
-from fedabml.experiments.cells import Cell, Result
+from fedabml.experiments.cells import Cell, Ledger, Result, Unfinished
 from fedabml.experiments.reproduce import EXPERIMENTS, Ask, Hear, bound, clients, outside, remarks, run, run_part, toy
 from fedabml.experiments.reproduce.experiment import Done
 from fedabml.experiments.reproduce.findings import against, mean, spread
@@ -339,7 +340,7 @@ def test_parts_make_the_whole_and_no_cell_runs_twice(tmp_path, monkeypatch):
     asked, out = Ask("table1", quick=True, **words), tmp_path / "parts"
     run_part(EXPERIMENTS["table1"](), asked, out, (2, 2))
     seen = run(EXPERIMENTS["table1"](), asked, out, so_far=True)
-    assert "Not finished: digits fedavg-ft, digits fedavg." in seen.notes and len(records(out)) == 1
+    assert "Not finished: digits fedavg-ft." in seen.notes and len(records(out)) == 2
     for part in ((1, 2), (2, 2), (1, 3)):  # the second is done, the cells of the third are others' already
         run_part(EXPERIMENTS["table1"](), asked, out, part)
     assert len(ran) == 6 and {*ran[:3]} == {*ran[3:]}
@@ -347,11 +348,45 @@ def test_parts_make_the_whole_and_no_cell_runs_twice(tmp_path, monkeypatch):
     assert len(ran) == 6 and records(out) == records(tmp_path / "whole")
 
 
-def test_nothing_is_drawn_of_what_has_not_begun(tmp_path):
-    for protocol, said in (("paper", "Nothing of it is finished"), ("tuned", "still being searched")):
-        asked = Ask("table1", protocol, quick=True, **WORDS)
-        with pytest.raises(InputError, match=said):
-            run(EXPERIMENTS["table1"](), asked, tmp_path / protocol, so_far=True)
+def test_a_mean_over_some_of_the_seeds_is_not_drawn(tmp_path):
+    quick("table1", tmp_path, **WORDS)
+    lines = (tmp_path / "cells.jsonl").read_text()
+    found = run(EXPERIMENTS["table1"](), Ask("table1", quick=True, **WORDS | {"seeds": 1}), tmp_path, so_far=True)
+    assert not any(n.startswith("Not finished") for n in found.notes)
+    with pytest.raises(Unfinished, match="nothing to draw"):
+        run(EXPERIMENTS["table1"](), Ask("table1", quick=True, **WORDS | {"seeds": 2}), tmp_path, so_far=True)
+    assert (tmp_path / "cells.jsonl").read_text() == lines
+    assert json.loads((tmp_path / "reproduce.json").read_text())["seeds"] == 1  # who looks leaves what was asked
+
+
+def test_what_is_not_finished_is_not_drawn_and_nothing_is_begun(tmp_path, toys):
+    ask = Ask("table1", "tuned", quick=True, trials=1, **WORDS)
+    with pytest.raises(Unfinished, match="nothing to draw"):
+        run(EXPERIMENTS["table1"](), ask, tmp_path / "a", so_far=True)
+    assert not (tmp_path / "a").exists()
+    lines = (toys[1] / "cells.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "some.jsonl").write_text("".join(lines[1:]))
+    words = {"finished": [tmp_path / "some.jsonl"], "so_far": True}
+    with pytest.raises(Unfinished, match="'toy' is drawn as a whole, and 1 of"):
+        run(EXPERIMENTS["toy"](), Ask("toy", quick=True, seeds=2), tmp_path / "b", **words)
+    with pytest.raises(Unfinished, match="nothing to draw"):
+        run(EXPERIMENTS["table1"](), ask, tmp_path / "c", **words)
+    assert not [*(tmp_path / "c" / "tune").rglob("*")]
+    with pytest.raises(Unfinished, match="local are not searched, and parts do not share"):
+        run_part(EXPERIMENTS["table1"](), replace(ask, algorithms=("local",)), tmp_path / "d", (1, 2))
+
+
+def test_parts_that_a_crash_cut_short_and_parts_at_work(tmp_path):
+    asked = Ask("table1", quick=True, **WORDS)
+    run_part(EXPERIMENTS["table1"](), asked, tmp_path, (1, 1))
+    file = tmp_path / "cells-1-of-1.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-20])
+    run_part(EXPERIMENTS["table1"](), asked, tmp_path, (1, 1))
+    assert len(file.read_bytes().splitlines()) == 2 and file.read_bytes()[:500] == whole[:500]
+    with Ledger(file).alone(), pytest.raises(InputError, match="Another process is at work"):
+        quick("table1", tmp_path, **WORDS)
+    assert run(EXPERIMENTS["table1"](), asked, tmp_path, so_far=True).sheets  # to look is always possible
 
 
 def test_a_report_is_drawn_anew_and_nothing_is_trained(tmp_path, monkeypatch):
@@ -452,7 +487,9 @@ def test_the_command(one_thread_here):
         (["table1", "--quick", "--algorithms", "fedagv"], "fedavg"),
         (["table1", "--seeds", "0"], "at least 1"),
         (["table1", "--part", "2"], "--part is I/N"),
-        (["table1", "--part", "3/2"], "one of 1 to 2"),
+        (["table1", "--part", ""], "--part is I/N"),
+        (["table1", "--part", "3/2"], "no part 3 of 2"),
+        (["table1", "--so-far"], "nothing to draw"),
         (["table1", "--part", "1/2", "--so-far"], "give one of them"),
         (["toy", "--columns", "digits"], "leave --columns out"),
     ):

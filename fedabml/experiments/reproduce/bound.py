@@ -143,6 +143,7 @@ class Bound(Experiment):
     """The bound."""
 
     title = "The bound: how fast posteriors come to the truth"
+    partial = False
     claim = "A client's posterior is within ε_n² = r_n log^{2δ} n of its truth, plus the approximation error ξ."
     seeds = (3, 1)
 

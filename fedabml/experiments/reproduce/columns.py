@@ -18,6 +18,7 @@ from ...errors import InputError, nearest
 from ...files import write
 from ...run import prepare
 from .. import paper
+from ..cells import Unfinished
 from ..compare import configs
 from ..study import Study, dataset, federation
 from ..tune import tune
@@ -194,19 +195,29 @@ def _tuned(desk: Desk, column: str, plain: dict[str, RunConfig], search: Search)
             found[name] = config.with_changes(hyper=configs([name], {name: chosen[name]})[name].hyper)
             continue
         folder, held_out = desk.tuning / (column + search.mark) / name, config.with_changes(validation=SHARE, hyper={})
-        tuned = tune(
-            held_out,
-            [name],
-            folder,
-            trials=trials,
-            seeds=(TUNING_SEED,),
-            batch=min(8, trials),
-            values=search.values,
-            study=search.study,
-            resume=(folder / "tune.json").exists(),
-            finished=desk.finished,
-            **desk.hear.search(held_out),
-        )
+        try:
+            tuned = tune(
+                held_out,
+                [name],
+                folder,
+                trials=trials,
+                seeds=(TUNING_SEED,),
+                batch=min(8, trials),
+                values=search.values,
+                study=search.study,
+                resume=(folder / "tune.json").exists(),
+                finished=desk.finished,
+                closed=desk.way != "whole",
+                **desk.hear.search(held_out),
+            )
+        except Unfinished as error:
+            said = f"{COLUMNS[column].title}: the settings of {name} are not searched"
+            if desk.way == "part":
+                raise Unfinished(
+                    f"{said}, and parts do not share searches. Search first (fedabml tune) and give --chosen."
+                ) from error
+            desk.note(f"{said} yet.")
+            continue
         best = tuned.best(name)
         if best:
             found[name] = config.with_changes(hyper=best[0].hyper)

@@ -12,17 +12,19 @@ from __future__ import annotations
 import os
 import shlex
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from ...config import RunConfig, Table
 from ...engine.distributed import refuse
 from ...errors import InputError
 from ...version import __version__
-from ..cells import Cell, Ledger, Result, execute
+from ..cells import Cell, Ledger, Result, Unfinished, execute
 from ..request import claim, read
+from ..runner import groups
 from .columns import check, keep, settings
 from .findings import Findings, publish
 from .findings import page as drawn
@@ -109,6 +111,7 @@ class Desk:
     tuning: Path
     hear: Hear = field(default_factory=Hear)
     finished: Sequence[str | os.PathLike[str]] = ()
+    way: Literal["whole", "part", "so far"] = "whole"  # what is run: all that is missing, a share of it, or nothing
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
@@ -136,6 +139,7 @@ class Experiment(ABC):
     claim: ClassVar[str]  # the paper's, in a sentence or two
     columns: ClassVar[tuple[str, ...]] = ()
     algorithms: ClassVar[tuple[str, ...]] = ()
+    partial: ClassVar[bool] = True  # whether something can be said of a part of its cells
     seeds: ClassVar[tuple[int, int]] = (SEEDS, 2)  # where it is not said how many: of the whole, and of the quick one
 
     @abstractmethod
@@ -166,12 +170,13 @@ def run(
     `tuning` is the folder of searches under `tuned` (by default a folder `tune` in `out`): experiments may share it.
     `finished` are cells.jsonl of other folders or machines, whose cells are not run again.
     """
-    desk = _desk(experiment, ask, out, tuning, finished, hear)
+    desk = _desk(experiment, ask, out, tuning, finished, hear, "so far" if so_far else "whole")
     ask = desk.ask
     if not ask.chosen and ask.protocol == "tuned":  # those of an earlier call are used, so they are said
         ask = replace(ask, chosen=tuple(map(str, sorted(desk.tuning.glob("*.toml")))))
-    found, facts = _found(experiment, desk, so_far)
-    publish(found, desk.folder, ask.command(desk.folder), facts)
+    found, facts = _found(experiment, desk)
+    told = [word for file in finished for word in ("--finished", str(file))] + ["--so-far"]
+    publish(found, desk.folder, ask.command(desk.folder) + f" {shlex.join(told)}" * so_far, facts)
     return found
 
 
@@ -185,18 +190,21 @@ def run_part(
     finished: Sequence[str | os.PathLike[str]] = (),
     hear: Hear | None = None,
 ) -> None:
-    """Runs every n-th of an experiment's first cells, from the i-th, where `part` is (i, n); `run` then has them.
+    """Runs the i-th of n shares of an experiment's first cells, where `part` is (i, n); `run` then has them.
 
-    What one cell after another leads to (`Experiment.then`), tables and figures are left to `run`.
+    Cells that may run together stay in one share, as far as that is possible. What the first cells lead to
+    (`Experiment.then`), searches, tables and figures are left to `run`.
     """
     number, parts = part
     if not 1 <= number <= parts:
-        raise InputError(f"A part is one of 1 to {parts}; it is {number}.")
-    desk = _desk(experiment, ask, out, tuning, finished, hear)
+        raise InputError(f"There is no part {number} of {parts}.")
+    desk = _desk(experiment, ask, out, tuning, finished, hear, "part")
     own = desk.folder / f"cells-{number}-of-{parts}.jsonl"
     others = [file for file in (desk.folder / "cells.jsonl", *_parts(desk.folder)) if file.exists() and file != own]
     once = {cell.identity: cell for cell in experiment.cells(desk)}
-    _executed(list(once.values())[number - 1 :: parts], Ledger(own, [*desk.finished, *others]), desk.hear)
+    cells = [cell for group in groups(list(once.values())) for cell in group]
+    share = slice(len(cells) * (number - 1) // parts, len(cells) * number // parts)
+    _executed(cells[share], Ledger(own, [*desk.finished, *others]), desk.hear)
 
 
 def _parts(folder: Path) -> list[Path]:
@@ -211,10 +219,14 @@ def _desk(
     tuning: str | os.PathLike[str] | None,
     finished: Sequence[str | os.PathLike[str]],
     hear: Hear | None,
+    way: Literal["whole", "part", "so far"],
 ) -> Desk:
     """Where an experiment is to work, if what is asked can be done there."""
     refuse("A reproduction")
     folder = Path(out)
+    begun = (folder / "reproduce.json").exists()
+    if way == "so far" and not begun and not finished:
+        raise Unfinished(f"Nothing of '{ask.experiment}' was begun in '{folder}': there is nothing to draw.")
     ask = replace(ask, seeds=ask.seeds or experiment.seeds[ask.quick])
     check(ask.columns, ask.algorithms)
     if ask.chosen and (ask.protocol != "tuned" or not experiment.columns):
@@ -223,8 +235,9 @@ def _desk(
         if getattr(ask, word) and not getattr(experiment, word):
             raise InputError(f"'{ask.experiment}' has no {word} to choose from; leave --{word} out.")
     chosen = settings(ask.chosen)
-    claim(folder, "reproduce", ask.request(), (folder / "reproduce.json").exists(), FREE, f"{ask.experiment} … ")
-    desk = Desk(ask, folder, Path(tuning) if tuning else folder / "tune", hear or Hear(), finished)
+    again = f"{ask.experiment} … "
+    claim(folder, "reproduce", ask.request(), begun, FREE, again, look=way == "so far")
+    desk = Desk(ask, folder, Path(tuning) if tuning else folder / "tune", hear or Hear(), finished, way)
     keep(chosen, desk.tuning)
     return desk
 
@@ -250,19 +263,22 @@ def page(experiment: Experiment, ask: Ask, folder: Path, title: str | None = Non
     return drawn(replace(found, title=title or found.title), ask.command(folder), facts)
 
 
-def _found(experiment: Experiment, desk: Desk, so_far: bool = False) -> tuple[Findings, dict[str, list[str]]]:
+def _found(experiment: Experiment, desk: Desk) -> tuple[Findings, dict[str, list[str]]]:
     """What came of all the cells, which are run where they are not finished; and with what they were made."""
-    ask, ledger = desk.ask, Ledger(desk.folder / "cells.jsonl", [*desk.finished, *_parts(desk.folder)])
-    if so_far:
-        desk.hear = replace(desk.hear, search=_no_search)
+    ask, parts = desk.ask, _parts(desk.folder)
+    if desk.way == "whole":
+        for file in parts:
+            with Ledger(file).alone():  # what a part is at just now must not be run twice
+                pass
+    ledger = Ledger(desk.folder / "cells.jsonl", [*desk.finished, *parts], closed=desk.way == "so far")
 
     def have(cells: Sequence[Cell]) -> list[Done]:
-        return _seen(cells, ledger, desk) if so_far else _executed(cells, ledger, desk.hear)
+        return _seen(experiment, cells, ledger, desk) if ledger.closed else _executed(cells, ledger, desk.hear)
 
     done = have(experiment.cells(desk))
     done += have(experiment.then(desk, done))
     if not done:
-        raise InputError(f"Nothing of it is finished in '{desk.folder}' yet: there is nothing to draw.")
+        raise Unfinished(f"Nothing of '{ask.experiment}' is finished in '{desk.folder}': there is nothing to draw.")
     facts = _facts(done)
     if len(facts["cells of fedabml"]) > 1:
         desk.note(
@@ -288,21 +304,19 @@ def _executed(cells: Sequence[Cell], ledger: Ledger, hear: Hear) -> list[Done]:
     return [Done(cell, ledger[cell]) for cell in cells]
 
 
-def _seen(cells: Sequence[Cell], ledger: Ledger, desk: Desk) -> list[Done]:
-    """Those of the cells that are finished."""
-    missing = dict.fromkeys(cell.label for cell in cells if cell not in ledger)
+def _seen(experiment: Experiment, cells: Sequence[Cell], ledger: Ledger, desk: Desk) -> list[Done]:
+    """Those of the cells that are finished, with all their seeds: a mean over fewer would not compare."""
+    of = Counter(cell.label for cell in cells)
+    missing = Counter(cell.label for cell in cells if cell not in ledger)
+    if missing and not experiment.partial:
+        raise Unfinished(
+            f"'{desk.ask.experiment}' is drawn as a whole, and {missing.total()} of its {len(cells)} runs are missing."
+        )
     if missing:
-        desk.note(f"Not finished: {', '.join(missing)}.")
-    return [Done(cell, ledger[cell]) for cell in cells if cell in ledger]
-
-
-def _no_search(config: RunConfig) -> Table:
-    """Listeners of a search that must have ended: what it still has to run is refused in its first round."""
-
-    def stop(cells: list[Cell], round: int) -> None:
-        raise InputError("Its settings are still being searched: there is nothing to draw yet.")
-
-    return {"on_round": stop}
+        had = {label: of[label] - n for label, n in missing.items()}
+        words = ", ".join(f"{label} ({n} of {of[label]})" if n else label for label, n in had.items())
+        desk.note(f"Not finished: {words}.")
+    return [Done(cell, ledger[cell]) for cell in cells if cell.label not in missing]
 
 
 def _facts(done: Sequence[Done]) -> dict[str, list[str]]:

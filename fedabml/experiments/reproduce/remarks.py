@@ -68,6 +68,7 @@ class Remarks(Experiment):
     """Remarks 1 and 2."""
 
     title = "Remarks 1 and 2: what FedABML contains"
+    partial = False
     claim = "Per-FedAvg and pFedMe are special cases of FedABML: of its outer step, and of its proximal inner step."
 
     seeds = (1, 1)

@@ -106,6 +106,7 @@ class Toy(Experiment):
     """The toy."""
 
     title = "Toy: two quadratic clients"
+    partial = False
     claim = (
         f"FedAvg with 10 steps a round settles {paper.TOY_DISTANCE[STEPS]} away from the target x*, with 100 steps "
         f"{paper.TOY_DISTANCE[LONG]:.2f}; FedABML comes closer to it, and its clients do better after fine-tuning."
