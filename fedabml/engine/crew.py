@@ -7,9 +7,11 @@ slow, the more so on a busy machine. So each thread takes clients of its own, an
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
 
@@ -17,6 +19,32 @@ import torch
 
 S = TypeVar("S")
 T = TypeVar("T")
+
+
+class Gate:
+    """A lock that many threads may share, or one have alone."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Condition(), 0
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Waits for whoever is alone."""
+        with self._lock:
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                self._lock.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Waits for all the others, who wait until it is over."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._inside == 0)
+            yield
 
 
 @cache

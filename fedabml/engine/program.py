@@ -17,7 +17,6 @@ import copy
 import gc
 import logging
 import math
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from .. import rng
 from ..algorithms.base import Site, State
 from ..operators import plainly
+from .crew import Gate
 from .memory import uploaded
 from .tape import merge, once_and_again, record, reuse, settle
 
@@ -71,7 +71,7 @@ OF_LANES, OF_RUNS = 6, 2  # so many of the inputs have a lane each; so many have
 
 SMALL, SHRINK = 16, 0.7  # lanes of a graph below which fewer are not faster; from one size to the next
 ROOM = 128  # steps of a graph's plan; longer phases are cut
-TRACING = threading.Lock()  # a trace changes torch for its duration, for all threads
+TRACING = Gate()  # a trace changes torch for its duration, for all threads: nothing that is compiled may run then
 OFTEN = 30  # steps of the same shapes after which one is traced
 
 
@@ -404,7 +404,7 @@ class Programs:
         self.met[key] = self.met.get(key, 0) + len(inputs.rows)
         if self.met[key] < OFTEN and not self.fuse:
             return step
-        with TRACING:
+        with TRACING.alone():
             if key not in self.traces and len(self.traces) < self.LIMIT:
                 self.traces[key] = _trace(move, inputs, ragged, self.fuse)
             trace = self.traces.get(key)
@@ -441,7 +441,13 @@ def _trace(move: Move, inputs: Inputs, ragged: bool, fuse: bool = False) -> Trac
         if not fuse:
             reuse(again)
             return once, again
-        return once, compiled(again, (*tensors, *once(*(tensors[i] for i in fixed))))
+        fused = compiled(again, (*tensors, *once(*(tensors[i] for i in fixed))))
+
+        def beside(*inputs: Tensor) -> Any:
+            with TRACING.shared():
+                return fused(*inputs)
+
+        return once, beside
     except Exception as error:  # it goes as well without
         level = logging.WARNING if fuse else logging.DEBUG
         log.log(level, "A step is neither traced nor compiled: %s: %s", type(error).__name__, error)
