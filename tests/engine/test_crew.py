@@ -13,7 +13,7 @@ import torch
 import fedabml
 from fedabml.algorithms import make
 from fedabml.engine import program
-from fedabml.engine.crew import over
+from fedabml.engine.crew import Gate, over
 from fedabml.engine.kept import Shelf
 from fedabml.engine.simulate import Simulation
 from fedabml.evaluate import evaluate
@@ -45,6 +45,50 @@ def test_an_error_is_raised_when_no_thread_is_at_work():
     with pytest.raises(ValueError, match="the first"):
         list(over(work, range(6), 2))
     assert running == [0]
+
+
+def test_one_alone_waits_for_those_who_share_and_they_for_it():
+    gate, order = Gate(), []
+    inside, alone = threading.Event(), threading.Event()
+
+    def sharing(name, wait):
+        with gate.shared():
+            order.append(f"{name} in")
+            inside.set()
+            wait.wait(10)
+            order.append(f"{name} out")
+
+    def trace():
+        with gate.alone():
+            order.append("alone in")
+            alone.set()
+            time.sleep(0.05)
+            order.append("alone out")
+
+    go = threading.Event()
+    first = threading.Thread(target=sharing, args=("a", go))
+    first.start()
+    assert inside.wait(10)
+    tracer = threading.Thread(target=trace)
+    tracer.start()
+    time.sleep(0.05)
+    assert order == ["a in"]  # it waits
+    go.set()
+    assert alone.wait(10)
+    second = threading.Thread(target=sharing, args=("b", go))
+    second.start()
+    for thread in (first, tracer, second):
+        thread.join(10)
+    assert order == ["a in", "a out", "alone in", "alone out", "b in", "b out"]
+
+
+def test_who_fails_inside_lets_others_in():
+    gate = Gate()
+    for way in (gate.shared, gate.alone, gate.shared):
+        with pytest.raises(ZeroDivisionError), way():
+            _ = 1 / 0
+    with gate.alone():
+        pass
 
 
 @pytest.fixture(scope="module")

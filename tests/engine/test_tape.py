@@ -139,10 +139,11 @@ def test_what_changes_nothing_is_left_out():
     assert all(torch.equal(a, b) for a, b in zip(again(*given), function(*given), strict=True))
 
 
-def _losses(compile, rounds=3, sizes=(40, 33, 12)):
+def _losses(compile, rounds=3, sizes=(40, 33, 12), workers=1):
     g = np.random.default_rng(0)
     rows = [(g.normal(size=(n, 3)).astype(np.float32), np.arange(n) % 2) for n in sizes]
-    words = {"batch_size": 5, "device": "cpu", "dtype": "float64", "backend": "vmap", "compile": compile, "workers": 1}
+    words = {"batch_size": 5, "device": "cpu", "dtype": "float64", "backend": "vmap", "compile": compile}
+    words |= {"workers": workers}
     setup = prepare(Federation.from_arrays(rows, rows), "mlr", FedABML(lr=0.1), participation=1.0, **words)
     sim = Simulation(setup.cohort, participation=1.0, epochs=2)
     return [sim.step()["loss"] for _ in range(rounds)], setup.cohort.programs
@@ -156,6 +157,17 @@ def test_a_compiled_step_does_what_it_did(caplog):
     np.testing.assert_allclose(fused, plain, rtol=1e-9)
     assert "without torch.compile" not in caplog.text and "neither traced" not in caplog.text
     assert 1 <= len(programs.traces) <= 2  # clients of unequal size are padded: few shapes
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_threads_compile_beside_each_other(caplog):
+    """Of three clients one thread has two and another one: a shape each, and one may be traced while the other runs."""
+    plain, _ = _losses(compile=False, rounds=1, sizes=(400, 400, 400), workers=2)
+    fused, programs = _losses(compile=True, rounds=1, sizes=(400, 400, 400), workers=2)
+    np.testing.assert_allclose(fused, plain, rtol=1e-9)
+    assert "without torch.compile" not in caplog.text and "neither traced" not in caplog.text
+    assert len(programs.traces) == 2
 
 
 def test_a_step_that_cannot_be_compiled_runs_as_it_is(monkeypatch, caplog):
