@@ -404,10 +404,11 @@ class Programs:
         self.met[key] = self.met.get(key, 0) + len(inputs.rows)
         if self.met[key] < OFTEN and not self.fuse:
             return step
-        with TRACING.alone():
-            if key not in self.traces and len(self.traces) < self.LIMIT:
-                self.traces[key] = _trace(move, inputs, ragged, self.fuse)
-            trace = self.traces.get(key)
+        if key not in self.traces:
+            with TRACING.alone():
+                if key not in self.traces and len(self.traces) < self.LIMIT:
+                    self.traces[key] = _trace(move, inputs, ragged, self.fuse)
+        trace = self.traces.get(key)
         if trace is None:
             return step
         once, again = trace

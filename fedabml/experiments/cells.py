@@ -122,14 +122,14 @@ class Ledger:
             if not Path(other).is_file():
                 raise InputError(f"There is no file of finished cells '{other}'.")
             self.others |= Ledger(other).results
-        self._end = 0  # where the sound part of the file ends
+        self._end = self._lines = 0  # where the sound part of the file ends, and how many lines it has
         if self.path.exists():
             self._read()
 
     def _read(self) -> None:
         """What is in the file beyond what is known of it."""
         content = self.path.read_bytes()[self._end :]
-        for number, line in enumerate(content.splitlines(keepends=True), 1 + len(self.results)):
+        for number, line in enumerate(content.splitlines(keepends=True), 1 + self._lines):
             whole = line.endswith(b"\n")
             try:
                 result = Result.of(line.decode())
@@ -143,7 +143,7 @@ class Ledger:
             if not whole:
                 break
             self.results[result.identity] = result
-            self._end += len(line)
+            self._end, self._lines = self._end + len(line), number
 
     def __contains__(self, cell: Cell) -> bool:
         return cell.identity in self.results or cell.identity in self.others
@@ -160,7 +160,7 @@ class Ledger:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        self._end += len(data)
+        self._end, self._lines = self._end + len(data), self._lines + 1
         self.results[result.identity] = result
 
     @contextmanager
@@ -201,8 +201,9 @@ def execute(
     if ledger.closed or not wanted:
         return
     with ledger.alone():
-        for identity in wanted.keys() & ledger.others.keys() - ledger.results.keys():
-            ledger.add(ledger.others[identity])
+        for identity in wanted:
+            if identity in ledger.others and identity not in ledger.results:
+                ledger.add(ledger.others[identity])
         for group in groups([cell for cell in wanted.values() if cell not in ledger]):
             for result in run_together(group, on_round):
                 ledger.add(result)
