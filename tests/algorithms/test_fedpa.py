@@ -133,6 +133,7 @@ def test_without_shrinkage_towards_the_covariance_it_is_the_mean_of_the_samples(
     close(corrected(theta, samples, torch.tensor(6.0).double(), 0.0), theta - samples.mean(0))
 
 
+@pytest.mark.slow
 def test_the_mode_of_the_product_is_where_the_server_rests():
     """Two quadratics with exact posterior samples: at x* the clients' Δ cancel, and FedAvg's are far from doing so."""
     one = np.ones((2, 2))

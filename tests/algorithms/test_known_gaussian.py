@@ -100,6 +100,7 @@ def test_a_strong_prior_and_few_data_shrink_by_the_right_amount():
         np.testing.assert_allclose(phi["mean"].numpy(), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_public_face_finds_the_posterior_mean():
     """`Prior.personalize` itself, in float32: means within .3 posterior deviations."""
     x, y = problem()
