@@ -91,12 +91,8 @@ def test_nobody_undoes_what_another_has_added(tmp_path, played):
     assert path.read_bytes() == before
     played.clear()
     assert [r.seed for r in execute(cells(4), early)] == [3] == played
-    assert path.read_bytes().startswith(before) and sorted(r.seed for r in Ledger(path).results.values()) == [
-        0,
-        1,
-        2,
-        3,
-    ]
+    assert path.read_bytes().startswith(before)
+    assert sorted(r.seed for r in Ledger(path).results.values()) == [0, 1, 2, 3]
 
 
 def test_a_line_cut_short_is_dropped_and_its_cell_runs_again(tmp_path, played):
