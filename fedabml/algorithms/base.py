@@ -87,6 +87,9 @@ class Algorithm:
     server_momentum: float = hyper(0.0, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=(0.0, 0.4, 0.7))
     label_prior: str = hyper("none", "label level: π_i from the client's own counts", choices=("none", "dirichlet"))
     label_alpha: float = hyper(0.1, "α of the label level's Dirichlet prior", 1e-6)
+    augment: str = hyper(
+        "none", "what is done to images in every step", choices=("none", "flip", "crop", "crop-flip"), neutral="none"
+    )
     predict_samples: int = hyper(10, "weight samples of a prediction (0: the posterior mean, one pass)", 0)
 
     remedy: ClassVar[str] = "A smaller step size usually helps."  # said where training or personalising diverges

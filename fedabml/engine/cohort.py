@@ -14,6 +14,7 @@ from ..data import Federation
 from ..gaussian import Distribution
 from ..likelihoods import Likelihood
 from ..vectors import Network
+from . import augment
 from .data import Data
 from .estimators import Noise
 from .lanes import Lanes, Part
@@ -77,6 +78,7 @@ class Cohort:
         fuse: bool = False,
         workers: int = 1,  # threads, on a CPU
     ):
+        augment.check(algorithm.augment, fed.x.shape[1:])
         self.algorithm, self.likelihood, self.fed = algorithm, likelihood, fed
         self.network = network.to(device, dtype, inside)
         self.data = Data.of(fed, device, dtype)

@@ -34,6 +34,7 @@ class Data:
         self.y = y.to(device) if fed.task == "classification" else y.to(device, dtype)
         put = lambda a: torch.as_tensor(np.asarray(a)).to(device, dtype)  # noqa: E731
         self.shift, self.inverse = put(fed.shift), 1 / put(fed.scale)
+        self.black = -self.shift * self.inverse  # what a network sees of 0
         if fed.task == "regression":
             self.y = (self.y - put(fed.y_shift)) / put(fed.y_scale)
         self.device, self.dtype = device, dtype

@@ -24,6 +24,7 @@ from .. import rng
 from ..algorithms.base import Phase, Site, State, Step
 from ..conv import Narrow, Products
 from ..gaussian import Distribution
+from .augment import PATH, augmented
 from .data import Local, Source
 from .estimators import Noise
 from .loss import ClientLoss, draw, draws_of, label_offset, output
@@ -355,6 +356,7 @@ class Lanes:
         name, made, runs, whole = step.__name__, self.one, self.runs, self.whole  # type: ignore[attr-defined]
         noise = Noise.of(made.algorithm, made.network, made.fed.x.shape[1:])
         source = made.data if made.programs.capture else self.source[0]
+        augment = made.algorithm.augment
 
         def one(
             hyper: State, carry: State, shared: State, batches: Any, site: Site, key: Tensor, offset: Tensor | None
@@ -365,6 +367,12 @@ class Lanes:
         def all_lanes(given: Inputs, index: Tensor, keys: Tensor) -> tuple[State, Tensor]:
             local = Local(*given.samples) if given.samples else source
             batches = tuple(local.batch(part, whole) for part in index)
+            if augment != "none":
+                own = [rng.fold(keys, PATH + number) for number in range(len(batches))]
+                batches = tuple(
+                    batch._replace(x=augmented(batch.x, key, augment, made.data.black))
+                    for batch, key in zip(batches, own, strict=True)
+                )
             dims = (runs, 0, runs, 0, 0, 0, None if given.offset is None else 0)
             args = (given.hyper, given.carry, given.shared, batches, given.site, keys, given.offset)
             return self.apply(one, dims, *args)

@@ -218,6 +218,16 @@ def test_convolutions(name):
 
 
 @pytest.mark.parametrize("sizes", [SIZES, EVEN])
+@pytest.mark.parametrize("compile", [False, True])
+def test_augmented_images(sizes, compile):
+    fed, algorithm = federation((3, 16, 16), sizes), make("fedabml", augment="crop-flip", lr=0.05)
+    eager = simulate(fed, algorithm, model="cnn", capture=False)
+    assert_close(simulate(fed, algorithm, model="cnn", compile=compile), eager, 1e-9)
+    plain = simulate(fed, make("fedabml", lr=0.05), model="cnn")
+    assert (plain.shared["mean"] - eager.shared["mean"]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("sizes", [SIZES, EVEN])
 def test_several_runs_side_by_side(sizes):
     fed = federation(sizes=sizes)
     runs = [(make("fedabml", lr=0.1 + 0.02 * i), 6 + i % 2) for i in range(3)]
