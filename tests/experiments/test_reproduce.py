@@ -415,7 +415,7 @@ def test_a_report_is_drawn_anew_and_nothing_is_trained(tmp_path, monkeypatch):
     cells.write_text(kept)
     (out / "cells.jsonl").write_text((out / "cells.jsonl").read_text().splitlines(keepends=True)[0])
     said = command("report", out, code=2).stderr
-    assert "(at least 1)" in said and "fedabml reproduce table1 --protocol tuned --quick" in said
+    assert "runs are missing" in said and "fedabml reproduce table1 --protocol tuned --quick" in said
     for content, words in (('{"experiment": "tabel1", "run": {}}', "does not know"), ("{}", "not a request")):
         (out / "reproduce.json").write_text(content)
         assert words in command("report", out, code=2).stderr

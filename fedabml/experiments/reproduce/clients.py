@@ -142,7 +142,8 @@ class Clients(Experiment):
             )
         head = ["", "AUROC", "found %", "false alarms %", "inside, all train", "without the flagged"]
         head += ["strangers, all train", "flagged alone"]
-        note = "Accuracies in percent, mean over clients and seeds; a dash where nobody, or only one, was flagged, or runs are missing."
+        note = "Accuracies in percent, mean over clients and seeds; a dash where nobody, or only one, was flagged"
+        note += ", or runs are missing."
         drawings = [_entropies(key, own["all"][0], protocol) for key, own in found.items()]
         sheet = Sheet("Before and after", head, table, note)
         return Findings(self.title, self.claim, said, [sheet], drawings, records, desk.notes)

@@ -211,6 +211,8 @@ def _tuned(desk: Desk, column: str, plain: dict[str, RunConfig], search: Search)
                 **desk.hear.search(held_out),
             )
         except Unfinished as error:
+            if desk.way == "as it is":
+                raise
             said = f"{COLUMNS[column].title}: the settings of {name} are not searched"
             if desk.way == "part":
                 raise Unfinished(

@@ -111,7 +111,8 @@ class Desk:
     tuning: Path
     hear: Hear = field(default_factory=Hear)
     finished: Sequence[str | os.PathLike[str]] = ()
-    way: Literal["whole", "part", "so far"] = "whole"  # what is run: all that is missing, a share of it, or nothing
+    # What is run: all that is missing, a share of it, or nothing, be it that some may be missing or that none may.
+    way: Literal["whole", "part", "so far", "as it is"] = "whole"
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
@@ -244,22 +245,16 @@ def _desk(
 
 def page(experiment: Experiment, ask: Ask, folder: Path, title: str | None = None) -> str:
     """The page of a finished folder, drawn anew: nothing is run, though the data must be here."""
-
-    def stop(missing: int) -> None:
-        if missing > 0:
-            raise InputError(
-                f"The reproduction in '{folder}' is not finished: runs are missing (at least {missing}) or of other "
-                f"defaults. Go on with it: {ask.command(folder)}"
-            )
-
-    hear = Hear(
-        start=lambda todo, finished: stop(len(todo)),
-        search=lambda config: {"on_start": lambda cells, finished: stop(cells - finished)},
-    )
     tuning = next((at for at in (folder / "tune", folder.parent / "tune") if at.is_dir()), None)
     if ask.protocol == "tuned" and tuning is None:
         raise InputError(f"The searches of the reproduction in '{folder}' are gone: '{folder / 'tune'}' is missing.")
-    found, facts = _found(experiment, Desk(ask, folder, tuning or folder / "tune", hear))
+    try:
+        found, facts = _found(experiment, Desk(ask, folder, tuning or folder / "tune", way="as it is"))
+    except Unfinished as error:
+        raise InputError(
+            f"The reproduction in '{folder}' is not finished: runs are missing, or of other defaults. Go on with it: "
+            f"{ask.command(folder)}"
+        ) from error
     return drawn(replace(found, title=title or found.title), ask.command(folder), facts)
 
 
@@ -270,10 +265,10 @@ def _found(experiment: Experiment, desk: Desk) -> tuple[Findings, dict[str, list
         for file in parts:
             with Ledger(file).alone():  # what a part is at just now must not be run twice
                 pass
-    ledger = Ledger(desk.folder / "cells.jsonl", [*desk.finished, *parts], closed=desk.way == "so far")
+    ledger = Ledger(desk.folder / "cells.jsonl", [*desk.finished, *parts], closed=desk.way in ("so far", "as it is"))
 
     def have(cells: Sequence[Cell]) -> list[Done]:
-        return _seen(experiment, cells, ledger, desk) if ledger.closed else _executed(cells, ledger, desk.hear)
+        return _seen(experiment, cells, ledger, desk) if desk.way == "so far" else _executed(cells, ledger, desk.hear)
 
     done = have(experiment.cells(desk))
     done += have(experiment.then(desk, done))
