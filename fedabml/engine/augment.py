@@ -1,8 +1,8 @@
 """Images moved and mirrored on the way into a step: of all lanes at once, by the step's own keys.
 
-`crop` is a window of the image's size, anywhere in the image with four black pixels around it; `flip` mirrors left and
-right half of the time. Every sample of a minibatch is drawn for, anew in every step, so no epoch sees the images of
-the last. Test data are never touched.
+`crop` is a window of the image's size, anywhere in the image with four pixels of 0 around it; `flip` mirrors left and
+right half of the time. Each sample of a minibatch has its own draw, and every minibatch new ones, so no epoch sees the
+images of the last. Test data are never touched.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .. import rng
 from ..errors import InputError
 
 MARGIN = 4  # pixels
-PATH = 1 << 20  # of a step's key: beyond all that algorithms fold into it
+PATH = 1 << 21  # folded into a step's key: beyond what algorithms, dropout and the noise of estimators fold into it
 
 
 def check(augment: str, shape: Sequence[int]) -> None:

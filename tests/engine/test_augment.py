@@ -10,7 +10,10 @@ from scipy import stats
 import fedabml
 from fedabml import FedABML, InputError, rng
 from fedabml.algorithms import make
-from fedabml.engine.augment import MARGIN, augmented
+from fedabml.engine.augment import MARGIN, PATH, augmented
+from fedabml.engine.data import Data
+from fedabml.engine.estimators import _STREAM
+from fedabml.engine.simulate import advance
 from fedabml.evaluate import evaluate
 from tests.engine.test_cohort import SMALL, assert_close, federation, simulate
 
@@ -43,20 +46,41 @@ def test_every_crop_and_flip_comes_as_often_as_another(augment, shape):
     assert (seen[0] != seen[1]).any()  # and each lane
 
 
-def test_it_is_what_the_step_sees_and_the_score_does_not(monkeypatch):
-    """Of mirror images a flip changes nothing, and of a client's test rows nothing is ever changed."""
+def test_what_lies_around_an_image_is_what_a_network_sees_of_0():
+    fed = federation("cnn")
+    fed.x[0] = 0
+    seen = Data.of(fed, torch.device("cpu"), torch.float64)
+    torch.testing.assert_close(seen.black.expand(1, 16, 16), seen.inputs(torch.tensor([0]))[0], rtol=0, atol=1e-12)
+
+
+def test_steps_see_other_images_and_scores_the_same(monkeypatch):
+    """Of mirror images a flip changes nothing; of test rows nothing is ever changed."""
     fed = federation("cnn")
     fed.x[:] = np.concatenate([half := fed.x[..., :8], half[..., ::-1]], -1)
     plain, flipped, cropped = (simulate(fed, "cnn", FedABML(lr=0.05, augment=how)) for how in ("none", "flip", "crop"))
     assert_close(flipped, plain, 0)
     assert (cropped.shared["mean"] - plain.shared["mean"]).abs().max() > 1e-4
-    before = evaluate(cropped.cohort, cropped.theta, cropped.kept_for).clients["accuracy"]
-    cropped.cohort.algorithm = FedABML(lr=0.05, personal_epochs=0, augment="crop")
-    calls = []
-    monkeypatch.setattr("fedabml.engine.lanes.augmented", lambda x, *_: calls.append(1) or x)
-    evaluate(cropped.cohort, cropped.theta, cropped.kept_for)
-    assert len(before) == 3
-    assert not calls
+    calls, real = [], augmented
+    monkeypatch.setattr("fedabml.engine.lanes.augmented", lambda *args: calls.append(1) or real(*args))
+    for epochs in (0, 1):
+        cohort = cropped.cohort.using(FedABML(lr=0.05, personal_epochs=epochs, augment="crop"))
+        evaluate(cohort, cropped.theta, cropped.kept_for)
+        assert bool(calls) == bool(epochs)  # personalising takes steps, predicting none
+
+
+def test_every_minibatch_of_every_step_has_draws_of_its_own(monkeypatch):
+    seen, real = [], augmented
+    monkeypatch.setattr(
+        "fedabml.engine.lanes.augmented", lambda x, keys, *more: seen.append(keys) or real(x, keys, *more)
+    )
+    algorithm = make("perfedavg", lr=0.05, augment="crop", personal_epochs=1)  # several minibatches a step
+    sim = simulate(federation("cnn", (20, 24)), "cnn", algorithm, rounds=2, backend="loop")
+    trained = len(seen)
+    evaluate(sim.cohort, sim.theta, sim.kept_for)
+    keys = torch.cat(seen).tolist()
+    assert trained >= 8 and len(seen) > trained
+    assert len(set(keys)) == len(keys)
+    assert PATH >= 2 * _STREAM  # which is the noise's root in a step's key; dropout counts its calls from 0
 
 
 @pytest.mark.parametrize("name", ["fedabml", "perfedavg"])  # which takes several minibatches a step
@@ -68,6 +92,17 @@ def test_engines_and_chunks_agree(name):
         assert_close(other, whole, 1e-9)
         a, b = (evaluate(s.cohort, s.theta, s.kept_for) for s in (whole, other))
         np.testing.assert_allclose(a.clients["nll"], b.clients["nll"], atol=1e-8)
+
+
+def test_runs_side_by_side_are_those_alone():
+    fed, hyper = federation("cnn"), {"augment": "crop-flip", "personal_epochs": 1}
+    runs = [(FedABML(lr=0.03 * (1 + i), **hyper), i) for i in range(2)]
+    alone = [simulate(fed, "cnn", a, seed=seed) for a, seed in runs]
+    beside = [simulate(fed, "cnn", a, seed=seed, rounds=0) for a, seed in runs]
+    for _ in range(3):
+        advance(beside)
+    for a, b in zip(alone, beside, strict=True):
+        assert_close(a, b, 1e-9)
 
 
 def test_what_is_no_image_is_refused():
