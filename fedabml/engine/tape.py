@@ -161,18 +161,27 @@ def _idle(node: fx.Node) -> bool:
 
 
 def reuse(tape: fx.GraphModule) -> None:
-    """Lets operations on entries write to the place of an operand that nothing else needs, which the cache holds."""
+    """Lets operations on entries write to the place of an operand that nothing needs any more: the cache holds it."""
     if any(_changes(node) for node in tape.graph.nodes):
         return
     fresh = {node for node in tape.graph.nodes if _fresh(node)}
+    room: dict[fx.Node, fx.Node] = {}  # whose memory a node shows
+    last: dict[fx.Node, fx.Node] = {}  # who reads that last
     for node in tape.graph.nodes:
-        operation = node.target
-        if node not in fresh or torch.Tag.pointwise not in operation.tags:
+        room[node] = node if node in fresh or not node.all_input_nodes else room[node.all_input_nodes[0]]
+        last |= {room[n]: node for n in node.all_input_nodes}
+    for node in tape.graph.nodes:
+        if node not in fresh or torch.Tag.pointwise not in node.target.tags:
             continue
-        alike = lambda n, node=node: "kind" in n.meta and n.meta["kind"] == node.meta.get("kind")  # noqa: E731
-        rooms = [n for n in node.all_input_nodes if n in fresh and list(n.users) == [node] and alike(n)]
-        if rooms and (placed := _placed(operation)):
-            node.target, node.kwargs = placed, {**node.kwargs, "out": rooms[0]}
+        shown = [room[n] for n in node.all_input_nodes]
+        idle = [
+            n
+            for n, r in zip(node.all_input_nodes, shown, strict=True)
+            if r in fresh and last[r] is node and shown.count(r) == 1
+        ]
+        free = [n for n in idle if "kind" in n.meta and n.meta["kind"] == node.meta.get("kind")]
+        if free and (placed := _placed(node.target)):
+            node.target, node.kwargs = placed, {**node.kwargs, "out": free[0]}
     tape.recompile()
 
 

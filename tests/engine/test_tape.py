@@ -125,6 +125,24 @@ def test_results_take_the_place_of_operands_that_nothing_else_needs():
     assert all(torch.equal(x, y) for x, y in zip(given, before, strict=True))
 
 
+def test_results_take_the_place_of_what_was_needed_before():
+    """c is free after its last reader, though views have shown it; not where another view of it is read as well."""
+
+    def function(a, b):
+        c, d = a * b, a @ b
+        return c.view(3, 3) @ b, torch.addcmul(b, c, a), d + d.t(), (b @ a).view(3, 3) * 2
+
+    given = [torch.randn(3, 3, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    before = [t.clone() for t in given]
+    _, again = once_and_again(record(function, *given), range(0))
+    reuse(again)
+    placed = [(str(n.target), str(n.kwargs["out"].target)) for n in again.graph.nodes if "out" in n.kwargs]
+    assert placed == [("aten.addcmul.out", "aten.mul.Tensor"), ("aten.mul.out", "aten.mm.default")]
+    for _ in range(2):
+        assert all(torch.equal(x, y) for x, y in zip(again(*given), function(*given), strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(given, before, strict=True))
+
+
 def test_what_changes_nothing_is_left_out():
     def function(x, y):
         same = torch.ops.aten.mul.Scalar(x.view(2, 3).expand(2, 3).permute(0, 1), 1)
