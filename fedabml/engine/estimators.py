@@ -171,7 +171,8 @@ class _Noisy(TorchFunctionMode):
     """Adds a parameter's noise where a layer uses it."""
 
     def __init__(self, slots: dict[int, _Slot], rows: int, key: Tensor, sign: Tensor | None):
-        self.slots, self.rows, self.key, self.sign, self.calls = slots, rows, key, sign, 0
+        self.slots, self.rows, self.sign = slots, rows, sign
+        self.keys = iter(rng.folds(key, len(slots), 1).unbind(-1))  # of the calls, all at once
         self.left = set(slots)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -188,8 +189,7 @@ class _Noisy(TorchFunctionMode):
         if not own <= self.left or call.x.shape[0] != self.rows:
             raise self._changed()
         self.left -= own
-        self.calls += 1
-        key = rng.fold(self.key, self.calls)
+        key = next(self.keys)
         out = call.run(call.x, call.weight, call.bias)
         if weight is not None:
             if weight.noise is None:
