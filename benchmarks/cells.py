@@ -152,7 +152,7 @@ every side has a second round that is not timed. Our round includes the draw of 
 averaging and the bookkeeping; the loop gets its shuffles for nothing. Both train on the same random bytes
 (speed does not depend on the values), the same minibatches in the same order; the mean losses of the first
 round must agree (float32: 1e-4, with the same noise). The loop is `fedabml/bench/loop.py`: flat buffers,
-foreach, no synchronisation inside a round, on a GPU the faster of channels-last and contiguous and cuDNN's
+foreach, no synchronisation inside a round, the faster of channels-last and contiguous and on a GPU cuDNN's
 autotuner; `than torch.optim` is the ratio against the same loop stepping with
 `torch.optim.SGD(foreach=True)`. `with noise on activations` is our engine with `estimator local` against the
 same loop: the same expectation, not the same arithmetic. The operations of a step are those of its matrix

@@ -132,7 +132,7 @@ def choices(setup: Setup, asked: dict[str, Any]) -> Facts:
     dtype = setup.config["dtype"]
     rows = [
         ("device", f"{device} ({why})"),
-        ("backend", f"{cohort.backend} ({how})"),
+        ("backend", f"{cohort.backend} ({how}{', images channels-last' * cohort.network.last})"),
         *([("threads", _threads(cohort.workers))] if device.type == "cpu" else []),
         ("precision", f"{dtype}" + (f" ({meaning[dtype]})" if dtype in meaning else "")),
     ]

@@ -147,7 +147,7 @@ def prepare(
     network.dropout, network.activations = checked.dropout, checked.activations
     Noise.of(algorithm, checked, fed.x.shape[1:])  # how the module uses its weights is found out once, and here
     way, note = backend_of(backend, checked, probe, place)
-    backend, workers = way.backend, way.workers if workers is None else workers
+    backend, workers, network.last = way.backend, way.workers if workers is None else workers, way.last
     smallest, largest = int(fed.train.counts.min()), int(fed.train.counts.max())
     notes = algorithm.notes() + ([note] if note else [])
     if fed.clients > 1 and cohort_size(fed.clients, participation) == 1:

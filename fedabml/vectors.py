@@ -127,6 +127,7 @@ class Network:
         self.uses: dict[tuple[int, ...], dict[str, str]] = {}  # how it uses its parameters, by the inputs' shape
         self.activations = self.layout.size  # numbers kept per example, a guess until `probe`
         self.dtype = self.initial.dtype  # of the module's arithmetic
+        self.last = False  # whether the module is given images channels-last, which may be faster
         self._copies: dict[int, nn.Module] = {}  # by thread: a call changes the module for its duration
 
     def to(self, device: torch.device | str, dtype: torch.dtype, inside: torch.dtype | None = None) -> Network:
@@ -149,6 +150,8 @@ class Network:
     def call(self, weights: dict[str, Tensor], x: Tensor, key: Tensor | None = None) -> Tensor:
         """The same with named weights, which are of the module's type; the output is of the initial vector's."""
         module, x = self._mine(), x.to(self.dtype)
+        if self.last:
+            x = x.contiguous(memory_format=torch.channels_last)
         if module.training != (key is not None):
             module.train(key is not None)
         if not self.dropout:

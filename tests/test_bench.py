@@ -100,7 +100,7 @@ def test_torchs_own_noise_is_another_draw_of_the_same():
         loop.prepare()
         found.append(loop.step())
     assert found[0] != found[1] and math.isclose(*found, rel_tol=0.05)
-    assert best_format(setup) is False  # nothing to choose on a CPU
+    assert best_format(setup) is False  # there is nothing to choose for an MLP
 
 
 def test_what_the_loop_does_not_know_is_refused():

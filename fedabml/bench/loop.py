@@ -3,7 +3,7 @@
 It does the arithmetic of FedAvg or FedABML on the same data and the same minibatches in the same order, so its losses
 are ours. What makes it quick: one module whose weights are views of one flat buffer, so that a reset, a sample, an
 average is one kernel; data on the device, normalised once per client; no synchronisation but one at the round's end;
-on a GPU channels-last or not, whichever is faster there, and cuDNN's autotuner. It gets its shuffles for nothing.
+channels-last or not, whichever is faster there, and on a GPU cuDNN's autotuner. It gets its shuffles for nothing.
 """
 
 from __future__ import annotations
@@ -169,12 +169,11 @@ class Loop:
 
     def batches(self, x: Tensor, y: Tensor, steps: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """The minibatches of a client: on a GPU gathered all at once, on a CPU where they stay in its cache."""
+        laid = torch.channels_last if self.channels_last and x.ndim == 4 else torch.contiguous_format
         if x.device.type == "cpu":
-            return ((x[index], y[index]) for index in steps)
+            return ((x[index].contiguous(memory_format=laid), y[index]) for index in steps)
         everything = torch.cat(steps)
-        x, sizes = x[everything], [len(index) for index in steps]
-        if self.channels_last and x.ndim == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
+        x, sizes = x[everything].contiguous(memory_format=laid), [len(index) for index in steps]
         return zip(x.split(sizes), y[everything].split(sizes), strict=True)
 
     def loss(self, x: Tensor, y: Tensor, offset: Tensor | None, key: Tensor | None) -> Tensor:
@@ -266,8 +265,8 @@ def convolutional(module: nn.Module) -> bool:
 
 
 def best_format(setup: Setup, autocast: torch.dtype | None = None, steps: int = 6) -> bool:
-    """Whether the loop is faster channels-last: on a GPU a few steps of one client tell, elsewhere it is not."""
-    if setup.cohort.device.type == "cpu" or not convolutional(setup.cohort.network.module):
+    """Whether the loop is faster channels-last: a few steps of one client tell."""
+    if not convolutional(setup.cohort.network.module):
         return False
     seconds = {}
     for last in (False, True):

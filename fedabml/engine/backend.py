@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import platform
 import time
@@ -87,6 +88,7 @@ class Way(NamedTuple):
 
     backend: str
     workers: int
+    last: bool = False  # whether images lie channels-last
 
 
 def backend_of(name: str, network: Network, x: Tensor, device: torch.device) -> tuple[Way, str]:
@@ -94,8 +96,8 @@ def backend_of(name: str, network: Network, x: Tensor, device: torch.device) -> 
 
     `auto` on a GPU is one batched program; on a CPU the faster of the two, found out by a gradient of a few clients and
     remembered, because that is not always the batched one (convolutions often run faster client by client). So are the
-    threads: clients of its own for each, or one that has all cores. A module that vmap cannot take runs client by
-    client everywhere.
+    threads: clients of its own for each, or one that has all cores; and, client by client, how images lie. A module
+    that vmap cannot take runs client by client everywhere.
     """
     if name not in BACKENDS:
         raise InputError(f"There is no backend '{name}'.{nearest(name, BACKENDS)}")
@@ -120,7 +122,7 @@ class _Trial:
     def __init__(self, network: Network, x: Tensor):
         self.network, self.x = network, x.repeat(ROWS // len(x), *[1] * (x.ndim - 1))
         self.gradient = torch.func.grad(lambda w, key: network(w, self.x, key).sum())
-        self.lanes, self.times = LANES, 4
+        self.lanes, self.times, self.images = LANES, 4, x.ndim == 4
         self.weights, self.keys = network.initial.expand(LANES, -1).contiguous(), rng.keys((0,), range(LANES))
 
     def fit(self) -> None:
@@ -137,10 +139,18 @@ class _Trial:
             self.gradient(w, key)
 
     def seconds(self, way: Way) -> float:
-        """What a client takes, at best."""
+        """What a client takes, at best; infinitely long where the module cannot take images that lie so."""
         work = self.batched if way.backend == "vmap" else self.looped
         shares = [max(1, self.lanes // way.workers)] * way.workers
-        seconds = min(_seconds(lambda: [*over(work, shares, way.workers)]) for _ in range(self.times))
+        self.network.last = way.last
+        try:
+            seconds = min(_seconds(lambda: [*over(work, shares, way.workers)]) for _ in range(self.times))
+        except RuntimeError:  # of a view, say
+            if not way.last:
+                raise
+            return math.inf
+        finally:
+            self.network.last = False
         return seconds / sum(shares)
 
     @property
@@ -158,9 +168,12 @@ def _faster(trial: _Trial, backends: tuple[str, ...]) -> Way:
     """
     threads = min(torch.get_num_threads(), LANES)
     ways = [Way(backend, n) for backend in backends for n in sorted({threads, 1}, reverse=True)]
+    if trial.images:
+        ways += [way._replace(last=True) for way in ways if way.backend == "loop"]
     if len(ways) == 1:
         return ways[0]
-    file, name = cache_dir() / "backends.json", f"{trial.name} {'|'.join(backends)}"
+    asked = [*backends, *["last"] * trial.images]
+    file, name = cache_dir() / "backends.json", f"{trial.name} {'|'.join(asked)}"
     found = _known(file).get(name)
     if found is None:
         trial.fit()
@@ -178,7 +191,8 @@ def _faster(trial: _Trial, backends: tuple[str, ...]) -> Way:
 def _known(file: Path) -> dict[str, Way]:
     try:
         known = json.loads(file.read_text())
-        return {k: Way(str(v[0]), int(v[1])) for k, v in known.items() if v[0] in BACKENDS and int(v[1]) > 0}
+        sound = {k: v for k, v in known.items() if v[0] in BACKENDS and int(v[1]) > 0}
+        return {k: Way(str(v[0]), int(v[1]), *map(bool, v[2:3])) for k, v in sound.items()}
     except (OSError, ValueError, AttributeError, TypeError, IndexError, KeyError):
         return {}
 

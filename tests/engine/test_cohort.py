@@ -15,7 +15,7 @@ from fedabml import FedABML, FedAvg, GaussianNoise, InputError, rng
 from fedabml.algorithms import make
 from fedabml.algorithms.hyper import hyper
 from fedabml.engine import backend
-from fedabml.engine.backend import backend_of, chunk_of, device_of, lane_bytes
+from fedabml.engine.backend import Way, backend_of, chunk_of, device_of, lane_bytes
 from fedabml.engine.checkpoint import Checkpoint, Folder
 from fedabml.engine.lanes import Lanes, _flagged
 from fedabml.engine.loss import ClientLoss, label_offset
@@ -414,7 +414,7 @@ def test_backends_and_devices_by_name():
     row, image = torch.zeros(2, 2), torch.zeros(2, 1, 4, 4)
     for network, x in ((linear, row), (conv, image)):
         assert backend_of("auto", network, x, cpu)[0].backend in ("vmap", "loop")
-        assert backend_of("auto", network, x, torch.device("cuda")) == (("vmap", 1), "")
+        assert backend_of("auto", network, x, torch.device("cuda")) == (Way("vmap", 1), "")
     assert backend_of("loop", linear, row, cpu)[0].backend == "loop"
     with pytest.raises(fedabml.InputError, match="Did you mean 'vmap'"):
         backend_of("vmapp", linear, row, cpu)
@@ -427,29 +427,62 @@ def test_backends_and_devices_by_name():
 def test_the_faster_way_is_found_once_and_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDABML_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    times = {("vmap", 2): 3.0, ("vmap", 1): 3.5, ("loop", 2): 1.4, ("loop", 1): 1.0}
+    times = {Way("vmap", 2): 3.0, Way("vmap", 1): 3.5, Way("loop", 2): 1.4, Way("loop", 1): 1.2}
+    times |= {Way("loop", 2, last=True): 1.1, Way("loop", 1, last=True): 1.0}
     ran = []
     monkeypatch.setattr(backend._Trial, "seconds", lambda trial, way: (ran.append(way), times[way])[1])
     conv, image, cpu = Network(nn.Conv2d(1, 1, 3)), torch.rand(2, 1, 5, 5), torch.device("cpu")
-    assert backend_of("auto", conv, image, cpu) == (("loop", 1), "") and set(ran) == set(times)
-    times |= {("vmap", 2): 1.02, ("vmap", 1): 1.0}  # a tie goes to the batched program, and to threads
+    assert backend_of("auto", conv, image, cpu) == (Way("loop", 1, last=True), "") and set(ran) == set(times)
+    times |= {Way("vmap", 2): 1.02, Way("vmap", 1): 1.0}  # a tie goes to the batched program, and to threads
     ran.clear()
-    assert backend_of("auto", conv, image, cpu) == (("loop", 1), "") and not ran
-    assert backend_of("auto", Network(nn.Conv2d(1, 2, 3)), image, cpu) == (("vmap", 2), "") and ran  # another model
-    assert backend_of("loop", conv, image, cpu) == (("loop", 1), "")  # a backend that is told has threads of its own
+    assert backend_of("auto", conv, image, cpu) == (Way("loop", 1, last=True), "") and not ran
+    assert backend_of("auto", Network(nn.Conv2d(1, 2, 3)), image, cpu) == (Way("vmap", 2), "") and ran  # another model
+    assert backend_of("loop", conv, image, cpu) == (
+        Way("loop", 1, last=True),
+        "",
+    )  # told, with threads of its own
     (tmp_path / "cache" / "backends.json").write_text("{ broken")
-    assert backend_of("auto", conv, image, cpu) == (("vmap", 2), "")
+    assert backend_of("auto", conv, image, cpu) == (Way("vmap", 2), "")
     (tmp_path / "cache" / "backends.json").write_text('{"a": ["vmap", 0], "b": 3, "c": ["loop", "x"]}')
-    assert backend_of("auto", conv, image, cpu) == (("vmap", 2), "")
+    assert backend_of("auto", conv, image, cpu) == (Way("vmap", 2), "")
     monkeypatch.setenv("FEDABML_CACHE", str(tmp_path / "cache" / "backends.json" / "no folder"))
-    assert backend_of("auto", conv, image, cpu) == (("vmap", 2), "")
+    assert backend_of("auto", conv, image, cpu) == (Way("vmap", 2), "")
 
 
 def test_the_trial_runs_in_every_way():
     trial = backend._Trial(Network(nn.Linear(2, 2)), torch.zeros(2, 2))
     for name in ("vmap", "loop"):
         for workers in (1, 2):
-            assert trial.seconds(backend.Way(name, workers)) > 0
+            assert trial.seconds(Way(name, workers)) > 0
+
+
+class Viewing(nn.Module):
+    """Says view where it means reshape, which images that lie channels-last do not allow."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(36, 2)
+
+    def forward(self, x):
+        return self.head(self.conv(x).view(len(x), -1))
+
+
+def test_images_may_lie_channels_last(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDABML_CACHE", str(tmp_path))
+    seconds = backend._Trial.seconds
+    monkeypatch.setattr(backend._Trial, "seconds", lambda trial, way: seconds(trial, way) * (1e-9 if way.last else 1))
+    laid = []
+    for module in (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(36, 2)), Viewing()):
+        g = np.random.default_rng(0)
+        pairs = [(g.integers(0, 256, (n, 3, 5, 5)).astype(np.uint8), g.integers(0, 2, n)) for n in SIZES]
+        fed = fedabml.Federation.from_arrays(pairs, pairs, classes=2)
+        torch.manual_seed(0)
+        one, other = (simulate(fed, module, FedABML(lr=0.05), backend=b) for b in ("loop", "vmap"))
+        assert_close(one, other, 1e-9)
+        scores = [evaluate(s.cohort, s.theta, s.kept_for).clients["nll"] for s in (one, other)]
+        np.testing.assert_allclose(*scores, atol=1e-8)
+        laid.append((one.cohort.network.last, other.cohort.network.last))
+    assert laid == [(True, False), (False, False)]
 
 
 def test_a_large_network_is_tried_on_less(monkeypatch):
@@ -460,7 +493,7 @@ def test_a_large_network_is_tried_on_less(monkeypatch):
     monkeypatch.setattr(backend, "SLOW", 0)
     trial.fit()
     assert (trial.lanes, trial.times, len(trial.x)) == (4, 1, 8) and trial.name == name
-    assert trial.seconds(backend.Way("vmap", 2)) > 0
+    assert trial.seconds(Way("vmap", 2)) > 0
 
 
 class Branching(nn.Module):
