@@ -23,11 +23,12 @@ def main() -> None:
     parser = arguments(__doc__ or "", 60)
     parser.add_argument("--peers", help="virtual environment of the other libraries, or its Python")
     parser.add_argument("--repeats", type=int, help="processes of every library")
+    parser.add_argument("--seconds", type=float, help="how long a race takes turns, two at the least")
     told = parser.parse_args()
     device, suite = torch.device("cpu"), "quick" if told.quick else "cpu"
     book = Book(told.out / "cpu.jsonl", told.resume)
     ceiling = opening(book, device, ("float32",))
-    turns, budget = told.turns or (2 if told.quick else 7), 5.0 if told.quick else 30.0
+    turns, budget = told.turns or (2 if told.quick else 7), told.seconds or (5.0 if told.quick else 30.0)
     todo = list(cells(suite, device, turns, budget))
     python, repeats = rivals.python_of(told.peers), told.repeats or (1 if told.quick else 3)
     for name in rivals.CONTESTS:
