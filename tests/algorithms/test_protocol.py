@@ -118,6 +118,8 @@ def assert_states_close(a, b, atol):
 
 def test_the_variants_cover_every_choice():
     for field in dataclasses.fields(FedABML):
+        if field.name == "augment":  # which is the engine's and for images: tests/engine/test_augment.py
+            continue
         seen = {getattr(a, field.name) for a in ALGORITHMS.values() if isinstance(a, FedABML)}
         assert set(field.metadata["choices"]) <= seen, field.name
     assert {type(a) for a in ALGORITHMS.values()} == {entry.kind for entry in REGISTRY.values()}
