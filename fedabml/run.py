@@ -147,7 +147,7 @@ def prepare(
     network.dropout, network.activations = checked.dropout, checked.activations
     Noise.of(algorithm, checked, fed.x.shape[1:])  # how the module uses its weights is found out once, and here
     way, note = backend_of(backend, checked, probe, place)
-    backend, workers, network.last = way.backend, way.workers if workers is None else workers, way.last
+    backend, workers = way.backend, way.workers if workers is None else workers
     smallest, largest = int(fed.train.counts.min()), int(fed.train.counts.max())
     notes = algorithm.notes() + ([note] if note else [])
     if fed.clients > 1 and cohort_size(fed.clients, participation) == 1:
@@ -161,6 +161,7 @@ def prepare(
         algorithm, network, likelihood, fed, batch_size=batch_size, seed=seed, device=place, dtype=arithmetic.vectors,
         inside=arithmetic.network, backend=backend, chunk=chunk, fuse=compile, workers=workers,
     )  # fmt: skip
+    cohort.network.last = way.last  # its own, not the card's
     if compile and not cohort.programs.fuse:
         notes.append("Nothing is compiled: that is for the backend vmap, with samples on the device.")
     if cohort.data.hosted:

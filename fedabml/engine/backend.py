@@ -122,7 +122,8 @@ class _Trial:
     def __init__(self, network: Network, x: Tensor):
         self.network, self.x = network, x.repeat(ROWS // len(x), *[1] * (x.ndim - 1))
         self.gradient = torch.func.grad(lambda w, key: network(w, self.x, key).sum())
-        self.lanes, self.times, self.images = LANES, 4, x.ndim == 4
+        self.lanes, self.times = LANES, 4
+        self.images = x.ndim == 4 and any(len(shape) == 4 for shape in network.layout.shapes)  # and convolutions
         self.weights, self.keys = network.initial.expand(LANES, -1).contiguous(), rng.keys((0,), range(LANES))
 
     def fit(self) -> None:
