@@ -38,6 +38,7 @@ class Steered(Amortised):
         "correction of local steps: none, by what clients keep (SCAFFOLD), or by the server's last (FedCM)",
         choices=("none", "control", "server"),
         neutral="none",
+        tune=("none", "server"),
     )
     drift_share: float = hyper(0.5, "α: share of that correction", 0, 1, neutral=0.5)
 

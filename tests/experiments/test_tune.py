@@ -132,7 +132,7 @@ def test_a_search_over_fedpas_samples_knows_their_memory():
 
 
 def test_what_is_fixed_and_what_makes_a_variant_is_not_searched():
-    own = {"lr", "lam", "nu0", "posterior_std", "prior_std", "rho", "server_momentum"}
+    own = {"drift", "lr", "lam", "nu0", "posterior_std", "prior_std", "rho", "server_momentum"}
     assert space("fedabml").keys() == own and space("fedabml", HELD["fedabml"]).keys() == own - HELD["fedabml"].keys()
     assert "server_momentum" not in space("local")
 
@@ -153,6 +153,7 @@ def test_a_choice_that_contradicts_what_is_held_is_left_out(held, word):
 def test_contradictions_are_noted_and_nothing_left_is_one_trial():
     notes = []
     held = HELD["fedabml"] | {
+        "drift": "none",
         "lam": 0.0,
         "lr": 0.03,
         "nu0": -4.0,
