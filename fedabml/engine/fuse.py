@@ -11,6 +11,7 @@ remain torch's own.
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import logging
 import math
@@ -37,7 +38,7 @@ log = logging.getLogger("fedabml")
 LEAST = 1 << 14  # entries of a tensor below which a pass costs more than it saves
 WORTH = 1 << 20  # entries of all operations below which a step is not worth a compiler's time
 SHARED = 1 << 18  # entries that several threads share out
-CUT = 1 << 15  # entries of a row that are one thread's
+CUT = 1 << 14  # entries of a row at a time: what all lanes read of it stays in the cache
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 HEAD = """#include <stdint.h>
 #ifdef __clang__
@@ -154,7 +155,7 @@ def _fit(node: fx.Node) -> bool:
     if node.op != "call_function" or kind is None or kind[2] not in REAL or kind[0].numel() < LEAST:
         return False
     shape, strides, dtype = kind
-    kinds = [n.meta.get("kind") for n in node.all_input_nodes]
+    kinds: list[Any] = [n.meta.get("kind") for n in node.all_input_nodes]
     if strides != _dense(shape) or shape[-1] == 1 or any(k is None or k[2] != dtype for k in kinds):
         return False
     if _is_cat(node):
@@ -225,7 +226,7 @@ class _Plan:
     @property
     def source(self) -> str:
         """The pass in C, over the outermost axis and the segments from one to another."""
-        real, rank, cuts, count = REAL[self.dtype], len(self.axes), len(self.cuts) - 1, len(self.read)
+        real, rank, count = REAL[self.dtype], len(self.axes), len(self.read)
         suffix = "f" * (real == "float")
         names = {"FMA": f"__builtin_fma{suffix}", "FABS": f"__builtin_fabs{suffix}", "HALF": f"({real})0.5"}
         outer, loads = [], [f"const {real} v{i} = p{i}[{'j' * step or 0}];" for i, step in enumerate(self.steps)]
@@ -235,16 +236,19 @@ class _Plan:
             outer.append(f"{real} *p{i} = ({real} *)q[{at}]{way};")
         variable, inner = {node: f"v{i}" for node, i in self.read.items()}, []
         for i, node in enumerate(n for n in self.nodes if n not in self.read):
-            told = {k: variable[v] if isinstance(v, fx.Node) else f"({real}){float(v).hex()}" for k, v in _said(node).items()}
+            told = {
+                k: variable[v] if isinstance(v, fx.Node) else f"({real}){float(v).hex()}"
+                for k, v in _said(node).items()
+            }
             words = OVERLOADS[str(node.target)].format(**told)
             for name, builtin in names.items():
                 words = words.replace(name, builtin)
             variable[node] = f"x{i}"
             inner.append(f"const {real} x{i} = {words};")
         lines = [
-            f"void {self.name}(const int64_t *table, int64_t first, int64_t last) {{",
+            f"void {self.name}(const int64_t *table, int64_t rows, int64_t first, int64_t last) {{",
             "for (int64_t u = first; u < last; u++) {",
-            f"const int64_t *q = table + u % {cuts} * {1 + len(self.slots) * rank}, n = q[0], i0 = u / {cuts};",
+            f"const int64_t *q = table + u / rows * {1 + len(self.slots) * rank}, n = q[0], i0 = u % rows;",
             *(f"for (int64_t i{d} = 0; i{d} < {self.sizes[d]}; i{d}++)" for d in range(1, rank - 1)),
             "{",
             *outer,
@@ -285,7 +289,7 @@ def _starts(slot: list[fx.Node]) -> list[int]:
 
 
 def _axes(shape: Sequence[int], strides: Sequence[Sequence[int]], cat: bool) -> list[list[int]]:
-    """The axes of a shape, those together that all tensors of these strides can walk as one; a `cat`'s last is alone."""
+    """The axes of a shape, those together that tensors of these strides can walk as one; a `cat`'s last is alone."""
     axes: list[list[int]] = []
     for i, size in enumerate(shape):
         alone = not axes or (cat and i == len(shape) - 1) or any(s[axes[-1][-1]] != s[i] * size for s in strides)
@@ -311,10 +315,9 @@ class _Pass:
         self.plan, self.__name__ = plan, plan.name
         self.makes: list[Kind] = [node.meta["kind"] for node in plan.results]
         self.function: Any = getattr(library, plan.name)
-        self.function.argtypes, self.function.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64], None
+        self.function.argtypes, self.function.restype = [ctypes.c_void_p, *[ctypes.c_int64] * 3], None
         self.tables: dict[Any, Any] = {}  # by the strides of the operands
-        self.units = (len(plan.cuts) - 1) * (plan.sizes[0] if len(plan.axes) > 1 else 1)
-        self.large = plan.shape.numel() >= SHARED
+        self.size, self.rows = plan.shape.numel(), plan.sizes[0] if len(plan.axes) > 1 else 1
 
     def __call__(self, *operands: Tensor, out: Sequence[Tensor | None]) -> list[Tensor]:
         plan = self.plan
@@ -325,16 +328,16 @@ class _Pass:
             kinds = [node.meta["kind"] for node in plan.operands]
             laid = [torch.empty_strided(k[0], k[1], dtype=k[2]) for k in kinds]
             return self(*(new.copy_(t) for new, t in zip(laid, operands, strict=True)), out=out)
-        fits = [t is not None and t.stride() == plan.strides for t in out]
-        made: list[Any] = [t if fit else torch.empty(plan.shape, dtype=plan.dtype) for t, fit in zip(out, fits, strict=True)]
+        fresh = lambda: torch.empty(plan.shape, dtype=plan.dtype)  # noqa: E731
+        made = [fresh() if t is None or t.stride() != plan.strides else t for t in out]
         lines, whose = self.tables[key]
         table = lines.copy()
         table[:, 1 :: len(plan.axes)] += np.array([t.data_ptr() for t in (*operands, *made)])[whose]
-        threads = torch.get_num_threads() if self.large else 1
-        ends = [self.units * i // threads for i in range(threads + 1)]
-        parts = [(table.ctypes.data, ends[i], ends[i + 1]) for i in range(threads)]
-        others = [_pool(threads).submit(self.function, *part) for part in parts[1:]]
-        self.function(*parts[0])
+        threads = torch.get_num_threads() if self.size >= SHARED else 1
+        ends = [len(table) * self.rows * i // threads for i in range(threads + 1)]
+        run = functools.partial(self.function, table.ctypes.data, self.rows)
+        others = [_pool(threads).submit(run, *part) for part in itertools.pairwise(ends[1:])]
+        run(*ends[:2])
         for other in others:
             other.result()
         return made
