@@ -4,8 +4,8 @@ On a CPU such operations wait for memory: each reads its operands and writes its
 a group of them is one loop that reads every operand once and writes what others need; pieces to be put one behind the
 other (`cat`) are read where they lie. Only operations that torch rounds exactly, in a way that is known, are taken
 (`WORDS`): the result has the same bits, so it does not matter when a step is compiled, or whether there is a compiler.
-That is tried out, too, with the first step's numbers. Functions such as exp, and sqrt, which is not exact in torch,
-remain torch's own.
+That is tried out, too, before a pass is used. Functions such as exp, and sqrt, which is not exact in torch, remain
+torch's own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import itertools
 import logging
 import math
 import os
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -71,7 +70,7 @@ Kind = tuple[torch.Size, tuple[int, ...], torch.dtype]  # of a tensor: shape, st
 
 def compiler() -> list[str] | None:
     """The command of the C compiler: $CC, or what is found under the usual names."""
-    asked = shlex.split(os.environ.get("CC", ""))
+    asked = os.environ.get("CC", "").split()
     for name in asked[:1] or ("cc", "gcc", "clang"):
         if os.name == "posix" and (path := shutil.which(name)):
             return [path, *asked[1:]]
@@ -202,8 +201,8 @@ def _strides(shape: Sequence[int], kind: Kind) -> tuple[int, ...]:
 class _Plan:
     """What a pass reads and writes, how, and its source.
 
-    The last axis is cut into segments: the pieces of a `cat` and, for threads to share, long ones once more. A table
-    has a line for each: its length and, for all that is read and written, where it begins and the outer strides.
+    The last axis is cut into segments: the pieces of a `cat`, and long ones once more. A table has a line for each: its
+    length and, for all that is read and written, where it begins and the outer strides.
     """
 
     def __init__(self, nodes: list[fx.Node], name: str):
