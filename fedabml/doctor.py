@@ -19,6 +19,7 @@ from .data.files import data_dir
 from .data.rows import Rows
 from .data.sources import datasets
 from .engine.backend import free_bytes
+from .engine.fuse import compiler
 from .engine.memory import host_memory
 from .engine.plan import cohort_size, sample
 from .engine.program import padding, segments
@@ -60,6 +61,10 @@ def devices() -> tuple[Facts, list[str]]:
     total, free = host_memory()
     if total:
         rows.append(("memory", f"{_size(total)}, {_size(free)} free"))
+    found = compiler()
+    rows.append(
+        ("C compiler", f"{found[0]}: large steps on the CPU are fused" if found else "none: CPU steps run unfused")
+    )
     if torch.get_num_threads() < cores:
         notes.append(
             f"torch uses {torch.get_num_threads()} of {cores} cores: OMP_NUM_THREADS or torch.set_num_threads."

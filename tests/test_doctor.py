@@ -21,7 +21,19 @@ def federation(sizes, features=3):
 def test_a_machine_and_a_run(tmp_path):
     said = run("doctor", *SMALL, "--eval-every", 1).stdout
     for word in (
-        *("Versions", "torch", "optuna", "Machine", "CPU", "memory", "GPU", "data folder", "digits", "mlr"),
+        *(
+            "Versions",
+            "torch",
+            "optuna",
+            "Machine",
+            "CPU",
+            "memory",
+            "C compiler",
+            "GPU",
+            "data folder",
+            "digits",
+            "mlr",
+        ),
         *(
             "backend",
             "vmap",

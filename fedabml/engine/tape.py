@@ -27,8 +27,10 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, inputs: tuple[Tensor, ...]):
         super().__init__()
         self.graph, self.constants = fx.Graph(), torch.nn.Module()
-        self.tensors = list(inputs)
-        self.nodes = {id(t): self.graph.placeholder(f"input{i}") for i, t in enumerate(inputs)}
+        self.tensors: list[Tensor] = []
+        self.nodes: dict[int, fx.Node] = {}
+        for i, tensor in enumerate(inputs):
+            self._note(tensor, self.graph.placeholder(f"input{i}"))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -60,11 +62,12 @@ class _Recorder(TorchDispatchMode):
         elif isinstance(out, (tuple, list)):
             for i, each in enumerate(out):
                 if isinstance(each, Tensor):
-                    self._note(each, self.graph.call_function(_item, (node, i)))
+                    self._note(each, self.graph.call_function(item, (node, i)))
         return out
 
 
-def _item(values: Any, i: int) -> Any:
+def item(values: Any, i: int) -> Any:
+    """One of several results."""
     return values[i]
 
 
@@ -89,7 +92,7 @@ def once_and_again(tape: fx.GraphModule, fixed: range) -> tuple[fx.GraphModule, 
     is left whole, in the second.
     """
     merge(tape.graph)
-    whole = any(_changes(node) for node in tape.graph.nodes)
+    whole = any(changes(node) for node in tape.graph.nodes)
     given = [node for node in tape.graph.nodes if node.op == "placeholder"]
     first, second = fx.Graph(), fx.Graph()
     early = {node: first.placeholder(node.name) for i, node in enumerate(given) if i in fixed}
@@ -105,6 +108,8 @@ def once_and_again(tape: fx.GraphModule, fixed: range) -> tuple[fx.GraphModule, 
             rest.append(node)
     wanted = [n for n in early if n not in late and any(user not in early for user in n.users)]
     late |= {node: second.placeholder(node.name) for node in wanted}
+    for node, copied in late.items():
+        copied.meta = dict(node.meta)
     for node in rest:
         late[node] = second.node_copy(node, late.__getitem__)
     first.output([early[node] for node in wanted])
@@ -113,7 +118,7 @@ def once_and_again(tape: fx.GraphModule, fixed: range) -> tuple[fx.GraphModule, 
 
 def merge(graph: fx.Graph) -> None:
     """Does the same operation with the same operands once, and what changes nothing not at all."""
-    if any(_changes(node) for node in graph.nodes):
+    if any(changes(node) for node in graph.nodes):
         return
     known: dict[str, fx.Node] = {}
     for node in graph.nodes:
@@ -162,7 +167,7 @@ def _idle(node: fx.Node) -> bool:
 
 def reuse(tape: fx.GraphModule) -> None:
     """Lets operations on entries write to the place of an operand that nothing needs any more: the cache holds it."""
-    if any(_changes(node) for node in tape.graph.nodes):
+    if any(changes(node) for node in tape.graph.nodes):
         return
     fresh = {node for node in tape.graph.nodes if _fresh(node)}
     room: dict[fx.Node, fx.Node] = {}  # whose memory a node shows
@@ -171,7 +176,8 @@ def reuse(tape: fx.GraphModule) -> None:
         room[node] = node if node in fresh or not node.all_input_nodes else room[node.all_input_nodes[0]]
         last |= {room[n]: node for n in node.all_input_nodes}
     for node in tape.graph.nodes:
-        if node not in fresh or torch.Tag.pointwise not in node.target.tags:
+        makes = getattr(node.target, "makes", None)
+        if node not in fresh or (makes is None and torch.Tag.pointwise not in node.target.tags):
             continue
         shown = [room[n] for n in node.all_input_nodes]
         idle = [
@@ -179,6 +185,10 @@ def reuse(tape: fx.GraphModule) -> None:
             for n, r in zip(node.all_input_nodes, shown, strict=True)
             if r in fresh and last[r] is node and shown.count(r) == 1
         ]
+        if makes is not None:
+            free = [n for n in idle if n.meta.get("kind") == makes[0]]
+            node.kwargs = {"out": [*free, *[None] * len(makes)][: len(makes)]}
+            continue
         free = [n for n in idle if "kind" in n.meta and n.meta["kind"] == node.meta.get("kind")]
         if free and (placed := _placed(node.target)):
             node.target, node.kwargs = placed, {**node.kwargs, "out": free[0]}
@@ -197,12 +207,12 @@ def _fresh(node: fx.Node) -> bool:
     """Whether an operation's result is in memory of its own."""
     operation: Any = node.target
     if node.op != "call_function" or not hasattr(operation, "_schema"):
-        return False
+        return hasattr(operation, "makes")  # a pass (`fuse`)
     view = operation is torch.ops.aten._unsafe_view.default  # it says otherwise
     return not view and all(r.alias_info is None for r in operation._schema.returns)
 
 
-def _changes(node: fx.Node) -> bool:
+def changes(node: fx.Node) -> bool:
     """Whether an operation may not be moved or merged: it changes a tensor, or torch's random numbers."""
     operation: Any = node.target
     if node.op != "call_function" or not hasattr(operation, "_schema"):

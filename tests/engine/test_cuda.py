@@ -14,7 +14,7 @@ from fedabml.algorithms import REGISTRY, make
 from fedabml.conv import conv2d, linear
 from fedabml.engine.lanes import Lanes, _flagged
 from fedabml.engine.simulate import Simulation, advance
-from fedabml.engine.tape import _changes
+from fedabml.engine.tape import changes
 from fedabml.evaluate import evaluate
 from fedabml.operators import plainly
 
@@ -144,7 +144,7 @@ def test_a_compiled_convolution_changes_no_tensor():
     step = torch.vmap(torch.func.grad(lambda w, x: conv2d(x, w, None).tanh().sum()))
     with plainly():
         trace = make_fx(step)(w, x)
-    assert not any(_changes(node) for node in trace.graph.nodes)
+    assert not any(changes(node) for node in trace.graph.nodes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
