@@ -4,8 +4,8 @@ On a CPU such operations wait for memory: each reads its operands and writes its
 a group of them is one loop that reads every operand once and writes what others need; pieces to be put one behind the
 other (`cat`) are read where they lie. Only operations that torch rounds exactly, in a way that is known, are taken
 (`WORDS`): the result has the same bits, so it does not matter when a step is compiled, or whether there is a compiler.
-That is tried out, too, before a pass is used. Functions such as exp, and sqrt, which is not exact in torch, remain
-torch's own.
+So the compiler works in the background while steps go on without it, and passes are tried beside them before they are
+used (`Quickened`). Functions such as exp, and sqrt, which is not exact in torch, remain torch's own.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from .tape import changes, item
+from .tape import changes, item, reuse
 
 log = logging.getLogger("fedabml")
 
@@ -38,6 +38,7 @@ LEAST = 1 << 14  # entries of a tensor below which a pass costs more than it sav
 WORTH = 1 << 20  # entries of all operations below which a step is not worth a compiler's time
 SHARED = 1 << 18  # entries that several threads share out
 CUT = 1 << 14  # entries of a row at a time: what all lanes read of it stays in the cache
+TRIALS = 3  # steps in which passes must have given the same: in the first of a phase some differences are 0
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 HEAD = """#include <stdint.h>
 #ifdef __clang__
@@ -77,16 +78,60 @@ def compiler() -> list[str] | None:
     return None
 
 
-def fused(tape: fx.GraphModule) -> fx.GraphModule | None:
-    """The same function with its operations on entries in few passes; None if that does not pay or cannot be done."""
+class Quickened:
+    """A recorded function that has its passes once they are compiled and have given the same; any thread may call."""
+
+    def __init__(self, tape: fx.GraphModule):
+        self.now: Callable[..., Any] = tape
+        self.soon: Future[Callable[..., Any]] | None = None  # what may take its place
+        try:
+            if passes := fused(tape):
+                self.soon = _background().submit(passes)
+        except Exception as error:  # it goes as well without
+            log.debug("A step is not fused: %s: %s", type(error).__name__, error)
+        reuse(tape)
+        self.trials = TRIALS
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        soon = self.soon
+        if soon is None or not soon.done():
+            return self.now(*inputs)
+        found = self.now(*inputs)
+        try:
+            if not same(found, soon.result()(*inputs)):
+                raise RuntimeError("it would not be the same, to the last bit")
+            self.trials -= 1
+            if self.trials <= 0:
+                self.now, self.soon = soon.result(), None
+        except Exception as error:
+            log.debug("A step is not fused: %s: %s", type(error).__name__, error)
+            self.soon = None
+        return found
+
+
+@cache
+def _background() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="fedabml-compiler")
+
+
+def fused(tape: fx.GraphModule) -> Callable[[], fx.GraphModule] | None:
+    """Compiles the same function with its operations on entries in few passes; None if that would not pay."""
     if any(changes(node) for node in tape.graph.nodes) or compiler() is None:
         return None
     groups = _groups(tape.graph)
     if sum(len(group) * group[0].meta["kind"][0].numel() for group in groups) < WORTH:
         return None
-    plans = [_Plan(group, f"pass{i}") for i, group in enumerate(groups)]
-    library = _library("\n".join([HEAD, *(plan.source for plan in plans)]))
-    return None if library is None else fx.GraphModule(tape, _rewritten(tape.graph, plans, library))
+    passes = [_Pass(_Plan(group, f"pass{i}")) for i, group in enumerate(groups)]
+    whole, source = fx.GraphModule(tape, _rewritten(tape.graph, passes)), [each.plan.source for each in passes]
+    reuse(whole)
+
+    def made() -> fx.GraphModule:
+        library = _library("\n".join([HEAD, *source]))
+        for each in passes:
+            each.load(library)
+        return whole
+
+    return made
 
 
 def same(a: Any, b: Any) -> bool:
@@ -96,18 +141,14 @@ def same(a: Any, b: Any) -> bool:
 
 
 @cache
-def _library(source: str) -> ctypes.CDLL | None:
-    """The compiled source; None, with a message, where that fails."""
+def _library(source: str) -> ctypes.CDLL:
+    """The compiled source."""
     with tempfile.TemporaryDirectory(prefix="fedabml-") as folder:
         code, library = Path(folder, "passes.c"), Path(folder, "passes.so")
         code.write_text(source)
-        try:
-            command = [*(compiler() or ()), *FLAGS, str(code), "-o", str(library), "-lm"]
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
-            return ctypes.CDLL(str(library))
-        except (OSError, subprocess.SubprocessError) as error:
-            log.debug("A step is not fused: %s %s", error, getattr(error, "stderr", b"") or "")
-            return None
+        command = [*(compiler() or ()), *FLAGS, str(code), "-o", str(library), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        return ctypes.CDLL(str(library))
 
 
 # -- which operations -------------------------------------------------------------------------------------------------
@@ -310,13 +351,17 @@ def _walks(strides: Sequence[int], shape: Sequence[int], axes: list[list[int]]) 
 class _Pass:
     """A compiled pass: of its operands, its results, in the places given or new ones. Many threads may call it."""
 
-    def __init__(self, plan: _Plan, library: ctypes.CDLL):
+    def __init__(self, plan: _Plan):
         self.plan, self.__name__ = plan, plan.name
         self.makes: list[Kind] = [node.meta["kind"] for node in plan.results]
-        self.function: Any = getattr(library, plan.name)
-        self.function.argtypes, self.function.restype = [ctypes.c_void_p, *[ctypes.c_int64] * 3], None
+        self.function: Any = None
         self.tables: dict[Any, Any] = {}  # by the strides of the operands
         self.size, self.rows = plan.shape.numel(), plan.sizes[0] if len(plan.axes) > 1 else 1
+
+    def load(self, library: ctypes.CDLL) -> None:
+        """Takes its code from where it was compiled."""
+        self.function = getattr(library, self.plan.name)
+        self.function.argtypes, self.function.restype = [ctypes.c_void_p, *[ctypes.c_int64] * 3], None
 
     def __call__(self, *operands: Tensor, out: Sequence[Tensor | None]) -> list[Tensor]:
         plan = self.plan
@@ -347,27 +392,27 @@ def _pool(size: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(size, thread_name_prefix="fedabml-pass")
 
 
-def _rewritten(graph: fx.Graph, plans: list[_Plan], library: ctypes.CDLL) -> fx.Graph:
+def _rewritten(graph: fx.Graph, passes: list[_Pass]) -> fx.Graph:
     """The graph with a call in place of every group, where the last of its operations stood or before."""
-    part = {node: plan for plan in plans for node in plan.nodes}
+    part = {node: each for each in passes for node in each.plan.nodes}
     new, now = fx.Graph(), dict[fx.Node, fx.Node]()
 
     def write(node: fx.Node) -> None:
         if node in now:
             return
-        plan = part.get(node)
-        for operand in node.all_input_nodes if plan is None else plan.operands:
+        one = part.get(node)
+        for operand in node.all_input_nodes if one is None else one.plan.operands:
             write(operand)
-        if plan is None:
+        if one is None:
             now[node] = new.node_copy(node, now.__getitem__)
             return
-        operands, out = tuple(now[n] for n in plan.operands), [None] * len(plan.results)
-        call = new.call_function(_Pass(plan, library), operands, {"out": out})
-        for i, result in enumerate(plan.results):
+        operands, out = tuple(now[n] for n in one.plan.operands), [None] * len(one.makes)
+        call = new.call_function(one, operands, {"out": out})
+        for i, result in enumerate(one.plan.results):
             now[result] = new.call_function(item, (call, i))
             now[result].meta["kind"] = result.meta["kind"]
 
     for node in graph.nodes:
-        if node not in part or node is part[node].nodes[-1]:
+        if node not in part or node is part[node].plan.nodes[-1]:
             write(node)
     return new

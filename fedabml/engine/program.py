@@ -24,16 +24,16 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import rng
 from ..algorithms.base import Site, State
 from ..operators import plainly
 from .crew import Gate
-from .fuse import fused, same
+from .fuse import Quickened
 from .memory import uploaded
-from .tape import merge, once_and_again, record, reuse, settle
+from .tape import merge, once_and_again, record, settle
 
 log = logging.getLogger("fedabml")
 
@@ -441,40 +441,15 @@ def _trace(move: Move, inputs: Inputs, ragged: bool, fuse: bool = False) -> Trac
         fixed = range(len(names) + 1, len(tensors) - 2)
         once, again = once_and_again(tape, fixed)
         if not fuse:
-            ready = once(*(tensors[i] for i in fixed))
-            return once, _faster(again, [*map(_elsewhere, tensors[: len(names)]), *tensors[len(names) :], *ready])
-        whole = compiled(again, (*tensors, *once(*(tensors[i] for i in fixed))))
+            return once, Quickened(again)
+        fused = compiled(again, (*tensors, *once(*(tensors[i] for i in fixed))))
 
         def beside(*inputs: Tensor) -> Any:
             with TRACING.shared():
-                return whole(*inputs)
+                return fused(*inputs)
 
         return once, beside
     except Exception as error:  # it goes as well without
         level = logging.WARNING if fuse else logging.DEBUG
         log.log(level, "A step is neither traced nor compiled: %s: %s", type(error).__name__, error)
         return None
-
-
-def _elsewhere(carry: Tensor) -> Tensor:
-    """A carry from which differences are not 0, as they may be in the first step."""
-    if not carry.is_floating_point():
-        return carry
-    return carry + 0.01 * torch.rand(carry.shape, generator=torch.Generator().manual_seed(0), dtype=carry.dtype)
-
-
-def _faster(tape: fx.GraphModule, tensors: list[Tensor]) -> fx.GraphModule:
-    """A recorded function with its operations on entries fused, if that gives the same for these inputs."""
-    try:
-        passes = fused(tape)
-    except Exception as error:
-        log.debug("A step is not fused: %s: %s", type(error).__name__, error)
-        passes = None
-    reuse(tape)
-    if passes is None:
-        return tape
-    reuse(passes)
-    if same(tape(*tensors), passes(*tensors)):
-        return passes
-    log.debug("A step is not fused: it would not be the same, to the last bit.")
-    return tape

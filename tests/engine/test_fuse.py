@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,22 +22,32 @@ from fedabml.engine.tape import once_and_again, record, reuse
 needs_compiler = pytest.mark.skipif(fuse.compiler() is None, reason="no C compiler here")
 
 
+class AtOnce:
+    """In place of the background: what is handed in is done on the spot."""
+
+    def submit(self, work):
+        future = Future()
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 @pytest.fixture
 def eager(monkeypatch):
-    """However small, everything is fused."""
+    """However small, everything is fused, and at once."""
     monkeypatch.setattr(fuse, "LEAST", 2)
     monkeypatch.setattr(fuse, "WORTH", 1)
     monkeypatch.setattr(fuse, "CUT", 50)
+    monkeypatch.setattr(fuse, "_background", AtOnce)
 
 
 def both(function, *given):
     """The recorded function without and with passes, and the passes."""
     _, tape = once_and_again(record(function, *given), range(0))
-    passes = fuse.fused(tape)
+    passes = fuse.fused(tape)()
     reuse(tape)
-    if passes is None:
-        return tape, None, []
-    reuse(passes)
     return tape, passes, [node.target.plan for node in passes.graph.nodes if hasattr(node.target, "makes")]
 
 
@@ -90,7 +101,6 @@ def test_random_functions_have_the_same_bits(eager, shape, dtype, strange):
         shapes += [(*shape[:-1], width), (*shape[:-1], shape[-1] - width)]
         make = lambda: [draw(s, g, dtype, strange) for s in shapes]
         tape, passes, plans = both(random_function(seed, shape), *make())
-        assert passes is not None
         fused += sum(len(plan.nodes) for plan in plans)
         for _ in range(2):
             given = make()
@@ -195,7 +205,7 @@ def test_fused_steps_have_the_same_bits(name, eager, monkeypatch, caplog):
     with caplog.at_level(logging.DEBUG, "fedabml"):
         losses, shared, programs = trained(ALGORITHMS[name])
     assert "not fused" not in caplog.text and "neither traced" not in caplog.text
-    graphs = [trace[1].graph for trace in programs.traces.values() if trace is not None]
+    graphs = [trace[1].now.graph for trace in programs.traces.values() if trace is not None]
     assert graphs and all(any(hasattr(n.target, "makes") for n in graph.nodes) for graph in graphs)
     monkeypatch.setenv("CC", "no-such-compiler")
     before, plain, _ = trained(ALGORITHMS[name])
@@ -213,12 +223,11 @@ def test_small_steps_need_no_compiler(monkeypatch):
 @pytest.mark.parametrize("command", ["no-such-compiler", "false"])
 def test_without_a_compiler_all_goes_on_as_before(command, eager, monkeypatch, caplog):
     monkeypatch.setenv("CC", command)
-    fuse._library.cache_clear()
+    fuse._library.cache_clear()  # of what another test has compiled
     with caplog.at_level(logging.DEBUG, "fedabml"):
         losses, _, programs = trained(FedAvg(lr=0.1))
     assert all(np.isfinite(losses)) and any(trace is not None for trace in programs.traces.values())
     assert ("not fused" in caplog.text) == (command == "false")
-    fuse._library.cache_clear()
 
 
 @needs_compiler
@@ -229,3 +238,30 @@ def test_a_pass_that_differs_is_not_used(eager, monkeypatch, caplog):
     assert "to the last bit" in caplog.text
     monkeypatch.undo()
     assert losses == trained(FedAvg(lr=0.1))[0]
+
+
+@needs_compiler
+def test_steps_go_on_while_the_compiler_works(eager, monkeypatch):
+    given = [torch.randn(7, 90, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    _, tape = once_and_again(record(lambda x, y: torch.lerp(x, y, 0.3) * x - y, *given), range(0))
+    want, later = tape(*given), Future()
+    monkeypatch.setattr(fuse, "_background", lambda: SimpleNamespace(submit=lambda work: works.append(work) or later))
+    works = []
+    quick = fuse.Quickened(tape)
+    assert torch.equal(quick(*given), want) and quick.now is tape  # not done yet
+    later.set_result(works[0]())
+    for _ in range(fuse.TRIALS):
+        assert quick.now is tape and torch.equal(quick(*given), want)
+    assert quick.now is later.result() and torch.equal(quick(*given), want)
+
+
+@needs_compiler
+def test_the_compiler_works_in_the_background(monkeypatch):
+    monkeypatch.setattr(fuse, "WORTH", 1)
+    given = [torch.randn(70, 900, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    _, tape = once_and_again(record(lambda x, y: x * y - y, *given), range(0))
+    want, quick = tape(*given), fuse.Quickened(tape)
+    passes = quick.soon.result(60)
+    for _ in range(fuse.TRIALS + 1):
+        assert torch.equal(quick(*given), want)
+    assert quick.now is passes
