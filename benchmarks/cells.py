@@ -147,9 +147,10 @@ HOW = """Every row is one race in one process: the sides take turns, and the med
 turn is a round; on a GPU ours is as many as fit in a tenth of a second, at most fifty, because in a run that
 is not saved after every round the host prepares a round while the device is at the one before. `first round`
 is what comes before them: ours counts from the network and the arrays (checks, the choice of a backend, data
-to the device, on a GPU the capture of graphs), the loop's from data that are on the device already. On a GPU
-every side has a second round that is not timed. Our round includes the draw of clients, shuffles, the
-averaging and the bookkeeping; the loop gets its shuffles for nothing. Both train on the same random bytes
+to the device, on a GPU the capture of graphs), the loop's from data that are on the device already. Every
+side has a second round that is not timed (on a CPU steps are recorded and compiled in it). Our round
+includes the draw of clients, shuffles, the averaging and the bookkeeping; the loop gets its shuffles for
+nothing. Both train on the same random bytes
 (speed does not depend on the values), the same minibatches in the same order; the mean losses of the first
 round must agree (float32: 1e-4, with the same noise). The loop is `fedabml/bench/loop.py`: flat buffers,
 foreach, no synchronisation inside a round, the faster of channels-last and contiguous and on a GPU cuDNN's

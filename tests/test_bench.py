@@ -146,7 +146,7 @@ def test_sides_take_turns():
     log = []
     runners = {n: measure.Runner(lambda n=n: Fake(log, n), lambda n=n: log.append(f"arrange {n}")) for n in "ab"}
     found = measure.race(runners, CPU, turns=3, budget=1e9)
-    assert [word for word in log if word in "ab"] == ["a", "b", "a", "b", "b", "a", "a", "b"]
+    assert [word for word in log if word in "ab"] == ["a", "a", "b", "b", "a", "b", "b", "a", "a", "b"]
     assert log[:3] == ["arrange a", "prepare", "a"]
     assert all(len(t.warm) == 3 and t.round in t.warm for t in found.values())
     assert len(measure.race(runners, CPU, turns=9, budget=0)["a"].warm) == 2

@@ -155,11 +155,10 @@ def race(runners: Mapping[str, Runner], device: torch.device, turns: int, budget
         sides[name].prepare()
         loss = sides[name].step()
         found[name] = Times(time.perf_counter() - start, [], loss)
-        if device.type == "cuda":  # one more that is not timed, which says how many of ours are
-            sides[name].prepare()
-            once, side = _seconds(sides[name].step), sides[name]
-            if isinstance(side, Engine):
-                side.many = min(BLOCK, max(1, int(0.1 / once)))
+        sides[name].prepare()
+        once, side = _seconds(sides[name].step), sides[name]  # not timed: on a CPU steps are recorded and compiled
+        if device.type == "cuda" and isinstance(side, Engine):
+            side.many = min(BLOCK, max(1, int(0.1 / once)))
     names, began = list(runners), time.perf_counter()
     for turn in range(turns):
         if turn >= 2 and time.perf_counter() - began > budget:
