@@ -79,26 +79,31 @@ def compiler() -> list[str] | None:
 
 
 class Quickened:
-    """A recorded function that has its passes once they are compiled and have given the same; any thread may call."""
+    """A recorded function that has its passes once they are compiled and have given the same; any thread may call.
 
-    def __init__(self, tape: fx.GraphModule):
+    Its first `owned` inputs are lost: results take their place.
+    """
+
+    def __init__(self, tape: fx.GraphModule, owned: int = 0):
         self.now: Callable[..., Any] = tape
+        self.owned = owned
         self.soon: Future[Callable[..., Any]] | None = None  # what may take its place
         try:
-            if passes := fused(tape):
+            if passes := fused(tape, owned):
                 self.soon = _background().submit(passes)
         except Exception as error:  # it goes as well without
             log.debug("A step is not fused: %s: %s", type(error).__name__, error)
-        reuse(tape)
+        reuse(tape, owned)
         self.trials = TRIALS
 
     def __call__(self, *inputs: Tensor) -> Any:
         soon = self.soon
         if soon is None or not soon.done():
             return self.now(*inputs)
+        spare = [t.clone() for t in inputs[: self.owned]]
         found = self.now(*inputs)
         try:
-            if not same(found, soon.result()(*inputs)):
+            if not same(found, soon.result()(*spare, *inputs[self.owned :])):
                 raise RuntimeError("it would not be the same, to the last bit")
             self.trials -= 1
             if self.trials <= 0:
@@ -114,7 +119,7 @@ def _background() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="fedabml-compiler")
 
 
-def fused(tape: fx.GraphModule) -> Callable[[], fx.GraphModule] | None:
+def fused(tape: fx.GraphModule, owned: int = 0) -> Callable[[], fx.GraphModule] | None:
     """Compiles the same function with its operations on entries in few passes; None if that would not pay."""
     if any(changes(node) for node in tape.graph.nodes) or compiler() is None:
         return None
@@ -123,7 +128,7 @@ def fused(tape: fx.GraphModule) -> Callable[[], fx.GraphModule] | None:
         return None
     passes = [_Pass(_Plan(group, f"pass{i}")) for i, group in enumerate(groups)]
     whole, source = fx.GraphModule(tape, _rewritten(tape.graph, passes)), [each.plan.source for each in passes]
-    reuse(whole)
+    reuse(whole, owned)
 
     def made() -> fx.GraphModule:
         library = _library("\n".join([HEAD, *source]))

@@ -378,7 +378,10 @@ class Programs:
         if found is not None:
             return found.run(inputs)
         step = self._step(name, move, moved, inputs, ragged)
-        carry, losses = inputs.carry, inputs.losses
+        carry, losses = (
+            _cloned(inputs.carry),
+            inputs.losses.clone(),
+        )  # a step may write to the place of what it is given
         for rows, now in zip(inputs.rows, _numbers(inputs), strict=True):
             carry, losses = step(carry, losses, rows, now)
         return carry, losses
@@ -441,7 +444,7 @@ def _trace(move: Move, inputs: Inputs, ragged: bool, fuse: bool = False) -> Trac
         fixed = range(len(names) + 1, len(tensors) - 2)
         once, again = once_and_again(tape, fixed)
         if not fuse:
-            return once, Quickened(again)
+            return once, Quickened(again, len(names) + 1)
         fused = compiled(again, (*tensors, *once(*(tensors[i] for i in fixed))))
 
         def beside(*inputs: Tensor) -> Any:

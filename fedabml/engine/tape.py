@@ -124,10 +124,11 @@ def merge(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_function":
             operation = repr((str(node.target), node.args, node.kwargs))
-            before = node.all_input_nodes[0] if _idle(node) else known.setdefault(operation, node)
+            before = _back(node) or (node.all_input_nodes[0] if _idle(node) else known.setdefault(operation, node))
             if before is not node:
                 node.replace_all_uses_with(before)
                 graph.erase_node(node)
+    graph.eliminate_dead_code()
 
 
 def settle(graph: fx.Graph) -> None:
@@ -165,19 +166,36 @@ def _idle(node: fx.Node) -> bool:
     return bool(same) and ("mul" not in name or node.args[1] in (1,))
 
 
-def reuse(tape: fx.GraphModule) -> None:
-    """Lets operations on entries write to the place of an operand that nothing needs any more: the cache holds it."""
+def _back(node: fx.Node) -> fx.Node | None:
+    """What was there before two axes were exchanged twice."""
+    if str(node.target) != "aten.transpose.int":
+        return None
+    above = node.all_input_nodes[0]
+    return above.all_input_nodes[0] if above.target is node.target and above.args[1:] == node.args[1:] else None
+
+
+def reuse(tape: fx.GraphModule, owned: int = 0) -> int:
+    """Lets operations on entries write to the place of an operand that nothing needs any more: the cache holds it.
+
+    The first `owned` inputs may be such operands: nobody else needs them, and in the next call they are this one's
+    results. How many may be is returned: none if two results share their place, or have somebody else's.
+    """
     if any(changes(node) for node in tape.graph.nodes):
-        return
-    fresh = {node for node in tape.graph.nodes if _fresh(node)}
+        return 0
+    given = [node for node in tape.graph.nodes if node.op == "placeholder"]
+    made = {node for node in tape.graph.nodes if _fresh(node)}
+    fresh = made | {*given[:owned]}
     room: dict[fx.Node, fx.Node] = {}  # whose memory a node shows
     last: dict[fx.Node, fx.Node] = {}  # who reads that last
     for node in tape.graph.nodes:
         room[node] = node if node in fresh or not node.all_input_nodes else room[node.all_input_nodes[0]]
         last |= {room[n]: node for n in node.all_input_nodes}
+    results = [room[leaf] for leaf in tree_leaves(tape.graph.output_node().args) if isinstance(leaf, fx.Node)]
+    if len({*results}) < len(results) or not fresh.issuperset(results):
+        owned, fresh = 0, made
     for node in tape.graph.nodes:
         makes = getattr(node.target, "makes", None)
-        if node not in fresh or (makes is None and torch.Tag.pointwise not in node.target.tags):
+        if node not in made or (makes is None and torch.Tag.pointwise not in getattr(node.target, "tags", ())):
             continue
         shown = [room[n] for n in node.all_input_nodes]
         idle = [
@@ -193,6 +211,7 @@ def reuse(tape: fx.GraphModule) -> None:
         if free and (placed := _placed(node.target)):
             node.target, node.kwargs = placed, {**node.kwargs, "out": free[0]}
     tape.recompile()
+    return owned
 
 
 def _placed(operation: Any) -> Any:
@@ -206,8 +225,10 @@ def _placed(operation: Any) -> Any:
 def _fresh(node: fx.Node) -> bool:
     """Whether an operation's result is in memory of its own."""
     operation: Any = node.target
+    if operation is item:
+        return hasattr(node.all_input_nodes[0].target, "makes")  # of a pass (`fuse`)
     if node.op != "call_function" or not hasattr(operation, "_schema"):
-        return hasattr(operation, "makes")  # a pass (`fuse`)
+        return hasattr(operation, "makes")
     view = operation is torch.ops.aten._unsafe_view.default  # it says otherwise
     return not view and all(r.alias_info is None for r in operation._schema.returns)
 

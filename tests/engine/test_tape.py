@@ -272,3 +272,38 @@ def test_what_products_read_is_settled_once(monkeypatch):
         assert torch.equal(trace(*given), torch.vmap(one)(*given))
     finally:
         library._destroy()
+
+
+def test_results_take_the_place_of_inputs_that_are_given_away():
+    given = [torch.randn(5, 40, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    _, tape = once_and_again(record(lambda x, y, z: (x * z, y + x), *given), range(2, 2))
+    want = tape(*given)
+    assert reuse(tape, owned=2) == 2
+    mine = [t.clone() for t in given[:2]]
+    found = tape(*mine, given[2])
+    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+    assert found[1].data_ptr() == mine[1].data_ptr()  # y is needed by nothing else
+    assert torch.equal(given[2], torch.randn(5, 40, generator=torch.Generator().manual_seed(2)))
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x, y, z: (z, x * y), lambda x, y, z: (w := x * y, w), lambda x, y, z: (y, y)]
+)
+def test_nothing_is_given_away_where_results_are_not_ones_own(function):
+    """Otherwise the next call would write to somebody else's tensor, or to one of its results through another."""
+    given = [torch.randn(5, 40, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    _, tape = once_and_again(record(function, *given), range(2, 2))
+    before = [t.clone() for t in given]
+    assert reuse(tape, owned=2) == 0
+    tape(*given)
+    assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
+
+
+def test_axes_exchanged_twice_are_left_alone():
+    given = torch.randn(5, 40), torch.randn(40, 5)
+    tape = record(lambda x, y: x.transpose(0, 1).transpose(0, 1) + y.transpose(0, 1), *given)
+    want = tape(*given)
+    merge(tape.graph)
+    tape.recompile()
+    assert sum("transpose" in str(node.target) for node in tape.graph.nodes) == 1
+    assert torch.equal(tape(*given), want)
