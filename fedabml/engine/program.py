@@ -378,10 +378,9 @@ class Programs:
         if found is not None:
             return found.run(inputs)
         step = self._step(name, move, moved, inputs, ragged)
-        carry, losses = (
-            _cloned(inputs.carry),
-            inputs.losses.clone(),
-        )  # a step may write to the place of what it is given
+        carry, losses = inputs.carry, inputs.losses
+        if self.trace:  # a recorded step writes to the place of what it is given
+            carry, losses = _cloned((carry, losses))
         for rows, now in zip(inputs.rows, _numbers(inputs), strict=True):
             carry, losses = step(carry, losses, rows, now)
         return carry, losses
