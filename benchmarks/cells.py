@@ -148,7 +148,7 @@ turn is a round; on a GPU ours is as many as fit in a tenth of a second, at most
 is not saved after every round the host prepares a round while the device is at the one before. `first round`
 is what comes before them: ours counts from the network and the arrays (checks, the choice of a backend, data
 to the device, on a GPU the capture of graphs), the loop's from data that are on the device already. Every
-side has a second round that is not timed (on a CPU steps are recorded and compiled in it). Our round
+side has a second round that is not timed (on a CPU steps are recorded in it). Our round
 includes the draw of clients, shuffles, the averaging and the bookkeeping; the loop gets its shuffles for
 nothing. Both train on the same random bytes
 (speed does not depend on the values), the same minibatches in the same order; the mean losses of the first

@@ -156,7 +156,7 @@ def race(runners: Mapping[str, Runner], device: torch.device, turns: int, budget
         loss = sides[name].step()
         found[name] = Times(time.perf_counter() - start, [], loss)
         sides[name].prepare()
-        once, side = _seconds(sides[name].step), sides[name]  # not timed: on a CPU steps are recorded and compiled
+        once, side = _seconds(sides[name].step), sides[name]  # not timed: on a CPU steps are recorded in it
         if device.type == "cuda" and isinstance(side, Engine):
             side.many = min(BLOCK, max(1, int(0.1 / once)))
     names, began = list(runners), time.perf_counter()

@@ -11,7 +11,6 @@ used (`Quickened`). Functions such as exp, and sqrt, which is not exact in torch
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 import logging
 import math
@@ -19,8 +18,9 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,8 @@ LEAST = 1 << 14  # entries of a tensor below which a pass costs more than it sav
 WORTH = 1 << 20  # entries of all operations below which a step is not worth a compiler's time
 SHARED = 1 << 18  # entries that several threads share out
 CUT = 1 << 14  # entries of a row at a time: what all lanes read of it stays in the cache
-TRIALS = 3  # steps in which passes must have given the same: in the first of a phase some differences are 0
+TRIALS = 6  # steps in which passes must have given the same: in the first of a phase some differences are 0
+PATIENCE = 60  # seconds that a compiler may take
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 HEAD = """#include <stdint.h>
 #ifdef __clang__
@@ -50,9 +51,12 @@ REAL = {torch.float32: "float", torch.float64: "double"}
 
 # What torch's kernels compute, by the names of their arguments; FMA rounds once, as theirs do.
 WORDS = {
-    "add": "FMA({alpha}, {other}, {self})",
-    "sub": "FMA(-{alpha}, {other}, {self})",
-    "rsub": "FMA(-{alpha}, {self}, {other})",
+    "add": "{self} + {other}",
+    "sub": "{self} - {other}",
+    "rsub": "{other} - {self}",
+    "add alpha": "FMA({alpha}, {other}, {self})",
+    "sub alpha": "FMA(-{alpha}, {other}, {self})",
+    "rsub alpha": "FMA(-{alpha}, {self}, {other})",
     "mul": "{self} * {other}",
     "div": "{self} / {other}",
     "neg": "-{self}",
@@ -64,7 +68,7 @@ WORDS = {
     "relu": "{self} < 0 ? 0 : {self}",
     "threshold_backward": "{self} <= {threshold} ? 0 : {grad_output}",
 }
-OVERLOADS = {f"aten.{name}.{kind}": words for name, words in WORDS.items() for kind in ("default", "Tensor", "Scalar")}
+KINDS = ("default", "Tensor", "Scalar")  # of an operation
 
 Kind = tuple[torch.Size, tuple[int, ...], torch.dtype]  # of a tensor: shape, strides, type
 
@@ -90,11 +94,11 @@ class Quickened:
         self.soon: Future[Callable[..., Any]] | None = None  # what may take its place
         try:
             if passes := fused(tape, owned):
-                self.soon = _background().submit(passes)
+                self.soon = _beside(passes)
         except Exception as error:  # it goes as well without
             log.debug("A step is not fused: %s: %s", type(error).__name__, error)
         reuse(tape, owned)
-        self.trials = TRIALS
+        self.trials, self.lock = TRIALS, threading.Lock()
 
     def __call__(self, *inputs: Tensor) -> Any:
         soon = self.soon
@@ -105,33 +109,47 @@ class Quickened:
         try:
             if not same(found, soon.result()(*spare, *inputs[self.owned :])):
                 raise RuntimeError("it would not be the same, to the last bit")
-            self.trials -= 1
-            if self.trials <= 0:
-                self.now, self.soon = soon.result(), None
+            fails = False
         except Exception as error:
             log.debug("A step is not fused: %s: %s", type(error).__name__, error)
-            self.soon = None
+            fails = True
+        with self.lock:
+            self.trials -= 1
+            if self.soon is not None and (fails or self.trials <= 0):
+                self.now, self.soon = self.now if fails else soon.result(), None
         return found
 
 
-@cache
-def _background() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="fedabml-compiler")
+def _beside(work: Callable[[], Any]) -> Future[Any]:
+    """Does it in a thread of its own, for which nobody waits at the end."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="fedabml-compiler", daemon=True).start()
+    return future
 
 
 def fused(tape: fx.GraphModule, owned: int = 0) -> Callable[[], fx.GraphModule] | None:
     """Compiles the same function with its operations on entries in few passes; None if that would not pay."""
-    if any(changes(node) for node in tape.graph.nodes) or compiler() is None:
+    command = compiler()
+    if any(changes(node) for node in tape.graph.nodes) or command is None or tuple(command) in _FAILED:
         return None
     groups = _groups(tape.graph)
     if sum(len(group) * group[0].meta["kind"][0].numel() for group in groups) < WORTH:
         return None
-    passes = [_Pass(_Plan(group, f"pass{i}")) for i, group in enumerate(groups)]
+    plans = [_Plan(group, f"pass{i}") for i, group in enumerate(groups)]
+    passes = [_Pass(plan) for plan in plans if plan.table([n.meta["kind"][1] for n in plan.operands]) is not None]
     whole, source = fx.GraphModule(tape, _rewritten(tape.graph, passes)), [each.plan.source for each in passes]
     reuse(whole, owned)
 
     def made() -> fx.GraphModule:
-        library = _library("\n".join([HEAD, *source]))
+        with _COMPILING:
+            library = _library("\n".join([HEAD, *source]), tuple(command))
         for each in passes:
             each.load(library)
         return whole
@@ -140,20 +158,35 @@ def fused(tape: fx.GraphModule, owned: int = 0) -> Callable[[], fx.GraphModule] 
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two nestings hold the same numbers; nothing that is not a number differs from itself."""
-    pairs = zip(tree_leaves(a), tree_leaves(b), strict=True)
-    return all(torch.equal(x, y) or bool(((x == y) | ((x != x) & (y != y))).all()) for x, y in pairs)
+    """Whether two nestings hold the same bits; what is not a number is like all that are not."""
+    return all(_same(x, y) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True))
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    if not x.is_floating_point():
+        return torch.equal(x, y)
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize]
+    alike = x.view(bits) == y.view(bits)
+    return bool(alike.all()) or bool((alike | (x.isnan() & y.isnan())).all())
+
+
+_COMPILING = threading.Lock()
+_FAILED: set[tuple[str, ...]] = set()  # compilers that are not asked again
 
 
 @cache
-def _library(source: str) -> ctypes.CDLL:
+def _library(source: str, compiler: tuple[str, ...]) -> ctypes.CDLL:
     """The compiled source."""
     with tempfile.TemporaryDirectory(prefix="fedabml-") as folder:
         code, library = Path(folder, "passes.c"), Path(folder, "passes.so")
         code.write_text(source)
-        command = [*(compiler() or ()), *FLAGS, str(code), "-o", str(library), "-lm"]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-        return ctypes.CDLL(str(library))
+        command = [*compiler, *FLAGS, str(code), "-o", str(library), "-lm"]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+            return ctypes.CDLL(str(library))
+        except (OSError, subprocess.SubprocessError):
+            _FAILED.add(compiler)
+            raise
 
 
 # -- which operations -------------------------------------------------------------------------------------------------
@@ -164,7 +197,7 @@ def _groups(graph: fx.Graph) -> list[list[fx.Node]]:
     for node in taken:
         for operand in node.all_input_nodes:
             ours, theirs = group[node], group.get(operand, group[node])
-            if theirs is ours or operand.meta["kind"] != node.meta["kind"] or _is_cat(node):
+            if theirs is ours or operand.meta["kind"] != node.meta["kind"] or _is_cat(node) or _turns(node, operand):
                 continue
             if not _between(theirs, ours, group):
                 theirs.extend(ours)
@@ -190,6 +223,22 @@ def _between(first: list[fx.Node], last: list[fx.Node], group: dict[fx.Node, lis
     return False
 
 
+def _turns(node: fx.Node, operand: fx.Node) -> bool:
+    """Whether it is the negative of a sum that is rounded once: of -(ab + c) GCC makes -ab - c, another zero."""
+    negative = str(node.target) == "aten.neg.default" or -1 in node.args
+    return negative and "FMA" in _words(operand)
+
+
+def _words(node: fx.Node) -> str:
+    """What an operation computes; nothing if we do not know it."""
+    space, _, name = str(node.target).partition(".")
+    name, _, kind = name.partition(".")
+    if space != "aten" or kind not in KINDS:
+        return ""
+    alpha = _said(node).get("alpha", 1)
+    return WORDS.get(name if alpha == 1 else f"{name} alpha", "")
+
+
 def _is_cat(node: fx.Node) -> bool:
     return str(node.target) == "aten.cat.default"
 
@@ -208,14 +257,16 @@ def _fit(node: fx.Node) -> bool:
         assert isinstance(pieces, (list, tuple))
         whole = all(k[0][:-1] == shape[:-1] and 0 < k[0][-1] < shape[-1] and _inner(k) for k in kinds)
         return axis % len(shape) == len(shape) - 1 and len(pieces) == len(kinds) and whole
-    if str(node.target) not in OVERLOADS or any(_strides(shape, k)[-1] not in (0, 1) for k in kinds):
+    if not _words(node) or any(_strides(shape, k)[-1] not in (0, 1) for k in kinds):
         return False
     said = _said(node)
     if any(isinstance(v, (bool, str)) or not math.isfinite(v) for v in said.values() if not isinstance(v, fx.Node)):
         return False
     # Here torch's kernels round the entries at the end of a row otherwise than the rest.
-    odd = said.get("alpha", 1) not in (1, -1)
-    return not odd or all(k[0] == shape and _inner(k) for k in kinds)
+    odd = said.get("alpha", 1) != 1
+    return not odd or (
+        len(node.args) > 1 and isinstance(node.args[1], fx.Node) and all(k[0] == shape and _inner(k) for k in kinds)
+    )
 
 
 def _inner(kind: Kind) -> bool:
@@ -253,6 +304,7 @@ class _Plan:
 
     def __init__(self, nodes: list[fx.Node], name: str):
         self.nodes, self.name = nodes, name
+        self.calls: list[Any] = [(node, node.target, node.args, node.kwargs) for node in nodes]  # as they are now
         self.shape, self.strides, self.dtype = nodes[0].meta["kind"]
         inside, cats = set(nodes), [n for n in nodes if _is_cat(n)]
         self.operands = list(dict.fromkeys(o for n in nodes for o in n.all_input_nodes if o not in inside))
@@ -285,7 +337,7 @@ class _Plan:
                 k: variable[v] if isinstance(v, fx.Node) else f"({real}){float(v).hex()}"
                 for k, v in _said(node).items()
             }
-            words = OVERLOADS[str(node.target)].format(**told)
+            words = _words(node).format(**told)
             for name, builtin in names.items():
                 words = words.replace(name, builtin)
             variable[node] = f"x{i}"
@@ -305,6 +357,14 @@ class _Plan:
             "}}}}",
         ]
         return "\n".join(lines)
+
+    def plainly(self, operands: Sequence[Tensor]) -> list[Tensor]:
+        """The results by torch's operations."""
+        known: dict[fx.Node, Any] = dict(zip(self.operands, operands, strict=True))
+        for node, operation, args, words in self.calls:
+            given, named = fx.map_arg((args, words), known.__getitem__)
+            known[node] = operation(*given, **named)
+        return [known[node] for node in self.results]
 
     def table(self, strides: Sequence[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray] | None:
         """For operands of these strides: the table with offsets for addresses, and whose; None if they do not fit."""
@@ -373,10 +433,8 @@ class _Pass:
         key = tuple([t.stride() for t in operands])
         if key not in self.tables:
             self.tables[key] = plan.table(key)
-        if self.tables[key] is None:
-            kinds = [node.meta["kind"] for node in plan.operands]
-            laid = [torch.empty_strided(k[0], k[1], dtype=k[2]) for k in kinds]
-            return self(*(new.copy_(t) for new, t in zip(laid, operands, strict=True)), out=out)
+        if self.tables[key] is None:  # they lie otherwise than when the step was recorded
+            return plan.plainly(operands)
         fresh = lambda: torch.empty(plan.shape, dtype=plan.dtype)  # noqa: E731
         made = [fresh() if t is None or t.stride() != plan.strides else t for t in out]
         lines, whose = self.tables[key]
@@ -384,11 +442,15 @@ class _Pass:
         table[:, 1 :: len(plan.axes)] += np.array([t.data_ptr() for t in (*operands, *made)])[whose]
         threads = torch.get_num_threads() if self.size >= SHARED else 1
         ends = [len(table) * self.rows * i // threads for i in range(threads + 1)]
-        run = functools.partial(self.function, table.ctypes.data, self.rows)
+
+        def run(first: int, last: int, hold: Any = (table, operands, made)) -> None:
+            self.function(table.ctypes.data, self.rows, first, last)
+
         others = [_pool(threads).submit(run, *part) for part in itertools.pairwise(ends[1:])]
-        run(*ends[:2])
-        for other in others:
-            other.result()
+        try:
+            run(*ends[:2])
+        finally:
+            wait(others)
         return made
 
 

@@ -222,6 +222,9 @@ def _placed(operation: Any) -> Any:
     return next((o for o in others if words(o) == asked and torch.Tag.generated not in o.tags), None)
 
 
+_VIEWS = {torch.ops.aten._unsafe_view, torch.ops.aten.unsafe_split, torch.ops.aten.unsafe_split_with_sizes}  # unsaid
+
+
 def _fresh(node: fx.Node) -> bool:
     """Whether an operation's result is in memory of its own."""
     operation: Any = node.target
@@ -229,7 +232,7 @@ def _fresh(node: fx.Node) -> bool:
         return hasattr(node.all_input_nodes[0].target, "makes")  # of a pass (`fuse`)
     if node.op != "call_function" or not hasattr(operation, "_schema"):
         return hasattr(operation, "makes")
-    view = operation is torch.ops.aten._unsafe_view.default  # it says otherwise
+    view = operation.overloadpacket in _VIEWS
     return not view and all(r.alias_info is None for r in operation._schema.returns)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import subprocess
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,16 +21,14 @@ from fedabml.engine.tape import once_and_again, record, reuse
 needs_compiler = pytest.mark.skipif(fuse.compiler() is None, reason="no C compiler here")
 
 
-class AtOnce:
+def at_once(work):
     """In place of the background: what is handed in is done on the spot."""
-
-    def submit(self, work):
-        future = Future()
-        try:
-            future.set_result(work())
-        except Exception as error:
-            future.set_exception(error)
-        return future
+    future = Future()
+    try:
+        future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 @pytest.fixture
@@ -40,7 +37,7 @@ def eager(monkeypatch):
     monkeypatch.setattr(fuse, "LEAST", 2)
     monkeypatch.setattr(fuse, "WORTH", 1)
     monkeypatch.setattr(fuse, "CUT", 50)
-    monkeypatch.setattr(fuse, "_background", AtOnce)
+    monkeypatch.setattr(fuse, "_beside", at_once)
 
 
 def both(function, *given):
@@ -212,17 +209,22 @@ def test_fused_steps_have_the_same_bits(name, eager, monkeypatch, caplog):
     assert losses == before and all(torch.equal(shared[k], plain[k]) for k in plain)
 
 
-def test_small_steps_need_no_compiler(monkeypatch):
-    def refused(*args, **options):
-        raise AssertionError("a compiler was called")
-
-    monkeypatch.setattr(subprocess, "run", refused)
+@needs_compiler
+@pytest.mark.parametrize("small", [True, False])
+def test_small_steps_need_no_compiler(small, eager, monkeypatch):
+    asked = []
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: asked.append(args) or 1 / 0)
+    fuse._library.cache_clear()
+    if small:
+        monkeypatch.setattr(fuse, "WORTH", 1 << 24)
     trained(FedABML(lr=0.1))
+    assert bool(asked) != small
 
 
 @pytest.mark.parametrize("command", ["no-such-compiler", "false"])
 def test_without_a_compiler_all_goes_on_as_before(command, eager, monkeypatch, caplog):
     monkeypatch.setenv("CC", command)
+    monkeypatch.setattr(fuse, "_FAILED", set())
     fuse._library.cache_clear()  # of what another test has compiled
     with caplog.at_level(logging.DEBUG, "fedabml"):
         losses, _, programs = trained(FedAvg(lr=0.1))
@@ -232,7 +234,7 @@ def test_without_a_compiler_all_goes_on_as_before(command, eager, monkeypatch, c
 
 @needs_compiler
 def test_a_pass_that_differs_is_not_used(eager, monkeypatch, caplog):
-    monkeypatch.setitem(fuse.OVERLOADS, "aten.relu.default", "{self} < 0 ? 1 : {self}")
+    monkeypatch.setitem(fuse.WORDS, "relu", "{self} < 0 ? 1 : {self}")
     with caplog.at_level(logging.DEBUG, "fedabml"):
         losses, _, _ = trained(FedAvg(lr=0.1))
     assert "to the last bit" in caplog.text
@@ -245,7 +247,7 @@ def test_steps_go_on_while_the_compiler_works(eager, monkeypatch):
     given = [torch.randn(7, 90, generator=torch.Generator().manual_seed(i)) for i in range(2)]
     _, tape = once_and_again(record(lambda x, y: torch.lerp(x, y, 0.3) * x - y, *given), range(0))
     want, later = tape(*given), Future()
-    monkeypatch.setattr(fuse, "_background", lambda: SimpleNamespace(submit=lambda work: works.append(work) or later))
+    monkeypatch.setattr(fuse, "_beside", lambda work: works.append(work) or later)
     works = []
     quick = fuse.Quickened(tape)
     assert torch.equal(quick(*given), want) and quick.now is tape  # not done yet
@@ -265,3 +267,96 @@ def test_the_compiler_works_in_the_background(monkeypatch):
     for _ in range(fuse.TRIALS + 1):
         assert torch.equal(quick(*given), want)
     assert quick.now is passes
+
+
+@needs_compiler
+def test_a_compiler_that_fails_is_asked_once(eager, monkeypatch):
+    monkeypatch.setenv("CC", "false")
+    monkeypatch.setattr(fuse, "_FAILED", set())
+    asked, run = [], subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: asked.append(args) or run(*args, **options))
+    trained(FedAvg(lr=0.1))
+    trained(FedABML(lr=0.1))
+    assert len(asked) == 1 and fuse._FAILED
+
+
+NEGATIVES = {
+    "difference": lambda x, y: (-(x - y), (x - y) * -1, (x - y) / -1, 2 - (x - y)),
+    "once rounded": lambda x, y: (
+        -torch.addcmul(x, y, y, value=-1),
+        torch.lerp(x, y, 0.5) * -1,
+        -torch.lerp(y, x, 0.3),
+    ),
+    "scaled": lambda x, y: (-torch.add(x, y, alpha=-1), torch.sub(x, y, alpha=2) / -1, torch.add(x, 3, alpha=0.3) * x),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", NEGATIVES)
+def test_zeros_keep_their_sign(name, eager):
+    function = lambda x, y: tuple(1 / value for value in NEGATIVES[name](x * 1.0, y))
+    x = draw((9, 77), torch.Generator().manual_seed(0), torch.float32)
+    x[:, ::3] = 1.0
+    for y in (x.clone(), -x, torch.ones_like(x), torch.zeros_like(x)):
+        tape, passes, _ = both(function, x, y)
+        assert fuse.same(tape(x, y), passes(x, y))
+
+
+def test_the_sign_of_zero_is_a_bit():
+    one, other = torch.tensor([0.0, float("nan"), 1.0]), torch.tensor([-0.0, float("nan"), 1.0])
+    assert fuse.same(one, one.clone()) and not fuse.same(one, other) and not fuse.same(one, one + 1e-7)
+
+
+@needs_compiler
+def test_pieces_that_lie_across_are_not_taken(eager):
+    function = lambda x, a, b: (x * 2 - torch.cat([a.transpose(0, 1), b], -1)) * x
+    g = torch.Generator().manual_seed(0)
+    given = [torch.randn(s, generator=g) for s in ((4, 5, 107), (5, 4, 40), (4, 5, 67))]
+    tape, passes, _ = both(function, *given)
+    assert fuse.same(tape(*given), passes(*given))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "late", [lambda y: y[:1].expand(9, 77), lambda y: y.mT.contiguous().mT, lambda y: y.repeat(1, 2)[:, ::2]]
+)
+def test_operands_may_lie_otherwise_later(late, eager):
+    function = lambda x, y, s: (x * y - s.expand(9, 77)) * y
+    g = torch.Generator().manual_seed(0)
+    given = [torch.randn(s, generator=g) for s in ((9, 77), (9, 77), (9, 1))]
+    tape, passes, plans = both(function, *given)
+    given[1] = late(given[1])
+    assert plans and fuse.same(tape(*given), passes(*given))
+
+
+@needs_compiler
+def test_what_is_given_away_is_there_for_the_trial(eager):
+    function = lambda x, y, z: (torch.lerp(x, z, 0.3) * x, y * x + z)
+    given = [torch.randn(7, 90, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    _, tape = once_and_again(record(function, *given), range(2, 2))
+    quick, carry = fuse.Quickened(tape, 2), [t.clone() for t in given[:2]]
+    for _ in range(fuse.TRIALS + 2):
+        want = function(*[t.clone() for t in carry], given[2])
+        carry = quick(*carry, given[2])
+        assert fuse.same(carry, want)
+    assert quick.now is not tape and torch.equal(
+        given[2], torch.randn(7, 90, generator=torch.Generator().manual_seed(2))
+    )
+
+
+@needs_compiler
+def test_refused_passes_stay_refused(eager):
+    """A thread that has just seen them right does not put them to use after another has seen them wrong."""
+    given = [torch.randn(7, 90, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    _, tape = once_and_again(record(lambda x, y: torch.lerp(x, y, 0.3) * x - y, *given), range(0))
+    quick = fuse.Quickened(tape)
+    quick.trials, right = 1, quick.soon.result()
+
+    def meanwhile(*inputs):
+        quick.soon = None  # what the other thread has done
+        return right(*inputs)
+
+    quick.soon = Future()
+    quick.soon.set_result(meanwhile)
+    quick(*given)
+    assert quick.now is tape and quick.soon is None

@@ -299,6 +299,19 @@ def test_nothing_is_given_away_where_results_are_not_ones_own(function):
     assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
 
 
+def test_pieces_of_a_result_keep_it():
+    def function(x):
+        h = x.exp()
+        a, b = torch.unsafe_chunk(h, 2, -1)
+        k = h * 2
+        return a + b, k
+
+    given = torch.randn(5, 40)
+    _, tape = once_and_again(record(function, given), range(0))
+    reuse(tape)
+    assert all(torch.equal(a, b) for a, b in zip(tape(given), function(given), strict=True))
+
+
 def test_axes_exchanged_twice_are_left_alone():
     given = torch.randn(5, 40), torch.randn(40, 5)
     tape = record(lambda x, y: x.transpose(0, 1).transpose(0, 1) + y.transpose(0, 1), *given)
