@@ -86,9 +86,9 @@ def random_function(seed, shape):
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("strange", [False, True])
+@pytest.mark.parametrize("strange", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_random_functions_have_the_same_bits(eager, shape, dtype, strange):
     fused = 0
     for seed in range(4):
@@ -197,7 +197,9 @@ def trained(algorithm, dtype="float32", workers=1):
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", [name if name == "fedabml" else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
+)
 def test_fused_steps_have_the_same_bits(name, eager, monkeypatch, caplog):
     with caplog.at_level(logging.DEBUG, "fedabml"):
         losses, shared, programs = trained(ALGORITHMS[name])
