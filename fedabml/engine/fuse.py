@@ -5,8 +5,8 @@ a group of them is one loop that reads every operand once and writes what others
 other (`cat`) are read where they lie. Only operations that torch rounds exactly, in a way that is known, are taken
 (`WORDS`): the result has the same bits, so it does not matter when a step is compiled, or whether there is a compiler.
 So the compiler works in the background while steps go on without it, and passes are tried beside them before they are
-used (`Quickened`). Known to differ: the sign of a zero that a lerp of weight 1 ends at, in a few entries. Functions such
-as exp, and sqrt, which is not exact in torch, remain torch's own.
+used (`Quickened`). Known to differ: the sign of a zero that a lerp of weight 1 ends at, in a few entries. Functions
+such as exp, and sqrt, which is not exact in torch, remain torch's own.
 """
 
 from __future__ import annotations
