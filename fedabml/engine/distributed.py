@@ -367,22 +367,25 @@ def agree(world: World, config: dict[str, Any], chunk: int) -> int:
     return int(table[:, -1].min())
 
 
-def last_word(what: str) -> bool:
+def last_word(what: str, patience: float = 0.5) -> bool:
     """For a process that is about to end: whether it is to say why, so that those that fail together speak once.
 
-    From here on nothing interrupts it, for torchrun ends all processes as soon as one has failed.
+    Process 0 knows more, so the others give it `patience` seconds to speak. From here on nothing interrupts this
+    process, for torchrun ends all of them as soon as one has failed.
     """
     rank, size = told()
     if size == 1:
         return True
     with suppress(ValueError):  # signals are the main thread's
-        for word in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(word, signal.SIG_IGN)
-    if rank:
-        time.sleep(0.5)  # process 0 knows more
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+    end = time.monotonic() + (patience if rank else 0.0)
     try:
-        meeting = _MEETING[0] or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return _store(timedelta(seconds=3)).add(f"fedabml/{meeting}/{zlib.crc32(what.encode())}", 1) == 1
+        store = _store(timedelta(seconds=3))
+        word = f"fedabml/{_MEETING[0] or os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{zlib.crc32(what.encode())}"
+        while time.monotonic() < end and not store.check([word]):
+            time.sleep(0.02)
+        return store.add(word, 1) == 1
     except Exception:  # the place where they met is gone: better twice than never
         return True
 

@@ -9,7 +9,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -229,11 +231,28 @@ def test_they_speak_with_one_voice(tmp_path):
     wait_for_round(process, tmp_path / "run", 3)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=MOST)
-    assert len(re.findall("^Stopped. Round", err, re.MULTILINE)) == 1 and err.count("To go on") == 1
+    said = re.findall("^Stopped[.] (?:Round [0-9]+ of 40|Every finished round) is saved", err, re.MULTILINE)
+    assert len(said) == 1 and err.count("To go on") == 1, err
     for words, said in (([*TRAIN, "--out", "run"], "already holds a run"), (["train", "--flag"], "No such option")):
         _, err = finish(2, "-m", "fedabml", *words, folder=tmp_path, code=1)
         assert err.count(said) == 1, err
     assert {p.name for p in tmp_path.iterdir()} == {"run"}
+
+
+def test_process_0_has_the_last_word_if_it_takes_it(two_of_us, monkeypatch):
+    """The other one waits for it, and speaks where it does not."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr(distributed, "told", lambda: (int(threading.current_thread().name[-3]), 2))
+    first, second = (ThreadPoolExecutor(1, f"process {rank}") for rank in range(2))  # named "process 1_0"
+    with first, second:
+        waits = second.submit(distributed.last_word, "late", MOST)
+        time.sleep(0.1)
+        assert not waits.done()
+        assert first.submit(distributed.last_word, "late").result() is True
+        assert waits.result() is False
+        assert second.submit(distributed.last_word, "never", 0.1).result() is True
 
 
 def test_commands_that_are_not_for_several_processes(two_of_us, one_thread_here, monkeypatch):
