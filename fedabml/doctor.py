@@ -19,11 +19,11 @@ from .data.files import data_dir
 from .data.rows import Rows
 from .data.sources import datasets
 from .engine.backend import free_bytes
-from .engine.fuse import compiler
 from .engine.memory import host_memory
 from .engine.plan import cohort_size, sample
 from .engine.program import padding, segments
 from .engine.simulate import Simulation
+from .native import compiler
 from .run import Setup
 from .version import __version__
 
@@ -63,7 +63,7 @@ def devices() -> tuple[Facts, list[str]]:
         rows.append(("memory", f"{_size(total)}, {_size(free)} free"))
     found = compiler()
     rows.append(
-        ("C compiler", f"{found[0]}: large steps on the CPU are fused" if found else "none: CPU steps run unfused")
+        ("C compiler", f"{found[0]}: large steps on the CPU are fused" if found else "none: the CPU's steps are slower")
     )
     if torch.get_num_threads() < cores:
         notes.append(

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from .operators import operator, plain
+from .twister import TWISTER
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -130,10 +131,12 @@ def _uniform_hashed(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Ten
 
 def _draw(key: Tensor, size: Sequence[int], dtype: torch.dtype, kind: str) -> Tensor:
     out = torch.empty(key.numel(), math.prod(size), dtype=dtype)
-    source = torch.Generator()
-    for row, seed in zip(out, key.reshape(-1).tolist(), strict=True):
-        source.manual_seed(seed & 0xFFFFFFFF)  # the Mersenne Twister is seeded with 32 bits
-        row.normal_(generator=source) if kind == "normal" else row.uniform_(generator=source)
+    seeds = key.reshape(-1)
+    if not TWISTER.fill(out, seeds, kind):
+        source = torch.Generator()
+        for row, seed in zip(out, seeds.tolist(), strict=True):
+            source.manual_seed(seed & 0xFFFFFFFF)  # the Mersenne Twister is seeded with 32 bits
+            row.normal_(generator=source) if kind == "normal" else row.uniform_(generator=source)
     return out.reshape(*key.shape, *size)
 
 

@@ -1,5 +1,7 @@
 """What several test modules ask pytest for: a quiet place for the command line, and readable asserts in the helpers."""
 
+from concurrent.futures import Future
+
 import pytest
 import torch
 
@@ -22,3 +24,18 @@ def one_thread_here(tmp_path, monkeypatch):
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def at_once():
+    """In place of the background: what is handed in is done on the spot."""
+
+    def do(work):
+        future = Future()
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    return do

@@ -15,15 +15,9 @@ import ctypes
 import itertools
 import logging
 import math
-import os
-import shutil
-import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import cache
-from pathlib import Path
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -31,17 +25,15 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
+from ..native import beside, compiler, library, share
 from .tape import changes, item, reuse
 
 log = logging.getLogger("fedabml")
 
 LEAST = 1 << 14  # entries of a tensor below which a pass costs more than it saves
 WORTH = 1 << 20  # entries of all operations below which a step is not worth a compiler's time
-SHARED = 1 << 18  # entries that several threads share out
 CUT = 1 << 14  # entries of a row at a time: what all lanes read of it stays in the cache
 TRIALS = 6  # steps in which passes must have given the same: in the first of a phase some differences are 0
-PATIENCE = 60  # seconds that a compiler may take
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 HEAD = """#include <stdint.h>
 #ifdef __clang__
 #define APART _Pragma("clang loop vectorize(assume_safety)")
@@ -74,15 +66,6 @@ KINDS = ("default", "Tensor", "Scalar")  # of an operation
 Kind = tuple[torch.Size, tuple[int, ...], torch.dtype]  # of a tensor: shape, strides, type
 
 
-def compiler() -> list[str] | None:
-    """The command of the C compiler: $CC, or what is found under the usual names."""
-    asked = os.environ.get("CC", "").split()
-    for name in asked[:1] or ("cc", "gcc", "clang"):
-        if os.name == "posix" and (path := shutil.which(name)):
-            return [path, *asked[1:]]
-    return None
-
-
 class Quickened:
     """A recorded function that has its passes once they are compiled and have given the same; any thread may call.
 
@@ -95,7 +78,7 @@ class Quickened:
         self.soon: Future[Callable[..., Any]] | None = None  # what may take its place
         try:
             if passes := fused(tape, owned):
-                self.soon = _beside(passes)
+                self.soon = beside(passes)
         except Exception as error:  # it goes as well without
             log.debug("A step is not fused: %s: %s", type(error).__name__, error)
         reuse(tape, owned)
@@ -121,24 +104,9 @@ class Quickened:
         return found
 
 
-def _beside(work: Callable[[], Any]) -> Future[Any]:
-    """Does it in a thread of its own, for which nobody waits at the end."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except Exception as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="fedabml-compiler", daemon=True).start()
-    return future
-
-
 def fused(tape: fx.GraphModule, owned: int = 0) -> Callable[[], fx.GraphModule] | None:
     """Compiles the same function with its operations on entries in few passes; None if that would not pay."""
-    command = compiler()
-    if any(changes(node) for node in tape.graph.nodes) or command is None or tuple(command) in _FAILED:
+    if any(changes(node) for node in tape.graph.nodes) or compiler() is None:
         return None
     groups = _groups(tape.graph)
     if sum(len(group) * group[0].meta["kind"][0].numel() for group in groups) < WORTH:
@@ -149,10 +117,9 @@ def fused(tape: fx.GraphModule, owned: int = 0) -> Callable[[], fx.GraphModule] 
     reuse(whole, owned)
 
     def made() -> fx.GraphModule:
-        with _COMPILING:
-            library = _library("\n".join([HEAD, *source]), tuple(command))
+        code = library("\n".join([HEAD, *source]))
         for each in passes:
-            each.load(library)
+            each.load(code)
         return whole
 
     return made
@@ -169,25 +136,6 @@ def _same(x: Tensor, y: Tensor) -> bool:
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize]
     alike = x.view(bits) == y.view(bits)
     return bool(alike.all()) or bool((alike | (x.isnan() & y.isnan())).all())
-
-
-_COMPILING = threading.Lock()
-_FAILED: set[tuple[str, ...]] = set()  # compilers that are not asked again
-
-
-@cache
-def _library(source: str, compiler: tuple[str, ...]) -> ctypes.CDLL:
-    """The compiled source."""
-    with tempfile.TemporaryDirectory(prefix="fedabml-") as folder:
-        code, library = Path(folder, "passes.c"), Path(folder, "passes.so")
-        code.write_text(source)
-        command = [*compiler, *FLAGS, str(code), "-o", str(library), "-lm"]
-        try:
-            subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
-            return ctypes.CDLL(str(library))
-        except (OSError, subprocess.SubprocessError):
-            _FAILED.add(compiler)
-            raise
 
 
 # -- which operations -------------------------------------------------------------------------------------------------
@@ -424,9 +372,9 @@ class _Pass:
         self.tables: dict[Any, Any] = {}  # by the strides of the operands
         self.size, self.rows = plan.shape.numel(), plan.sizes[0] if len(plan.axes) > 1 else 1
 
-    def load(self, library: ctypes.CDLL) -> None:
-        """Takes its code from where it was compiled."""
-        self.function = getattr(library, self.plan.name)
+    def load(self, code: ctypes.CDLL) -> None:
+        """Takes its function from where it was compiled."""
+        self.function = getattr(code, self.plan.name)
         self.function.argtypes, self.function.restype = [ctypes.c_void_p, *[ctypes.c_int64] * 3], None
 
     def __call__(self, *operands: Tensor, out: Sequence[Tensor | None]) -> list[Tensor]:
@@ -441,23 +389,12 @@ class _Pass:
         lines, whose = self.tables[key]
         table = lines.copy()
         table[:, 1 :: len(plan.axes)] += np.array([t.data_ptr() for t in (*operands, *made)])[whose]
-        threads = torch.get_num_threads() if self.size >= SHARED else 1
-        ends = [len(table) * self.rows * i // threads for i in range(threads + 1)]
 
         def run(first: int, last: int, hold: Any = (table, operands, made)) -> None:
             self.function(table.ctypes.data, self.rows, first, last)
 
-        others = [_pool(threads).submit(run, *part) for part in itertools.pairwise(ends[1:])]
-        try:
-            run(*ends[:2])
-        finally:
-            wait(others)
+        share(run, len(table) * self.rows, self.size)
         return made
-
-
-@cache
-def _pool(size: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(size, thread_name_prefix="fedabml-pass")
 
 
 def _rewritten(graph: fx.Graph, passes: list[_Pass]) -> fx.Graph:

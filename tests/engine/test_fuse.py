@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedabml import FedABML, FedAvg, Federation, prepare
+from fedabml import FedABML, FedAvg, Federation, native, prepare
 from fedabml.algorithms.ditto import Ditto
 from fedabml.algorithms.pfedme import PFedMe
 from fedabml.algorithms.scaffold import Scaffold
@@ -18,26 +18,16 @@ from fedabml.engine import fuse
 from fedabml.engine.simulate import Simulation
 from fedabml.engine.tape import once_and_again, record, reuse
 
-needs_compiler = pytest.mark.skipif(fuse.compiler() is None, reason="no C compiler here")
-
-
-def at_once(work):
-    """In place of the background: what is handed in is done on the spot."""
-    future = Future()
-    try:
-        future.set_result(work())
-    except Exception as error:
-        future.set_exception(error)
-    return future
+needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="no C compiler here")
 
 
 @pytest.fixture
-def eager(monkeypatch):
+def eager(monkeypatch, at_once):
     """However small, everything is fused, and at once."""
     monkeypatch.setattr(fuse, "LEAST", 2)
     monkeypatch.setattr(fuse, "WORTH", 1)
     monkeypatch.setattr(fuse, "CUT", 50)
-    monkeypatch.setattr(fuse, "_beside", at_once)
+    monkeypatch.setattr(fuse, "beside", at_once)
 
 
 def both(function, *given):
@@ -162,7 +152,7 @@ def test_results_take_the_place_of_what_nothing_else_needs(eager):
 
 @needs_compiler
 def test_many_threads_share_a_pass(eager, monkeypatch):
-    monkeypatch.setattr(fuse, "SHARED", 2)
+    monkeypatch.setattr(native, "SHARED", 2)
     given = [torch.randn(9, 1007, generator=torch.Generator().manual_seed(i)) for i in range(2)]
     tape, passes, _ = both(lambda x, y: torch.lerp(x, y, 0.3) * x - y, *given)
     want, threads = tape(*given), torch.get_num_threads()
@@ -216,7 +206,7 @@ def test_fused_steps_have_the_same_bits(name, eager, monkeypatch, caplog):
 def test_small_steps_need_no_compiler(small, eager, monkeypatch):
     asked = []
     monkeypatch.setattr(subprocess, "run", lambda *args, **options: asked.append(args) or 1 / 0)
-    fuse._library.cache_clear()
+    native._library.cache_clear()
     if small:
         monkeypatch.setattr(fuse, "WORTH", 1 << 24)
     trained(FedABML(lr=0.1))
@@ -226,8 +216,8 @@ def test_small_steps_need_no_compiler(small, eager, monkeypatch):
 @pytest.mark.parametrize("command", ["no-such-compiler", "false"])
 def test_without_a_compiler_all_goes_on_as_before(command, eager, monkeypatch, caplog):
     monkeypatch.setenv("CC", command)
-    monkeypatch.setattr(fuse, "_FAILED", set())
-    fuse._library.cache_clear()  # of what another test has compiled
+    monkeypatch.setattr(native, "_FAILED", set())
+    native._library.cache_clear()  # of what another test has compiled
     with caplog.at_level(logging.DEBUG, "fedabml"):
         losses, _, programs = trained(FedAvg(lr=0.1))
     assert all(np.isfinite(losses)) and any(trace is not None for trace in programs.traces.values())
@@ -249,7 +239,7 @@ def test_steps_go_on_while_the_compiler_works(eager, monkeypatch):
     given = [torch.randn(7, 90, generator=torch.Generator().manual_seed(i)) for i in range(2)]
     _, tape = once_and_again(record(lambda x, y: torch.lerp(x, y, 0.3) * x - y, *given), range(0))
     want, later = tape(*given), Future()
-    monkeypatch.setattr(fuse, "_beside", lambda work: works.append(work) or later)
+    monkeypatch.setattr(fuse, "beside", lambda work: works.append(work) or later)
     works = []
     quick = fuse.Quickened(tape)
     assert torch.equal(quick(*given), want) and quick.now is tape  # not done yet
@@ -274,12 +264,12 @@ def test_the_compiler_works_in_the_background(monkeypatch):
 @needs_compiler
 def test_a_compiler_that_fails_is_asked_once(eager, monkeypatch):
     monkeypatch.setenv("CC", "false")
-    monkeypatch.setattr(fuse, "_FAILED", set())
+    monkeypatch.setattr(native, "_FAILED", set())
     asked, run = [], subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda *args, **options: asked.append(args) or run(*args, **options))
     trained(FedAvg(lr=0.1))
     trained(FedABML(lr=0.1))
-    assert len(asked) == 1 and fuse._FAILED
+    assert len(asked) == 1 and native._FAILED
 
 
 NEGATIVES = {
