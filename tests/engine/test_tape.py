@@ -13,7 +13,7 @@ import torch
 
 from fedabml import FedABML, FedAvg, Federation, conv, prepare, rng
 from fedabml.engine.simulate import Simulation
-from fedabml.engine.tape import merge, once_and_again, record, reuse, settle
+from fedabml.engine.tape import merge, once_and_again, record, reuse, scaled, settle
 from tests.command import MOST
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -320,3 +320,51 @@ def test_axes_exchanged_twice_are_left_alone():
     tape.recompile()
     assert sum("transpose" in str(node.target) for node in tape.graph.nodes) == 1
     assert torch.equal(tape(*given), want)
+
+
+def test_a_step_carries_the_double_of_what_it_doubles():
+    def step(m, v, t, x):
+        return {"v": v - 0.1 * ((2 * v).exp() * x - v), "t": t / 4 + x, "m": m + (0.5 * v).exp()}, (t * 0.25).exp()
+
+    names = ["m", "v", "t"]
+    g = torch.Generator().manual_seed(1)
+    given = [torch.randn(4, 30, generator=g) for _ in range(4)]
+    tape = record(step, *given)
+    merge(tape.graph)
+    one = {k: v.clone() for k, v in zip(names, given, strict=False)}
+    assert scaled(tape, names) == {"t": 0.25}  # v is doubled and halved, m neither; t is divided beside
+
+    def step(m, v, t, x):
+        return {"v": v - 0.1 * ((2 * v).exp() * x - v), "t": t + (0.25 * t).exp(), "m": m + v}, t * v
+
+    tape = record(step, *given)
+    assert scaled(tape, names) == {"v": 2.0, "t": 0.25}
+    assert sum(str(n.target) == "aten.mul.Tensor" and n.args[1] in (2, 0.25) for n in tape.graph.nodes) == 2
+    two = {"m": one["m"], "v": one["v"] * 2, "t": one["t"] * 0.25}
+    for _ in range(5):
+        (one, loss), (two, same) = step(*(one[k] for k in names), given[3]), tape(*(two[k] for k in names), given[3])
+        assert torch.equal(loss, same)
+        assert torch.equal(one["m"], two["m"]) and torch.equal(one["v"] * 2, two["v"])
+        assert torch.equal(one["t"] * 0.25, two["t"])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ({"x": x + (3 * x).exp()}, x),  # no power of two
+        lambda x: ({"x": x + (-2 * x).exp()}, x),
+        lambda x: ({"x": x.view(-1)[:3] * 2}, x * 2),  # others need x as it is
+        lambda x: ({"x": x}, x * 2),  # handed on
+        lambda x: ({"x": x + 1}, (2 * x, 4 * x)),
+        lambda x: ({"x": x.clone().add_(2 * x)}, x),  # changes a tensor
+        lambda x: ({"x": x.long() * 2 + 1}, x),
+    ],
+)
+def test_other_steps_carry_what_they_carried(function):
+    tape = record(function, torch.eye(3))
+    before = tape.code
+    assert scaled(tape, ["x"]) == {} and tape.code == before
+
+
+def test_whole_numbers_are_not_halved():
+    assert scaled(record(lambda n: ({"n": n + 2 * n}, n), torch.arange(3)), ["n"]) == {}
