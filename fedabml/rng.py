@@ -5,9 +5,9 @@ it. All three work under `torch.vmap`, where a key has one value per lane, so a 
 very numbers each client would draw alone.
 
 Two generators stand behind the draws. On a CPU a Mersenne Twister is seeded per key, which is several times faster than
-integer arithmetic on tensors; on an accelerator a counter is hashed (splitmix64), which needs no launch per lane and
-can be captured in a graph, by one kernel (`kernels`) where Triton is at hand. The streams differ between the two;
-within one device they are always the same.
+integer arithmetic on tensors (`twister` makes it faster still, with the same bits); on an accelerator a counter is
+hashed (splitmix64), which needs no launch per lane and can be captured in a graph, by one kernel (`kernels`) where
+Triton is at hand. The streams differ between the two; within one device they are always the same.
 """
 
 from __future__ import annotations

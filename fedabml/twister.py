@@ -145,24 +145,21 @@ class Twister:
     """Fills rows with torch's numbers; any thread may call it."""
 
     def __init__(self) -> None:
-        self.drawn = 0
+        self.drawn, self.refused = 0, False
         self.soon: Future[ctypes.CDLL] | None = None
         self.now: ctypes.CDLL | None = None
 
     def fill(self, rows: Tensor, seeds: Tensor, kind: str) -> bool:
         """Draws a row ("normal" or "uniform") for every seed, of which 32 bits count; False if torch has to."""
-        if rows.dtype != torch.float32 or rows.shape[1] < LEAST:
+        count, n = rows.shape
+        if rows.dtype != torch.float32 or n < LEAST or (self.now is None and not self._ready(count * n)):
             return False
-        if self.now is None and not self._ready(rows.numel()):
-            return False
-        draw = getattr(self.now, f"{kind}_rows")
-        seeds = seeds.contiguous()
-        address = ctypes.c_void_p(seeds.data_ptr()), ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(rows.shape[1])
+        draw, seeds = getattr(self.now, f"{kind}_rows"), seeds.contiguous()
 
-        def run(first: int, last: int) -> None:
-            draw(*address, ctypes.c_int64(first), ctypes.c_int64(last))
+        def run(first: int, last: int) -> None:  # it holds what it reads and writes
+            draw(seeds.data_ptr(), rows.data_ptr(), n, first, last)
 
-        native.share(run, len(rows), rows.numel())
+        native.share(run, count, count * n)
         return True
 
     def _ready(self, more: int) -> bool:
@@ -171,21 +168,21 @@ class Twister:
             self.drawn += more
             if self.drawn >= WORTH:
                 self.soon = native.beside(tried)
-        elif self.soon.done():
-            error = self.soon.exception()
-            if error is None:
+        elif self.soon.done() and not self.refused:
+            try:
                 self.now = self.soon.result()
-            elif self.drawn:
-                self.drawn = 0
+            except Exception as error:  # it goes as well without
+                self.refused = True
                 log.debug("Numbers are torch's own: %s: %s", type(error).__name__, error)
         return self.now is not None
 
 
 def tried() -> ctypes.CDLL:
     """The compiled source, if it gives torch's numbers."""
-    made = Twister()
+    made, source = Twister(), torch.Generator()
     made.now = native.library(SOURCE)
-    source = torch.Generator()
+    for rows in (made.now.normal_rows, made.now.uniform_rows):
+        rows.argtypes, rows.restype = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3, None
     for seed, size in enumerate(TRIALS, (1 << 32) - 3):
         for kind in ("normal", "uniform"):
             row = torch.empty(1, size)

@@ -111,6 +111,7 @@ def narrow(nu, strength, n, **words):
     return PFedBayes(lam=strength * n * np.exp(2 * nu), **fixed, **words)
 
 
+@pytest.mark.slow
 def test_a_narrow_posterior_is_a_proximal_point_method():
     """z held still: q_i settles at prox(z) = argmin f_i + κ/2 ‖w − z‖², where ∇f_i(w) = −κ(w − z)."""
     strength = 2.0

@@ -84,6 +84,7 @@ def test_the_chunk_is_halved_until_it_fits(monkeypatch, caplog, name):
     assert device.sizes[:3] == [8, 4, 2] and set(device.sizes[2:]) == {2} and found.summary["chunk"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedabml", "local"])
 def test_so_it_is_when_clients_are_scored(monkeypatch, caplog, name):
     plain = train(algorithm=make(name), eval_every=1)
