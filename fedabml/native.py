@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from itertools import pairwise
@@ -76,13 +76,19 @@ def share(run: Callable[[int, int], Any], units: int, entries: int) -> None:
     """Calls run(first, last) until all units are done; torch's threads share them out where there are many entries."""
     threads = torch.get_num_threads() if entries >= SHARED else 1
     mine, *others = pairwise(units * i // threads for i in range(threads + 1))
-    waiting: Iterable[Future[Any]] = [_pool(threads).submit(run, *part) for part in others]
+    waiting = [_pool(threads).submit(run, *part) for part in others]
     try:
         run(*mine)
     finally:
         wait(waiting)
+    for part in waiting:
+        part.result()  # or what went wrong there
 
 
 @cache
 def _pool(size: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(size, thread_name_prefix="fedabml-pass")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads stay behind

@@ -2,16 +2,16 @@
 
 torch's generator there is the Mersenne Twister, a number at a time, and where there is noise on weights it takes longer
 than all else. Here 624 words are made at once, and so are the deviates, by C that the installed compiler turns into
-vector instructions. It is asked in the background once many numbers were drawn, and what it makes must first give
-torch's own numbers. Where it does not (torch has other arithmetic for other processors), or there is none, torch draws.
+vector instructions. It is asked in the background once many numbers were drawn, and what it makes must give torch's own
+numbers in a trial (some 30 ms). Where it does not (torch has other arithmetic for other processors), torch draws.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ log = logging.getLogger("fedabml")
 
 WORTH = 1 << 24  # numbers after which it is likely that a second of compiling pays
 LEAST = 16  # numbers in a row: torch draws fewer in another way
-TRIALS = (16, 17, 31, 623, 624, 625, 640, 1263, 1 << 22)  # numbers in rows that must be the same
+TRIALS = (16, 17, 31, 623, 624, 625, 640, 1263, 1 << 20)  # numbers in rows that must be the same
 
 # Box and Muller's method on eight pairs at a time, with the polynomials of the Cephes library (logf, sinf and cosf)
 # rounded where torch rounds them: every FMA, and every product or sum that is none, is in its place.
@@ -61,11 +61,11 @@ static void refill(Twister *t) {
   t->next = 0;
 }
 
-static inline int32_t bits(float x) { int32_t i; memcpy(&i, &x, 4); return i; }
-static inline float real(int32_t i) { float x; memcpy(&x, &i, 4); return x; }
+static inline uint32_t bits(float x) { uint32_t i; memcpy(&i, &x, 4); return i; }
+static inline float real(uint32_t i) { float x; memcpy(&x, &i, 4); return x; }
 
 static inline float logarithm(float x) {
-  float e = (float)((bits(x) >> 23) - 127) + 1, m = real((bits(x) & 0x007fffff) | 0x3f000000);
+  float e = (float)((int32_t)(bits(x) >> 23) - 127) + 1, m = real((bits(x) & 0x007fffff) | 0x3f000000);
   int small = m < 0.707106781186547524f;
   e = small ? e - 1 : e;
   m = m - 1 + (small ? m : 0);
@@ -97,8 +97,8 @@ static inline void deviates(const float *u, float *out) {
     s = FMA(s, z, -1.6666654611e-1f) * z;
     s = FMA(s, x, x);
     float sine = octant & 2 ? c : s, cosine = octant & 2 ? s : c;
-    sine = real(bits(sine) ^ (octant & 4) << 29);
-    cosine = real(bits(cosine) ^ (~(octant - 2) & 4) << 29);
+    sine = real(bits(sine) ^ (uint32_t)(octant & 4) << 29);
+    cosine = real(bits(cosine) ^ (uint32_t)(~(octant - 2) & 4) << 29);
     out[k] = radius * cosine + 0;  /* no negative zeros */
     out[PAIRS + k] = radius * sine + 0;
   }
@@ -145,16 +145,16 @@ class Twister:
     """Fills rows with torch's numbers; any thread may call it."""
 
     def __init__(self) -> None:
-        self.drawn, self.refused = 0, False
+        self.drawn = 0
         self.soon: Future[ctypes.CDLL] | None = None
-        self.now: ctypes.CDLL | None = None
+        self.now: dict[str, Callable[..., None]] | None = None  # the functions, once it is known which are good
 
     def fill(self, rows: Tensor, seeds: Tensor, kind: str) -> bool:
         """Draws a row ("normal" or "uniform") for every seed, of which 32 bits count; False if torch has to."""
         count, n = rows.shape
-        if rows.dtype != torch.float32 or n < LEAST or (self.now is None and not self._ready(count * n)):
+        if rows.dtype != torch.float32 or n < LEAST or kind not in self._ready(count * n):
             return False
-        draw, seeds = getattr(self.now, f"{kind}_rows"), seeds.contiguous()
+        draw, seeds = self._ready(0)[kind], seeds.to(torch.int64).contiguous()
 
         def run(first: int, last: int) -> None:  # it holds what it reads and writes
             draw(seeds.data_ptr(), rows.data_ptr(), n, first, last)
@@ -162,36 +162,41 @@ class Twister:
         native.share(run, count, count * n)
         return True
 
-    def _ready(self, more: int) -> bool:
-        """Whether it is compiled; it is, some time after many numbers were drawn."""
-        if self.soon is None:
-            self.drawn += more
-            if self.drawn >= WORTH:
-                self.soon = native.beside(tried)
-        elif self.soon.done() and not self.refused:
-            try:
-                self.now = self.soon.result()
-            except Exception as error:  # it goes as well without
-                self.refused = True
-                log.debug("Numbers are torch's own: %s: %s", type(error).__name__, error)
-        return self.now is not None
+    def _ready(self, more: int) -> dict[str, Callable[..., None]]:
+        """What is compiled and good: nothing, until some time after many numbers were drawn."""
+        if self.now is not None:
+            return self.now
+        self.drawn += more
+        if self.soon is None and self.drawn >= WORTH:
+            self.soon = native.beside(lambda: native.library(SOURCE))
+        if self.soon is None or not self.soon.done():
+            return {}
+        try:
+            self.now = tried(self.soon.result())
+        except Exception as error:  # it goes as well without
+            self.now = {}
+            log.debug("Numbers are torch's own: %s: %s", type(error).__name__, error)
+        return self.now
 
 
-def tried() -> ctypes.CDLL:
-    """The compiled source, if it gives torch's numbers."""
-    made, source = Twister(), torch.Generator()
-    made.now = native.library(SOURCE)
-    for rows in (made.now.normal_rows, made.now.uniform_rows):
-        rows.argtypes, rows.restype = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3, None
-    for seed, size in enumerate(TRIALS, (1 << 32) - 3):
-        for kind in ("normal", "uniform"):
-            row = torch.empty(1, size)
-            made.fill(row, torch.tensor([seed]), kind)
-            source.manual_seed(seed & 0xFFFFFFFF)
-            theirs: Any = getattr(torch.empty(size), f"{kind}_")(generator=source)
-            if not torch.equal(row[0].view(torch.int32), theirs.view(torch.int32)):
-                raise RuntimeError(f"{size} {kind} numbers are not torch's")
-    return made.now
+def tried(made: ctypes.CDLL) -> dict[str, Callable[..., None]]:
+    """Those of the compiled functions that give torch's numbers, by kind."""
+    good = {}
+    for kind in ("normal", "uniform"):
+        draw = getattr(made, f"{kind}_rows")
+        draw.argtypes, draw.restype = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3, None
+        if all(_same(draw, kind, seed, size) for seed, size in enumerate(TRIALS, (1 << 32) - 3)):
+            good[kind] = draw
+        else:
+            log.debug("Numbers are torch's own: %s ones would not be the same", kind)
+    return good
+
+
+def _same(draw: Callable[..., None], kind: str, seed: int, size: int) -> bool:
+    seeds, (ours, theirs) = torch.tensor([seed]), torch.empty(2, size, dtype=torch.float32)
+    draw(seeds.data_ptr(), ours.data_ptr(), size, 0, 1)
+    getattr(theirs, f"{kind}_")(generator=torch.Generator().manual_seed(seed & 0xFFFFFFFF))
+    return torch.equal(ours.view(torch.int32), theirs.view(torch.int32))
 
 
 TWISTER = Twister()

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from fedabml import native, rng, twister
+from tests.command import MOST
+
+ROOT = Path(__file__).resolve().parents[1]
 
 VECTORS = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")  # elsewhere torch has other arithmetic
 here = pytest.mark.skipif(native.compiler() is None or not VECTORS, reason="no C compiler here, or another processor")
@@ -42,12 +49,22 @@ def same(a, b):
 
 @here
 @KINDS
-def test_the_bits_are_torchs(kind, eager):
+@pytest.mark.parametrize("usual", [torch.float32, torch.float64])
+def test_the_bits_are_torchs(kind, eager, usual):
+    torch.set_default_dtype(usual)
+    try:
+        check_bits(kind, eager)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def check_bits(kind, eager):
     seeds = rng.folds(rng.key(3, rng.NOISE), 5)
     assert seeds.min() < 0 < seeds.max()  # 64 bits with a sign, of which 32 count
     for size in (1, 15, 16, 17, 33, 608, 623, 624, 625, 639, 640, 1248, 5000):
         assert same(draw(seeds, size, kind), torchs(seeds, size, kind)), size
-    assert eager.now is not None
+    assert set(eager.now) == {"normal", "uniform"}
+    assert same(draw(seeds.to(torch.int32), 40, kind), torchs(seeds.to(torch.int32), 40, kind))
     assert same(draw(seeds[::2], 40, kind), torchs(seeds[::2], 40, kind))  # not one behind the other
     assert draw(seeds[:0], 40, kind).shape == (0, 40)
 
@@ -72,6 +89,42 @@ def test_threads_share_rows(kind, eager, monkeypatch):
             assert same(draw(seeds, 100, kind), torchs(seeds, 100, kind))
     finally:
         torch.set_num_threads(before)
+
+
+@here
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_a_forked_process_draws_too():
+    """Its threads stayed behind."""
+    script = """
+import os, torch
+from fedabml import native, rng, twister
+torch.set_num_threads(2)
+native.SHARED, twister.WORTH = 2, 1
+native.beside = lambda work: (lambda f: (f.set_result(work()), f)[1])(native.Future())
+draw = lambda: rng.normal(rng.folds(rng.key(1), 4), (100,), torch.float32)
+first = draw()
+assert rng.TWISTER.now
+child = os.fork()
+if child == 0:
+    os._exit(0 if torch.equal(draw(), first) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=MOST, cwd=ROOT)
+
+
+@here
+@pytest.mark.slow
+@pytest.mark.parametrize("pause", [0.0, 0.1, 0.2, 0.3])
+def test_a_process_may_end_at_any_moment(pause):
+    script = f"""
+import time, torch
+from fedabml import rng, twister
+twister.WORTH = 1
+for _ in range(2):
+    rng.normal(rng.folds(rng.key(1), 4), (100,), torch.float32)
+    time.sleep({pause})
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=MOST, cwd=ROOT)
 
 
 @here
@@ -102,7 +155,8 @@ def test_other_numbers_are_not_used(change, eager, monkeypatch, caplog):
     with caplog.at_level(logging.DEBUG, "fedabml"):
         for _ in range(3):
             assert same(draw(seeds, 50, "normal"), torchs(seeds, 50, "normal"))
-    assert eager.now is None and caplog.text.count("numbers are not torch's") == 1
+    refused = ["normal", "uniform"] if "9908" in change[0] else ["normal"]
+    assert not {*refused} & {*eager.now} and caplog.text.count("would not be the same") == len(refused)
 
 
 @pytest.mark.parametrize("command", ["no-such-compiler", "false"])
@@ -113,4 +167,4 @@ def test_without_a_compiler_torch_draws(command, eager, monkeypatch, caplog):
     with caplog.at_level(logging.DEBUG, "fedabml"):
         for _ in range(3):
             assert same(draw(seeds, 50, "normal"), torchs(seeds, 50, "normal"))
-    assert eager.now is None and caplog.text.count("torch's own") == 1
+    assert eager.now == {} and caplog.text.count("torch's own") == 1

@@ -207,7 +207,7 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
                 raise
             saved = f"Round {watch.saved} of {watch.rounds}" if rank == 0 else "Every finished round"
             watch.close()
-            if distributed.last_word(STOPPED, 0.5 if lost else 5.0):  # told to stop, as process 0 is
+            if distributed.last_word(STOPPED, 0.5 if lost else 5.0):  # told to stop, as process 0 was, if it lives
                 why = "Stopped, because another process of this run ended." if lost else "Stopped."
                 how = "To go on, if torchrun does not start it again by itself" if times < most else "To go on"
                 also = " (also under torchrun, with any number of processes)" if size > 1 else ""

@@ -106,12 +106,9 @@ class Quickened:
 
 def fused(tape: fx.GraphModule, owned: int = 0) -> Callable[[], fx.GraphModule] | None:
     """Compiles the same function with its operations on entries in few passes; None if that would not pay."""
-    if any(changes(node) for node in tape.graph.nodes) or compiler() is None:
+    if not worth(tape):
         return None
-    groups = _groups(tape.graph)
-    if sum(len(group) * group[0].meta["kind"][0].numel() for group in groups) < WORTH:
-        return None
-    plans = [_Plan(group, f"pass{i}") for i, group in enumerate(groups)]
+    plans = [_Plan(group, f"pass{i}") for i, group in enumerate(_groups(tape.graph))]
     passes = [_Pass(plan) for plan in plans if plan.table([n.meta["kind"][1] for n in plan.operands]) is not None]
     whole, source = fx.GraphModule(tape, _rewritten(tape.graph, passes)), [each.plan.source for each in passes]
     reuse(whole, owned)
@@ -123,6 +120,13 @@ def fused(tape: fx.GraphModule, owned: int = 0) -> Callable[[], fx.GraphModule] 
         return whole
 
     return made
+
+
+def worth(tape: fx.GraphModule) -> bool:
+    """Whether there is a compiler, and enough for it to do."""
+    if compiler() is None or any(changes(node) for node in tape.graph.nodes):
+        return False
+    return sum(len(group) * group[0].meta["kind"][0].numel() for group in _groups(tape.graph)) >= WORTH
 
 
 def same(a: Any, b: Any) -> bool:

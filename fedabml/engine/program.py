@@ -29,12 +29,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from .. import rng
 from ..algorithms.base import Site, State
-from ..native import compiler
 from ..operators import plainly
 from .crew import Gate
-from .fuse import Quickened
+from .fuse import Quickened, worth
 from .memory import uploaded
-from .tape import merge, once_and_again, record, scaled, settle
+from .tape import doubled, merge, once_and_again, record, settle
 
 log = logging.getLogger("fedabml")
 
@@ -66,8 +65,8 @@ Move = Callable[[Inputs, Tensor, Tensor], tuple[State, Tensor]]
 Moved = Callable[[tuple[Any, ...], Tensor, Tensor], tuple[State, Tensor]]
 # A step of a phase: the carry, the losses, the sample numbers, the number of the step → the next carry and losses.
 OneStep = Callable[[State, Tensor, Tensor, Tensor], tuple[State, Tensor]]
-# A traced step: what its fixed inputs alone decide, the rest, and by what parts of the carry are multiplied for it.
-Trace = tuple[Callable[..., Any], Callable[..., Any], dict[str, float]]
+# A traced step: what its fixed inputs alone decide, the rest, and which parts of its carry are doubled.
+Trace = tuple[Callable[..., Any], Callable[..., Any], list[str]]
 OF_LANES, OF_RUNS = 6, 2  # so many of the inputs have a lane each; so many have one if there are several runs
 
 
@@ -378,16 +377,16 @@ class Programs:
         found = self._found(name, shapes, lambda pool: Steps(moved, inputs, pool))
         if found is not None:
             return found.run(inputs)
-        step, times = self._step(name, move, moved, inputs, ragged)
+        step, doubles = self._step(name, move, moved, inputs, ragged)
         carry, losses = inputs.carry, inputs.losses
         if self.trace:  # a recorded step writes to the place of what it is given
             carry, losses = _cloned((carry, losses))
-        for part, factor in times.items():
-            carry[part].mul_(factor)
+        for part in doubles:
+            carry[part].mul_(2)
         for rows, now in zip(inputs.rows, _numbers(inputs), strict=True):
             carry, losses = step(carry, losses, rows, now)
-        for part, factor in times.items():
-            carry[part].mul_(1 / factor)
+        for part in doubles:
+            carry[part].mul_(0.5)
         return carry, losses
 
     def _fused(self, key: Hashable, move: Move, inputs: Inputs, ragged: bool) -> Moved:
@@ -401,37 +400,37 @@ class Programs:
 
     def _step(
         self, name: Hashable, move: Move, moved: Moved, inputs: Inputs, ragged: bool
-    ) -> tuple[OneStep, dict[str, float]]:
+    ) -> tuple[OneStep, list[str]]:
         """A step that is not captured: as it is and on a CPU, once it has come often, its trace.
 
-        Also by what parts of its carry are to be multiplied before the first step, and divided after the last.
+        Also which parts of its carry are to be doubled before the first step, and halved after the last.
         """
 
         def step(carry: State, losses: Tensor, rows: Tensor, now: Tensor) -> tuple[State, Tensor]:
             return moved(inputs._replace(carry=carry, losses=losses).fixed, rows, now)
 
         if not self.trace or not inputs.samples:
-            return step, {}
+            return step, []
         fixed = inputs._replace(samples=tuple(t[:0] for t in inputs.samples)).fixed  # however many samples there are
         key = (name, ragged, _shapes(fixed), tuple(inputs.rows.shape[1:]))
         self.met[key] = self.met.get(key, 0) + len(inputs.rows)
         if self.met[key] < OFTEN and not self.fuse:
-            return step, {}
+            return step, []
         if key not in self.traces:
             with TRACING.alone():
                 if key not in self.traces and len(self.traces) < self.LIMIT:
                     self.traces[key] = _trace(move, inputs, ragged, self.fuse)
         trace = self.traces.get(key)
         if trace is None:
-            return step, {}
-        once, again, times = trace
+            return step, []
+        once, again, doubles = trace
         rest = [t for t in tree_leaves(inputs[2:-2]) if t is not None]
         names, ready = list(inputs.carry), once(*rest)
 
         def replay(carry: State, losses: Tensor, rows: Tensor, now: Tensor) -> tuple[State, Tensor]:
             return again(*(carry[k] for k in names), losses, *rest, rows, now, *ready)
 
-        return replay, times
+        return replay, doubles
 
 
 def _trace(move: Move, inputs: Inputs, ragged: bool, fuse: bool = False) -> Trace | None:
@@ -457,15 +456,15 @@ def _trace(move: Move, inputs: Inputs, ragged: bool, fuse: bool = False) -> Trac
         fixed = range(len(names) + 1, len(tensors) - 2)
         once, again = once_and_again(tape, fixed)
         if not fuse:
-            times = scaled(again, names) if compiler() else {}
-            return once, Quickened(again, len(names) + 1), times
+            doubles = doubled(again, names) if worth(again) else []
+            return once, Quickened(again, len(names) + 1), doubles
         fused = compiled(again, (*tensors, *once(*(tensors[i] for i in fixed))))
 
         def beside(*inputs: Tensor) -> Any:
             with TRACING.shared():
                 return fused(*inputs)
 
-        return once, beside, {}
+        return once, beside, []
     except Exception as error:  # it goes as well without
         level = logging.WARNING if fuse else logging.DEBUG
         log.log(level, "A step is neither traced nor compiled: %s: %s", type(error).__name__, error)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import math
 import sys
 import types
 from collections.abc import Callable
@@ -132,46 +131,40 @@ def merge(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def scaled(step: fx.GraphModule, names: list[str]) -> dict[str, float]:
-    """Lets a step carry 2x instead of x where it begins with 2x: by what its parts are to be multiplied, by name.
+def doubled(step: fx.GraphModule, names: list[str]) -> list[str]:
+    """Lets a step carry 2x instead of x where it begins with 2x: the names of the parts that are to be doubled.
 
-    The step takes its carry first and gives (carry, something else). Products with powers of two are exact, so it has
-    the same bits (but for numbers below 1e-38 or above 1e38). What is 2x is there already, and the product at the end,
-    like the half for those who need x, is one of many operations on the same entries, of which `fuse` makes one pass.
+    The step takes its carry first and gives (carry, something else). Doubling and halving are exact, so it has the same
+    bits (but for numbers below 1e-38 or above 1e38). What is 2x is there already; the double at the end, and the half
+    for those who need x, are two of many operations on the same entries, of which `fuse` makes one pass.
     """
-    graph, output = step.graph, step.graph.output_node()
+    graph, output, found = step.graph, step.graph.output_node(), []
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    results: Any = output.args[0]
-    (carry, other), factors = results, dict[str, float]()
     if any(changes(node) for node in graph.nodes):
-        return factors
+        return []
     for name, x in zip(names, inputs, strict=False):
-        twice = [user for user in x.users if _power(user)]
+        twice = [user for user in x.users if str(user.target) in TIMES and user.args == (x, 2)]
         among = all(torch.Tag.pointwise in getattr(user.target, "tags", ()) for user in x.users)
-        if len(twice) != 1 or not among or carry[name] is x or not x.meta["kind"][2].is_floating_point:
+        if not twice or not among or output in twice[0].users or not x.meta["kind"][2].is_floating_point:
             continue
-        number: Any = twice[0].args[1]
-        factor = factors[name] = float(number)
-        product = torch.ops.aten.mul.Tensor
+        results: Any = output.args[0]
+        carry, other = results
         with graph.inserting_after(inputs[-1]):
-            half = graph.call_function(product, (x, 1 / factor))
+            half = graph.call_function(torch.ops.aten.mul.Tensor, (x, 0.5))
         with graph.inserting_before(output):
-            last = graph.call_function(product, (carry[name], factor))
-        half.meta, last.meta = dict(x.meta), dict(x.meta)
+            double = graph.call_function(torch.ops.aten.mul.Tensor, (carry[name], 2))
+        half.meta, double.meta = dict(x.meta), dict(x.meta)
         x.replace_all_uses_with(half, delete_user_cb=lambda user, half=half: user is not half)
-        twice[0].replace_all_uses_with(x)
-        graph.erase_node(twice[0])
-        carry = {**carry, name: last}
-    output.args = ((carry, other),)
+        for node in twice:
+            node.replace_all_uses_with(x)
+        output.args = (({**carry, name: double}, other),)
+        found.append(name)
+    graph.eliminate_dead_code()
     step.recompile()
-    return factors
+    return found
 
 
-def _power(node: fx.Node) -> bool:
-    """Whether a node is the product of something with a power of two."""
-    if str(node.target) not in ("aten.mul.Tensor", "aten.mul.Scalar") or not isinstance(node.args[1], (int, float)):
-        return False
-    return node.args[1] > 0 and math.frexp(node.args[1])[0] == 0.5
+TIMES = ("aten.mul.Tensor", "aten.mul.Scalar")
 
 
 def settle(graph: fx.Graph) -> None:
