@@ -57,7 +57,7 @@ def bench(
         tell(f"{work.name}: {work.said}.")
     tell(
         "Medians of rounds taken in turns. The loop trains client after client on the same minibatches (foreach steps, "
-        "data on the device, no synchronisation within a round); `by torch.optim` is the ratio where it steps with "
+        "data on the device, no synchronisation within a round); `than torch.optim` is the ratio where it steps with "
         "torch.optim.SGD instead."
     )
 
