@@ -18,10 +18,10 @@ from .data import Federation
 from .data.files import data_dir
 from .data.rows import Rows
 from .data.sources import datasets
-from .engine.backend import free_bytes
+from .engine.backend import COARSE, free_bytes
 from .engine.memory import host_memory
 from .engine.plan import cohort_size, sample
-from .engine.program import padding, segments
+from .engine.program import Programs, padding, segments
 from .engine.simulate import Simulation
 from .native import compiler
 from .run import Setup
@@ -139,7 +139,7 @@ def choices(setup: Setup, asked: dict[str, Any]) -> Facts:
         ("device", f"{device} ({why})"),
         ("backend", f"{cohort.backend} ({how}{', images channels-last' * cohort.network.last})"),
         *([("threads", _threads(cohort.workers))] if device.type == "cpu" else []),
-        ("precision", f"{dtype}" + (f" ({meaning[dtype]})" if dtype in meaning else "")),
+        ("precision", _exactly(dtype) if algorithm.fine and dtype in COARSE else f"{dtype} ({meaning[dtype]})"),
     ]
     hyper = algorithm.values()
     if "s" in hyper:
@@ -153,14 +153,29 @@ def choices(setup: Setup, asked: dict[str, Any]) -> Facts:
             ("estimator", f"{kind}, {hyper['s']} sample(s) per gradient ({told.get(kind, 'see the algorithm')})")
         )
     rows.append(("samples", "on the host, moved to the device when needed" if cohort.data.hosted else "on the device"))
-    rows.append(("steps", "CUDA graphs, replayed" if cohort.programs.capture else "launched one by one"))
+    rows.append(("steps", _played(cohort.programs)))
     return rows
+
+
+def _exactly(asked: str) -> str:
+    return f"float32 (not {asked}: the algorithm takes small differences of gradients)"
+
+
+def _played(programs: Programs) -> str:
+    fused = ", compiled (the first round waits for that)" * programs.fuse
+    if programs.capture:
+        return f"CUDA graphs, replayed{fused}"
+    if not programs.trace:
+        return "launched one by one"
+    quick = "; large ones fused by the C compiler" if compiler() and not programs.fuse else ""
+    return f"recorded once they have come {programs.often} times, and played back{fused or quick}"
 
 
 class Estimate(NamedTuple):
     """What a run will take, roughly."""
 
     step: float  # seconds of one step of a chunk
+    around: float  # of a chunk's round, before and after its steps
     round: float
     scoring: float  # personalising and scoring every client once
     total: float
@@ -171,49 +186,50 @@ class Estimate(NamedTuple):
 
 
 ROUNDS = 10  # whose plans are looked at
+FEW, MORE = 2, 8  # steps of a trial
+BRIEF, PATIENCE = 0.5, 8.0  # seconds: of a trial that may be repeated with more steps; of all rounds of a trial
 
 
 def estimate(setup: Setup, scored: float) -> Estimate:
     """Times a few real steps of a chunk of clients, and reckons the rest; `scored` is how often clients are scored.
 
-    The trial trains the clients of the first round on two batches each, once to warm up and once for the clock, and
-    throws the result away.
+    The trial trains the clients of a round on two batches each until it goes as fast as it will, and throws the result
+    away. Where that takes a moment it does the same on eight: what does not grow with the steps comes with a round.
     """
     cohort, fed = setup.cohort, setup.cohort.fed
-    trial = _short(fed, 2 * cohort.batch_size)
-    brief = Setup(cohort.among(trial), setup.card, setup.config, 1, setup.participation, 1, [], setup.lane)
-    sim = Simulation(brief.cohort, participation=brief.participation, epochs=1)
-    sim.step()
-    start = time.perf_counter()
-    sim.step()
-    if cohort.device.type == "cuda":
-        torch.cuda.synchronize(cohort.device)
-    elapsed = time.perf_counter() - start
-    drawn = sample(fed.clients, setup.participation, cohort.seed, 2)
-    chunk = brief.cohort.chunk  # fewer than planned, where memory did not suffice
+    drawn = sample(fed.clients, setup.participation, cohort.seed, 1)
+    elapsed, chunk = _trial(setup, FEW)
     lanes = min(chunk, len(drawn))
     chunks = -(-len(drawn) // lanes)
-    step = elapsed / (int(_steps(trial, drawn, cohort.batch_size, 1).max()) * chunks)
-    halves = cohort.programs.capture
+    batch = cohort.batch_size
+    least, most = (int(_steps(_short(fed, n * batch), drawn, batch, 1).max()) for n in (FEW, MORE))
+    step, around = elapsed / (least * chunks), 0.0
+    if elapsed < BRIEF and most > least:
+        longer = _trial(setup, MORE)[0]
+        step = max((longer - elapsed) / ((most - least) * chunks), 0.1 * step)
+        around = max(0.0, elapsed / chunks - least * step)
+    halves = cohort.programs.few
 
     def cost(now: int) -> float:
         """Of a step of fewer or more clients: on a CPU in proportion, while fewer are hardly faster on a GPU."""
         return step * (max(1.0, now / lanes) if cohort.device.type == "cuda" else now / lanes)
 
+    reckoned = lambda steps, lanes: _reckoned(steps, lanes, cost, around, halves)  # noqa: E731
     rounds = []
     for t in range(min(ROUNDS, max(1, setup.rounds))):
         clients = sample(fed.clients, setup.participation, cohort.seed, t + 1)
-        rounds.append(_reckoned(_steps(fed, clients, cohort.batch_size, setup.epochs), lanes, cost, halves))
+        rounds.append(reckoned(_steps(fed, clients, cohort.batch_size, setup.epochs), lanes))
     per_round = float(np.mean([seconds for seconds, _ in rounds]))
     personal = sum(phase.epochs for phase in cohort.algorithm.personal_phases())
     own = _steps(fed, range(fed.clients), cohort.batch_size, max(1, personal))
-    scoring = _reckoned(own, chunk, cost, halves)[0] if personal else 0.0
+    scoring = reckoned(own, chunk)[0] if personal else 0.0
     counts = fed.train.counts.astype(float)
     width = min(cohort.batch_size, int(counts.max()))
     batches = np.ceil(counts / width)
     sampled = cohort_size(fed.clients, setup.participation)
     return Estimate(
         step=step,
+        around=around,
         round=per_round,
         scoring=scoring,
         total=setup.rounds * per_round + scored * scoring,
@@ -224,14 +240,41 @@ def estimate(setup: Setup, scored: float) -> Estimate:
     )
 
 
+def _trial(setup: Setup, batches: int) -> tuple[float, int]:
+    """Seconds of the first round with so many batches a client, once it goes as fast as it will; how many run at once.
+
+    That is fewer than planned, where memory did not suffice. Steps are recorded at once, as they are in a long run.
+    """
+    cohort = setup.cohort
+    brief = cohort.among(_short(cohort.fed, batches * cohort.batch_size))
+    brief.programs.often = 0
+    sim = Simulation(brief, participation=setup.participation, epochs=1)
+
+    def timed() -> float:
+        start = time.perf_counter()
+        sim.round = 0  # the same clients every time
+        sim.step()
+        if brief.device.type == "cuda":
+            torch.cuda.synchronize(brief.device)
+        return time.perf_counter() - start
+
+    timed()
+    seconds = [timed(), timed()]
+    while not (brief.programs.settled and len(seconds) >= 4) and sum(seconds) < PATIENCE:
+        seconds.append(timed())
+    return float(np.median(seconds[-3:])), brief.chunk
+
+
 def _steps(fed: Federation, clients: Any, batch: int, epochs: int) -> np.ndarray:
     counts = fed.train.counts[list(clients)]
     return epochs * -(-counts // min(batch, int(counts.max())))
 
 
-def _reckoned(steps: np.ndarray, lanes: int, cost: Callable[[int], float], halves: bool) -> tuple[float, float]:
+def _reckoned(
+    steps: np.ndarray, lanes: int, cost: Callable[[int], float], around: float, halves: bool
+) -> tuple[float, float]:
     """Seconds of these clients' work, `lanes` at a time, and the share of it that is padding."""
-    seconds, wastes = 0.0, []
+    seconds, wastes = around * -(-len(steps) // lanes), []
     for first in range(0, len(steps), lanes):
         part = np.sort(steps[first : first + lanes])[::-1]
         seconds += sum((cut.last - cut.first) * cost(cut.lanes) for cut in segments(part, halves))

@@ -22,7 +22,7 @@ from .algorithms import Algorithm, FedABML
 from .card import Card
 from .data import Federation, heat_map, save_manifest
 from .data.rows import whole
-from .engine.backend import backend_of, chunk_of, device_of, dtype_of, lane_bytes
+from .engine.backend import COARSE, backend_of, chunk_of, device_of, dtype_of, lane_bytes
 from .engine.checkpoint import Checkpoint, Folder
 from .engine.cohort import Cohort
 from .engine.distributed import World, agree
@@ -131,7 +131,8 @@ def prepare(
     if pretrained is not None:
         model = models.with_weights(model, pretrained)
     place = device_of(device)
-    arithmetic = dtype_of(dtype, place)
+    coarse = algorithm.fine and dtype in COARSE
+    arithmetic = dtype_of("float32" if coarse else dtype, place)
     spare_compiler()
     if place.type == "cpu":
         hold_pages()
@@ -145,11 +146,13 @@ def prepare(
     checked = network.to("cpu", torch.float32)
     likelihood.check(checked.probe(probe))
     network.dropout, network.activations = checked.dropout, checked.activations
-    Noise.of(algorithm, checked, fed.x.shape[1:])  # how the module uses its weights is found out once, and here
     way, note = backend_of(backend, checked, probe, place)
+    Noise.of(algorithm, checked, fed.x.shape[1:])  # how the module uses its weights is found out once, and here
     backend, workers = way.backend, way.workers if workers is None else workers
     smallest, largest = int(fed.train.counts.min()), int(fed.train.counts.max())
     notes = algorithm.notes() + ([note] if note else [])
+    if coarse:
+        notes.append(f"The network runs in float32: {dtype} would drown the differences of gradients that are taken.")
     if fed.clients > 1 and cohort_size(fed.clients, participation) == 1:
         notes.append(f"Only 1 of {fed.clients} clients takes part in a round; a larger participation learns faster.")
     if batch_size > smallest:

@@ -1,12 +1,14 @@
 """`fedabml doctor` tells what is there and what would happen, and its reckoning holds where it can be worked out."""
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
 
 import fedabml
 from fedabml import doctor
+from fedabml.engine.simulate import Simulation
 from tests.command import SMALL, run
 
 pytestmark = [pytest.mark.usefixtures("one_thread_here"), pytest.mark.slow]
@@ -82,14 +84,15 @@ def test_own_data_and_a_model_that_cannot_be_batched():
 
 
 def test_an_estimate_by_hand():
-    """Ten batches for one client and two for the others; all take part, and their two steps are timed."""
+    """Ten batches for one client and two for the others; all take part."""
     fed = federation([100, 20, 20, 20])
     words = {"rounds": 7, "participation": 1.0, "epochs": 2, "batch_size": 10, "device": "cpu"}
     setup = fedabml.prepare(fed, "mlr", fedabml.FedAvg(personal_epochs=3), **words)
     found = doctor.estimate(setup, scored=2)
     # 4 lanes for 4 steps, then 1 lane for 16: on a CPU a quarter of the cost each.
-    assert found.round == pytest.approx(found.step * (4 + 16 / 4))
-    assert found.scoring == pytest.approx(found.step * (6 + 24 / 4))
+    assert found.step > 0 and found.around >= 0
+    assert found.round == pytest.approx(found.around + found.step * (4 + 16 / 4))
+    assert found.scoring == pytest.approx(found.around + found.step * (6 + 24 / 4))
     assert found.total == pytest.approx(7 * found.round + 2 * found.scoring)
     assert found.padding == 0 and found.short == 0 and found.bytes > 0
     # By halves the one long lane would drag others along; a batch of 30 leaves room in the last one.
@@ -97,6 +100,52 @@ def test_an_estimate_by_hand():
     setup = fedabml.prepare(fed, "mlr", other, rounds=1, participation=1.0, epochs=1, batch_size=30, device="cpu")
     found = doctor.estimate(setup, scored=1)
     assert found.scoring == 0 and found.short == pytest.approx(1 - 160 / (7 * 30))
+
+
+def test_steps_and_what_comes_around_them_are_told_apart(monkeypatch):
+    """A round of 3 s and .2 s for every step of each of its two chunks, two steps or eight."""
+    fed = federation([100] * 4)
+    words = {"rounds": 3, "participation": 1.0, "epochs": 1, "batch_size": 10, "device": "cpu", "chunk": 2}
+    setup = fedabml.prepare(fed, "mlr", fedabml.FedAvg(personal_epochs=0), **words)
+    monkeypatch.setattr(doctor, "BRIEF", 10)
+    monkeypatch.setattr(doctor, "_trial", lambda setup, batches: (2 * (1.5 + 0.2 * batches), 2))
+    found = doctor.estimate(setup, scored=0)
+    assert (found.step, found.around) == pytest.approx((0.2, 1.5))
+    assert found.round == pytest.approx(2 * (1.5 + 10 * 0.2)) and found.total == pytest.approx(3 * found.round)
+    monkeypatch.setattr(doctor, "BRIEF", 0)  # it would take too long
+    found = doctor.estimate(setup, scored=0)
+    assert (found.step, found.around) == pytest.approx((1.9 / 2, 0))
+
+
+def test_an_estimate_is_near_what_a_run_takes():
+    """Of a recorded step, which takes a third of one that is not; both on the same machine in the same moments."""
+    fed = federation([400] * 20, features=20)
+    words = {"rounds": 2, "participation": 0.5, "epochs": 2, "batch_size": 10, "device": "cpu", "backend": "vmap"}
+    ratios = []
+    for _ in range(5):  # others may be at work on the machine
+        setup = fedabml.prepare(fed, "mlr", fedabml.FedABML(), **words)
+        sim = Simulation(setup.cohort, participation=0.5, epochs=2)
+        sim.step()
+        told, start = doctor.estimate(setup, scored=0).round, time.perf_counter()
+        sim.step()
+        ratios.append(told / (time.perf_counter() - start))
+    assert 0.5 < np.median(ratios) < 2, ratios
+
+
+def test_which_precision():
+    for name, word in (("fedavg", "bf16 ("), ("perfedavg", "float32 (not bf16")):
+        setup = fedabml.prepare(federation([8]), "mlr", fedabml.algorithms.make(name), device="cpu", dtype="bf16")
+        assert dict(doctor.choices(setup, {}))["precision"].startswith(word)
+
+
+def test_how_steps_are_played():
+    fed = federation([8, 8])
+    said = []
+    for words in ({"backend": "vmap"}, {"backend": "loop"}, {"backend": "vmap", "compile": True}):
+        setup = fedabml.prepare(fed, "mlr", fedabml.FedAvg(), device="cpu", **words)
+        said.append(dict(doctor.choices(setup, words))["steps"])
+    assert said[0].startswith("recorded") and "compiled" not in said[0]
+    assert said[1] == "launched one by one" and "compiled" in said[2]
 
 
 def test_the_trial_leaves_no_trace():

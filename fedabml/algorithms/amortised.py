@@ -32,6 +32,11 @@ class Amortised(Variational):
     delta: float = hyper(1e-3, "δ: the difference of hessian_free", 1e-12)
 
     @property
+    def fine(self) -> bool:
+        """Where they stand for the curvature."""
+        return self.curvature == "hessian_free"
+
+    @property
     def theta_lr(self) -> float:
         """η', the step size of θ."""
         return self.lr if self.prior_lr is None else self.prior_lr

@@ -102,6 +102,11 @@ class Algorithm:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, checked(type(self).__name__, field, getattr(self, field.name)))
 
+    @property
+    def fine(self) -> bool:
+        """Whether it takes small differences of gradients, which the errors of coarse products would drown."""
+        return False
+
     # -- the server -------------------------------------------------------------------------------------------------
     def init(self, params: Tensor, layout: Layout) -> State:
         """What the server owns and sends, from the initial weights."""

@@ -29,6 +29,11 @@ class PerFedAvg(Algorithm):
 
     batches_per_step: ClassVar[int] = 3
 
+    @property
+    def fine(self) -> bool:
+        """It does."""
+        return True
+
     def step(
         self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
     ) -> tuple[State, Tensor]:

@@ -252,20 +252,21 @@ def steps_of(
 ) -> dict[str, Any]:
     """What a FedABML step costs beside a FedAvg step, both ours, at FedABML's defaults: a record for a table.
 
-    `compile` adds both of them compiled.
+    `compile` adds all of them compiled.
     """
     runners, known = {}, algorithms(work.lr)
-    setups = {name: setup_of(work, fed, known[name], str(device), dtype) for name in known if name != "fedabml5"}
-    for name in ("fedavg", "fedabml") if compile else ():
+    raced = [name for name in known if name != "fedabml5"]
+    setups = {name: setup_of(work, fed, known[name], str(device), dtype) for name in raced}
+    for name in raced if compile else ():
         setups[f"{name} compiled"] = setup_of(work, fed, known[name], str(device), dtype, compile=True)
     for name, setup in setups.items():
         make = lambda setup=setup: Engine(setup)  # noqa: E731
         runners[name] = Runner(make, lambda: dtype_of(dtype, device))
     times = race(runners, device, turns, budget)
     record = told(work, setups["fedabml"], dtype, times)
-    record["ratio"] = {name: times[name].round / times["fedavg"].round for name in ("fedabml", "fedabml-batch")}
-    if compile:
-        record["ratio"]["compiled"] = times["fedabml compiled"].round / times["fedavg compiled"].round
+    of = lambda name, kind: times[name + kind].round / times["fedavg" + kind].round  # noqa: E731
+    kinds = ("", " compiled") if compile else ("",)
+    record["ratio"] = {name + kind: of(name, kind) for kind in kinds for name in ("fedabml", "fedabml-batch")}
     record["hyper"] = {k: v for k, v in setups["fedabml"].cohort.algorithm.values().items() if k in ("s", "estimator")}
     return record
 

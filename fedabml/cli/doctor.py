@@ -80,7 +80,7 @@ def spoken(setup: Setup, found: Estimate) -> list[tuple[str, str]]:
     lanes = min(setup.cohort.chunk, setup.cohort.fed.clients)
     return [
         ("a step", f"{found.step * 1e3:.3g} ms for the clients of a chunk (at most {lanes})"),
-        ("a round", f"{found.round:.3g} s"),
+        ("a round", f"{found.round:.3g} s, {100 * found.around / max(found.round, 1e-9):.2g} % of it around the steps"),
         ("training", f"{clock(setup.rounds * found.round)} for {setup.rounds} rounds"),
         ("scoring", f"{found.scoring:.3g} s to personalise every client once, predictions not counted"),
         ("in all", f"about {clock(found.total)}"),

@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from ..data.files import write_aside
 from ..errors import InputError, nearest
 from ..vectors import Network
 from .crew import over
+from .refusal import refusal
 
 BACKENDS = ("auto", "vmap", "loop")
 
@@ -58,6 +60,7 @@ DTYPES = {
     "bf16": Arithmetic(torch.float32, torch.bfloat16),
     "float64": Arithmetic(torch.float64, torch.float64),
 }
+COARSE = ("tf32", "bf16")  # of them, those with products of few digits
 
 
 def dtype_of(name: str, device: torch.device) -> Arithmetic:
@@ -72,7 +75,7 @@ def dtype_of(name: str, device: torch.device) -> Arithmetic:
     if device.type == "cuda":
         rng.fused()
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        coarse = name in ("tf32", "bf16")
+        coarse = name in COARSE
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = coarse
         # Sums of products stay in float32.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -97,23 +100,63 @@ def backend_of(name: str, network: Network, x: Tensor, device: torch.device) -> 
     `auto` on a GPU is one batched program; on a CPU the faster of the two, found out by a gradient of a few clients and
     remembered, because that is not always the batched one (convolutions often run faster client by client). So are the
     threads: clients of its own for each, or one that has all cores; and, client by client, how images lie. A module
-    that vmap cannot take runs client by client everywhere.
+    that vmap cannot take runs client by client everywhere; the note names the operation, and what to do.
     """
     if name not in BACKENDS:
         raise InputError(f"There is no backend '{name}'.{nearest(name, BACKENDS)}")
-    trial, note = _Trial(network, x), ""
-    if name == "auto":
-        try:
-            trial.batched(2)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            name, note = (
-                "loop",
-                f"This model runs client by client, because it cannot be batched over clients: {reason}",
-            )
+    trial, note = _Trial(network, x), _unbatched(network, x, name)
+    if note:
+        name = "loop"
     if device.type == "cuda":
         return Way("vmap" if name == "auto" else name, 1), note
     return _faster(trial, ("vmap", "loop") if name == "auto" else (name,)), note
+
+
+def _unbatched(network: Network, x: Tensor, name: str) -> str:
+    """A note on what keeps a module from being batched; an error if that was asked for, or if nothing can train it."""
+    why = ""
+    if name != "loop":
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what is slow in a batch: it is said again where it matters
+                _together(network.to("cpu", torch.float32), x)
+            return ""
+        except Exception as error:  # modules fail in many ways
+            why = refusal(error)
+    try:
+        _alone(network.to("cpu", torch.float32), x)
+    except Exception as error:
+        _plainly(network.to("cpu", torch.float32), x)  # one that is broken says so itself
+        raise InputError(f"The gradient of this model cannot be taken: {refusal(error)}") from error
+    if name == "vmap":
+        raise InputError(
+            f"This model cannot be batched over clients: {why} Or use the backend auto or loop: it then runs client by "
+            "client."
+        )
+    return why and f"This model runs client by client, because it cannot be batched over clients: {why}"
+
+
+def _plainly(network: Network, x: Tensor) -> None:
+    for key in (rng.key(0), None):  # as in training, and as in scoring
+        network(network.initial, x, key)
+
+
+def _alone(network: Network, x: Tensor) -> None:
+    _gradient(network)(network.initial, x, rng.key(0))
+    network(network.initial, x)
+
+
+def _together(network: Network, x: Tensor) -> None:
+    """Two clients, and two draws of one client's weights, which have the same examples."""
+    weights, keys = network.initial.expand(2, -1), rng.keys((0,), range(2))
+    for examples, axis in ((x.expand(2, *x.shape), 0), (x, None)):
+        torch.vmap(_gradient(network), (0, axis, 0))(weights, examples, keys)
+        torch.vmap(network, (0, axis))(weights, examples)
+    _alone(network, x)  # nothing of these calls may be left in the module
+
+
+def _gradient(network: Network) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    return torch.func.grad(lambda w, x, key: network(w, x, key).sum())
 
 
 class _Trial:

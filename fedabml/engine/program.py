@@ -33,6 +33,7 @@ from ..operators import plainly
 from .crew import Gate
 from .fuse import Quickened, worth
 from .memory import uploaded
+from .refusal import uncompiled
 from .tape import doubled, merge, once_and_again, record, settle
 
 log = logging.getLogger("fedabml")
@@ -206,10 +207,11 @@ class Steps:
         return {k: v.clone() for k, v in given.carry.items()}, given.losses.clone()
 
 
-def compiled(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], inputs: tuple[Any, ...], said: set[str]) -> Callable[..., Any]:
     """The function by torch.compile for inputs of these shapes; as it is, with a message, where that fails.
 
     What is compiled is a trace, in which the transforms of torch.func, our convolutions and our noise are resolved.
+    What was `said` is not said again.
     """
     leaves, kind = tree_flatten(inputs)
     given = [i for i, leaf in enumerate(leaves) if leaf is not None]
@@ -234,11 +236,15 @@ def compiled(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # compilers fail in many ways, and never should a run
-        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-        why = " … ".join(dict.fromkeys((lines[0], lines[-1])))
-        log.warning("A step runs without torch.compile, which fails: %s: %s", type(error).__name__, why)
+        _warn(f"A step runs without torch.compile, which fails: {uncompiled(error)}", said)
         return function
     return lambda *inputs: fused(*(leaf for leaf in tree_leaves(inputs) if leaf is not None))
+
+
+def _warn(text: str, said: set[str]) -> None:
+    if text not in said:
+        said.add(text)
+        log.warning("%s", text)
 
 
 # These walk through what a program is given, in every round. For plain nestings torch's own take several times as long.
@@ -274,9 +280,10 @@ class Programs:
     LIMIT = 64
 
     def __init__(self, capture: bool, fuse: bool = False, trace: bool = False):
-        self.capture, self.fuse, self.trace = capture, fuse, trace
+        self.capture, self.fuse, self.trace, self.often = capture, fuse, trace, OFTEN
         self.graphs: OrderedDict[Hashable, Any] = OrderedDict()
         self.refused: set[Hashable] = set()  # names of what cannot be captured
+        self.said: set[str] = set()  # what a person was told
         self.relieved = False  # whether all was dropped once to make room
         self.fused: dict[Hashable, Moved] = {}
         self.met: dict[Hashable, int] = {}  # how often a step was taken
@@ -287,6 +294,12 @@ class Programs:
     def few(self) -> bool:
         """Whether another shape of the inputs is dearer than padding."""
         return self.capture or self.fuse
+
+    @property
+    def settled(self) -> bool:
+        """Whether no recorded step will become faster yet."""
+        played = [trace[1] for trace in self.traces.values() if trace is not None]
+        return not any(isinstance(each, Quickened) and each.soon is not None for each in played)
 
     def forget(self) -> None:
         """Drops all that was captured or traced, and what is known of it."""
@@ -395,7 +408,7 @@ class Programs:
         if not self.fuse or inputs.rows.device.type == "cpu":
             return moved
         if key not in self.fused:
-            self.fused[key] = compiled(moved, (inputs.fixed, inputs.rows[0], inputs.first))
+            self.fused[key] = compiled(moved, (inputs.fixed, inputs.rows[0], inputs.first), self.said)
         return self.fused[key]
 
     def _step(
@@ -414,12 +427,12 @@ class Programs:
         fixed = inputs._replace(samples=tuple(t[:0] for t in inputs.samples)).fixed  # however many samples there are
         key = (name, ragged, _shapes(fixed), tuple(inputs.rows.shape[1:]))
         self.met[key] = self.met.get(key, 0) + len(inputs.rows)
-        if self.met[key] < OFTEN and not self.fuse:
+        if self.met[key] < self.often and not self.fuse:
             return step, []
         if key not in self.traces:
             with TRACING.alone():
                 if key not in self.traces and len(self.traces) < self.LIMIT:
-                    self.traces[key] = _trace(move, inputs, ragged, self.fuse)
+                    self.traces[key] = _trace(move, inputs, ragged, self.fuse, self.said)
         trace = self.traces.get(key)
         if trace is None:
             return step, []
@@ -433,7 +446,7 @@ class Programs:
         return replay, doubles
 
 
-def _trace(move: Move, inputs: Inputs, ragged: bool, fuse: bool = False) -> Trace | None:
+def _trace(move: Move, inputs: Inputs, ragged: bool, fuse: bool, said: set[str]) -> Trace | None:
     """A step as plain operations, in which the transforms of torch.func are resolved once; None if that fails.
 
     With `fuse`, what is done in every step is compiled.
@@ -458,7 +471,7 @@ def _trace(move: Move, inputs: Inputs, ragged: bool, fuse: bool = False) -> Trac
         if not fuse:
             doubles = doubled(again, names) if worth(again) else []
             return once, Quickened(again, len(names) + 1), doubles
-        fused = compiled(again, (*tensors, *once(*(tensors[i] for i in fixed))))
+        fused = compiled(again, (*tensors, *once(*(tensors[i] for i in fixed))), said)
 
         def beside(*inputs: Tensor) -> Any:
             with TRACING.shared():
@@ -466,6 +479,7 @@ def _trace(move: Move, inputs: Inputs, ragged: bool, fuse: bool = False) -> Trac
 
         return once, beside, []
     except Exception as error:  # it goes as well without
-        level = logging.WARNING if fuse else logging.DEBUG
-        log.log(level, "A step is neither traced nor compiled: %s: %s", type(error).__name__, error)
+        if fuse:
+            _warn(f"A step is neither traced nor compiled: {uncompiled(error)}", said)
+        log.debug("A step is not traced: %s: %s", type(error).__name__, error)
         return None

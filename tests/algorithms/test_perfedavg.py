@@ -9,6 +9,7 @@ import torch
 from fedabml import rng
 from fedabml.algorithms import FedABML, FedAvg, PerFedAvg
 from fedabml.algorithms.base import Site
+from fedabml.run import prepare
 from tests.algorithms.problem import (
     CLIENTS,
     MOMENTA,
@@ -163,3 +164,21 @@ def test_remark_1_through_the_engine():
     b, _ = simulate(meta, 3, batch_size=9, epochs=2)
     close(a.shared["mean"], b.shared["mean"], 1e-7)
     assert np.abs(a.shared["mean"].numpy() - START).max() > 0.1
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "tf32"])
+def test_differences_of_gradients_have_all_digits(dtype):
+    """Where products have two digits, (∇f(w + δg) − ∇f(w − δg))/2δ is their errors, a thousand times as large."""
+    fed = federation()
+    words = {"device": "cpu", "batch_size": 5, "rounds": 1}
+    for algorithm, fine in (
+        (PerFedAvg(alpha=0.05), True),
+        (FedABML(prior_step="amortised", prior_every="batch", curvature="hessian_free"), True),
+        (FedABML(prior_step="amortised", prior_every="batch"), False),
+        (FedAvg(), False),
+    ):
+        setup = prepare(fed, "mlr", algorithm, dtype=dtype, **words)
+        used = torch.float32 if fine or dtype == "tf32" else torch.bfloat16
+        assert setup.cohort.network.dtype == used and setup.config["dtype"] == dtype
+        assert any("differences of gradients" in note for note in setup.notes) == fine
+        assert not any("differences" in n for n in prepare(fed, "mlr", algorithm, dtype="float32", **words).notes)

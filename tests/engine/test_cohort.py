@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import linecache
+import re
 
 import numpy as np
 import pytest
@@ -501,19 +504,232 @@ class Branching(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layer = nn.Linear(3, 2)
+        self.layer = nn.Linear(6, 3)
 
     def forward(self, x):
         out = self.layer(x)
         return out if out.sum() > 0 else 2 * out
 
 
-def test_a_module_that_cannot_be_batched_runs_client_by_client():
-    data = [(np.random.default_rng(i).normal(size=(8, 3)).astype("f"), np.arange(8) % 2) for i in range(3)]
-    fed = fedabml.Federation.from_arrays(data, data)
-    setup = fedabml.prepare(fed, Branching())
-    assert setup.config["backend"] == "loop" and "data-dependent" in " ".join(setup.notes)
-    assert fedabml.train(fed, Branching(), rounds=1, participation=1.0).summary["accuracy"] > 0
+class Ending(nn.Module):
+    """Does something with the outputs of a layer."""
+
+    def __init__(self, end):
+        super().__init__()
+        self.layer, self.end = nn.Linear(6, 3), end
+
+    def forward(self, x):
+        return self.end(self.layer(x))
+
+
+class Exp(torch.autograd.Function):
+    """Without a rule for vmap."""
+
+    @staticmethod
+    def forward(x):
+        return x.exp()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0]
+
+
+class Batched(Exp):
+    generate_vmap_rule = True
+
+
+class Old(torch.autograd.Function):
+    """Neither vmap nor grad can take it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+PUT, DRAWN = torch.tensor([0, 1]), torch.rand(3)
+
+
+def copied(out, h):
+    out.copy_(h)
+    return out
+
+
+def put(out, h):
+    out[:, PUT] = h[:, :2]
+    return out
+
+
+def filled(h):
+    h[h < 0] = 0
+    return h
+
+
+LOOKS, SHAPE, WRITES = "looks at a value", "makes a tensor whose shape depends on values", "writes what differs"
+VALUES, CUT, RANDOM = "takes values out of torch", "cuts a tensor off", "draws random numbers"
+NUMBERS, HERE = "leave numbers tensors (no .item(), float() or int())", "Stay with torch's operations"
+# What vmap cannot take, the code that the note quotes, what it calls that, what it tells to do; and that, done.
+UNBATCHED = {
+    "if": (lambda h: h if h.sum() > 0 else 2 * h, "h.sum() > 0", LOOKS, "Choose by torch.where",
+           lambda h: torch.where(h.sum() > 0, h, 2 * h)),
+    "item": (lambda h: h * h.max().item(), "h.max().item()", LOOKS, NUMBERS, lambda h: h * h.max()),
+    "float": (lambda h: h * float(h.max()), "float(h.max())", LOOKS, NUMBERS, lambda h: h * h.max()),
+    "range": (lambda h: h + len(range(int(h.sum()))), "int(h.sum())", LOOKS, NUMBERS, lambda h: h + h.sum().trunc()),
+    "equal": (lambda h: h * torch.equal(h, h), "torch.equal(h, h)", LOOKS, NUMBERS, lambda h: h * (h == h).all()),
+    "one_hot": (lambda h: h + nn.functional.one_hot(h.argmax(1))[:, :1], "nn.functional.one_hot(h.argmax(1))", LOOKS,
+                "== torch.arange(classes)", lambda h: h + (h.argmax(1).unsqueeze(-1) == torch.arange(3))[:, :1]),
+    "tolist": (lambda h: h * max(h[0].tolist()), "h[0].tolist()", VALUES, HERE, lambda h: h * h[0].max()),
+    "add_": (lambda h: torch.zeros(len(h), 3).add_(h), "torch.zeros(len(h), 3).add_(h)", WRITES, "out = out + h",
+             lambda h: torch.zeros(len(h), 3) + h),
+    "copy_": (lambda h: copied(torch.zeros(len(h), 3), h), "out.copy_(h)", WRITES, "h.new_zeros",
+              lambda h: copied(h.new_zeros(len(h), 3), h)),
+    "put": (lambda h: put(torch.zeros(len(h), 3), h), "out[:, PUT]", WRITES, "h.new_zeros",
+            lambda h: put(h.new_zeros(len(h), 3), h)),
+    "nonzero": (lambda h: h + torch.nonzero(h > 0).sum(), "torch.nonzero(h > 0)", SHAPE, "Keep the shape",
+                lambda h: h + (h > 0).sum()),
+    "mask": (lambda h: h + h[h > 0].sum(), "h[h > 0]", SHAPE, "h * mask", lambda h: h + (h * (h > 0)).sum()),
+    "fill": (lambda h: filled(h), "h[h < 0]", SHAPE, "torch.where(mask, h, 0)", lambda h: torch.where(h < 0, 0, h)),
+    "select": (lambda h: h + h.masked_select(h > 0).sum(), "h.masked_select(h > 0)", SHAPE, "torch.where(mask, h, 0)",
+               lambda h: h + torch.where(h > 0, h, 0).sum()),
+    "function": (lambda h: Exp.apply(h), "Exp.apply(h)", "applies Exp, an autograd.Function that cannot be batched",
+                 "generate_vmap_rule = True", lambda h: Batched.apply(h)),
+    "data": (lambda h: h + h.data, "h.data", CUT, "Use .detach()", lambda h: h + h.detach()),
+    "generator": (lambda h: h + torch.rand(3, generator=torch.Generator().manual_seed(0)),
+                  "torch.rand(3, generator=torch.Generator().manual_seed(0))", RANDOM, "as a buffer",
+                  lambda h: h + DRAWN),
+    "sparse": (lambda h: h + h.to_sparse().to_dense(), "h.to_sparse()", "fails (Could not run 'aten::view'",
+               "Use other operations", lambda h: 2 * h),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNBATCHED)
+def test_a_module_that_cannot_be_batched_runs_client_by_client(case):
+    end, code, what, fix, instead = UNBATCHED[case]
+    fed, words = federation("mlr"), {"dtype": "float32", "rounds": 1}
+    setup = fedabml.prepare(fed, Ending(end), **words)
+    (note,) = (note for note in setup.notes if "cannot be batched over clients" in note)
+    found = re.fullmatch(r".* clients: `(.*?)` \(test_cohort\.py:(\d+)\) (.*), in `(.*?)`\. (.*)\.", note)
+    name, line, said, quoted, advice = found.groups()
+    assert code in linecache.getline(__file__, int(line)) and name in ("<lambda>", "copied", "put", "filled")
+    assert quoted == code and said.startswith(what) and fix in advice
+    sim = simulate(fed, Ending(end), backend="auto", **words)
+    assert sim.cohort.backend == "loop" and torch.isfinite(sim.theta["mean"]).all()
+    assert not torch.equal(sim.theta["mean"], sim.cohort.network.initial)
+    with pytest.raises(InputError, match=re.escape(advice) + r"\. Or use the backend auto or loop") as refused:
+        fedabml.train(fed, Ending(end), backend="vmap", **words)
+    assert f"(test_cohort.py:{line}) {what}" in str(refused.value)
+    mended = simulate(fed, Ending(instead), backend="vmap", **words)
+    assert torch.isfinite(mended.theta["mean"]).all()
+
+
+def test_a_note_names_the_module_that_cannot_be_batched():
+    (note,) = fedabml.prepare(federation("mlr"), Branching(), batch_size=4, participation=1.0).notes
+    line = inspect.getsourcelines(Branching.forward)[1] + 2
+    assert note == (
+        "This model runs client by client, because it cannot be batched over clients: "
+        f"`Branching.forward` (test_cohort.py:{line}) looks at a value, in `out.sum() > 0`. "
+        "Choose by torch.where (no if, no assert), and leave numbers tensors (no .item(), float() or int())."
+    )
+
+
+class First(nn.Module):
+    """Of what a recurrent layer returns."""
+
+    def forward(self, outputs):
+        return outputs[0]
+
+
+class Written(nn.Linear):
+    """The steps of an LSTM, written out."""
+
+    def __init__(self):
+        super().__init__(1 + 3, 4 * 3)
+
+    def forward(self, x):
+        h = c = x.new_zeros(len(x), 3)
+        for now in x.unbind(1):
+            i, f, g, o = super().forward(torch.cat([now.unsqueeze(1), h], 1)).chunk(4, 1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+        return h
+
+
+def test_a_note_names_a_layer_of_torch():
+    setup = fedabml.prepare(federation("mlr"), nn.Sequential(nn.LSTM(6, 3), First()))
+    assert setup.cohort.backend == "loop"
+    assert ": the layer LSTM is recurrent (aten::lstm), which torch cannot batch. Write" in " ".join(setup.notes)
+    simulate(federation("mlr"), nn.Sequential(nn.LSTM(6, 3), First()), rounds=1, backend="auto")
+    for instead in (Written(), nn.GRUCell(6, 3), nn.RNNCell(6, 3)):  # as it says
+        simulate(federation("mlr"), instead, rounds=1)
+
+
+class Counting(Ending):
+    """Keeps a mean of what it sees: in place, or not."""
+
+    def __init__(self, inplace):
+        super().__init__(None)
+        self.inplace = inplace
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x):
+        h = self.layer(x)
+        if self.inplace:
+            self.seen += h.detach().mean(0)
+        else:
+            self.seen = 0.9 * self.seen + h.detach().mean(0)
+        return h
+
+
+def test_a_module_with_a_memory_is_not_batched():
+    setup = fedabml.prepare(federation("mlr"), Counting(False))
+    assert setup.cohort.backend == "loop"
+    assert "reads what the model kept from an earlier call, in `0.9 * self.seen`." in " ".join(setup.notes)
+
+
+UNTRAINED = {
+    "numpy": (Ending(lambda h: h * torch.from_numpy(h.detach().numpy())),
+              "takes values out of torch, in `h.detach().numpy()`. Stay with torch's operations"),
+    "array": (Ending(lambda h: h * torch.as_tensor(np.asarray(h.detach()))),
+              "takes values out of torch, in `np.asarray(h.detach())`. Stay with torch's operations"),
+    "memory": (Counting(True), "changes a tensor that the model keeps, in `self.seen += h.detach().mean(0)`. Have"),
+    "function": (Ending(lambda h: Old.apply(h)), "whose forward has a ctx, in `Old.apply(h)`. Give it a forward"),
+    "unique": (Ending(lambda h: h + h.unique().sum()), "it uses _unique2, of which torch has no derivative. Detach"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNTRAINED)
+@pytest.mark.parametrize("backend", ["auto", "vmap", "loop"])
+def test_a_module_that_has_no_gradient_is_refused(case, backend):
+    model, words = UNTRAINED[case]
+    with pytest.raises(InputError, match="^The gradient of this model cannot be taken: .*" + re.escape(words)):
+        fedabml.train(federation("mlr"), model, rounds=1, backend=backend)
+
+
+class Unsound(nn.Linear):
+    """Fails where it is scored."""
+
+    def __init__(self):
+        super().__init__(6, 3)
+
+    def forward(self, x):
+        if not self.training:
+            raise KeyError("its own words")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("backend", ["auto", "vmap", "loop"])
+def test_a_module_that_is_broken_says_so_itself(backend):
+    with pytest.raises(InputError, match=r"^The model cannot take a batch of shape \(2, 6\): mat1 and mat2"):
+        fedabml.train(federation("mlr"), nn.Linear(5, 3), backend=backend)
+    with pytest.raises(KeyError, match="its own words"):
+        fedabml.train(federation("mlr"), Unsound(), backend=backend)
 
 
 def test_chunks_fit_in_memory_and_are_never_empty():

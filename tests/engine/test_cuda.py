@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -95,10 +97,8 @@ def whole_rounds(sim):
     return [name for name, _ in sim.cohort.programs.graphs if name[0] == "round"]
 
 
-COMPILED = ("fedavg", "fedabml", "ditto")  # three will do
-
-
-@pytest.mark.parametrize(("name", "compile"), [*((n, False) for n in REGISTRY), *((n, True) for n in COMPILED)])
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("name", REGISTRY)
 def test_a_whole_round_is_one_program_where_clients_take_as_many_steps(name, compile, caplog):
     fed, algorithm = federation(sizes=EVEN), make(name, lr=0.1, lr_decay=0.8, **OPTIONS.get(name, {}))
     sim = simulate(fed, algorithm, rounds=4, compile=compile)
@@ -343,11 +343,43 @@ def test_compiled_steps_equal_eager_ones(name, caplog):
     assert_close(fused, simulate(fed, make(name, **OPTIONS.get(name, {})), capture=False), 1e-9)
 
 
-def test_in_bf16_a_run_is_near_the_exact_one():
-    fed = federation((3, 16, 16))
+@pytest.mark.parametrize("name", REGISTRY)
+def test_in_bf16_a_run_is_near_the_exact_one(name):
+    """A seventh of the way that a round goes is the tolerance: products have two digits, and their errors add up.
+
+    Of a network of few units a round's mean may go nowhere, and the errors are all that is left.
+    """
+    fed, algorithm = federation((3, 16, 16)), make(name, **OPTIONS.get(name, {}))
+    words = {"model": "cnn", "model_options": {"channels": (8, 16), "hidden": (32,)}}
     runs = [
-        simulate(fed, make("fedabml"), model="cnn", rounds=1, dtype=dtype).shared["mean"].double()
-        for dtype in ("float64", "bf16")
+        simulate(fed, algorithm, rounds=rounds, dtype=dtype, **words)
+        for rounds, dtype in ((1, "float32"), (1, "bf16"), (0, "float32"))
     ]
-    start = simulate(fed, make("fedabml"), model="cnn", rounds=0).shared["mean"]
-    assert (runs[1] - runs[0]).norm() < 0.1 * (runs[0] - start).norm()
+    # What the server learns or, where it learns nothing, what clients do.
+    of = [everything(sim) for sim in runs] if name == "local" else [sim.shared for sim in runs]
+    exact, coarse = (torch.cat([v.double().flatten().cpu() for v in own.values()]) for own in of[:2])
+    start = [v.flatten().cpu() for v in of[2].values()] or [runs[2].cohort.network.initial.cpu()] * len(of[0])
+    assert len(exact) and (coarse - exact).norm() < 0.15 * (exact - torch.cat(start)).norm()
+
+
+@contextmanager
+def waiting_is_an_error():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch's, that it does not find all of them
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("sizes", [EVEN, SIZES])
+@pytest.mark.parametrize("name", ["fedavg", "fedabml", "fedprox"])
+def test_a_warm_round_does_not_wait_for_the_device(name, sizes):
+    """Nor does a round whose steps are captured one by one: torch raises where it would."""
+    sim = simulate(federation(sizes=sizes), make(name, lr=0.1), rounds=12)  # all shapes have been met
+    with waiting_is_an_error():
+        with pytest.raises(RuntimeError, match="synchron"):
+            sim.shared["mean"].sum().item()
+        sim.run(14)
+    assert sim.round == 14

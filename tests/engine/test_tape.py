@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedabml import FedABML, FedAvg, Federation, conv, prepare, rng
 from fedabml.engine.simulate import Simulation
@@ -157,12 +158,12 @@ def test_what_changes_nothing_is_left_out():
     assert all(torch.equal(a, b) for a, b in zip(again(*given), function(*given), strict=True))
 
 
-def _losses(compile, rounds=3, sizes=(40, 33, 12), workers=1):
+def _losses(compile, rounds=3, sizes=(40, 33, 12), workers=1, model="mlr"):
     g = np.random.default_rng(0)
     rows = [(g.normal(size=(n, 3)).astype(np.float32), np.arange(n) % 2) for n in sizes]
     words = {"batch_size": 5, "device": "cpu", "dtype": "float64", "backend": "vmap", "compile": compile}
     words |= {"workers": workers}
-    setup = prepare(Federation.from_arrays(rows, rows), "mlr", FedABML(lr=0.1), participation=1.0, **words)
+    setup = prepare(Federation.from_arrays(rows, rows), model, FedABML(lr=0.1), participation=1.0, **words)
     sim = Simulation(setup.cohort, participation=1.0, epochs=2)
     return [sim.step()["loss"] for _ in range(rounds)], setup.cohort.programs
 
@@ -188,15 +189,77 @@ def test_threads_compile_beside_each_other(caplog):
     assert len(programs.traces) == 2
 
 
-def test_a_step_that_cannot_be_compiled_runs_as_it_is(monkeypatch, caplog):
+NO_COMPILER = """InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')
+
+Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace (please do this especially if you're reporting a bug)"""
+FAILS = {
+    "something else": ("no luck here. None", "which fails: RuntimeError: no luck here. Leave compile out"),
+    "no compiler": (
+        NO_COMPILER,
+        "which fails: there is no C++ compiler. Install one (Debian, Ubuntu: apt install g++)",
+    ),
+    "no headers": (
+        "C++ compile error\n\nOutput:\nx.h:1: fatal error: Python.h: No such file",
+        "apt install python3-dev",
+    ),
+    "old compiler": (
+        "C++ compile error\n\nCommand:\ng++\n\nOutput:\nx.cpp:1: error: bad code\nmore",
+        "the C++ compiler refuses the code (x.cpp:1: error: bad code). Install a newer compiler, or name another one",
+    ),
+    "no triton": ("Cannot find a working triton installation. Either", "Triton is missing. Install it (pip install"),
+    "no gcc": ("Failed to find C compiler. Please specify via CC", "there is no C compiler. Install one"),
+    "operation": (
+        "backend='inductor' raised:\nLoweringException: AssertionError: bad layout\n  target: aten.sin.default\n  args",
+        "it cannot take the operation aten.sin.default (LoweringException: AssertionError: bad layout). Use other",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAILS)
+def test_a_step_that_cannot_be_compiled_runs_as_it_is(case, monkeypatch, caplog):
+    raised, said = FAILS[case]
+
     def broken(*args, **options):
-        raise RuntimeError("no compiler here")
+        raise RuntimeError(raised)
 
     monkeypatch.setattr(torch, "compile", broken)
-    plain, _ = _losses(compile=False, rounds=2)
-    fused, _ = _losses(compile=True, rounds=2)
+    words = {"rounds": 2, "sizes": (40, 40, 40), "workers": 2}
+    plain, _ = _losses(compile=False, **words)
+    fused, programs = _losses(compile=True, **words)
     np.testing.assert_allclose(fused, plain, rtol=1e-9)
-    assert "without torch.compile" in caplog.text and "no compiler here" in caplog.text
+    assert len(programs.traces) == 2  # as many shapes, and one message
+    (message,) = (r.message for r in caplog.records if "without torch.compile" in r.message)
+    assert said in message and message.endswith(".") and "\n" not in message
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_without_a_compiler_a_run_says_so(monkeypatch, caplog):
+    from torch._inductor import config
+
+    monkeypatch.setattr(config.cpp, "cxx", (None, "no-such-compiler"))
+    fused, _ = _losses(compile=True, rounds=1)
+    assert np.isfinite(fused).all()
+    assert "there is no C++ compiler. Install one" in caplog.text
+
+
+class Switched(nn.Linear):
+    """Looks at a value that is no client's: it can be batched, but not recorded."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.register_buffer("switch", torch.ones(()))
+
+    def forward(self, x):
+        return super().forward(x if self.switch > 0 else 2 * x)
+
+
+def test_a_module_that_cannot_be_compiled_is_named(caplog):
+    losses, _ = _losses(compile=True, model=Switched())
+    assert np.isfinite(losses).all()
+    (message,) = (r.message for r in caplog.records if r.levelname == "WARNING")
+    assert "neither traced nor compiled: `Switched.forward` (test_tape.py:" in message
+    assert "looks at a value, in `self.switch > 0`. Choose by torch.where" in message
 
 
 @pytest.mark.parametrize("look", [float, bool, lambda t: t.item() > 3, lambda t: torch.equal(t, t)])

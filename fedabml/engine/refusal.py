@@ -1,0 +1,196 @@
+"""What in a user's module torch cannot take, and how it could."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sysconfig
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..vectors import Network
+
+
+class Rule(NamedTuple):
+    """What an error means, and what to do. `what` has a place for every group of the pattern."""
+
+    pattern: str  # in the error, or the code that raised it, which is the last line
+    what: str
+    fix: str
+
+
+KEEP = "Have the model keep nothing from one call to the next (for running statistics: GroupNorm or LayerNorm)"
+MODEL = (
+    Rule(
+        r"\bone_hot\([^\n]*\)$",
+        "looks at a value",
+        "Write it as labels.unsqueeze(-1) == torch.arange(classes)",
+    ),
+    Rule(
+        r"calling \.item\(\)|data-dependent control flow|looks at a tensor's value|tracing tensor|aten::equal|allclose",
+        "looks at a value",
+        "Choose by torch.where (no if, no assert), and leave numbers tensors (no .item(), float() or int())",
+    ),
+    Rule(
+        r"data pointer|access storage|numpy",
+        "takes values out of torch",
+        "Stay with torch's operations on tensors (no .tolist(), .numpy() or packed sequences)",
+    ),
+    Rule(
+        r"dynamic shape|differently shaped",
+        "makes a tensor whose shape depends on values",
+        "Keep the shape: torch.where(mask, h, 0) or h * mask",
+    ),
+    Rule(r"mutate a captured Tensor", "changes a tensor that the model keeps", KEEP),
+    Rule(r"batched == nullptr", "reads what the model kept from an earlier call", KEEP),
+    Rule(
+        r"out-of-place operators|match the broadcast shape|work on out=",
+        "writes what differs between clients into a tensor that does not",
+        "Write out of place (out = out + h), or make the tensor from what goes into it (h.new_zeros(...))",
+    ),
+    Rule(
+        r"called random operation",
+        "draws random numbers",
+        "Draw them in __init__ and register them as a buffer; for noise in every step there is nn.Dropout",
+    ),
+    Rule(
+        r"override the setup_context",
+        "applies an autograd.Function whose forward has a ctx",
+        "Give it a forward without ctx, and a setup_context",
+    ),
+    Rule(
+        r"vmap over (\w+), but it does not have vmap support",
+        "applies {}, an autograd.Function that cannot be batched",
+        "Give it a line generate_vmap_rule = True",
+    ),
+    Rule(r"accessing `data`|detach views in-place", "cuts a tensor off", "Use .detach(), not .data or torch.tensor()"),
+    Rule(
+        r"not implemented for aten::(lstm|gru|rnn)",
+        "is recurrent (aten::{}), which torch cannot batch",
+        "Write its steps out, by nn.GRUCell, nn.RNNCell or, for an LSTM, nn.Linear",
+    ),
+    Rule(
+        r"not implemented for (aten::\w+)",
+        "uses {}, which torch cannot batch",
+        "Use other operations of torch in its place",
+    ),
+    Rule(
+        r"derivative for '(\w+)' is not implemented",
+        "uses {}, of which torch has no derivative",
+        "Detach what goes into it (.detach()), or use other operations of torch in its place",
+    ),
+)
+OTHERWISE = "Use other operations of torch in its place"
+COMPILER = (
+    Rule(
+        r"No working C\+\+ compiler",
+        "there is no C++ compiler",
+        "Install one (Debian, Ubuntu: apt install g++) or name one in $CXX",
+    ),
+    Rule(
+        r"Failed to find C compiler",
+        "there is no C compiler",
+        "Install one (Debian, Ubuntu: apt install gcc) or name one in $CC",
+    ),
+    Rule(
+        r"Python\.h", "the header files of Python are missing", "Install them (Debian, Ubuntu: apt install python3-dev)"
+    ),
+    Rule(
+        r"(?s)C\+\+ compile error.*?([^\n]*\berror:[^\n]*)",
+        "the C++ compiler refuses the code ({})",
+        "Install a newer compiler, or name another one in $CXX",
+    ),
+    Rule(r"too old to be supported by the triton", "this GPU is too old for Triton", "Leave compile out"),
+    Rule(r"working triton installation", "Triton is missing", "Install it (pip install triton)"),
+    Rule(
+        r"([^\n]*)\n\s*target: (\S+)",
+        "it cannot take the operation {1} ({0})",
+        "Use other operations in the model, or leave compile out",
+    ),
+)
+
+
+def refusal(error: BaseException) -> str:
+    """Where a network failed and at what, and what to do: the rest of a sentence, and another one."""
+    where, code = _place(error) or ("it", "")
+    what, fix = _ruled(f"{error}\n{code}", MODEL) or (f"fails ({_first(error)})", OTHERWISE)
+    return f"{where} {what}{f', in `{code}`' if code else ''}. {fix}."
+
+
+def uncompiled(error: BaseException) -> str:
+    """The same where torch.compile failed: for want of something, or at the model."""
+    found = _ruled(str(error), COMPILER)
+    if found is None and _place(error):
+        return refusal(error)
+    what, fix = found or (f"{type(error).__name__}: {_first(error)}", "Leave compile out to be spared this message")
+    return f"{what}. {fix}."
+
+
+def _ruled(text: str, rules: tuple[Rule, ...]) -> tuple[str, str] | None:
+    for rule in rules:
+        if met := re.search(rule.pattern, text):
+            return rule.what.format(*(group.strip(" .") for group in met.groups())), rule.fix
+    return None
+
+
+def _first(error: BaseException) -> str:
+    """The first sentence of an error."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line for line in lines if line and not line.endswith("raised:")] or [type(error).__name__]
+    return _short(lines[0].split(". ")[0].rstrip("."), 200)
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+_STDLIB = sysconfig.get_paths()["stdlib"]
+_OURS = tuple(f"{Path(p).parent}{os.sep}" for p in (torch.__file__, np.__file__, Path(__file__).parent))
+
+
+def _foreign(file: str) -> bool:
+    """Whether a file is neither the user's nor of a library of models."""
+    return file.startswith((*_OURS, "<eval_with_key>")) or (file.startswith(_STDLIB) and "site-packages" not in file)
+
+
+def _place(error: BaseException) -> tuple[str, str] | None:
+    """Where in a module an error arose, and the code there: the user's innermost line, else the layer of torch."""
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    inside = [i for i, (frame, _) in enumerate(frames) if frame.f_code is Network.call.__code__]
+    if not inside:
+        return None
+    layer = None
+    summaries = traceback.extract_tb(error.__traceback__)
+    for (frame, _), summary in [*zip(frames, summaries, strict=True)][: inside[-1] : -1]:
+        if not _foreign(summary.filename):
+            return f"`{_name(frame)}` ({Path(summary.filename).name}:{summary.lineno})", _code(summary)
+        owner = frame.f_locals.get("self")
+        if layer is None and isinstance(owner, nn.Module):
+            layer = f"the layer {type(owner).__name__}", ""
+    return layer
+
+
+def _name(frame: FrameType) -> str:
+    owner, code = frame.f_locals.get("self"), frame.f_code
+    if isinstance(owner, nn.Module):
+        return f"{type(owner).__name__}.{code.co_name}"
+    return code.co_qualname.rpartition("<locals>.")[2]
+
+
+def _code(at: traceback.FrameSummary) -> str:
+    """The very expression, if Python knows it; else its line."""
+    if at.lineno is None or at.end_lineno is None or at.colno is None or at.end_colno is None:
+        return _short(at.line or "", 120)
+    lines = [line.encode() for line in linecache.getlines(at.filename)[at.lineno - 1 : at.end_lineno]]
+    if not lines:
+        return ""
+    lines[-1] = lines[-1][: at.end_colno]
+    lines[0] = lines[0][at.colno :]
+    return _short(" ".join(b" ".join(lines).decode().split()), 120)
