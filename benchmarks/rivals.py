@@ -39,7 +39,8 @@ TITLES = {
 PACKAGES = {"flower": "flwr", "pfl": "pfl", "fedlab": "fedlab", "fedjax": "fedjax", "loop": "torch"}
 ROUNDS = 5
 # Flower's engine costs seconds a round whatever the model; one workload shows it.
-CONTESTS = {"mlp100": tuple(TITLES), **dict.fromkeys(("mlr", "mlp", "cnn", "pfl"), ("ours", "pfl", "fedlab", "fedjax"))}
+MODELS = ("mlr", "mlp", "cnn", "pfl", "resnet18")
+CONTESTS = {"mlp100": tuple(TITLES), **dict.fromkeys(MODELS, ("ours", "pfl", "fedlab", "fedjax"))}
 
 
 def export(work: Workload, rounds: int, folder: Path) -> None:

@@ -74,7 +74,32 @@ def module(name: str, classes: int):
         convolutions = (nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2))
         dense = (nn.Linear(12544, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, classes))
         return nn.Sequential(*convolutions, nn.Dropout(0.25), flat, *dense)
+    if name == "resnet18":
+        return resnet18(classes)
     raise SystemExit(f"SKIP there is no {name} for this library here")
+
+
+def resnet18(classes: int):
+    """ResNet-18 with a 3×3 stem and GroupNorm."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, a: int, b: int, stride: int):
+            super().__init__()
+            self.body = nn.Sequential(*conv(a, b, 3, stride), nn.ReLU(), *conv(b, b, 3, 1))
+            self.skip = nn.Sequential(*(conv(a, b, 1, stride) if (a, stride) != (b, 1) else ()))
+
+        def forward(self, x):
+            return torch.relu(self.body(x) + self.skip(x))
+
+    def conv(a: int, b: int, size: int, stride: int):
+        return nn.Conv2d(a, b, size, stride, size // 2, bias=False), nn.GroupNorm(32, b)
+
+    stages = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
+    blocks = [block for a, b, stride in stages for block in (Block(a, b, stride), Block(b, b, 1))]
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+    return nn.Sequential(*conv(3, 64, 3, 1), nn.ReLU(), *blocks, *head)
 
 
 def loaded(task: Task):

@@ -35,8 +35,29 @@ def dropout(x, rate, key):
     return x * jax.random.bernoulli(key, 1 - rate, x.shape) / (1 - rate)
 
 
+def normed(x, w, scale, shift, stride=1):
+    """A convolution without bias, padded so that it keeps the size, and GroupNorm of 32 groups."""
+    around = w.shape[-1] // 2
+    x = jax.lax.conv_general_dilated(x, w, (stride, stride), [(around, around)] * 2)
+    groups = x.reshape(len(x), 32, -1)
+    groups = (groups - groups.mean(-1, keepdims=True)) / jnp.sqrt(groups.var(-1, keepdims=True) + 1e-5)
+    return groups.reshape(x.shape) * scale[:, None, None] + shift[:, None, None]
+
+
+def resnet18(w, x):
+    """ResNet-18 with a 3×3 stem."""
+    layers = iter([w[i : i + 3] for i in range(0, len(w) - 2, 3)])
+    x = jax.nn.relu(normed(x, *next(layers)))
+    for stride in (1, 1, 2, 1, 2, 1, 2, 1):
+        body = normed(jax.nn.relu(normed(x, *next(layers), stride)), *next(layers))
+        x = jax.nn.relu(body + (normed(x, *next(layers), stride) if stride == 2 else x))
+    return dense(x.mean((2, 3)), *w[-2:])
+
+
 def outputs(w, x, key):
     """The network."""
+    if name == "resnet18":
+        return resnet18(w, x)
     if name == "cnn":
         x = pool(jax.nn.relu(conv(x, *w[0:2])))
         x = pool(jax.nn.relu(conv(x, *w[2:4])))
@@ -58,8 +79,6 @@ def loss(w, batch, key):
     return -jnp.take_along_axis(logs, batch["y"][:, None], 1).mean()
 
 
-if name not in ("mlr", "mlp", "mlp100", "cnn", "pfl"):
-    raise SystemExit(f"SKIP there is no {name} for this library here")
 algorithm = fed_avg.federated_averaging(
     jax.grad(loss),
     fedjax.optimizers.sgd(task.lr),
