@@ -208,13 +208,13 @@ def estimate(setup: Setup, scored: float) -> Estimate:
         longer = _trial(setup, MORE)[0]
         step = max((longer - elapsed) / ((most - least) * chunks), 0.1 * step)
         around = max(0.0, elapsed / chunks - least * step)
-    halves = cohort.programs.few
+    least = cohort.programs.least
 
     def cost(now: int) -> float:
         """Of a step of fewer or more clients: on a CPU in proportion, while fewer are hardly faster on a GPU."""
         return step * (max(1.0, now / lanes) if cohort.device.type == "cuda" else now / lanes)
 
-    reckoned = lambda steps, lanes: _reckoned(steps, lanes, cost, around, halves)  # noqa: E731
+    reckoned = lambda steps, lanes: _reckoned(steps, lanes, cost, around, least)  # noqa: E731
     rounds = []
     for t in range(min(ROUNDS, max(1, setup.rounds))):
         clients = sample(fed.clients, setup.participation, cohort.seed, t + 1)
@@ -271,14 +271,14 @@ def _steps(fed: Federation, clients: Any, batch: int, epochs: int) -> np.ndarray
 
 
 def _reckoned(
-    steps: np.ndarray, lanes: int, cost: Callable[[int], float], around: float, halves: bool
+    steps: np.ndarray, lanes: int, cost: Callable[[int], float], around: float, least: int
 ) -> tuple[float, float]:
     """Seconds of these clients' work, `lanes` at a time, and the share of it that is padding."""
     seconds, wastes = around * -(-len(steps) // lanes), []
     for first in range(0, len(steps), lanes):
         part = np.sort(steps[first : first + lanes])[::-1]
-        seconds += sum((cut.last - cut.first) * cost(cut.lanes) for cut in segments(part, halves))
-        wastes.append(padding(part, halves))
+        seconds += sum((cut.last - cut.first) * cost(cut.lanes) for cut in segments(part, least))
+        wastes.append(padding(part, least))
     return seconds, float(np.mean(wastes))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedabml
-from benchmarks import cells, gpu, rivals
+from benchmarks import cells, gpu, rivals, scale
 from fedabml.bench import measure, table
 from fedabml.bench.loop import Loop, best_format
 from fedabml.bench.workloads import SUITES, WORKLOADS, Workload, workload
@@ -244,6 +244,16 @@ def test_the_gpus_command_on_what_there_is(tmp_path, monkeypatch, capsys):
     assert "Against the eager loop" in text and "| mlr | FedABML, s=5" in text and text in capsys.readouterr().out
     cell_names = [json.loads(line)["cell"] for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     assert cell_names == ["machine", "loop/mlr/fedavg/float32", "loop/mlr/fedabml5/float32", "step/mlr/float32"]
+
+
+@pytest.mark.slow
+def test_what_registered_clients_cost(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["scale", "--clients", "120", "--out", str(tmp_path)])
+    scale.main()
+    text = (tmp_path / "scale.md").read_text()
+    assert text in capsys.readouterr().out and "| 120 | fedabml |" in text and "| 120 | ditto |" in text
+    equal, *_, wild = scale.wasted()
+    assert equal[1:] == (0, 0, 0) and wild[1] == 0 < wild[2] < 0.3 < wild[3]
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from .data import Data
 from .estimators import Noise
 from .lanes import Lanes, Part
 from .memory import uploaded
-from .program import Programs
+from .program import HEAVY, Programs
 
 
 class Tables:
@@ -88,7 +88,8 @@ class Cohort:
         # A captured or compiled program would read samples where they lay when it was made.
         here, batched = not self.data.hosted, backend == "vmap"
         cpu = device.type == "cpu"
-        self.programs = Programs(capture=here and not cpu, fuse=fuse and here and batched, trace=batched and cpu)
+        heavy = self.network.activations * min(batch_size, int(fed.train.counts.max())) >= HEAVY
+        self.programs = Programs(here and not cpu, fuse and here and batched, batched and cpu, heavy)
         self.shortest, self.longest = int(fed.train.counts.min()), int(fed.train.counts.max())
         self.tables = Tables(fed, seed, device, dtype)
 

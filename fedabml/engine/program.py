@@ -72,6 +72,7 @@ OF_LANES, OF_RUNS = 6, 2  # so many of the inputs have a lane each; so many have
 
 
 SMALL, SHRINK = 16, 0.7  # lanes of a graph below which fewer are not faster; from one size to the next
+HEAVY = 1 << 20  # numbers that a lane's layers put out in a step, from which every lane counts
 ROOM = 128  # steps of a graph's plan; longer phases are cut
 TRACING = Gate()  # a trace changes torch for its duration, for all threads: nothing that is compiled may run then
 OFTEN = 30  # steps of the same shapes after which one is traced
@@ -85,21 +86,24 @@ class Segment(NamedTuple):
     lanes: int
 
 
-def segments(steps: np.ndarray, coarse: bool) -> list[Segment]:
-    """How the batch shrinks; `steps` are sorted, the most first."""
+def segments(steps: np.ndarray, least: int) -> list[Segment]:
+    """How the batch shrinks; `steps` are sorted, the most first.
+
+    In coarse steps down to so many lanes or, where that is 0, with every lane that is done.
+    """
     count = len(steps)
     sizes = [count]
-    while sizes[-1] > (SMALL if coarse else 1):
-        sizes.append(math.ceil(sizes[-1] * SHRINK) if coarse else sizes[-1] - 1)
+    while sizes[-1] > max(1, least):
+        sizes.append(min(sizes[-1] - 1, math.ceil(sizes[-1] * SHRINK)) if least else sizes[-1] - 1)
     ends = [int(steps[size]) if size < count else 0 for size in sizes]  # a size will do once the next lane is done
     cuts = [Segment(a, b, n) for a, b, n in zip(ends, [*ends[1:], int(steps[0])], sizes, strict=True)]
     return [cut for cut in cuts if cut.first < cut.last]
 
 
-def padding(steps: np.ndarray, coarse: bool) -> float:
+def padding(steps: np.ndarray, least: int) -> float:
     """The share of the steps taken that belong to lanes which were done."""
     order = np.sort(steps)[::-1]
-    taken = sum((cut.last - cut.first) * cut.lanes for cut in segments(order, coarse))
+    taken = sum((cut.last - cut.first) * cut.lanes for cut in segments(order, least))
     return 1 - float(order.sum()) / taken
 
 
@@ -279,8 +283,8 @@ class Programs:
 
     LIMIT = 64
 
-    def __init__(self, capture: bool, fuse: bool = False, trace: bool = False):
-        self.capture, self.fuse, self.trace, self.often = capture, fuse, trace, OFTEN
+    def __init__(self, capture: bool, fuse: bool = False, trace: bool = False, heavy: bool = False):
+        self.capture, self.fuse, self.trace, self.heavy, self.often = capture, fuse, trace, heavy, OFTEN
         self.graphs: OrderedDict[Hashable, Any] = OrderedDict()
         self.refused: set[Hashable] = set()  # names of what cannot be captured
         self.said: set[str] = set()  # what a person was told
@@ -294,6 +298,11 @@ class Programs:
     def few(self) -> bool:
         """Whether another shape of the inputs is dearer than padding."""
         return self.capture or self.fuse
+
+    @property
+    def least(self) -> int:
+        """Lanes below which the batch does not shrink: a graph more is soon worth it, another compiled one is not."""
+        return 0 if not self.few else 1 if self.heavy and not self.fuse else SMALL
 
     @property
     def settled(self) -> bool:
@@ -371,7 +380,7 @@ class Programs:
         inputs = Inputs._make([*tree_map(pick, inputs[:at]), *inputs[at:-1], inputs.rows[:, :, order]])
         counts = np.sort(steps)[::-1]
         carry, losses = {k: v.clone() for k, v in inputs.carry.items()}, inputs.losses.clone()
-        for first, last, lanes in segments(counts, self.few):
+        for first, last, lanes in segments(counts, self.least):
             head = lambda t, n=lanes: None if t is None else t[:n]  # noqa: E731
             now = inputs._replace(carry=carry, losses=losses)
             part = Inputs._make([*tree_map(head, now[:at]), *now[at:-1], inputs.rows[first:last, :, :lanes]])

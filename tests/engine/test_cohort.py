@@ -23,7 +23,7 @@ from fedabml.engine.checkpoint import Checkpoint, Folder
 from fedabml.engine.lanes import Lanes, _flagged
 from fedabml.engine.loss import ClientLoss, label_offset
 from fedabml.engine.plan import minibatches, padded, sample
-from fedabml.engine.program import padding, segments
+from fedabml.engine.program import Programs, padding, segments
 from fedabml.engine.simulate import Simulation
 from fedabml.evaluate import evaluate
 from fedabml.vectors import Network
@@ -388,21 +388,33 @@ def test_a_loss_is_nan_where_anything_is_not_finite(dtype):
     assert flagged[0] == 0 and flagged[3] == 3
 
 
-@pytest.mark.parametrize("coarse", [True, False])
+@pytest.mark.parametrize("least", [0, 1, 16])
 @pytest.mark.parametrize("steps", [[5], [3, 3], [7, 2, 2, 1], [40, 9, 9, 8, 7, 3, 3, 2, 2, 1, 1], [9] * 5 + [1] * 60])
-def test_a_batch_shrinks_as_lanes_are_done(steps, coarse):
+def test_a_batch_shrinks_as_lanes_are_done(steps, least):
     steps = np.array(steps)
-    cuts = segments(steps, coarse)
+    cuts = segments(steps, least)
     assert [c.first for c in cuts] == [0, *(c.last for c in cuts[:-1])] and cuts[-1].last == steps.max()
     taken = np.zeros_like(steps)
     for cut in cuts:
         assert cut.lanes >= (steps > cut.first).sum()  # nobody who still has steps is left out
         taken[: cut.lanes] += np.minimum(steps, cut.last)[: cut.lanes] - np.minimum(steps, cut.first)[: cut.lanes]
     assert (taken == steps).all()
-    waste = padding(steps[::-1], coarse)
-    assert waste >= 0 and (coarse or waste == 0)
+    waste = padding(steps[::-1], least)
+    assert waste >= 0 and (least or waste == 0) and padding(steps, 0) <= padding(steps, 1) <= padding(steps, 16)
+    assert least != 1 or waste <= 0.35
     whole = 1 - steps.sum() / (steps.max() * len(steps))
     assert waste <= whole + 1e-12
+
+
+def test_how_far_a_batch_shrinks():
+    fed = federation("mlp")
+    least = lambda device, activations, fuse: Programs(device != "cpu", fuse, False, activations >= 1 << 20).least
+    assert least("cpu", 1 << 30, False) == 0 and least("cpu", 1 << 30, True) == 16
+    assert least("cuda", 0, False) == 16 and least("cuda", 1 << 20, False) == 1 and least("cuda", 1 << 20, True) == 16
+    cohort = simulate(fed, "mlp", FedAvg(lr=0.1), rounds=0).cohort
+    assert not cohort.programs.heavy
+    cohort.network.activations = 1 << 30
+    assert cohort.among(dataclasses.replace(fed)).programs.heavy
 
 
 def test_padded():

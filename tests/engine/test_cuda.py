@@ -109,6 +109,16 @@ def test_a_whole_round_is_one_program_where_clients_take_as_many_steps(name, com
     assert not whole_rounds(uneven)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedabml"])
+def test_a_heavy_batch_shrinks_to_one_lane(name, monkeypatch):
+    fed, algorithm = federation(), make(name, lr=0.1)
+    light = simulate(fed, algorithm)
+    monkeypatch.setattr("fedabml.engine.cohort.HEAVY", 0)
+    heavy = simulate(fed, algorithm)
+    assert len(heavy.cohort.programs.graphs) > len(light.cohort.programs.graphs)
+    assert_close(heavy, light, 1e-9)
+
+
 @pytest.mark.parametrize("refused", [False, True])
 def test_where_a_round_is_too_long_or_refused_its_steps_are_captured(refused, monkeypatch, caplog):
     fed, algorithm = federation(sizes=EVEN), make("fedabml", lr=0.1)

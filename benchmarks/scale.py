@@ -1,0 +1,128 @@
+"""What registered clients cost beside those of a round, and what padding wastes where clients are unequal.
+
+    python -m benchmarks.scale [--clients 1000,100000,1000000] [--out results/speed]
+
+Every number of clients trains in a process of its own, 100 a round, on the CPU: four samples of eight numbers each from
+a file that is mapped, FedABML and Ditto, which keeps a model for every client it has met. It writes scale.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedabml.engine.program import SMALL, padding
+from fedabml.files import write
+
+ROUNDS, COHORT, SAMPLES, FEATURES = 22, 100, 4, 8
+WARM = 2  # rounds after which one is timed
+
+
+def run(clients: int, algorithm: str, folder: Path) -> dict[str, Any]:
+    """Trains a federation in this process; what its rounds take."""
+    import fedabml
+    from fedabml.algorithms import make
+    from fedabml.summary import peak_memory
+
+    g = np.random.default_rng(0)
+    shape = (SAMPLES * clients, FEATURES)
+    x = np.lib.format.open_memmap(folder / "x.npy", mode="w+", dtype=np.float32, shape=shape)
+    for first in range(0, len(x), 1 << 20):
+        x[first : first + (1 << 20)] = g.normal(size=x[first : first + (1 << 20)].shape)
+    del x
+    x, y = np.load(folder / "x.npy", mmap_mode="r"), g.integers(0, 3, shape[0])
+    start = time.perf_counter()
+    fed = fedabml.Federation.from_owners(x, y, np.repeat(np.arange(clients), SAMPLES))
+    ready, ends = time.perf_counter() - start, list[float]()
+    fedabml.train(
+        fed, "mlp", make(algorithm), model_options={"hidden": (16,)}, rounds=ROUNDS, participation=COHORT / clients,
+        epochs=1, evaluate=False, device="cpu", on_round=lambda line: ends.append(time.perf_counter()),
+    )  # fmt: skip
+    rounds = np.diff(ends)[WARM - 1 :].tolist()
+    return {"clients": clients, "algorithm": algorithm, "federation": ready, "rounds": rounds, "peak": peak_memory()}
+
+
+def apart(clients: int, algorithm: str) -> dict[str, Any]:
+    """The same in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, "-m", "benchmarks.scale", "--one", algorithm, "--clients", str(clients)]
+        words += ["--out", folder]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def wasted() -> list[tuple[str, float, float, float]]:
+    """Of some spreads of clients' sizes, 20 at a time, the shares of steps taken for clients that were done."""
+    g = np.random.default_rng(0)
+    spreads = {
+        "equal: 300 each": np.full(2000, 300),
+        "300, give or take 50": g.normal(300, 50, 2000),
+        "93 to 1,150, evenly": g.uniform(93, 1150, 2000),
+        "log-normal, median 100, σ 1": g.lognormal(np.log(100), 1, 2000),
+        "log-normal, median 100, σ 2": g.lognormal(np.log(100), 2, 2000),
+    }
+    found = []
+    for name, sizes in spreads.items():
+        steps = 5 * np.ceil(np.maximum(sizes, 1) / 50).astype(int).reshape(-1, 20)
+        found.append((name, *(float(np.mean([padding(own, least) for own in steps])) for least in (0, 1, SMALL))))
+    return found
+
+
+def page(found: list[dict[str, Any]], command: str) -> str:
+    """All of it as Markdown."""
+    lines = [
+        "# Registered clients, and padding\n",
+        f"`{command}`\n",
+        f"{COHORT} clients a round, {SAMPLES} samples of {FEATURES} numbers each, one epoch, MLP {FEATURES}→16→3, a "
+        f"process each; the median of {ROUNDS - WARM} warm rounds.\n",
+        "| registered clients | algorithm | federation made in | a warm round | peak memory of the process |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r['clients']:,} | {r['algorithm']} | {r['federation']:.2f} s "
+        f"| {statistics.median(r['rounds']) * 1e3:.1f} ms | {r['peak'] / 2**30:.2f} GiB |"
+        for r in found
+    ]
+    lines += [
+        "\nSteps taken for clients that are done, where 20 clients of unequal size run side by side (batches of 50, "
+        "five epochs). The batch shrinks with every client that is done, in CUDA graphs in coarser steps; in those of "
+        f"a small network to {SMALL} clients, because a GPU would not run fewer of them faster. So it does compiled, "
+        "where every size is compiled anew.\n",
+        "| samples of a client | wasted on a CPU | in graphs of a large network | in graphs of a small one |",
+        "|---|---|---|---|",
+        *(f"| {name} | {' | '.join(f'{100 * share:.2g} %' for share in own)} |" for name, *own in wasted()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", default="1000,100000,1000000", help="numbers of registered clients")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, default=Path("results/speed"))
+    told = parser.parse_args()
+    numbers = [int(n) for n in told.clients.split(",")]
+    if told.one:
+        print(json.dumps(run(numbers[0], told.one, told.out)))
+        return
+    found = [apart(clients, name) for name in ("fedabml", "ditto") for clients in numbers]
+    text = page(found, " ".join(["python -m benchmarks.scale", *sys.argv[1:]]))
+    told.out.mkdir(parents=True, exist_ok=True)
+    write(told.out / "scale.md", text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
