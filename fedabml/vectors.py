@@ -10,16 +10,33 @@ import copy
 import itertools
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import rng
 from .errors import InputError
+
+
+def derived(function: Callable[[Any], Tensor], at: Any) -> tuple[Any, Tensor]:
+    """∇f and f at a vector, or at a dictionary of vectors.
+
+    On a CPU, where no transform of torch.func is at work, by plain autograd: a derivative that will not be derived
+    again is faster for some layers (GroupNorm's takes a quarter of the time).
+    """
+    leaves, kind = tree_flatten(at)
+    if torch._C._functorch.peek_interpreter_stack() is not None or any(t.device.type != "cpu" for t in leaves):
+        return torch.func.grad_and_value(function)(at)
+    with torch.enable_grad():
+        own = [leaf.detach().requires_grad_() for leaf in leaves]
+        value = function(tree_unflatten(own, kind))
+        found = torch.autograd.grad(value, own, materialize_grads=True)
+    return tree_unflatten(found, kind), value.detach()
 
 
 def plus(a: Tensor, share: Tensor | float, b: Tensor, sign: int = 1) -> Tensor:

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedabml
 from fedabml import rng
 from fedabml.errors import InputError
-from fedabml.vectors import LIKELIHOOD, Layout, Network
+from fedabml.vectors import LIKELIHOOD, Layout, Network, derived
 
 X = torch.linspace(-1, 1, 12).reshape(4, 3)
 
@@ -375,3 +376,37 @@ def test_to_module_leaves_out_the_learned_noise():
     module = network.to_module(vector)
     assert torch.equal(Network(module).initial, vector[:-1])
     assert torch.equal(module(X), network(vector, X))
+
+
+class Seen(TorchDispatchMode):
+    """The names of all operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_gradient_by_plain_autograd_is_that_of_the_transform():
+    network = Network(nn.Sequential(nn.Linear(3, 8), nn.GroupNorm(2, 8), nn.Linear(8, 2))).to("cpu", torch.float64)
+    x, w = torch.randn(5, 3, dtype=torch.float64), network.initial
+    of = lambda p: network(p["w"], x).square().sum()
+    at = {"w": w, "unused": torch.ones(3, dtype=torch.float64)}
+    with Seen() as plain:
+        found, value = derived(of, at)
+    expected, same = torch.func.grad_and_value(of)(at)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert torch.equal(value, same) and not value.requires_grad and not found["w"].requires_grad
+    assert "native_group_norm_backward.default" in plain.names
+    # Within a transform, and where a derivative is derived again, it is the transform's.
+    many = torch.stack([w, 2 * w])
+    rows = torch.vmap(lambda w: derived(lambda w: of({"w": w}), w)[0])(many)
+    torch.testing.assert_close(rows[0], expected["w"], rtol=0, atol=1e-12)
+    twice = torch.func.grad(lambda w: derived(lambda w: of({"w": w}), w)[0].square().sum())(w)
+    again = torch.func.grad(lambda w: torch.func.grad(lambda w: of({"w": w}))(w).square().sum())(w)
+    torch.testing.assert_close(twice, again, rtol=0, atol=1e-9)
+    with torch.no_grad():
+        torch.testing.assert_close(derived(of, at)[0], expected, rtol=0, atol=1e-12)

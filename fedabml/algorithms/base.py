@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..gaussian import Distribution, Point
-from ..vectors import Layout, plus
+from ..vectors import Layout, derived, plus
 from .hyper import Range, checked, hyper
 
 SERVER_MOMENTUM = "β: how much of its last step the server takes again"  # the meaning, whatever its default
@@ -68,7 +68,7 @@ class Phase(NamedTuple):
 
 def slope(w: Tensor, batch: Batch, key: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
     """∇f(w) and f(w) on a minibatch."""
-    return torch.func.grad_and_value(lambda w: loss(Point(w), batch, key))(w)
+    return derived(lambda w: loss(Point(w), batch, key), w)
 
 
 @dataclass(frozen=True)

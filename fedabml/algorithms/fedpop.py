@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .. import rng
 from ..gaussian import Branches, Distribution, Samples, moments
-from ..vectors import Layout
+from ..vectors import Layout, derived
 from .base import Batch, Loss, Site, State
 from .heads import Headed, head_start
 from .hyper import Range, hyper
@@ -63,7 +63,7 @@ class FedPop(Headed):
     ) -> tuple[Tensor, Tensor]:
         """The next head of the chain, and the loss of the last."""
         of_head = lambda z: loss(Branches(carry["body"], z.unsqueeze(0)), batch, key)  # noqa: E731
-        gradient, value = torch.func.grad_and_value(of_head)(carry["head"])
+        gradient, value = derived(of_head, carry["head"])
         noise = rng.normal(rng.fold(key, 0), gradient.shape, gradient.dtype)  # dropout folds 1, 2, ...
         time = gamma * torch.exp(-2 * shared["logstd"])
         target = shared["mu"] - torch.exp(2 * shared["logstd"]) * site.n * gradient
@@ -80,7 +80,7 @@ class FedPop(Headed):
             heads.append(z)
         carry = {**carry, "heads": torch.stack(heads[self.burn :])}
         of_body = lambda body: loss(Branches(body, carry["heads"]), batches[0], key)  # noqa: E731
-        gradient, value = torch.func.grad_and_value(of_body)(carry["body"])
+        gradient, value = derived(of_body, carry["body"])
         direction, buffer = self.heavy(carry, gradient)
         return {**carry, "body": carry["body"] - self.lr * direction, **buffer}, value
 

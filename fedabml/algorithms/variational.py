@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..gaussian import Distribution, Gaussian, Point
-from ..vectors import Layout, plus
+from ..vectors import Layout, derived, plus
 from .base import Algorithm, Batch, Loss, Site, State
 from .hyper import Range, hyper
 from .steps import Number, drawn, full, natural_logstd
@@ -88,7 +88,7 @@ class Variational(Algorithm):
     def gradient(self, phi: State, batch: Batch, key: Tensor, loss: Loss) -> tuple[State, Tensor]:
         """∇_φ of the expected negative log likelihood by reparameterised samples, and its value."""
         q = {name: phi[name] for name in ("mean", "logstd") if name in phi}
-        return torch.func.grad_and_value(lambda q: loss(self.distribution(q), batch, key, self.s))(q)
+        return derived(lambda q: loss(self.distribution(q), batch, key, self.s), q)
 
     def share(self, batch: Batch, n: Tensor) -> Number:
         """What the step sizes are multiplied with on this minibatch."""

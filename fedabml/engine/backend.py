@@ -21,7 +21,7 @@ from .. import rng
 from ..algorithms.base import Algorithm
 from ..data.files import write_aside
 from ..errors import InputError, nearest
-from ..vectors import Network
+from ..vectors import Network, derived
 from .crew import over
 from .refusal import refusal
 
@@ -164,7 +164,7 @@ class _Trial:
 
     def __init__(self, network: Network, x: Tensor):
         self.network, self.x = network, x.repeat(ROWS // len(x), *[1] * (x.ndim - 1))
-        self.gradient = torch.func.grad(lambda w, key: network(w, self.x, key).sum())
+        self.gradient = lambda w, key: derived(lambda w: network(w, self.x, key).sum(), w)
         self.lanes, self.times = LANES, 4
         self.images = x.ndim == 4 and any(len(shape) == 4 for shape in network.layout.shapes)  # and convolutions
         self.weights, self.keys = network.initial.expand(LANES, -1).contiguous(), rng.keys((0,), range(LANES))
