@@ -19,27 +19,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+import fedabml
+from fedabml.algorithms import make
+from fedabml.bench.measure import machine
 from fedabml.engine.program import SMALL, padding
 from fedabml.files import write
+from fedabml.summary import peak_memory
 
 ROUNDS, COHORT, SAMPLES, FEATURES = 22, 100, 4, 8
 WARM = 2  # rounds after which one is timed
 
 
-def run(clients: int, algorithm: str, folder: Path) -> dict[str, Any]:
-    """Trains a federation in this process; what its rounds take."""
-    import fedabml
-    from fedabml.algorithms import make
-    from fedabml.summary import peak_memory
-
-    g = np.random.default_rng(0)
-    shape = (SAMPLES * clients, FEATURES)
-    x = np.lib.format.open_memmap(folder / "x.npy", mode="w+", dtype=np.float32, shape=shape)
+def samples(clients: int, file: Path) -> None:
+    """Writes those of all clients."""
+    g, shape = np.random.default_rng(0), (SAMPLES * clients, FEATURES)
+    x = np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=shape)
     for first in range(0, len(x), 1 << 20):
         x[first : first + (1 << 20)] = g.normal(size=x[first : first + (1 << 20)].shape)
-    del x
-    x, y = np.load(folder / "x.npy", mmap_mode="r"), g.integers(0, 3, shape[0])
+
+
+def run(clients: int, algorithm: str, file: Path) -> dict[str, Any]:
+    """Trains a federation in this process; what its rounds take."""
+    x, y = np.load(file, mmap_mode="r"), np.random.default_rng(0).integers(0, 3, SAMPLES * clients)
     start = time.perf_counter()
     fed = fedabml.Federation.from_owners(x, y, np.repeat(np.arange(clients), SAMPLES))
     ready, ends = time.perf_counter() - start, list[float]()
@@ -48,14 +51,17 @@ def run(clients: int, algorithm: str, folder: Path) -> dict[str, Any]:
         epochs=1, evaluate=False, device="cpu", on_round=lambda line: ends.append(time.perf_counter()),
     )  # fmt: skip
     rounds = np.diff(ends)[WARM - 1 :].tolist()
-    return {"clients": clients, "algorithm": algorithm, "federation": ready, "rounds": rounds, "peak": peak_memory()}
+    peak = peak_memory() or 0
+    return {"clients": clients, "algorithm": algorithm, "federation": ready, "rounds": rounds, "peak": peak}
 
 
 def apart(clients: int, algorithm: str) -> dict[str, Any]:
     """The same in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "benchmarks.scale", "--one", algorithm, "--clients", str(clients)]
-        words += ["--out", folder]
+        file = Path(folder, "x.npy")
+        samples(clients, file)
+        words += ["--samples", str(file)]
         done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -83,7 +89,7 @@ def page(found: list[dict[str, Any]], command: str) -> str:
     """All of it as Markdown."""
     lines = [
         "# Registered clients, and padding\n",
-        f"`{command}`\n",
+        f"`{command}` on: {', '.join(f'{name} {value}' for name, value in machine(torch.device('cpu')).items())}.\n",
         f"{COHORT} clients a round, {SAMPLES} samples of {FEATURES} numbers each, one epoch, MLP {FEATURES}→16→3, a "
         f"process each; the median of {ROUNDS - WARM} warm rounds.\n",
         "| registered clients | algorithm | federation made in | a warm round | peak memory of the process |",
@@ -97,7 +103,7 @@ def page(found: list[dict[str, Any]], command: str) -> str:
     lines += [
         "\nSteps taken for clients that are done, where 20 clients of unequal size run side by side (batches of 50, "
         "five epochs). The batch shrinks with every client that is done, in CUDA graphs in coarser steps; in those of "
-        f"a small network to {SMALL} clients, because a GPU would not run fewer of them faster. So it does compiled, "
+        f"a small network to {SMALL} clients or fewer, because a GPU would hardly run one faster; so it does compiled, "
         "where every size is compiled anew.\n",
         "| samples of a client | wasted on a CPU | in graphs of a large network | in graphs of a small one |",
         "|---|---|---|---|",
@@ -111,11 +117,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", default="1000,100000,1000000", help="numbers of registered clients")
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--samples", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     told = parser.parse_args()
     numbers = [int(n) for n in told.clients.split(",")]
     if told.one:
-        print(json.dumps(run(numbers[0], told.one, told.out)))
+        print(json.dumps(run(numbers[0], told.one, told.samples)))
         return
     found = [apart(clients, name) for name in ("fedabml", "ditto") for clients in numbers]
     text = page(found, " ".join(["python -m benchmarks.scale", *sys.argv[1:]]))

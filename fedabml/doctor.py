@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from .algorithms.base import Phase
 from .data import Federation
 from .data.files import data_dir
 from .data.rows import Rows
 from .data.sources import datasets
 from .engine.backend import COARSE, free_bytes
+from .engine.cohort import Cohort
 from .engine.memory import host_memory
-from .engine.plan import cohort_size, sample
+from .engine.plan import cohort_size, sample, steps_of
 from .engine.program import Programs, padding, segments
 from .engine.simulate import Simulation
 from .native import compiler
@@ -134,12 +136,12 @@ def choices(setup: Setup, asked: dict[str, Any]) -> Facts:
         "bf16": "the network in bfloat16, two digits; posteriors, noise and averages in float32",
         "float64": "for checks; slow on most accelerators",
     }
-    dtype = setup.config["dtype"]
+    dtype, told = setup.config["dtype"], asked.get("dtype")
     rows = [
         ("device", f"{device} ({why})"),
         ("backend", f"{cohort.backend} ({how}{', images channels-last' * cohort.network.last})"),
         *([("threads", _threads(cohort.workers))] if device.type == "cpu" else []),
-        ("precision", _exactly(dtype) if algorithm.fine and dtype in COARSE else f"{dtype} ({meaning[dtype]})"),
+        ("precision", _exactly(told) if told in COARSE and algorithm.fine else f"{dtype} ({meaning[dtype]})"),
     ]
     hyper = algorithm.values()
     if "s" in hyper:
@@ -157,7 +159,7 @@ def choices(setup: Setup, asked: dict[str, Any]) -> Facts:
     return rows
 
 
-def _exactly(asked: str) -> str:
+def _exactly(asked: Any) -> str:
     return f"float32 (not {asked}: the algorithm takes small differences of gradients)"
 
 
@@ -175,7 +177,7 @@ class Estimate(NamedTuple):
     """What a run will take, roughly."""
 
     step: float  # seconds of one step of a chunk
-    around: float  # of a chunk's round, before and after its steps
+    around: float  # of a round, before and after its steps
     round: float
     scoring: float  # personalising and scoring every client once
     total: float
@@ -186,88 +188,89 @@ class Estimate(NamedTuple):
 
 
 ROUNDS = 10  # whose plans are looked at
-FEW, MORE = 2, 8  # steps of a trial
-BRIEF, PATIENCE = 0.5, 8.0  # seconds: of a trial that may be repeated with more steps; of all rounds of a trial
+FEW, MORE = 1, 4  # minibatches of a trial, times those of a step
+BRIEF, PATIENCE = 0.5, 8.0  # seconds: of a trial that may be repeated with more of them; of all rounds of a trial
 
 
 def estimate(setup: Setup, scored: float) -> Estimate:
     """Times a few real steps of a chunk of clients, and reckons the rest; `scored` is how often clients are scored.
 
-    The trial trains the clients of a round on two batches each until it goes as fast as it will, and throws the result
-    away. Where that takes a moment it does the same on eight: what does not grow with the steps comes with a round.
+    The trial trains the clients of the first round on a minibatch each until it goes as fast as it will, and throws the
+    result away. Where that takes a moment it does the same on four: what does not grow with the steps comes with a
+    round.
     """
     cohort, fed = setup.cohort, setup.cohort.fed
-    drawn = sample(fed.clients, setup.participation, cohort.seed, 1)
-    elapsed, chunk = _trial(setup, FEW)
+    drawn, phases = sample(fed.clients, setup.participation, cohort.seed, 1), cohort.algorithm.phases(setup.epochs)
+    few, more = (_short(fed, n * max(p.batches for p in phases) * cohort.batch_size) for n in (FEW, MORE))
+    elapsed, chunk = _trial(setup, few)
     lanes = min(chunk, len(drawn))
     chunks = -(-len(drawn) // lanes)
-    batch = cohort.batch_size
-    least, most = (int(_steps(_short(fed, n * batch), drawn, batch, 1).max()) for n in (FEW, MORE))
+    least, most = (int(_steps(cohort, short, drawn, phases).max()) for short in (few, more))
     step, around = elapsed / (least * chunks), 0.0
     if elapsed < BRIEF and most > least:
-        longer = _trial(setup, MORE)[0]
+        longer, _ = _trial(setup, more)
         step = max((longer - elapsed) / ((most - least) * chunks), 0.1 * step)
         around = max(0.0, elapsed / chunks - least * step)
-    least = cohort.programs.least
+    programs, gpu = cohort.programs, cohort.device.type == "cuda"
 
     def cost(now: int) -> float:
-        """Of a step of fewer or more clients: on a CPU in proportion, while fewer are hardly faster on a GPU."""
-        return step * (max(1.0, now / lanes) if cohort.device.type == "cuda" else now / lanes)
+        """Of a step of fewer or more clients: in proportion, but that few small ones are hardly faster on a GPU."""
+        return step * (max(1.0, now / lanes) if gpu and not programs.heavy else now / lanes)
 
-    reckoned = lambda steps, lanes: _reckoned(steps, lanes, cost, around, least)  # noqa: E731
+    reckoned = lambda steps, lanes: _reckoned(steps, lanes, cost, around, programs.least)  # noqa: E731
     rounds = []
     for t in range(min(ROUNDS, max(1, setup.rounds))):
         clients = sample(fed.clients, setup.participation, cohort.seed, t + 1)
-        rounds.append(reckoned(_steps(fed, clients, cohort.batch_size, setup.epochs), lanes))
+        rounds.append(reckoned(_steps(cohort, fed, clients, phases), lanes))
     per_round = float(np.mean([seconds for seconds, _ in rounds]))
-    personal = sum(phase.epochs for phase in cohort.algorithm.personal_phases())
-    own = _steps(fed, range(fed.clients), cohort.batch_size, max(1, personal))
-    scoring = reckoned(own, chunk)[0] if personal else 0.0
+    personal = [phase for phase in cohort.algorithm.personal_phases() if phase.epochs]
+    scoring = reckoned(_steps(cohort, fed, range(fed.clients), personal), chunk)[0] if personal else 0.0
     counts = fed.train.counts.astype(float)
     width = min(cohort.batch_size, int(counts.max()))
     batches = np.ceil(counts / width)
     sampled = cohort_size(fed.clients, setup.participation)
     return Estimate(
         step=step,
-        around=around,
+        around=around * chunks,
         round=per_round,
         scoring=scoring,
         total=setup.rounds * per_round + scored * scoring,
         padding=float(np.mean([waste for _, waste in rounds])),
         short=float(1 - counts.sum() / (batches.sum() * width)),
         bytes=(0 if cohort.data.hosted else fed.x.nbytes) + setup.lane * min(chunk, sampled),
-        free=free_bytes(cohort.device) * 2 if cohort.device.type == "cuda" else host_memory()[1],
+        free=free_bytes(cohort.device) * 2 if gpu else host_memory()[1],
     )
 
 
-def _trial(setup: Setup, batches: int) -> tuple[float, int]:
-    """Seconds of the first round with so many batches a client, once it goes as fast as it will; how many run at once.
+def _trial(setup: Setup, fed: Federation) -> tuple[float, int]:
+    """Seconds of the first round with these data, once it goes as fast as it will, and how many clients run at once.
 
     That is fewer than planned, where memory did not suffice. Steps are recorded at once, as they are in a long run.
     """
-    cohort = setup.cohort
-    brief = cohort.among(_short(cohort.fed, batches * cohort.batch_size))
+    brief = setup.cohort.among(fed)
     brief.programs.often = 0
-    sim = Simulation(brief, participation=setup.participation, epochs=1)
+    sim = Simulation(brief, participation=setup.participation, epochs=setup.epochs)
+    first = sim.server
 
     def timed() -> float:
-        start = time.perf_counter()
-        sim.round = 0  # the same clients every time
+        sim.server, start = first, time.perf_counter()
         sim.step()
         if brief.device.type == "cuda":
             torch.cuda.synchronize(brief.device)
         return time.perf_counter() - start
 
     timed()
-    seconds = [timed(), timed()]
-    while not (brief.programs.settled and len(seconds) >= 4) and sum(seconds) < PATIENCE:
+    seconds = [timed()]
+    while sum(seconds) < PATIENCE and not (brief.programs.settled and len(seconds) >= 4):
         seconds.append(timed())
     return float(np.median(seconds[-3:])), brief.chunk
 
 
-def _steps(fed: Federation, clients: Any, batch: int, epochs: int) -> np.ndarray:
+def _steps(cohort: Cohort, fed: Federation, clients: Iterable[int], phases: Sequence[Phase]) -> np.ndarray:
+    """How many steps each of some clients takes in all phases."""
     counts = fed.train.counts[list(clients)]
-    return epochs * -(-counts // min(batch, int(counts.max())))
+    width = min(cohort.batch_size, int(fed.train.counts.max()))
+    return np.sum([steps_of(counts, p.epochs, width, p.batches) for p in phases if p.epochs], 0)
 
 
 def _reckoned(

@@ -131,8 +131,8 @@ def prepare(
     if pretrained is not None:
         model = models.with_weights(model, pretrained)
     place = device_of(device)
-    coarse = algorithm.fine and dtype in COARSE
-    arithmetic = dtype_of("float32" if coarse else dtype, place)
+    asked, dtype = dtype, "float32" if algorithm.fine and dtype in COARSE else dtype
+    arithmetic = dtype_of(dtype, place)
     spare_compiler()
     if place.type == "cpu":
         hold_pages()
@@ -151,8 +151,8 @@ def prepare(
     backend, workers = way.backend, way.workers if workers is None else workers
     smallest, largest = int(fed.train.counts.min()), int(fed.train.counts.max())
     notes = algorithm.notes() + ([note] if note else [])
-    if coarse:
-        notes.append(f"The network runs in float32: {dtype} would drown the differences of gradients that are taken.")
+    if dtype != asked:
+        notes.append(f"The network runs in float32: {asked} would drown the differences of gradients that are taken.")
     if fed.clients > 1 and cohort_size(fed.clients, participation) == 1:
         notes.append(f"Only 1 of {fed.clients} clients takes part in a round; a larger participation learns faster.")
     if batch_size > smallest:
@@ -162,7 +162,7 @@ def prepare(
     chunk = chunk_of(lane, place, fed.clients) if chunk is None else chunk
     cohort = Cohort(
         algorithm, network, likelihood, fed, batch_size=batch_size, seed=seed, device=place, dtype=arithmetic.vectors,
-        inside=arithmetic.network, backend=backend, chunk=chunk, fuse=compile, workers=workers,
+        inside=arithmetic.network, backend=backend, chunk=chunk, fuse=compile, workers=workers, coarse=dtype in COARSE,
     )  # fmt: skip
     cohort.network.last = way.last  # its own, not the card's
     if compile and not cohort.programs.fuse:

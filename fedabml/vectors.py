@@ -125,6 +125,7 @@ class Network:
     """
 
     def __init__(self, module: nn.Module, own: int = 0):
+        _refuse_script(module)
         _refuse_batchnorm(module)
         self.module = copy.deepcopy(module).eval()
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
@@ -229,6 +230,14 @@ class Network:
         for name, p in module.named_parameters():
             p.requires_grad_(name in self.layout.names)  # what was frozen stays so
         return module.eval()
+
+
+def _refuse_script(module: nn.Module) -> None:
+    if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
+        raise InputError(
+            "The model, or a part of it, was made by torch.jit.script or torch.jit.trace, and cannot be called with "
+            "other weights than its own. Give the plain module that it was made from."
+        )
 
 
 def _refuse_batchnorm(module: nn.Module) -> None:

@@ -11,6 +11,7 @@ import torch
 
 import fedabml
 from benchmarks import cells, gpu, rivals, scale
+from benchmarks.peers import common
 from fedabml.bench import measure, table
 from fedabml.bench.loop import Loop, best_format
 from fedabml.bench.workloads import SUITES, WORKLOADS, Workload, workload
@@ -160,7 +161,7 @@ def test_a_side_that_diverges_has_no_time():
         side.timed()
 
 
-def test_records_and_tables(monkeypatch):
+def test_records_and_tables(monkeypatch, caplog):
     work, fed = SMALL, SMALL.federation()
     records = []
     for name in ("fedavg", "fedabml5"):
@@ -170,8 +171,9 @@ def test_records_and_tables(monkeypatch):
         records.append({"kind": "loop", "algorithm": name, **record})
     step = measure.steps_of(work, fed, device=CPU, turns=2, budget=0)
     assert step["ratio"].keys() == {"fedabml", "fedabml-batch"} and step["steps"] == work.steps
-    monkeypatch.setattr(program, "compiled", lambda function, inputs: function)  # which takes long
+    monkeypatch.setattr(program, "compiled", lambda function, inputs, said: function)  # which takes long
     both = measure.steps_of(work, fed, device=CPU, compile=True, turns=2, budget=0)
+    assert "neither traced nor compiled" not in caplog.text
     assert both["ratio"].keys() == {f"fedabml{kind}{how}" for kind in ("", "-batch") for how in ("", " compiled")}
     graphs = measure.graphs_of(work, fed, fedabml.FedAvg(lr=0.1), device=CPU, turns=2, budget=0)
     records += [
@@ -244,6 +246,16 @@ def test_the_gpus_command_on_what_there_is(tmp_path, monkeypatch, capsys):
     assert "Against the eager loop" in text and "| mlr | FedABML, s=5" in text and text in capsys.readouterr().out
     cell_names = [json.loads(line)["cell"] for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     assert cell_names == ["machine", "loop/mlr/fedavg/float32", "loop/mlr/fedabml5/float32", "step/mlr/float32"]
+
+
+def test_other_libraries_have_our_resnet18():
+    """Weight by weight in the same order, with the same outputs."""
+    ours = fedabml.models.build("resnet18", (3, 16, 16), 10)
+    theirs = common.resnet18(10)
+    for mine, own in zip(ours.parameters(), theirs.parameters(), strict=True):
+        own.data = mine.data
+    x = torch.randn(2, 3, 16, 16)
+    assert torch.equal(ours(x), theirs(x))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import rng
 from ..gaussian import Gaussian, kl
-from .base import Batch, Loss, Site, State
+from .base import Batch, Loss, Site, State, twice
 from .hyper import hyper
 from .steps import through
 from .variational import Variational
@@ -30,11 +30,6 @@ class Amortised(Variational):
     prior_lr: float | None = hyper(None, "η': step size of euclidean and amortised θ-steps (none: lr)", 0)
     curvature: str = hyper("exact", "amortised: H·v", choices=("exact", "first_order", "hessian_free"))
     delta: float = hyper(1e-3, "δ: the difference of hessian_free", 1e-12)
-
-    @property
-    def fine(self) -> bool:
-        """Where they stand for the curvature."""
-        return self.curvature == "hessian_free"
 
     @property
     def theta_lr(self) -> float:
@@ -54,15 +49,16 @@ class Amortised(Variational):
             return lambda phi: self.gradient(phi, batch, rng.fold(key, j), loss)[0]
 
         share = self.share(batch, site.n)
-        total, value = through(
-            {**theta, **self.still(theta["mean"])},
-            theta,
-            [slope(j) for j in range(self.k)],
-            lambda phi, gradient, theta: self.move(phi, gradient, theta, site.n, self.lr, share),
-            outer,
-            self.curvature,
-            self.delta,
-        )
+        with twice("curvature hessian_free or first_order"):
+            total, value = through(
+                {**theta, **self.still(theta["mean"])},
+                theta,
+                [slope(j) for j in range(self.k)],
+                lambda phi, gradient, theta: self.move(phi, gradient, theta, site.n, self.lr, share),
+                outer,
+                self.curvature,
+                self.delta,
+            )
         learned = ("mean", "logstd") if self.prior_std == "learned" else ("mean",)
         rate = self.theta_lr * share
         return {name: v - rate * total[name] if name in learned else v for name, v in theta.items()}, value

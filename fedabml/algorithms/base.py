@@ -13,13 +13,17 @@ A client:  shared ──personal──▶ carry ──personal_step…──▶ 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from ..gaussian import Distribution, Point
 from ..vectors import Layout, derived, plus
 from .hyper import Range, checked, hyper
@@ -69,6 +73,21 @@ class Phase(NamedTuple):
 def slope(w: Tensor, batch: Batch, key: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
     """∇f(w) and f(w) on a minibatch."""
     return derived(lambda w: loss(Point(w), batch, key), w)
+
+
+@contextlib.contextmanager
+def twice(instead: str) -> Iterator[None]:
+    """Names the operation of a network that cannot be derived twice; `instead` needs no second derivative."""
+    try:
+        yield
+    except RuntimeError as error:
+        met = re.search(r"derivative for '?(?:aten::)?(\w+)'? is not implemented", str(error))
+        if met is None:
+            raise
+        raise InputError(
+            f"This model cannot be derived twice: torch has no derivative of {met[1]}. Use {instead}, or other "
+            "operations of torch in its place."
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,11 @@ class FedABML(Steered):
         if way:
             raise InputError(f"FedABML: these options contradict each other; {way}.")
 
+    @property
+    def fine(self) -> bool:
+        """Where they stand for the curvature."""
+        return self.prior_step == "amortised" and self.curvature == "hessian_free"
+
     def notes(self) -> list[str]:
         if (self.prior_step, self.prior_every, self.rho, self.k) != ("natural", "batch", 1.0, 1):
             return []

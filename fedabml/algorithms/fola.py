@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .. import rng
 from ..vectors import Layout
-from .base import Algorithm, Batch, Loss, Site, State, slope
+from .base import Algorithm, Batch, Loss, Site, State, slope, twice
 from .hyper import Range, hyper
 from .steps import drawn
 
@@ -69,9 +69,10 @@ class FOLA(Algorithm):
         if self.curvature == "fisher":
             gradient, value = slope(w, batch, key, loss)
             return gradient, batch.mask.sum() * gradient**2, value
-        gradient, back, value = torch.func.vjp(lambda w: slope(w, batch, key, loss), w, has_aux=True)  # type: ignore[misc]
-        probe = torch.sign(rng.normal(rng.fold(key, 0), w.shape, w.dtype))  # dropout folds 1, 2, ...
-        return gradient, probe * back(probe)[0], value
+        with twice("curvature fisher"):
+            gradient, back, value = torch.func.vjp(lambda w: slope(w, batch, key, loss), w, has_aux=True)  # type: ignore[misc]
+            probe = torch.sign(rng.normal(rng.fold(key, 0), w.shape, w.dtype))  # dropout folds 1, 2, ...
+            return gradient, probe * back(probe)[0], value
 
     def move(self, carry: State, gradient: Tensor, shared: State, lr: float) -> State:
         """A step of w with the prior's pull taken implicitly."""

@@ -75,11 +75,15 @@ def dtype_of(name: str, device: torch.device) -> Arithmetic:
     if device.type == "cuda":
         rng.fused()
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        coarse = name in COARSE
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = coarse
+        rounded(name in COARSE)
         # Sums of products stay in float32.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     return DTYPES[name]
+
+
+def rounded(coarse: bool) -> None:
+    """Whether a GPU may round what it multiplies to TF32, from now on and in the whole process."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = coarse
 
 
 LANES, ROWS = 8, 32  # the trial by which a backend is chosen
@@ -156,7 +160,8 @@ def _together(network: Network, x: Tensor) -> None:
 
 
 def _gradient(network: Network) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    return torch.func.grad(lambda w, x, key: network(w, x, key).sum())
+    """In the weights alone: as in training, the examples are not of the transform, and may not be changed."""
+    return lambda w, x, key: torch.func.grad(lambda w: network(w, x, key).sum())(w)
 
 
 class _Trial:

@@ -77,6 +77,7 @@ class Cohort:
         inside: torch.dtype | None = None,  # of the network's own arithmetic
         fuse: bool = False,
         workers: int = 1,  # threads, on a CPU
+        coarse: bool = False,  # whether a GPU may round what it multiplies
     ):
         augment.check(algorithm.augment, fed.x.shape[1:])
         self.algorithm, self.likelihood, self.fed = algorithm, likelihood, fed
@@ -88,8 +89,14 @@ class Cohort:
         # A captured or compiled program would read samples where they lay when it was made.
         here, batched = not self.data.hosted, backend == "vmap"
         cpu = device.type == "cpu"
-        heavy = self.network.activations * min(batch_size, int(fed.train.counts.max())) >= HEAVY
-        self.programs = Programs(here and not cpu, fuse and here and batched, batched and cpu, heavy)
+        put_out = self.network.activations * min(batch_size, int(fed.train.counts.max()))
+        self.programs = Programs(
+            capture=here and not cpu,
+            fuse=fuse and here and batched,
+            trace=batched and cpu,
+            heavy=not batched or put_out >= HEAVY,  # one by one every lane takes its time
+        )
+        self.coarse = coarse
         self.shortest, self.longest = int(fed.train.counts.min()), int(fed.train.counts.max())
         self.tables = Tables(fed, seed, device, dtype)
 
@@ -120,7 +127,7 @@ class Cohort:
         return Cohort(
             self.algorithm, self.network, self.likelihood, fed, batch_size=self.batch_size, seed=self.seed,
             device=self.device, dtype=self.dtype, backend=self.backend, chunk=self.chunk, inside=self.network.dtype,
-            fuse=self.programs.fuse, workers=self.workers,
+            fuse=self.programs.fuse, workers=self.workers, coarse=self.coarse,
         )  # fmt: skip
 
     def lanes(self, shared: State, clients: Sequence[int], round: int = 0) -> Lanes:

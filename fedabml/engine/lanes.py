@@ -25,6 +25,7 @@ from ..algorithms.base import Phase, Site, State, Step
 from ..conv import Narrow, Products
 from ..gaussian import Distribution
 from .augment import PATH, augmented
+from .backend import rounded
 from .data import Local, Source
 from .estimators import Noise
 from .loss import ClientLoss, draw, draws_of, label_offset, output
@@ -119,6 +120,8 @@ class Lanes:
             hyper = [part.hyper for part in parts]
             given = Given(clients, list(rounds.unbind()), [part.shared for part in parts], hyper)
         self.given = given
+        if self.one.device.type == "cuda":
+            rounded(self.one.coarse)  # another run may have asked for something else
 
     def __len__(self) -> int:
         return sum(len(part.clients) for part in self.parts)

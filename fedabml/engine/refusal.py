@@ -21,7 +21,7 @@ from ..vectors import Network
 class Rule(NamedTuple):
     """What an error means, and what to do. `what` has a place for every group of the pattern."""
 
-    pattern: str  # in the error, or the code that raised it, which is the last line
+    pattern: str  # in the error, or the code that raised it (of a layer: its name), which is the last line
     what: str
     fix: str
 
@@ -31,7 +31,7 @@ MODEL = (
     Rule(
         r"\bone_hot\([^\n]*\)$",
         "looks at a value",
-        "Write it as labels.unsqueeze(-1) == torch.arange(classes)",
+        "Write it as labels.unsqueeze(-1) == torch.arange(classes, device=labels.device)",
     ),
     Rule(
         r"calling \.item\(\)|data-dependent control flow|looks at a tensor's value|tracing tensor|aten::equal|allclose",
@@ -48,7 +48,12 @@ MODEL = (
         "makes a tensor whose shape depends on values",
         "Keep the shape: torch.where(mask, h, 0) or h * mask",
     ),
-    Rule(r"mutate a captured Tensor", "changes a tensor that the model keeps", KEEP),
+    Rule(
+        r"mutate a captured Tensor",
+        "changes its input, or a tensor that it keeps",
+        f"Leave the input as it is (x = x / 255, not x /= 255; inplace=False). {KEEP}",
+    ),
+    Rule(r"layer _?SpectralNorm$", "keeps vectors from one call to the next", "Leave spectral_norm out"),
     Rule(r"batched == nullptr", "reads what the model kept from an earlier call", KEEP),
     Rule(
         r"out-of-place operators|match the broadcast shape|work on out=",
@@ -59,6 +64,11 @@ MODEL = (
         r"called random operation",
         "draws random numbers",
         "Draw them in __init__ and register them as a buffer; for noise in every step there is nn.Dropout",
+    ),
+    Rule(
+        r"saved tensor hooks|(?s:override the setup_context.*)\bcheckpoint(?:_sequential)?\(",
+        "forgets what its gradient needs, to compute it again",
+        "Leave torch.utils.checkpoint out: call the layers themselves",
     ),
     Rule(
         r"override the setup_context",
@@ -120,7 +130,7 @@ COMPILER = (
 def refusal(error: BaseException) -> str:
     """Where a network failed and at what, and what to do: the rest of a sentence, and another one."""
     where, code = _place(error) or ("it", "")
-    what, fix = _ruled(f"{error}\n{code}", MODEL) or (f"fails ({_first(error)})", OTHERWISE)
+    what, fix = _ruled(f"{error}\n{code or where}", MODEL) or (f"fails ({_first(error)})", OTHERWISE)
     return f"{where} {what}{f', in `{code}`' if code else ''}. {fix}."
 
 
@@ -172,7 +182,7 @@ def _place(error: BaseException) -> tuple[str, str] | None:
         if not _foreign(summary.filename):
             return f"`{_name(frame)}` ({Path(summary.filename).name}:{summary.lineno})", _code(summary)
         owner = frame.f_locals.get("self")
-        if layer is None and isinstance(owner, nn.Module):
+        if layer is None and (isinstance(owner, nn.Module) or type(owner).__name__ == "SpectralNorm"):  # an old hook
             layer = f"the layer {type(owner).__name__}", ""
     return layer
 

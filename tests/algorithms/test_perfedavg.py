@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
-from fedabml import rng
+from fedabml import rng, run
 from fedabml.algorithms import FedABML, FedAvg, PerFedAvg
 from fedabml.algorithms.base import Site
+from fedabml.engine.backend import dtype_of
 from fedabml.run import prepare
 from tests.algorithms.problem import (
     CLIENTS,
@@ -167,18 +170,22 @@ def test_remark_1_through_the_engine():
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "tf32"])
-def test_differences_of_gradients_have_all_digits(dtype):
+def test_differences_of_gradients_have_all_digits(dtype, monkeypatch):
     """Where products have two digits, (∇f(w + δg) − ∇f(w − δg))/2δ is their errors, a thousand times as large."""
-    fed = federation()
+    fed, asked = federation(), []
+    monkeypatch.setattr(run, "dtype_of", lambda name, device: asked.append(name) or dtype_of(name, device))
     words = {"device": "cpu", "batch_size": 5, "rounds": 1}
     for algorithm, fine in (
         (PerFedAvg(alpha=0.05), True),
         (FedABML(prior_step="amortised", prior_every="batch", curvature="hessian_free"), True),
         (FedABML(prior_step="amortised", prior_every="batch"), False),
+        (FedABML(curvature="hessian_free"), False),
         (FedAvg(), False),
     ):
         setup = prepare(fed, "mlr", algorithm, dtype=dtype, **words)
-        used = torch.float32 if fine or dtype == "tf32" else torch.bfloat16
-        assert setup.cohort.network.dtype == used and setup.config["dtype"] == dtype
+        used = "float32" if fine else dtype
+        assert setup.config["dtype"] == used == asked[-1] and setup.cohort.coarse == (not fine)
+        assert setup.cohort.among(dataclasses.replace(fed)).coarse == (not fine)
+        assert setup.cohort.network.dtype == (torch.bfloat16 if used == "bf16" else torch.float32)
         assert any("differences of gradients" in note for note in setup.notes) == fine
         assert not any("differences" in n for n in prepare(fed, "mlr", algorithm, dtype="float32", **words).notes)

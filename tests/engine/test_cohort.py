@@ -12,6 +12,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import fedabml
 from fedabml import FedABML, FedAvg, GaussianNoise, InputError, rng
@@ -23,7 +24,7 @@ from fedabml.engine.checkpoint import Checkpoint, Folder
 from fedabml.engine.lanes import Lanes, _flagged
 from fedabml.engine.loss import ClientLoss, label_offset
 from fedabml.engine.plan import minibatches, padded, sample
-from fedabml.engine.program import Programs, padding, segments
+from fedabml.engine.program import HEAVY, Programs, padding, segments
 from fedabml.engine.simulate import Simulation
 from fedabml.evaluate import evaluate
 from fedabml.vectors import Network
@@ -407,14 +408,17 @@ def test_a_batch_shrinks_as_lanes_are_done(steps, least):
 
 
 def test_how_far_a_batch_shrinks():
+    least = lambda **words: Programs(**words).least
+    assert least(capture=False, heavy=True) == 0 and least(capture=False, fuse=True, heavy=True) == 16
+    assert least(capture=True) == 16 and least(capture=True, heavy=True) == 1
+    assert least(capture=True, fuse=True, heavy=True) == 16
     fed = federation("mlp")
-    least = lambda device, activations, fuse: Programs(device != "cpu", fuse, False, activations >= 1 << 20).least
-    assert least("cpu", 1 << 30, False) == 0 and least("cpu", 1 << 30, True) == 16
-    assert least("cuda", 0, False) == 16 and least("cuda", 1 << 20, False) == 1 and least("cuda", 1 << 20, True) == 16
-    cohort = simulate(fed, "mlp", FedAvg(lr=0.1), rounds=0).cohort
-    assert not cohort.programs.heavy
-    cohort.network.activations = 1 << 30
-    assert cohort.among(dataclasses.replace(fed)).programs.heavy
+    cohort = simulate(fed, "mlp", FedAvg(lr=0.1), rounds=0, backend="vmap").cohort
+    rows = min(cohort.batch_size, int(fed.train.counts.max()))
+    for activations, heavy in (((HEAVY - 1) // rows, False), (-(-HEAVY // rows), True)):
+        cohort.network.activations = activations
+        assert cohort.among(dataclasses.replace(fed)).programs.heavy == heavy
+    assert simulate(fed, "mlp", FedAvg(lr=0.1), rounds=0, backend="loop").cohort.programs.heavy
 
 
 def test_padded():
@@ -596,7 +600,8 @@ UNBATCHED = {
     "range": (lambda h: h + len(range(int(h.sum()))), "int(h.sum())", LOOKS, NUMBERS, lambda h: h + h.sum().trunc()),
     "equal": (lambda h: h * torch.equal(h, h), "torch.equal(h, h)", LOOKS, NUMBERS, lambda h: h * (h == h).all()),
     "one_hot": (lambda h: h + nn.functional.one_hot(h.argmax(1))[:, :1], "nn.functional.one_hot(h.argmax(1))", LOOKS,
-                "== torch.arange(classes)", lambda h: h + (h.argmax(1).unsqueeze(-1) == torch.arange(3))[:, :1]),
+                "labels.unsqueeze(-1) == torch.arange(classes, device=labels.device)",
+                lambda h: h + (h.argmax(1).unsqueeze(-1) == torch.arange(3, device=h.device))[:, :1]),
     "tolist": (lambda h: h * max(h[0].tolist()), "h[0].tolist()", VALUES, HERE, lambda h: h * h[0].max()),
     "add_": (lambda h: torch.zeros(len(h), 3).add_(h), "torch.zeros(len(h), 3).add_(h)", WRITES, "out = out + h",
              lambda h: torch.zeros(len(h), 3) + h),
@@ -705,23 +710,109 @@ def test_a_module_with_a_memory_is_not_batched():
     assert "reads what the model kept from an earlier call, in `0.9 * self.seen`." in " ".join(setup.notes)
 
 
+class Into(Ending):
+    """Writes its outputs into a tensor made from its inputs, which are a client's own, but of all its draws."""
+
+    def forward(self, x):
+        return copied(x.new_zeros(len(x), 3), self.layer(x))
+
+
+def test_a_module_that_cannot_be_batched_over_draws_runs_client_by_client():
+    fed, model = federation("mlr"), Into(None)
+    (note,) = (n for n in fedabml.prepare(fed, model).notes if "cannot be batched over clients" in n)
+    assert "writes what differs between clients into a tensor that does not, in `out.copy_(h)`." in note
+    sim = simulate(fed, model, FedABML(s=2), rounds=1, backend="auto")
+    assert sim.cohort.backend == "loop" and torch.isfinite(sim.theta["mean"]).all()
+
+
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm])
+def test_a_spectral_norm_is_not_batched(norm):
+    setup = fedabml.prepare(federation("mlr"), norm(nn.Linear(6, 3)))
+    assert setup.cohort.backend == "loop"
+    words = "SpectralNorm keeps vectors from one call to the next. Leave spectral_norm out."
+    assert words in " ".join(setup.notes)
+
+
+class Scaling(nn.Linear):
+    """Changes its input."""
+
+    def forward(self, x):
+        x /= 255
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("backend", ["auto", "vmap", "loop"])
+def test_what_is_not_the_input_may_be_changed_in_place(backend):
+    ends = []
+    for inplace in (True, False):
+        torch.manual_seed(0)
+        layers = nn.Conv2d(1, 2, 4, 4), nn.ReLU(inplace=inplace), nn.Flatten(), nn.Linear(32, 3)
+        ends.append(simulate(federation("cnn"), nn.Sequential(*layers), rounds=2, backend=backend))
+    assert_close(*ends, 1e-12)
+    assert not torch.equal(ends[0].theta["mean"], ends[0].cohort.network.initial)
+
+
+INPUT, LESS = "changes its input, or a tensor that it keeps", "forgets what its gradient needs, to compute it again"
 UNTRAINED = {
+    "input": (Scaling(6, 3), f"{INPUT}, in `x /= 255`. Leave the input as it is (x = x / 255, not x /= 255; inplace="),
+    "inplace": (nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)), f"the layer ReLU {INPUT}. Leave the input as"),
+    "checkpoint": (Ending(lambda h: checkpoint(torch.exp, h, use_reentrant=False)),
+                   f"{LESS}, in `checkpoint(torch.exp, h, use_reentrant=False)`. Leave torch.utils.checkpoint out"),
+    "reentrant": (Ending(lambda h: checkpoint(torch.exp, h, use_reentrant=True)),
+                  f"{LESS}, in `checkpoint(torch.exp, h, use_reentrant=True)`. Leave torch.utils.checkpoint out"),
     "numpy": (Ending(lambda h: h * torch.from_numpy(h.detach().numpy())),
               "takes values out of torch, in `h.detach().numpy()`. Stay with torch's operations"),
     "array": (Ending(lambda h: h * torch.as_tensor(np.asarray(h.detach()))),
               "takes values out of torch, in `np.asarray(h.detach())`. Stay with torch's operations"),
-    "memory": (Counting(True), "changes a tensor that the model keeps, in `self.seen += h.detach().mean(0)`. Have"),
+    "memory": (Counting(True), f"{INPUT}, in `self.seen += h.detach().mean(0)`. Leave the input as it is (x = x / 255, "
+               "not x /= 255; inplace=False). Have the model keep nothing"),
     "function": (Ending(lambda h: Old.apply(h)), "whose forward has a ctx, in `Old.apply(h)`. Give it a forward"),
     "unique": (Ending(lambda h: h + h.unique().sum()), "it uses _unique2, of which torch has no derivative. Detach"),
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # torch's, of a checkpoint
 @pytest.mark.parametrize("case", UNTRAINED)
 @pytest.mark.parametrize("backend", ["auto", "vmap", "loop"])
 def test_a_module_that_has_no_gradient_is_refused(case, backend):
     model, words = UNTRAINED[case]
     with pytest.raises(InputError, match="^The gradient of this model cannot be taken: .*" + re.escape(words)):
         fedabml.train(federation("mlr"), model, rounds=1, backend=backend)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_module_is_refused():
+    plain = nn.Linear(6, 3)
+    script, trace = torch.jit.script(plain), torch.jit.trace(plain, torch.zeros(2, 6))
+    for model in (script, trace, nn.Sequential(script)):
+        with pytest.raises(InputError, match=r"made by torch\.jit\.script or .* Give the plain module"):
+            fedabml.prepare(federation("mlr"), model)
+
+
+class Distances(nn.Linear):
+    def forward(self, x):
+        return -torch.cdist(x, self.weight)
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x.unsqueeze(1).expand(-1, 2, -1)).mean(1)[:, :3]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("backend", ["vmap", "loop"])
+@pytest.mark.parametrize(("kind", "name"), [(lambda: Distances(6, 3), "_cdist_"), (Attending, "_scaled_dot_product_")])
+def test_a_module_that_cannot_be_derived_twice_is_refused_where_it_would_be(kind, name, backend):
+    one = FedABML(prior_step="amortised", prior_every="batch", lr=0.01)
+    words = {"rounds": 1, "backend": backend, "dtype": "float32"}
+    with pytest.raises(InputError, match=rf"no derivative of {name}\w+\. Use curvature hessian_free or first_order,"):
+        simulate(federation("mlr"), kind(), one, **words)
+    for curvature in ("hessian_free", "first_order"):  # as it says
+        simulate(federation("mlr"), kind(), dataclasses.replace(one, curvature=curvature), **words)
 
 
 class Unsound(nn.Linear):
