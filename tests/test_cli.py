@@ -76,6 +76,7 @@ def test_train_evaluate_personalize_predict(client, tmp_path):
     assert "x_test is predicted" in run("predict", "p.safetensors", "--data", client).stderr
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_defaults_that_it_was_begun_with(tmp_path):
     then = ("--set", "fedabml.server_momentum=0", "--set", "fedabml.average=0.5", "--quiet")
     run("train", *SMALL, "--out", "whole", "--rounds", 4, *then)
@@ -89,6 +90,7 @@ def test_a_run_goes_on_with_the_defaults_that_it_was_begun_with(tmp_path):
     assert whole["nll"] == old["nll"]
 
 
+@pytest.mark.slow
 def test_resume_needs_the_folder_alone_and_may_go_further(tmp_path):
     run("train", *SMALL, "--out", "whole", "--rounds", 5, "--quiet")
     assert run("train", *SMALL, "--out", "parts", "--quiet").output == ""
@@ -158,6 +160,7 @@ def test_a_dry_run_tells_the_engines_number_of_clients(clients, share):
     assert f"{sampled} of {clients} clients" in run("train", *words, "--dry-run").stdout
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_a_resumed_run_has_its_backend_and_chunk(tmp_path):
     run("train", *SMALL, "--backend", "loop", "--chunk", 3, "--out", "run", "--quiet")
     for words in (["--backend", "loop", "--chunk", 3], []):

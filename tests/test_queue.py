@@ -115,6 +115,7 @@ def test_a_chain_that_is_stopped_between_its_commands_is_not_done(tmp_path, monk
     assert ended(tmp_path) == [("a", -1)] and own.failed == 1
 
 
+@pytest.mark.slow
 def test_a_chain_waits_for_its_data_and_time_ends(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "here.npz").touch()

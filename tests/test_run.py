@@ -187,6 +187,7 @@ def test_evaluating_along_the_way_does_not_change_the_training():
     assert b.summary["accuracy_last10"] == pytest.approx((first + last) / 2)
 
 
+@pytest.mark.slow
 def test_some_clients_are_scored_along_the_way_and_all_at_the_end(monkeypatch):
     scored = lambda run: ([line["eval"]["clients_scored"] for line in run.history], run.summary["clients_scored"])
     train = lambda **words: fedabml.train(federation(), "mlr", FedABML(), chunk=4, eval_every=1, **QUICK, **words)
@@ -434,6 +435,7 @@ def test_callbacks_see_every_round():
 WILD = {"kl_step": "explicit", "lam": 10, "nu0": -7, "personal_lr": 1.0, "personal_epochs": 30, "lr": 1e-4}
 
 
+@pytest.mark.slow
 def test_a_score_that_diverges_costs_neither_the_prior_nor_the_rounds(tmp_path):
     words = QUICK | {"rounds": 2}
     with pytest.raises(fedabml.TrainingError, match="Personalising diverged"):

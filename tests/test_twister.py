@@ -93,6 +93,7 @@ def test_threads_share_rows(kind, eager, monkeypatch):
 
 @here
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+@pytest.mark.slow
 def test_a_forked_process_draws_too():
     """Its threads stayed behind."""
     script = """

@@ -94,6 +94,7 @@ def quadratic(a, b):
     return lambda q, *_: 0.5 * (torch.tensor(a) * (q.mean - torch.tensor(b)) ** 2).sum()
 
 
+@pytest.mark.slow
 def test_one_round_on_gaussians_is_exact():
     """Likelihoods N(b_i, 1/a_i): the product of the clients' posteriors has its mode at Σ a_i b_i / Σ a_i."""
     a, b = np.array([[1.0, 9.0], [4.0, 0.5], [2.0, 2.0]]), np.array([[3.0, -1.0], [0.0, 5.0], [1.0, 1.0]])

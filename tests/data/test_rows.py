@@ -63,6 +63,7 @@ def test_bad_seeds(seed):
         generator(seed, 1)
 
 
+@pytest.mark.slow
 def test_a_million_clients_are_cheap():
     rows = Rows.by_owner(np.repeat(np.arange(1_000_000), 3), 1_000_000)
     taken = draw(rows, np.ones(1_000_000, int), np.zeros(3_000_000, int), 0, HOLD_OUT)

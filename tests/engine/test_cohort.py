@@ -486,6 +486,7 @@ class Viewing(nn.Module):
         return self.head(self.conv(x).view(len(x), -1))
 
 
+@pytest.mark.slow
 def test_images_may_lie_channels_last(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDABML_CACHE", str(tmp_path))
     seconds = backend._Trial.seconds
@@ -868,6 +869,7 @@ def test_the_server_takes_a_part_of_its_last_step_again(tmp_path):
         go(Folder(tmp_path).last()._replace(velocity={}))
 
 
+@pytest.mark.slow
 def test_batches_without_padding_need_no_mask_and_give_the_same_bits(monkeypatch):
     g = np.random.default_rng(1)
     clients = lambda sizes: [(g.normal(size=(n, 3)).astype(np.float32), g.integers(0, 3, n)) for n in sizes]

@@ -102,6 +102,7 @@ def fed():
 
 @pytest.mark.parametrize("backend", ["vmap", "loop"])
 @pytest.mark.parametrize("name", ["fedabml", "scaffold", "fedpop"])
+@pytest.mark.slow
 def test_threads_change_nothing(fed, name, backend):
     def run(workers):
         setup = fedabml.prepare(

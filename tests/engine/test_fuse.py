@@ -264,6 +264,7 @@ def test_the_compiler_works_in_the_background(monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_compiler_that_fails_is_asked_once(eager, monkeypatch):
     monkeypatch.setenv("CC", "false")
     monkeypatch.setattr(native, "_FAILED", set())

@@ -69,6 +69,7 @@ def assert_same(a, b):
 
 
 @pytest.mark.parametrize("name", ["fedabml", "scaffold", "local"])
+@pytest.mark.slow
 def test_the_chunk_is_halved_until_it_fits(monkeypatch, caplog, name):
     small = train(algorithm=make(name), chunk=2)
     device = Device(monkeypatch, 3)
@@ -96,6 +97,7 @@ def test_so_it_is_when_clients_are_scored(monkeypatch, caplog, name):
         np.testing.assert_allclose(v, found.evaluation.clients[k], 1e-3, 1e-4)
 
 
+@pytest.mark.slow
 def test_so_it_is_when_the_prior_itself_is_scored(monkeypatch, caplog):
     """The server's own model gets fewer samples at once, which changes no score."""
     monkeypatch.setattr(scoring, "FEW", 4)
@@ -358,6 +360,7 @@ def test_the_memory_of_a_client_is_known_to_a_factor_of_two(model, lanes, estima
 # -- samples on the host --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("local", [1 << 28, 0])
 @pytest.mark.parametrize("task", ["images", "regression"])
+@pytest.mark.slow
 def test_samples_on_the_host_give_the_same_run(monkeypatch, task, local):
     g = np.random.default_rng(0)
 

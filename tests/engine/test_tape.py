@@ -216,6 +216,7 @@ FAILS = {
 
 
 @pytest.mark.parametrize("case", FAILS)
+@pytest.mark.slow
 def test_a_step_that_cannot_be_compiled_runs_as_it_is(case, monkeypatch, caplog):
     raised, said = FAILS[case]
 
@@ -282,6 +283,7 @@ class Stops(FedAvg):
         return {"mean": update["mean"], "round": shared["round"] + 1}
 
 
+@pytest.mark.slow
 def test_a_step_that_decides_by_values_decides_anew_in_every_round():
     g = np.random.default_rng(0)
     rows = [(g.normal(size=(60, 3)).astype(np.float32), np.arange(60) % 2) for _ in range(4)]

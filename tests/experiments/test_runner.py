@@ -28,6 +28,7 @@ def run(cells, path):
     return list(execute(cells, Ledger(path)))
 
 
+@pytest.mark.slow
 def test_together_as_one_by_one(tmp_path, monkeypatch):
     options = ({"personal_epochs": 0}, {"personal_epochs": 2, "personal_lr": 0.02})
     cells = [cell(seed=s, lr=lr, personal=options) for s in (0, 1) for lr in (0.05, 0.02)] + [cell("ditto", lr=0.05)]
