@@ -89,7 +89,7 @@ class Segment(NamedTuple):
 def segments(steps: np.ndarray, least: int) -> list[Segment]:
     """How the batch shrinks; `steps` are sorted, the most first.
 
-    In coarse steps down to so many lanes or, where that is 0, with every lane that is done.
+    In coarse steps, to the first size of so many lanes or fewer; where that is 0, with every lane that is done.
     """
     count = len(steps)
     sizes = [count]
