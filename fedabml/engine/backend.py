@@ -68,7 +68,8 @@ def dtype_of(name: str, device: torch.device) -> Arithmetic:
 
     float32 and float64 are meant: without TF32, a GPU's results agree with a CPU's. `tf32` allows the faster, coarser
     arithmetic (three digits) in convolutions and matrix products. `bf16` runs the network in bfloat16 (two digits);
-    posteriors, noise, KL and averages stay in float32. In every case the same run gives the same bits.
+    posteriors, noise, KL and averages stay in float32. In every case the same run gives the same bits; compiled, where
+    torch finds the kernels in its cache that it had chosen before, by their time.
     """
     if name not in DTYPES:
         raise InputError(f"There is no dtype '{name}'.{nearest(name, DTYPES)}")

@@ -336,13 +336,13 @@ def test_products_read_operands_as_they_lie(in_dims, layout):
 
 @pytest.mark.parametrize("model_options", [{"hidden": ()}, {"hidden": (20, 12)}], ids=["regression", "two layers"])
 @pytest.mark.parametrize("name", ["fedavg", "fedabml"])
-def test_compiled_and_captured_products_equal_eager_ones(name, model_options, caplog):
+def test_compiled_and_captured_products_equal_eager_ones(name, model_options, caplog, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # no other process times kernels and writes its choice
     fed, words = federation((1, 9, 9), EVEN), {"dtype": "float32", "model_options": model_options, "rounds": 2}
     fused = simulate(fed, make(name, lr=0.05), compile=True, **words)
     assert "without torch.compile" not in caplog.text
     assert_close(fused, simulate(fed, make(name, lr=0.05), capture=False, **words), 1e-5)
-    again = everything(simulate(fed, make(name, lr=0.05), compile=True, **words))
-    assert all(torch.equal(v, again[k]) for k, v in everything(fused).items())
+    assert_close(fused, simulate(fed, make(name, lr=0.05), compile=True, **words), 0)
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -351,42 +351,6 @@ def test_compiled_steps_equal_eager_ones(name, caplog):
     fused = simulate(fed, make(name, **OPTIONS.get(name, {})), compile=True)
     assert "without torch.compile" not in caplog.text
     assert_close(fused, simulate(fed, make(name, **OPTIONS.get(name, {})), capture=False), 1e-9)
-
-
-def vector(sim, clients):
-    """All that the server has, and what these clients keep."""
-    kept = sim.kept_for(clients) if sim.cohort.algorithm.keeps else {}
-    return torch.cat([v.double().flatten().cpu() for v in (*sim.shared.values(), *kept.values())])
-
-
-@pytest.mark.parametrize(("name", "compile"), [*((n, False) for n in REGISTRY), ("fedavg", True), ("fedabml", True)])
-def test_in_bf16_a_run_is_near_the_exact_one(name, compile):
-    """A seventh of the way that a round goes is the tolerance: products have two digits, and their errors add up.
-
-    Of a network of few units a round's mean may go nowhere, and the errors are all that is left.
-    """
-    fed, algorithm = federation((3, 16, 16)), make(name, **OPTIONS.get(name, {}))
-    words = {"model": "cnn", "model_options": {"channels": (8, 16), "hidden": (32,)}}
-    exact, coarse, start = (
-        simulate(fed, algorithm, rounds=rounds, dtype=dtype, compile=compile and dtype == "bf16", **words)
-        for rounds, dtype in ((1, "float32"), (1, "bf16"), (0, "float32"))
-    )
-    clients = sorted(exact.kept.states)
-    exact, coarse, start = (vector(sim, clients) for sim in (exact, coarse, start))
-    assert (exact != start).any()
-    assert (coarse - exact).norm() <= (0 if algorithm.fine else 0.15) * (exact - start).norm()
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedabml"])
-def test_in_bf16_graphs_equal_eager_steps_and_the_loop(name):
-    """To a hundredth of the way, and a tenth for the loop, whose convolutions are another library's."""
-    fed, words = federation((3, 16, 16)), {"dtype": "bf16", "model": "cnn", "rounds": 1}
-    words["model_options"] = {"channels": (8, 16), "hidden": (32,)}
-    graphs, start = (simulate(fed, make(name), **(words | {"rounds": n})).shared["mean"] for n in (1, 0))
-    for other in ({"capture": False}, {"backend": "loop", "capture": False, "chunk": 2}):
-        found = simulate(fed, make(name), **(words | other)).shared["mean"]
-        apart = 0.01 if "backend" not in other else 0.1
-        assert (found - graphs).norm() <= apart * (graphs - start).norm()
 
 
 @contextmanager

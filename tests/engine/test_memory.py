@@ -412,7 +412,7 @@ def on_gpu(**options):
 def test_a_gpu_that_is_too_small():
     """In a process of its own: graphs of other tests hold memory for as long as they live."""
     node = f"{__file__}::test_a_gpu_that_is_too_small_for_this_process"
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", node]
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", node]
     done = subprocess.run(words, env=os.environ | {FRESH: "1"}, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
 

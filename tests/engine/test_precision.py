@@ -1,0 +1,97 @@
+"""The network in bfloat16: a round of every system goes where that of float32 goes, batched or not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import fedabml
+from fedabml.algorithms import REGISTRY, make
+from fedabml.engine.simulate import Simulation
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
+SIZES = (6, 60, 13, 33, 25, 9)
+OPTIONS = {"fedpop": {"gamma": 1e-3}, "pfedme": {"lam": 3.0}, "perfedavg": {"alpha": 0.05}}
+
+
+def client(n, seed):
+    """Images that tell their labels: of three channels, that of the label is half as bright.
+
+    Where labels are drawn without a look at the images there is nothing to learn but how often each comes, which
+    FedABML's label level knows: its mean goes nowhere in a round, and is no measure of errors.
+    """
+    g = np.random.default_rng([n, seed])
+    x = g.integers(0, 256, (n, 3, 16, 16)).astype(np.uint8)
+    y = g.choice(g.permutation(3)[:2], n)
+    x[np.arange(n), y] //= 2
+    return x, y
+
+
+@pytest.fixture(scope="module")
+def fed():
+    train, test = ([client(n, i) for i, n in enumerate(sizes)] for sizes in (SIZES, (7,) * len(SIZES)))
+    return fedabml.Federation.from_arrays(train, test, classes=3)
+
+
+def simulate(fed, name, device, *, rounds=1, capture=True, **options):
+    """A round of short steps. Of long ones a difference is not one of products: a unit answers to one more example."""
+    words = {
+        "rounds": 1, "participation": 0.67, "epochs": 1, "batch_size": 8, "seed": 6, "device": device,
+        "backend": "vmap", "chunk": 6, "model_options": {"channels": (8, 16), "hidden": (32,)},
+    }  # fmt: skip
+    algorithm = make(name, **({"lr": 0.01} | OPTIONS.get(name, {})))
+    setup = fedabml.prepare(fed, "cnn", algorithm, **(words | options))
+    setup.cohort.programs.capture &= capture
+    sim = Simulation(setup.cohort, participation=setup.participation, epochs=setup.epochs)
+    sim.run(rounds)
+    assert not setup.cohort.programs.refused, "capturing failed"
+    return sim
+
+
+def vector(sim, clients):
+    """All that the server has, and what these clients keep."""
+    kept = sim.kept_for(clients) if sim.cohort.algorithm.keeps else {}
+    return torch.cat([v.double().flatten().cpu() for v in (*sim.shared.values(), *kept.values())])
+
+
+def check_near(fed, name, device, **options):
+    exact, coarse, start = (
+        simulate(fed, name, device, rounds=rounds, dtype=dtype, **(options if dtype == "bf16" else {}))
+        for rounds, dtype in ((1, "float32"), (1, "bf16"), (0, "float32"))
+    )
+    fine, clients = coarse.cohort.algorithm.fine, sorted(exact.kept.states)
+    exact, coarse, start = (vector(sim, clients) for sim in (exact, coarse, start))
+    assert (exact != start).any()
+    assert (exact != coarse).any() != fine
+    assert (coarse - exact).norm() <= 0.15 * (exact - start).norm()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_round_is_near_the_exact_one(fed, name, device):
+    """A seventh of the way that a round goes is the tolerance: products have two digits, and their errors add up.
+
+    Of a network of few units a round's mean may go nowhere, and the errors are all that is left. An algorithm that
+    takes differences of gradients (`fine`) runs in float32, and has its bits.
+    """
+    check_near(fed, name, device)
+
+
+@gpu
+@pytest.mark.parametrize("name", ["fedavg", "fedabml"])
+def test_so_is_a_compiled_one(fed, name):
+    check_near(fed, name, "cuda", compile=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["fedavg", "fedabml"])
+def test_graphs_equal_eager_steps_and_the_loop(fed, name, device):
+    """To a hundredth of the way, and a tenth for the loop, whose convolutions are another library's."""
+    words = {"dtype": "bf16"}
+    graphs, start = (simulate(fed, name, device, rounds=n, **words).shared["mean"] for n in (1, 0))
+    for other in ({"capture": False}, {"backend": "loop", "capture": False, "chunk": 2}):
+        found = simulate(fed, name, device, **(words | other)).shared["mean"]
+        apart = 0.01 if "backend" not in other else 0.1
+        assert (found - graphs).norm() <= apart * (graphs - start).norm()
