@@ -103,7 +103,7 @@ def compare(
         try:
             found = run(
                 rows,
-                _seeds(seeds) if seeds else saved.seeds if saved else SEEDS,
+                seeds_of(seeds) if seeds else saved.seeds if saved else SEEDS,
                 out=out,
                 resume=resume,
                 finished=finished or (),
@@ -143,7 +143,7 @@ def listed(words: str) -> list[str]:
     return list(names("algorithm")) if found == ["all"] else found
 
 
-def _seeds(words: str) -> int | list[int]:
+def seeds_of(words: str) -> int | list[int]:
     """So many, or these: 5, or 0,3,7."""
     try:
         several = [int(word) for word in words.split(",") if word.strip()]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InputError, nearest
+from .compare import seeds_of
 from .console import Board, complain, console, note, say, table, tell
 from .options import Finished, completion
 from .tune import Trials
@@ -52,10 +53,29 @@ def reproduce(
     algorithms: Annotated[
         str | None, typer.Option(metavar="A,B,C", help="Algorithms.", show_default="the experiment's own")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(metavar="N", help="Seeds.", show_default="5; quick: 1 or 2")] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="So many seeds (0, 1, ...), or these: 5,6,7.", show_default="5; quick: 1 or 2"),
+    ] = None,
     trials: Annotated[
         int | None,
         typer.Option(metavar="N", help="tuned: trials of every algorithm.", show_default="16; quick: 2"),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=A,B,C",
+            help="tuned: search these values (of one algorithm: fedprox.mu=0.1,1) and no others, as `fedabml tune` "
+            "does; an algorithm that it says nothing of has its own search. Repeatable.",
+        ),
+    ] = None,
+    search_seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="tuned: the seed and partition of the searches; none of --seeds.",
+            show_default="100",
+        ),
     ] = None,
     chosen: Annotated[
         list[Path] | None,
@@ -118,9 +138,10 @@ def reproduce(
         raise InputError(f"There is no experiment '{experiment}'.{nearest(experiment, [*EXPERIMENTS, 'all'])}")
     if protocol not in PROTOCOLS:
         raise InputError(f"There is no protocol '{protocol}'.{nearest(protocol, PROTOCOLS)}")
-    for name, value in (("seeds", seeds), ("trials", trials)):
-        if value is not None and value < 1:
-            raise InputError(f"--{name} is a whole number of at least 1; it is {value}.")
+    if trials is not None and trials < 1:
+        raise InputError(f"--trials is a whole number of at least 1; it is {trials}.")
+    if search_seed is not None and search_seed < 0:
+        raise InputError(f"--search-seed is a whole number of at least 0; it is {search_seed}.")
     share = None if part is None else _part(part)
     if share and so_far:
         raise InputError("--part runs cells and --so-far runs none: give one of them.")
@@ -128,14 +149,16 @@ def reproduce(
     out = out or Path("runs") / f"{experiment}-{protocol}{'-quick' * quick}"
     machine: dict[str, Any] = {"device": device} | ({"data_dir": str(data_dir)} if data_dir else {})
     machine |= {"compile": True} if compile else {}
-    words = _words(columns), _words(algorithms), seeds, trials, dtype, machine, tuple(map(str, chosen or ()))
-    asked = Ask(experiment, protocol, quick, *words)
+    several = seeds_of(seeds) if seeds else None
+    words = _words(columns), _words(algorithms), tuple(several) if isinstance(several, list) else several, trials
+    files, values = tuple(map(str, chosen or ())), tuple(grid or ())
+    asked = Ask(experiment, protocol, quick, *words, dtype, machine, files, values, search_seed)
     again = asked.command(out) + (f" --part {part}" if part else "")
     for name in wanted:
         ask, folder, kind = asked, out, EXPERIMENTS[name]
         if experiment == "all":  # some have nothing to choose from
             ask, folder = replace(asked, experiment=name), out / name
-            ask = ask if kind.columns else replace(ask, columns=(), chosen=())
+            ask = ask if kind.columns else replace(ask, columns=(), chosen=(), grid=(), search_seed=None)
             ask = ask if kind.algorithms else replace(ask, algorithms=())
         with Progress(name, quiet) as progress:
             where: dict[str, Any] = {"tuning": out / "tune", "finished": finished or (), "hear": progress.hear()}

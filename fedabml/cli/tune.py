@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -116,6 +116,7 @@ def tune(
     """
     from ..experiments import request
     from ..experiments.compare import configs
+    from ..experiments.space import read_grid
     from ..experiments.tune import tune as run
 
     asked = told(ctx)
@@ -149,7 +150,7 @@ def tune(
                 measure=measure or saved.get("measure"),
                 preset=preset or saved.get("preset"),
                 fixed=fixed,
-                values=_grid(grid) if grid else saved.get("grid"),
+                values=read_grid(grid) if grid else saved.get("grid"),
                 resume=resume,
                 finished=finished or (),
                 progress=download.enter_context(downloads(asked.key("dataset") or "", quiet)),
@@ -218,32 +219,6 @@ def _settings(trial: Trial) -> str:
 def _folder(asked: Told) -> Path:
     data = asked.key("data")
     return Path("runs") / f"{Path(data).stem if data else asked.key('dataset') or 'digits'}-tuning"
-
-
-def _grid(words: list[str]) -> dict[str, Any]:
-    """`lr=0.01,0.1`, `fedprox.mu=0.1,1`, ... as lists by name, and by algorithm."""
-    found: dict[str, Any] = {}
-    for word in words:
-        name, _, text = word.partition("=")
-        *algorithm, key = name.strip().split(".")
-        if not text.strip() or not key or len(algorithm) > 1:
-            raise InputError(f"--grid takes NAME=A,B,C or ALGORITHM.NAME=A,B,C, such as lr=0.01,0.1; it is '{word}'.")
-        own = found.setdefault(algorithm[0], {}) if algorithm else found
-        if key in own:
-            raise InputError(f"--grid {word}: values of '{name.strip()}' have been given already.")
-        own[key] = [_value(each.strip()) for each in text.split(",")]
-    return found
-
-
-def _value(word: str) -> Any:
-    """A number, none, true, false, or the word itself."""
-    known = {"none": None, "true": True, "false": False}
-    if word in known:
-        return known[word]
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(word)
-    return word
 
 
 def _seeds(words: str) -> list[int]:

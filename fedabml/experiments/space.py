@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +29,32 @@ def space(algorithm: str, fixed: Collection[str] = ()) -> Space:
     kind, variant = REGISTRY[algorithm]
     held = {*GRID, *variant, *fixed}
     return {f.name: f.metadata["tune"] for f in fields(kind) if f.metadata["tune"] and f.name not in held}
+
+
+def read_grid(words: Sequence[str]) -> dict[str, Any]:
+    """`lr=0.01,0.1`, `fedprox.mu=0.1,1`, ... as lists by name, and by algorithm."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        *algorithm, key = name.strip().split(".")
+        if not text.strip() or not key or len(algorithm) > 1:
+            raise InputError(f"--grid takes NAME=A,B,C or ALGORITHM.NAME=A,B,C, such as lr=0.01,0.1; it is '{word}'.")
+        own = found.setdefault(algorithm[0], {}) if algorithm else found
+        if key in own:
+            raise InputError(f"--grid {word}: values of '{name.strip()}' have been given already.")
+        own[key] = [_value(each.strip()) for each in text.split(",")]
+    return found
+
+
+def _value(word: str) -> Any:
+    """A number, none, true, false, or the word itself."""
+    known = {"none": None, "true": True, "false": False}
+    if word in known:
+        return known[word]
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(word)
+    return word
 
 
 def searches(told: Mapping[str, Any]) -> bool:

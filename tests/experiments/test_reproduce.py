@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -309,6 +310,28 @@ def _desk(name, **words):
 WORDS = {"algorithms": ("fedavg-ft", "local"), "seeds": 1}
 
 
+def test_a_grid_and_the_partitions_of_searches_and_tests_are_told(tmp_path):
+    words = ("--quick", "--protocol", "tuned", "--algorithms", "fedprox-ft,local", "--trials", 9, "--seeds", "5,7")
+    words += ("--grid", "lr=0.05,0.1", "--grid", "fedprox-ft.mu=0.1,0.2", "--grid", "personal_epochs=2")
+    command("reproduce", "table1", *words, "--search-seed", 101, "--out", tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "cells.jsonl").read_text().splitlines()]
+    assert sorted(line["config"]["seed"] for line in lines) == [5, 5, 7, 7]
+    tried = {}
+    for name in ("fedprox-ft", "local"):
+        cells = (tmp_path / f"tune/digits/{name}/cells.jsonl").read_text().splitlines()
+        own = [json.loads(cell)["config"] for cell in cells]
+        assert {config["seed"] for config in own} == {101}
+        tried[name] = {(config[name]["lr"], config[name].get("mu")) for config in own}
+    assert tried == {
+        "fedprox-ft": {(lr, mu) for lr in (0.05, 0.1) for mu in (0.1, 0.2)},
+        "local": {(0.05, None), (0.1, None)},
+    }
+    before = (tmp_path / "table.md").read_text()
+    made = next(line for line in before.splitlines() if line.startswith("fedabml reproduce"))
+    command(*shlex.split(made)[1:])  # what the table says made it finds all of it finished
+    assert (tmp_path / "cells.jsonl").read_text().count("\n") == 4
+
+
 def test_an_interrupted_run_goes_on_and_a_finished_cell_never_runs_twice(tmp_path, monkeypatch):
     ran, honest = [], runner.run_together
 
@@ -483,9 +506,17 @@ def test_the_command(one_thread_here):
         (["tabel1"], "table1"),
         (["table1", "--protocol", "tunde"], "tuned"),
         (["table1", "--protocol", "tuned", "--chosen", "nowhere.toml"], "nowhere.toml"),
+        (["table1", "--grid", "lr=0.1"], "--grid is for"),
+        (["toy", "--protocol", "tuned", "--search-seed", "1"], "--search-seed is for"),
+        (["table1", "--protocol", "tuned", "--search-seed", "3"], "a seed of the test"),
+        (["table1", "--protocol", "tuned", "--search-seed", "-3"], "at least 0"),
+        (["table1", "--protocol", "tuned", "--grid", "learning_rate=1"], "'learning_rate', which no search has"),
+        (["table1", "--protocol", "tuned", "--grid", "fedabml.rh=1"], "Did you mean 'rho'"),
+        (["table1", "--protocol", "tuned", "--algorithms", "local", "--grid", "fedprox.mu=1"], "'fedprox', which no"),
+        (["table1", "--seeds", "0"], "how many seeds"),
         (["table1", "--columns", "cifar10"], "cifar10-5"),
         (["table1", "--quick", "--algorithms", "fedagv"], "fedavg"),
-        (["table1", "--seeds", "0"], "at least 1"),
+        (["table1", "--protocol", "tuned", "--trials", "0"], "at least 1"),
         (["table1", "--part", "2"], "--part is I/N"),
         (["table1", "--part", ""], "--part is I/N"),
         (["table1", "--part", "3/2"], "no part 3 of 2"),

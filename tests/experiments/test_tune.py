@@ -21,7 +21,7 @@ from fedabml.config import RunConfig
 from fedabml.engine.backend import lane_bytes
 from fedabml.errors import InputError
 from fedabml.experiments.cells import Ledger, Result, Score
-from fedabml.experiments.space import GRID, Points, own_grid, personal_options, space
+from fedabml.experiments.space import GRID, Points, own_grid, personal_options, read_grid, space
 from fedabml.experiments.tune import _Search, tune
 from tests.command import run
 
@@ -424,16 +424,14 @@ def test_all_are_those_that_suit_the_network(tmp_path, model):
 
 
 def test_a_grid_is_searched_in_place_of_what_is_declared(tmp_path):
-    from fedabml.cli.tune import _grid
-
-    told = _grid(["lr=0.05,0.1", "personal_epochs=0,2", "personal_lr=0.01", "fedprox-ft.mu=0.1,0.2"])
+    told = read_grid(["lr=0.05,0.1", "personal_epochs=0,2", "personal_lr=0.01", "fedprox-ft.mu=0.1,0.2"])
     assert told == {
         "lr": [0.05, 0.1],
         "personal_epochs": [0, 2],
         "personal_lr": [0.01],
         "fedprox-ft": {"mu": [0.1, 0.2]},
     }
-    assert _grid(["fedabml.posterior_std=sgd,natural", "personal_lr=none,.01"]) == {
+    assert read_grid(["fedabml.posterior_std=sgd,natural", "personal_lr=none,.01"]) == {
         "fedabml": {"posterior_std": ["sgd", "natural"]},
         "personal_lr": [None, 0.01],
     }
@@ -459,12 +457,10 @@ def test_an_algorithm_without_the_grids_names_has_one_trial(tmp_path):
 
 @pytest.mark.parametrize("word", ["lr", "lr=", "a.b.c=1", "=1"])
 def test_bad_grids(word):
-    from fedabml.cli.tune import _grid
-
     with pytest.raises(InputError, match="--grid takes NAME=A,B,C"):
-        _grid([word])
+        read_grid([word])
     with pytest.raises(InputError, match="given already"):
-        _grid(["lr=1", "lr=2"])
+        read_grid(["lr=1", "lr=2"])
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ are the same, smaller: few rounds, and by default the embedded digits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import presets
+from ...algorithms import REGISTRY
 from ...config import RunConfig, Table, names, read_toml
 from ...errors import InputError, nearest
 from ...files import write
@@ -20,6 +21,7 @@ from ...run import prepare
 from .. import paper
 from ..cells import Unfinished
 from ..compare import configs
+from ..space import own_grid, read_grid
 from ..study import Study, dataset, federation
 from ..tune import tune
 
@@ -83,6 +85,17 @@ def check(asked: Sequence[str], algorithms: Sequence[str]) -> None:
         for word in words:
             if word not in known:
                 raise InputError(f"There is no {what} '{word}'.{nearest(word, known)}")
+
+
+def check_grid(words: Sequence[str], algorithms: Sequence[str]) -> None:
+    """Refuses a grid (`NAME=A,B,C`, `ALGORITHM.NAME=A,B,C`) with values that none of the algorithms would search."""
+    values, plain = read_grid(words), [name for name in algorithms if not name.endswith(paper.LABELS)]
+    hyper = {f.name for name in plain for f in fields(REGISTRY[name][0])}
+    for name, own in values.items():
+        if name not in (known := plain if isinstance(own, dict) else sorted(hyper)):
+            raise InputError(f"The grid has values for '{name}', which no search has.{nearest(name, known)}")
+    for name in plain:
+        own_grid(name, values)
 
 
 def settings(chosen: Sequence[str | Path]) -> dict[str, str]:
@@ -187,6 +200,7 @@ def _tuned(desk: Desk, column: str, plain: dict[str, RunConfig], search: Search)
     Those whose settings were chosen before (`keep`) are not searched again.
     """
     kept, found, trials = desk.tuning / f"{column}.toml", {}, desk.ask.budget
+    values, seed = read_grid(desk.ask.grid), desk.ask.search_seed
     chosen = read_toml(kept) if kept.exists() else {}
     if before := [name for name in plain if name in chosen]:
         desk.note(f"{COLUMNS[column].title}: settings of {', '.join(before)} were chosen before ('{kept}').")
@@ -201,9 +215,9 @@ def _tuned(desk: Desk, column: str, plain: dict[str, RunConfig], search: Search)
                 [name],
                 folder,
                 trials=trials,
-                seeds=(TUNING_SEED,),
+                seeds=(TUNING_SEED if seed is None else seed,),
                 batch=min(8, trials),
-                values=search.values,
+                values={**search.values, **own_grid(name, values)},
                 study=search.study,
                 resume=(folder / "tune.json").exists(),
                 finished=desk.finished,

@@ -25,14 +25,14 @@ from ...version import __version__
 from ..cells import Cell, Ledger, Result, Unfinished, execute
 from ..request import claim, read
 from ..runner import groups
-from .columns import check, keep, settings
+from .columns import check, check_grid, keep, settings
 from .findings import Findings, publish
 from .findings import page as drawn
 
 PROTOCOLS = ("paper", "tuned")
 SEEDS, TRIALS, QUICK_TRIALS = 5, 16, 2
 QUICK = "A quick version, much smaller than the paper's experiment: it shows that things work, not how good they are."
-FREE = ("columns", "algorithms", "seeds", "chosen")  # what a folder may be asked for anew
+FREE = ("columns", "algorithms", "seeds", "chosen", "grid")  # what a folder may be asked for anew
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,23 @@ class Ask:
     quick: bool = False
     columns: tuple[str, ...] = ()
     algorithms: tuple[str, ...] = ()
-    seeds: int | None = None
+    seeds: int | tuple[int, ...] | None = None  # so many, or these
     trials: int | None = None
     dtype: str = "float32"
     machine: Table = field(default_factory=dict)  # device, data_dir, ...: where it runs, not what comes of it
     chosen: tuple[str, ...] = ()  # files of settings that searches chose, each of a column: not searched again
+    grid: tuple[str, ...] = ()  # what searches try, NAME=A,B,C each
+    search_seed: int | None = None  # and with which seed
 
     @property
-    def seed_list(self) -> range:
+    def seed_list(self) -> Sequence[int]:
         """The seeds."""
-        return range(self.seeds or SEEDS)
+        return self.seeds if isinstance(self.seeds, tuple) else range(self.seeds or SEEDS)
 
     def request(self) -> Table:
         """As JSON, for the folder."""
         told = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "machine"}
-        return told | {"seeds": len(self.seed_list), "trials": self.budget, "run": self.machine}
+        return told | {"seeds": self.seeds or SEEDS, "trials": self.budget, "run": self.machine}
 
     @classmethod
     def read(cls, folder: Path) -> Ask:
@@ -81,8 +83,10 @@ class Ask:
         words = ["fedabml", "reproduce", self.experiment, "--protocol", self.protocol, *(["--quick"] * self.quick)]
         for name in ("columns", "algorithms"):
             words += [f"--{name}", ",".join(getattr(self, name))] if getattr(self, name) else []
-        words += ["--seeds", str(self.seeds)] if self.seeds else []
+        words += ["--seeds", f"{self.seeds}".strip("()").replace(" ", "")] if self.seeds else []
         words += ["--trials", str(self.budget)] if self.protocol == "tuned" else []
+        words += [word for each in self.grid for word in ("--grid", each)]
+        words += ["--search-seed", str(self.search_seed)] if self.search_seed is not None else []
         words += [word for file in self.chosen for word in ("--chosen", file)]
         words += ["--dtype", self.dtype] if self.dtype != "float32" else []
         return shlex.join([*words, "--out", str(out)])
@@ -230,11 +234,17 @@ def _desk(
         raise Unfinished(f"Nothing of '{ask.experiment}' was begun in '{folder}': there is nothing to draw.")
     ask = replace(ask, seeds=ask.seeds or experiment.seeds[ask.quick])
     check(ask.columns, ask.algorithms)
-    if ask.chosen and (ask.protocol != "tuned" or not experiment.columns):
-        raise InputError("--chosen is for experiments on datasets with --protocol tuned, where methods are searched.")
+    for word, said in (("chosen", ask.chosen), ("grid", ask.grid), ("search-seed", ask.search_seed is not None)):
+        if said and (ask.protocol != "tuned" or not experiment.columns):
+            raise InputError(
+                f"--{word} is for experiments on datasets with --protocol tuned, where methods are searched."
+            )
+    if ask.search_seed in ask.seed_list:
+        raise InputError(f"--search-seed {ask.search_seed} is a seed of the test: search with another.")
     for word in ("columns", "algorithms"):
         if getattr(ask, word) and not getattr(experiment, word):
             raise InputError(f"'{ask.experiment}' has no {word} to choose from; leave --{word} out.")
+    check_grid(ask.grid, ask.algorithms or experiment.algorithms)
     chosen = settings(ask.chosen)
     again = f"{ask.experiment} … "
     claim(folder, "reproduce", ask.request(), begun, FREE, again, look=way == "so far")
