@@ -17,6 +17,7 @@ from fedabml.experiments.cells import Cell, Ledger, Result, Unfinished
 from fedabml.experiments.reproduce import EXPERIMENTS, Ask, Hear, bound, clients, outside, remarks, run, run_part, toy
 from fedabml.experiments.reproduce.experiment import Done
 from fedabml.experiments.reproduce.findings import against, mean, spread
+from fedabml.experiments.reproduce.table2 import _verdict
 from tests.command import run as command
 from tests.report.test_browser import CHROMIUM, visit
 
@@ -308,6 +309,13 @@ def _desk(name, **words):
 
 # -- resuming, and bad input ------------------------------------------------------------------------------------------
 WORDS = {"algorithms": ("fedavg-ft", "local"), "seeds": 1}
+
+
+def test_who_is_ahead_among_new_clients_is_said_of_those_who_ran():
+    rows = {"fedabml": [(80.0, 1.0)] * len(paper.EPOCHS), "fedavg-ft": [(81.0, 1.0), *[(70.0, 1.0)] * 7]}
+    assert "ahead of every rival after 1, 2, 3, 4, 5, 8, 10 epochs" in _verdict("digits", rows, "tuned")
+    assert "no rival was run" in _verdict("digits", {"fedabml": rows["fedabml"]}, "tuned")
+    assert "FedABML was not run" in _verdict("digits", {"fedavg-ft": rows["fedavg-ft"]}, "tuned")
 
 
 def test_a_grid_and_the_partitions_of_searches_and_tests_are_told(tmp_path):

@@ -88,6 +88,8 @@ def _verdict(column: str, own: Mapping[str, Sequence[Mean]], protocol: str) -> s
     if not mine:
         return f"{title}: FedABML was not run."
     rivals = {name: values for name, values in own.items() if name not in mine}
+    if not rivals:
+        return f"{title}: no rival was run."
     words = f"{title}: {'; '.join(_lead(name, own[name], rivals, protocol) for name in mine)}."
     others = {name: values[1][0] for name, values in rivals.items() if not name.endswith(paper.LABELS)}
     if protocol == "tuned" and "fedabml" in mine and others:
