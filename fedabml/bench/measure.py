@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import math
@@ -11,7 +10,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -22,6 +20,7 @@ from ..data import Federation
 from ..engine.backend import dtype_of
 from ..engine.simulate import Simulation, march
 from ..errors import TrainingError
+from ..origin import hardware
 from ..run import Setup, prepare
 from ..version import __version__
 from .loop import KNOWN, Loop, best_format
@@ -388,19 +387,15 @@ def floor(record: Mapping[str, Any], ceiling: Mapping[str, float]) -> tuple[floa
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Where a measurement was made."""
-    cpu = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
     facts: dict[str, Any] = {
         "fedabml": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "cpu": cpu,
+        "cpu": hardware(torch.device("cpu")),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else math.nan,
     }
     if device.type == "cuda":
-        facts["gpu"] = torch.cuda.get_device_name(device)
+        facts["gpu"] = hardware(device)
     return facts

@@ -55,7 +55,11 @@ def reproduce(
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(metavar="N", help="So many seeds (0, 1, ...), or these: 5,6,7.", show_default="5; quick: 1 or 2"),
+        typer.Option(
+            metavar="N",
+            help="So many seeds (0, 1, ...), or these: 5,6,7.",
+            show_default="the experiment's own: 5, 3 or 1; quick: fewer",
+        ),
     ] = None,
     trials: Annotated[
         int | None,

@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from ..engine.backend import chunk_of
@@ -14,6 +15,7 @@ from ..engine.cohort import Cohort
 from ..engine.simulate import Simulation, march
 from ..errors import TrainingError
 from ..evaluate import Entry, Evaluation, evaluate_after
+from ..origin import code, hardware
 from ..run import Setup, prepare, resolve_split
 from .cells import Cell, Result, Score
 from .study import PLAIN, entry
@@ -108,8 +110,9 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[int], None])
             errors[i] = TrainingError(own[0].error)
     looks = [{} if i in errors else study.look(sim) for i, sim in enumerate(sims)]
     share = {"seconds": time.perf_counter() - start, "seconds_training": trained}
+    today = {"code": code(), "hardware": hardware(batch[0][1].cohort.device), "ended": f"{datetime.now(UTC):%FT%H:%MZ}"}
     for i, (cell, setup) in enumerate(batch):
-        facts = {name: setup.config[name] for name in FACTS} | {"split": split, "together": len(batch)}
+        facts = {name: setup.config[name] for name in FACTS} | {"split": split, "together": len(batch)} | today
         facts |= {name: value / len(batch) for name, value in share.items()}
         facts |= {name: lines[i][name] for name in ("bytes_up", "bytes_down")}
         if cell.config.data or cell.config.drop_small:  # else they are numbered

@@ -18,6 +18,8 @@ from fedabml.experiments.reproduce import EXPERIMENTS, Ask, Hear, bound, clients
 from fedabml.experiments.reproduce.experiment import Done
 from fedabml.experiments.reproduce.findings import against, mean, spread
 from fedabml.experiments.reproduce.table2 import _verdict
+from fedabml.origin import code
+from fedabml.version import __version__
 from tests.command import run as command
 from tests.report.test_browser import CHROMIUM, visit
 
@@ -464,14 +466,27 @@ def test_cells_of_another_version_are_not_mixed_in_silently(tmp_path):
     assert "0.0.1" in notes[0] and "0.0.1" in found.notes[0] and "0.0.1" in (tmp_path / "report.html").read_text()
 
 
+def test_nor_are_those_of_other_code_of_the_same_version(tmp_path, monkeypatch):
+    quick("table1", tmp_path, **WORDS)
+    monkeypatch.setattr("fedabml.experiments.runner.code", lambda: "0123456789")
+    found = quick("table1", tmp_path, **WORDS | {"seeds": 2})
+    assert f"{__version__} ({code()}), {__version__} (0123456789)" in found.notes[0]
+    facts = [json.loads(line)["facts"] for line in (tmp_path / "cells.jsonl").read_text().splitlines()]
+    assert all(fact["hardware"] and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\dZ", fact["ended"]) for fact in facts)
+    assert facts[0]["ended"][:10] in (tmp_path / "table.md").read_text()
+
+
 def test_a_missing_dataset_is_left_out_with_the_way_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr("fedabml.data.sources._get", _offline)
     words = WORDS | {"columns": ("fashionmnist", "digits"), "machine": {"data_dir": str(tmp_path / "none")}}
     found = quick("table1", tmp_path / "out", **words)
     assert "fedabml data get fashionmnist" in found.notes[0] and "left out" in found.notes[0]
     assert {row["column"] for row in records(tmp_path / "out")} == {"digits"}
+    notes = []
+    ask = Ask("table1", quick=True, **words | {"columns": ("fashionmnist",)})
     with pytest.raises(InputError, match="data get fashionmnist"):
-        quick("table1", tmp_path / "other", **words | {"columns": ("fashionmnist",)})
+        run(EXPERIMENTS["table1"](), ask, tmp_path / "other", hear=Hear(note=notes.append))
+    assert not notes  # the error says it
 
 
 def test_what_lies_outside_must_be_here_too(tmp_path, monkeypatch):

@@ -141,17 +141,19 @@ def _is_of(told: Table, column: Column) -> bool:
 
 def columns(desk: Desk, usual: Sequence[str]) -> Iterator[tuple[str, Column]]:
     """The columns asked for whose data are here; of others it is noted how to get them."""
-    asked, missing = desk.ask.columns or (QUICK if desk.ask.quick else tuple(usual)), []
+    asked, missing = desk.ask.columns or (QUICK if desk.ask.quick else tuple(usual)), {}
     for name in asked:
         try:
             dataset(COLUMNS[name].dataset, desk.ask.machine.get("data_dir"))
         except InputError as error:
-            missing.append(f"{COLUMNS[name].title} is left out. {error}")
-            desk.note(missing[-1])
-            continue
-        yield name, COLUMNS[name]
+            missing[name] = f"{COLUMNS[name].title} is left out. {error}"
     if len(missing) == len(asked):
-        raise InputError(missing[0])
+        raise InputError(missing[asked[0]])
+    for name in asked:
+        if name in missing:
+            desk.note(missing[name])
+        else:
+            yield name, COLUMNS[name]
 
 
 def rows(desk: Desk, column: str, algorithms: Sequence[str], search: Search | None = None) -> dict[str, RunConfig]:

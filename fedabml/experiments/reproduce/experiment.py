@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from ...config import RunConfig, Table
 from ...engine.distributed import refuse
 from ...errors import InputError
+from ...origin import code
 from ...version import __version__
 from ..cells import Cell, Ledger, Result, Unfinished, execute
 from ..request import claim, read
@@ -246,7 +247,7 @@ def _desk(
             raise InputError(f"'{ask.experiment}' has no {word} to choose from; leave --{word} out.")
     check_grid(ask.grid, ask.algorithms or experiment.algorithms)
     chosen = settings(ask.chosen)
-    again = f"{ask.experiment} … "
+    again = f"{read(folder, 'reproduce', ('experiment',))['experiment'] if begun else ask.experiment} … "
     claim(folder, "reproduce", ask.request(), begun, FREE, again, look=way == "so far")
     desk = Desk(ask, folder, Path(tuning) if tuning else folder / "tune", hear or Hear(), finished, way)
     keep(chosen, desk.tuning)
@@ -286,9 +287,10 @@ def _found(experiment: Experiment, desk: Desk) -> tuple[Findings, dict[str, list
         raise Unfinished(f"Nothing of '{ask.experiment}' is finished in '{desk.folder}': there is nothing to draw.")
     facts = _facts(done)
     if len(facts["cells of fedabml"]) > 1:
+        now = _version({"fedabml": __version__, "code": code()})
         desk.note(
             f"The cells were made by versions {', '.join(facts['cells of fedabml'])} of fedabml: their numbers may "
-            f"not compare. To have all of version {__version__}, give another folder with --out."
+            f"not compare. To have all of version {now}, give another folder with --out."
         )
     lost = [each for each in done if each.result.error]
     for cell, result in lost:
@@ -328,12 +330,18 @@ def _facts(done: Sequence[Done]) -> dict[str, list[str]]:
     """With what and on what the cells were made, each said once."""
     told = [each.result.facts for each in done]
     return {
-        "cells of fedabml": _once(f["fedabml"] for f in told),
+        "cells of fedabml": _once(map(_version, told)),
         "with": _once(", ".join(f"{k} {v}" for k, v in f["versions"].items()) for f in told),
-        "on": _once(f["device"] for f in told),
+        "on": _once(f.get("hardware", f["device"]) for f in told),
         "in": _once(f["dtype"] for f in told),
         "partitions": _once(f["partition_hash"][:12] for f in told)[:12],
+        "run on": sorted({f["ended"][:10] for f in told if "ended" in f}),
     }
+
+
+def _version(facts: Table) -> str:
+    """The version, and the state of the code where a cell knows it: not every change of it is a version."""
+    return f"{facts['fedabml']} ({facts['code']})" if "code" in facts else str(facts["fedabml"])
 
 
 def _once(words: Any) -> list[str]:

@@ -1,0 +1,31 @@
+"""Numbers know the code and the hardware that made them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+
+import fedabml
+from fedabml import origin
+
+
+def test_the_code_is_known_by_what_its_files_say(tmp_path, monkeypatch):
+    package = tmp_path / "fedabml"
+    shutil.copytree(Path(fedabml.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(origin, "__file__", str(package / "origin.py"))
+    digest = origin.code.__wrapped__
+    assert digest() == origin.code.__wrapped__() != ""
+    before = digest()
+    (package / "run.py").rename(package / "run2.py")
+    moved = digest()
+    (package / "run2.py").rename(package / "run.py")
+    assert digest() == before != moved
+    with (package / "run.py").open("a") as file:
+        file.write("# another word")
+    assert digest() != before
+
+
+def test_a_processor_has_a_name():
+    assert origin.hardware(torch.device("cpu"))
