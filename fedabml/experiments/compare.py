@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import RunConfig, Table, names
+from ..data.rows import whole
 from ..engine.distributed import refuse
 from ..errors import InputError, nearest
 from ..files import read_json, write, write_json
 from ..report.compare import render
-from .cells import MACHINE, Cell, Ledger, Result, execute
+from .cells import MACHINE, Cell, Ledger, Result, along, execute
 from .standings import TABLE, Comparison, make, write_all
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 REQUEST, CELLS = "comparison.json", "cells.jsonl"
 # Keys of a run that a comparison decides itself.
-OWN = ("algorithm", "seed", "evaluate", "eval_every", "eval_clients", "eval_all")
+OWN = ("algorithm", "seed", "evaluate", "eval_clients", "eval_all")
 Rows = dict[str, RunConfig]
 
 
@@ -96,6 +97,7 @@ class Request:
             raise InputError(f"Seeds are whole numbers of at least 0, each once; they are {_list(seeds)}.")
         settled = {label: _settled(config) for label, config in rows.items()}
         first = next(iter(settled))
+        whole(settled[first].eval_every, "eval_every", 0)
         for label, config in settled.items():
             config.algorithm_object()  # its hyperparameters are checked before anything else is done
             differ = _differ(settled[first], config.with_changes(**_of(settled[first])))
@@ -117,7 +119,7 @@ class Request:
     def cells(self, but: Sequence[str] = ()) -> list[Cell]:
         """The runs it takes, the first seed's before the second's, except for some rows."""
         return [
-            Cell(label, config.with_changes(seed=seed))
+            Cell(label, config.with_changes(seed=seed), curve=along(config.eval_every, config.rounds))
             for seed in self.seeds
             for label, config in self.rows.items()
             if label not in but
@@ -329,9 +331,7 @@ def _settled(config: RunConfig) -> RunConfig:
     """A row's configuration in one form: its step size among the hyperparameters, paths that hold from everywhere."""
     paths = {k: str(Path(v).resolve()) for k in ("data", "pretrained") if (v := getattr(config, k))}
     hyper = dict(config.hyper) if config.lr is None else {"lr": config.lr, **config.hyper}
-    return config.with_changes(
-        hyper=hyper, lr=None, seed=0, evaluate=True, eval_every=0, eval_clients=None, eval_all=True, **paths
-    )
+    return config.with_changes(hyper=hyper, lr=None, seed=0, evaluate=True, eval_clients=None, eval_all=True, **paths)
 
 
 def _of(config: RunConfig) -> Table:
@@ -340,8 +340,8 @@ def _of(config: RunConfig) -> Table:
 
 
 def _differ(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """The keys that decide numbers in which two configurations differ, with both values in words."""
-    found = {key: pair for key, pair in a.differences(b).items() if key not in MACHINE}
+    """The keys that decide numbers, or curves, in which two configurations differ, with both values in words."""
+    found = {key: pair for key, pair in a.differences(b).items() if key not in MACHINE or key == "eval_every"}
     return {key: tuple("unset" if v is None else v for v in pair) for key, pair in found.items()}  # type: ignore[misc]
 
 

@@ -20,11 +20,11 @@ def render(found: Comparison, command: str, title: str | None = None) -> str:
     scored = [row for row in found.rows if row.scores]
     if len(scored) < 2:
         return ""
-    runs = [_run(found, row, command) for row in scored]
+    runs = [run_of(found, row, command) for row in scored]
     return page.render(runs, title or titled(found), _summary(found, scored))
 
 
-def _run(found: Comparison, row: Row, command: str) -> Run:
+def run_of(found: Comparison, row: Row, command: str = "") -> Run:
     """A row as the page's figures read it: one run, whose clients are those of all seeds."""
     config = row.config
     measures = (found.columns[0].key, "nll")
@@ -39,7 +39,8 @@ def _run(found: Comparison, row: Row, command: str) -> Run:
     summary["reliability"] = found.reliability(row.label)
     about = {"dataset": Path(config.data).name if config.data else config.dataset or "digits"}
     told = {k: v for k, v in config.to_dict(everything=True).items() if v is not None and k not in ("dataset", "seed")}
-    return Run(Path(row.label), told | about | {"command": command}, summary, clients=clients, name=row.label)
+    told |= about | {"command": command}
+    return Run(Path(row.label), told, summary, found.curve(row.label), clients, name=row.label)
 
 
 def _summary(found: Comparison, scored: list[Row]) -> str:
