@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedabml.report.frame import PAGE, Axis, Look, finite, ticks
+from fedabml.report.heat import themed
 from fedabml.report.read import Client, Run
 from fedabml.report.svg import Series, bars, histogram, line_chart, ranges, scatter
 
@@ -309,5 +310,6 @@ def partitions(runs: Sequence[Run]) -> list[Figure]:
             "how many training samples it holds" if group[0].regression else "which classes its training samples are of"
         )
         reading = f"A row is a client: {held}. Rows that look alike mean clients with like data.{owners}"
-        figures.append(Figure(heading, f'<div class="sheet">{svg}</div>', reading))
+        reading += f" {group[0].divided}" * bool(group[0].divided)
+        figures.append(Figure(heading, f'<div class="sheet">{themed(svg)}</div>', reading))
     return figures
