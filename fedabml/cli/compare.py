@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SEEDS = 5  # where none are given
 
 
-@run_flags("algorithm", "seed", "evaluate", "eval_every", "eval_clients", "eval_all")
+@run_flags("algorithm", "seed", "evaluate", "eval_clients", "eval_all")
 def compare(
     ctx: typer.Context,
     algorithms: Annotated[
@@ -67,6 +67,7 @@ def compare(
     Every algorithm is trained with every seed and every client is scored. The table has means with 95% intervals over
     seeds, marks the best and those that cannot be told from it, and counts the clients that a method serves worse than
     training alone would. A run that is finished is never run again: call the same command after Ctrl-C or a crash.
+    With --eval-every N the page and table.json also have accuracy per round, with 95% bands over three seeds or more.
 
     An algorithm's hyperparameters are those of its own table in --config or --preset, or `--set ALGORITHM.NAME=VALUE`;
     --lr is for all of them. The folder gets table.md, table.csv, table.json, clients.csv, report.html and cells.jsonl.

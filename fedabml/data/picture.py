@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -11,7 +12,7 @@ import numpy as np
 from fedabml.data.federation import Federation
 from fedabml.data.files import write_aside
 
-INK, FAINT, PAPER, EMPTY, BAR = "#24292f", "#6e7781", "#ffffff", "#f6f7f9", "#8c959f"
+INK, FAINT, PAPER, EMPTY, BAR, LINE = "#24292f", "#6e7781", "#ffffff", "#f6f7f9", "#8c959f", "#d0d7de"
 RAMP = ((0xC6, 0xDB, 0xEF), (0x42, 0x92, 0xC6), (0x08, 0x30, 0x6B))  # from few samples to most
 LEVELS = 16
 MOST = 1000  # clients drawn: beyond that a row is thinner than a pixel
@@ -72,7 +73,13 @@ def _column_names(federation: Federation) -> tuple[str, ...]:
 
 
 def heat_map(federation: Federation, path: str | os.PathLike[str]) -> None:
-    """Writes an SVG with one row per client: the share of its training samples in each class, and how many it has.
+    """Writes the picture that `drawn` makes."""
+    with write_aside(path) as file:
+        file.write(drawn(federation).encode())
+
+
+def drawn(federation: Federation) -> str:
+    """An SVG with one row per client: the share of its training samples in each class, and how many it has.
 
     Validation samples count as training samples. For regression there are no classes, so only the sizes are drawn. Of
     more than a thousand clients the first thousand are shown, and the picture says so. Few clients are named, and so
@@ -105,9 +112,7 @@ def heat_map(federation: Federation, path: str | os.PathLike[str]) -> None:
         parts += [*_cells(share, top, grid), *_class_axis(federation.classes, grid)]
         parts += _legend(top, grid.left, bottom + 44)
     parts += _bars(sizes, grid, bars, bar_width, bottom)
-    parts.append("</svg>")
-    with write_aside(path) as file:
-        file.write("\n".join(parts).encode())
+    return "\n".join([*parts, "</svg>"])
 
 
 def _cut(words: str, most: int) -> str:
@@ -158,9 +163,11 @@ def _class_axis(classes: int, grid: Grid) -> list[str]:
     return [_text(grid.left, 70, "class"), *labels]
 
 
-def _colour(level: float) -> str:
-    stops = np.linspace(0, 1, len(RAMP))
-    return "#" + "".join(f"{round(np.interp(level, stops, channel)):02x}" for channel in zip(*RAMP, strict=True))
+def shades(ramp: Sequence[tuple[int, int, int]]) -> list[str]:
+    """The colours of the levels."""
+    stops, channels = np.linspace(0, 1, len(ramp)), [*zip(*ramp, strict=True)]
+    levels = np.linspace(0, 1, LEVELS)
+    return ["#" + "".join(f"{round(np.interp(level, stops, c)):02x}" for c in channels) for level in levels]
 
 
 def _cells(share: np.ndarray, top: float, grid: Grid) -> list[str]:
@@ -170,19 +177,19 @@ def _cells(share: np.ndarray, top: float, grid: Grid) -> list[str]:
     width, height = (side - 1 if side >= 5 else side for side in (grid.column, grid.row))  # a gap where there is room
     size = f'width="{grid.column * classes:.1f}" height="{grid.row * clients:.1f}"'
     paths = [f'<rect x="{grid.left:.1f}" y="{grid.top:.1f}" {size} fill="{EMPTY}"/>']
-    for shade in range(LEVELS):
+    for shade, colour in enumerate(shades(RAMP)):
         where = np.argwhere(level == shade)
         if len(where):
             box = f"h{width:.2f}v{height:.2f}h{-width:.2f}z"
             moves = "".join(f"M{grid.left + c * grid.column:.2f} {grid.top + i * grid.row:.2f}{box}" for i, c in where)
-            paths.append(f'<path fill="{_colour(shade / (LEVELS - 1))}"{grid.edges} d="{moves}"/>')
+            paths.append(f'<path fill="{colour}"{grid.edges} d="{moves}"/>')
     return paths
 
 
 def _legend(top: float, x: float, y: float) -> list[str]:
-    cell, levels = 12, range(LEVELS)
+    cell = 12
     size = f'y="{y - 9:.1f}" width="{cell}" height="{cell}"'
-    boxes = [f'<rect x="{x + i * cell:.1f}" {size} fill="{_colour(i / (LEVELS - 1))}"/>' for i in levels]
+    boxes = [f'<rect x="{x + i * cell:.1f}" {size} fill="{colour}"/>' for i, colour in enumerate(shades(RAMP))]
     end = x + LEVELS * cell
     return [
         _text(x, y - 16, "share of the client's samples in the class"),
@@ -191,7 +198,7 @@ def _legend(top: float, x: float, y: float) -> list[str]:
             _text(a, y + 18, words, fill=FAINT, at=at)
             for a, words, at in ((x, "0", "start"), (end, f"{100 * top:.3g} %", "end"))
         ),
-        f'<rect x="{end + 18:.1f}" {size} fill="{EMPTY}" stroke="#d0d7de"/>',
+        f'<rect x="{end + 18:.1f}" {size} fill="{EMPTY}" stroke="{LINE}"/>',
         _text(end + 36, y + 1, "none", fill=FAINT),
     ]
 

@@ -60,6 +60,11 @@ class Cell:
         return json.dumps([config, list(self.personal), *more], sort_keys=True)
 
 
+def along(step: int, rounds: int) -> tuple[int, ...]:
+    """A curve: each so many rounds, but not the last, after which every cell is scored anyway; 0: none."""
+    return tuple(range(step, rounds, step)) if step else ()
+
+
 @dataclass(frozen=True)
 class Score:
     """One personal option of a trained federation, scored; one of several that diverged has an error and no numbers."""
@@ -89,6 +94,12 @@ class Result:
     def seed(self) -> int:
         """The seed it ran with."""
         return int(self.config.get("seed", 0))
+
+    def seen(self) -> dict[int, Table]:
+        """By round, what was noted after it; after the last round that is the score, if nothing else was."""
+        last = int(self.config.get("rounds", RunConfig.rounds))
+        noted = {int(line["round"]): line for line in self.curve}
+        return dict(sorted(({last: self.scores[0].summary} | noted).items())) if self.scores else noted
 
     def line(self) -> str:
         """As JSON, one line."""

@@ -5,7 +5,8 @@
     print(found.rows[0].label, found.rows[0].scores["accuracy"])
 
 The folder gets comparison.json (what was asked for), cells.jsonl (a line per finished run), and when all are finished
-table.md, table.csv, table.json, clients.csv and report.html. A finished run is never run again.
+table.md, table.csv, table.json, clients.csv and report.html; partition-SEED.svg is of the first seed's data. A finished
+run is never run again.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import RunConfig, Table, names
+from ..data.rows import whole
 from ..engine.distributed import refuse
 from ..errors import InputError, nearest
 from ..files import read_json, write, write_json
 from ..report.compare import render
-from .cells import MACHINE, Cell, Ledger, Result, execute
+from .cells import MACHINE, Cell, Ledger, Result, along, execute
 from .standings import TABLE, Comparison, make, write_all
 
 if TYPE_CHECKING:
     from ..data.download import Progress
 
-REQUEST, CELLS = "comparison.json", "cells.jsonl"
+REQUEST, CELLS, PARTITION = "comparison.json", "cells.jsonl", "partition-{}.svg"  # the last by seed
 # Keys of a run that a comparison decides itself.
-OWN = ("algorithm", "seed", "evaluate", "eval_every", "eval_clients", "eval_all")
+OWN = ("algorithm", "seed", "evaluate", "eval_clients", "eval_all")
 Rows = dict[str, RunConfig]
 
 
@@ -96,6 +98,7 @@ class Request:
             raise InputError(f"Seeds are whole numbers of at least 0, each once; they are {_list(seeds)}.")
         settled = {label: _settled(config) for label, config in rows.items()}
         first = next(iter(settled))
+        whole(settled[first].eval_every, "eval_every", 0)
         for label, config in settled.items():
             config.algorithm_object()  # its hyperparameters are checked before anything else is done
             differ = _differ(settled[first], config.with_changes(**_of(settled[first])))
@@ -117,7 +120,7 @@ class Request:
     def cells(self, but: Sequence[str] = ()) -> list[Cell]:
         """The runs it takes, the first seed's before the second's, except for some rows."""
         return [
-            Cell(label, config.with_changes(seed=seed))
+            Cell(label, config.with_changes(seed=seed), curve=along(config.eval_every, config.rounds))
             for seed in self.seeds
             for label, config in self.rows.items()
             if label not in but
@@ -212,11 +215,13 @@ def compare(
     else:
         _check_vacant(folder)
     ledger = Ledger(folder / CELLS, finished)
-    refused, notes = _refused(request, ledger, progress)
+    refused, notes, pictures = _refused(request, ledger, progress)
     for text in notes:
         on_note(text)
     command = request.command(folder)
     write_json(folder / REQUEST, request.to_dict() | {"command": command})
+    for name, picture in pictures.items():
+        write(folder / name, picture)
     cells = request.cells(list(refused))
     todo = [cell for cell in cells if cell not in ledger]
     on_start(todo, len(cells) - len(todo))
@@ -224,7 +229,7 @@ def compare(
         pass
     found = _found(request, ledger, refused)
     write_all(found, folder, command)
-    drawn = render(found, command)
+    drawn = render(found, command, partition=_partition(request, folder))
     if drawn:
         write(folder / "report.html", drawn)
     return found
@@ -240,10 +245,17 @@ def page(folder: Path, title: str | None = None) -> str:
             f"The comparison in '{folder}' is not finished: {len(missing)} of {len(cells)} runs are missing, or are of "
             f"other defaults. Go on with it: fedabml compare --resume --out {shlex.quote(str(folder))}"
         )
-    drawn = render(_found(request, ledger, refused), request.command(folder), title)
+    found = _found(request, ledger, refused)
+    drawn = render(found, request.command(folder), title, _partition(request, folder))
     if not drawn:
         raise InputError(f"The comparison in '{folder}' has no page: fewer than two of its rows have numbers.")
     return drawn
+
+
+def _partition(request: Request, folder: Path) -> str | None:
+    """The heat map of the first seed, if its data were here when it ran."""
+    path = folder / PARTITION.format(request.seeds[0])
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
 
 
 def _told_refused(path: Path) -> dict[str, str]:
@@ -263,12 +275,18 @@ def _found(request: Request, ledger: Ledger, refused: Mapping[str, str]) -> Comp
     return make(request.rows, results, refused, people, request.same_clients)
 
 
-def _refused(request: Request, ledger: Ledger, progress: Progress | None) -> tuple[dict[str, str], list[str]]:
-    """The rows that cannot run, with the reason, found before anything runs; and what is to be noted."""
+def _refused(
+    request: Request, ledger: Ledger, progress: Progress | None
+) -> tuple[dict[str, str], list[str], dict[str, str]]:
+    """The rows that cannot run, with the reason, found before anything runs; what is to be noted; a picture.
+
+    The picture is of the first seed's data, where they are needed, by the name of its file.
+    """
     todo = [cell for cell in request.cells() if cell not in ledger]
     todo = [cell for cell in todo if cell.config.seed == todo[0].config.seed]
     if not todo:
-        return {}, []
+        return {}, [], {}
+    from ..data.picture import drawn
     from ..evaluate import check_rows
     from ..run import prepare, resolve_split
 
@@ -291,7 +309,8 @@ def _refused(request: Request, ledger: Ledger, progress: Progress | None) -> tup
         raise InputError(next(iter(refused.values())))
     for reason in dict.fromkeys(refused.values()):
         notes[f"{', '.join(k for k, v in refused.items() if v == reason)} cannot be compared here: {reason}"] = None
-    return refused, list(notes)
+    shown = {PARTITION.format(first.seed): drawn(fed)} if first.seed == request.seeds[0] else {}
+    return refused, list(notes), shown
 
 
 def _check_vacant(folder: Path) -> None:
@@ -329,9 +348,7 @@ def _settled(config: RunConfig) -> RunConfig:
     """A row's configuration in one form: its step size among the hyperparameters, paths that hold from everywhere."""
     paths = {k: str(Path(v).resolve()) for k in ("data", "pretrained") if (v := getattr(config, k))}
     hyper = dict(config.hyper) if config.lr is None else {"lr": config.lr, **config.hyper}
-    return config.with_changes(
-        hyper=hyper, lr=None, seed=0, evaluate=True, eval_every=0, eval_clients=None, eval_all=True, **paths
-    )
+    return config.with_changes(hyper=hyper, lr=None, seed=0, evaluate=True, eval_clients=None, eval_all=True, **paths)
 
 
 def _of(config: RunConfig) -> Table:
@@ -340,8 +357,8 @@ def _of(config: RunConfig) -> Table:
 
 
 def _differ(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """The keys that decide numbers in which two configurations differ, with both values in words."""
-    found = {key: pair for key, pair in a.differences(b).items() if key not in MACHINE}
+    """The keys that decide numbers, or curves, in which two configurations differ, with both values in words."""
+    found = {key: pair for key, pair in a.differences(b).items() if key not in MACHINE or key == "eval_every"}
     return {key: tuple("unset" if v is None else v for v in pair) for key, pair in found.items()}  # type: ignore[misc]
 
 

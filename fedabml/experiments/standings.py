@@ -18,7 +18,7 @@ from ..files import write, write_json
 from ..report.measures import size
 from ..version import __version__
 from .cells import Result
-from .statistics import SEEDS_TO_TEST, Paired, holm, interval, paired
+from .statistics import SEEDS_TO_TEST, Paired, holm, interval, mean, paired
 
 LEVEL = 0.05  # of the tests
 LOCAL = "local"  # the algorithm that harm is held against
@@ -141,6 +141,22 @@ class Comparison:
         count = bins[..., 2].sum(0)
         sure, right = ((bins[..., i] * bins[..., 2]).sum(0) / np.maximum(count, 1) for i in (0, 1))
         return [{"confidence": c, "accuracy": a, "count": n} for c, a, n in np.stack([sure, right, count], 1).tolist()]
+
+    def curve(self, label: str) -> list[Table]:
+        """A row's first measure after rounds, mean over seeds with half of its interval; none if none was watched.
+
+        A round in which some seed could not be scored has no mean, which would be one of other seeds.
+        """
+        own = [r.seen() for s in self.seeds if (r := self.results.get((label, s))) and r.scores]
+        return [self._point(t, [seen.get(t, {}) for seen in own]) for t in own[0]] if own and len(own[0]) > 1 else []
+
+    def _point(self, round: int, lines: Sequence[Table]) -> Table:
+        key = self.columns[0].key
+        values = [line[key] for line in lines if key in line]
+        if len(values) < len(lines):
+            return {"round": round, "eval_error": next((e for line in lines if (e := line.get("error"))), "missing")}
+        middle, half = mean(values)
+        return {"round": round, key: middle, f"{key}_half": half}
 
     def facts(self, name: str) -> list[Any]:
         """The distinct values of a fact over all runs, in their order."""
@@ -445,7 +461,7 @@ def _object(found: Comparison, row: Row) -> Table:
     }
     flat = _flat(found, row) | {"algorithm": row.config.algorithm}
     own = {"label": row.label, **flat, "hyper": dict(row.config.hyper), "by_seed": by_seed}
-    own |= {"diverged": {str(s): why for s, why in row.diverged.items()}}
+    own |= {"diverged": {str(s): why for s, why in row.diverged.items()}, "curve": found.curve(row.label)}
     return own | {"harm_most": [loss._asdict() for loss in row.harm.worst] if row.harm else []}
 
 

@@ -54,6 +54,12 @@ def student_quantile(df: int, level: float = 0.95) -> float:
     return (low + high) / 2
 
 
+def mean(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean over seeds with half of its interval, which two seeds do not have: theirs would say nothing."""
+    middle, half = interval(values)
+    return middle, half if len(values) >= SEEDS_TO_TEST else None
+
+
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float | None]:
     """The mean and half of its confidence interval (Student); no interval of a single value."""
     v = np.asarray(values, float)

@@ -12,19 +12,27 @@ from fedabml.report import page
 from fedabml.report.figures import Figure
 from fedabml.report.frame import PAGE, Axis, text
 from fedabml.report.read import Client, Run
+from fedabml.report.sanitise import plain_svg
 from fedabml.report.svg import Series, scatter
 
 
-def render(found: Comparison, command: str, title: str | None = None) -> str:
-    """The whole page; empty where fewer than two rows have numbers."""
+def render(found: Comparison, command: str, title: str | None = None, partition: str | None = None) -> str:
+    """The whole page; empty where fewer than two rows have numbers. `partition` is the first seed's heat map (SVG)."""
     scored = [row for row in found.rows if row.scores]
     if len(scored) < 2:
         return ""
-    runs = [_run(found, row, command) for row in scored]
+    data, words = plain_svg(partition or ""), _divided(found)
+    runs = [replace(run_of(found, row, command), partition=data, divided=words) for row in scored]
     return page.render(runs, title or titled(found), _summary(found, scored))
 
 
-def _run(found: Comparison, row: Row, command: str) -> Run:
+def _divided(found: Comparison) -> str:
+    """Whose the partition is that is shown, where there are others."""
+    alike = found.same_clients or len(found.seeds) == 1
+    return "" if alike else f"This is seed {found.seeds[0]}; every other seed divides the data anew."
+
+
+def run_of(found: Comparison, row: Row, command: str = "") -> Run:
     """A row as the page's figures read it: one run, whose clients are those of all seeds."""
     config = row.config
     measures = (found.columns[0].key, "nll")
@@ -39,7 +47,8 @@ def _run(found: Comparison, row: Row, command: str) -> Run:
     summary["reliability"] = found.reliability(row.label)
     about = {"dataset": Path(config.data).name if config.data else config.dataset or "digits"}
     told = {k: v for k, v in config.to_dict(everything=True).items() if v is not None and k not in ("dataset", "seed")}
-    return Run(Path(row.label), told | about | {"command": command}, summary, clients=clients, name=row.label)
+    told |= about | {"command": command}
+    return Run(Path(row.label), told, summary, found.curve(row.label), clients, name=row.label)
 
 
 def _summary(found: Comparison, scored: list[Row]) -> str:

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedabml.report.frame import PAGE, Axis, finite, ticks
+from fedabml.report.frame import PAGE, Axis, Look, finite, ticks
+from fedabml.report.heat import themed
 from fedabml.report.read import Client, Run
 from fedabml.report.svg import Series, bars, histogram, line_chart, ranges, scatter
 
 _TALL = replace(PAGE, height=350)
+_BAND = " The band is the 95% interval of the mean over seeds."
 _WIDE = "A wide layer is one where clients may differ; a narrow one is common knowledge that all of them share."
+
+Ends = Sequence[float | None]
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,9 @@ class Figure:
     controls: str = ""
 
 
-def _slot(runs: Sequence[Run], i: int) -> int | None:
-    return i if len(runs) > 1 else None
+def _slot(runs: Sequence[Run], i: int, own: Look | None = None) -> int | None:
+    """The legend entry of a run: the page's, unless the picture, in a look of its own, has a legend, too."""
+    return i if len(runs) > 1 and own is None else None
 
 
 def _axis(run: Run, label: str = "") -> Axis:
@@ -48,9 +53,9 @@ def loss(runs: Sequence[Run]) -> Figure | None:
     return Figure("Loss per round", svg, reading)
 
 
-def progress(runs: Sequence[Run]) -> Figure | None:
-    """Accuracy (or RMSE) per evaluated round; a single run also shows its prior alone."""
-    metric, series = runs[0].metric, _curves(runs, runs[0].metric)
+def progress(runs: Sequence[Run], own: Look | None = None) -> Figure | None:
+    """Accuracy (or RMSE) per evaluated round, of several seeds with bands; a single run also shows its prior alone."""
+    metric, series = runs[0].metric, _curves(runs, runs[0].metric, own)
     if len(runs) == 1 and series:
         prior = _curves(runs, f"prior_{metric}")
         series = [replace(series[0], name="personal models"), *(replace(s, name="prior alone") for s in prior)]
@@ -59,21 +64,31 @@ def progress(runs: Sequence[Run]) -> Figure | None:
     word = _word(runs[0])
     title = f"{word[0].upper()}{word[1:]} per round"
     y = _axis(runs[0], f"{runs[0].split} {word}, mean over clients")
-    svg = line_chart(series, title=title, x=Axis("round", "whole"), y=y, look=PAGE)
+    svg = line_chart(series, title=title, x=Axis("round", "whole"), y=y, look=own or PAGE)
     direction = "lower" if runs[0].regression else "higher"
     reading = f"After the given round every client personalises the shared model and is tested; {direction} is better."
+    reading += _BAND * any(s.low for s in series)
     if missed := sum(run.unscored for run in runs):
         reading += f" {missed} evaluation{'s' * (missed != 1)} failed and {'are' if missed > 1 else 'is'} left out."
     return Figure(title, svg, reading)
 
 
-def _curves(runs: Sequence[Run], key: str) -> list[Series]:
+def _curves(runs: Sequence[Run], key: str, own: Look | None = None) -> list[Series]:
     series = []
     for i, run in enumerate(runs):
         x, y = run.curve(key)
         if any(value is not None for value in y):
-            series.append(Series(run.name, y, x, slot=_slot(runs, i)))
+            low, high = _band(y, run.curve(f"{key}_half")[1], 1.0 if key == "accuracy" else math.inf)
+            series.append(Series(run.name, y, x, slot=_slot(runs, i, own), low=low, high=high))
     return series
+
+
+def _band(middle: Sequence[float | None], halves: Sequence[float | None], most: float) -> tuple[Ends, Ends]:
+    """The ends of an interval around every value, from 0 to `most`; none where they are not known."""
+    if not any(half is not None for half in halves):
+        return (), ()
+    pairs = [None if m is None or h is None else (m, h) for m, h in zip(middle, halves, strict=True)]
+    return [p and max(p[0] - p[1], 0.0) for p in pairs], [p and min(p[0] + p[1], most) for p in pairs]
 
 
 def _tip(client: Client, *lines: str) -> str:
@@ -151,7 +166,7 @@ def duel(runs: Sequence[Run], controls: str) -> Figure | None:
     return Figure("Two runs, client by client", svg, reading, controls=controls)
 
 
-def reliability(runs: Sequence[Run]) -> Figure | None:
+def reliability(runs: Sequence[Run], own: Look | None = None) -> Figure | None:
     """How often predictions of a given confidence are right."""
     series = []
     for i, run in enumerate(runs):
@@ -167,11 +182,12 @@ def reliability(runs: Sequence[Run]) -> Figure | None:
             tips = [f"{run.name}: {a:.1%} right at confidence {c:.1%}\n{n:.0f} predictions" for c, a, n in bins]
             sizes = [2.5 + 6.5 * (n / most) ** 0.5 for *_, n in bins]
             confidences, accuracies = [c for c, *_ in bins], [a for _, a, _ in bins]
-            series.append(Series(run.name, accuracies, confidences, tips, sizes, _slot(runs, i)))
+            series.append(Series(run.name, accuracies, confidences, tips, sizes, _slot(runs, i, own)))
     if not series:
         return None
     x, y = Axis("confidence of the prediction", "percent", (0.0, 1.0)), Axis("share that is right", "percent")
-    svg = scatter(series, title="Reliability", x=x, y=y, look=_TALL, diagonal=True, connect=True)
+    look = replace(own or PAGE, height=_TALL.height)
+    svg = scatter(series, title="Reliability", x=x, y=y, look=look, diagonal=True, connect=True)
     reading = (
         "On the dashed line confidence is honest; below it the models are too sure. Larger dots, more predictions."
     )
@@ -294,5 +310,6 @@ def partitions(runs: Sequence[Run]) -> list[Figure]:
             "how many training samples it holds" if group[0].regression else "which classes its training samples are of"
         )
         reading = f"A row is a client: {held}. Rows that look alike mean clients with like data.{owners}"
-        figures.append(Figure(heading, f'<div class="sheet">{svg}</div>', reading))
+        reading += f" {group[0].divided}" * bool(group[0].divided)
+        figures.append(Figure(heading, f'<div class="sheet">{themed(svg)}</div>', reading))
     return figures

@@ -6,7 +6,7 @@ import html
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, SupportsFloat
 
 Span = tuple[float, float]
@@ -199,6 +199,7 @@ class Frame:
         self.keyed = len(legend) > 1
         if self.keyed:
             self._legend(legend)
+            look = self.look
         if y.label:
             self.top += 14
             self.write(4, self.top - 11, y.label, extra='data-label="y"')
@@ -225,7 +226,10 @@ class Frame:
         return self.bottom - (value - low) / (high - low) * (self.bottom - self.top)
 
     def _legend(self, names: Sequence[str]) -> None:
-        """The series' names; on a page each is a button that hides its series in this picture."""
+        """The series' names; on a page each is a button that hides its series in this picture.
+
+        A further line of names makes the picture taller, not its plot smaller.
+        """
         across = 4.0
         for i, name in enumerate(names):
             style = self.look.style(i)
@@ -233,6 +237,7 @@ class Frame:
             width = wide + 24 + _CHARACTER * len(name)
             if across > 4 and across + width > self.look.width:
                 across, self.top = 4.0, self.top + 17
+                self.look = replace(self.look, height=self.look.height + 17)
             if self.look.embedded:
                 about = f'role="button" tabindex="0" aria-pressed="true" aria-label="{text(name)}" data-series="{i}"'
                 place = f'x="{across - 3:.1f}" y="{self.top - 12:.1f}" width="{width - 10:.1f}" height="18"'

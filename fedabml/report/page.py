@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from fedabml.report import figures
+from fedabml.report import figures, heat
 from fedabml.report.figures import Figure
 from fedabml.report.frame import DARK, LIGHT, PAGE, Look, text
 from fedabml.report.measures import MEASURES, MISSING, TILES, Measure, decimals, percent
@@ -78,7 +78,7 @@ def _colours() -> str:
 
     def variables(look: Look) -> str:
         named = {"ink": look.ink, "muted": look.muted, "grid": look.grid, "paper": look.paper}
-        named |= {f"c{i}": colour for i, colour in enumerate(look.colours)}
+        named |= {f"c{i}": colour for i, colour in enumerate(look.colours)} | heat.variables(look is DARK)
         return "".join(f"--{name}:{value};" for name, value in named.items())
 
     light, dark = (

@@ -43,6 +43,7 @@ class Run:
     partition: str | None = None
     manifest: Record = field(default_factory=dict)
     name: str = ""
+    divided: str = ""  # what else is to be said of the partition
 
     @property
     def algorithm(self) -> str:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -192,6 +193,89 @@ def test_the_page_shows_how_reliable_the_rows_are(whole, finished, idle):
     (finished / "cells.jsonl").write_text("".join(json.dumps(c) + "\n" for c in old))
     run("report", finished)
     assert "<h3>Reliability</h3>" not in read_page(finished) and "<h3>Reliability</h3>" in read_page(whole[0])
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """A finished comparison whose rows were scored after rounds 2 and 4 of 5, too."""
+    out = tmp_path_factory.mktemp("watched") / "comparison"
+    run("compare", *SMALL, *WATCHED, "--eval-every", 2, "--out", out, "--quiet")
+    return out
+
+
+WATCHED = ["--algorithms", "fedavg,local", "--seeds", 3, "--rounds", 5]
+
+
+def test_a_curve_is_in_the_table_and_on_the_page_with_its_bands(watched):
+    cells, table = [json.loads(line) for line in lines(watched)], json.loads((watched / "table.json").read_text())
+    for row in table["rows"]:
+        own = [cell for cell in cells if cell["label"] == row["label"]]
+        by_round = {t: [c["curve"][i]["accuracy"] for c in own] for i, t in enumerate((2, 4))}
+        by_round[5] = [cell["scores"][0]["summary"]["accuracy"] for cell in own]
+        assert [point["round"] for point in row["curve"]] == [2, 4, 5]
+        for point, values in zip(row["curve"], by_round.values(), strict=True):
+            assert point["accuracy"] == pytest.approx(np.mean(values))
+            assert point["accuracy_half"] == pytest.approx(stats.t.ppf(0.975, 2) * stats.sem(values))
+        assert row["curve"][-1]["accuracy"] == pytest.approx(row["accuracy"])
+        assert f"{row['label']}: {row['curve'][0]['accuracy']:.1%}" in read_page(watched)
+    page = read_page(watched)
+    assert "<h3>Accuracy per round</h3>" in page and page.count('fill-opacity=".18"') == 2
+    assert "The band is the 95% interval of the mean over seeds." in page and " --eval-every 2 " in table["command"]
+
+
+def test_to_watch_changes_no_number_and_unwatched_cells_keep_their_identity(watched, whole, tmp_path):
+    run("compare", *SMALL, *WATCHED, "--out", "plain", "--quiet")
+    assert (tmp_path / "plain/clients.csv").read_text() == (watched / "clients.csv").read_text()
+    plain = Request.read(tmp_path / "plain")
+    assert [cell.curve for cell in plain.cells()] == [()] * 6
+    assert {json.loads(line)["identity"] for line in lines(tmp_path / "plain")} == {
+        Cell("", cell.config).identity for cell in Request.read(watched).cells()
+    }
+    assert "<h3>Accuracy per round</h3>" not in read_page(whole[0]) and "<h3>Who holds what</h3>" in read_page(whole[0])
+    late = configs(["local"], {"rounds": 5, "eval_every": 5})
+    assert [cell.curve for cell in Request.of(late, 1).cells()] == [()]  # the last round is scored anyway
+
+
+def test_a_watched_comparison_is_resumed_as_it_is(watched, idle, tmp_path):
+    shutil.copytree(watched, tmp_path / "done")
+    command = json.loads((watched / "comparison.json").read_text())["command"]
+    for words in (["compare", "--resume", "--out", "done"], [*shlex.split(command)[1:-1], "done"]):
+        assert "6 of 6 runs were finished before" in run(*words).stdout
+        assert read_page(tmp_path / "done").count('fill-opacity=".18"') == 2
+    said = refused("--resume", "--out", "done", "--eval-every", 3)
+    assert "eval_every = 2, this one 3" in said and "another folder" in said
+    assert "eval_every = 2, this one 0" in refused(*SMALL, *WATCHED, "--out", "done")
+
+
+def test_a_round_that_a_seed_could_not_score_has_no_mean():
+    def seen(seed, *curve):
+        key, result = played("good", seed, [0.5 + seed / 10])
+        return key, replace(result, config={"seed": seed, "rounds": 3}, curve=list(curve))
+
+    fine, lost = [{"round": t, "accuracy": 0.1 * t} for t in (1, 2)], {"round": 2, "error": "It burst."}
+    results = dict([seen(0, *fine), seen(1, *fine), seen(2, fine[0], lost)])
+    own, people = {"good": RunConfig(algorithm="fedavg")}, dict.fromkeys(range(3), ("a",))
+    first, second, last = make(own, results, {}, people, same_clients=False).curve("good")
+    assert first == {"round": 1, "accuracy": pytest.approx(0.1), "accuracy_half": pytest.approx(0, abs=1e-9)}
+    assert second == {"round": 2, "eval_error": "It burst."}
+    half = stats.t.ppf(0.975, 2) * 0.1 / 3**0.5
+    assert last == {"round": 3, "accuracy": pytest.approx(0.6), "accuracy_half": pytest.approx(half)}
+    two = make(own, results, {}, {0: ("a",), 1: ("a",)}, same_clients=False).curve("good")
+    assert [point["accuracy_half"] for point in two] == [None] * 3  # two seeds have no interval
+    plain = dict(played("good", seed, [0.5]) for seed in range(3))
+    assert make(own, plain, {}, people, same_clients=False).curve("good") == []
+
+
+def test_the_page_shows_who_holds_what_in_the_first_seed(whole, finished, idle):
+    page = read_page(whole[0])
+    assert page.count("<h3>Who holds what</h3>") == 1 and "This is seed 0; every other seed divides" in page
+    assert "8 clients · 1,4" in page and "var(--heat15)" in page
+    (finished / "partition-0.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>")
+    run("report", finished)
+    assert "alert(1)" not in read_page(finished) and "Who holds what" not in read_page(finished)
+    (finished / "partition-0.svg").unlink()
+    run("report", finished)
+    assert "Who holds what" not in read_page(finished)
 
 
 def read_page(folder):
@@ -503,6 +587,7 @@ def test_everything_diverges(tmp_path):
         (["--algorithms", "local", "--seeds", "1,1"], "each once"),
         (["--algorithms", "local", "--seeds", "1,-2"], "at least 0"),
         (["--algorithms", "local", "--clients", 0], "clients"),
+        (["--algorithms", "local", "--eval-every", -1], "eval_every must be a whole number, 0 or more"),
         (["--algorithms", "all", "--set", "model_options.width=3"], "width"),
         (["--algorithms", "local", "--preset", "papier"], "Did you mean 'paper'"),
         (["--resume", "--out", "nowhere"], "no comparison to resume"),
@@ -544,7 +629,7 @@ def test_each_algorithm_has_its_own_table(tmp_path, monkeypatch):
     )
     run("compare", "--config", "run.toml", "--set", "fedabml.k=2", "--batch-size", 20, "--quiet")
     saved = Request.read(tmp_path / "here")
-    assert saved.seeds == (0, 2) and saved.setting.batch_size == 20 and saved.setting.eval_every == 0
+    assert saved.seeds == (0, 2) and saved.setting.batch_size == 20 and saved.setting.eval_every == 3
     hyper = {label: config.hyper for label, config in saved.rows.items()}
     assert hyper == {"fedabml": {"lr": 0.02, "lam": 0.5, "k": 2}, "fedavg-ft": {"lr": 0.07}, "local": {"lr": 0.02}}
     command = json.loads((tmp_path / "here/comparison.json").read_text())["command"]

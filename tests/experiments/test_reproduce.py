@@ -15,10 +15,11 @@ from fedabml.errors import InputError
 from fedabml.experiments import paper, runner
 from fedabml.experiments.cells import Cell, Ledger, Result, Unfinished
 from fedabml.experiments.reproduce import EXPERIMENTS, Ask, Hear, bound, clients, outside, remarks, run, run_part, toy
-from fedabml.experiments.reproduce.experiment import Done
-from fedabml.experiments.reproduce.findings import against, mean, spread
+from fedabml.experiments.reproduce.experiment import Desk, Done
+from fedabml.experiments.reproduce.findings import against, mean, over, spread
 from fedabml.experiments.reproduce.table2 import _verdict
 from fedabml.origin import code
+from fedabml.report.frame import LIGHT
 from fedabml.version import __version__
 from tests.command import run as command
 from tests.report.test_browser import CHROMIUM, visit
@@ -57,6 +58,7 @@ def test_numbers_in_words():
     assert (against((84.0, None), None), against(None, 84.83)) == ("84.00", "– (paper 84.83)")
     assert mean([1.0, 3.0]) == (2.0, None) and mean([1.0, 2.0, 3.0])[1] == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
     assert spread(None) == "–"
+    assert (over(1), over(2, what="start"), over(3)) == ("one seed", "2 starts", "3 seeds ± half of its 95% interval")
 
 
 # -- the toy ----------------------------------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ def test_those_far_above_the_others_are_flagged_and_left_out():
 
 # -- every experiment, from end to end --------------------------------------------------------------------------------
 SMALL = {
-    "table1": {"algorithms": ("fedabml", "fedavg-ft", "local"), "seeds": 1},
+    "table1": {"algorithms": ("fedabml", "fedavg", "fedavg-ft", "local"), "seeds": 1},
     "table2": {"algorithms": ("fedabml", "fedavg-ft", "pfedme"), "seeds": 1},
     "uncertainty": {"algorithms": ("fedabml", "fedavg-ft")},
     "sensitivity": {"seeds": 1},
@@ -190,6 +192,44 @@ def check(found, out):
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "sensitivity" else n for n in SMALL])
 def test_quick_versions(name, tmp_path):
     check(quick(name, tmp_path, **SMALL[name]), tmp_path)
+
+
+def test_table_1_draws_rounds_reliability_and_clients_against_the_global_model(tmp_path):
+    found = quick("table1", tmp_path, algorithms=("fedabml", "fedavg", "fedavg-ft"), seeds=3)
+    drawn = {drawing.name: drawing for drawing in found.drawings}
+    assert {"rounds-digits", "reliability-digits", "clients-digits"} <= drawn.keys()
+    assert {"against FedAvg", "against FedAvg+FT"} <= set(_words(drawn["clients-digits"]))
+    rounds = drawn["rounds-digits"]
+    assert {"FedABML", "FedAvg", "FedAvg+FT", "2", "10"} <= set(_words(rounds)) and "95% interval" in rounds.reading
+    assert rounds.draw(LIGHT).count('fill-opacity=".18"') == 3
+    assert "honest" in drawn["reliability-digits"].reading and "FedABML" in _words(drawn["reliability-digits"])
+    lines = [json.loads(line) for line in (tmp_path / "cells.jsonl").read_text().splitlines()]
+    for row in records(tmp_path):  # the last of the ten rounds is the paper's number, and none of the others
+        own = [line for line in lines if line["label"] == f"digits {row['algorithm']}"]
+        assert all([point["round"] for point in line["curve"]][:4] == [2, 4, 6, 8] for line in own)
+        last = [100 * (line["curve"][-1] if len(line["curve"]) > 4 else line["scores"][0]["summary"])["accuracy"]
+                for line in own]  # fmt: skip
+        assert float(row["accuracy"]) == pytest.approx(np.mean(last), abs=1e-3)
+        assert int(row["rounds_averaged"]) == (row["algorithm"] != "fedavg-ft")
+
+
+def _words(drawing):
+    return re.findall(r">([^<>]+)</text>", drawing.draw(LIGHT))
+
+
+def test_the_whole_table_1_looks_at_the_rounds_that_it_reports():
+    ask = Ask("table1", columns=("digits",), algorithms=("fedavg", "fedavg-ft"), seeds=1)
+    cells = EXPERIMENTS["table1"]().cells(Desk(ask, Path(), Path()))
+    rounds = cells[0].config.rounds
+    last = tuple(range(rounds - rounds // 10 + 1, rounds + 1))
+    assert {cell.label: cell.curve for cell in cells} == {"digits fedavg": last, "digits fedavg-ft": ()}
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_table_2_promises_no_interval_where_there_is_none(tmp_path, seeds):
+    quick("table2", tmp_path, algorithms=("fedavg-ft",), seeds=seeds)
+    text = (tmp_path / "table.md").read_text()
+    assert "95%" not in text and "±" not in text and ("mean over 2 seeds." in text) == (seeds == 2)
 
 
 def test_quick_toy(toys):
@@ -295,7 +335,7 @@ def test_a_row_that_is_lent_the_label_level_is_there_unless_others_are_named(tmp
 def test_a_cell_of_a_comparison_serves_a_table(tmp_path, monkeypatch):
     file = tmp_path / "tuned.toml"
     file.write_text(CHOSEN + "[model_options]\nhidden = [32]\n")
-    few = ("--rounds", 10, "--epochs", 2, "--participation", 0.25, "--batch-size", 20, "--seeds", 1)
+    few = ("--rounds", 10, "--epochs", 2, "--participation", 0.25, "--batch-size", 20, "--seeds", 1, "--eval-every", 2)
     command("compare", "--algorithms", "fedavg-ft", "--config", file, *few, "--out", tmp_path / "c")
     monkeypatch.setattr(runner, "run_together", lambda *_: pytest.fail("a cell ran"))
     words = ("--quick", "--protocol", "tuned", "--algorithms", "fedavg-ft", "--seeds", 1, "--chosen", file)
@@ -304,8 +344,6 @@ def test_a_cell_of_a_comparison_serves_a_table(tmp_path, monkeypatch):
 
 
 def _desk(name, **words):
-    from fedabml.experiments.reproduce.experiment import Desk
-
     return Desk(Ask(name, quick=True, seeds=1, **words), Path(), Path())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fedabml.data import federate, heat_map, load
 from fedabml.report import write
 from tests.command import MOST
 
@@ -133,3 +135,51 @@ def test_a_comparison_answers_its_reader_on_a_phone(make_run: MakeRun, tmp_path:
     assert saw["data-saw-up"] == f"c,{long},a,b" and saw["data-saw-down"] == f"a,{long},c,b"
     counts = [int(n) for n in re.findall(r"\d+", saw["data-saw-score"])]
     assert saw["data-saw-score"].startswith("c serves") and sum(counts) == 20
+
+
+@pytest.mark.parametrize("width", [1100, 500])
+def test_a_legend_of_many_wraps_where_there_is_room(make_run: MakeRun, tmp_path: Path, width: int) -> None:
+    look = """
+    const nav = one(".legend"), buttons = [...nav.querySelectorAll("button")];
+    const rows = new Set(buttons.map((button) => Math.round(button.getBoundingClientRect().top)));
+    note("rows", rows.size);
+    note("seen", buttons.filter((button) => button.getBoundingClientRect().right <= innerWidth).length);
+    note("over", nav.scrollWidth - nav.clientWidth); note("wide", document.documentElement.scrollWidth - innerWidth);
+    """
+    runs = [make_run(f"r{i}", algorithm=f"algorithm-{i}", clients=3, rounds=2) for i in range(16)]
+    saw, complaints = visit(acting(write(runs, tmp_path / "r.html"), HELPERS + look), tmp_path / "profile", width)
+    assert complaints == "" and float(saw["data-saw-wide"]) <= 0
+    wraps = width == 1100
+    assert (saw["data-saw-seen"] == "16") == wraps == (saw["data-saw-over"] == "0") == (int(saw["data-saw-rows"]) > 1)
+
+
+@pytest.mark.parametrize(("theme", "paper"), [("dark", "rgb(23, 27, 33)"), ("light", "rgb(255, 255, 255)")])
+def test_a_partition_is_no_white_sheet_in_the_dark(make_run: MakeRun, tmp_path: Path, theme: str, paper: str) -> None:
+    look = """
+    const svg = one(".sheet svg"), fill = (part) => getComputedStyle(part).fill;
+    const light = (words) => words.match(/[0-9]+/g).map(Number).reduce((a, b) => a + b) / 3;
+    note("paper", fill(svg.querySelector("rect"))); note("behind", getComputedStyle(one(".sheet")).backgroundColor);
+    const shades = [...svg.querySelectorAll("rect[fill^='var(--heat']")].map((part) => light(fill(part)));
+    note("first", shades[0]); note("last", shades.at(-1)); note("words", light(fill(svg.querySelector("text"))));
+    """
+    run = make_run()
+    heat_map(federate(load("digits"), clients=9), run / "partition.svg")
+    page = acting(write([run], tmp_path / "r.html"), HELPERS + look)
+    saw, complaints = visit(page, tmp_path / "profile", fragment=f"#{theme}")
+    assert complaints == "" and saw["data-saw-paper"] == paper and saw["data-saw-behind"] == "rgba(0, 0, 0, 0)"
+    few, most, words = (float(saw[f"data-saw-{name}"]) for name in ("first", "last", "words"))
+    assert (most > few and words > 128) if theme == "dark" else (most < few and words < 128)  # most stands out most
+
+
+def test_the_legend_hides_a_band_with_its_line(make_run: MakeRun, tmp_path: Path) -> None:
+    look = """
+    const bands = [...document.querySelectorAll("svg[aria-label='Accuracy per round'] path[fill-opacity='.18']")];
+    const shown = () => bands.map((band) => band.getClientRects().length > 0).join();
+    note("before", shown()); one("[data-legend='0']").click(); note("after", shown());
+    """
+    runs = [make_run(name, algorithm=name) for name in "ab"]
+    for run in runs:
+        lines = [{"round": t, "accuracy": 0.5, "accuracy_half": 0.1} for t in (1, 2)]
+        (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    saw, complaints = visit(acting(write(runs, tmp_path / "r.html"), HELPERS + look), tmp_path / "profile")
+    assert complaints == "" and saw["data-saw-before"] == "true,true" and saw["data-saw-after"] == "false,true"

@@ -115,6 +115,15 @@ def test_thousands_of_rounds_get_a_bounded_number_of_hover_columns() -> None:
     assert 100 < svg.count("data-tip") <= 240
 
 
+def test_a_legend_of_many_lines_leaves_the_plot_as_large() -> None:
+    def heights(count: int) -> tuple[float, float]:
+        svg = line_chart([Series(f"algorithm {i}", [1.0, 2.0]) for i in range(count)], title="t", look=PAGE)
+        top, bottom = (float(svg.split('data-plot="')[1].split()[i]) for i in (1, 3))
+        return bottom - top, float(svg.split('viewBox="0 0 460 ')[1].split('"')[0])
+
+    assert heights(16)[0] == pytest.approx(heights(2)[0]) and heights(16)[1] > heights(2)[1]
+
+
 @pytest.mark.parametrize("look", [LIGHT, DARK])
 def test_empty_charts_are_still_pictures(look: Look) -> None:
     for svg in (

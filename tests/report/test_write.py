@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from fedabml.data import federate, heat_map, load
+from fedabml.data.picture import BAR
 from fedabml.errors import InputError
 from fedabml.report import write
 from fedabml.report.measures import decimals
@@ -276,6 +278,29 @@ def test_an_evaluation_that_failed_is_left_out(make_run: MakeRun, tmp_path: Path
 )
 def test_small_numbers_keep_three_digits(value: float, words: str) -> None:
     assert decimals(value) == words
+
+
+def test_a_curve_over_seeds_has_a_band_that_ends_where_accuracies_do(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    lines = [
+        {"round": t, "accuracy": 0.5 + t / 10, "accuracy_half": half} for t, half in ((1, 0.9), (2, None), (4, 0.2))
+    ]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    page, _ = page_of(write([run], tmp_path / "r.html"))
+    assert page.count('fill-opacity=".18"') == 1 and "The band is the 95% interval" in page
+    assert "120%" not in page and ">100%<" in page and ">0%<" in page
+    assert "The band is" not in page_of(write([make_run("b")], tmp_path / "r.html"))[0]
+
+
+def test_a_partition_takes_the_colours_of_the_page(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    heat_map(federate(load("digits"), clients=9), run / "partition.svg")
+    page, _ = page_of(write([run], tmp_path / "r.html"))
+    drawing = page[page.index('<div class="sheet">') : page.index("</div>", page.index('<div class="sheet">'))]
+    colours = set(re.findall(r'(?:fill|stroke)="([^"]*)"', drawing)) - {BAR}
+    assert {"var(--paper)", "var(--ink)", "var(--heat15)"} <= colours and all(c.startswith("var(--") for c in colours)
+    declared = re.findall(r"--heat15:(#\w+);", page)
+    assert len(declared) == 3 and declared[0] != declared[1] == declared[2]  # light; dark by wish, and by the button
 
 
 def test_a_drawing_with_a_script_stays_out(make_run: MakeRun, tmp_path: Path) -> None:

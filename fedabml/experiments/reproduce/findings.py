@@ -16,7 +16,8 @@ from ...files import write
 from ...report.experiment import render
 from ...report.frame import LIGHT, Look
 from ...version import __version__
-from ..statistics import SEEDS_TO_TEST, interval
+from ..statistics import SEEDS_TO_TEST
+from ..statistics import mean as mean  # it belongs with `spread` and `against`
 
 NONE = "–"
 Mean = tuple[float, float | None]  # with half of its 95% interval
@@ -60,18 +61,17 @@ def number(value: float | None, digits: int = 2) -> str:
     return NONE if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
-def mean(values: Sequence[float]) -> Mean:
-    """The mean over seeds with half of its interval, which two seeds do not have: theirs would say nothing."""
-    middle, half = interval(values)
-    return middle, half if len(values) >= SEEDS_TO_TEST else None
-
-
 def spread(value: Mean | None, digits: int = 2) -> str:
     """A mean with half of its interval, where it has one."""
     if value is None:
         return NONE
     middle, half = value
     return number(middle, digits) + ("" if half is None else f" ± {half:.{digits}f}")
+
+
+def over(count: int, known: str = " ± half of its 95% interval", what: str = "seed") -> str:
+    """What a mean is over, and how its interval is shown, which fewer than three do not have."""
+    return f"{count} {what}s{known * (count >= SEEDS_TO_TEST)}" if count > 1 else f"one {what}"
 
 
 def against(ours: Mean | None, paper: float | None, digits: int = 2) -> str:

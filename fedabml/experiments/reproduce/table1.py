@@ -11,17 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from ...report import figures
+from ...report.compare import run_of
 from ...report.frame import Axis, Look
 from ...report.svg import Series, bars, scatter
 from .. import paper
-from ..cells import Cell, Result
-from ..standings import explained, grid, harm_grid, make
-from ..statistics import SEEDS_TO_TEST
+from ..cells import Cell, Result, along
+from ..standings import Comparison, explained, grid, harm_grid, make
 from .columns import COLUMNS, columns, rows
 from .experiment import Desk, Done, Experiment
-from .findings import NONE, Drawing, Findings, Mean, Sheet, against, mean, number
+from .findings import NONE, Drawing, Findings, Mean, Sheet, against, mean, number, over
 
 LAST = 0.1  # of the rounds: their mean is what the paper reports, ten of a hundred
+QUICK_SEEN = 5  # rounds of a quick version's curve
 AFTER = ("fedbabu", "fedavg-ft", "fedprox-ft", "scaffold-ft")  # scored after training, because that is fine-tuning
 
 
@@ -43,14 +45,14 @@ class Table1(Experiment):
                     f"{known.title}: the paper's numbers are of a ResNet-18, which is the column {column}-resnet."
                 )
             for name, config in rows(desk, column, self.algorithms).items():
-                last = range(config.rounds - max(1, int(LAST * config.rounds)) + 1, config.rounds + 1)
-                curve = tuple(last) if desk.ask.protocol == "paper" and name not in AFTER else ()
+                more = along(max(1, config.rounds // QUICK_SEEN), config.rounds) if desk.ask.quick else ()
+                curve = tuple(sorted({*more, *averaged(desk.ask.protocol, name, config.rounds)}))
                 made += [Cell(f"{column} {name}", config.with_changes(seed=s), curve=curve) for s in desk.ask.seed_list]
         return made
 
     def findings(self, desk: Desk, done: Sequence[Done]) -> Findings:
         protocol, groups = desk.ask.protocol, grouped(done)
-        ours = {key: _accuracy(own) for key, own in groups.items()}
+        ours = {(column, name): _accuracy(own, protocol, name) for (column, name), own in groups.items()}
         here = list(dict.fromkeys(column for column, _ in groups))
         names = list(dict.fromkeys(name for _, name in groups))
         best = {c: max(v[0] for (column, _), v in ours.items() if column == c) for c in here}
@@ -59,14 +61,16 @@ class Table1(Experiment):
             for name in names
         ]
         head = ["system", *(COLUMNS[c].title for c in here)]
-        note = f"Accuracy in percent, mean of {_seeds(desk)}; in brackets the paper's and the difference. ★ best here."
+        of = over(len(desk.ask.seed_list))
+        note = f"Accuracy in percent, mean of {of}; in brackets the paper's and the difference. ★ best here."
         sheets = [Sheet(f"Accuracy, protocol {protocol}", head, table, note)]
+        found = {c: _standings(desk, {n: groups[c, n] for n in names if (c, n) in groups}) for c in here}
         for column in here:
-            sheets += _standings(desk, column, {n: groups[column, n] for n in names if (column, n) in groups})
+            sheets += _sheets(column, found[column])
         drawings = [_beside(ours, names, protocol)] if any(paper.table1(n, c) for c, n in ours) else []
         for column in here:
-            drawings += [_bars(column, ours, names, protocol), *_duel(column, groups)]
-        records = [_record(column, name, ours[column, name], own) for (column, name), own in groups.items()]
+            drawings += [_bars(column, ours, names, protocol), *_duel(column, groups), *_alike(column, found[column])]
+        records = [_record(desk, column, name, ours[column, name], own) for (column, name), own in groups.items()]
         said = [_verdict(c, ours, protocol) for c in here]
         return Findings(self.title, self.claim, said, sheets, drawings, records, desk.notes)
 
@@ -80,16 +84,19 @@ def grouped(done: Sequence[Done]) -> dict[tuple[str, str], list[Done]]:
     return found
 
 
-def _accuracy(own: Sequence[Done]) -> Mean:
-    """In percent: the mean of the curve where there is one, else after training."""
-    return mean(
-        [
-            100 * fmean(line["accuracy"] for line in result.curve if "accuracy" in line)
-            if cell.curve
-            else 100 * result.scores[0].summary["accuracy"]
-            for cell, result in own
-        ]
-    )
+def averaged(protocol: str, name: str, rounds: int) -> range:
+    """The rounds whose mean is reported; none where that is the score after training."""
+    if protocol != "paper" or name in AFTER:
+        return range(0)
+    return range(rounds - max(1, int(LAST * rounds)) + 1, rounds + 1)
+
+
+def _accuracy(own: Sequence[Done], protocol: str, name: str) -> Mean:
+    """In percent."""
+    last = averaged(protocol, name, own[0].cell.config.rounds)
+    rows = [[line for line in result.curve if line["round"] in last] for _, result in own]
+    scores = [row if last else [result.scores[0].summary] for row, (_, result) in zip(rows, own, strict=True)]
+    return mean([100 * fmean(line["accuracy"] for line in row if "accuracy" in line) for row in scores])
 
 
 def _cell(ours: Mean | None, name: str, column: str, best: float) -> str:
@@ -97,18 +104,17 @@ def _cell(ours: Mean | None, name: str, column: str, best: float) -> str:
     return f"★ {words}" if ours and ours[0] == best else words
 
 
-def _seeds(desk: Desk) -> str:
-    count = len(desk.ask.seed_list)
-    return f"{count} seeds{' ± half of its 95% interval' * (count >= SEEDS_TO_TEST)}" if count > 1 else "one seed"
-
-
-def _standings(desk: Desk, column: str, own: Mapping[str, Sequence[Done]]) -> list[Sheet]:
-    """All measures of a column after the last round, with the marks of paired tests, as `fedabml compare` has them."""
+def _standings(desk: Desk, own: Mapping[str, Sequence[Done]]) -> Comparison:
+    """A column as `fedabml compare` would have it, of the systems that finished all seeds."""
     seeds = [*desk.ask.seed_list]
     whole = {paper.name(n, desk.ask.protocol): cells for n, cells in own.items() if len(cells) == len(seeds)}
     results = {(label, d.result.seed): d.result for label, cells in whole.items() for d in cells}
     people = {seed: [f"client-{i}" for i in range(_clients(results, seed))] for seed in seeds}
-    found = make({label: cells[0].cell.config for label, cells in whole.items()}, results, {}, people, False)
+    return make({label: cells[0].cell.config for label, cells in whole.items()}, results, {}, people, False)
+
+
+def _sheets(column: str, found: Comparison) -> list[Sheet]:
+    """All measures of a column after the last round, with the marks of paired tests."""
     title, (head, harmed) = COLUMNS[column].title, harm_grid(found)
     sheets = [Sheet(title, *grid(found, behind=True), " ".join(explained(found, behind=True)))]
     return sheets + ([Sheet(f"{title}: clients against Local only", head, harmed)] if harmed else [])
@@ -129,13 +135,13 @@ def _verdict(column: str, ours: dict[tuple[str, str], Mean], protocol: str) -> s
     return words + (f"; the paper's FedABML has {known:.2f}." if known else ".")
 
 
-def _record(column: str, name: str, ours: Mean, own: Sequence[Done]) -> dict[str, object]:
+def _record(desk: Desk, column: str, name: str, ours: Mean, own: Sequence[Done]) -> dict[str, object]:
     known = paper.table1(name, column)
     return {
         "column": column, "algorithm": name, "accuracy": ours[0], "half": ours[1], "paper": known,
         "difference": None if known is None else ours[0] - known,
         **{k: fmean(d.result.scores[0].summary[k] for d in own) for k in ("nll", "ece", "brier")},
-        "seeds": len(own), "rounds_averaged": len(own[0].cell.curve),
+        "seeds": len(own), "rounds_averaged": len(averaged(desk.ask.protocol, name, own[0].cell.config.rounds)),
     }  # fmt: skip
 
 
@@ -176,7 +182,7 @@ def _bars(column: str, ours: dict[tuple[str, str], Mean], names: Sequence[str], 
 def _duel(column: str, groups: dict[tuple[str, str], list[Done]]) -> list[Drawing]:
     """Every client under FedABML against itself under its rivals, in the first seed."""
     mine = next((groups[column, n][0] for n in ("fedabml", "fedabml-plain") if (column, n) in groups), None)
-    rivals = {n: groups[column, n][0] for n in ("local", "fedavg-ft") if (column, n) in groups}
+    rivals = {n: groups[column, n][0] for n in ("local", "fedavg", "fedavg-ft") if (column, n) in groups}
     if mine is None or not rivals:
         return []
 
@@ -195,3 +201,15 @@ def _duel(column: str, groups: dict[tuple[str, str], list[Done]]) -> list[Drawin
 
     reading = "A dot is a client of the first seed. Above the line FedABML serves it better."
     return [Drawing(f"clients-{column}", f"Client by client, {COLUMNS[column].title}", reading, draw)]
+
+
+def _alike(column: str, found: Comparison) -> list[Drawing]:
+    """What the page of a comparison draws, too: accuracy per round where cells were looked at, and reliability."""
+    runs, title = [run_of(found, row) for row in found.rows if row.scores], COLUMNS[column].title
+    drawn = []
+    for name, figure in (("rounds", figures.progress), ("reliability", figures.reliability)):
+        made = figure(runs) if runs else None
+        if made:
+            draw = lambda look, figure=figure: figure(runs, look).svg  # noqa: E731
+            drawn.append(Drawing(f"{name}-{column}", f"{made.heading}, {title}", made.reading, draw))
+    return drawn

@@ -17,7 +17,7 @@ from .. import paper
 from ..cells import Cell
 from .columns import COLUMNS, Search, columns, lent, rows
 from .experiment import Desk, Done, Experiment
-from .findings import Drawing, Findings, Mean, Sheet, mean, spread
+from .findings import Drawing, Findings, Mean, Sheet, mean, over, spread
 from .newcomers import Newcomers
 from .pictures import banded
 from .table1 import grouped
@@ -60,14 +60,14 @@ class Table2(Experiment):
                     records.append(record | {"paper": p, "difference": None if p is None else v[0] - p})
             title, head = COLUMNS[column].title, ["epochs", *map(str, paper.EPOCHS)]
             table = [[paper.name(name, protocol), *map(spread, values)] for name, values in own.items()]
-            note = "Accuracy of new clients in percent, mean over clients and seeds ± half of its 95% interval."
+            note = f"Accuracy of new clients in percent, mean over clients and {over(len(desk.ask.seed_list))}."
             sheets.append(Sheet(title, head, table, note))
             beside = lambda v, p: f"{v[0] - p:+.2f} ({p:.2f})"  # noqa: E731
             told = [(name, numbers) for name, numbers in known.items() if numbers]
             table = [[paper.name(name, protocol), *map(beside, own[name], numbers)] for name, numbers in told]
             note = "Ours less the paper's and, in brackets, the paper's."
             sheets += [Sheet(f"{title}: beside the paper", head, table, note)] if table else []
-            drawings += [_curves(column, groups, protocol, first) for first in (0, 1)]
+            drawings += [_curves(column, groups, desk, first) for first in (0, 1)]
             said.append(_verdict(column, own, protocol))
         return Findings(self.title, self.claim, said, sheets, drawings, records, desk.notes)
 
@@ -110,14 +110,14 @@ def _lead(name: str, own: Sequence[Mean], rivals: Mapping[str, Sequence[Mean]], 
     return f"{paper.name(name, protocol)} is ahead of every rival after {', '.join(first) or 'no number of'} epochs"
 
 
-def _curves(column: str, groups: Mapping[tuple[str, str], Sequence[Done]], protocol: str, first: int) -> Drawing:
+def _curves(column: str, groups: Mapping[tuple[str, str], Sequence[Done]], desk: Desk, first: int) -> Drawing:
     """From so many epochs on: without any, most are so far behind that the rest could not be told apart."""
     here = paper.EPOCHS.index(first)
 
     def draw(look: Look) -> str:
         series = [
             banded(
-                paper.name(name, protocol),
+                paper.name(name, desk.ask.protocol),
                 paper.EPOCHS[here:],
                 [[v / 100 for v in row[here:]] for row in _by_seed(own)],
             )
@@ -127,6 +127,8 @@ def _curves(column: str, groups: Mapping[tuple[str, str], Sequence[Done]], proto
         axes = Axis("epochs of fine-tuning", "whole"), Axis("accuracy of new clients", "percent")
         return line_chart(series, title=COLUMNS[column].title, x=axes[0], y=axes[1], look=look)
 
-    reading = "New clients personalise what a fifth of the clients has learned; mean over seeds with its 95% band."
+    part = "half" if desk.ask.quick else "a fifth"
+    seeds = over(len(desk.ask.seed_list), " with its 95% band")
+    reading = f"New clients personalise what {part} of the clients has learned; mean over {seeds}."
     mark, words = ("-fine-tuned", f", from {first} epoch on") if first else ("", "")
     return Drawing(f"new-clients-{column}{mark}", f"New clients, {COLUMNS[column].title}{words}", reading, draw)

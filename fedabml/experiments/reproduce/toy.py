@@ -30,7 +30,7 @@ from .. import paper
 from ..cells import Cell
 from ..study import Study
 from .experiment import Desk, Done, Experiment
-from .findings import Drawing, Findings, Mean, Sheet, mean, number, spread
+from .findings import Drawing, Findings, Mean, Sheet, mean, number, over, spread
 from .pictures import by_label, over_rounds
 
 A = np.array([np.diag([2.0, 15.0]) - 1.5, np.diag([15.0, 2.0]) - 1.5])
@@ -151,7 +151,7 @@ class Toy(Experiment):
         head = ["", "distance to x*", "closed form", "the paper's", "loss after 10 steps"]
         rounds, starts = done[0].cell.config.rounds, len(own["FedAvg"])
         note = (
-            f"After {rounds} rounds, mean over {starts} starts ± half of its 95% interval; the loss is above the "
+            f"After {rounds} rounds, mean over {over(starts, what='start')}; the loss is above the "
             "client's own minimum, mean of both clients. x* = (1.364, 1.364)."
         )
         sheet = Sheet("Where they settle", head, table, note)
@@ -224,4 +224,5 @@ def _rounds(own: Mapping[str, Sequence[Done]], key: str) -> Drawing:
         series = [over_rounds(name, cells, key) for name, cells in shown.items()]
         return line_chart(series, title=title, x=Axis("round", "whole"), y=Axis(key), look=look)
 
-    return Drawing(key, title, f"{what}; mean over starts with its 95% band.", draw)
+    starts = over(len(own["FedAvg"]), " with its 95% band", "start")
+    return Drawing(key, title, f"{what}; mean over {starts}.", draw)
