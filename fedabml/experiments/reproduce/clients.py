@@ -174,8 +174,8 @@ def _entropies(key: tuple[str, str], done: Done, protocol: str) -> Drawing:
         limit = float(np.median(entropy) + DEVIATIONS * 1.4826 * np.median(np.abs(entropy - np.median(entropy))))
         series = []
         for word, mask in (("inside", ~strange), ("strangers", strange)):
-            heights, who = entropy[mask].tolist(), [person(column, client) for client in np.flatnonzero(mask)]
-            tips = [f"{name}\n{word}: {height:.3f} nats" for name, height in zip(who, heights, strict=True)]
+            heights, who = entropy[mask].tolist(), [person(column, int(client)) for client in np.flatnonzero(mask)]
+            tips = [f"{own}\n{word}: {height:.3f} nats" for own, height in zip(who, heights, strict=True)]
             series.append(Series(word, heights, rank[mask].tolist(), tips, who=who))
         x, y = Axis("clients by entropy", "whole"), Axis("mean entropy, nats")
         return scatter(series, title=title, x=x, y=y, look=look, level=limit)

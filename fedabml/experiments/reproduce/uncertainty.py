@@ -270,8 +270,6 @@ def _density_picture(
         x = Axis("entropy, nats", span=(edges[0], edges[-1]))
         return line_chart(series, title=title, x=x, y=y, look=replace(look, height=HEIGHT))
 
-    reading = (
-        "A thin curve per client of the first seed, and their mean: low entropies inside and high ones outside are"
-    )
+    reading = "A thin curve per client of the first seed, and their mean: low entropies inside, high ones outside are"
     reading += " what is wanted. Heights are drawn as square roots, so that a peak leaves room for the rest."
     return Drawing(f"entropy-{column}-{name.replace('+', '-')}", title, reading, draw)
