@@ -44,18 +44,21 @@
   let lit = null;
   const places = new WeakMap();
   function spots(mark) {
-    const line = mark.getAttribute("fill") === "none" && mark.getAttribute("d");
-    const words = line || mark.getAttribute("transform") || `${mark.getAttribute("cx")} ${mark.getAttribute("cy")}`;
-    if (!places.has(mark)) places.set(mark, words.match(/[-\d.]+ [-\d.]+/g).map((pair) => pair.split(" ").map(Number)));
+    if (!places.has(mark)) {
+      const line = mark.getAttribute("fill") === "none" && mark.getAttribute("d");
+      const words = line || mark.getAttribute("transform") || `${mark.getAttribute("cx")} ${mark.getAttribute("cy")}`;
+      places.set(mark, words.match(/[-\d.]+ [-\d.]+/g).map((pair) => pair.split(" ").map(Number)));
+    }
     return places.get(mark);
   }
   function away(mark, x, y) { // the square of the distance to a dot, or to the nearest piece of a curve
     let [[ax, ay]] = spots(mark), least = Infinity;
     for (const [bx, by] of spots(mark)) {
-      const [dx, dy] = [bx - ax, by - ay];
+      const dx = bx - ax, dy = by - ay;
       const share = Math.min(Math.max(((x - ax) * dx + (y - ay) * dy) / (dx * dx + dy * dy || 1), 0), 1);
       least = Math.min(least, (ax + share * dx - x) ** 2 + (ay + share * dy - y) ** 2);
-      [ax, ay] = [bx, by];
+      ax = bx;
+      ay = by;
     }
     return least;
   }
