@@ -96,15 +96,27 @@ def _tip(client: Client, *lines: str) -> str:
     return "\n".join([client.name, *lines, *([f"{samples:.0f} training samples"] if samples is not None else [])])
 
 
+def people(runs: Sequence[Run]) -> list[list[str]]:
+    """The names of every run's clients, alike for the same client alone: where data differ, they tell whose it is."""
+    data = [(run.dataset, str(run.config.get("partition_hash"))) for run in runs]
+    owners = [f" of {runs[data.index(own)].name}" if len({*data}) > 1 else "" for own in data]
+    return [[f"{client.name}{owner}" for client in run.clients] for run, owner in zip(runs, owners, strict=True)]
+
+
+def _named(runs: Sequence[Run], i: int, key: str) -> list[tuple[float, Client, str]]:
+    """The clients of a run that have a measure: the measure, the client, and its name on the page."""
+    found = zip(runs[i].clients, people(runs)[i], strict=True)
+    return [(v, client, name) for client, name in found if (v := client.values.get(key)) is not None]
+
+
 def spread(runs: Sequence[Run]) -> Figure | None:
     """Every client's accuracy (or RMSE), sorted."""
     axis, metric, series = _axis(runs[0], f"{runs[0].split} {_word(runs[0])}"), runs[0].metric, []
     for i, run in enumerate(runs):
-        known = [(v, c) for c in run.clients if (v := c.values.get(metric)) is not None]
-        known.sort(key=lambda pair: pair[0], reverse=run.regression)
-        tips = [_tip(c, f"{run.name}: {axis.write(v)}") for v, c in known]
+        known = sorted(_named(runs, i, metric), key=lambda each: each[0], reverse=run.regression)
+        tips, who = [_tip(c, f"{run.name}: {axis.write(v)}") for v, c, _ in known], [name for *_, name in known]
         if known:
-            series.append(Series(run.name, [v for v, _ in known], tips=tips, slot=_slot(runs, i)))
+            series.append(Series(run.name, [v for v, *_ in known], tips=tips, slot=_slot(runs, i), who=who))
     if not series:
         return None
     x = Axis("clients, from the worst-off to the best-off", "whole")
@@ -119,14 +131,14 @@ def personal_gain(runs: Sequence[Run]) -> Figure | None:
     axis = _axis(runs[0])
     for i, run in enumerate(runs):
         known = [
-            (c, before, after)
-            for c in run.clients
-            if (before := c.values.get(f"prior_{metric}")) is not None and (after := c.values.get(metric)) is not None
+            (c, before, after, name)
+            for after, c, name in _named(runs, i, metric)
+            if (before := c.values.get(f"prior_{metric}")) is not None
         ]
-        tips = [_tip(c, f"{run.name}: {axis.write(b)} to {axis.write(a)}") for c, b, a in known]
+        tips = [_tip(c, f"{run.name}: {axis.write(b)} to {axis.write(a)}") for c, b, a, _ in known]
         if known:
-            y, x = [after for _, _, after in known], [before for _, before, _ in known]
-            series.append(Series(run.name, y, x, tips, slot=_slot(runs, i)))
+            _, x, y, who = zip(*known, strict=True)
+            series.append(Series(run.name, y, x, tips, slot=_slot(runs, i), who=who))
     if not series:
         return None
     start, end = (replace(axis, label=f"{word} of the {model}") for model in ("prior alone", "personal model"))
@@ -157,8 +169,8 @@ def duel(runs: Sequence[Run], controls: str) -> Figure | None:
     outer = ticks(*axis.cover(v for row in values for v in row))  # of all runs: the axes stay when the choice changes
     low, high = outer[0], outer[-1]
     x, y = (replace(axis, label=runs[i].name, span=(low, high)) for i in group[:2])
-    names = [client.name for client in runs[group[0]].clients]
-    points = Series("clients", values[1], values[0], tips=names)
+    names = people(runs)[group[0]]
+    points = Series("clients", values[1], values[0], tips=names, who=names)
     svg = scatter([points], title="Two runs, client by client", x=x, y=y, look=_TALL, diagonal=True)
     reading = (
         "One dot is one client, tested under both runs; it has the colour and shape of the run that serves it better."
@@ -198,16 +210,15 @@ def coverage(runs: Sequence[Run]) -> Figure | None:
     """Every client's share of targets inside the 90% interval, sorted."""
     axis, series = Axis(f"share of {runs[0].split} targets inside", "percent"), []
     for i, run in enumerate(runs):
-        known = sorted(
-            ((v, c) for c in run.clients if (v := c.values.get("coverage")) is not None), key=lambda pair: pair[0]
-        )
+        known = sorted(_named(runs, i, "coverage"), key=lambda each: each[0])
         tips = [
             "\n".join([c.name, f"{run.name}: {axis.write(v)}", *([f"{n:.0f} {run.split} samples"] if n else [])])
-            for v, c in known
+            for v, c, _ in known
             for n in [run.rows(c)]
         ]
+        who = [name for *_, name in known]
         if known:
-            series.append(Series(run.name, [v for v, _ in known], tips=tips, slot=_slot(runs, i)))
+            series.append(Series(run.name, [v for v, *_ in known], tips=tips, slot=_slot(runs, i), who=who))
     if not series:
         return None
     least = min([0.8, *(v for s in series for v in s.y if v is not None)])

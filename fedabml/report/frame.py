@@ -93,11 +93,12 @@ PAGE = Look(
 class Axis:
     """What an axis shows: its label, how its numbers are written, and its range (by default that of the data).
 
-    A `power` axis is logarithmic: its numbers are exponents of ten.
+    A `power` axis is logarithmic: its numbers are exponents of ten. Those of a `mirror` axis are square roots,
+    counted from zero both ways: what is small beside a peak can still be seen.
     """
 
     label: str = ""
-    kind: Literal["number", "percent", "whole", "power"] = "number"
+    kind: Literal["number", "percent", "whole", "power", "mirror"] = "number"
     span: Span | None = None
 
     def write(self, value: float) -> str:
@@ -106,6 +107,7 @@ class Axis:
             return f"{value:.1%}"
         if self.kind == "power":
             return f"{10**value:.3g}"
+        value = value**2 if self.kind == "mirror" else value
         return f"{value:.0f}" if self.kind == "whole" else f"{value:.4g}"
 
     def cover(self, values: Iterable[float | None]) -> Span:
@@ -153,6 +155,8 @@ def tick_labels(values: Sequence[float], kind: str) -> list[str]:
         return [f"{v:.{decimals}%}" for v in values]
     if kind == "power":
         return [f"{float(f'{10**v:.2g}'):g}" for v in values]
+    if kind == "mirror":
+        return [f"{v * v:.3g}" for v in values]
     if max(map(abs, values)) >= 1e6 or decimals > 5:
         digits = max(3, math.ceil(math.log10(max(map(abs, values)) / step)) + 1)
         return [f"{v:.{digits}g}" for v in values]
@@ -184,7 +188,8 @@ class Frame:
     ) -> None:
         """Lay out the margins and draw the axes; `spans` are the ranges of x and y."""
         self.look, self.title, self.parts = look, title, list[str]()
-        x_ticks, y_ticks = ticks(*spans[0], whole=x.kind == "whole"), ticks(*spans[1], whole=y.kind == "whole")
+        x_ticks = ticks(*spans[0], whole=x.kind == "whole")
+        y_ticks = ticks(*spans[1], whole=y.kind == "whole", count=8 if y.kind == "mirror" else 5)
         self.x_span = spans[0]
         self.y_span = spans[1] if y.span else (y_ticks[0], y_ticks[-1])
         rows = list(zip(y_ticks, tick_labels(y_ticks, y.kind), strict=True))
@@ -212,7 +217,8 @@ class Frame:
         for value, label in zip(x_ticks, tick_labels(x_ticks, x.kind), strict=True):
             if _within(value, self.x_span):
                 self.write(self.x(value), self.bottom + 16, label, anchor="middle")
-        self.line((self.left, self.bottom), (self.right, self.bottom), look.muted)
+        for floor in (self.bottom, *([self.y(0.0)] if y.kind == "mirror" else [])):
+            self.line((self.left, floor), (self.right, floor), look.muted)
         self.write((self.left + self.right) / 2, look.height - 8, x.label, extra='data-label="x"', anchor="middle")
 
     def x(self, value: float) -> float:
@@ -264,16 +270,30 @@ class Frame:
         steps = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
         return f'<path d="M{steps}Z" fill="{self.look.style(slot).colour}" fill-opacity=".18"/>'
 
-    def path(self, points: Iterable[Span], slot: int, thin: bool = False) -> str:
-        """A line through data points."""
+    def path(self, points: Iterable[Span], slot: int, opacity: float = 1, tip: str = "", who: str = "") -> str:
+        """A line through data points; one that is not opaque is thin, too."""
         steps = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
         style = self.look.style(slot)
-        stroke = style.stroke(1, ' stroke-opacity=".4"') if thin else style.stroke()
-        return f'<path d="M{steps}" fill="none" {stroke} stroke-linejoin="round"/>'
+        stroke = style.stroke(1, f' stroke-opacity="{opacity:.2g}"') if opacity < 1 else style.stroke()
+        return f'<path d="M{steps}" fill="none" {stroke} stroke-linejoin="round"{self._tip(tip, who)}/>'
 
-    def dot(self, x: float, y: float, slot: int, radius: float, tip: str = "") -> str:
+    def dot(self, x: float, y: float, slot: int, radius: float, tip: str = "", who: str = "") -> str:
         """A data point."""
-        return self.look.style(slot).mark(self.x(x), self.y(y), radius, f' fill-opacity=".8"{self._tip(tip)}')
+        return self.look.style(slot).mark(self.x(x), self.y(y), radius, f' fill-opacity=".8"{self._tip(tip, who)}')
+
+    def strong(self, points: Sequence[Span], slot: int) -> str:
+        """A line that stands out from others of its colour."""
+        line = self.path(points, slot)
+        return re.sub('stroke="[^"]*" stroke-width="2"', f'stroke="{self.look.paper}" stroke-width="5"', line) + line
+
+    def diagonal(self) -> None:
+        """Add the dashed line y = x, where both axes have one range."""
+        low, high = self.x_span
+        self.dashed((self.x(low), self.y(low)), (self.x(high), self.y(high)))
+
+    def dashed(self, start: Span, end: Span) -> None:
+        """Add a dashed line, which data are held against."""
+        self.line(start, end, self.look.muted, 'stroke-dasharray="4 4"')
 
     def box(self, x: float, y: float, width: float, height: float, slot: int) -> str:
         """A filled rectangle, as of a bar."""
@@ -288,8 +308,10 @@ class Frame:
             size = f'x="{x:.1f}" y="{y:.1f}" width="{max(width, 1):.1f}" height="{max(height, 1):.1f}"'
             self.parts.append(f'<rect class="hit" {size}{self._tip(tip)}/>')
 
-    def _tip(self, tip: str) -> str:
-        return f' data-tip="{text(tip)}"' if tip and self.look.embedded else ""
+    def _tip(self, tip: str, who: str = "") -> str:
+        """What the page's script knows of a mark: its hover text, and the client that it shows."""
+        words = {"tip": tip, "client": who} if self.look.embedded else {}
+        return "".join(f' data-{key}="{text(value)}"' for key, value in words.items() if value)
 
     def svg(self) -> str:
         """The picture."""

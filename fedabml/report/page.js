@@ -39,17 +39,35 @@
     });
   }
 
-  // Hover texts: what is under the pointer, or the nearest dot of the same picture within 24 pixels.
+  // Hover texts: what is under the pointer, or the nearest dot or curve of the same picture within 24 pixels.
   const tip = byId("tip");
   let lit = null;
+  const places = new WeakMap();
+  function spots(mark) {
+    if (!places.has(mark)) {
+      const line = mark.getAttribute("fill") === "none" && mark.getAttribute("d");
+      const words = line || mark.getAttribute("transform") || `${mark.getAttribute("cx")} ${mark.getAttribute("cy")}`;
+      places.set(mark, words.match(/[-\d.]+ [-\d.]+/g).map((pair) => pair.split(" ").map(Number)));
+    }
+    return places.get(mark);
+  }
+  function away(mark, x, y) { // the square of the distance to a dot, or to the nearest piece of a curve
+    let [[ax, ay]] = spots(mark), least = Infinity;
+    for (const [bx, by] of spots(mark)) {
+      const dx = bx - ax, dy = by - ay;
+      const share = Math.min(Math.max(((x - ax) * dx + (y - ay) * dy) / (dx * dx + dy * dy || 1), 0), 1);
+      least = Math.min(least, (ax + share * dx - x) ** 2 + (ay + share * dy - y) ** 2);
+      ax = bx;
+      ay = by;
+    }
+    return least;
+  }
   function nearest(svg, event) {
     const box = svg.getBoundingClientRect(), scale = svg.viewBox.baseVal.width / box.width;
     const x = (event.clientX - box.left) * scale, y = (event.clientY - box.top) * scale;
     let found = null, least = (24 * scale) ** 2, alike = 0;
     for (const dot of all("g:not(.off) > [data-tip]", svg)) {
-      const [cx, cy] = (dot.getAttribute("transform") || `(${dot.getAttribute("cx")} ${dot.getAttribute("cy")})`)
-        .match(/\((\S+) (\S+)\)/).slice(1);
-      const distance = (cx - x) ** 2 + (cy - y) ** 2;
+      const distance = away(dot, x, y);
       if (distance < least) [found, least, alike] = [dot, distance, 0];
       else if (distance === least) alike += 1;
     }
@@ -80,6 +98,37 @@
   }
   for (const kind of ["pointermove", "pointerdown"]) document.addEventListener(kind, hover, { passive: true });
   document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
+
+  // A client, chosen in the list or by pressing one of its marks, is lit in every figure.
+  const people = [...new Set(all("[data-client]").map((mark) => mark.dataset.client))];
+  let pick = null;
+  function light() {
+    const name = pick ? pick.value : "";
+    root.toggleAttribute("data-chosen", name !== "");
+    for (const mark of all("[data-client]")) {
+      mark.classList.toggle("chosen", mark.dataset.client === name);
+      if (mark.dataset.client === name) mark.parentNode.append(mark); // above the others
+    }
+  }
+  if (people.length > 1) {
+    const bar = document.createElement("p"), label = document.createElement("label");
+    bar.className = "choose pick";
+    pick = document.createElement("select");
+    pick.id = "client";
+    people.sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+    pick.append(new Option("none: press a curve or dot", ""), ...people.map((name) => new Option(name, name)));
+    label.append("Client ", pick);
+    bar.append(label);
+    document.querySelector("[data-client]").closest("section").querySelector("h2").after(bar);
+    pick.addEventListener("change", light);
+    document.addEventListener("click", (event) => {
+      const svg = event.target.closest("svg[data-plot]");
+      const [mark] = (svg && !event.target.closest(".entry") && nearest(svg, event)) || [];
+      if (!mark || !mark.dataset.client) return;
+      pick.value = pick.value === mark.dataset.client ? "" : mark.dataset.client;
+      light();
+    });
+  }
 
   // Tables: a heading sorts, a second press turns the order; what has no value stays last.
   for (const table of all("table.sortable")) {
@@ -126,9 +175,11 @@
       for (const [key, value] of Object.entries({ d: shape, fill: colour, "fill-opacity": 0.8, transform: put })) {
         dot.setAttribute(key, value);
       }
+      dot.dataset.client = client;
       dot.dataset.tip = `${client}\n${data.runs[a]}: ${write(x)}\n${data.runs[b]}: ${write(y)}`;
       return [dot];
     }));
+    light();
     svg.querySelector("[data-label=x]").textContent = data.runs[a];
     svg.querySelector("[data-label=y]").textContent = data.runs[b];
     byId("score").textContent =

@@ -102,7 +102,7 @@ def _data(runs: Sequence[Run]) -> dict[str, Any]:
         "runs": [run.name for run in runs] if len(runs) > 1 else [],
         "marks": [PAGE.style(i)._asdict() for i in range(len(runs))] if len(runs) > 1 else [],
         "percent": not runs[0].regression,
-        "clients": [client.name for client in runs[group[0]].clients] if group else [],
+        "clients": figures.people(runs)[group[0]] if group else [],
         "values": {i: [client.values.get(metric) for client in runs[i].clients] for i in group},
     }
 

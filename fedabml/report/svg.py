@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 from fedabml.report.frame import DARK, LIGHT, PAGE, Axis, Frame, Look, Span, finite, ticks
@@ -28,7 +29,8 @@ class Series:
 
     `slot` picks the looks, by default the place in the list. A slot that is given is also the number of the page's
     legend entry, which then names and hides the series; the picture itself draws no legend. `low` and `high` are the
-    ends of a band around a line; a `thin` line is one among many, without hover texts.
+    ends of a band around a line; a `thin` line is one among many, without hover texts. `many` are thin lines around a
+    strong one, over the same x. `who` are the clients that the points show, or the lines of `many`: a page lights one.
     """
 
     name: str
@@ -40,6 +42,8 @@ class Series:
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
     thin: bool = False
+    many: Sequence[Sequence[float | None]] = ()
+    who: Sequence[str] = ()
 
     def points(self) -> list[Span | None]:
         """(x, y) of every value, `None` where one of them is missing."""
@@ -52,21 +56,38 @@ class Series:
         low, high = [replace(self, y=values).points() if values else [] for values in (self.low, self.high)]
         return [p for p in low + high[::-1] if p]
 
+    def lines(self) -> list[list[Span]]:
+        """The points of every line of `many`."""
+        return [[p for p in replace(self, y=row).points() if p] for row in self.many]
+
 
 def line_chart(
-    series: Sequence[Series], *, title: str, x: Axis | None = None, y: Axis | None = None, look: Look = LIGHT
+    series: Sequence[Series],
+    *,
+    title: str,
+    x: Axis | None = None,
+    y: Axis | None = None,
+    look: Look = LIGHT,
+    diagonal: bool = False,
 ) -> str:
-    """Lines over a common x. A missing value is a gap; a value without neighbours is a dot."""
+    """Lines over a common x. A missing value is a gap; a value without neighbours is a dot.
+
+    `diagonal` draws y = x, if the axes have one range.
+    """
     x, y, points = x or Axis(), y or Axis(), [s.points() for s in series]
-    known = [p for row in points for p in row if p] + [p for s in series for p in s.band()]
+    known = [p for row in points for p in row if p] + [p for s in series for p in sum(s.lines(), s.band())]
     frame = Frame(look, title, x, y, (x.cover(p[0] for p in known), y.cover(p[1] for p in known)), _legend(series))
+    if diagonal:
+        frame.diagonal()
     columns: dict[float, list[str]] = {}
     for place, (s, row) in enumerate(zip(series, points, strict=True)):
         slot = place if s.slot is None else s.slot
         parts = [frame.area(s.band(), slot)] if s.low else []
-        parts += [frame.path(p, slot, s.thin) if len(p) > 1 else frame.dot(*p[0], slot, 3.5) for p in _pieces(row)]
+        parts += _around(frame, s, slot)
+        draw = frame.strong if s.many else partial(frame.path, opacity=0.4 if s.thin else 1)
+        parts += [draw(p, slot) if len(p) > 1 else frame.dot(*p[0], slot, 3.5) for p in _pieces(row)]
         _group(frame, s, place, parts)
-        for point in filter(None, () if s.thin else row):
+        for point in filter(None, () if s.thin or s.many else row):
             columns.setdefault(point[0], []).append(f"{s.name}: {y.write(point[1])}")
     at = sorted(columns)[:: math.ceil(len(columns) / _HITS) or 1]
     edges = [frame.left, *(frame.x((a + b) / 2) for a, b in pairwise(at)), frame.right]
@@ -74,6 +95,17 @@ def line_chart(
         tip = "\n".join([f"{x.label} {x.write(value)}".strip(), *columns[value]])
         frame.hit(left, frame.top, right - left, frame.bottom - frame.top, tip)
     return frame.svg()
+
+
+def _around(frame: Frame, series: Series, slot: int) -> list[str]:
+    """The thin lines around a strong one: the more there are, the paler."""
+    opacity = min(0.5, max(0.14, 6 / max(len(series.many), 1)))
+    names = series.who or [""] * len(series.many)
+    return [
+        frame.path(line, slot, opacity, f"{name}\n{series.name}".strip(), name)
+        for line, name in zip(series.lines(), names, strict=True)
+        if line
+    ]
 
 
 def scatter(
@@ -99,12 +131,10 @@ def scatter(
         x, y = replace(x, span=span), replace(y, span=span)
     heights = [p[1] for p in known] + ([] if level is None else [level])
     frame = Frame(look, title, x, y, (x.cover(p[0] for p in known), y.cover(heights)), _legend(series))
-    dashes = 'stroke-dasharray="4 4"'
     if diagonal:
-        low, high = frame.x_span
-        frame.line((frame.x(low), frame.y(low)), (frame.x(high), frame.y(high)), look.muted, dashes)
+        frame.diagonal()
     if level is not None:
-        frame.line((frame.left, frame.y(level)), (frame.right, frame.y(level)), look.muted, dashes)
+        frame.dashed((frame.left, frame.y(level)), (frame.right, frame.y(level)))
     radius = 4.0 if len(known) <= 60 else 3.0 if len(known) <= 400 else 2.0
     for place, (s, row) in enumerate(zip(series, points, strict=True)):
         slot = place if s.slot is None else s.slot
@@ -112,7 +142,8 @@ def scatter(
         for i, point in enumerate(row):
             if point:
                 tip = s.tips[i] if s.tips else f"{s.name}: {x.write(point[0])}, {y.write(point[1])}"
-                parts.append(frame.dot(*point, slot, s.sizes[i] if s.sizes else radius, tip))
+                who = s.who[i] if s.who else ""
+                parts.append(frame.dot(*point, slot, s.sizes[i] if s.sizes else radius, tip, who))
         _group(frame, s, place, parts)
     return frame.svg()
 

@@ -26,6 +26,7 @@ from fedabml.experiments.cells import Cell, Result, Score
 from fedabml.experiments.compare import Request, compare, configs
 from fedabml.experiments.standings import explained, grid, make
 from tests.command import MOST, run
+from tests.report.test_browser import CHROMIUM, tour
 
 pytestmark = [pytest.mark.usefixtures("one_thread_here"), pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,6 +162,14 @@ def test_the_page_stands_alone(whole):
     page = (whole[0] / "report.html").read_text()
     assert "≈ not distinguishable" in page and "Means and intervals" in page and "Clients against Local only" in page
     assert "★" not in page and "client-3, seed 2" in page and "http://" not in page.replace("http://www.w3.org", "")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to open the page")
+@pytest.mark.parametrize("width", [1200, 500])
+def test_the_page_in_a_browser(whole, tmp_path, width):
+    saw = tour(whole[0] / "report.html", tmp_path, width)
+    assert int(saw["figures"]) == (whole[0] / "report.html").read_text().count("<figure") >= 3
+    assert re.fullmatch(r"client-\d+, seed \d", saw["client"]) and int(saw["lit"]) == 2
 
 
 def test_the_page_has_what_rows_lack_to_the_best(whole):

@@ -22,7 +22,7 @@ from fedabml.origin import code
 from fedabml.report.frame import LIGHT
 from fedabml.version import __version__
 from tests.command import run as command
-from tests.report.test_browser import CHROMIUM, visit
+from tests.report.test_browser import CHROMIUM, tour, visit
 
 pytestmark = pytest.mark.slow  # in all; `make quick` has the rest of the suite
 
@@ -187,11 +187,18 @@ def check(found, out):
     text = (out / "table.md").read_text()
     assert all(f"## {sheet.title}" in text for sheet in found.sheets) and "fedabml reproduce" in text
     assert records(out) and all(json.loads(line) for line in (out / "cells.jsonl").read_text().splitlines())
+    if CHROMIUM:
+        saw = tour(out / "report.html", out / "browser")
+        assert int(saw["figures"]) == len(found.drawings)
+        return saw.get("client", "")
+    return None
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "sensitivity" else n for n in SMALL])
 def test_quick_versions(name, tmp_path):
-    check(quick(name, tmp_path, **SMALL[name]), tmp_path)
+    client = check(quick(name, tmp_path, **SMALL[name]), tmp_path)
+    if CHROMIUM and name in ("uncertainty", "clients"):
+        assert client == "client 1, digits (20,2)"
 
 
 def test_table_1_draws_rounds_reliability_and_clients_against_the_global_model(tmp_path):

@@ -13,6 +13,9 @@ import pytest
 
 from fedabml.data import federate, heat_map, load
 from fedabml.report import write
+from fedabml.report.figures import Figure
+from fedabml.report.page import document, heading, section
+from fedabml.report.svg import PAGE, Axis, Series, line_chart
 from tests.command import MOST
 
 MakeRun = Callable[..., Path]
@@ -66,6 +69,58 @@ def acting(page: Path, script: str) -> Path:
     """The page with a script that plays its reader."""
     page.write_text(page.read_text().replace("</body>", f"<script>{script}</script></body>"))
     return page
+
+
+TOUR = """
+const svgs = [...document.querySelectorAll("figure svg[data-plot]")], tip = one("#tip");
+const client = one("#client"), chosen = (at) => [...at.querySelectorAll(".chosen")];
+const middle = (mark) => {
+  if (mark.getAttribute("fill") === "none") { // a curve: a place on it
+    return mark.getPointAtLength(mark.getTotalLength() / 3).matrixTransform(mark.getScreenCTM());
+  }
+  const { x, y, width, height } = mark.getBoundingClientRect();
+  return { x: x + width / 2, y: y + height / 2 };
+};
+const point = (mark, kind) => {
+  const { x, y } = middle(mark), at = { bubbles: true, clientX: x, clientY: y };
+  const over = mark.matches(".hit") ? mark : mark.closest("svg");
+  over.dispatchEvent(kind === "click" ? new MouseEvent(kind, at) : new PointerEvent(kind, at));
+};
+const talks = (svg) => {
+  tip.hidden = true;
+  point(svg.querySelector("[data-tip]"), "pointermove");
+  return !tip.hidden && tip.innerText.length > 3;
+};
+const shown = (svg) => svg.getBoundingClientRect().height > 100;
+note("figures", [...document.querySelectorAll("figure svg")].filter(shown).length);
+note("wide", document.documentElement.scrollWidth - innerWidth);
+note("dumb", svgs.filter((svg) => svg.querySelector("[data-tip]") && !talks(svg)).length);
+note("talking", svgs.filter((svg) => svg.querySelector("[data-tip]")).length);
+if (client) {
+  client.value = client.options[2].value;
+  client.dispatchEvent(new Event("change"));
+  const with_it = svgs.filter((svg) => svg.querySelector(`[data-client="${client.value}"]`));
+  note("client", client.value);
+  note("lit", with_it.filter((svg) => chosen(svg).length).length);
+  note("astray", chosen(document).filter((mark) => mark.dataset.client !== client.value).length);
+  point(chosen(with_it[0])[0], "click");
+  note("pressed", client.value !== client.options[2].value); // off, or another that lies at the same place
+}
+"""
+
+
+def tour(page: Path, folder: Path, width: int = 1200) -> dict[str, str]:
+    """What a reader sees of any page, who moves over its figures and chooses a client, if there are any."""
+    folder.mkdir(exist_ok=True)
+    copy = folder / page.name
+    copy.write_text(page.read_text())
+    saw, complaints = visit(acting(copy, f"{HELPERS}{{{TOUR}}}"), folder / "profile", width)
+    assert complaints == "" and saw["data-ready"] == "true" and float(saw["data-saw-wide"]) <= 0
+    assert saw["data-saw-dumb"] == "0" and int(saw["data-saw-talking"]) > 0
+    assert (' data-client="' in page.read_text()) == ("data-saw-client" in saw)
+    if "data-saw-client" in saw:
+        assert saw["data-saw-astray"] == "0" and int(saw["data-saw-lit"]) > 0 and saw["data-saw-pressed"] == "true"
+    return {key.removeprefix("data-saw-"): value for key, value in saw.items()}
 
 
 def test_a_run_opens_without_complaint(make_run: MakeRun, tmp_path: Path) -> None:
@@ -183,3 +238,61 @@ def test_the_legend_hides_a_band_with_its_line(make_run: MakeRun, tmp_path: Path
         (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     saw, complaints = visit(acting(write(runs, tmp_path / "r.html"), HELPERS + look), tmp_path / "profile")
     assert complaints == "" and saw["data-saw-before"] == "true,true" and saw["data-saw-after"] == "false,true"
+
+
+def test_a_client_is_lit_in_all_figures(make_run: MakeRun, tmp_path: Path) -> None:
+    look = """
+    const lit = () => [...document.querySelectorAll(".chosen")].map((mark) => mark.dataset.tip.split("\\n")[0]);
+    const where = () => new Set([...document.querySelectorAll(".chosen")].map((mark) => mark.closest("svg"))).size;
+    const say = (name) => note(name, [lit().length, where(), ...new Set(lit())].join());
+    const pick = one("#client");
+    pick.focus(); note("focus", document.activeElement === pick); note("label", pick.closest("label").innerText);
+    note("order", [...pick.options].slice(1).map((option) => option.value).join());
+    pick.value = "clinic 7"; pick.dispatchEvent(new Event("change")); say("chosen");
+    note("top", [...document.querySelectorAll(".chosen")].every((mark) => !mark.nextElementSibling?.dataset.tip
+      || mark.nextElementSibling.matches(".chosen")));
+    one("#up").value = "2"; one("#up").dispatchEvent(new Event("change")); say("redrawn");
+    one("[data-legend='1']").click(); say("legend");
+    const press = (mark) => {
+      const { x, y, width, height } = mark.getBoundingClientRect();
+      const at = { bubbles: true, clientX: x + width / 2, clientY: y + height / 2 };
+      mark.dispatchEvent(new MouseEvent("click", at));
+    };
+    press(one("figure [data-client='clinic 3']")); say("pressed"); note("value", pick.value);
+    press(one("figure [data-client='clinic 3']")); say("again"); note("none", pick.value);
+    note("wide", document.documentElement.scrollWidth - innerWidth);
+    """
+    runs = [make_run(n, algorithm=n, clients=12) for n in ("a", "bb", "ccc")]
+    page = acting(write(runs, tmp_path / "r.html"), f"{HELPERS}{{{look}}}")
+    saw, complaints = visit(page, tmp_path / "profile", width=500)
+    saw = {key.removeprefix("data-saw-"): value for key, value in saw.items()}
+    assert complaints == "" and saw["focus"] == saw["top"] == "true" and saw["label"].startswith("Client")
+    assert saw["order"] == ",".join(f"clinic {i}" for i in range(12))
+    assert saw["chosen"] == saw["redrawn"] == saw["legend"] == "7,3,clinic 7"  # three runs in two figures, and the pair
+    assert saw["pressed"] == "7,3,clinic 3" and saw["value"] == "clinic 3"
+    assert saw["again"] == "0,0" and saw["none"] == "" and float(saw["wide"]) <= 0
+
+
+def test_a_press_on_a_legend_chooses_nobody_and_curves_say_whose_they_are(tmp_path: Path) -> None:
+    names = [f"client {i}" for i in range(40)]
+    rows = [Series(w, [0, s, 0], [0, 1, 2], many=[[0, s * i / 20, 0] for i in range(40)], who=names)
+            for w, s in (("in", 1), ("out", -1))]  # fmt: skip
+    svg = line_chart(rows, title="t", y=Axis("", "mirror"), look=PAGE)
+    data = {"runs": [], "marks": [], "percent": True, "clients": [], "values": {}}
+    page = tmp_path / "r.html"
+    figures = section("s", [Figure("f", svg, "r"), Figure("g", svg, "r")])
+    page.write_text(document("t", [heading("t", ""), figures], data))
+    look = """
+    const svg = one("figure svg"), curve = svg.querySelectorAll("[data-client='client 30']")[1];
+    const at = curve.getPointAtLength(curve.getTotalLength() / 3).matrixTransform(curve.getScreenCTM());
+    const under = { bubbles: true, clientX: at.x, clientY: at.y };
+    svg.dispatchEvent(new PointerEvent("pointermove", under));
+    note("tip", one("#tip").innerText.replaceAll("\\n", "|"));
+    one(".entry text").dispatchEvent(new MouseEvent("click", under)); // as if the legend lay beside a curve
+    note("nobody", one("#client").value === "");
+    svg.dispatchEvent(new MouseEvent("click", under));
+    note("value", one("#client").value); note("lit", document.querySelectorAll(".chosen").length);
+    """
+    saw, complaints = visit(acting(page, f"{HELPERS}{{{look}}}"), tmp_path / "profile")
+    assert complaints == "" and saw["data-saw-tip"] == "client 30|out" and saw["data-saw-nobody"] == "true"
+    assert saw["data-saw-value"] == "client 30" and saw["data-saw-lit"] == "4"

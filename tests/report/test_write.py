@@ -19,7 +19,9 @@ from fedabml.data import federate, heat_map, load
 from fedabml.data.picture import BAR
 from fedabml.errors import InputError
 from fedabml.report import write
+from fedabml.report.figures import people
 from fedabml.report.measures import decimals
+from fedabml.report.read import read_runs
 
 MakeRun = Callable[..., Path]
 EVIL = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'
@@ -353,3 +355,10 @@ def test_places_that_cannot_be_used(make_run: MakeRun, tmp_path: Path) -> None:
         write([run], tmp_path)
     with pytest.raises(InputError, match="cannot be written"):
         write([run], tmp_path / "file" / "r.html")
+
+
+def test_clients_of_other_partitions_are_others(make_run: MakeRun) -> None:
+    runs = read_runs([make_run(name, algorithm=name, clients=n) for name, n in (("a", 3), ("b", 3), ("c", 4))])
+    assert people(runs[:2]) == [["clinic 0", "clinic 1", "clinic 2"]] * 2
+    assert people(runs)[1] == ["clinic 0 of a", "clinic 1 of a", "clinic 2 of a"]
+    assert people(runs)[2][0] == "clinic 0 of c"

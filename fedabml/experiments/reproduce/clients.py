@@ -28,6 +28,7 @@ from .columns import COLUMNS, rows
 from .experiment import Desk, Done, Experiment
 from .findings import NONE, Drawing, Findings, Sheet, mean, number, spread
 from .outside import OUTSIDE, auroc, pairs, with_outside
+from .pictures import person
 
 SHARE = 0.1  # of the clients are strangers, at least two
 DEVIATIONS = 3.0
@@ -171,10 +172,11 @@ def _entropies(key: tuple[str, str], done: Done, protocol: str) -> Drawing:
         rank = np.empty(len(order))
         rank[order] = np.arange(1, len(order) + 1)
         limit = float(np.median(entropy) + DEVIATIONS * 1.4826 * np.median(np.abs(entropy - np.median(entropy))))
-        series = [
-            Series(word, entropy[mask].tolist(), rank[mask].tolist())
-            for word, mask in (("inside", ~strange), ("strangers", strange))
-        ]
+        series = []
+        for word, mask in (("inside", ~strange), ("strangers", strange)):
+            heights, who = entropy[mask].tolist(), [person(column, int(client)) for client in np.flatnonzero(mask)]
+            tips = [f"{own}\n{word}: {height:.3f} nats" for own, height in zip(who, heights, strict=True)]
+            series.append(Series(word, heights, rank[mask].tolist(), tips, who=who))
         x, y = Axis("clients by entropy", "whole"), Axis("mean entropy, nats")
         return scatter(series, title=title, x=x, y=y, look=look, level=limit)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ...report.svg import Series
+from .columns import COLUMNS
 from .experiment import Done
 from .findings import mean
 
@@ -32,6 +33,11 @@ def over_rounds(name: str, own: Sequence[Done], key: str, log: bool = False) -> 
     rounds = [line["round"] for line in own[0].result.curve]
     rows = [[line.get(key, math.nan) for line in done.result.curve] for done in own]
     return banded(name, rounds, [row for row in rows if len(row) == len(rounds)], log)
+
+
+def person(column: str, client: int) -> str:
+    """A client's name: the same in all figures of a page, and of nobody else there."""
+    return f"client {client}, {COLUMNS[column].title}"
 
 
 def by_label(done: Sequence[Done]) -> dict[str, list[Done]]:

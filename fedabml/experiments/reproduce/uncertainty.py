@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -38,10 +38,12 @@ from .columns import COLUMNS, lent, rows
 from .experiment import Desk, Done, Experiment
 from .findings import Drawing, Findings, Mean, Sheet, mean, spread
 from .outside import OUTSIDE, auroc, pairs, with_outside
+from .pictures import person
 from .table1 import grouped
 
 MOST = 200  # samples of a kind that a client predicts
 BINS = 24  # of a density
+HEIGHT = 380  # of the pictures
 KINDS = {"in": "in-distribution", "out": "out-of-distribution", "other": "other classes"}
 MEASURES = {"entropy": "entropy", "mutual_information": "mutual inf.", "doubt": "1 − max p", "surprise": "surprise"}
 SAID = ("entropy", "surprise")  # the paper's measure, and the one that a label level does not mislead
@@ -116,12 +118,15 @@ def _summary(found: Sequence[dict[str, dict[str, np.ndarray]]], top: float) -> T
         "entropy": {k: float(pooled[k]["entropy"].mean()) for k in KINDS},
         "other_accuracy": float(np.concatenate([f["other"]["right"] for f in found]).mean()),
         "edges": edges.round(5).tolist(),
-        "density": {k: [_density(f[k]["entropy"], edges) for f in found if len(f[k]["entropy"])] for k in KINDS},
+        "density": {k: [_density(f[k]["entropy"], edges) for f in found] for k in KINDS},
         "roc": {k: _roc(pooled["in"]["entropy"], pooled[k]["entropy"]) for k in ("out", "other")},
     }
 
 
-def _density(values: np.ndarray, edges: np.ndarray) -> list[float]:
+def _density(values: np.ndarray, edges: np.ndarray) -> list[float | None]:
+    """The height of every bin; unknown of a client without such samples."""
+    if not len(values):
+        return [None] * (len(edges) - 1)
     return np.histogram(np.clip(values, edges[0], edges[-1]), edges, density=True)[0].round(4).tolist()
 
 
@@ -159,7 +164,7 @@ class Uncertainty(Experiment):
             title = f"{COLUMNS[column].title} against {OUTSIDE[column]}"
             sheets += [*_aurocs(title, own, protocol), _own(title, own, protocol)]
             drawings += [_rocs(column, title, own, protocol)]
-            drawings += [_densities(column, name, cells[0], protocol) for name, cells in own.items()]
+            drawings += _densities(column, own, protocol)
             records += [_record(column, name, cells) for name, cells in own.items()]
             said += [f"{title}, AUROC of {m}, pooled: {words}." for m in SAID if (words := _order(own, m, protocol))]
         return Findings(self.title, self.claim, said, sheets, drawings, records, desk.notes)
@@ -224,27 +229,47 @@ def _rocs(column: str, title: str, own: dict[str, list[Done]], protocol: str) ->
             for name, cells in own.items()
         ]
         x, y = Axis("false alarms", "percent", (0, 1)), Axis("found", "percent", (0, 1))
-        return line_chart(series, title=f"ROC, {title}", x=x, y=y, look=look)
+        return line_chart(series, title=f"ROC, {title}", x=x, y=y, look=replace(look, height=HEIGHT), diagonal=True)
 
     reading = "Samples from outside that entropy finds, against own samples that it takes for such; first seed, pooled."
+    reading += " The dashed line is chance."
     return Drawing(f"roc-{column}", f"ROC, {title}", reading, draw)
 
 
-def _densities(column: str, name: str, done: Done, protocol: str) -> Drawing:
-    found = done.result.found
+def _densities(column: str, own: dict[str, list[Done]], protocol: str) -> list[Drawing]:
+    """A picture per method, all with the same axes."""
+    roots = {name: _roots(cells[0].result.found["density"]) for name, cells in own.items()}
+    ends = [v for each in roots.values() for curves in each.values() for v in (np.nanmin(curves), np.nanmax(curves))]
+    y = Axis("density: inside upwards, outside downwards", "mirror", (1.02 * min(ends), 1.02 * max(ends)))
+    return [_density_picture(column, name, own[name][0], roots[name], y, protocol) for name in own]
+
+
+def _roots(density: dict[str, list[list[float | None]]]) -> dict[str, np.ndarray]:
+    """Clients' curves as a `mirror` axis takes them, their mean behind them."""
+    found = {}
+    for kind, way in (("in", 1), ("out", -1)):
+        curves = np.array(density[kind], float)
+        found[kind] = way * np.sqrt([*curves, np.nanmean(curves, 0)])
+    return found
+
+
+def _density_picture(
+    column: str, name: str, done: Done, roots: dict[str, np.ndarray], y: Axis, protocol: str
+) -> Drawing:
     title = f"Entropy, {paper.name(name, protocol)}, {COLUMNS[column].title}"
 
     def draw(look: Look) -> str:
-        middles = [(a + b) / 2 for a, b in pairwise(found["edges"])]
-        series = []
-        for kind in ("in", "out"):
-            x: list[float | None] = []
-            y: list[float | None] = []
-            for curve in found["density"][kind]:
-                x += [*middles, None]
-                y += [*curve, None]
-            series.append(Series(KINDS[kind], y, x, thin=True))
-        return line_chart(series, title=title, x=Axis("entropy, nats"), y=Axis("density"), look=look)
+        edges, series = done.result.found["edges"], []
+        middles = [(a + b) / 2 for a, b in pairwise(edges)]
+        for kind, (*curves, middle) in roots.items():
+            # Cells of earlier versions leave clients without such samples out: then nobody knows whose curve is whose.
+            whole = len(curves) == done.cell.config.clients
+            who = [person(column, client) for client in range(len(curves))] if whole else ()
+            many = [curve.tolist() for curve in curves]
+            series.append(Series(KINDS[kind], middle.tolist(), middles, many=many, who=who))
+        x = Axis("entropy, nats", span=(edges[0], edges[-1]))
+        return line_chart(series, title=title, x=x, y=y, look=replace(look, height=HEIGHT))
 
-    reading = "One curve per client of the first seed: low entropies inside and high ones outside are what is wanted."
+    reading = "A thin curve per client of the first seed, and their mean: low entropies inside, high ones outside are"
+    reading += " what is wanted. Heights are drawn as square roots, so that a peak leaves room for the rest."
     return Drawing(f"entropy-{column}-{name.replace('+', '-')}", title, reading, draw)
