@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # What the demo trains. The hyperparameters are the best of a small grid on held-out training data (three seeds).
 COMMON: dict[str, Any] = {
     "dataset": "digits", "clients": 20, "classes_per_client": 2, "model": "mlp", "model_options": {"hidden": [100]},
-    "rounds": 40, "participation": 0.25, "epochs": 5, "batch_size": 20, "eval_every": 10, "seed": 0,
+    "rounds": 40, "participation": 0.25, "epochs": 5, "batch_size": 20, "eval_every": 5, "seed": 0,
 }  # fmt: skip
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedabml": {"lr": 0.4, "nu0": -3.0, "label_alpha": 0.01, "personal_lr": 0.1},

@@ -201,15 +201,19 @@ def test_quick_versions(name, tmp_path):
         assert client == "client 1, digits (20,2)"
 
 
-def test_table_1_draws_rounds_reliability_and_clients_against_the_global_model(tmp_path):
-    found = quick("table1", tmp_path, algorithms=("fedabml", "fedavg", "fedavg-ft"), seeds=3)
+def test_table_1_draws_reliability_and_clients_against_the_global_model(tmp_path):
+    found = quick("table1", tmp_path, algorithms=("fedabml", "fedavg", "fedavg-ft"), seeds=1)
     drawn = {drawing.name: drawing for drawing in found.drawings}
-    assert {"rounds-digits", "reliability-digits", "clients-digits"} <= drawn.keys()
     assert {"against FedAvg", "against FedAvg+FT"} <= set(_words(drawn["clients-digits"]))
-    rounds = drawn["rounds-digits"]
-    assert {"FedABML", "FedAvg", "FedAvg+FT", "2", "10"} <= set(_words(rounds)) and "95% interval" in rounds.reading
-    assert rounds.draw(LIGHT).count('fill-opacity=".18"') == 3
     assert "honest" in drawn["reliability-digits"].reading and "FedABML" in _words(drawn["reliability-digits"])
+    assert "95%" not in drawn["rounds-digits"].reading and "FedABML" in _words(drawn["rounds-digits"])
+
+
+def test_table_1_draws_accuracy_per_round_and_reports_the_last_of_them(tmp_path):
+    found = quick("table1", tmp_path, algorithms=("fedavg", "fedavg-ft"), seeds=3)
+    (rounds,) = (drawing for drawing in found.drawings if drawing.name == "rounds-digits")
+    assert {"FedAvg", "FedAvg+FT", "2", "10"} <= set(_words(rounds)) and "95% interval" in rounds.reading
+    assert rounds.draw(LIGHT).count('fill-opacity=".18"') == 2
     lines = [json.loads(line) for line in (tmp_path / "cells.jsonl").read_text().splitlines()]
     for row in records(tmp_path):  # the last of the ten rounds is the paper's number, and none of the others
         own = [line for line in lines if line["label"] == f"digits {row['algorithm']}"]
