@@ -21,6 +21,7 @@ from ..standings import Comparison, explained, grid, harm_grid, make
 from .columns import COLUMNS, columns, rows
 from .experiment import Desk, Done, Experiment
 from .findings import NONE, Drawing, Findings, Mean, Sheet, against, mean, number, over
+from .pictures import person
 
 LAST = 0.1  # of the rounds: their mean is what the paper reports, ten of a hundred
 QUICK_SEEN = 5  # rounds of a quick version's curve
@@ -195,7 +196,8 @@ def _duel(column: str, groups: dict[tuple[str, str], list[Done]]) -> list[Drawin
                 NONE if a is None or b is None else f"client {i}\nFedABML: {b:.1%}\n{paper.name(name)}: {a:.1%}"
                 for i, (a, b) in enumerate(zip(across, up, strict=True))
             ]
-            series.append(Series(f"against {paper.name(name)}", up, across, tips))
+            people = [person(column, i) for i in range(len(up))]
+            series.append(Series(f"against {paper.name(name)}", up, across, tips, who=people))
         x, y = Axis("the rival's accuracy", "percent"), Axis("FedABML's", "percent")
         return scatter(series, title=f"Clients, {COLUMNS[column].title}", x=x, y=y, look=look, diagonal=True)
 
