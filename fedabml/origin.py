@@ -15,7 +15,7 @@ import torch
 def code() -> str:
     """Tells one state of this package's code from another, also between two versions."""
     package, digest = Path(__file__).parent, hashlib.sha256()
-    for file in sorted(package.rglob("*.py")):
+    for file in sorted(each for each in package.rglob("*.py") if each.is_file()):
         digest.update(file.relative_to(package).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:10]
 

@@ -22,6 +22,7 @@ def said(table):
     return [re.sub(r"\(figures/.*/", "(figures/", line) for line in lines if "were chosen before" not in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_published_table_is_what_its_cells_give(name, tmp_path):
     if missing := [need for need in CHAINS[name].needs if not (DATA / f"{need}.npz").exists()]:
@@ -45,6 +46,7 @@ def test_pictures_that_tables_show_are_there():
             assert (table.parent / link).exists(), f"{table}: {link}"
 
 
+@pytest.mark.slow
 def test_cells_that_are_missing_are_an_error(tmp_path):
     chain = CHAINS["sensitivity/emnist"]
     if not (DATA / "emnist.npz").exists():

@@ -56,9 +56,9 @@ def reproduce(
     seeds: Annotated[
         str | None,
         typer.Option(
-            metavar="N",
-            help="So many seeds (0, 1, ...), or these: 5,6,7.",
-            show_default="the experiment's own: 5, 3 or 1; quick: fewer",
+            metavar="N|A,B,C",
+            help="So many seeds (0, 1, ...), or these: 5,6,7 (one alone: 5,).",
+            show_default="the experiment's own",
         ),
     ] = None,
     trials: Annotated[
@@ -149,6 +149,8 @@ def reproduce(
     share = None if part is None else _part(part)
     if share and so_far:
         raise InputError("--part runs cells and --so-far runs none: give one of them.")
+    if grid and experiment == "all":
+        raise InputError("--grid is for one experiment: they have different algorithms.")
     wanted = list(EXPERIMENTS) if experiment == "all" else [experiment]
     out = out or Path("runs") / f"{experiment}-{protocol}{'-quick' * quick}"
     machine: dict[str, Any] = {"device": device} | ({"data_dir": str(data_dir)} if data_dir else {})
@@ -162,7 +164,7 @@ def reproduce(
         ask, folder, kind = asked, out, EXPERIMENTS[name]
         if experiment == "all":  # some have nothing to choose from
             ask, folder = replace(asked, experiment=name), out / name
-            ask = ask if kind.columns else replace(ask, columns=(), chosen=(), grid=(), search_seed=None)
+            ask = ask if kind.columns else replace(ask, columns=(), chosen=(), search_seed=None)
             ask = ask if kind.algorithms else replace(ask, algorithms=())
         with Progress(name, quiet) as progress:
             where: dict[str, Any] = {"tuning": out / "tune", "finished": finished or (), "hear": progress.hear()}

@@ -66,6 +66,12 @@ def configs(algorithms: Sequence[str], *layers: Mapping[str, Any], told: Mapping
     }
 
 
+def whole_seeds(seeds: Sequence[int]) -> None:
+    """Refuses seeds that are none, and one that comes twice."""
+    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise InputError(f"Seeds are whole numbers of at least 0, each once; they are {_list(seeds)}.")
+
+
 def _check_key(name: str, algorithms: Sequence[str]) -> None:
     """Says whose a hyperparameter may be that is set without its algorithm's name."""
     if name in (*names("algorithm"), *(f.name for f in fields(RunConfig))):
@@ -94,8 +100,7 @@ class Request:
             seeds = range(seeds)
         if not rows or not seeds:
             raise InputError(f"Nothing to compare: there is no {'seed' if rows else 'algorithm'}.")
-        if min(seeds) < 0 or len(set(seeds)) < len(seeds):
-            raise InputError(f"Seeds are whole numbers of at least 0, each once; they are {_list(seeds)}.")
+        whole_seeds(seeds)
         settled = {label: _settled(config) for label, config in rows.items()}
         first = next(iter(settled))
         whole(settled[first].eval_every, "eval_every", 0)

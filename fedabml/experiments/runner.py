@@ -69,7 +69,7 @@ def prepared(cell: Cell) -> Setup:
 
 
 def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[int], None]) -> Iterator[Result]:
-    start = time.perf_counter()
+    start, made = time.perf_counter(), code()  # as it was when training began
     first = batch[0][1]
     if batch[0][0].config.chunk is None:
         first.cohort.chunk = chunk_of(first.lane, first.cohort.device, sum(s.cohort.fed.clients for _, s in batch))
@@ -94,15 +94,15 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[int], None])
     audiences = [study.audiences(cell.config, setup.cohort.fed) for cell, setup in batch]
     heard = [{name: s.cohort.among(fed) for name, fed in own.items()} for own, s in zip(audiences, sims, strict=True)]
     for name in heard[0] if alive else ():
-        made: dict[int, list[Evaluation | TrainingError]] = {}
+        scored: dict[int, list[Evaluation | TrainingError]] = {}
         for way in _ways([cell for cell, _ in batch]):
             last = way[max(way)][0]  # all of them have its other options
             entries = [_entry(sims[i], heard[i][name], batch[i][0].personal[last]) for i in alive]
             prior = next((epochs for epochs, numbers in way.items() if 0 in numbers), None)
             found = evaluate_after(tuple(way), entries, split, prior)
-            made |= {n: each for numbers, each in zip(way.values(), found, strict=True) for n in numbers}
-        for number in sorted(made):
-            for i, each in zip(alive, made[number], strict=True):
+            scored |= {n: each for numbers, each in zip(way.values(), found, strict=True) for n in numbers}
+        for number in sorted(scored):
+            for i, each in zip(alive, scored[number], strict=True):
                 options = batch[i][0].personal
                 scores[i].append(_score(options[number], each, len(options) == 1, name))
     for i, own in enumerate(scores):
@@ -110,7 +110,7 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[int], None])
             errors[i] = TrainingError(own[0].error)
     looks = [{} if i in errors else study.look(sim) for i, sim in enumerate(sims)]
     share = {"seconds": time.perf_counter() - start, "seconds_training": trained}
-    today = {"code": code(), "hardware": hardware(batch[0][1].cohort.device), "ended": f"{datetime.now(UTC):%FT%H:%MZ}"}
+    today = {"code": made, "hardware": hardware(batch[0][1].cohort.device), "ended": f"{datetime.now(UTC):%FT%H:%MZ}"}
     for i, (cell, setup) in enumerate(batch):
         facts = {name: setup.config[name] for name in FACTS} | {"split": split, "together": len(batch)} | today
         facts |= {name: value / len(batch) for name, value in share.items()}

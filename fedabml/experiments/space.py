@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import Field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -62,12 +62,17 @@ def searches(told: Mapping[str, Any]) -> bool:
     return any(name not in GRID for key, v in told.items() for name in (v if key in REGISTRY else [key]))
 
 
+def searchable(algorithm: str) -> dict[str, Field[Any]]:
+    """The hyperparameters of an algorithm but those that make the variant."""
+    kind, variant = REGISTRY[algorithm]
+    return {f.name: f for f in fields(kind) if f.name not in variant}
+
+
 def own_grid(algorithm: str, told: Mapping[str, Any]) -> Grid:
     """An algorithm's part of a grid: values by hyperparameter, and tables of such by algorithm, which come first."""
     if not isinstance(told.get(algorithm, {}), Mapping):
         raise InputError(f"'{algorithm}' is an algorithm: say which hyperparameter, as {algorithm}.lr=0.01,0.1.")
-    kind, variant = REGISTRY[algorithm]
-    known = {f.name: f for f in fields(kind) if f.name not in variant}
+    known = searchable(algorithm)
     shared = {name: values for name, values in told.items() if name not in REGISTRY and name in known}
     own = {**shared, **told.get(algorithm, {})}
     for name, values in own.items():

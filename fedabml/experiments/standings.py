@@ -398,6 +398,7 @@ def markdown(found: Comparison, command: str) -> str:
     """The comparison as a page of Markdown."""
     versions = "; ".join(", ".join(f"{k} {v}" for k, v in each.items()) for each in found.facts("versions"))
     devices, types = (", ".join(map(str, found.facts(name))) for name in ("device", "dtype"))
+    made = "".join(f"; {name} {', '.join(values)}" for name in ("code", "hardware") if (values := found.facts(name)))
     hashes = {seed: r.facts["partition_hash"] for (_, seed), r in found.results.items()}
     head, rows = grid(found, behind=True)
     bold = [_bold(row, cells) for row, cells in zip(found.rows, rows, strict=True)]
@@ -405,7 +406,7 @@ def markdown(found: Comparison, command: str) -> str:
     parts = [
         f"# {described(found)}",
         f"```\n{command}\n```",
-        f"{time.strftime('%Y-%m-%d %H:%M')}, fedabml {__version__}, {versions}; on {devices}, {types}.",
+        f"{time.strftime('%Y-%m-%d %H:%M')}, fedabml {__version__}, {versions}; on {devices}, {types}{made}.",
         _pipes(head, bold),
         "\n\n".join(line.replace("* best", "Bold: best") for line in explained(found, behind=True)),
     ]
@@ -441,7 +442,7 @@ def to_json(found: Comparison, command: str) -> Table:
     setting = {
         k: v for k, v in first.to_dict(everything=True).items() if k not in ("algorithm", "seed", first.algorithm)
     }
-    facts = {name: found.facts(name) for name in ("versions", "device", "dtype", "fedabml")}
+    facts = {name: found.facts(name) for name in ("versions", "device", "dtype", "fedabml", "code", "hardware")}
     hashes = {str(seed): r.facts["partition_hash"] for (_, seed), r in found.results.items()}
     return {
         "command": command, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **facts, "setting": setting,

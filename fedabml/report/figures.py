@@ -103,17 +103,17 @@ def people(runs: Sequence[Run]) -> list[list[str]]:
     return [[f"{client.name}{owner}" for client in run.clients] for run, owner in zip(runs, owners, strict=True)]
 
 
-def _named(runs: Sequence[Run], i: int, key: str) -> list[tuple[float, Client, str]]:
+def _named(run: Run, names: Sequence[str], key: str) -> list[tuple[float, Client, str]]:
     """The clients of a run that have a measure: the measure, the client, and its name on the page."""
-    found = zip(runs[i].clients, people(runs)[i], strict=True)
+    found = zip(run.clients, names, strict=True)
     return [(v, client, name) for client, name in found if (v := client.values.get(key)) is not None]
 
 
 def spread(runs: Sequence[Run]) -> Figure | None:
     """Every client's accuracy (or RMSE), sorted."""
     axis, metric, series = _axis(runs[0], f"{runs[0].split} {_word(runs[0])}"), runs[0].metric, []
-    for i, run in enumerate(runs):
-        known = sorted(_named(runs, i, metric), key=lambda each: each[0], reverse=run.regression)
+    for i, (run, names) in enumerate(zip(runs, people(runs), strict=True)):
+        known = sorted(_named(run, names, metric), key=lambda each: each[0], reverse=run.regression)
         tips, who = [_tip(c, f"{run.name}: {axis.write(v)}") for v, c, _ in known], [name for *_, name in known]
         if known:
             series.append(Series(run.name, [v for v, *_ in known], tips=tips, slot=_slot(runs, i), who=who))
@@ -129,10 +129,10 @@ def personal_gain(runs: Sequence[Run]) -> Figure | None:
     """Each client's personal model against the prior alone."""
     metric, word, series = runs[0].metric, _word(runs[0]), []
     axis = _axis(runs[0])
-    for i, run in enumerate(runs):
+    for i, (run, names) in enumerate(zip(runs, people(runs), strict=True)):
         known = [
             (c, before, after, name)
-            for after, c, name in _named(runs, i, metric)
+            for after, c, name in _named(run, names, metric)
             if (before := c.values.get(f"prior_{metric}")) is not None
         ]
         tips = [_tip(c, f"{run.name}: {axis.write(b)} to {axis.write(a)}") for c, b, a, _ in known]
@@ -209,8 +209,8 @@ def reliability(runs: Sequence[Run], own: Look | None = None) -> Figure | None:
 def coverage(runs: Sequence[Run]) -> Figure | None:
     """Every client's share of targets inside the 90% interval, sorted."""
     axis, series = Axis(f"share of {runs[0].split} targets inside", "percent"), []
-    for i, run in enumerate(runs):
-        known = sorted(_named(runs, i, "coverage"), key=lambda each: each[0])
+    for i, (run, names) in enumerate(zip(runs, people(runs), strict=True)):
+        known = sorted(_named(run, names, "coverage"), key=lambda each: each[0])
         tips = [
             "\n".join([c.name, f"{run.name}: {axis.write(v)}", *([f"{n:.0f} {run.split} samples"] if n else [])])
             for v, c, _ in known

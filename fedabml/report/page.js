@@ -116,7 +116,8 @@
     pick = document.createElement("select");
     pick.id = "client";
     people.sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
-    pick.append(new Option("none: press a curve or dot", ""), ...people.map((name) => new Option(name, name)));
+    pick.append(new Option("none: press a curve or dot", ""));
+    for (const name of people) pick.append(new Option(name, name));
     label.append("Client ", pick);
     bar.append(label);
     document.querySelector("[data-client]").closest("section").querySelector("h2").after(bar);
@@ -164,9 +165,10 @@
     const [a, b] = [Number(across.value), Number(up.value)], wins = [0, 0, 0];
     const group = svg.querySelector("g:last-of-type");
     group.dataset.radius ??= group.querySelector("circle")?.getAttribute("r") || 3;
-    group.replaceChildren(...data.clients.flatMap((client, i) => {
+    group.replaceChildren();
+    for (const [i, client] of data.clients.entries()) {
       const [x, y] = [data.values[a][i], data.values[b][i]];
-      if (x === null || y === null) return [];
+      if (x === null || y === null) continue;
       const winner = x === y ? 2 : (y > x) === data.percent ? 1 : 0;
       wins[winner] += 1;
       const dot = document.createElementNS("http://www.w3.org/2000/svg", "path");
@@ -177,8 +179,8 @@
       }
       dot.dataset.client = client;
       dot.dataset.tip = `${client}\n${data.runs[a]}: ${write(x)}\n${data.runs[b]}: ${write(y)}`;
-      return [dot];
-    }));
+      group.append(dot);
+    }
     light();
     svg.querySelector("[data-label=x]").textContent = data.runs[a];
     svg.querySelector("[data-label=y]").textContent = data.runs[b];

@@ -99,9 +99,10 @@ note("talking", svgs.filter((svg) => svg.querySelector("[data-tip]")).length);
 if (client) {
   client.value = client.options[2].value;
   client.dispatchEvent(new Event("change"));
-  const with_it = svgs.filter((svg) => svg.querySelector(`[data-client="${client.value}"]`));
+  const with_it = svgs.filter((svg) => svg.querySelector(`[data-client="${CSS.escape(client.value)}"]`));
   note("client", client.value);
   note("lit", with_it.filter((svg) => chosen(svg).length).length);
+  note("unlit", with_it.filter((svg) => !chosen(svg).length).length);
   note("astray", chosen(document).filter((mark) => mark.dataset.client !== client.value).length);
   point(chosen(with_it[0])[0], "click");
   note("pressed", client.value !== client.options[2].value); // off, or another that lies at the same place
@@ -119,7 +120,8 @@ def tour(page: Path, folder: Path, width: int = 1200) -> dict[str, str]:
     assert saw["data-saw-dumb"] == "0" and int(saw["data-saw-talking"]) > 0
     assert (' data-client="' in page.read_text()) == ("data-saw-client" in saw)
     if "data-saw-client" in saw:
-        assert saw["data-saw-astray"] == "0" and int(saw["data-saw-lit"]) > 0 and saw["data-saw-pressed"] == "true"
+        assert saw["data-saw-astray"] == saw["data-saw-unlit"] == "0" and int(saw["data-saw-lit"]) > 0
+        assert saw["data-saw-pressed"] == "true"
     return {key.removeprefix("data-saw-"): value for key, value in saw.items()}
 
 

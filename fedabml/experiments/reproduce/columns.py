@@ -8,12 +8,11 @@ are the same, smaller: few rounds, and by default the embedded digits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import presets
-from ...algorithms import REGISTRY
 from ...config import RunConfig, Table, names, read_toml
 from ...errors import InputError, nearest
 from ...files import write
@@ -21,7 +20,7 @@ from ...run import prepare
 from .. import paper
 from ..cells import Unfinished
 from ..compare import configs
-from ..space import own_grid, read_grid
+from ..space import own_grid, read_grid, searchable
 from ..study import Study, dataset, federation
 from ..tune import tune
 
@@ -90,7 +89,7 @@ def check(asked: Sequence[str], algorithms: Sequence[str]) -> None:
 def check_grid(words: Sequence[str], algorithms: Sequence[str]) -> None:
     """Refuses a grid (`NAME=A,B,C`, `ALGORITHM.NAME=A,B,C`) with values that none of the algorithms would search."""
     values, plain = read_grid(words), [name for name in algorithms if not name.endswith(paper.LABELS)]
-    hyper = {f.name for name in plain for f in fields(REGISTRY[name][0])}
+    hyper = {each for name in plain for each in searchable(name)}
     for name, own in values.items():
         if name not in (known := plain if isinstance(own, dict) else sorted(hyper)):
             raise InputError(f"The grid has values for '{name}', which no search has.{nearest(name, known)}")
@@ -141,7 +140,7 @@ def _is_of(told: Table, column: Column) -> bool:
 
 def columns(desk: Desk, usual: Sequence[str]) -> Iterator[tuple[str, Column]]:
     """The columns asked for whose data are here; of others it is noted how to get them."""
-    asked, missing = desk.ask.columns or (QUICK if desk.ask.quick else tuple(usual)), {}
+    asked, missing = tuple(dict.fromkeys(desk.ask.columns or (QUICK if desk.ask.quick else usual))), {}
     for name in asked:
         try:
             dataset(COLUMNS[name].dataset, desk.ask.machine.get("data_dir"))
@@ -202,7 +201,7 @@ def _tuned(desk: Desk, column: str, plain: dict[str, RunConfig], search: Search)
     Those whose settings were chosen before (`keep`) are not searched again.
     """
     kept, found, trials = desk.tuning / f"{column}.toml", {}, desk.ask.budget
-    values, seed = read_grid(desk.ask.grid), desk.ask.search_seed
+    values = read_grid(desk.ask.grid)
     chosen = read_toml(kept) if kept.exists() else {}
     if before := [name for name in plain if name in chosen]:
         desk.note(f"{COLUMNS[column].title}: settings of {', '.join(before)} were chosen before ('{kept}').")
@@ -217,7 +216,7 @@ def _tuned(desk: Desk, column: str, plain: dict[str, RunConfig], search: Search)
                 [name],
                 folder,
                 trials=trials,
-                seeds=(TUNING_SEED if seed is None else seed,),
+                seeds=(desk.ask.searched_with,),
                 batch=min(8, trials),
                 values={**search.values, **own_grid(name, values)},
                 study=search.study,

@@ -21,19 +21,18 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from ...config import RunConfig, Table
 from ...engine.distributed import refuse
 from ...errors import InputError
-from ...origin import code
-from ...version import __version__
 from ..cells import Cell, Ledger, Result, Unfinished, execute
+from ..compare import whole_seeds
 from ..request import claim, read
 from ..runner import groups
-from .columns import check, check_grid, keep, settings
+from .columns import TUNING_SEED, check, check_grid, keep, settings
 from .findings import Findings, publish
 from .findings import page as drawn
 
 PROTOCOLS = ("paper", "tuned")
 SEEDS, TRIALS, QUICK_TRIALS = 5, 16, 2
 QUICK = "A quick version, much smaller than the paper's experiment: it shows that things work, not how good they are."
-FREE = ("columns", "algorithms", "seeds", "chosen", "grid")  # what a folder may be asked for anew
+FREE = ("columns", "algorithms", "seeds", "chosen")  # what a folder may be asked for anew
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,10 @@ class Ask:
 
     def request(self) -> Table:
         """As JSON, for the folder."""
-        told = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "machine"}
-        return told | {"seeds": self.seeds or SEEDS, "trials": self.budget, "run": self.machine}
+        values = ((f.name, getattr(self, f.name)) for f in fields(self) if f.name != "machine")
+        told = {name: list(value) if isinstance(value, tuple) else value for name, value in values}
+        told |= {"seeds": told["seeds"] or SEEDS, "trials": self.budget, "run": self.machine}
+        return {k: v for k, v in told.items() if v or k not in ("grid", "search_seed") or v == 0}
 
     @classmethod
     def read(cls, folder: Path) -> Ask:
@@ -75,6 +76,11 @@ class Ask:
             raise InputError(f"'{folder / 'reproduce.json'}' is not a request of this version ({error}).") from error
 
     @property
+    def searched_with(self) -> int:
+        """The seed of searches."""
+        return TUNING_SEED if self.search_seed is None else self.search_seed
+
+    @property
     def budget(self) -> int:
         """Trials of every algorithm under `tuned`."""
         return self.trials or (QUICK_TRIALS if self.quick else TRIALS)
@@ -84,7 +90,8 @@ class Ask:
         words = ["fedabml", "reproduce", self.experiment, "--protocol", self.protocol, *(["--quick"] * self.quick)]
         for name in ("columns", "algorithms"):
             words += [f"--{name}", ",".join(getattr(self, name))] if getattr(self, name) else []
-        words += ["--seeds", f"{self.seeds}".strip("()").replace(" ", "")] if self.seeds else []
+        several = ",".join(map(str, self.seeds)) if isinstance(self.seeds, tuple) else str(self.seeds)
+        words += ["--seeds", several if self.seeds != (self.seed_list[0],) else f"{several},"] if self.seeds else []
         words += ["--trials", str(self.budget)] if self.protocol == "tuned" else []
         words += [word for each in self.grid for word in ("--grid", each)]
         words += ["--search-seed", str(self.search_seed)] if self.search_seed is not None else []
@@ -240,8 +247,9 @@ def _desk(
             raise InputError(
                 f"--{word} is for experiments on datasets with --protocol tuned, where methods are searched."
             )
-    if ask.search_seed in ask.seed_list:
-        raise InputError(f"--search-seed {ask.search_seed} is a seed of the test: search with another.")
+    whole_seeds(ask.seed_list)
+    if ask.protocol == "tuned" and experiment.columns and ask.searched_with in ask.seed_list:
+        raise InputError(f"Seed {ask.searched_with} is of the test and of the search: give another --search-seed.")
     for word in ("columns", "algorithms"):
         if getattr(ask, word) and not getattr(experiment, word):
             raise InputError(f"'{ask.experiment}' has no {word} to choose from; leave --{word} out.")
@@ -287,10 +295,9 @@ def _found(experiment: Experiment, desk: Desk) -> tuple[Findings, dict[str, list
         raise Unfinished(f"Nothing of '{ask.experiment}' is finished in '{desk.folder}': there is nothing to draw.")
     facts = _facts(done)
     if len(facts["cells of fedabml"]) > 1:
-        now = _version({"fedabml": __version__, "code": code()})
         desk.note(
             f"The cells were made by versions {', '.join(facts['cells of fedabml'])} of fedabml: their numbers may "
-            f"not compare. To have all of version {now}, give another folder with --out."
+            "not compare. To have all of the present one, give another folder with --out."
         )
     lost = [each for each in done if each.result.error]
     for cell, result in lost:

@@ -181,10 +181,13 @@ def _bars(column: str, ours: dict[tuple[str, str], Mean], names: Sequence[str], 
 
 
 def _duel(column: str, groups: dict[tuple[str, str], list[Done]]) -> list[Drawing]:
-    """Every client under FedABML against itself under its rivals, in the first seed."""
+    """Every client under FedABML against itself under its rivals, in its first seed, which they have finished, too."""
     mine = next((groups[column, n][0] for n in ("fedabml", "fedabml-plain") if (column, n) in groups), None)
-    rivals = {n: groups[column, n][0] for n in ("local", "fedavg", "fedavg-ft") if (column, n) in groups}
-    if mine is None or not rivals:
+    if mine is None:
+        return []
+    alike = ((n, d) for n in ("local", "fedavg", "fedavg-ft") for d in groups.get((column, n), ()))
+    rivals = {name: done for name, done in alike if done.result.seed == mine.result.seed}
+    if not rivals:
         return []
 
     def draw(look: Look) -> str:

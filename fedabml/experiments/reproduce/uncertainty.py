@@ -240,23 +240,25 @@ def _densities(column: str, own: dict[str, list[Done]], protocol: str) -> list[D
     """A picture per method, all with the same axes."""
     roots = {name: _roots(cells[0].result.found["density"]) for name, cells in own.items()}
     ends = [v for each in roots.values() for curves in each.values() for v in (np.nanmin(curves), np.nanmax(curves))]
-    y = Axis("density: inside upwards, outside downwards", "mirror", (1.02 * min(ends), 1.02 * max(ends)))
+    span = (1.02 * min(ends, default=-1.0), 1.02 * max(ends, default=1.0))
+    y = Axis("density: inside upwards, outside downwards", "mirror", span)
     return [_density_picture(column, name, own[name][0], roots[name], y, protocol) for name in own]
 
 
 def _roots(density: dict[str, list[list[float | None]]]) -> dict[str, np.ndarray]:
-    """Clients' curves as a `mirror` axis takes them, their mean behind them."""
+    """Clients' curves as a `mirror` axis takes them, their mean behind them; nothing of a kind that nobody has."""
     found = {}
     for kind, way in (("in", 1), ("out", -1)):
         curves = np.array(density[kind], float)
-        found[kind] = way * np.sqrt([*curves, np.nanmean(curves, 0)])
+        if np.isfinite(curves).any():
+            found[kind] = way * np.sqrt([*curves, np.nanmean(curves, 0)])
     return found
 
 
 def _density_picture(
     column: str, name: str, done: Done, roots: dict[str, np.ndarray], y: Axis, protocol: str
 ) -> Drawing:
-    title = f"Entropy, {paper.name(name, protocol)}, {COLUMNS[column].title}"
+    title = f"{paper.name(name, protocol)}, {COLUMNS[column].title}"
 
     def draw(look: Look) -> str:
         edges, series = done.result.found["edges"], []
@@ -272,4 +274,4 @@ def _density_picture(
 
     reading = "A thin curve per client of the first seed, and their mean: low entropies inside, high ones outside are"
     reading += " what is wanted. Heights are drawn as square roots, so that a peak leaves room for the rest."
-    return Drawing(f"entropy-{column}-{name.replace('+', '-')}", title, reading, draw)
+    return Drawing(f"entropy-{column}-{name.replace('+', '-')}", f"Entropy, {title}", reading, draw)
