@@ -29,6 +29,7 @@ class PFedBayes(FedABML):
     beta: float = hyper(1.0, "β: the server's share of the new mean", 0, 2)
     prior_step: str = hyper("euclidean", "the step of z", choices=("natural", "euclidean"))
     prior_every: str = hyper("batch", "when z_i moves", choices=("batch",))
+    rho: float = hyper(1.0, "ρ: step of z_i's mean, prior_step natural alone (so nothing to search)", 0, 2)
     prior_std: str = hyper("learned", "σ of z: as it starts, or learned", choices=("fixed", "learned"))
     posterior: str = hyper("gaussian", "q_i: a Gaussian", choices=("gaussian",))
     aggregate: str = hyper("mean", "the server's mean of the z_i", choices=("mean",))

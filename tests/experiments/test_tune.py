@@ -23,6 +23,7 @@ from fedabml.errors import InputError
 from fedabml.experiments.cells import Ledger, Result, Score
 from fedabml.experiments.space import GRID, Points, own_grid, personal_options, read_grid, space
 from fedabml.experiments.tune import _Search, tune
+from tests.algorithms.problem import federation, simulate
 from tests.command import run
 
 pytestmark = [pytest.mark.usefixtures("one_thread_here"), pytest.mark.slow]
@@ -486,3 +487,18 @@ def test_none_is_a_word_where_it_is_a_choice_and_a_blank_where_it_is_none():
     assert own_grid("fedabml", told) == {"drift": ("none", "control"), "personal_lr": (None, 0.01)}
     with pytest.raises(InputError, match="posterior"):
         own_grid("fedabml", {"posterior": [None]})
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_whatever_is_searched_changes_something(name):
+    fed = federation((60, 45, 9, 4)) if name == "fedpa" else None  # steps enough for samples after a while
+
+    def state(**options):
+        sim, _ = simulate(make(name, **options), fed=fed)
+        kept = {f"{client}.{key}": value for client, own in sim.kept.states.items() for key, value in own.items()}
+        return sim.shared | {f"average.{key}": value for key, value in sim.average.items()} | kept
+
+    for key, values in space(name).items():
+        pair = (values.low, 2 * values.low) if isinstance(values, Range) else (values[0], values[-1])
+        one, other = (state(**{key: value}) for value in pair)
+        assert one.keys() != other.keys() or any(not one[part].equal(other[part]) for part in one), key
