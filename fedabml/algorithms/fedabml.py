@@ -10,6 +10,8 @@ A minibatch of |B| rows, fewer than the batch size b, has η|B|/b for η (`short
 The φ-step takes the KL's pull on the mean implicitly (κ = (λ/n)/σ_θ²): m ← (m − η g + ηκ m_θ)/(1 + ηκ). The θ-step:
 `natural` m_θ ← m_θ + ρ(m − m_θ), ν_θ ← ν_θ + ½ log(1 + ρ_ν(r − 1)), r = (σ² + (m − m_θ)²)/σ_θ²; `euclidean` as printed,
 ∂m = (m_θ − m)/σ_θ², ∂ν = 1 − r, scaled by η'λ/n; `amortised` the total derivative of L(θ, φ_k(θ)) through k φ-steps.
+φ may start narrower or wider than θ, ν_φ = ν_θ + `start_gap`: how noisy its steps are and how strongly the KL pulls
+then part. A learned ν_θ may have a hyper-prior, (r + h σ₀²/σ_θ²)/(1 + h) for r: σ₀ = exp ν₀ counts as h clients.
 In a round's φ-steps g may be corrected for the clients' drift, g + α(c − o) (`drift`; drift.py).
 The label level: p(y|x, w, i) ∝ π_i(y)·exp f_w(x)_y, π_i = (counts + α)/(n + Kα), known to the client alone.
 """
@@ -40,6 +42,8 @@ class FedABML(Steered):
     prior_every: str = hyper("round", "when θ_i moves", choices=("batch", "round"))
     rho: float = hyper(1.0, "ρ: natural step of m_θ (with moments: the server's)", 0, 2, tune=Range(1.0, 2.0))
     rho_std: float = hyper(0.1, "ρ_ν: natural step of ν_θ (with moments: the server's)", 0, 1)
+    start_gap: float = hyper(0.0, "ν_φ − ν_θ where a posterior starts", -10, 10, neutral=0.0)
+    hyper_prior: float = hyper(0.0, "h: how many clients ν₀ counts as in a learned ν_θ", 0, neutral=0.0)
     aggregate: str = hyper("mean", "the server's mean of θ_i, or moments of φ_i", choices=("mean", "moments"))
     average: float = hyper(0.8, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999)
     server_momentum: float = hyper(0.4, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=(0.0, 0.4, 0.7))
@@ -68,6 +72,10 @@ class FedABML(Steered):
             way = f"drift {self.drift} corrects a whole round: set prior_step natural and prior_every round"
         elif self.drift == "server" and self.rho == 0:
             way = "drift server follows the server's steps, and with rho 0 there are none: set rho above 0"
+        elif self.start_gap and (self.posterior == "point" or self.prior_step == "amortised"):
+            way = "start_gap is for a Gaussian that starts from θ once a round: posterior gaussian, no amortised step"
+        elif self.hyper_prior and (self.prior_std == "fixed" or self.prior_step != "natural"):
+            way = "hyper_prior holds a learned σ of θ: set prior_std learned and prior_step natural"
         if way:
             raise InputError(f"FedABML: these options contradict each other; {way}.")
 
@@ -120,11 +128,15 @@ class FedABML(Steered):
         mean = shared["mean"] + self.rho * (fitted.mean - shared["mean"])
         if self.prior_std == "fixed":
             return {"mean": mean, "logstd": shared["logstd"], **drift}
-        old, new = torch.exp(2 * shared["logstd"]), torch.exp(2 * fitted.logstd)
+        first = torch.exp(2 * self.nu0 + 0 * fitted.logstd)
+        old = torch.exp(2 * shared["logstd"])
+        new = (torch.exp(2 * fitted.logstd) + self.hyper_prior * first) / (1 + self.hyper_prior)
         return {"mean": mean, "logstd": 0.5 * torch.log(old + self.rho_std * (new - old)), **drift}
 
     def personal(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
-        return {**self.theta(shared), **self.still(shared["mean"])}
+        phi = self.theta(shared)
+        wide = {} if self.posterior == "point" else {"logstd": phi["logstd"] + self.start_gap}
+        return {**phi, **wide, **self.still(shared["mean"])}
 
     @property
     def own_lr(self) -> float:
@@ -138,7 +150,7 @@ class FedABML(Steered):
             return {"mean": theta["mean"] + self.rho * (phi["mean"] - theta["mean"])}
         prior, q = Gaussian(theta["mean"], theta["logstd"]), Gaussian(phi["mean"], phi["logstd"])
         if self.prior_step == "natural":
-            moved = natural_prior(prior, q, self.rho, self.rho_std)
+            moved = natural_prior(prior, q, self.rho, self.rho_std, self.hyper_prior, self.nu0)
         else:
             moved = euclidean_prior(prior, q, self.theta_lr * self.lam / n, implicit=self.kl_step == "implicit")
         return {"mean": moved.mean, "logstd": prior.logstd if self.prior_std == "fixed" else moved.logstd}

@@ -31,6 +31,7 @@ class PFedBayes(FedABML):
     prior_every: str = hyper("batch", "when z_i moves", choices=("batch",))
     rho: float = hyper(1.0, "ρ: step of z_i's mean, prior_step natural alone (so nothing to search)", 0, 2)
     prior_std: str = hyper("learned", "σ of z: as it starts, or learned", choices=("fixed", "learned"))
+    start_gap: float = hyper(0.0, "nothing here: q_i lives on", 0, 0, neutral=0.0)
     posterior: str = hyper("gaussian", "q_i: a Gaussian", choices=("gaussian",))
     aggregate: str = hyper("mean", "the server's mean of the z_i", choices=("mean",))
     personal_epochs: int = hyper(0, "further epochs of q_i before it is scored", 0, tune=(0, 1, 5, 20))

@@ -80,9 +80,15 @@ def natural_logstd(logstd: Tensor, gradient: Tensor, prior: Tensor, weight: Numb
     return logstd - 0.5 * torch.log((1 - rho + rho * target.clamp_min(0)).clamp_min(0.01))
 
 
-def natural_prior(theta: Gaussian, q: Gaussian, rho: Number, rho_std: Number) -> Gaussian:
-    """m_θ ← m_θ + ρ(m − m_θ), ν_θ ← ν_θ + ½ log(1 + ρ_ν(r − 1)), r at the old m_θ."""
-    logstd = theta.logstd + 0.5 * torch.log1p(rho_std * (spread(q, theta) - 1))
+def natural_prior(
+    theta: Gaussian, q: Gaussian, rho: Number, rho_std: Number, hyper: Number = 0.0, nu0: Number = 0.0
+) -> Gaussian:
+    """m_θ ← m_θ + ρ(m − m_θ), ν_θ ← ν_θ + ½ log(1 + ρ_ν(r − 1)), r at the old m_θ.
+
+    A hyper-prior, h = `hyper`, has (r + h exp 2(ν₀ − ν_θ))/(1 + h) for r: the mode of σ_θ² under a scaled inverse χ².
+    """
+    r = (spread(q, theta) + hyper * torch.exp(2 * (nu0 - theta.logstd))) / (1 + hyper)
+    logstd = theta.logstd + 0.5 * torch.log1p(rho_std * (r - 1))
     return Gaussian(theta.mean + rho * (q.mean - theta.mean), logstd)
 
 

@@ -27,6 +27,7 @@ g = torch.Generator().manual_seed(0)
 ROOT = torch.randn(D, D, generator=g, dtype=torch.float64)
 A = ROOT @ ROOT.T / D + torch.eye(D).double()
 B = torch.randn(D, generator=g, dtype=torch.float64)
+WIDE = {"lr": 0.05, "lam": 0.5, "nu0": -1.0}  # noise and a pull that show in two rounds
 
 
 def quadratic(w: Tensor) -> Tensor:
@@ -256,6 +257,50 @@ def test_natural_prior_at_rate_one_jumps_to_the_optimum_of_nu():
     moved = natural_prior(theta, q, 0.0, 1.0)
     slope = torch.func.grad(lambda v: kl(q, Gaussian(theta.mean, v)))(moved.logstd)
     close(slope, torch.zeros(6).double(), 1e-12)
+
+
+def test_a_hyper_prior_counts_as_clients_of_the_first_width():
+    theta, q = pair(3)
+    moved = natural_prior(theta, q, 0.0, 1.0, hyper=2.5, nu0=-1.3)
+    with_hyper = lambda v: kl(q, Gaussian(theta.mean, v)) + 2.5 * (v + 0.5 * torch.exp(2 * (-1.3 - v))).sum()
+    close(torch.func.grad(with_hyper)(moved.logstd), torch.zeros(6).double(), 1e-12)
+    close(natural_prior(theta, q, 0.3, 0.2, hyper=1e15, nu0=theta.logstd).logstd, theta.logstd)  # nothing moves it
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "moments"])
+def test_a_strong_hyper_prior_is_a_fixed_one(aggregate):
+    words = {"aggregate": aggregate, "rho_std": 0.7, "average": 0.0, **WIDE}
+    fixed, held, free = (
+        problem.simulate(FedABML(prior_std=kind, hyper_prior=h, **words))[0].shared
+        for kind, h in (("fixed", 0.0), ("learned", 1e12), ("learned", 0.0))
+    )
+    close(held["mean"], fixed["mean"], 1e-9)
+    close(held["logstd"], fixed["logstd"], 1e-9)
+    assert not torch.allclose(free["logstd"], fixed["logstd"], atol=1e-2)
+
+
+def test_without_a_kl_a_posterior_that_starts_narrower_is_one_of_a_narrower_prior():
+    words = {**WIDE, "lam": 0.0, "average": 0.0}
+    gap = problem.simulate(FedABML(start_gap=-0.6, **words))[0].shared
+    narrow = problem.simulate(FedABML(**words | {"nu0": WIDE["nu0"] - 0.6}))[0].shared
+    close(gap["mean"], narrow["mean"], 1e-12)
+    close(gap["logstd"], narrow["logstd"] + 0.6, 1e-12)  # the prior itself is as wide as it was
+    pulled = problem.simulate(FedABML(start_gap=-0.6, **words | {"lam": 1.0}))[0].shared
+    assert not torch.allclose(pulled["mean"], gap["mean"], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"start_gap": -1.0, "posterior": "point"},
+        {"start_gap": -1.0, "prior_step": "amortised", "prior_every": "batch"},
+        {"hyper_prior": 1.0},
+        {"hyper_prior": 1.0, "prior_std": "learned", "prior_step": "euclidean"},
+    ],
+)
+def test_where_they_would_do_nothing_they_are_refused(words):
+    with pytest.raises(InputError, match=next(iter(words))):
+        FedABML(**words)
 
 
 def test_natural_prior_is_the_natural_gradient_to_first_order():

@@ -48,6 +48,9 @@ ALGORITHMS = {name: make(name, lr=0.1, **OPTIONS.get(name, {})) for name in REGI
     "amortised point": FedABML(prior_step="amortised", prior_every="batch", posterior="point", prior_lr=0.2, lr=0.1),
     "point momentum": FedABML(posterior="point", momentum=0.9, rho=0.5, lr=0.05),
     "moments learned": FedABML(aggregate="moments", prior_std="learned", rho=0.8, rho_std=0.5, **WAVE),
+    "start and hyper-prior": FedABML(
+        start_gap=-0.5, hyper_prior=0.4, aggregate="moments", prior_std="learned", rho_std=0.5, **WAVE
+    ),
     "moments samples": FedABML(aggregate="moments", weights="samples", label_prior="none", **WAVE),
     "natural posterior": FedABML(posterior_std="natural", lr_std=0.1, s=1, momentum=0.5, **WAVE),
     "fixed posterior": FedABML(posterior_std="fixed", s=3, predict_samples=0, personal_lr=0.05, **WAVE),
