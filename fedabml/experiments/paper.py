@@ -19,6 +19,9 @@ NAMES = {
     "ditto": "Ditto",
     "pfedbayes": "pFedBayes",
     "fedabml": "FedABML",
+    "apfl": "APFL",  # the last three are not the paper's
+    "fedpa": "FedPA",
+    "fola": "FOLA",
 }
 
 LABELS = "+labels"  # after the name of a rival that is lent the label level

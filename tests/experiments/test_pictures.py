@@ -109,3 +109,20 @@ def test_the_place_of_a_client_is_kept_where_it_has_no_samples():
     edges = np.array([0.0, 1.0, 2.0])
     assert uncertainty._density(np.array([]), edges) == [None, None]
     assert uncertainty._density(np.array([0.5, 1.5, 1.5, 5.0]), edges) == [0.25, 0.75]
+
+
+def _scored(own, other):
+    score = SimpleNamespace(summary={"accuracy": own})
+    return SimpleNamespace(result=SimpleNamespace(scores=[score], found={"other_accuracy": other}))
+
+
+def test_where_labels_shift_the_share_is_said_below_which_the_label_level_pays():
+    own = {"fedabml": [_scored(0.9, 0.1)], "fedabml-plain": [_scored(0.8, 0.4)]}  # as far apart at a share of a quarter
+    assert uncertainty._pays("digits", own, "tuned")[0].endswith("FedABML + label level pays below 25.0%.")
+    (with_it, without) = uncertainty._shifted("t", own, "tuned").rows
+    assert with_it[4] == without[4] == "70.00" and (with_it[1], with_it[-1]) == ("90.00", "10.00")
+    for level, words in ((_scored(0.8, 0.3), "does not pay."), (_scored(0.9, 0.5), "pays at every share.")):
+        assert uncertainty._pays("digits", own | {"fedabml": [level]}, "tuned")[0].endswith(words)
+    assert uncertainty._pays("digits", {"fedabml": own["fedabml"]}, "tuned") == []
+    (line,) = re.findall(r'data-plot="([^"]*)"', uncertainty._shifts("digits", own, "tuned").draw(PAGE))
+    assert line.split()[4:] == ["0", "1", "0", "1"]

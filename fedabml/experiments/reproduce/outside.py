@@ -28,6 +28,7 @@ OUTSIDE = {
     "cifar10-5": "svhn",
     "digits": SCRAMBLED,
 }
+TITLES = {"mnist": "MNIST", "fashionmnist": "FashionMNIST", "svhn": "SVHN", SCRAMBLED: "digits scrambled"}
 
 
 def pairs(desk: Desk, usual: Sequence[str]) -> Iterator[tuple[str, str]]:

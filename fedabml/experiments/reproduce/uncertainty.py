@@ -6,9 +6,11 @@ curve per client, and claims that FedABML's is low inside and high outside. Besi
 entropy, of mutual information, of 1 − max p and of surprise, pooled and per client; ECE, NLL and Brier of the client's
 own data.
 
-With a label level a client gives classes that it never saw almost no probability: that must hurt on other classes, and
-the accuracy there, which is what a client gets whose labels shift away from its own counts, shows by how much. Entropy
-under the label level is then the wrong question; surprise (`fedabml.evaluate.surprise`) asks the network alone.
+With a label level a client gives classes that it never saw almost no probability: that must hurt on other classes. Of a
+client whose labels shift away from its counts, so that a share of its samples are of classes that it never saw, the
+accuracy is (1 − share) of that on its own classes and the share of that on the others; where the level no longer pays
+is said. Entropy under the label level is then the wrong question; surprise (`fedabml.evaluate.surprise`) asks the
+network alone.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from ..study import Study
 from .columns import COLUMNS, lent, rows
 from .experiment import Desk, Done, Experiment
 from .findings import Drawing, Findings, Mean, Sheet, mean, spread
-from .outside import OUTSIDE, auroc, pairs, with_outside
+from .outside import OUTSIDE, TITLES, auroc, pairs, with_outside
 from .pictures import person
 from .table1 import grouped
 
@@ -48,6 +50,8 @@ KINDS = {"in": "in-distribution", "out": "out-of-distribution", "other": "other 
 MEASURES = {"entropy": "entropy", "mutual_information": "mutual inf.", "doubt": "1 − max p", "surprise": "surprise"}
 SAID = ("entropy", "surprise")  # the paper's measure, and the one that a label level does not mislead
 LEVELS = np.linspace(0, 1, 51)  # false alarms of the ROC
+SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0)  # of a client's samples that are of classes it never saw
+LEVEL = {"fedabml": "fedabml-plain", "fedabml+labels": "fedabml", "fedavg+labels": "fedavg-ft"}  # with it, without it
 
 
 @dataclass(frozen=True)
@@ -161,12 +165,13 @@ class Uncertainty(Experiment):
         sheets, drawings, records, said = [], [], [], []
         for column in dict.fromkeys(column for column, _ in groups):
             own = {name: cells for (c, name), cells in groups.items() if c == column}
-            title = f"{COLUMNS[column].title} against {OUTSIDE[column]}"
-            sheets += [*_aurocs(title, own, protocol), _own(title, own, protocol)]
-            drawings += [_rocs(column, title, own, protocol)]
+            title = f"{COLUMNS[column].title} against {TITLES[OUTSIDE[column]]}"
+            sheets += [*_aurocs(title, own, protocol), _own(title, own, protocol), _shifted(title, own, protocol)]
+            drawings += [_rocs(column, title, own, protocol), _shifts(column, own, protocol)]
             drawings += _densities(column, own, protocol)
             records += [_record(column, name, cells) for name, cells in own.items()]
             said += [f"{title}, AUROC of {m}, pooled: {words}." for m in SAID if (words := _order(own, m, protocol))]
+            said += _pays(column, own, protocol)
         return Findings(self.title, self.claim, said, sheets, drawings, records, desk.notes)
 
 
@@ -212,6 +217,55 @@ def _own(title: str, own: dict[str, list[Done]], protocol: str) -> Sheet:
         table.append([paper.name(name, protocol), *values, *heights, shifted])
     head = ["", *measures, *(f"entropy, {word}" for word in KINDS.values()), "accuracy, other classes"]
     return Sheet(f"{title}: calibration and entropy", head, table, "Mean entropies are in nats.")
+
+
+def _accuracies(cells: Sequence[Done]) -> tuple[list[float], list[float]]:
+    """On classes that clients know and on those they never saw, by seed."""
+    own = [d.result.scores[0].summary["accuracy"] for d in cells]
+    return own, [d.result.found["other_accuracy"] for d in cells]
+
+
+def _shifted(title: str, own: dict[str, list[Done]], protocol: str) -> Sheet:
+    """Accuracy where a share of a client's samples are of classes that it never saw."""
+    table = []
+    for name, cells in own.items():
+        mixed = [[100 * ((1 - s) * a + s * b) for a, b in zip(*_accuracies(cells), strict=True)] for s in SHARES]
+        table.append([paper.name(name, protocol), *(spread(mean(values)) for values in mixed)])
+    head = ["accuracy %", *(f"{s:.0%}" for s in SHARES)]
+    note = (
+        "By the share of a client's samples that are of classes it never saw: what becomes of it as its labels shift."
+    )
+    return Sheet(f"{title}: labels that shift", head, table, note)
+
+
+def _shifts(column: str, own: dict[str, list[Done]], protocol: str) -> Drawing:
+    title = f"Labels that shift, {COLUMNS[column].title}"
+
+    def draw(look: Look) -> str:
+        ends = {name: [mean(values)[0] for values in _accuracies(cells)] for name, cells in own.items()}
+        series = [Series(paper.name(name, protocol), line, [0.0, 1.0]) for name, line in ends.items()]
+        x, y = Axis("samples of classes never seen", "percent", (0, 1)), Axis("accuracy", "percent", (0, 1))
+        return line_chart(series, title=title, x=x, y=y, look=replace(look, height=HEIGHT))
+
+    reading = (
+        "Accuracy of clients a share of whose samples are of classes that they never saw. The label level takes such"
+    )
+    reading += " classes for impossible: where its line falls below its twin's, it no longer pays."
+    return Drawing(f"shift-{column}", title, reading, draw)
+
+
+def _pays(column: str, own: dict[str, list[Done]], protocol: str) -> list[str]:
+    """Up to which share of other classes the label level pays, for every method that was run with and without it."""
+    said = []
+    for name, bare in LEVEL.items():
+        if name in own and bare in own:
+            ends = [[mean(v)[0] for v in _accuracies(own[each])] for each in (name, bare)]
+            gain, loss = ends[0][0] - ends[1][0], ends[1][1] - ends[0][1]
+            share = gain / (gain + loss) if gain > 0 and loss > 0 else None
+            words = "pays at every share" if share is None else f"pays below {share:.1%}"
+            who = f"{paper.name(name, protocol)} {words if gain > 0 else 'does not pay'}"
+            said.append(f"{COLUMNS[column].title}, share of classes never seen: by accuracy {who}.")
+    return said
 
 
 def _record(column: str, name: str, cells: Sequence[Done]) -> Table:
