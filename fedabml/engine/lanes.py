@@ -409,17 +409,19 @@ class Lanes:
     def outputs(self, models: Distribution, rows: Sequence[np.ndarray], offsets: Tensor | None, keys: Tensor) -> Tensor:
         """The same for any models, such as the prior itself, with label levels and keys of their own."""
         one, samples = self.one, self.one.algorithm.predict_samples
-        index = uploaded(torch.as_tensor(padded(rows)), one.device)
+        wanted = padded(rows)
+        index = uploaded(torch.as_tensor(wanted), one.device)
+        own = uploaded(torch.as_tensor(np.flatnonzero(wanted >= 0)), one.device)  # a mask would make the host wait
         predict = lambda w, x, offset: output(one.network, one.likelihood, w, x, offset)  # noqa: E731
         dims = (0, 0, None if offsets is None else 0)
         wide = WIDE if one.device.type == "cuda" else FLIGHT // one.network.activations
         piece = max(PIECE, wide // len(rows))
-        draws, own = [], index >= 0
+        draws = []
         for j in range(draws_of(models, samples)):
             weights = self.apply(lambda q, key: draw(q, key, j, samples), (0, 0), models, keys)  # noqa: B023
             pieces = [
                 self.apply(predict, dims, weights, one.data.inputs(part.clamp_min(0)), offsets)
                 for part in index.split(piece, 1)
             ]
-            draws.append(torch.cat(pieces, 1)[own])
+            draws.append(torch.cat(pieces, 1).flatten(0, 1)[own])
         return torch.stack(draws)
