@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,20 +23,24 @@ from .data.files import data_dir
 from .data.rows import Rows
 from .data.sources import datasets
 from .engine.backend import COARSE, free_bytes
+from .engine.checkpoint import Folder
 from .engine.cohort import Cohort
+from .engine.lanes import FLIGHT, PIECE
 from .engine.memory import host_memory
 from .engine.plan import cohort_size, sample, steps_of
 from .engine.program import Programs, padding, segments
 from .engine.simulate import Simulation
+from .errors import InputError
+from .evaluate import Entry, evaluate_after
 from .native import compiler
-from .run import Setup
+from .run import Setup, resolve_split
+from .summary import peak_memory
 from .version import __version__
 
 EXTRAS = {
     "pandas": "tables (CSV): pip install 'fedabml[tables]'",
     "pyarrow": "tables (Parquet): pip install 'fedabml[tables]'",
     "optuna": "fedabml tune: pip install 'fedabml[tune]'",
-    "flwr": "running behind Flower: pip install flwr",
 }
 Facts = list[tuple[str, str]]
 
@@ -177,19 +184,31 @@ class Estimate(NamedTuple):
     """What a run will take, roughly."""
 
     step: float  # seconds of one step of a chunk
+    lanes: int  # clients of a round that are in a chunk
     around: float  # of a round, before and after its steps
     round: float
-    scoring: float  # personalising and scoring every client once
-    total: float
+    saving: float  # a round's checkpoint and its line of the history
+    personal: float  # personalising every client once
+    predicting: float  # the predictions for their samples, the server's own model's among them, and their measures
+    total: float  # training, saving and scoring
     padding: float  # share of the steps taken that belong to clients that are done
     short: float  # share of a batch that is padding
-    bytes: int
+    bytes: int  # of data and a chunk
+    process: int  # that this process had taken at most before the trial: Python, torch and what was loaded
+    most: int  # of the host's memory in all
     free: int
+
+    @property
+    def scoring(self) -> float:
+        """Personalising and scoring every client once."""
+        return self.personal + self.predicting
 
 
 ROUNDS = 10  # whose plans are looked at
 FEW, MORE = 1, 4  # minibatches of a trial, times those of a step
 BRIEF, PATIENCE = 0.5, 8.0  # seconds: of a trial that may be repeated with more of them; of all rounds of a trial
+GLANCE, LOOK = 4, 2.0  # samples of a client that are predicted at first; seconds that a look at more may take
+SAVES = 3  # of a round, the median counts
 
 
 def estimate(setup: Setup, scored: float) -> Estimate:
@@ -197,8 +216,9 @@ def estimate(setup: Setup, scored: float) -> Estimate:
 
     The trial trains the clients of the first round on a minibatch each until it goes as fast as it will, and throws the
     result away. Where that takes a moment it does the same on four: what does not grow with the steps comes with a
-    round.
+    round. Predictions are timed on a few samples of each client of a chunk, saving in a folder that is removed again.
     """
+    process = _peak()
     cohort, fed = setup.cohort, setup.cohort.fed
     drawn, phases = sample(fed.clients, setup.participation, cohort.seed, 1), cohort.algorithm.phases(setup.epochs)
     few, more = (_short(fed, n * max(p.batches for p in phases) * cohort.batch_size) for n in (FEW, MORE))
@@ -224,20 +244,30 @@ def estimate(setup: Setup, scored: float) -> Estimate:
         rounds.append(reckoned(_steps(cohort, fed, clients, phases), lanes))
     per_round = float(np.mean([seconds for seconds, _ in rounds]))
     personal = [phase for phase in cohort.algorithm.personal_phases() if phase.epochs]
-    scoring = reckoned(_steps(cohort, fed, range(fed.clients), personal), chunk)[0] if personal else 0.0
+    personal_seconds = reckoned(_steps(cohort, fed, range(fed.clients), personal), chunk)[0] if personal else 0.0
+    sim = Simulation(cohort.among(few), participation=setup.participation, epochs=setup.epochs)
+    sim.cohort.chunk = chunk
+    saving, predicting = _saving(sim, sim.step()), _predicting(sim) if scored else 0.0
     counts = fed.train.counts.astype(float)
     width = min(cohort.batch_size, int(counts.max()))
     batches = np.ceil(counts / width)
-    sampled = cohort_size(fed.clients, setup.participation)
+    work = setup.lane * min(chunk, cohort_size(fed.clients, setup.participation))
+    widest = setup.lane * min(chunk, fed.clients) + _flight(cohort, chunk) if scored else work
     return Estimate(
         step=step,
+        lanes=lanes,
         around=around * chunks,
         round=per_round,
-        scoring=scoring,
-        total=setup.rounds * per_round + scored * scoring,
+        saving=saving,
+        personal=personal_seconds,
+        predicting=predicting,
+        total=setup.rounds * (per_round + saving) + scored * (personal_seconds + predicting),
         padding=float(np.mean([waste for _, waste in rounds])),
         short=float(1 - counts.sum() / (batches.sum() * width)),
-        bytes=(0 if cohort.data.hosted else fed.x.nbytes) + setup.lane * min(chunk, sampled),
+        bytes=(0 if cohort.data.hosted else fed.x.nbytes) + work,
+        process=process,
+        # Pages that are freed are kept, and recorded steps have room of their own: a chunk's comes twice.
+        most=max(_peak(), process + (0 if gpu else 2 * widest)),
         free=free_bytes(cohort.device) * 2 if gpu else host_memory()[1],
     )
 
@@ -266,6 +296,68 @@ def _trial(setup: Setup, fed: Federation) -> tuple[float, int]:
     return float(np.median(seconds[-3:])), brief.chunk
 
 
+def _saving(sim: Simulation, line: dict[str, Any]) -> float:
+    """Seconds that saving a round takes, beside the folder where runs are kept if that can be written to."""
+    here = "." if os.access(".", os.W_OK) else None
+    try:
+        with tempfile.TemporaryDirectory(prefix=".fedabml-doctor-", dir=here) as place:
+            folder = Folder(Path(place))
+            return float(np.median([_seconds(lambda: sim._save(folder, line)) for _ in range(SAVES)]))
+    except (OSError, InputError):  # no space, say: the run will tell
+        return 0.0
+
+
+def _predicting(sim: Simulation) -> float:
+    """Seconds that scoring takes beside personalising, from that of a chunk of clients on a few samples of each.
+
+    More samples follow where they take a moment: what does not grow with them comes with every chunk.
+    """
+    cohort, fed = sim.cohort, sim.cohort.fed
+    split = resolve_split(fed, "auto")
+    counts = fed.rows(split).counts
+    counts = counts[counts > 0]
+    if not len(counts):
+        return 0.0
+    lanes = min(cohort.chunk, len(counts))
+
+    def scored(rows: int, epochs: int = 0) -> float:
+        brief = cohort.among(_short(fed, rows, split))
+        entry = Entry(brief, sim.theta, sim.kept_for, sim.round, most=lanes)
+        times = 1 if brief.device.type == "cpu" else 2  # a GPU's programs are captured in the first
+        return [_seconds(lambda: evaluate_after((epochs,), [entry], split, prior=epochs)) for _ in range(times)][-1]
+
+    few = min(GLANCE, int(counts.max()))
+    scored(few, min(1, cohort.algorithm.personal_epochs))  # what is done but once, and the memory of it all
+    elapsed = scored(few)
+    more = min(PIECE, int(counts.max()), int(few * LOOK / elapsed))
+    each, around = elapsed / (few * lanes), 0.0
+    if more > few:
+        longer = scored(more)
+        each = max((longer - elapsed) / ((more - few) * lanes), 0.1 * longer / (more * lanes))
+        around = max(0.0, longer - each * more * lanes)
+    width = -(-lanes // cohort.workers)  # of what is padded to its largest client
+    cells = sum(len(part) * int(part.max()) for part in (counts[i : i + width] for i in range(0, len(counts), width)))
+    return around * len(counts) / lanes + each * cells
+
+
+def _flight(cohort: Cohort, chunk: int) -> int:
+    """Bytes of the samples that a CPU predicts at once when clients are scored: raw, normalised, and in the network."""
+    fed = cohort.fed
+    lanes, inputs, activations = min(chunk, fed.clients), math.prod(fed.x.shape[1:]), max(1, cohort.network.activations)
+    rows = min(max(PIECE, FLIGHT // activations // lanes), int(fed.rows(resolve_split(fed, "auto")).counts.max()))
+    return lanes * rows * (2 * inputs + activations) * cohort.dtype.itemsize
+
+
+def _peak() -> int:
+    return peak_memory() or 0
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
 def _steps(cohort: Cohort, fed: Federation, clients: Iterable[int], phases: Sequence[Phase]) -> np.ndarray:
     """How many steps each of some clients takes in all phases."""
     counts = fed.train.counts[list(clients)]
@@ -285,13 +377,15 @@ def _reckoned(
     return seconds, float(np.mean(wastes))
 
 
-def _short(fed: Federation, rows: int) -> Federation:
-    """The same clients with at most so many training samples."""
-    counts = np.minimum(fed.train.counts, rows)
+def _short(fed: Federation, rows: int, split: str = "train") -> Federation:
+    """The same clients with at most so many samples of a split."""
+    whole = fed.rows(split)
+    counts = np.minimum(whole.counts, rows)
     ends = np.cumsum(counts)
     offsets = np.concatenate([[0], ends])
-    place = np.arange(int(ends[-1])) - np.repeat(offsets[:-1], counts) + np.repeat(fed.train.offsets[:-1], counts)
-    return replace(fed, train=Rows(fed.train.index[place], offsets))
+    place = np.arange(int(ends[-1])) - np.repeat(offsets[:-1], counts) + np.repeat(whole.offsets[:-1], counts)
+    parts: dict[str, Any] = {split: Rows(whole.index[place], offsets)}
+    return replace(fed, **parts)
 
 
 def _threads(workers: int) -> str:

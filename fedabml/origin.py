@@ -24,7 +24,12 @@ def hardware(device: torch.device) -> str:
     """The name of a GPU, or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    with contextlib.suppress(OSError, StopIteration):
+    return _processor()
+
+
+@functools.cache
+def _processor() -> str:
+    with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return platform.processor() or platform.machine()

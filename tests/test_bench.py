@@ -15,6 +15,7 @@ from benchmarks.peers import common
 from fedabml.bench import measure, table
 from fedabml.bench.loop import Loop, best_format
 from fedabml.bench.workloads import SUITES, WORKLOADS, Workload, workload
+from fedabml.cli.bench import MODELS
 from fedabml.engine import program
 from fedabml.engine.simulate import Simulation
 from tests.command import run
@@ -123,6 +124,7 @@ def test_workloads_are_the_issues():
         assert suite.keys() == WORKLOADS.keys()
         for work in suite.values():
             assert work.samples % work.batch == 0 and work.cohort <= work.clients
+    assert all(SUITES["short"][name].steps > 1 for name in MODELS)  # of one, what comes around it decides
     sizes = {name: sum(p.numel() for p in w.network().parameters()) for name, w in WORKLOADS.items()}
     assert sizes["mlr"] == 7850 and sizes["mlp"] == 209_662 and sizes["cnn"] == 307_842
     assert sizes["pfl"] == 3 * 32 * 9 + 32 + 32 * 64 * 9 + 64 + 12544 * 128 + 128 + 1290
@@ -287,8 +289,9 @@ def test_bench(monkeypatch):
         SUITES, "quick", {**SUITES["quick"], "mlr": dataclasses.replace(SMALL, name="mlr", model="mlr")}
     )
     monkeypatch.setitem(SUITES, "short", {**SUITES["short"], "mlp": dataclasses.replace(SMALL, name="mlp")})
-    said = run("bench", "--quick", "--models", "mlr", "--device", "cpu").stdout
+    said = run("bench", "--quick", "--models", "mlr", "--device", "cpu", "--precision", "float32").stdout
     assert "Against the eager loop" in said and "FedAvg" in said and "FedABML" not in said and "bf16" not in said
     said = run("bench", "--models", "mlp", "--device", "cpu").stdout
     assert "FedABML, s=5" in said and "a small MLP" in said
     assert "no workload" in run("bench", "--models", "mpl", code=2).stderr
+    assert "no dtype" in run("bench", "--precision", "float31", code=2).stderr

@@ -50,11 +50,28 @@ def test_a_machine_and_a_run(tmp_path):
             "about 0:00:",
             "padding",
             "a client",
-            "Nothing was",
+            "saving",
+            "to predict",
+            "for the 5 client(s) of a chunk",
+            "before a step was taken",
+            "No run was",
         ),
     ):
         assert word in said, word
+    assert "flwr" not in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_kept_is_told(tmp_path, monkeypatch):
+    """The choice of a backend stays, and where; the trial's own checkpoint does not."""
+    monkeypatch.setenv("FEDABML_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    said = run("doctor", *SMALL).stdout.replace("\n", "")
+    assert "backends.json" in said and "measure anew" in said and "Nothing was" not in said
+    assert [file.name for file in (tmp_path / "cache").iterdir()] == ["backends.json"]
+    assert list((tmp_path / "here").iterdir()) == []
+    assert "backends.json" not in run("doctor", *SMALL, "--backend", "vmap", "--no-estimate").stdout
 
 
 def test_flags_are_a_runs():
@@ -96,9 +113,11 @@ def test_an_estimate_by_hand():
     # 4 lanes for 4 steps, then 1 lane for 16: on a CPU a quarter of the cost each.
     assert found.step > 0 and found.around >= 0
     assert found.round == pytest.approx(found.around + found.step * (4 + 16 / 4))
-    assert found.scoring == pytest.approx(found.around + found.step * (6 + 24 / 4))
-    assert found.total == pytest.approx(7 * found.round + 2 * found.scoring)
+    assert found.personal == pytest.approx(found.around + found.step * (6 + 24 / 4))
+    assert found.predicting == 0 and found.saving > 0 and found.lanes == 4  # there is nothing to predict
+    assert found.total == pytest.approx(7 * (found.round + found.saving) + 2 * found.scoring)
     assert found.padding == 0 and found.short == 0 and found.bytes > 0
+    assert found.most >= found.process > found.bytes
     # By halves the one long lane would drag others along; a batch of 30 leaves room in the last one.
     other = dataclasses.replace(setup.cohort.algorithm, personal_epochs=0)
     setup = fedabml.prepare(fed, "mlr", other, rounds=1, participation=1.0, epochs=1, batch_size=30, device="cpu")
@@ -115,11 +134,56 @@ def test_steps_and_what_comes_around_them_are_told_apart(monkeypatch):
     monkeypatch.setattr(doctor, "_trial", lambda setup, fed: (2 * (1.5 + 0.2 * steps(fed)), 2))
     found = doctor.estimate(setup, scored=0)
     assert (found.step, found.around) == pytest.approx((0.2, 3))
-    assert found.round == pytest.approx(2 * (1.5 + 10 * 0.2)) and found.total == pytest.approx(3 * found.round)
+    assert found.round == pytest.approx(2 * (1.5 + 10 * 0.2)) and found.lanes == 2
+    assert found.total == pytest.approx(3 * (found.round + found.saving))
     assert dict(spoken(setup, found))["a round"] == "7 s, 43 % of it around the steps"
     monkeypatch.setattr(doctor, "BRIEF", 0)  # it would take too long
     found = doctor.estimate(setup, scored=0)
     assert (found.step, found.around) == pytest.approx((1.7, 0))
+
+
+def with_tests(sizes, tests):
+    draw = np.random.default_rng(0)
+    parts = [[(draw.normal(size=(n, 3)).astype(np.float32), np.arange(n) % 2) for n in many] for many in (sizes, tests)]
+    return fedabml.Federation.from_arrays(*parts, classes=2)
+
+
+def test_predictions_by_hand(monkeypatch):
+    """.5 s of a chunk, and 10 ms of each sample of each of its clients, up to that of the largest."""
+    fed = with_tests([20] * 6, [40, 10, 8, 8, 8, 0])
+    setup = fedabml.prepare(fed, "mlr", fedabml.FedAvg(), participation=1.0, device="cpu", chunk=2, backend="vmap")
+    setup.cohort.workers, scored = 1, []
+
+    def seconds(work):
+        work()
+        rows = int(scored[-1].fed.test.counts.max())
+        return 0.5 + 2 * rows * 0.01
+
+    monkeypatch.setattr(doctor, "_seconds", seconds)
+    monkeypatch.setattr(
+        doctor, "evaluate_after", lambda epochs, entries, *words, **more: scored.append(entries[0].cohort)
+    )
+    sim = Simulation(setup.cohort, participation=1.0, epochs=1)
+    # Five clients have something to predict: chunks of 40 and 10, 8 and 8, 8.
+    assert doctor._predicting(sim) == pytest.approx(0.5 * 5 / 2 + 0.01 * (2 * 40 + 2 * 8 + 8))
+    assert [int(c.fed.test.counts.max()) for c in scored] == [4, 4, 13]
+
+
+@pytest.mark.parametrize("name", sorted(fedabml.algorithms.REGISTRY))
+def test_every_algorithm_is_predicted_and_saved(name):
+    setup = fedabml.prepare(with_tests([20] * 3, [9] * 3), "mlp", fedabml.algorithms.make(name), rounds=1, device="cpu")
+    found = doctor.estimate(setup, scored=1)
+    assert found.predicting > 0 and found.saving > 0
+    assert doctor.estimate(setup, scored=0).predicting == 0
+
+
+def test_a_folder_that_cannot_be_written_to_costs_no_estimate(monkeypatch):
+    def full(*args, **words):
+        raise OSError("no space")
+
+    monkeypatch.setattr(doctor.tempfile, "TemporaryDirectory", full)
+    setup = fedabml.prepare(federation([20] * 3), "mlr", fedabml.FedAvg(), device="cpu")
+    assert doctor.estimate(setup, scored=0).saving == 0
 
 
 @pytest.mark.parametrize("name", ["fedabml", "perfedavg", "fedrep"])

@@ -28,5 +28,7 @@ def test_the_code_is_known_by_what_its_files_say(tmp_path, monkeypatch):
     assert digest() != before
 
 
-def test_a_processor_has_a_name():
-    assert origin.hardware(torch.device("cpu"))
+def test_a_processor_has_a_name(monkeypatch):
+    assert origin.hardware(torch.device("cpu")) == origin._processor()
+    monkeypatch.setattr(origin.Path, "read_text", lambda *args, **words: "no such line")
+    assert origin._processor.__wrapped__()  # a system that says it elsewhere, or not at all

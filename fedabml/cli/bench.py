@@ -23,15 +23,17 @@ def bench(
         ),
     ] = ",".join(MODELS),
     device: Annotated[str, typer.Option(metavar="WORD", help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option(metavar="WORD", help="Precision, as in train.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option("--dtype", "--precision", metavar="WORD", help="float32, tf32, bf16 or float64.")
+    ] = "float32",
     quick: Annotated[
         bool, typer.Option("--quick", metavar=" ", help="FedAvg alone, smaller, two rounds each.")
     ] = False,
 ) -> None:
     """Measure this machine: our engine against an eager PyTorch loop over clients, side by side.
 
-    Both train the same federations of random bytes on the same minibatches, and their losses must agree. It takes less
-    than a minute on two idle cores. Close other programs first: a busy machine measures the other programs.
+    Both train the same federations of random bytes on the same minibatches, and their losses must agree. It takes two
+    to three minutes on two cores. Close other programs first: a busy machine measures the other programs.
 
     Examples: `fedabml bench`, `fedabml bench --models cnn --device cuda --dtype tf32`
     """

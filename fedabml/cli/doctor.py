@@ -29,12 +29,14 @@ def doctor(
 
     Versions, devices and data; which device, backend, precision and estimator the run would use, and why; how much of
     its work would be padding; about how long it would take and how much memory it would need, from a few real steps.
-    Nothing is written, nothing is downloaded.
+    Nothing is downloaded. Nothing stays written but which backend is faster here for the model, which runs reuse
+    (backends.json in $FEDABML_CACHE, else ~/.cache/fedabml; without that file it is measured anew).
 
     Examples: `fedabml doctor`, `fedabml doctor --dataset cifar10 --model cnn --clients 100 --rounds 100`
     """
     from .. import doctor as look
     from ..data.sources import datasets
+    from ..engine.backend import choices_file
     from ..run import prepare
     from .plan import facts
 
@@ -60,8 +62,12 @@ def doctor(
         table(("", ""), spoken(setup, found), title="What it would take (an estimate from a few real steps)")
         if found.free and found.bytes > found.free:
             note(f"It needs about {size(found.bytes)}, and {size(found.free)} are free. A smaller --chunk needs less.")
+    kept = choices_file()
+    chosen = plan.backend == "auto" and setup.cohort.device.type == "cpu" and kept.exists()
     say(
-        "Nothing was written. `fedabml train` with the same flags starts the run; `fedabml bench` measures the machine."
+        "No run was started"
+        + (f"; the choice of a backend is kept in {kept}: remove that file to measure anew. " if chosen else ". ")
+        + "`fedabml train` with the same flags starts the run; `fedabml bench` measures the machine."
     )
 
 
@@ -77,17 +83,26 @@ def scorings(plan: RunConfig, clients: int) -> float:
 
 def spoken(setup: Setup, found: Estimate) -> list[tuple[str, str]]:
     """An estimate in words."""
-    lanes = min(setup.cohort.chunk, setup.cohort.fed.clients)
+    round, saved = found.round, found.saving
+    gpu = setup.cohort.device.type == "cuda"
+    scoring = f"{found.personal:.3g} s to personalise every client once, {found.predicting:.3g} s to predict and score"
+    work = f"about {size(found.bytes)} for data and a chunk"
     return [
-        ("a step", f"{found.step * 1e3:.3g} ms for the clients of a chunk (at most {lanes})"),
-        ("a round", f"{found.round:.3g} s, {100 * found.around / max(found.round, 1e-9):.2g} % of it around the steps"),
-        ("training", f"{clock(setup.rounds * found.round)} for {setup.rounds} rounds"),
-        ("scoring", f"{found.scoring:.3g} s to personalise every client once, predictions not counted"),
-        ("in all", f"about {clock(found.total)}"),
+        ("a step", f"{found.step * 1e3:.3g} ms for the {found.lanes} client(s) of a chunk"),
+        ("a round", f"{round:.3g} s, {100 * found.around / max(round, 1e-9):.2g} % of it around the steps"),
+        ("saving", f"{saved * 1e3:.3g} ms a round"),
+        ("training", f"{clock(setup.rounds * (round + saved))} for {setup.rounds} rounds, saved"),
+        *([("scoring", scoring)] if found.scoring else []),
+        ("in all", f"about {clock(found.total)}, without the start (data, imports) and the report"),
         (
             "padding",
             f"{100 * found.padding:.2g} % of steps wait for larger clients, {100 * found.short:.2g} % of batches",
         ),
         ("a client", f"about {size(setup.lane)} while it trains"),
-        ("memory", f"about {size(found.bytes)} for data and a chunk; {size(found.free)} free"),
+        ("memory", f"{work}{' on the GPU' * gpu}; {size(found.free)} free"),
+        (
+            "process",
+            f"about {size(found.most)} of the host's memory in all; {size(found.process)} of it before a step was taken"
+            " (torch, and data as loaded)",
+        ),
     ]

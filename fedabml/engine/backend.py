@@ -21,6 +21,7 @@ from .. import rng
 from ..algorithms.base import Algorithm
 from ..data.files import write_aside
 from ..errors import InputError, nearest
+from ..origin import hardware
 from ..vectors import Network, derived
 from .crew import over
 from .refusal import refusal
@@ -205,9 +206,13 @@ class _Trial:
 
     @property
     def name(self) -> str:
-        """What the outcome depends on."""
+        """What the outcome depends on, the processor too: machines may share a home.
+
+        A run's batch size and algorithm are not among it, for the trial has its own minibatch and gradient.
+        """
         layers = [f"{type(m).__name__} {m.extra_repr()}" for m in self.network.module.modules()]
-        words = (*layers, (ROWS, *self.x.shape[1:]), torch.__version__, torch.get_num_threads(), platform.machine())
+        here = torch.__version__, torch.get_num_threads(), platform.machine(), hardware(torch.device("cpu"))
+        words = (*layers, (ROWS, *self.x.shape[1:]), *here)
         return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
 
 
@@ -223,7 +228,7 @@ def _faster(trial: _Trial, backends: tuple[str, ...]) -> Way:
     if len(ways) == 1:
         return ways[0]
     asked = [*backends, *["last"] * trial.images]
-    file, name = cache_dir() / "backends.json", f"{trial.name} {'|'.join(asked)}"
+    file, name = choices_file(), f"{trial.name} {'|'.join(asked)}"
     found = _known(file).get(name)
     if found is None:
         trial.fit()
@@ -258,6 +263,11 @@ def cache_dir() -> Path:
     return Path(
         os.environ.get("FEDABML_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedabml"
     ).expanduser()
+
+
+def choices_file() -> Path:
+    """Where `auto`'s choices of backends lie. Without it they are measured anew."""
+    return cache_dir() / "backends.json"
 
 
 def lane_bytes(network: Network, algorithm: Algorithm, batch: int, inputs: int, itemsize: int) -> int:

@@ -455,6 +455,11 @@ def test_the_faster_way_is_found_once_and_remembered(tmp_path, monkeypatch):
     times |= {Way("vmap", 2): 1.02, Way("vmap", 1): 1.0}  # a tie goes to the batched program, and to threads
     ran.clear()
     assert backend_of("auto", conv, image, cpu) == (Way("loop", 1, last=True), "") and not ran
+    with monkeypatch.context() as elsewhere:  # another processor, that shares this home
+        elsewhere.setattr(backend, "hardware", lambda device: "Another CPU @ 1 GHz")
+        assert backend_of("auto", conv, image, cpu) == (Way("vmap", 2), "") and ran
+    ran.clear()
+    assert backend_of("auto", conv, image, cpu) == (Way("loop", 1, last=True), "") and not ran  # both are remembered
     assert backend_of("auto", Network(nn.Conv2d(1, 2, 3)), image, cpu) == (Way("vmap", 2), "") and ran  # another model
     assert backend_of("loop", conv, image, cpu) == (
         Way("loop", 1, last=True),
