@@ -147,7 +147,7 @@ def test_a_dry_run_tells_all_and_writes_nothing(tmp_path):
     said = run("train", *SMALL, "--dry-run").stdout
     for words in ("5 of 10", "650 parameters", "lam=0.01", "KiB up", "backend vmap", "runs/digits-fedabml-0", "8 per"):
         assert words in said
-    assert "Nothing was written" in said and not list(tmp_path.iterdir())
+    assert "No run was started" in said and not list(tmp_path.iterdir())
     assert "0 B up, 0 B down" in run("train", *SMALL, "--algorithm", "local", "--dry-run").stdout
 
 

@@ -35,7 +35,7 @@ def show(plan: RunConfig, fed: Federation, out: Path, resume: bool) -> None:
     )
     if not resume and (out / "config.json").exists():
         note(f"'{out}' already holds a run: give --resume to go on with it, or another folder with --out.")
-    say("Nothing was written.")
+    say("No run was started.")
 
 
 def facts(setup: Setup) -> list[tuple[str, str]]:
