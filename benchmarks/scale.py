@@ -24,12 +24,20 @@ import torch
 import fedabml
 from fedabml.algorithms import make
 from fedabml.bench.measure import machine
-from fedabml.engine.program import SMALL, padding
+from fedabml.engine.plan import steps_of
+from fedabml.engine.program import SMALL, Programs, padding
 from fedabml.files import write
 from fedabml.summary import peak_memory
 
 ROUNDS, COHORT, SAMPLES, FEATURES = 22, 100, 4, 8
 WARM = 2  # rounds after which one is timed
+BATCH, EPOCHS, SIDE = 50, 5, 20  # of the table of padding; SIDE clients run side by side
+WAYS = {
+    "on a CPU": Programs(capture=False),
+    "graphs, large network": Programs(capture=True, heavy=True),
+    "graphs, small network": Programs(capture=True),
+    "`--compile`, any network": Programs(capture=True, fuse=True, heavy=True),
+}
 
 
 def samples(clients: int, file: Path) -> None:
@@ -68,21 +76,57 @@ def apart(clients: int, algorithm: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def wasted() -> list[tuple[str, float, float, float]]:
-    """Of some spreads of clients' sizes, 20 at a time, the shares of steps taken for clients that were done."""
-    g = np.random.default_rng(0)
+def rows_padded(sizes: np.ndarray, idle: float, epochs: int, width: int) -> float:
+    """The share of rows computed that are padding, where a share of the steps is `idle`, of clients that were done."""
+    return 1 - (1 - idle) * float(epochs * sizes.sum() / (width * steps_of(sizes, epochs, width, 1).sum()))
+
+
+def wasted() -> list[tuple[str, list[tuple[float, float]]]]:
+    """Of some spreads of clients' sizes, for every way to run, the shares of steps and of rows that are padding.
+
+    Steps are those taken for clients that were done; rows are theirs and those that fill short minibatches.
+    """
+    g, clients = np.random.default_rng(0), 100 * SIDE
     spreads = {
-        "equal: 300 each": np.full(2000, 300),
-        "300, give or take 50": g.normal(300, 50, 2000),
-        "93 to 1,150, evenly": g.uniform(93, 1150, 2000),
-        "log-normal, median 100, σ 1": g.lognormal(np.log(100), 1, 2000),
-        "log-normal, median 100, σ 2": g.lognormal(np.log(100), 2, 2000),
+        "equal: 300 each": np.full(clients, 300),
+        "300, give or take 50": g.normal(300, 50, clients),
+        "93 to 1,150, evenly": g.uniform(93, 1150, clients),
+        "log-normal, median 100, σ 1": g.lognormal(np.log(100), 1, clients),
+        "log-normal, median 100, σ 2": g.lognormal(np.log(100), 2, clients),
     }
     found = []
-    for name, sizes in spreads.items():
-        steps = 5 * np.ceil(np.maximum(sizes, 1) / 50).astype(int).reshape(-1, 20)
-        found.append((name, *(float(np.mean([padding(own, least) for own in steps])) for least in (0, 1, SMALL))))
+    for name, drawn in spreads.items():
+        sizes = np.ceil(np.maximum(drawn, 1)).astype(int).reshape(-1, SIDE)
+        own = []
+        for way in WAYS.values():
+            shares = []
+            for cohort in sizes:
+                width = min(BATCH, int(cohort.max()))
+                steps = steps_of(cohort, EPOCHS, width, 1)
+                idle = padding(steps, way.least)
+                shares.append((idle, rows_padded(cohort, idle, EPOCHS, width)))
+            mean = np.mean(shares, 0).tolist()
+            own.append((mean[0], mean[1]))
+        found.append((name, own))
     return found
+
+
+def padded() -> list[str]:
+    """That as lines of Markdown."""
+    return [
+        f"\nPadding where {SIDE} clients of unequal size run side by side (batches of {BATCH}, {EPOCHS} epochs): the "
+        "share of steps taken for clients that are done / the share of all rows computed that are padding, those of "
+        "such steps and those that fill up short minibatches. The batch shrinks with every client that is done, in "
+        f"CUDA graphs in coarser steps; in those of a small network to {SMALL} clients or fewer, because a GPU would "
+        "hardly run one faster; so it does compiled, on a CPU, too, whatever the network, because every size is "
+        "compiled anew.\n",
+        f"| samples of a client | {' | '.join(WAYS)} |",
+        "|---" * (len(WAYS) + 1) + "|",
+        *(
+            f"| {name} | {' | '.join(f'{100 * steps:.2g} % / {100 * rows:.2g} %' for steps, rows in own)} |"
+            for name, own in wasted()
+        ),
+    ]
 
 
 def page(found: list[dict[str, Any]], command: str) -> str:
@@ -100,15 +144,7 @@ def page(found: list[dict[str, Any]], command: str) -> str:
         f"| {statistics.median(r['rounds']) * 1e3:.1f} ms | {r['peak'] / 2**30:.2f} GiB |"
         for r in found
     ]
-    lines += [
-        "\nSteps taken for clients that are done, where 20 clients of unequal size run side by side (batches of 50, "
-        "five epochs). The batch shrinks with every client that is done, in CUDA graphs in coarser steps; in those of "
-        f"a small network to {SMALL} clients or fewer, because a GPU would hardly run one faster; so it does compiled, "
-        "where every size is compiled anew.\n",
-        "| samples of a client | wasted on a CPU | in graphs of a large network | in graphs of a small one |",
-        "|---|---|---|---|",
-        *(f"| {name} | {' | '.join(f'{100 * share:.2g} %' for share in own)} |" for name, *own in wasted()),
-    ]
+    lines += padded()
     return "\n".join(lines) + "\n"
 
 

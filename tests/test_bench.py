@@ -12,11 +12,13 @@ import torch
 import fedabml
 from benchmarks import cells, gpu, rivals, scale
 from benchmarks.peers import common
+from fedabml import rng
 from fedabml.bench import measure, table
 from fedabml.bench.loop import Loop, best_format
 from fedabml.bench.workloads import SUITES, WORKLOADS, Workload, workload
 from fedabml.cli.bench import MODELS
 from fedabml.engine import program
+from fedabml.engine.plan import minibatches, steps_of
 from fedabml.engine.simulate import Simulation
 from tests.command import run
 
@@ -266,8 +268,23 @@ def test_what_registered_clients_cost(tmp_path, monkeypatch, capsys):
     scale.main()
     text = (tmp_path / "scale.md").read_text()
     assert text in capsys.readouterr().out and "| 120 | fedabml |" in text and "| 120 | ditto |" in text
-    equal, *_, wild = scale.wasted()
-    assert equal[1:] == (0, 0, 0) and wild[1] == 0 < wild[2] < 0.3 < wild[3]
+    (_, equal), *rest = scale.wasted()
+    assert np.allclose(equal, 0)
+    for _, own in rest:
+        cpu, large, small, compiled = own
+        assert cpu[0] == 0 < large[0] < 0.3 and large[0] < small[0] and small == compiled
+        assert all(steps < rows < 1 for steps, rows in own)
+
+
+def test_rows_of_padding_are_those_of_the_plan():
+    """Counted in the minibatches that the engine makes, where no batch shrinks."""
+    sizes = torch.tensor([3, 7, 10])
+    rows = torch.where(torch.arange(10) < sizes[:, None], torch.arange(10), -1)
+    plan = minibatches(rows, sizes, rng.keys((0,), range(3)), 2, 4, 1)
+    found = float((plan < 0).double().mean())
+    steps = steps_of(sizes, 2, 4, 1).numpy()
+    idle = program.padding(steps, 3)
+    assert math.isclose(found, scale.rows_padded(sizes.numpy(), idle, 2, 4)) and found > idle
 
 
 @pytest.mark.slow
@@ -278,10 +295,47 @@ def test_another_library_gets_the_same_work(monkeypatch):
     work = dataclasses.replace(WORKLOADS["mlr"], clients=6, cohort=2, samples=20, batch=10, epochs=2)
     record = rivals.compare("mlr", work, sys.executable, 1)
     assert record["sides"].keys() == {"ours", "loop"} and "not installed" in record["skipped"]["fedjax"]
-    assert record["sides"]["loop"]["apart"] < 1e-4
-    assert len(rivals.table([record])) == 5
+    loop = record["sides"]["loop"]
+    assert loop["apart"] < 1e-4 and loop["round1"] < 1e-4 and loop["agree"]
+    made = rivals.table([record])
+    assert len(made) == 5 and "weights differ" not in "".join(made)
+    assert len({line.count("|") for line in made}) == 1
     none = rivals.compare("mlr", work, None, 1)
     assert none["skipped"].keys() == {"loop", "fedjax"} and "--peers" in none["skipped"]["loop"]
+
+
+@pytest.mark.slow
+def test_a_library_that_does_other_work_is_told(monkeypatch):
+    """One with another step size, by 3%, has no ratio."""
+    launch = rivals.launch
+
+    def other(side, python, folder, limit):
+        lr = json.loads((folder / "task.json").read_text())["lr"]
+        rivals.revise(folder, lr=lr * (1 if side == "ours" else 1.03))
+        told = launch(side, python, folder, limit)
+        rivals.revise(folder, lr=lr)
+        return told
+
+    monkeypatch.setattr(rivals, "launch", other)
+    monkeypatch.setattr(rivals, "CONTESTS", {"mlr": ("ours", "loop")})
+    work = dataclasses.replace(WORKLOADS["mlr"], clients=6, cohort=2, samples=20, batch=10, epochs=1)
+    record = rivals.compare("mlr", work, sys.executable, 1)
+    assert record["sides"]["loop"]["agree"] is False and record["sides"]["ours"]["agree"]
+    row = rivals.table([record])[-1]
+    assert "**weights differ**" in row and "×" not in row
+
+
+@pytest.mark.slow
+def test_dropout_is_off_where_weights_are_compared(monkeypatch):
+    monkeypatch.setattr(rivals, "CONTESTS", {"pfl": ("ours", "loop")})
+    work = dataclasses.replace(WORKLOADS["pfl"], clients=4, cohort=2, samples=10, batch=5)
+    told = rivals.compare("pfl", work, sys.executable, 1)["sides"]["loop"]
+    assert told["agree"] and told["apart"] is None
+
+
+def test_flower_runs_on_every_workload():
+    assert rivals.CONTESTS.keys() == WORKLOADS.keys()
+    assert all({"ours", "flower", "pfl", "fedlab", "fedjax"} <= {*sides} for sides in rivals.CONTESTS.values())
 
 
 def test_bench(monkeypatch):

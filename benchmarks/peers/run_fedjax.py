@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from common import Task
 from fedjax.algorithms import fed_avg
 
-task = Task(sys.argv[1])
-name = task.meta["model"]
+task = Task(sys.argv[1]).prepare()
+name, drop = task.meta["model"], task.meta["dropout"]
 
 
 def dense(x, w, b):
@@ -32,7 +32,7 @@ def pool(x):
 
 
 def dropout(x, rate, key):
-    return x * jax.random.bernoulli(key, 1 - rate, x.shape) / (1 - rate)
+    return x * jax.random.bernoulli(key, 1 - rate, x.shape) / (1 - rate) if drop else x
 
 
 def normed(x, w, scale, shift, stride=1):

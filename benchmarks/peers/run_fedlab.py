@@ -32,7 +32,7 @@ except (ImportError, RuntimeError):
 from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer, FedAvgServerHandler
 from fedlab.core.standalone import StandalonePipeline
 
-task = Task(sys.argv[1])
+task = Task(sys.argv[1]).prepare()
 clients, cohort = task.x.shape[0], task.cohort.shape[1]
 
 

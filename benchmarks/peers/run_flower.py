@@ -1,4 +1,4 @@
-"""Flower's simulation engine: a ServerApp with FedAvg and a ClientApp, ten virtual nodes a round on Ray."""
+"""Flower's simulation engine: a ServerApp with FedAvg and a ClientApp, virtual nodes on Ray."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.path.dirname(__file_
 
 import flwr
 import torch
-from common import Task, arrays, loaded
+from common import Task, arrays, loaded, trainer
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -20,26 +20,21 @@ from flwr.simulation import run_simulation
 FOLDER = sys.argv[1]
 client_app, server_app = ClientApp(), ServerApp()
 task = Task(FOLDER)
-STATE: dict[str, object] = {}  # of a worker process: the task and a module are made once
 
 
 @client_app.train()
 def train(msg: Message, context: Context) -> Message:
     """A client's round."""
-    if not STATE:
-        own = Task(FOLDER)
-        STATE.update(task=own, net=loaded(own).train())
-    own, net = STATE["task"], STATE["net"]
+    own, net, sgd = trainer(FOLDER)
     config = msg.content["config"]
     net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-    sgd = torch.optim.SGD(net.parameters(), lr=own.lr, foreach=True)
     x, y = (torch.from_numpy(a) for a in own.ordered(int(config["server-round"]) - 1, int(config["place"])))
     for xs, ys in zip(x.split(own.batch), y.split(own.batch), strict=True):
         sgd.zero_grad()
         torch.nn.functional.cross_entropy(net(xs), ys).backward()
         sgd.step()
-    content = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": len(own.y[0])})}
-    return Message(RecordDict(content), reply_to=msg)
+    metrics = MetricRecord({"num-examples": len(own.y[0]), "aside": own.aside})
+    return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=msg)
 
 
 class Timed(FedAvg):
@@ -55,6 +50,7 @@ class Timed(FedAvg):
     def aggregate_train(self, server_round, replies):
         done = super().aggregate_train(server_round, replies)
         task.tick()
+        task.aside = float(done[1]["aside"])  # workers prepare at the same time: their mean
         return done
 
 

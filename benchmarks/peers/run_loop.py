@@ -7,7 +7,7 @@ import sys
 import torch
 from common import Task, arrays, loaded
 
-task = Task(sys.argv[1])
+task = Task(sys.argv[1]).prepare()
 net = loaded(task).train()
 params = list(net.parameters())
 now = [p.detach().clone() for p in params]

@@ -16,7 +16,7 @@ from pfl.data.federated_dataset import FederatedDataset
 from pfl.hyperparam import NNTrainHyperParams
 from pfl.model.pytorch import PyTorchModel
 
-task = Task(sys.argv[1])
+task = Task(sys.argv[1]).prepare()
 net = loaded(task).train()
 net.loss = lambda x, y, **_: torch.nn.functional.cross_entropy(net(x), y)
 net.metrics = lambda x, y, **_: {}
