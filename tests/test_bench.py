@@ -326,11 +326,12 @@ def test_a_library_that_does_other_work_is_told(monkeypatch):
 
 
 @pytest.mark.slow
-def test_dropout_is_off_where_weights_are_compared(monkeypatch):
-    monkeypatch.setattr(rivals, "CONTESTS", {"pfl": ("ours", "loop")})
+def test_dropout_is_off_where_weights_are_compared(tmp_path):
     work = dataclasses.replace(WORKLOADS["pfl"], clients=4, cohort=2, samples=10, batch=5)
-    told = rivals.compare("pfl", work, sys.executable, 1)["sides"]["loop"]
-    assert told["agree"] and told["apart"] is None
+    rivals.export(work, 1, tmp_path)
+    rivals.revise(tmp_path, rounds=1, dropout=False)
+    ours, loop = (rivals.launch(side, sys.executable, tmp_path, 300)["weights"] for side in ("ours", "loop"))
+    assert rivals.share(ours, loop, np.load(tmp_path / "first.npy")) < rivals.LIMIT
 
 
 def test_flower_runs_on_every_workload():
