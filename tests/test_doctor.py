@@ -169,8 +169,9 @@ def test_predictions_by_hand(monkeypatch):
     assert [int(c.fed.test.counts.max()) for c in scored] == [4, 4, 13]
 
 
-@pytest.mark.parametrize("name", sorted(fedabml.algorithms.REGISTRY))
-def test_every_algorithm_is_predicted_and_saved(name):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "fedabml", "scaffold", "fedpop", "pfedbayes", "perfedavg", "fedbabu"])
+def test_every_kind_of_algorithm_is_predicted_and_saved(name):
     setup = fedabml.prepare(with_tests([20] * 3, [9] * 3), "mlp", fedabml.algorithms.make(name), rounds=1, device="cpu")
     found = doctor.estimate(setup, scored=1)
     assert found.predicting > 0 and found.saving > 0
