@@ -71,6 +71,7 @@ def settle(algorithm, f, theta, steps=600, lr=0.1):
     return phi
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, pytest.param(0.5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("posterior_std", [pytest.param("fixed", marks=pytest.mark.slow), "sgd", "natural"])
 def test_implicit_and_explicit_steps_have_the_same_fixed_point(posterior_std, momentum):

@@ -153,6 +153,7 @@ def test_rounds_move_what_is_shared_and_leave_the_start_alone(fed, algorithm):
         assert torch.equal(sim.shared[name], begun[name]) == (name in fixed), name
 
 
+@pytest.mark.slow
 @EVERY
 def test_loop_equals_vmap_and_chunks_do_not_matter(fed, algorithm):
     together = everything(simulate(fed, algorithm)[0])
@@ -175,6 +176,7 @@ def test_traced_steps_have_the_bits_of_those_that_are_not(fed, algorithm, monkey
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", KEEPERS.values(), ids=KEEPERS.keys())
 def test_what_clients_keep_is_their_own(fed, algorithm):
     """The sampled clients and no others; nothing in the memory of another client, of θ or of the initial weights."""
@@ -228,6 +230,7 @@ def test_a_sweep_as_lanes_equals_separate_runs(fed, algorithm):
             np.testing.assert_allclose(found.clients.get(name, 0), expected.clients.get(name, 0), atol=1e-8)
 
 
+@pytest.mark.slow
 @EVERY
 def test_resuming_gives_the_same_bits(fed, algorithm, tmp_path):
     whole, _ = simulate(fed, algorithm)
@@ -245,6 +248,7 @@ def test_resuming_gives_the_same_bits(fed, algorithm, tmp_path):
     assert [line["round"] for line in again.history] == [1, 2, 3]
 
 
+@pytest.mark.slow
 @EVERY
 def test_evaluation_of_all_clients_even_one_never_drawn(fed, algorithm):
     sim, setup = simulate(fed, algorithm)
@@ -280,6 +284,7 @@ def test_a_new_client_is_personalised_predicts_and_is_saved(fed, algorithm, tmp_
         assert np.array_equal(other.predict(x[:4], device="cpu").probs, p.probs)
 
 
+@pytest.mark.slow
 @EVERY
 def test_more_personal_epochs_fit_the_training_data_better(fed, algorithm):
     """Personalising must move the client's own model towards its data, whatever the algorithm."""

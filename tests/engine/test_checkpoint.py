@@ -320,6 +320,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [FedABML(prior_std="learned", average=0.5), Local(momentum=0.5)], ids=["a", "b"])
 @pytest.mark.parametrize("moment", ["after a round", "before the checkpoint", "before the kept states", "in the log"])
 def test_a_crash_at_any_moment_costs_nothing(tmp_path, monkeypatch, algorithm, moment):

@@ -68,6 +68,7 @@ def check_near(fed, name, device, **options):
     assert (coarse - exact).norm() <= 0.15 * (exact - start).norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_round_is_near_the_exact_one(fed, name, device):
