@@ -395,7 +395,7 @@ def test_a_warm_round_does_not_wait_for_the_device(name, sizes):
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("name", ["fedavg", "fedabml"])
 def test_nor_does_one_of_a_convolutional_network(name, compile):
-    sim = simulate(federation((1, 9, 9), EVEN), make(name, lr=0.1), model="cnn", compile=compile, rounds=12)
+    sim = simulate(federation((1, 16, 16), EVEN), make(name, lr=0.1), model="cnn", compile=compile, rounds=12)
     with waiting_is_an_error():
         sim.run(14)
     assert sim.round == 14
