@@ -6,9 +6,10 @@ A line of a list is `NAME NEEDS: COMMAND ; COMMAND ...`: commands of fedabml (or
 one fails, which begin once the datasets that they need (`cifar10,svhn`, or `-`) are in the folder of data. In a command
 OUT is DIR/NAME. What a chain prints is in DIR/NAME.log; DIR/queue.jsonl says when it began and how it ended. The same
 command again goes on where it was stopped, with what had failed or was changed, too. Lists are read again before every
-chain, so they can grow. At the end of its time, or at Ctrl-C, every command is interrupted as by Ctrl-C and keeps what
-is finished; the exit code is 1 if a chain failed. On an NVIDIA GPU start MPS first (`nvidia-cuda-mps-control -d`), or
-processes have it by turns; all its processes are then stopped together, never one of them (docs/speed.md).
+chain, so they can grow. At the end of its time, at Ctrl-C or where it is killed (SIGTERM), every command is interrupted
+as by Ctrl-C and keeps what is finished; the exit code is 1 if a chain failed. On an NVIDIA GPU start MPS first
+(`nvidia-cuda-mps-control -d`), or processes have it by turns; all its processes are then stopped together, never one of
+them (docs/speed.md).
 """
 
 from __future__ import annotations
@@ -150,7 +151,8 @@ class Queue:
 
     def serve(self) -> None:
         """All of it; to be called in the main thread."""
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it; ours must not
+        for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job ignores the first; ours must not
+            signal.signal(number, signal.default_int_handler)
         threads = [threading.Thread(target=self.work, daemon=True) for _ in range(self.workers)]
         for thread in threads:
             thread.start()

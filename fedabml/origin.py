@@ -29,7 +29,12 @@ def hardware(device: torch.device) -> str:
 
 @functools.cache
 def _processor() -> str:
-    with contextlib.suppress(OSError, ValueError, StopIteration):
+    """Its name or, where Linux tells none (ARM), the numbers of its maker and kind."""
+    with contextlib.suppress(OSError, ValueError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        told = {key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in lines) if colon}
+        if "model name" in told:
+            return told["model name"]
+        if numbers := [f"{key[4:]} {told[key]}" for key in ("CPU implementer", "CPU part") if key in told]:
+            return f"{platform.machine()}, {', '.join(numbers)}"
     return platform.processor() or platform.machine()

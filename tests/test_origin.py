@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 from pathlib import Path
 
@@ -32,3 +33,9 @@ def test_a_processor_has_a_name(monkeypatch):
     assert origin.hardware(torch.device("cpu")) == origin._processor()
     monkeypatch.setattr(origin.Path, "read_text", lambda *args, **words: "no such line")
     assert origin._processor.__wrapped__()  # a system that says it elsewhere, or not at all
+
+
+def test_a_processor_without_a_name_has_numbers(monkeypatch):
+    told = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n\nprocessor\t: 1\nCPU part\t: 0xd0c\n"
+    monkeypatch.setattr(origin.Path, "read_text", lambda *args, **words: told)
+    assert origin._processor.__wrapped__() == f"{platform.machine()}, implementer 0x41, part 0xd0c"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -136,6 +137,18 @@ def test_a_chain_waits_for_its_data_and_time_ends(tmp_path):
     own.serve()
     assert time.time() - start < 55
     assert sorted(ended(tmp_path)) == [("b", 0), ("c", -2)]  # interrupted
+
+
+@pytest.mark.slow
+def test_a_queue_that_is_killed_stops_its_commands(tmp_path):
+    (tmp_path / "list.txt").write_text("a -: python -c 'import time; print(1, flush=True); time.sleep(60)'\n")
+    words = ["-m", "benchmarks.queue", str(tmp_path / "list.txt"), "--out", str(tmp_path / "out")]
+    process, log = subprocess.Popen([sys.executable, *words], cwd=LISTS[0].parents[2]), tmp_path / "out" / "a.log"
+    while not (log.exists() and log.read_text().endswith("\n1\n")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(50) and ended(tmp_path) == [("a", -2)]
 
 
 def test_processes_are_told_of_each_other_and_of_the_data(tmp_path):
