@@ -1,9 +1,14 @@
 """What several test modules ask pytest for: a quiet place for the command line, and readable asserts in the helpers."""
 
+import os
 from concurrent.futures import Future
 
 import pytest
 import torch
+
+if "OMP_NUM_THREADS" not in os.environ:  # `make` says so, too: tests run side by side, and some count threads
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
 
 pytest.register_assert_rewrite("tests.command", "tests.algorithms.problem")
 

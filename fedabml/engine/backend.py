@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -65,7 +66,7 @@ COARSE = ("tf32", "bf16")  # of them, those with products of few digits
 
 
 def dtype_of(name: str, device: torch.device) -> Arithmetic:
-    """The types of numbers, and for a GPU what its libraries may do with them (process-wide settings of torch).
+    """The types of numbers, and what libraries may do with them (process-wide settings of torch).
 
     float32 and float64 are meant: without TF32, a GPU's results agree with a CPU's. `tf32` allows the faster, coarser
     arithmetic (three digits) in convolutions and matrix products. `bf16` runs the network in bfloat16 (two digits);
@@ -80,7 +81,26 @@ def dtype_of(name: str, device: torch.device) -> Arithmetic:
         rounded(name in COARSE)
         # Sums of products stay in float32.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    else:
+        plain_products(DTYPES[name].network)
     return DTYPES[name]
+
+
+@functools.cache
+def _detour() -> bool:
+    """Whether torch's CPU products go to ARM's library by way of oneDNN, as they do unless the user has said no."""
+    asked = getattr(torch.backends.mkldnn, "is_acl_available", lambda: False)  # torch 2.6 has no such question
+    return asked() and torch._C._get_mkldnn_enabled()
+
+
+def plain_products(network: torch.dtype) -> None:
+    """On ARM keeps a network's products and convolutions from oneDNN, from now on and in the whole process.
+
+    For what clients have, small matrices and batches, it takes up to ten times as long as torch alone (docs/design.md).
+    bfloat16 has no other library.
+    """
+    if _detour():
+        torch._C._set_mkldnn_enabled(network == torch.bfloat16)
 
 
 def rounded(coarse: bool) -> None:

@@ -25,7 +25,7 @@ from ..algorithms.base import Phase, Site, State, Step
 from ..conv import Narrow, Products
 from ..gaussian import Distribution
 from .augment import PATH, augmented
-from .backend import rounded
+from .backend import plain_products, rounded
 from .data import Local, Source
 from .estimators import Noise
 from .loss import ClientLoss, draw, draws_of, label_offset, output
@@ -120,8 +120,10 @@ class Lanes:
             hyper = [part.hyper for part in parts]
             given = Given(clients, list(rounds.unbind()), [part.shared for part in parts], hyper)
         self.given = given
-        if self.one.device.type == "cuda":
-            rounded(self.one.coarse)  # another run may have asked for something else
+        if self.one.device.type == "cuda":  # another run may have asked for something else
+            rounded(self.one.coarse)
+        else:
+            plain_products(self.one.network.dtype)
 
     def __len__(self) -> int:
         return sum(len(part.clients) for part in self.parts)

@@ -8,6 +8,7 @@ import torch
 
 import fedabml
 from fedabml.algorithms import REGISTRY, make
+from fedabml.engine import backend
 from fedabml.engine.simulate import Simulation
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -106,3 +107,18 @@ def test_the_loop_goes_the_same_way(fed, name, device):
 @pytest.mark.parametrize("name", ["fedavg", "fedabml"])
 def test_so_do_steps_outside_graphs(fed, name):
     assert apart(fed, name, "cuda", capture=False) <= 0.01
+
+
+def test_products_on_arm_are_torch_s_own_but_for_bfloat16_s(fed, monkeypatch):
+    """Whatever a run before it had asked for."""
+    said = []
+    monkeypatch.setattr(torch._C, "_set_mkldnn_enabled", said.append)
+    for arm in (False, True):
+        monkeypatch.setattr(backend, "_detour", lambda arm=arm: arm)
+        for dtype, detour in (("float32", False), ("bf16", True), ("float64", False)):
+            setup = fedabml.prepare(fed, "cnn", make("fedavg"), dtype=dtype, backend="vmap", device="cpu")
+            assert set(said) == ({detour} if arm else set())
+            said.clear()
+            setup.cohort.lanes({}, [0])
+            assert said == ([detour] if arm else [])
+            said.clear()
