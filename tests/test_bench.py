@@ -249,7 +249,12 @@ def test_the_gpus_command_on_what_there_is(tmp_path, monkeypatch, capsys):
     text = (tmp_path / "gpu.md").read_text()
     assert "Against the eager loop" in text and "| mlr | FedABML, s=5" in text and text in capsys.readouterr().out
     cell_names = [json.loads(line)["cell"] for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
-    assert cell_names == ["machine", "loop/mlr/fedavg/float32", "loop/mlr/fedabml5/float32", "step/mlr/float32"]
+    assert cell_names == ["machine", "loop/mlr/fedavg/float32", "step/mlr/float32", "loop/mlr/fedabml5/float32"]
+
+
+def test_what_the_aims_speak_of_is_raced():
+    names = [name for name, _ in cells.cells("gpu", torch.device("cuda"), 1, 1.0)]
+    assert len(set(names)) == len(names) and set(gpu.AIMS) < set(names)
 
 
 def test_other_libraries_have_our_resnet18():
