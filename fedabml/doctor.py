@@ -22,6 +22,7 @@ from .data import Federation
 from .data.files import data_dir
 from .data.rows import Rows
 from .data.sources import datasets
+from .engine import backend
 from .engine.backend import COARSE, free_bytes
 from .engine.checkpoint import Folder
 from .engine.cohort import Cohort
@@ -150,6 +151,8 @@ def choices(setup: Setup, asked: dict[str, Any]) -> Facts:
         *([("threads", _threads(cohort.workers))] if device.type == "cpu" else []),
         ("precision", _exactly(told) if told in COARSE and algorithm.fine else f"{dtype} ({meaning[dtype]})"),
     ]
+    if device.type == "cpu" and backend.detour() and cohort.network.dtype != torch.bfloat16:
+        rows.append(("products", "torch's own: oneDNN, slow with small ones on ARM, is off in this process"))
     hyper = algorithm.values()
     if "s" in hyper:
         kind = hyper.get("estimator", "weight")

@@ -6,10 +6,12 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
+import torch
 
 import fedabml
 from fedabml import doctor
 from fedabml.cli.doctor import spoken
+from fedabml.engine import backend
 from fedabml.engine.fuse import Quickened
 from fedabml.engine.program import Programs
 from fedabml.engine.simulate import Simulation
@@ -234,6 +236,14 @@ def test_which_precision():
     for name, word in (("fedavg", "bf16 ("), ("perfedavg", "float32 (not bf16")):
         setup = fedabml.prepare(federation([8]), "mlr", fedabml.algorithms.make(name), device="cpu", dtype="bf16")
         assert dict(doctor.choices(setup, {"dtype": "bf16"}))["precision"].startswith(word)
+
+
+def test_whose_products(monkeypatch):
+    monkeypatch.setattr(torch._C, "_set_mkldnn_enabled", lambda on: None)
+    for arm, dtype, told in ((True, "float32", True), (True, "bf16", False), (False, "float32", False)):
+        monkeypatch.setattr(backend, "detour", lambda arm=arm: arm)
+        setup = fedabml.prepare(federation([8]), "mlr", fedabml.FedAvg(), device="cpu", dtype=dtype)
+        assert ("products" in dict(doctor.choices(setup, {}))) == told
 
 
 def test_how_steps_are_played():

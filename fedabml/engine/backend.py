@@ -87,7 +87,7 @@ def dtype_of(name: str, device: torch.device) -> Arithmetic:
 
 
 @functools.cache
-def _detour() -> bool:
+def detour() -> bool:
     """Whether torch's CPU products go to ARM's library by way of oneDNN, as they do unless the user has said no."""
     asked = getattr(torch.backends.mkldnn, "is_acl_available", lambda: False)  # torch 2.6 has no such question
     return asked() and torch._C._get_mkldnn_enabled()
@@ -99,7 +99,7 @@ def plain_products(network: torch.dtype) -> None:
     For what clients have, small matrices and batches, it takes up to ten times as long as torch alone (docs/design.md).
     bfloat16 has no other library.
     """
-    if _detour():
+    if detour():
         torch._C._set_mkldnn_enabled(network == torch.bfloat16)
 
 

@@ -114,7 +114,7 @@ def test_products_on_arm_are_torch_s_own_but_for_bfloat16_s(fed, monkeypatch):
     said = []
     monkeypatch.setattr(torch._C, "_set_mkldnn_enabled", said.append)
     for arm in (False, True):
-        monkeypatch.setattr(backend, "_detour", lambda arm=arm: arm)
+        monkeypatch.setattr(backend, "detour", lambda arm=arm: arm)
         for dtype, detour in (("float32", False), ("bf16", True), ("float64", False)):
             setup = fedabml.prepare(fed, "cnn", make("fedavg"), dtype=dtype, backend="vmap", device="cpu")
             assert set(said) == ({detour} if arm else set())
