@@ -31,7 +31,7 @@ def federation(work: Workload) -> Federation:
 
 
 def _compiles(work: Workload, device: torch.device, name: str) -> bool:
-    """Whether an algorithm is raced compiled, too; ResNet-18 takes minutes to compile, so its FedAvg alone is."""
+    """Whether it is raced compiled, too: of large networks (ResNet-18 takes a minute to compile) FedAvg alone."""
     return device.type == "cuda" and (work.name in ("mlr", "mlp", "cnn") or name == "fedavg")
 
 

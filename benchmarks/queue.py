@@ -151,18 +151,23 @@ class Queue:
 
     def serve(self) -> None:
         """All of it; to be called in the main thread."""
-        for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job ignores the first; ours must not
-            signal.signal(number, signal.default_int_handler)
+        both = (signal.SIGINT, signal.SIGTERM)  # a shell's background job ignores the first; ours must not
+        before = [signal.signal(number, signal.default_int_handler) for number in both]
         threads = [threading.Thread(target=self.work, daemon=True) for _ in range(self.workers)]
-        for thread in threads:
-            thread.start()
         try:
+            for thread in threads:
+                thread.start()
             while any(thread.is_alive() for thread in threads) and time.time() < self.until:
                 time.sleep(PAUSE)
         finally:
+            for number in both:  # once is enough
+                signal.signal(number, signal.SIG_IGN)
             self.stop()
             for thread in threads:
-                thread.join()
+                if thread.ident is not None:
+                    thread.join()
+            for number, handler in zip(both, before, strict=True):
+                signal.signal(number, handler)
 
 
 def main() -> None:

@@ -151,7 +151,7 @@ def choices(setup: Setup, asked: dict[str, Any]) -> Facts:
         *([("threads", _threads(cohort.workers))] if device.type == "cpu" else []),
         ("precision", _exactly(told) if told in COARSE and algorithm.fine else f"{dtype} ({meaning[dtype]})"),
     ]
-    if device.type == "cpu" and backend.detour() and cohort.network.dtype != torch.bfloat16:
+    if device.type == "cpu" and backend.arm() and not torch._C._get_mkldnn_enabled():
         rows.append(("products", "torch's own: oneDNN, slow with small ones on ARM, is off in this process"))
     hyper = algorithm.values()
     if "s" in hyper:

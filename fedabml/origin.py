@@ -32,7 +32,8 @@ def _processor() -> str:
     """Its name or, where Linux tells none (ARM), the numbers of its maker and kind."""
     with contextlib.suppress(OSError, ValueError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        told = {key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in lines) if colon}
+        pairs = (line.partition(":") for line in reversed(lines))  # of several processors the first is told last
+        told = {key.strip(): value.strip() for key, colon, value in pairs if colon}
         if "model name" in told:
             return told["model name"]
         if numbers := [f"{key[4:]} {told[key]}" for key in ("CPU implementer", "CPU part") if key in told]:

@@ -36,6 +36,6 @@ def test_a_processor_has_a_name(monkeypatch):
 
 
 def test_a_processor_without_a_name_has_numbers(monkeypatch):
-    told = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n\nprocessor\t: 1\nCPU part\t: 0xd0c\n"
+    told = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n\nprocessor\t: 1\nCPU part\t: 0xd05\n"
     monkeypatch.setattr(origin.Path, "read_text", lambda *args, **words: told)
     assert origin._processor.__wrapped__() == f"{platform.machine()}, implementer 0x41, part 0xd0c"

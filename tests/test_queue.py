@@ -144,11 +144,15 @@ def test_a_queue_that_is_killed_stops_its_commands(tmp_path):
     (tmp_path / "list.txt").write_text("a -: python -c 'import time; print(1, flush=True); time.sleep(60)'\n")
     words = ["-m", "benchmarks.queue", str(tmp_path / "list.txt"), "--out", str(tmp_path / "out")]
     process, log = subprocess.Popen([sys.executable, *words], cwd=LISTS[0].parents[2]), tmp_path / "out" / "a.log"
-    while not (log.exists() and log.read_text().endswith("\n1\n")):
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.terminate()
-    assert process.wait(50) and ended(tmp_path) == [("a", -2)]
+    try:
+        end = time.time() + 50
+        while not (log.exists() and log.read_text().endswith("\n1\n")):
+            assert process.poll() is None and time.time() < end
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(50) and ended(tmp_path) == [("a", -2)]
+    finally:
+        process.kill()
 
 
 def test_processes_are_told_of_each_other_and_of_the_data(tmp_path):

@@ -82,25 +82,31 @@ def dtype_of(name: str, device: torch.device) -> Arithmetic:
         # Sums of products stay in float32.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     else:
-        plain_products(DTYPES[name].network)
+        products_of(DTYPES[name].network)
     return DTYPES[name]
 
 
 @functools.cache
-def detour() -> bool:
-    """Whether torch's CPU products go to ARM's library by way of oneDNN, as they do unless the user has said no."""
-    asked = getattr(torch.backends.mkldnn, "is_acl_available", lambda: False)  # torch 2.6 has no such question
-    return asked() and torch._C._get_mkldnn_enabled()
+def arm() -> bool:
+    """Whether this torch hands products on a CPU to ARM's library, by way of oneDNN."""
+    asked = getattr(torch.ops.mkldnn, "_is_mkldnn_acl_supported", lambda: False)  # is_acl_available is newer
+    return bool(asked())
 
 
-def plain_products(network: torch.dtype) -> None:
-    """On ARM keeps a network's products and convolutions from oneDNN, from now on and in the whole process.
+_ours = False  # whether oneDNN is off by our doing
 
-    For what clients have, small matrices and batches, it takes up to ten times as long as torch alone (docs/design.md).
-    bfloat16 has no other library.
+
+def products_of(network: torch.dtype) -> None:
+    """Whose products a network on ARM takes, from now on and in the whole process: torch's own, not oneDNN's.
+
+    x wᵀ of clients' small matrices takes oneDNN 1.3 to 5 times as long (a Neoverse N1; docs/design.md). bfloat16 keeps
+    it: only there may it use what a processor has for that. Who has switched it off is left alone.
     """
-    if detour():
-        torch._C._set_mkldnn_enabled(network == torch.bfloat16)
+    global _ours
+    on, wanted = torch._C._get_mkldnn_enabled(), network == torch.bfloat16
+    if arm() and on != wanted and (on or _ours):
+        torch._C._set_mkldnn_enabled(wanted)
+        _ours = not wanted
 
 
 def rounded(coarse: bool) -> None:
@@ -215,6 +221,8 @@ class _Trial:
         shares = [max(1, self.lanes // way.workers)] * way.workers
         self.network.last = way.last
         try:
+            if way.last:  # a library for many images may lay its results out in another way than one for few
+                self.network(self.weights[0], self.x[:2], self.keys[0])
             seconds = min(_seconds(lambda: [*over(work, shares, way.workers)]) for _ in range(self.times))
         except RuntimeError:  # of a view, say
             if not way.last:
@@ -232,7 +240,8 @@ class _Trial:
         """
         layers = [f"{type(m).__name__} {m.extra_repr()}" for m in self.network.module.modules()]
         here = torch.__version__, torch.get_num_threads(), platform.machine(), hardware(torch.device("cpu"))
-        words = (*layers, (ROWS, *self.x.shape[1:]), *here)
+        products = [torch._C._get_mkldnn_enabled()] * arm()
+        words = (*layers, (ROWS, *self.x.shape[1:]), *here, *products)
         return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
 
 

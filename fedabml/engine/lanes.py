@@ -25,7 +25,7 @@ from ..algorithms.base import Phase, Site, State, Step
 from ..conv import Narrow, Products
 from ..gaussian import Distribution
 from .augment import PATH, augmented
-from .backend import plain_products, rounded
+from .backend import products_of, rounded
 from .data import Local, Source
 from .estimators import Noise
 from .loss import ClientLoss, draw, draws_of, label_offset, output
@@ -123,7 +123,7 @@ class Lanes:
         if self.one.device.type == "cuda":  # another run may have asked for something else
             rounded(self.one.coarse)
         else:
-            plain_products(self.one.network.dtype)
+            products_of(self.one.network.dtype)
 
     def __len__(self) -> int:
         return sum(len(part.clients) for part in self.parts)

@@ -10,6 +10,7 @@ import fedabml
 from fedabml.algorithms import REGISTRY, make
 from fedabml.engine import backend
 from fedabml.engine.simulate import Simulation
+from fedabml.vectors import Network
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
@@ -109,16 +110,46 @@ def test_so_do_steps_outside_graphs(fed, name):
     assert apart(fed, name, "cuda", capture=False) <= 0.01
 
 
-def test_products_on_arm_are_torch_s_own_but_for_bfloat16_s(fed, monkeypatch):
+class OneDNN:
+    """Its switch, as torch has it."""
+
+    def __init__(self, monkeypatch, on, arm):
+        self.on = on
+        monkeypatch.setattr(torch._C, "_get_mkldnn_enabled", lambda: self.on)
+        monkeypatch.setattr(torch._C, "_set_mkldnn_enabled", lambda on: setattr(self, "on", on))
+        monkeypatch.setattr(backend, "arm", lambda: arm)
+        monkeypatch.setattr(backend, "_ours", False)
+
+
+@pytest.mark.parametrize("arm", [True, False])
+def test_products_on_arm_are_torch_s_own_but_for_bfloat16_s(fed, monkeypatch, arm):
     """Whatever a run before it had asked for."""
-    said = []
-    monkeypatch.setattr(torch._C, "_set_mkldnn_enabled", said.append)
-    for arm in (False, True):
-        monkeypatch.setattr(backend, "detour", lambda arm=arm: arm)
-        for dtype, detour in (("float32", False), ("bf16", True), ("float64", False)):
-            setup = fedabml.prepare(fed, "cnn", make("fedavg"), dtype=dtype, backend="vmap", device="cpu")
-            assert set(said) == ({detour} if arm else set())
-            said.clear()
-            setup.cohort.lanes({}, [0])
-            assert said == ([detour] if arm else [])
-            said.clear()
+    switch = OneDNN(monkeypatch, True, arm)
+    for dtype, wanted in (("float32", False), ("bf16", True), ("float64", False)):
+        setup = fedabml.prepare(fed, "cnn", make("fedavg"), dtype=dtype, backend="vmap", device="cpu")
+        assert switch.on == (wanted or not arm)
+        other = "float32" if wanted else "bf16"
+        backend.dtype_of(other, torch.device("cpu"))
+        setup.cohort.lanes({}, [0])
+        assert switch.on == (wanted or not arm)
+
+
+def test_who_has_switched_onednn_off_is_left_alone(monkeypatch):
+    switch = OneDNN(monkeypatch, False, True)
+    for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16):
+        backend.products_of(dtype)
+        assert not switch.on
+    switch.on = True  # it was asked for
+    backend.products_of(torch.float32)
+    assert not switch.on
+    backend.products_of(torch.bfloat16)
+    assert switch.on
+
+
+def test_whose_products_were_tried_is_a_part_of_what_is_remembered(fed, monkeypatch):
+    network, x = Network(torch.nn.Linear(3, 2)), torch.zeros(2, 3)
+    names = set()
+    for arm, on in ((True, True), (True, False), (False, True), (False, False)):
+        OneDNN(monkeypatch, on, arm)
+        names.add(backend._Trial(network, x).name)
+    assert len(names) == 3
