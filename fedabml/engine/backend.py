@@ -93,6 +93,12 @@ def arm() -> bool:
     return bool(asked())
 
 
+@functools.cache
+def halves() -> bool:
+    """Whether oneDNN can multiply bfloat16 on this processor; where it cannot torch does, after a long warning."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 _ours = False  # whether oneDNN is off by our doing
 
 
@@ -100,11 +106,13 @@ def products_of(network: torch.dtype) -> None:
     """Whose products a network on ARM takes, from now on and in the whole process: torch's own, not oneDNN's.
 
     x wᵀ of clients' small matrices takes oneDNN 1.3 to 5 times as long (a Neoverse N1; docs/design.md). bfloat16 keeps
-    it: only there may it use what a processor has for that. Who has switched it off is left alone.
+    it where the processor has products of that. Who has switched it off is left alone.
     """
     global _ours
-    on, wanted = torch._C._get_mkldnn_enabled(), network == torch.bfloat16
-    if arm() and on != wanted and (on or _ours):
+    if not arm():
+        return
+    on, wanted = torch._C._get_mkldnn_enabled(), network == torch.bfloat16 and halves()
+    if on != wanted and (on or _ours):
         torch._C._set_mkldnn_enabled(wanted)
         _ours = not wanted
 

@@ -113,11 +113,12 @@ def test_so_do_steps_outside_graphs(fed, name):
 class OneDNN:
     """Its switch, as torch has it."""
 
-    def __init__(self, monkeypatch, on, arm):
+    def __init__(self, monkeypatch, on, arm, halves=True):
         self.on = on
         monkeypatch.setattr(torch._C, "_get_mkldnn_enabled", lambda: self.on)
         monkeypatch.setattr(torch._C, "_set_mkldnn_enabled", lambda on: setattr(self, "on", on))
         monkeypatch.setattr(backend, "arm", lambda: arm)
+        monkeypatch.setattr(backend, "halves", lambda: halves)
         monkeypatch.setattr(backend, "_ours", False)
 
 
@@ -134,6 +135,13 @@ def test_products_on_arm_are_torch_s_own_but_for_bfloat16_s(fed, monkeypatch, ar
         assert switch.on == (wanted or not arm)
 
 
+def test_a_processor_without_products_of_bfloat16_has_torch_s_own(monkeypatch):
+    switch = OneDNN(monkeypatch, True, True, halves=False)
+    for dtype in (torch.bfloat16, torch.float32, torch.bfloat16):
+        backend.products_of(dtype)
+        assert not switch.on
+
+
 def test_who_has_switched_onednn_off_is_left_alone(monkeypatch):
     switch = OneDNN(monkeypatch, False, True)
     for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16):
@@ -146,7 +154,7 @@ def test_who_has_switched_onednn_off_is_left_alone(monkeypatch):
     assert switch.on
 
 
-def test_whose_products_were_tried_is_a_part_of_what_is_remembered(fed, monkeypatch):
+def test_whose_products_were_tried_is_a_part_of_what_is_remembered(monkeypatch):
     network, x = Network(torch.nn.Linear(3, 2)), torch.zeros(2, 3)
     names = set()
     for arm, on in ((True, True), (True, False), (False, True), (False, False)):
