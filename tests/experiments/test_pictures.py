@@ -23,6 +23,8 @@ def test_a_band_is_the_interval_and_needs_three_curves():
     assert not banded("x", [1, 2], rows[:2]).low
     logs = banded("x", [1, 2], rows, log=True)
     assert list(logs.y) == [power(2), power(2)] and logs.low[0] == pytest.approx(power(2e-3))
+    below = banded("x", [1, 2], [[v - 2 for v in row] for row in rows], signed=True)
+    assert below.low == pytest.approx([-half, 0]) and below.high == pytest.approx([half, 0])
     assert power(0.0) is None is power(math.nan) is power(None)
 
 

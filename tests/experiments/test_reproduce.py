@@ -7,6 +7,7 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from fedabml.experiments.cells import Cell, Ledger, Result, Unfinished
 from fedabml.experiments.reproduce import EXPERIMENTS, Ask, Hear, bound, clients, outside, remarks, run, run_part, toy
 from fedabml.experiments.reproduce.experiment import Desk, Done
 from fedabml.experiments.reproduce.findings import against, mean, over, spread
-from fedabml.experiments.reproduce.table2 import _verdict
+from fedabml.experiments.reproduce.table2 import _drawings, _leads, _verdict
 from fedabml.origin import code
 from fedabml.report.frame import LIGHT
 from fedabml.version import __version__
@@ -363,10 +364,35 @@ WORDS = {"algorithms": ("fedavg-ft", "local"), "seeds": 1}
 
 
 def test_who_is_ahead_among_new_clients_is_said_of_those_who_ran():
-    rows = {"fedabml": [(80.0, 1.0)] * len(paper.EPOCHS), "fedavg-ft": [(81.0, 1.0), *[(70.0, 1.0)] * 7]}
-    assert "ahead of every rival after 1, 2, 3, 4, 5, 8, 10 epochs" in _verdict("digits", rows, "tuned")
+    rows = {"fedabml": {0: [80.0] * len(paper.EPOCHS)}, "fedavg-ft": {0: [81.0, *[70.0] * 7]}}
+    assert _verdict("digits", rows, "tuned").startswith(
+        "digits (20,2): FedABML + label level is ahead of every rival after 1, 2, 3, 4, 5, 8, 10 epochs. Before any"
+    )
     assert "no rival was run" in _verdict("digits", {"fedabml": rows["fedabml"]}, "tuned")
     assert "FedABML was not run" in _verdict("digits", {"fedavg-ft": rows["fedavg-ft"]}, "tuned")
+
+
+def test_leads_among_new_clients_are_of_the_same_partitions():
+    level = (70.0, 80.0, 75.0)  # partitions differ by far more than methods do
+    ours = {seed: [base + 2 + seed] + [base + 1.0] * 7 for seed, base in enumerate(level)}
+    near = {seed: [base] * 7 + [base + 3.0] for seed, base in enumerate(level)}
+    far = {seed: [base - 30] * 8 for seed, base in enumerate(level[:2])} | {2: [math.nan] * 8}
+    seeded = {"fedabml": ours, "pfedbayes": far, "fedavg-ft": near}
+    half = 4.302653 / math.sqrt(3)  # of 2, 3 and 4
+    leads = _leads(ours, {"fedavg-ft": near, "pfedbayes": far}, "tuned")
+    assert leads[0] == f"+3.00 ± {half:.2f} (FedAvg+FT)" and leads[1] == "+1.00 ± 0.00 (FedAvg+FT)"
+    assert leads[-1] == "-2.00 ± 0.00 (FedAvg+FT)"
+    said = _verdict("digits", {"fedabml": ours, "fedavg-ft": near}, "tuned")
+    assert "after 0, 1, 2, 3, 4, 5, 8 epochs, by more than the 95% interval after all of them" in said
+    desk = SimpleNamespace(ask=SimpleNamespace(protocol="tuned", quick=True, seed_list=[0, 1, 2]))
+    accuracies, ahead = _drawings("digits", seeded | {"pfedbayes": {s: row for s, row in far.items() if s < 2}}, desk)
+    assert (
+        ahead.name == "new-clients-digits-ahead"
+        and "more than 8 points behind it somewhere: pFedBayes" in ahead.reading
+    )
+    assert "pFedBayes" in accuracies.draw(LIGHT) and "pFedBayes" not in ahead.draw(LIGHT)
+    assert "points ahead of FedAvg+FT" in ahead.draw(LIGHT)
+    assert len(_drawings("digits", {"fedabml": ours}, desk)) == 1
 
 
 def test_a_grid_and_the_partitions_of_searches_and_tests_are_told(tmp_path):

@@ -16,15 +16,20 @@ def power(value: float | None) -> float | None:
     return None if value is None or not value > 0 else math.log10(value)
 
 
-def banded(name: str, x: Sequence[float], rows: Sequence[Sequence[float]], log: bool = False) -> Series:
-    """The mean of several curves of no negative values with its 95% interval as a band; of fewer than three alone."""
+def banded(
+    name: str, x: Sequence[float], rows: Sequence[Sequence[float]], log: bool = False, signed: bool = False
+) -> Series:
+    """The mean of several curves with its 95% interval as a band; of fewer than three alone.
+
+    A band of what is never negative ends at zero, unless the curves are `signed`.
+    """
     known = [mean(column) for column in zip(*rows, strict=True)]
     put = power if log else (lambda value: value)
     middle = [put(m) for m, _ in known]
     if not known or known[0][1] is None:
         return Series(name, middle, x)
-    least = 1e-3 if log else 0.0  # of the mean: nothing drawn here is below zero, and a logarithm needs more than that
-    low = [put(max(m - (half or 0), least * m)) for m, half in known]
+    least = 1e-3 if log else 0.0  # of the mean: a logarithm needs more than zero
+    low = [put(m - (half or 0) if signed else max(m - (half or 0), least * m)) for m, half in known]
     return Series(name, middle, x, low=low, high=[put(m + (half or 0)) for m, half in known])
 
 
