@@ -38,7 +38,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="N|A,B,C",
-            help="So many seeds (0, 1, ...), or these; a seed decides partition and run.",
+            help="So many seeds (0, 1, ...), or these: 5,6,7 (one alone: 5,); a seed decides partition and run.",
             show_default=str(SEEDS),
         ),
     ] = None,

@@ -43,7 +43,7 @@ def tune(
         str | None,
         typer.Option(
             metavar="A,B,C",
-            help="These seeds, none of which should be a seed of the test to come; the mean counts.",
+            help="Which seeds, not how many; none should be a seed of the test to come. The mean counts.",
             show_default=",".join(map(str, SEEDS)),
         ),
     ] = None,
