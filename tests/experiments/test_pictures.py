@@ -10,7 +10,7 @@ import pytest
 
 from fedabml.config import RunConfig
 from fedabml.experiments.reproduce import uncertainty
-from fedabml.experiments.reproduce.pictures import banded, power
+from fedabml.experiments.reproduce.pictures import banded, banded_means, power
 from fedabml.report.frame import LIGHT, PAGE, Axis, tick_labels
 from fedabml.report.svg import Series, line_chart
 
@@ -23,8 +23,9 @@ def test_a_band_is_the_interval_and_needs_three_curves():
     assert not banded("x", [1, 2], rows[:2]).low
     logs = banded("x", [1, 2], rows, log=True)
     assert list(logs.y) == [power(2), power(2)] and logs.low[0] == pytest.approx(power(2e-3))
-    below = banded("x", [1, 2], [[v - 2 for v in row] for row in rows], signed=True)
-    assert below.low == pytest.approx([-half, 0]) and below.high == pytest.approx([half, 0])
+    below = banded_means("x", [1, 2], [(-1.0, 0.5), (math.nan, None)])
+    assert below.low[0] == -1.5 and below.high[0] == -0.5 and below.points()[1] is None and len(below.band()) == 2
+    assert not banded_means("x", [1, 2], [(-1.0, None), (1.0, None)]).low
     assert power(0.0) is None is power(math.nan) is power(None)
 
 

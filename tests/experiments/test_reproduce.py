@@ -18,7 +18,7 @@ from fedabml.experiments.cells import Cell, Ledger, Result, Unfinished
 from fedabml.experiments.reproduce import EXPERIMENTS, Ask, Hear, bound, clients, outside, remarks, run, run_part, toy
 from fedabml.experiments.reproduce.experiment import Desk, Done
 from fedabml.experiments.reproduce.findings import against, mean, over, spread
-from fedabml.experiments.reproduce.table2 import _drawings, _leads, _verdict
+from fedabml.experiments.reproduce.table2 import _distances, _leads, _smallest, _verdict
 from fedabml.origin import code
 from fedabml.report.frame import LIGHT
 from fedabml.version import __version__
@@ -363,36 +363,77 @@ def _desk(name, **words):
 WORDS = {"algorithms": ("fedavg-ft", "local"), "seeds": 1}
 
 
+LEVELS = (70.0, 80.0, 75.0)  # partitions differ by far more than methods do
+
+
+def newcomers(*more):
+    """Three runs of a method: these numbers of points above the level of each partition."""
+    return {seed: [level + each for each in more] for seed, level in enumerate(LEVELS)}
+
+
+def verdict(seeded):
+    own = {name: [mean(each) for each in zip(*runs.values(), strict=True)] for name, runs in seeded.items()}
+    return _verdict("digits", own, _leads(seeded), "tuned")
+
+
 def test_who_is_ahead_among_new_clients_is_said_of_those_who_ran():
     rows = {"fedabml": {0: [80.0] * len(paper.EPOCHS)}, "fedavg-ft": {0: [81.0, *[70.0] * 7]}}
-    assert _verdict("digits", rows, "tuned").startswith(
-        "digits (20,2): FedABML + label level is ahead of every rival after 1, 2, 3, 4, 5, 8, 10 epochs. Before any"
+    assert verdict(rows) == (
+        "digits (20,2): FedABML + label level is ahead of every rival after 1, 2, 3, 4, 5, 8, 10 epochs. "
+        "Before any FedABML + label level has 80.00; the best rival without the label level after one, FedAvg+FT, "
+        "70.00."
     )
-    assert "no rival was run" in _verdict("digits", {"fedabml": rows["fedabml"]}, "tuned")
-    assert "FedABML was not run" in _verdict("digits", {"fedavg-ft": rows["fedavg-ft"]}, "tuned")
+    assert "no rival was run" in verdict({"fedabml": rows["fedabml"]})
+    assert "FedABML was not run" in verdict({"fedavg-ft": rows["fedavg-ft"]})
 
 
 def test_leads_among_new_clients_are_of_the_same_partitions():
-    level = (70.0, 80.0, 75.0)  # partitions differ by far more than methods do
-    ours = {seed: [base + 2 + seed] + [base + 1.0] * 7 for seed, base in enumerate(level)}
-    near = {seed: [base] * 7 + [base + 3.0] for seed, base in enumerate(level)}
-    far = {seed: [base - 30] * 8 for seed, base in enumerate(level[:2])} | {2: [math.nan] * 8}
-    seeded = {"fedabml": ours, "pfedbayes": far, "fedavg-ft": near}
-    half = 4.302653 / math.sqrt(3)  # of 2, 3 and 4
-    leads = _leads(ours, {"fedavg-ft": near, "pfedbayes": far}, "tuned")
-    assert leads[0] == f"+3.00 ± {half:.2f} (FedAvg+FT)" and leads[1] == "+1.00 ± 0.00 (FedAvg+FT)"
-    assert leads[-1] == "-2.00 ± 0.00 (FedAvg+FT)"
-    said = _verdict("digits", {"fedabml": ours, "fedavg-ft": near}, "tuned")
-    assert "after 0, 1, 2, 3, 4, 5, 8 epochs, by more than the 95% interval after all of them" in said
+    ours = newcomers(2, 1, 1, 1, 1, 1, 1, 1)
+    ours[0][0], ours[2][0] = 71.0, 78.0  # leads of 1, 2 and 3 before any epoch
+    rivals = {"fedavg-ft": newcomers(0, 0, 0, 0, 0, 0, 0, 3), "pfedme": newcomers(-9, -9, 2, -9, -9, -9, -9, -9)}
+    (leads,) = _leads({"fedabml": ours} | rivals).values()
+    row = _smallest(leads, "tuned")
+    assert row[0] == f"+2.00 ± {4.302653 / math.sqrt(3):.2f} (FedAvg+FT)" and row[1] == "+1.00 ± 0.00 (FedAvg+FT)"
+    assert row[2] == "-1.00 ± 0.00 (pFedMe)" and row[7] == "-2.00 ± 0.00 (FedAvg+FT)"
+    said = verdict({"fedabml": ours} | rivals)
+    assert "after 0, 1, 3, 4, 5, 8 epochs, by more than the 95% interval after 1, 3, 4, 5, 8. " in said
+    said = verdict({"fedabml": newcomers(*[9] * 8)} | rivals)
+    assert "after 0, 1, 2, 3, 4, 5, 8, 10 epochs, by more than the 95% interval after all of them. " in said
+    ours[1][0] = -20.0
+    assert "after 1, 3, 4, 5, 8 epochs, by more" in verdict({"fedabml": ours} | rivals)
+
+
+def test_a_failed_run_of_new_clients_is_no_lead():
+    rivals = {"pfedme": newcomers(*[0] * 7, math.nan), "fedavg-ft": newcomers(*[0] * 8)}
+    rivals["fedavg-ft"][1][3] = math.nan  # a single failure: two seeds are left, which have no interval
+    ours = newcomers(*[1] * 8)
+    (leads,) = _leads({"fedabml": ours} | rivals).values()
+    assert leads["fedavg-ft"][3] == (1.0, None) and leads["fedavg-ft"][4] == (1.0, 0.0)
+    assert math.isnan(leads["pfedme"][7][0]) and _smallest(leads, "tuned")[7] == "+1.00 ± 0.00 (FedAvg+FT)"
+    said = verdict({"fedabml": ours} | rivals)
+    assert "after 0, 1, 2, 3, 4, 5, 8 epochs, by more than the 95% interval after 0, 1, 2, 4, 5, 8. Before" in said
+    said = verdict({"fedabml": ours, "pfedme": newcomers(*[math.nan] * 8), "fedavg-ft": rivals["fedavg-ft"]})
+    assert "after no number of epochs. " in said and said.endswith("after one, FedAvg+FT, 75.00.")
+
+
+def test_new_clients_beside_the_best_rival_are_drawn_but_for_those_far_behind():
     desk = SimpleNamespace(ask=SimpleNamespace(protocol="tuned", quick=True, seed_list=[0, 1, 2]))
-    accuracies, ahead = _drawings("digits", seeded | {"pfedbayes": {s: row for s, row in far.items() if s < 2}}, desk)
-    assert (
-        ahead.name == "new-clients-digits-ahead"
-        and "more than 8 points behind it somewhere: pFedBayes" in ahead.reading
-    )
-    assert "pFedBayes" in accuracies.draw(LIGHT) and "pFedBayes" not in ahead.draw(LIGHT)
-    assert "points ahead of FedAvg+FT" in ahead.draw(LIGHT)
-    assert len(_drawings("digits", {"fedabml": ours}, desk)) == 1
+    seeded = {
+        "fedabml": newcomers(*[1] * 8),
+        "pfedbayes": newcomers(*[-30] * 7, math.nan),
+        "perfedavg": newcomers(0, -9, *[-1] * 5, math.nan),
+        "fedavg-ft": newcomers(*[0] * 8),
+        "pfedme": newcomers(*[math.nan] * 8),
+    }
+    seeded["fedavg-ft"][1][5] = math.nan
+    (ahead,) = _distances("digits", seeded, desk)
+    assert ahead.name == "new-clients-digits-ahead" and "FedAvg+FT is the best rival" in ahead.reading
+    assert ahead.reading.endswith("what is more than 3 points behind is not drawn (nowhere: pFedBayes, pFedMe).")
+    svg = ahead.draw(LIGHT)
+    assert "points ahead of FedAvg+FT" in svg and ">-1.0<" in svg and ">-10" not in svg
+    assert re.findall(r'<g>(?:<path d="([^"]*)Z"[^>]*/>)?', svg)[2].count("L") == 9  # five points, there and back
+    assert not _distances("digits", {"fedabml": seeded["fedabml"]}, desk)
+    assert not _distances("digits", {"fedavg-ft": seeded["fedavg-ft"]}, desk)
 
 
 def test_a_grid_and_the_partitions_of_searches_and_tests_are_told(tmp_path):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...report.svg import Series
 from .columns import COLUMNS
 from .experiment import Done
-from .findings import mean
+from .findings import Mean, mean
 
 
 def power(value: float | None) -> float | None:
@@ -16,21 +16,25 @@ def power(value: float | None) -> float | None:
     return None if value is None or not value > 0 else math.log10(value)
 
 
-def banded(
-    name: str, x: Sequence[float], rows: Sequence[Sequence[float]], log: bool = False, signed: bool = False
-) -> Series:
-    """The mean of several curves with its 95% interval as a band; of fewer than three alone.
-
-    A band of what is never negative ends at zero, unless the curves are `signed`.
-    """
+def banded(name: str, x: Sequence[float], rows: Sequence[Sequence[float]], log: bool = False) -> Series:
+    """The mean of several curves of no negative values with its 95% interval as a band; of fewer than three alone."""
     known = [mean(column) for column in zip(*rows, strict=True)]
     put = power if log else (lambda value: value)
     middle = [put(m) for m, _ in known]
     if not known or known[0][1] is None:
         return Series(name, middle, x)
-    least = 1e-3 if log else 0.0  # of the mean: a logarithm needs more than zero
-    low = [put(m - (half or 0) if signed else max(m - (half or 0), least * m)) for m, half in known]
+    least = 1e-3 if log else 0.0  # of the mean: nothing drawn here is below zero, and a logarithm needs more than that
+    low = [put(max(m - (half or 0), least * m)) for m, half in known]
     return Series(name, middle, x, low=low, high=[put(m + (half or 0)) for m, half in known])
+
+
+def banded_means(name: str, x: Sequence[float], known: Sequence[Mean]) -> Series:
+    """The same of means that are at hand and may be negative; where one is NaN, there is a gap."""
+    middle = [m for m, _ in known]
+    if all(half is None for _, half in known):
+        return Series(name, middle, x)
+    low, high = ([m + sign * (half or 0) for m, half in known] for sign in (-1, 1))
+    return Series(name, middle, x, low=low, high=high)
 
 
 def over_rounds(name: str, own: Sequence[Done], key: str, log: bool = False) -> Series:

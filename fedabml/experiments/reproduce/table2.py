@@ -18,15 +18,16 @@ from .. import paper
 from ..cells import Cell
 from .columns import COLUMNS, Search, columns, lent, rows
 from .experiment import Desk, Done, Experiment
-from .findings import NONE, Drawing, Findings, Mean, Sheet, mean, over, spread
+from .findings import NONE, Drawing, Findings, Mean, Sheet, mean, number, over, spread
 from .newcomers import Newcomers
-from .pictures import banded
+from .pictures import banded, banded_means
 from .table1 import grouped
 
 SHARE, QUICK_SHARE = 0.2, 0.5  # of the clients train
-FAR = 8  # points behind the best rival: drawn beside the others, it would hide how they differ
+FAR = 3  # points behind the best rival: drawn, it would hide how the others differ
 PERSONAL = {"personal_epochs": [5], "personal_lr": [0.003, 0.01, 0.03]}  # options that a search scores
 Seeded = Mapping[int, Sequence[float]]  # by seed: accuracy in percent after every number of epochs
+Leads = Mapping[str, Sequence[Mean]]  # over every rival, after every number of epochs
 
 
 class Table2(Experiment):
@@ -55,7 +56,7 @@ class Table2(Experiment):
         sheets, drawings, records, said = [], [], [], []
         for column in here:
             seeded = {name: _by_seed(found) for (c, name), found in groups.items() if c == column}
-            own = {name: [mean(each) for each in zip(*rows.values(), strict=True)] for name, rows in seeded.items()}
+            own = {name: [mean(each) for each in zip(*runs.values(), strict=True)] for name, runs in seeded.items()}
             known = {name: paper.table2(name, column) for name in own}
             for name, values in own.items():
                 for epochs, v, p in zip(paper.EPOCHS, values, known[name] or (None,) * len(values), strict=True):
@@ -65,19 +66,19 @@ class Table2(Experiment):
             table = [[paper.name(name, protocol), *map(spread, values)] for name, values in own.items()]
             note = f"Accuracy of new clients in percent, mean over clients and {over(len(desk.ask.seed_list))}."
             sheets.append(Sheet(title, head, table, note))
-            mine, rivals = _sides(seeded)
-            if mine and rivals:
-                table = [[paper.name(name, protocol), *_leads(mine[name], rivals, protocol)] for name in mine]
-                note = "FedABML less its best rival, who is named, in points: differences of the same partitions, "
-                note += f"mean over {over(len(desk.ask.seed_list))}."
-                sheets.append(Sheet(f"{title}: ahead of the best rival", head, table, note))
+            leads = _leads(seeded)
+            table = [[paper.name(name, protocol), *_smallest(each, protocol)] for name, each in leads.items() if each]
+            note = "FedABML less its best rival, who is named, in points: differences of the same partitions, "
+            note += f"mean over {over(len(desk.ask.seed_list))}."
+            sheets += [Sheet(f"{title}: ahead of the best rival", head, table, note)] if table else []
             beside = lambda v, p: f"{v[0] - p:+.2f} ({p:.2f})"  # noqa: E731
             told = [(name, numbers) for name, numbers in known.items() if numbers]
             table = [[paper.name(name, protocol), *map(beside, own[name], numbers)] for name, numbers in told]
             note = "Ours less the paper's and, in brackets, the paper's."
             sheets += [Sheet(f"{title}: beside the paper", head, table, note)] if table else []
-            drawings += _drawings(column, seeded, desk)
-            said.append(_verdict(column, seeded, protocol))
+            drawings.append(_accuracies(column, seeded, desk))
+            drawings += _distances(column, seeded, desk)
+            said.append(_verdict(column, own, leads, protocol))
         return Findings(self.title, self.claim, said, sheets, drawings, records, desk.notes)
 
 
@@ -88,107 +89,107 @@ def _by_seed(own: Sequence[Done]) -> Seeded:
     }
 
 
-def _sides(seeded: Mapping[str, Seeded]) -> tuple[dict[str, Seeded], dict[str, Seeded]]:
-    """The FedABMLs, and all that are not one."""
-    mine = {name: rows for name, rows in seeded.items() if name.startswith("fedabml")}
-    return mine, {name: rows for name, rows in seeded.items() if name not in mine}
+def _ours(name: str) -> bool:
+    return name.startswith("fedabml")
 
 
-def _less(own: Seeded, other: Seeded) -> list[list[float]]:
-    """The differences, a row per seed that both have, but for runs that failed."""
+def _differences(own: Seeded, other: Seeded) -> list[Mean]:
+    """After every number of epochs, over seeds that both have and where neither failed; NaN where there are none."""
     both = sorted(own.keys() & other.keys())
-    rows = [[a - b for a, b in zip(own[seed], other[seed], strict=True)] for seed in both]
-    return [row for row in rows if all(map(math.isfinite, row))]
+    columns = [[own[seed][i] - other[seed][i] for seed in both] for i in range(len(paper.EPOCHS))]
+    known = [[value for value in column if math.isfinite(value)] for column in columns]
+    return [mean(values) if values else (math.nan, None) for values in known]
 
 
-def _ahead(own: Seeded, rivals: Mapping[str, Seeded], place: int) -> dict[str, Mean]:
-    """The leads over every rival after one number of epochs, over seeds that both have."""
-    rows = {name: _less(own, theirs) for name, theirs in rivals.items()}
-    return {name: mean([row[place] for row in each]) for name, each in rows.items() if each}
+def _leads(seeded: Mapping[str, Seeded]) -> dict[str, Leads]:
+    """Every FedABML's over all that are not one."""
+    rivals = {name: runs for name, runs in seeded.items() if not _ours(name)}
+    return {
+        name: {rival: _differences(own, theirs) for rival, theirs in rivals.items()}
+        for name, own in seeded.items()
+        if _ours(name)
+    }
 
 
-def _leads(own: Seeded, rivals: Mapping[str, Seeded], protocol: str) -> list[str]:
+def _smallest(leads: Leads, protocol: str) -> list[str]:
     """The smallest lead after every number of epochs, and over whom."""
     words = []
-    for place in range(len(paper.EPOCHS)):
-        ahead = _ahead(own, rivals, place)
-        name = min(ahead, key=lambda name: ahead[name][0], default=None)
-        words.append(NONE if name is None else f"{_signed(ahead[name])} ({paper.name(name, protocol)})")
+    for i in range(len(paper.EPOCHS)):
+        here = {name: each[i] for name, each in leads.items() if math.isfinite(each[i][0])}
+        name = min(here, key=lambda name: here[name][0], default="")
+        sign = "+" if name and here[name][0] >= 0 else ""
+        words.append(f"{sign}{spread(here[name])} ({paper.name(name, protocol)})" if name else NONE)
     return words
 
 
-def _signed(lead: Mean) -> str:
-    return ("+" if lead[0] >= 0 else "") + spread(lead)
-
-
-def _verdict(column: str, seeded: Mapping[str, Seeded], protocol: str) -> str:
+def _verdict(column: str, own: Mapping[str, Sequence[Mean]], leads: Mapping[str, Leads], protocol: str) -> str:
     """At which epochs each FedABML is ahead of all that are not one."""
-    title, (mine, rivals) = COLUMNS[column].title, _sides(seeded)
-    if not mine:
+    title = COLUMNS[column].title
+    if not leads:
         return f"{title}: FedABML was not run."
-    if not rivals:
+    if not any(leads.values()):
         return f"{title}: no rival was run."
-    words = f"{title}: {'; '.join(_lead(name, mine[name], rivals, protocol) for name in mine)}."
-    after = paper.EPOCHS.index(1)
-    others = {
-        name: mean([row[after] for row in rows.values()])[0]
-        for name, rows in rivals.items()
-        if not name.endswith(paper.LABELS)
-    }
-    if protocol == "tuned" and "fedabml" in mine and others:
+    words = f"{title}: {'; '.join(_ahead(name, each, protocol) for name, each in leads.items())}."
+    first, after = map(paper.EPOCHS.index, (0, 1))
+    others = {name: v[after][0] for name, v in own.items() if not _ours(name) and not name.endswith(paper.LABELS)}
+    others = {name: value for name, value in others.items() if math.isfinite(value)}
+    if protocol == "tuned" and "fedabml" in leads and others:
         best = max(others, key=lambda name: others[name])
-        before = mean([row[0] for row in mine["fedabml"].values()])[0]
-        words += f" Before any {paper.name('fedabml', protocol)} has {before:.2f}; the best rival without "
-        words += f"the label level after one, {paper.name(best, protocol)}, {others[best]:.2f}."
+        words += (
+            f" Before any {paper.name('fedabml', protocol)} has {number(own['fedabml'][first][0])}; the best rival "
+        )
+        words += f"without the label level after one, {paper.name(best, protocol)}, {others[best]:.2f}."
     return words
 
 
-def _lead(name: str, own: Seeded, rivals: Mapping[str, Seeded], protocol: str) -> str:
-    leads = {epochs: list(_ahead(own, rivals, i).values()) for i, epochs in enumerate(paper.EPOCHS)}
-    first = [epochs for epochs, each in leads.items() if each and all(middle > 0 for middle, _ in each)]
-    sure = [epochs for epochs in first if all(half is not None and middle > half for middle, half in leads[epochs])]
-    after, told = (", ".join(map(str, epochs)) for epochs in (first, sure))
-    words = f"{paper.name(name, protocol)} is ahead of every rival after {after or 'no number of'} epochs"
-    if not first or any(half is None for each in leads.values() for _, half in each):
+def _ahead(name: str, leads: Leads, protocol: str) -> str:
+    columns = [(epochs, [each[i] for each in leads.values()]) for i, epochs in enumerate(paper.EPOCHS)]
+    first = [str(epochs) for epochs, each in columns if all(lead > 0 for lead, _ in each)]
+    sure = [str(epochs) for epochs, each in columns if all(half is not None and lead > half for lead, half in each)]
+    words = f"{paper.name(name, protocol)} is ahead of every rival after {', '.join(first) or 'no number of'} epochs"
+    if not first or not any(half is not None for _, each in columns for _, half in each):
         return words
-    return f"{words}, by more than the 95% interval after {'all of them' if sure == first else told or 'none'}"
+    return (
+        f"{words}, by more than the 95% interval after {'all of them' if sure == first else ', '.join(sure) or 'none'}"
+    )
 
 
-def _drawings(column: str, seeded: Mapping[str, Seeded], desk: Desk) -> list[Drawing]:
-    """Accuracies, and from one epoch on how far each is from the best rival, but for those that are far behind."""
-    title, protocol, after = COLUMNS[column].title, desk.ask.protocol, paper.EPOCHS.index(1)
-    level = {name: [fmean(each) for each in zip(*rows.values(), strict=True)][after:] for name, rows in seeded.items()}
-    rivals = [name for name in _sides(seeded)[1] if all(map(math.isfinite, level[name]))]
-    best = max(rivals, key=lambda name: fmean(level[name]), default=None)
-    far = [name for name in level if best and min(a - b for a, b in zip(level[name], level[best], strict=True)) < -FAR]
-    names = [name for name in seeded if name not in far] + far  # so that a colour means the same in both
-    epochs = Axis("epochs of fine-tuning", "whole")
-
-    def accuracies(look: Look) -> str:
-        rows = {name: [[v / 100 for v in row] for row in seeded[name].values()] for name in names}
-        series = [banded(paper.name(name, protocol), paper.EPOCHS, rows[name]) for name in names]
-        return line_chart(series, title=title, x=epochs, y=Axis("accuracy of new clients", "percent"), look=look)
-
-    def leads(look: Look) -> str:
-        near = {name: _less(seeded[name], seeded[best]) for name in names if name not in far} if best else {}
+def _accuracies(column: str, seeded: Mapping[str, Seeded], desk: Desk) -> Drawing:
+    def draw(look: Look) -> str:
         series = [
-            banded(paper.name(name, protocol), paper.EPOCHS[after:], [row[after:] for row in rows], signed=True)
-            for name, rows in near.items()
+            banded(paper.name(name, desk.ask.protocol), paper.EPOCHS, [[v / 100 for v in run] for run in runs.values()])
+            for name, runs in seeded.items()
         ]
-        points = Axis(f"points ahead of {paper.name(best or '', protocol)}")
-        return line_chart(series, title=title, x=epochs, y=points, look=look)
+        axes = Axis("epochs of fine-tuning", "whole"), Axis("accuracy of new clients", "percent")
+        return line_chart(series, title=COLUMNS[column].title, x=axes[0], y=axes[1], look=look)
 
     part = "half" if desk.ask.quick else "a fifth"
     seeds = over(len(desk.ask.seed_list), " with its 95% band")
     reading = f"New clients personalise what {part} of the clients has learned; mean over {seeds}."
-    drawings = [Drawing(f"new-clients-{column}", f"New clients, {title}", reading, accuracies)]
-    if best is None or len(names) - len(far) < 2:
-        return drawings
-    reading = f"Differences of the same partitions, mean over {seeds}; {paper.name(best, protocol)} is the best rival."
-    if far:
-        whose = ", ".join(paper.name(name, protocol) for name in far)
-        reading += f" Left out, being more than {FAR} points behind it somewhere: {whose}."
-    return [
-        *drawings,
-        Drawing(f"new-clients-{column}-ahead", f"New clients beside the best rival, {title}", reading, leads),
-    ]
+    return Drawing(f"new-clients-{column}", f"New clients, {COLUMNS[column].title}", reading, draw)
+
+
+def _distances(column: str, seeded: Mapping[str, Seeded], desk: Desk) -> list[Drawing]:
+    """How far each is from the best rival, from one epoch on: among accuracies most could not be told apart."""
+    start, protocol = paper.EPOCHS.index(1), desk.ask.protocol
+    levels = {
+        name: [v for run in runs.values() for v in run[start:]] for name, runs in seeded.items() if not _ours(name)
+    }
+    known = {name: fmean(v) for name, values in levels.items() if (v := [v for v in values if math.isfinite(v)])}
+    if not known or len(seeded) < 2:
+        return []
+    best = max(known, key=lambda name: known[name])
+    means = {name: _differences(runs, seeded[best])[start:] for name, runs in seeded.items()}
+    drawn = {name: [m if m[0] >= -FAR else (math.nan, None) for m in each] for name, each in means.items()}
+    gone = [paper.name(name, protocol) for name, each in drawn.items() if all(math.isnan(m) for m, _ in each)]
+
+    def draw(look: Look) -> str:
+        series = [banded_means(paper.name(name, protocol), paper.EPOCHS[start:], each) for name, each in drawn.items()]
+        axes = Axis("epochs of fine-tuning", "whole"), Axis(f"points ahead of {paper.name(best, protocol)}")
+        return line_chart(series, title=COLUMNS[column].title, x=axes[0], y=axes[1], look=look)
+
+    reading = f"Differences of the same partitions, mean over {over(len(desk.ask.seed_list), ' with its 95% band')}. "
+    reading += f"{paper.name(best, protocol)} is the best rival; what is more than {FAR} points behind is not drawn"
+    reading += f" (nowhere: {', '.join(gone)})." if gone else "."
+    heading = f"New clients beside the best rival, {COLUMNS[column].title}"
+    return [Drawing(f"new-clients-{column}-ahead", heading, reading, draw)]
