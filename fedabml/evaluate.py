@@ -196,15 +196,19 @@ def evaluate_together(
 
 @torch.no_grad()
 def evaluate_after(
-    epochs: Sequence[int], entries: Sequence[Entry], split: str = "test", prior: int | None = None
+    epochs: Sequence[int],
+    entries: Sequence[Entry],
+    split: str = "test",
+    prior: int | None = None,
+    hear: Callable[[float], None] = lambda share: None,
 ) -> list[list[Evaluation | TrainingError]]:
     """The same after each of these numbers of personal epochs, ascending: for each, the scores of all runs.
 
-    The server's own model is scored with those after `prior` epochs.
+    The server's own model is scored with those after `prior` epochs. `hear` is told what share of the clients is done.
     """
     scored = [drawn(e.cohort, split, e.most) for e in entries]
     own = [_ours(e, clients) for e, clients in zip(entries, scored, strict=True)]
-    work = partial(_personal, epochs, entries, split, own)
+    work = partial(_personal, epochs, entries, split, own, hear)
     stages = fitting([e.cohort for e in entries], sum(map(len, own)), work)
     return [
         [
@@ -216,7 +220,12 @@ def evaluate_after(
 
 
 def _personal(
-    epochs: Sequence[int], entries: Sequence[Entry], split: str, clients: list[list[int]], chunk: int
+    epochs: Sequence[int],
+    entries: Sequence[Entry],
+    split: str,
+    clients: list[list[int]],
+    hear: Callable[[float], None],
+    chunk: int,
 ) -> list[tuple[list[list[Any]], list[list[int]]]]:
     """After each number of epochs every run's predictions for these clients, and the clients whose models diverged."""
     stages: list[tuple[list[list[Any]], list[list[int]]]] = [
@@ -238,12 +247,15 @@ def _personal(
             found.append(([prediction(run[i].cohort, p) for i, p in zip(part, pieces, strict=True)], fine))
         return found
 
+    done, total = 0, sum(map(len, clients))
     for part, found in zip(chunks, over(scored, chunks, workers), strict=True):
         for (personal, bad), (pieces, fine) in zip(stages, found, strict=True):
             for i, piece in zip(part, pieces, strict=True):
                 personal[i].append(piece)
             for (i, client), good in zip(((i, c) for i, own in part.items() for c in own), fine, strict=True):
                 bad[i] += [] if good else [client]
+        done += sum(map(len, part.values()))
+        hear(done / total)
     return stages
 
 

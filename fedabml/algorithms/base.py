@@ -105,7 +105,9 @@ class Algorithm:
     )
     server_momentum: float = hyper(0.0, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=(0.0, 0.4, 0.7))
     label_prior: str = hyper("none", "label level: π_i from the client's own counts", choices=("none", "dirichlet"))
-    label_alpha: float = hyper(0.1, "α of the label level's Dirichlet prior", 1e-6)
+    label_alpha: float | None = hyper(
+        0.1, "α of the label level's Dirichlet prior (none: 1/K, one sample's worth for all K classes)", 1e-6
+    )
     augment: str = hyper(
         "none", "what is done to images in every step", choices=("none", "flip", "crop", "crop-flip"), neutral="none"
     )
@@ -248,6 +250,10 @@ class Algorithm:
         """The values of those that came later at which they are as if they had not."""
         values = {f.name: f.metadata["neutral"] for f in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value is not None}
+
+    def smoothing(self, classes: int) -> float | Tensor:
+        """α of the label level for so many classes."""
+        return 1 / classes if self.label_alpha is None else self.label_alpha
 
     def notes(self) -> list[str]:
         """What a person should know about this choice of hyperparameters."""

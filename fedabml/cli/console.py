@@ -182,7 +182,7 @@ class Watch:
 class Board:
     """Follows the cells of an experiment: a live bar on a terminal, plain lines elsewhere.
 
-    Time left is told from the rounds that are left, as if all took equally long.
+    Time left is told from the rounds that are left, scoring counted in rounds, too, as if all took equally long.
     """
 
     PATIENCE = 30.0  # seconds without a plain line, after which one says what is going on
@@ -191,9 +191,9 @@ class Board:
         self.label, self.quiet = label, quiet
         self.total = self.finished = 0
         self.began = self.spoke = time.perf_counter()
-        self.left: dict[str, int] = {}  # by cell, the rounds to go
+        self.left: dict[str, float] = {}  # by cell, the rounds to go
         self.over: set[str] = set()  # cells that are finished
-        self.rounds = 0  # of all that were not finished at the start
+        self.rounds = 0.0  # of all that were not finished at the start
         self.bar: Progress | None = None
         self.room = 0  # for what runs now, so that the bar does not dance
 
@@ -211,9 +211,9 @@ class Board:
 
     def start(self, todo: Sequence[Cell], finished: int = 0) -> None:
         """The cells to run now, and how many of the experiment were finished before."""
-        self._begin({cell.identity: cell.config.rounds for cell in todo}, finished)
+        self._begin({cell.identity: cell.work for cell in todo}, finished)
 
-    def _begin(self, todo: dict[str, int], finished: int) -> None:
+    def _begin(self, todo: dict[str, float], finished: int) -> None:
         """The same, by the rounds of every cell."""
         self.total, self.finished, self.began = finished + len(todo), finished, time.perf_counter()
         self.left = dict(todo)
@@ -242,12 +242,14 @@ class Board:
     def _done(self) -> str:
         return f"{self.finished}/{self.total}"
 
-    def round(self, cells: Sequence[Cell], round: int) -> None:
-        """The cells that run together have finished a round."""
+    def round(self, cells: Sequence[Cell], round: float) -> None:
+        """The cells that run together have finished a round or, after the last, a part of their scoring."""
         cells = [cell for cell in cells if cell.identity not in self.over] or cells
-        self.left |= {cell.identity: cell.config.rounds - round for cell in cells}
+        self.left |= {cell.identity: cell.work - round for cell in cells}
         first, more = cells[0], f" and {len(cells) - 1} more" if len(cells) > 1 else ""
-        where = "scoring" if round == first.config.rounds else f"round {round}/{first.config.rounds}"
+        rounds = first.config.rounds
+        scored = (round - rounds) / (first.work - rounds)
+        where = f"round {round}/{rounds}" if scored < 0 else f"scoring{f', {scored:.0%} done' if scored else ''}"
         now = f"{first.label}, seed {first.config.seed}{more}, {where}"
         if self.bar:
             self._update(now=now)

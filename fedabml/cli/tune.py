@@ -182,11 +182,14 @@ class Trials(Board):
     def expect(self, cells: int, finished: int) -> None:
         """So many cells, of which so many were finished before."""
         self.coming = [str(i) for i in range(cells - finished)]
-        self._begin(dict.fromkeys(self.coming, self.plan.rounds), finished)
+        self._begin(dict.fromkeys(self.coming, float(self.plan.rounds)), finished)
 
-    def round(self, cells: Any, round: int) -> None:
+    def round(self, cells: Any, round: float) -> None:
         for cell in cells:
             if cell.identity not in self.left and self.coming:
+                new = dict.fromkeys(self.coming, cell.work)  # those to come will take as long
+                self.rounds += sum(new.values()) - sum(self.left[name] for name in self.coming)
+                self.left |= new
                 del self.left[self.coming.pop()]
         super().round(cells, round)
 

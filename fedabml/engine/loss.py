@@ -88,5 +88,6 @@ def label_offset(algorithm: Algorithm, site: Site) -> Tensor | None:
     """log π_i, π_i = (counts + α)/(n + Kα): the closed-form posterior mean of a client's label distribution."""
     if algorithm.label_prior == "none" or site.counts.shape[-1] == 0:
         return None
-    alpha = algorithm.label_alpha
-    return torch.log((site.counts + alpha) / (site.n.unsqueeze(-1) + site.counts.shape[-1] * alpha))
+    classes = site.counts.shape[-1]
+    alpha = algorithm.smoothing(classes)
+    return torch.log((site.counts + alpha) / (site.n.unsqueeze(-1) + classes * alpha))

@@ -59,6 +59,26 @@ class Cell:
         more = [list(self.curve), self.study and self.study.identity] if self.curve or self.study else []
         return json.dumps([config, list(self.personal), *more], sort_keys=True)
 
+    @property
+    def work(self) -> float:
+        """How long it takes, in rounds of its training: these, and its scores, for which every client trains, too.
+
+        Predicting counts as an epoch.
+        """
+        epochs = sum(max(way) + 1 for way in ways_of([self]))
+        return self.config.rounds + epochs / (self.config.participation * self.config.epochs)
+
+
+def ways_of(cells: Sequence[Cell]) -> list[dict[int, list[int]]]:
+    """The numbers of the cells' personal options by epochs, ascending: one way for those that differ in them alone."""
+    usual = cells[0].config.algorithm_object().personal_epochs
+    ways: dict[str, dict[int, list[int]]] = {}
+    for number, option in enumerate(cells[0].personal):
+        rest = [{k: v for k, v in c.personal[number].items() if k != "personal_epochs"} for c in cells]
+        way = ways.setdefault(json.dumps(rest, sort_keys=True), {})
+        way.setdefault(option.get("personal_epochs", usual), []).append(number)
+    return [dict(sorted(way.items())) for way in ways.values()]
+
 
 def along(step: int, rounds: int) -> tuple[int, ...]:
     """A curve: each so many rounds, but not the last, after which every cell is scored anyway; 0: none."""
@@ -197,12 +217,13 @@ def execute(
     cells: Sequence[Cell],
     ledger: Ledger,
     *,
-    on_round: Callable[[list[Cell], int], None] = lambda cells, round: None,
+    on_round: Callable[[list[Cell], float], None] = lambda cells, round: None,
     on_done: Callable[[Result], None] = lambda result: None,
 ) -> Iterator[Result]:
     """Runs the cells that the ledger and those beside it lack, adds each to it when it is done, and yields it.
 
-    `on_round(cells, round)` hears of every finished round of the cells that run together just now.
+    `on_round(cells, round)` hears of every finished round of the cells that run together just now and then, by parts of
+    rounds up to their `work`, of their scoring.
     """
     from .runner import groups, run_together
 

@@ -202,7 +202,7 @@ def compare(
     progress: Progress | None = None,
     on_note: Callable[[str], None] = lambda text: None,
     on_start: Callable[[list[Cell], int], None] = lambda todo, finished: None,
-    on_round: Callable[[list[Cell], int], None] = lambda cells, round: None,
+    on_round: Callable[[list[Cell], float], None] = lambda cells, round: None,
     on_done: Callable[[Result], None] = lambda result: None,
 ) -> Comparison:
     """Runs every row with every seed, and writes and returns who did how well.

@@ -17,7 +17,7 @@ from ..errors import TrainingError
 from ..evaluate import Entry, Evaluation, evaluate_after
 from ..origin import code, hardware
 from ..run import Setup, prepare, resolve_split
-from .cells import Cell, Result, Score
+from .cells import Cell, Result, Score, ways_of
 from .study import PLAIN, entry
 
 FACTS = ("device", "dtype", "backend", "chunk", "partition_hash", "versions", "fedabml", "parameters")
@@ -45,7 +45,7 @@ def _kind(cell: Cell) -> str:
     return json.dumps([type(algorithm).__name__, algorithm.discrete(), common, options, about], sort_keys=True)
 
 
-def run_together(cells: Sequence[Cell], on_round: Callable[[list[Cell], int], None]) -> Iterator[Result]:
+def run_together(cells: Sequence[Cell], on_round: Callable[[list[Cell], float], None]) -> Iterator[Result]:
     """Trains and scores cells of one group. Those that do not share their data, or cannot be batched, go one by one."""
     batches: list[list[tuple[Cell, Setup]]] = []
     for cell in cells:
@@ -68,7 +68,7 @@ def prepared(cell: Cell) -> Setup:
     return prepare(fed, study.network(config, fed), config.algorithm_object(), **config.words(fed))
 
 
-def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[int], None]) -> Iterator[Result]:
+def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[float], None]) -> Iterator[Result]:
     start, made = time.perf_counter(), code()  # as it was when training began
     first = batch[0][1]
     if batch[0][0].config.chunk is None:
@@ -93,13 +93,15 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[int], None])
     alive = [i for i in range(len(sims)) if i not in errors]
     audiences = [study.audiences(cell.config, setup.cohort.fed) for cell, setup in batch]
     heard = [{name: s.cohort.among(fed) for name, fed in own.items()} for own, s in zip(audiences, sims, strict=True)]
+    ways = ways_of([cell for cell, _ in batch])
+    parts = _parts(batch[0][0], [max(way) + 1 for _ in heard[0] for way in ways], on_round)
     for name in heard[0] if alive else ():
         scored: dict[int, list[Evaluation | TrainingError]] = {}
-        for way in _ways([cell for cell, _ in batch]):
+        for way in ways:
             last = way[max(way)][0]  # all of them have its other options
             entries = [_entry(sims[i], heard[i][name], batch[i][0].personal[last]) for i in alive]
             prior = next((epochs for epochs, numbers in way.items() if 0 in numbers), None)
-            found = evaluate_after(tuple(way), entries, split, prior)
+            found = evaluate_after(tuple(way), entries, split, prior, next(parts))
             scored |= {n: each for numbers, each in zip(way.values(), found, strict=True) for n in numbers}
         for number in sorted(scored):
             for i, each in zip(alive, scored[number], strict=True):
@@ -122,15 +124,14 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[int], None])
         yield Result(cell.identity, cell.label, told, [] if error else scores[i], facts, error, curves[i], looks[i])
 
 
-def _ways(cells: Sequence[Cell]) -> list[dict[int, list[int]]]:
-    """The numbers of the cells' personal options by epochs, ascending: one way for those that differ in them alone."""
-    usual = cells[0].config.algorithm_object().personal_epochs
-    ways: dict[str, dict[int, list[int]]] = {}
-    for number, option in enumerate(cells[0].personal):
-        rest = [{k: v for k, v in c.personal[number].items() if k != "personal_epochs"} for c in cells]
-        way = ways.setdefault(json.dumps(rest, sort_keys=True), {})
-        way.setdefault(option.get("personal_epochs", usual), []).append(number)
-    return [dict(sorted(way.items())) for way in ways.values()]
+def _parts(
+    cell: Cell, weights: Sequence[float], on_round: Callable[[float], None]
+) -> Iterator[Callable[[float], None]]:
+    """For each part of the scoring, which weigh so much, who hears what share of it is done, and tells it in rounds."""
+    unit, before = (cell.work - cell.config.rounds) / sum(weights), float(cell.config.rounds)
+    for weight in weights:
+        yield lambda share, begin=before, whole=weight * unit: on_round(begin + share * whole)  # type: ignore[misc]
+        before += weight * unit
 
 
 def _entry(sim: Simulation, cohort: Cohort, personal: dict[str, Any]) -> Entry:

@@ -102,7 +102,7 @@ def tune(
     progress: Progress | None = None,
     on_note: Callable[[str], None] = lambda text: None,
     on_start: Callable[[int, int], None] = lambda cells, finished: None,
-    on_round: Callable[[list[Cell], int], None] = lambda cells, round: None,
+    on_round: Callable[[list[Cell], float], None] = lambda cells, round: None,
     on_done: Callable[[Result], None] = lambda result: None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> Tuned:

@@ -211,6 +211,8 @@ def test_label_level_by_hand():
     one = label_offset(cohort.algorithm, type(cohort.site([0]))(*(t[0] for t in cohort.site([0]))))
     np.testing.assert_allclose(one.numpy(), expected)
     assert label_offset(FedAvg(), cohort.site([0])) is None
+    third = label_offset(FedABML(label_alpha=None), cohort.site([0]))[0].exp()  # 1/K for each of the three classes
+    np.testing.assert_allclose(third.numpy(), np.array([10 / 3, 1 / 3, 4 / 3]) / 5)
 
 
 def test_predictions_of_many_rows_are_cut_in_pieces_and_joined():

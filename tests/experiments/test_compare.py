@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -440,12 +441,32 @@ def test_the_smallest_gap_that_a_table_sees():
 def test_the_bar_counts_every_cell_once():
     cells = [Cell("local", RunConfig(rounds=10, seed=seed)) for seed in range(2)]
     with Board("x", quiet=True) as board:
+        assert cells[0].work == 10 + (5 + 1) / (0.1 * 5)  # every client's five epochs and its predictions
         board.start(cells, 3)
         board.round(cells, 4)
-        assert (board.total, board.finished, sum(board.left.values())) == (5, 3, 12)
+        assert (board.total, board.finished, sum(board.left.values())) == (5, 3, 2 * (6 + 12))
         board.done(Result(cells[0].identity, "local", {}, [], {}, "It burst."))
         board.round(cells, 5)  # a finished cell of the group does not come back
-        assert board.finished == 4 and board.left == {cells[1].identity: 5}
+        assert board.finished == 4 and board.left == {cells[1].identity: 5 + 12}
+
+
+def test_time_left_counts_scoring(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("fedabml.cli.console.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    slow, fast = {"personal_epochs": 3, "personal_lr": 0.1}, {"personal_lr": 1.0}
+    cell = Cell(
+        "local", RunConfig(rounds=10, participation=0.5, epochs=2), ({**slow, "personal_epochs": 0}, slow, fast)
+    )
+    assert cell.work == 10 + (3 + 1) + (5 + 1)
+    with Board("x") as board:
+        board.start([cell])
+        for now[0], done in ((50.0, 5), (100.0, 10), (300.0, 15.0)):
+            board.round([cell], done)
+    assert capsys.readouterr().out.splitlines() == [
+        "x: 0/1 done, now local, seed 0, round 5/10  elapsed 0:00:50  remaining 0:02:30",
+        "x: 0/1 done, now local, seed 0, scoring  elapsed 0:01:40  remaining 0:01:40",
+        "x: 0/1 done, now local, seed 0, scoring, 50% done  elapsed 0:05:00  remaining 0:01:40",
+    ]
 
 
 # -- never twice ------------------------------------------------

@@ -108,7 +108,7 @@ def test_a_cell_that_diverges_is_a_result_and_costs_the_others_nothing(tmp_path)
     assert [r.error is None for r in found] == [True, False, True]
     assert "diverged" in found[1].error and not found[1].scores
     assert found[0].scores[0].summary["accuracy"] == run(cells[:1], tmp_path / "alone")[0].scores[0].summary["accuracy"]
-    assert heard == [(3, 1), (3, 2)]
+    assert heard == [(3, 1), (3, 2), (3, cells[0].work)]  # trained, trained, scored
     personal = [cell("fedavg-ft", lr=0.05, personal=({"personal_epochs": 3, "personal_lr": 1e307},)), cell("fedavg-ft")]
     wrong, right = run(personal, tmp_path / "personal")
     assert "Personalising diverged" in wrong.error and right.error is None
@@ -123,7 +123,7 @@ def test_cells_of_other_folders_are_not_run_again(tmp_path):
     ledger, heard = Ledger(tmp_path / "here", [tmp_path / "there"]), []
     wanted = [cell("fedavg", lr=0.05), cell("fedavg", lr=0.02)]
     (second,) = execute(wanted, ledger, on_round=lambda group, t: heard.append(len(group)))
-    assert heard == [1, 1] and [r.identity for r in ledger.results.values()] == [first.identity, second.identity]
+    assert heard == [1, 1, 1] and [r.identity for r in ledger.results.values()] == [first.identity, second.identity]
     assert Ledger(tmp_path / "here").results == ledger.results  # the folder has all of its own
     with pytest.raises(InputError, match="no file of finished cells"):
         Ledger(tmp_path / "here", [tmp_path / "nowhere"])

@@ -109,7 +109,7 @@ class Hear:
 
     note: Callable[[str], None] = lambda text: None
     start: Callable[[list[Cell], int], None] = lambda todo, finished: None
-    round: Callable[[list[Cell], int], None] = lambda cells, round: None
+    round: Callable[[list[Cell], float], None] = lambda cells, round: None
     done: Callable[[Result], None] = lambda result: None
     search: Callable[[RunConfig], Table] = lambda config: {}
 

@@ -101,8 +101,9 @@ def _looks(fed: Federation, client: int) -> list[np.ndarray]:
 
 def _surprise(cohort: Cohort, clients: Sequence[int], rows: Sequence[int], draws: Tensor) -> np.ndarray:
     """Of all the rows, each by its client's own counts of labels; methods without a label level know those, too."""
-    counts, alpha = torch.as_tensor(cohort.fed.label_counts()[list(clients)]).double(), cohort.algorithm.label_alpha
-    labels = torch.log((counts + alpha) / (counts + alpha).sum(-1, keepdim=True))
+    counts = torch.as_tensor(cohort.fed.label_counts()[list(clients)]).double()
+    counts = counts + cohort.algorithm.smoothing(counts.shape[-1])
+    labels = torch.log(counts / counts.sum(-1, keepdim=True))
     each = labels.repeat_interleave(torch.as_tensor(rows), 0)
     return surprise(draws.mean(0, dtype=torch.float64).cpu(), each).numpy()
 
