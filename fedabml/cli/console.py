@@ -245,11 +245,13 @@ class Board:
     def round(self, cells: Sequence[Cell], round: float) -> None:
         """The cells that run together have finished a round or, after the last, a part of their scoring."""
         cells = [cell for cell in cells if cell.identity not in self.over] or cells
-        self.left |= {cell.identity: cell.work - round for cell in cells}
+        self.left |= {cell.identity: max(0.0, cell.work - round) for cell in cells}
         first, more = cells[0], f" and {len(cells) - 1} more" if len(cells) > 1 else ""
-        rounds = first.config.rounds
-        scored = (round - rounds) / (first.work - rounds)
-        where = f"round {round}/{rounds}" if scored < 0 else f"scoring{f', {scored:.0%} done' if scored else ''}"
+        where, rounds = "scoring", first.config.rounds
+        if round < rounds:
+            where = f"round {round}/{rounds}"
+        elif round > rounds:
+            where += f", {(round - rounds) / (first.work - rounds):.0%} done"
         now = f"{first.label}, seed {first.config.seed}{more}, {where}"
         if self.bar:
             self._update(now=now)

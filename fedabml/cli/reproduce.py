@@ -230,7 +230,7 @@ class Progress:
 
         def search(plan: RunConfig) -> dict[str, Any]:
             self.close()
-            self.board = board = Trials(plan, self.quiet)
+            self.board = board = Trials(self.quiet)
             return {"on_start": board.expect, "on_round": board.round, "on_done": board.done, "on_trial": board.trial}
 
         return Hear(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +17,6 @@ from .console import Board, complain, downloads, note, number, say, table
 from .options import DATA, Config, Finished, Preset, Set, Told, completion, run_flags, told
 
 if TYPE_CHECKING:
-    from ..config import RunConfig
     from ..experiments.cells import Result
     from ..experiments.tune import Trial, Tuned
 
@@ -133,11 +133,11 @@ def tune(
     plan = next(iter(configs(wanted, {"validation": SHARE}, *asked.layers, told=asked.sets).values()))
     fixed = {name: row.hyper for name, row in configs(wanted, *own, told=asked.sets).items()}
     out = out or _folder(asked)
-    with ExitStack() as download, Trials(plan, quiet) as board:
+    with ExitStack() as download, Trials(quiet) as board:
 
-        def start(cells: int, finished: int) -> None:
+        def start(works: list[float], finished: int) -> None:
             download.close()  # one bar at a time
-            board.expect(cells, finished)
+            board.expect(works, finished)
 
         try:
             found = run(
@@ -174,23 +174,20 @@ def tune(
 class Trials(Board):
     """Follows a search, whose cells are not known before they are asked for."""
 
-    def __init__(self, plan: RunConfig, quiet: bool):
+    def __init__(self, quiet: bool):
         super().__init__("tuning", quiet)
-        self.plan = plan
-        self.coming: list[str] = []  # stand for the cells to come
+        self.coming: list[str] = []  # stand for the cells to come, in their order
 
-    def expect(self, cells: int, finished: int) -> None:
-        """So many cells, of which so many were finished before."""
-        self.coming = [str(i) for i in range(cells - finished)]
-        self._begin(dict.fromkeys(self.coming, float(self.plan.rounds)), finished)
+    def expect(self, works: Sequence[float], finished: int) -> None:
+        """Cells that take so long each, of which so many, the first ones, were finished before."""
+        todo = {str(i): work for i, work in enumerate(works) if i >= finished}
+        self.coming = list(todo)
+        self._begin(todo, finished)
 
     def round(self, cells: Any, round: float) -> None:
         for cell in cells:
             if cell.identity not in self.left and self.coming:
-                new = dict.fromkeys(self.coming, cell.work)  # those to come will take as long
-                self.rounds += sum(new.values()) - sum(self.left[name] for name in self.coming)
-                self.left |= new
-                del self.left[self.coming.pop()]
+                del self.left[self.coming.pop(0)]
         super().round(cells, round)
 
     def done(self, result: Result) -> None:

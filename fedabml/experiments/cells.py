@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,13 +60,13 @@ class Cell:
         more = [list(self.curve), self.study and self.study.identity] if self.curve or self.study else []
         return json.dumps([config, list(self.personal), *more], sort_keys=True)
 
-    @property
+    @cached_property
     def work(self) -> float:
-        """How long it takes, in rounds of its training: these, and its scores, for which every client trains, too.
+        """About how long it takes, in rounds of its training: these, and its scores, for which all clients train.
 
-        Predicting counts as an epoch.
+        Predicting counts as an epoch; what a study looks at beside them, or after rounds of the curve, is not counted.
         """
-        epochs = sum(max(way) + 1 for way in ways_of([self]))
+        epochs = sum(max(way) + 1 for way in ways_of([self])) * (self.study.scored if self.study else 1.0)
         return self.config.rounds + epochs / (self.config.participation * self.config.epochs)
 
 

@@ -211,7 +211,7 @@ def compare(
     many. With `resume`, a folder's comparison may be extended by rows and seeds, and the table has the old ones, too. A
     row that the model refuses is noted and shown without numbers, unless it refuses all. A row that diverges is a
     result, not an error. `finished` are cells.jsonl of other folders or machines, whose cells are not run again.
-    `on_start` hears the cells to run and how many were finished before, the others how it goes on.
+    `on_start` hears the cells to run and how many were finished before, the others how it goes on, as in `execute`.
     """
     refuse("A comparison")
     folder, request = Path(out), Request.of(rows, seeds)

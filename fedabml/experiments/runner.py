@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from ..engine.backend import chunk_of
@@ -22,6 +23,7 @@ from .study import PLAIN, entry
 
 FACTS = ("device", "dtype", "backend", "chunk", "partition_hash", "versions", "fedabml", "parameters")
 MEASURES = ("accuracy", "rmse", "nll")  # of every client, for paired tests
+Listener = Callable[[float], None]  # of the share that is done
 TOGETHER = 64  # cells in a group at most: an interrupted group is lost
 
 
@@ -94,7 +96,8 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[float], None
     audiences = [study.audiences(cell.config, setup.cohort.fed) for cell, setup in batch]
     heard = [{name: s.cohort.among(fed) for name, fed in own.items()} for own, s in zip(audiences, sims, strict=True)]
     ways = ways_of([cell for cell, _ in batch])
-    parts = _parts(batch[0][0], [max(way) + 1 for _ in heard[0] for way in ways], on_round)
+    weights = [cohort.fed.clients * (max(way) + 1) for cohort in heard[0].values() for way in ways]
+    parts = _listeners(batch[0][0], weights, on_round)
     for name in heard[0] if alive else ():
         scored: dict[int, list[Evaluation | TrainingError]] = {}
         for way in ways:
@@ -124,14 +127,19 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[float], None
         yield Result(cell.identity, cell.label, told, [] if error else scores[i], facts, error, curves[i], looks[i])
 
 
-def _parts(
-    cell: Cell, weights: Sequence[float], on_round: Callable[[float], None]
-) -> Iterator[Callable[[float], None]]:
-    """For each part of the scoring, which weigh so much, who hears what share of it is done, and tells it in rounds."""
-    unit, before = (cell.work - cell.config.rounds) / sum(weights), float(cell.config.rounds)
+def _listeners(cell: Cell, weights: Sequence[float], on_round: Callable[[float], None]) -> Iterator[Listener]:
+    """One after another for the parts of a cell's scoring, which weigh so much; `on_round` hears of all in rounds."""
+    unit, begin = (cell.work - cell.config.rounds) / sum(weights), float(cell.config.rounds)
+    far = begin
+
+    def tell(begin: float, length: float, share: float) -> None:
+        nonlocal far
+        far = max(far, begin + share * length)  # what is done anew, for lack of memory, is not told again
+        on_round(far)
+
     for weight in weights:
-        yield lambda share, begin=before, whole=weight * unit: on_round(begin + share * whole)  # type: ignore[misc]
-        before += weight * unit
+        yield partial(tell, begin, weight * unit)
+        begin += weight * unit
 
 
 def _entry(sim: Simulation, cohort: Cohort, personal: dict[str, Any]) -> Entry:

@@ -46,6 +46,11 @@ class Study:
         """Whose clients are personalised and scored in the end, by name: those that trained, unless others are."""
         return {"": fed}
 
+    @property
+    def scored(self) -> float:
+        """About how many clients are personalised in the end for each that may train; time left is told by it."""
+        return 1.0
+
     def watch(self, sims: Sequence[Simulation]) -> list[Table]:
         """What is noted of runs side by side after a round of the curve."""
         split = resolve_split(sims[0].cohort.fed, "auto")

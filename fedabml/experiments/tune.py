@@ -101,7 +101,7 @@ def tune(
     closed: bool = False,
     progress: Progress | None = None,
     on_note: Callable[[str], None] = lambda text: None,
-    on_start: Callable[[int, int], None] = lambda cells, finished: None,
+    on_start: Callable[[list[float], int], None] = lambda works, finished: None,
     on_round: Callable[[list[Cell], float], None] = lambda cells, round: None,
     on_done: Callable[[Result], None] = lambda result: None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
@@ -115,8 +115,8 @@ def tune(
     `study` says whose data they are trained on and who is scored, where that is not the run's own clients.
     `measure` is accuracy (for regression rmse) or nll. `finished` are cells.jsonl of other folders or machines, whose
     cells are not run again. A search that is `closed` runs and writes nothing: it must have ended. `on_start` hears
-    how many cells there are and how many were finished before, the others how it goes on; `progress` hears of
-    downloads.
+    how long each cell takes (`Cell.work`) and how many were finished before, the others how it goes on, as in
+    `execute`; `progress` hears of downloads.
     """
     refuse("Tuning")
     optuna = need_optuna()
@@ -159,7 +159,8 @@ def tune(
         claim(folder, "tune", request, resume, FREE)
     del fed  # it may be large, and every cell makes its own
     ledger = Ledger(folder / "cells.jsonl", finished, closed=closed)
-    on_start(sum(search.size(trials) for search in searches.values()) * len(seeds), len(ledger.results))
+    works = [search.work for search in searches.values() for _ in range(search.size(trials) * len(seeds))]
+    on_start(works, len(ledger.results))
     hear = {"on_round": on_round, "on_done": on_done}
     found: dict[str, list[Trial]] = {name: [] for name in searches}
     for name, search in searches.items():
@@ -220,6 +221,11 @@ class _Search:
             ]
             points.tell([trial.rank[0] for trial in done])
             yield from done
+
+    @property
+    def work(self) -> float:
+        """Of each of its cells."""
+        return Cell(self.config.algorithm, self.config, self.personal, study=self.study).work
 
     def cells(self, point: Table) -> list[Cell]:
         """A cell for every seed."""

@@ -14,11 +14,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import TypeVar
 
 from fedabml.report.frame import DARK, LIGHT, PAGE, Axis, Frame, Look, Span, finite, ticks
 
 __all__ = ["DARK", "LIGHT", "PAGE", "Axis", "Look", "Series", "bars", "histogram", "line_chart", "ranges", "scatter"]
 
+T = TypeVar("T")
 _HITS = 240  # at most this many hover columns in a chart
 _ROW = 26  # height of a row of horizontal bars
 
@@ -51,10 +53,11 @@ class Series:
         pairs = ((finite(x), finite(y)) for x, y in zip(xs, self.y, strict=True))
         return [None if x is None or y is None else (x, y) for x, y in pairs]
 
-    def band(self) -> list[Span]:
-        """The outline of the band, there and back; empty without one."""
+    def bands(self) -> list[list[Span]]:
+        """The outlines of the band's pieces, there and back: where an end is missing, there is a gap."""
         low, high = [replace(self, y=values).points() if values else [] for values in (self.low, self.high)]
-        return [p for p in low + high[::-1] if p]
+        ends = [(a, b) if a and b else None for a, b in zip(low, high, strict=True)]
+        return [[a for a, _ in piece] + [b for _, b in piece[::-1]] for piece in _pieces(ends)]
 
     def lines(self) -> list[list[Span]]:
         """The points of every line of `many`."""
@@ -75,14 +78,16 @@ def line_chart(
     `diagonal` draws y = x, if the axes have one range.
     """
     x, y, points = x or Axis(), y or Axis(), [s.points() for s in series]
-    known = [p for row in points for p in row if p] + [p for s in series for p in sum(s.lines(), s.band())]
+    known = [p for row in points for p in row if p] + [
+        p for s in series for line in (*s.bands(), *s.lines()) for p in line
+    ]
     frame = Frame(look, title, x, y, (x.cover(p[0] for p in known), y.cover(p[1] for p in known)), _legend(series))
     if diagonal:
         frame.diagonal()
     columns: dict[float, list[str]] = {}
     for place, (s, row) in enumerate(zip(series, points, strict=True)):
         slot = place if s.slot is None else s.slot
-        parts = [frame.area(s.band(), slot)] if s.low else []
+        parts = [frame.area(outline, slot) for outline in s.bands()]
         parts += _around(frame, s, slot)
         draw = frame.strong if s.many else partial(frame.path, opacity=0.4 if s.thin else 1)
         parts += [draw(p, slot) if len(p) > 1 else frame.dot(*p[0], slot, 3.5) for p in _pieces(row)]
@@ -239,9 +244,9 @@ def _legend(series: Sequence[Series]) -> list[str]:
     return [s.name for s in series] if all(s.slot is None for s in series) else []
 
 
-def _pieces(row: Iterable[Span | None]) -> list[list[Span]]:
+def _pieces(row: Iterable[T | None]) -> list[list[T]]:
     """The runs of points without a gap."""
-    pieces: list[list[Span]] = [[]]
+    pieces: list[list[T]] = [[]]
     for point in row:
         if point:
             pieces[-1].append(point)

@@ -163,7 +163,7 @@ def test_real_cells(tmp_path):
     assert not fine.scores[0].clients  # every client's own score is kept where there is a single option
     assert fine.facts["bytes_up"] > 0 and fine.facts["partition_hash"] and fine.facts["split"] == "test"
     assert "diverged" in lost.error and not lost.scores and lost.facts["partition_hash"] == fine.facts["partition_hash"]
-    assert set(rounds) <= {1, 2, calm.work} and {2, calm.work} <= set(rounds)  # all clients were scored in one go
+    assert {1, 2} <= set(rounds) and max(rounds) == pytest.approx(calm.work)
     assert not list(execute([calm, wild], Ledger(ledger.path)))  # one that diverged is finished, too
 
 

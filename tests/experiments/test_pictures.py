@@ -24,8 +24,9 @@ def test_a_band_is_the_interval_and_needs_three_curves():
     logs = banded("x", [1, 2], rows, log=True)
     assert list(logs.y) == [power(2), power(2)] and logs.low[0] == pytest.approx(power(2e-3))
     below = banded_means("x", [1, 2], [(-1.0, 0.5), (math.nan, None)])
-    assert below.low[0] == -1.5 and below.high[0] == -0.5 and below.points()[1] is None and len(below.band()) == 2
-    assert not banded_means("x", [1, 2], [(-1.0, None), (1.0, None)]).low
+    assert below.bands() == [[(1, -1.5), (1, -0.5)]] and below.points() == [(1, -1), None]
+    parted = banded_means("x", [1, 2, 3, 4], [(0.0, 1.0), (0.0, 2.0), (5.0, None), (0.0, 1.0)])
+    assert parted.bands() == [[(1, -1), (2, -2), (2, 2), (1, 1)], [(4, -1), (4, 1)]] and len(parted.points()) == 4
     assert power(0.0) is None is power(math.nan) is power(None)
 
 
@@ -33,7 +34,7 @@ def test_a_band_is_drawn_and_counts_for_the_range():
     series = Series("x", [1.0, 1.0], [0, 1], low=[0.5, 0.5], high=[9.0, 9.0])
     svg = line_chart([series], title="t", y=Axis("y"))
     assert svg.count('fill-opacity=".18"') == 1 and ">10<" in svg
-    assert series.band() == [(0, 0.5), (1, 0.5), (1, 9), (0, 9)]
+    assert series.bands() == [[(0, 0.5), (1, 0.5), (1, 9), (0, 9)]]
 
 
 def test_a_thin_line_has_no_hover_text_and_gaps_cut_it():

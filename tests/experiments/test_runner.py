@@ -15,6 +15,7 @@ from fedabml.engine.simulate import Simulation, advance
 from fedabml.errors import InputError
 from fedabml.experiments import runner
 from fedabml.experiments.cells import Cell, Ledger, execute
+from fedabml.experiments.reproduce.newcomers import Newcomers
 
 SMALL = {"clients": 8, "rounds": 2, "participation": 0.5, "model": "mlr", "dtype": "float64"}
 
@@ -108,7 +109,7 @@ def test_a_cell_that_diverges_is_a_result_and_costs_the_others_nothing(tmp_path)
     assert [r.error is None for r in found] == [True, False, True]
     assert "diverged" in found[1].error and not found[1].scores
     assert found[0].scores[0].summary["accuracy"] == run(cells[:1], tmp_path / "alone")[0].scores[0].summary["accuracy"]
-    assert heard == [(3, 1), (3, 2), (3, cells[0].work)]  # trained, trained, scored
+    assert heard[:2] == [(3, 1), (3, 2)] and heard[-1] == (3, pytest.approx(cells[0].work))  # trained, scored
     personal = [cell("fedavg-ft", lr=0.05, personal=({"personal_epochs": 3, "personal_lr": 1e307},)), cell("fedavg-ft")]
     wrong, right = run(personal, tmp_path / "personal")
     assert "Personalising diverged" in wrong.error and right.error is None
@@ -118,12 +119,31 @@ def test_a_cell_that_diverges_is_a_result_and_costs_the_others_nothing(tmp_path)
     assert mixed.scores[1].error is None and mixed.scores[1].summary["accuracy"] > 0
 
 
+def test_scoring_is_told_of_by_parts_and_never_backwards(tmp_path):
+    personal = ({"personal_epochs": 0}, {"personal_epochs": 3}, {"personal_epochs": 1, "personal_lr": 0.02})
+    study, heard = Newcomers(0.5, sizes=(2, 4)), []
+    told = dataclasses.replace(cell("fedavg-ft", lr=0.05, personal=personal), study=study)
+    told = dataclasses.replace(told, config=told.config.with_changes(chunk=1))  # each client alone, so each is told of
+    list(execute([told], Ledger(tmp_path / "cells"), on_round=lambda group, t: heard.append(t)))
+    rounds, new = told.config.rounds, told.config.clients // 2
+    after = heard[rounds:]
+    assert heard[:rounds] == list(range(1, rounds + 1)) and after == sorted(after)
+    assert len(after) == 2 * 2 * new and after[-1] == pytest.approx(told.work)  # two sizes, two ways
+    first, second = after[new - 1] - rounds, after[2 * new - 1] - after[new - 1]
+    assert first == pytest.approx(2 * second)  # three epochs and predictions, one and predictions
+    heard.clear()
+    one, two = runner._listeners(told, [1, 3], heard.append)
+    for hear, share in ((one, 0.5), (one, 1.0), (two, 0.5), (two, 0.1), (two, 1.0)):  # done anew after a while
+        hear(share)
+    assert heard == pytest.approx([rounds + part * (told.work - rounds) for part in (1 / 8, 1 / 4, 5 / 8, 5 / 8, 1)])
+
+
 def test_cells_of_other_folders_are_not_run_again(tmp_path):
     (first,) = run([cell("fedavg", lr=0.05)], tmp_path / "there")
     ledger, heard = Ledger(tmp_path / "here", [tmp_path / "there"]), []
     wanted = [cell("fedavg", lr=0.05), cell("fedavg", lr=0.02)]
     (second,) = execute(wanted, ledger, on_round=lambda group, t: heard.append(len(group)))
-    assert heard == [1, 1, 1] and [r.identity for r in ledger.results.values()] == [first.identity, second.identity]
+    assert {*heard} == {1} and [r.identity for r in ledger.results.values()] == [first.identity, second.identity]
     assert Ledger(tmp_path / "here").results == ledger.results  # the folder has all of its own
     with pytest.raises(InputError, match="no file of finished cells"):
         Ledger(tmp_path / "here", [tmp_path / "nowhere"])

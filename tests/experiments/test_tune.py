@@ -17,10 +17,11 @@ from fedabml import data
 from fedabml.algorithms import REGISTRY, make
 from fedabml.algorithms.hyper import Range
 from fedabml.cli import tune as tuning
+from fedabml.cli.tune import Trials
 from fedabml.config import RunConfig
 from fedabml.engine.backend import lane_bytes
 from fedabml.errors import InputError
-from fedabml.experiments.cells import Ledger, Result, Score
+from fedabml.experiments.cells import Cell, Ledger, Result, Score
 from fedabml.experiments.space import GRID, Points, own_grid, personal_options, read_grid, space
 from fedabml.experiments.tune import _Search, tune
 from tests.algorithms.problem import federation, simulate
@@ -195,12 +196,26 @@ def test_a_trial_with_a_seed_that_diverged_has_the_worst_rank():
     assert search.trial(5, {}, [result((0.5, math.inf))], "accuracy").error == "accuracy is not finite"
 
 
+def test_time_left_of_a_search_counts_what_each_of_its_cells_takes():
+    cell = Cell("fedavg", SMALL.with_changes(algorithm="fedavg"))
+    with Trials(quiet=True) as board:
+        board.expect([cell.work, cell.work, 30.0], 1)
+        assert (board.total, board.finished, board.rounds) == (3, 1, cell.work + 30)
+        board.round([cell], 1)
+        assert sum(board.left.values()) == cell.work - 1 + 30
+        board.round([cell], cell.work)
+        assert sum(board.left.values()) == 30 and board.rounds == cell.work + 30
+        board.round([cell], cell.work + 1)  # one of a group that takes longer
+        assert sum(board.left.values()) == 30
+
+
 # -- a search -----------------------------------------------------------------------------------------------------
 def test_every_algorithm_gets_the_same_budget_and_the_best_goes_on(tmp_path):
     heard = []
     words = {"trials": 4, "batch": 3, "fixed": HELD, "on_start": lambda cells, done: heard.append((cells, done))}
     found = tune(SMALL, ["fedavg", "fedavg-ft", "fedabml"], "out", **words, on_trial=heard.append)
-    assert heard[0] == (12, 0) and heard[1:] == [t for trials in found.trials.values() for t in trials]
+    assert heard[0] == ([4.0] * 4 + [6.0] * 8, 0)  # two rounds and, of every second client's, one epoch or two
+    assert heard[1:] == [t for trials in found.trials.values() for t in trials]
     assert [len(trials) for trials in found.trials.values()] == [4, 4, 4]
     assert len(Ledger(tmp_path / "out/cells.jsonl").results) == 12
     written = tomllib.loads(found.file.read_text())
@@ -243,7 +258,11 @@ def test_a_search_that_was_interrupted_ends_as_one_that_was_not(tmp_path):
     again, begun = [], []
     words |= {"on_done": again.append, "on_start": lambda cells, done: begun.append((cells, done))}
     parts = tune(SMALL, names, "parts", **words, resume=True)
-    assert begun == [(40, 23)] and len(again) == 17 and not {r.identity for r in again} & {*finished}
+    assert (
+        [(len(works), done) for works, done in begun] == [(40, 23)]
+        and len(again) == 17
+        and not {r.identity for r in again} & {*finished}
+    )
     for name in whole.trials:
         assert short(parts.trials[name]) == short(whole.trials[name])
     assert body(parts.file) == body(whole.file)

@@ -30,6 +30,10 @@ class Newcomers(Study):
         new = whole.select(self._order(whole, config)[self._trained(whole) :])
         return {str(n): few(new, n, config.seed) for n in self.sizes} if self.sizes else {"new": new}
 
+    @property
+    def scored(self) -> float:
+        return max(1, len(self.sizes)) * (1 - self.share) / self.share
+
     def _trained(self, whole: Federation) -> int:
         return max(1, round(self.share * whole.clients))
 

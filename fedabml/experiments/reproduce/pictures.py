@@ -29,12 +29,9 @@ def banded(name: str, x: Sequence[float], rows: Sequence[Sequence[float]], log: 
 
 
 def banded_means(name: str, x: Sequence[float], known: Sequence[Mean]) -> Series:
-    """The same of means that are at hand and may be negative; where one is NaN, there is a gap."""
-    middle = [m for m, _ in known]
-    if all(half is None for _, half in known):
-        return Series(name, middle, x)
-    low, high = ([m + sign * (half or 0) for m, half in known] for sign in (-1, 1))
-    return Series(name, middle, x, low=low, high=high)
+    """The same of means that are at hand and may be negative; a gap where one, or its interval, is missing."""
+    low, high = ([None if half is None else m + sign * half for m, half in known] for sign in (-1, 1))
+    return Series(name, [m for m, _ in known], x, low=low, high=high)
 
 
 def over_rounds(name: str, own: Sequence[Done], key: str, log: bool = False) -> Series:

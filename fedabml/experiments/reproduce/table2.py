@@ -56,7 +56,7 @@ class Table2(Experiment):
         sheets, drawings, records, said = [], [], [], []
         for column in here:
             seeded = {name: _by_seed(found) for (c, name), found in groups.items() if c == column}
-            own = {name: [mean(each) for each in zip(*runs.values(), strict=True)] for name, runs in seeded.items()}
+            own = {name: _means(runs) for name, runs in seeded.items()}
             known = {name: paper.table2(name, column) for name in own}
             for name, values in own.items():
                 for epochs, v, p in zip(paper.EPOCHS, values, known[name] or (None,) * len(values), strict=True):
@@ -78,7 +78,7 @@ class Table2(Experiment):
             sheets += [Sheet(f"{title}: beside the paper", head, table, note)] if table else []
             drawings.append(_accuracies(column, seeded, desk))
             drawings += _distances(column, seeded, desk)
-            said.append(_verdict(column, own, leads, protocol))
+            said += [_verdict(column, own, leads, protocol), *_failed(column, seeded, protocol)]
         return Findings(self.title, self.claim, said, sheets, drawings, records, desk.notes)
 
 
@@ -93,12 +93,26 @@ def _ours(name: str) -> bool:
     return name.startswith("fedabml")
 
 
+def _means(runs: Seeded) -> list[Mean]:
+    """After every number of epochs, over the seeds where personalising did not fail; NaN where it always did."""
+    columns = [[run[i] for run in runs.values() if math.isfinite(run[i])] for i in range(len(paper.EPOCHS))]
+    return [mean(values) if values else (math.nan, None) for values in columns]
+
+
 def _differences(own: Seeded, other: Seeded) -> list[Mean]:
-    """After every number of epochs, over seeds that both have and where neither failed; NaN where there are none."""
+    """The same of differences, over the seeds that both have."""
     both = sorted(own.keys() & other.keys())
-    columns = [[own[seed][i] - other[seed][i] for seed in both] for i in range(len(paper.EPOCHS))]
-    known = [[value for value in column if math.isfinite(value)] for column in columns]
-    return [mean(values) if values else (math.nan, None) for values in known]
+    return _means({seed: [a - b for a, b in zip(own[seed], other[seed], strict=True)] for seed in both})
+
+
+def _failed(column: str, seeded: Mapping[str, Seeded], protocol: str) -> list[str]:
+    """Whose means are over fewer seeds, in words."""
+    bad = {name: sum(not all(map(math.isfinite, run)) for run in runs.values()) for name, runs in seeded.items()}
+    words = [f"{paper.name(name, protocol)} in {n} of {len(seeded[name])} runs" for name, n in bad.items() if n]
+    said = (
+        f"{COLUMNS[column].title}: personalising diverged for {', '.join(words)}, after some numbers of epochs; these "
+    )
+    return [said + "are left out there."] if words else []
 
 
 def _leads(seeded: Mapping[str, Seeded]) -> dict[str, Leads]:
@@ -130,22 +144,24 @@ def _verdict(column: str, own: Mapping[str, Sequence[Mean]], leads: Mapping[str,
     if not any(leads.values()):
         return f"{title}: no rival was run."
     words = f"{title}: {'; '.join(_ahead(name, each, protocol) for name, each in leads.items())}."
-    first, after = map(paper.EPOCHS.index, (0, 1))
-    others = {name: v[after][0] for name, v in own.items() if not _ours(name) and not name.endswith(paper.LABELS)}
+    none, one = map(paper.EPOCHS.index, (0, 1))
+    others = {name: v[one][0] for name, v in own.items() if not _ours(name) and not name.endswith(paper.LABELS)}
     others = {name: value for name, value in others.items() if math.isfinite(value)}
     if protocol == "tuned" and "fedabml" in leads and others:
         best = max(others, key=lambda name: others[name])
-        words += (
-            f" Before any {paper.name('fedabml', protocol)} has {number(own['fedabml'][first][0])}; the best rival "
-        )
+        words += f" Before any {paper.name('fedabml', protocol)} has {number(own['fedabml'][none][0])}; the best rival "
         words += f"without the label level after one, {paper.name(best, protocol)}, {others[best]:.2f}."
     return words
 
 
 def _ahead(name: str, leads: Leads, protocol: str) -> str:
-    columns = [(epochs, [each[i] for each in leads.values()]) for i, epochs in enumerate(paper.EPOCHS)]
-    first = [str(epochs) for epochs, each in columns if all(lead > 0 for lead, _ in each)]
-    sure = [str(epochs) for epochs, each in columns if all(half is not None and lead > half for lead, half in each)]
+    known = {
+        epochs: [each[i] for each in leads.values() if math.isfinite(each[i][0])]
+        for i, epochs in enumerate(paper.EPOCHS)
+    }
+    columns = [(str(epochs), each) for epochs, each in known.items() if each]
+    first = [epochs for epochs, each in columns if all(lead > 0 for lead, _ in each)]
+    sure = [epochs for epochs, each in columns if all(half is not None and lead > half for lead, half in each)]
     words = f"{paper.name(name, protocol)} is ahead of every rival after {', '.join(first) or 'no number of'} epochs"
     if not first or not any(half is not None for _, each in columns for _, half in each):
         return words
@@ -172,16 +188,15 @@ def _accuracies(column: str, seeded: Mapping[str, Seeded], desk: Desk) -> Drawin
 def _distances(column: str, seeded: Mapping[str, Seeded], desk: Desk) -> list[Drawing]:
     """How far each is from the best rival, from one epoch on: among accuracies most could not be told apart."""
     start, protocol = paper.EPOCHS.index(1), desk.ask.protocol
-    levels = {
-        name: [v for run in runs.values() for v in run[start:]] for name, runs in seeded.items() if not _ours(name)
-    }
-    known = {name: fmean(v) for name, values in levels.items() if (v := [v for v in values if math.isfinite(v)])}
-    if not known or len(seeded) < 2:
+    levels = {name: [m for m, _ in _means(runs)[start:]] for name, runs in seeded.items() if not _ours(name)}
+    levels = {name: values for name, values in levels.items() if all(map(math.isfinite, values))}
+    if not levels or len(seeded) < 2:
         return []
-    best = max(known, key=lambda name: known[name])
+    best = max(levels, key=lambda name: fmean(levels[name]))
     means = {name: _differences(runs, seeded[best])[start:] for name, runs in seeded.items()}
     drawn = {name: [m if m[0] >= -FAR else (math.nan, None) for m in each] for name, each in means.items()}
-    gone = [paper.name(name, protocol) for name, each in drawn.items() if all(math.isnan(m) for m, _ in each)]
+    known = {name: [m for m, _ in each if math.isfinite(m)] for name, each in means.items()}
+    far = [name for name, each in known.items() if each and max(each) < -FAR]
 
     def draw(look: Look) -> str:
         series = [banded_means(paper.name(name, protocol), paper.EPOCHS[start:], each) for name, each in drawn.items()]
@@ -190,6 +205,6 @@ def _distances(column: str, seeded: Mapping[str, Seeded], desk: Desk) -> list[Dr
 
     reading = f"Differences of the same partitions, mean over {over(len(desk.ask.seed_list), ' with its 95% band')}. "
     reading += f"{paper.name(best, protocol)} is the best rival; what is more than {FAR} points behind is not drawn"
-    reading += f" (nowhere: {', '.join(gone)})." if gone else "."
+    reading += f" (nowhere: {', '.join(paper.name(name, protocol) for name in far)})." if far else "."
     heading = f"New clients beside the best rival, {COLUMNS[column].title}"
     return [Drawing(f"new-clients-{column}-ahead", heading, reading, draw)]
