@@ -62,6 +62,9 @@ def test_none_is_a_word_where_a_value_may_lack():
     algorithm = config.algorithm_object()
     assert algorithm.personal_lr is None
     assert algorithm.label_prior == "none"
+    unit = RunConfig.of(parse_set(["fedabml.label_alpha=none"]))  # where a number is the default, none must not be lost
+    assert RunConfig.of(tomllib.loads(unit.to_toml())).algorithm_object().label_alpha is None
+    assert "fedabml.label_alpha=none" in unit.command()
     assert config.chunk is None
 
 
