@@ -265,10 +265,13 @@ class Frame:
         (x1, y1), (x2, y2) = start, end
         self.parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" {extra}/>')
 
-    def area(self, points: Iterable[Span], slot: int) -> str:
-        """A pale area with this outline."""
+    def area(self, points: Sequence[Span], slot: int) -> str:
+        """A pale area with this outline; between two points a pale bar."""
         steps = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
-        return f'<path d="M{steps}Z" fill="{self.look.style(slot).colour}" fill-opacity=".18"/>'
+        colour = self.look.style(slot).colour
+        if len(points) == 2:
+            return f'<path d="M{steps}" stroke="{colour}" stroke-width="8" stroke-opacity=".18"/>'
+        return f'<path d="M{steps}Z" fill="{colour}" fill-opacity=".18"/>'
 
     def path(self, points: Iterable[Span], slot: int, opacity: float = 1, tip: str = "", who: str = "") -> str:
         """A line through data points; one that is not opaque is thin, too."""

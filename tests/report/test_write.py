@@ -285,11 +285,13 @@ def test_small_numbers_keep_three_digits(value: float, words: str) -> None:
 def test_a_curve_over_seeds_has_a_band_that_ends_where_accuracies_do(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
     lines = [
-        {"round": t, "accuracy": 0.5 + t / 10, "accuracy_half": half} for t, half in ((1, 0.9), (2, None), (4, 0.2))
+        {"round": t, "accuracy": 0.5 + t / 10, "accuracy_half": half}
+        for t, half in ((1, 0.9), (2, 0.3), (3, None), (4, 0.2))
     ]
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     page, _ = page_of(write([run], tmp_path / "r.html"))
-    assert page.count('fill-opacity=".18"') == 1 and "The band is the 95% interval" in page
+    assert page.count('fill-opacity=".18"') == 1 == page.count('stroke-opacity=".18"')  # a band, a gap, one alone
+    assert "The band is the 95% interval" in page
     assert "120%" not in page and ">100%<" in page and ">0%<" in page
     assert "The band is" not in page_of(write([make_run("b")], tmp_path / "r.html"))[0]
 
