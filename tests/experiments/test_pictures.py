@@ -20,7 +20,7 @@ def test_a_band_is_the_interval_and_needs_three_curves():
     made = banded("x", [1, 2], rows)
     half = 4.302653 / math.sqrt(3)
     assert list(made.y) == [2, 2] and made.high == pytest.approx([2 + half, 2]) and made.low == pytest.approx([0, 2])
-    assert not banded("x", [1, 2], rows[:2]).low
+    assert not banded("x", [1, 2], rows[:2]).low and list(banded("x", [1, 2], rows, most=3.0).high) == [3, 2]
     logs = banded("x", [1, 2], rows, log=True)
     assert list(logs.y) == [power(2), power(2)] and logs.low[0] == pytest.approx(power(2e-3))
     below = banded_means("x", [1, 2], [(-1.0, 0.5), (math.nan, None)])

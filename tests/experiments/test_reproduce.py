@@ -437,6 +437,7 @@ def test_new_clients_beside_the_best_rival_are_drawn_but_for_those_far_behind():
     assert "points ahead of FedAvg+FT" in svg and ">-1.0<" in svg and ">-10" not in svg
     assert not _distances("digits", {"fedabml": seeded["fedabml"]}, desk)
     assert not _distances("digits", {"fedavg-ft": seeded["fedavg-ft"]}, desk)
+    assert not _distances("digits", {name: seeded[name] for name in ("fedavg-ft", "pfedbayes")}, desk)  # nobody is near
 
 
 def test_a_grid_and_the_partitions_of_searches_and_tests_are_told(tmp_path):

@@ -94,8 +94,9 @@ def _curves(column: str, key: str, own: Mapping[str, Sequence[Done]], protocol: 
 
     def draw(look: Look) -> str:
         across = [power(float(score.on)) for score in next(iter(own.values()))[0].result.scores]
+        most = math.inf if key == "nll" else 1.0
         series = [
-            banded(paper.name(name, protocol), across, _by_seed(cells, key))  # type: ignore[arg-type]
+            banded(paper.name(name, protocol), across, _by_seed(cells, key), most=most)  # type: ignore[arg-type]
             for name, cells in own.items()
         ]
         y = Axis(word, "percent" if key == "accuracy" else "number")

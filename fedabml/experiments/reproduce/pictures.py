@@ -16,8 +16,13 @@ def power(value: float | None) -> float | None:
     return None if value is None or not value > 0 else math.log10(value)
 
 
-def banded(name: str, x: Sequence[float], rows: Sequence[Sequence[float]], log: bool = False) -> Series:
-    """The mean of several curves of no negative values with its 95% interval as a band; of fewer than three alone."""
+def banded(
+    name: str, x: Sequence[float], rows: Sequence[Sequence[float]], log: bool = False, most: float = math.inf
+) -> Series:
+    """The mean of several curves with its 95% interval as a band; of fewer than three alone.
+
+    No value is negative or above `most`, and no band goes further.
+    """
     known = [mean(column) for column in zip(*rows, strict=True)]
     put = power if log else (lambda value: value)
     middle = [put(m) for m, _ in known]
@@ -25,7 +30,7 @@ def banded(name: str, x: Sequence[float], rows: Sequence[Sequence[float]], log: 
         return Series(name, middle, x)
     least = 1e-3 if log else 0.0  # of the mean: nothing drawn here is below zero, and a logarithm needs more than that
     low = [put(max(m - (half or 0), least * m)) for m, half in known]
-    return Series(name, middle, x, low=low, high=[put(m + (half or 0)) for m, half in known])
+    return Series(name, middle, x, low=low, high=[put(min(m + (half or 0), most)) for m, half in known])
 
 
 def banded_means(name: str, x: Sequence[float], known: Sequence[Mean]) -> Series:

@@ -172,10 +172,9 @@ def _ahead(name: str, leads: Leads, protocol: str) -> str:
 
 def _accuracies(column: str, seeded: Mapping[str, Seeded], desk: Desk) -> Drawing:
     def draw(look: Look) -> str:
-        series = [
-            banded(paper.name(name, desk.ask.protocol), paper.EPOCHS, [[v / 100 for v in run] for run in runs.values()])
-            for name, runs in seeded.items()
-        ]
+        shares = {name: [[v / 100 for v in run] for run in runs.values()] for name, runs in seeded.items()}
+        names = {name: paper.name(name, desk.ask.protocol) for name in seeded}
+        series = [banded(names[name], paper.EPOCHS, rows, most=1.0) for name, rows in shares.items()]
         axes = Axis("epochs of fine-tuning", "whole"), Axis("accuracy of new clients", "percent")
         return line_chart(series, title=COLUMNS[column].title, x=axes[0], y=axes[1], look=look)
 
@@ -190,13 +189,15 @@ def _distances(column: str, seeded: Mapping[str, Seeded], desk: Desk) -> list[Dr
     start, protocol = paper.EPOCHS.index(1), desk.ask.protocol
     levels = {name: [m for m, _ in _means(runs)[start:]] for name, runs in seeded.items() if not _ours(name)}
     levels = {name: values for name, values in levels.items() if all(map(math.isfinite, values))}
-    if not levels or len(seeded) < 2:
+    if not levels:
         return []
     best = max(levels, key=lambda name: fmean(levels[name]))
     means = {name: _differences(runs, seeded[best])[start:] for name, runs in seeded.items()}
     drawn = {name: [m if m[0] >= -FAR else (math.nan, None) for m in each] for name, each in means.items()}
     known = {name: [m for m, _ in each if math.isfinite(m)] for name, each in means.items()}
     far = [name for name, each in known.items() if each and max(each) < -FAR]
+    if not any(each and name not in (best, *far) for name, each in known.items()):
+        return []  # the best rival alone is no picture
 
     def draw(look: Look) -> str:
         series = [banded_means(paper.name(name, protocol), paper.EPOCHS[start:], each) for name, each in drawn.items()]
