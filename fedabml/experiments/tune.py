@@ -159,7 +159,7 @@ def tune(
         claim(folder, "tune", request, resume, FREE)
     del fed  # it may be large, and every cell makes its own
     ledger = Ledger(folder / "cells.jsonl", finished, closed=closed)
-    works = [search.work for search in searches.values() for _ in range(search.size(trials) * len(seeds))]
+    works = [work for each in searches.values() for work in [each.work] * each.size(trials) * len(seeds)]
     on_start(works, len(ledger.results))
     hear = {"on_round": on_round, "on_done": on_done}
     found: dict[str, list[Trial]] = {name: [] for name in searches}

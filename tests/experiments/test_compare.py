@@ -460,8 +460,9 @@ def test_time_left_counts_scoring(capsys, monkeypatch):
     assert cell.work == 10 + (3 + 1) + (5 + 1)
     with Board("x") as board:
         board.start([cell])
-        for now[0], done in ((50.0, 5), (100.0, 10), (300.0, 15.0)):
-            board.round([cell], done)
+        for seconds, rounds in ((50.0, 5), (100.0, 10), (300.0, 15.0)):
+            now[0] = seconds
+            board.round([cell], rounds)
     assert capsys.readouterr().out.splitlines() == [
         "x: 0/1 done, now local, seed 0, round 5/10  elapsed 0:00:50  remaining 0:02:30",
         "x: 0/1 done, now local, seed 0, scoring  elapsed 0:01:40  remaining 0:01:40",
