@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +13,7 @@ from .data import Federation
 from .engine.simulate import Simulation, last_ten
 from .evaluate import Evaluation
 from .gaussian import Gaussian
+from .sheets import csv_text
 from .vectors import LIKELIHOOD
 
 if TYPE_CHECKING:
@@ -88,11 +87,11 @@ def prior_width(setup: Setup, sim: Simulation) -> list[dict[str, Any]]:
 
 def clients_csv(fed: Federation, final: Evaluation, split: str) -> str:
     """The scores of every client, a row each."""
-    out = io.StringIO()
-    table = csv.writer(out, lineterminator="\n")
-    table.writerow(["client", "name", "n_train", f"n_{split}" if split == "val" else "n_test", *final.clients])
-    sizes = fed.rows(split).counts
-    for i, name in enumerate(fed.names):
-        values = ["" if np.isnan(column[i]) else f"{column[i]:.6g}" for column in final.clients.values()]
-        table.writerow([i, name, fed.train.counts[i], sizes[i], *values])
-    return out.getvalue()
+    sizes, columns = fed.rows(split).counts, final.clients.values()
+    return csv_text(
+        ["client", "name", "n_train", f"n_{split}" if split == "val" else "n_test", *final.clients],
+        (
+            [i, name, fed.train.counts[i], sizes[i], *("" if np.isnan(c[i]) else f"{c[i]:.6g}" for c in columns)]
+            for i, name in enumerate(fed.names)
+        ),
+    )

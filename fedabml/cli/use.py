@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -190,21 +188,21 @@ def predict(
     The CSV has the label, a probability per class, the entropy (how unsure, in nats), the mutual information (the part
     that is due to the weights, often high for inputs unlike the client's data; a table's value far outside its range
     can still look sure, so check ranges) and, with a label level, the surprise (above 0 for inputs that look like what
-    other clients have). For regression: mean, std, model_std.
+    other clients have). For regression: mean, std, model_std. A class name that a spreadsheet would run as a formula
+    has an apostrophe in front.
 
     Example: `fedabml predict posterior.safetensors --data inputs.npz --out predictions.csv --samples 20`
     """
     from ..files import write
     from ..prior import load_posterior
+    from ..sheets import csv_text
 
     _check_apart(out, data, posterior)
     found = load_posterior(posterior)
     x = _inputs(data, found.card)
     p = found.predict(x, samples=samples, seed=seed, device=device)
     head, rows = _rows(p, found.card)
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([head, *rows])
-    write(out, text.getvalue())
+    write(out, csv_text(head, rows))
     say(f"inputs        {len(x)}")
     say(f"predictions   {out}")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +14,7 @@ import numpy as np
 from ..config import RunConfig, Table
 from ..files import write, write_json
 from ..report.measures import size
+from ..sheets import csv_text
 from ..version import __version__
 from .cells import Result
 from .statistics import SEEDS_TO_TEST, Paired, holm, interval, mean, paired
@@ -500,12 +499,8 @@ def _clients(found: Comparison) -> Iterable[Table]:
 
 
 def _csv(rows: Iterable[Table]) -> str:
-    lines, out = list(rows), io.StringIO()
-    table = csv.DictWriter(out, lines[0] if lines else [], lineterminator="\n")
-    table.writeheader()
-    for line in lines:
-        table.writerow({k: _plain(v) for k, v in line.items()})
-    return out.getvalue()
+    lines = list(rows)
+    return csv_text(list(lines[0]) if lines else [], (map(_plain, line.values()) for line in lines))
 
 
 def _plain(value: Any) -> Any:

@@ -10,9 +10,7 @@ after an interruption it is played again from its beginning, and cells that the 
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import math
 import os
 import shlex
@@ -32,6 +30,7 @@ from ..errors import InputError, nearest
 from ..evaluate import check_rows
 from ..files import write
 from ..run import prepare
+from ..sheets import csv_text
 from .cells import MACHINE, Cell, Ledger, Result, execute
 from .request import claim
 from .space import GRID, Grid, Points, Space, finite, grid, need_optuna, own_grid, personal_options, sound, space
@@ -323,16 +322,14 @@ def _word(value: Any) -> str:
 
 def _trials_csv(found: Mapping[str, list[Trial]]) -> str:
     """Every trial, a row each, with a column for every hyperparameter that any of them has."""
-    out = io.StringIO()
     everything = [trial for trials in found.values() for trial in trials]
     names = list(dict.fromkeys([*(name for trial in everything for name in trial.searched), *GRID]))
-    table = csv.writer(out, lineterminator="\n")
-    table.writerow(["algorithm", "trial", *names, "value", "nll", "seconds", "error"])
+    rows = []
     for trial in everything:
         hyper = ["none" if (v := trial.hyper.get(name, "")) is None else v for name in names]
         numbers = ["" if v is None else f"{v:.6g}" for v in (trial.value, trial.nll, trial.seconds)]
-        table.writerow([trial.algorithm, trial.number, *hyper, *numbers, trial.error or ""])
-    return out.getvalue()
+        rows.append([trial.algorithm, trial.number, *hyper, *numbers, trial.error or ""])
+    return csv_text(["algorithm", "trial", *names, "value", "nll", "seconds", "error"], rows)
 
 
 def _tuned_toml(tuned: Tuned, config: RunConfig, searches: Mapping[str, _Search], told: str) -> str:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from fedabml.errors import InputError
 from fedabml.report.frame import finite
 from fedabml.report.sanitise import plain_svg
+from fedabml.sheets import csv_value
 
 Record = Mapping[str, Any]
 Quartiles = tuple[float, float, float]
@@ -236,7 +237,7 @@ def _clients(path: Path) -> list[Client]:
         for row in reader:
             if None in row or None in row.values():
                 raise _damaged(path, f"line {reader.line_num} has not as many cells as the header")
-            key, name = row.pop("client"), row.pop("name", "")
+            key, name = row.pop("client"), csv_value(row.pop("name", ""))
             values = {column: _cell(cell, path, reader.line_num) for column, cell in row.items()}
             clients.append(Client(key, name or f"client {key}", values))
     except csv.Error as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +13,7 @@ from ...config import Table
 from ...files import write
 from ...report.experiment import render
 from ...report.frame import LIGHT, Look
+from ...sheets import csv_text
 from ...version import __version__
 from ..statistics import SEEDS_TO_TEST
 from ..statistics import mean as mean  # it belongs with `spread` and `against`
@@ -119,11 +118,8 @@ def pipes(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _csv(records: Sequence[Table]) -> str:
-    out = io.StringIO()
-    table = csv.DictWriter(out, list(dict.fromkeys(k for r in records for k in r)), lineterminator="\n", restval="")
-    table.writeheader()
-    table.writerows({k: _plain(v) for k, v in record.items()} for record in records)
-    return out.getvalue()
+    head = list(dict.fromkeys(name for record in records for name in record))
+    return csv_text(head, ([_plain(record.get(name)) for name in head] for record in records))
 
 
 def _plain(value: Any) -> Any:
