@@ -1,19 +1,16 @@
-"""Reading and writing files with care: nothing pickled is loaded, nothing half-written is left behind."""
+"""Reading a client's arrays with care: nothing pickled is loaded."""
 
 from __future__ import annotations
 
-import errno
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
 from fedabml.errors import InputError, nearest
+from fedabml.files import open_regular
 
 CLIENT_KEYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -23,42 +20,11 @@ def data_dir(given: str | os.PathLike[str] | None = None) -> Path:
     return Path(given or os.environ.get("FEDABML_DATA") or "~/.cache/fedabml/data").expanduser()
 
 
-@contextmanager
-def write_aside(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A binary file that takes its name only once it is complete."""
-    path = Path(path)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(aside, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-        _sync(path.parent)
-    except OSError as error:
-        way = "Free some space" if error.errno == errno.ENOSPC else "Choose another place"
-        raise InputError(f"{path} cannot be written: {error.strerror or error}. {way}.") from error
-    finally:
-        with suppress(OSError):
-            aside.unlink()
-
-
-def _sync(folder: Path) -> None:
-    """Makes a rename survive a power cut, on systems that can say so."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Every array of an .npz file. Pickled objects are refused, and a damaged file is named."""
     path = Path(path)
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             if not zipfile.is_zipfile(file):
                 raise InputError(
                     f"{path} is not an .npz file, or is cut short. Write it with numpy.savez and copy it whole."

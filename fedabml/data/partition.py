@@ -11,10 +11,10 @@ import numpy as np
 
 from fedabml.data.arrays import large_enough
 from fedabml.data.federation import Federation
-from fedabml.data.files import write_aside
 from fedabml.data.rows import BY_CLASS, DIRICHLET, IID, Rows, generator, shuffled, whole
 from fedabml.data.sources import Dataset
 from fedabml.errors import InputError, nearest
+from fedabml.files import write_aside
 
 KINDS = ("classes", "dirichlet", "iid", "natural")
 REDRAWS = 100

@@ -10,7 +10,7 @@ from html import escape
 import numpy as np
 
 from fedabml.data.federation import Federation
-from fedabml.data.files import write_aside
+from fedabml.files import write_aside
 
 INK, FAINT, PAPER, EMPTY, BAR, LINE = "#24292f", "#6e7781", "#ffffff", "#f6f7f9", "#8c959f", "#d0d7de"
 RAMP = ((0xC6, 0xDB, 0xEF), (0x42, 0x92, 0xC6), (0x08, 0x30, 0x6B))  # from few samples to most

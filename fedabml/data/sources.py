@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedabml.data.arrays import channels_first
-from fedabml.data.files import CLIENT_KEYS, data_dir, read_npz, write_aside
+from fedabml.data.files import CLIENT_KEYS, data_dir, read_npz
 from fedabml.errors import InputError, nearest
+from fedabml.files import write_aside
 
 if TYPE_CHECKING:
     from fedabml.data.download import Progress

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from .. import rng
 from ..algorithms.base import Algorithm
-from ..data.files import write_aside
 from ..errors import InputError, nearest
+from ..files import write_aside
 from ..origin import hardware
 from ..vectors import Network, derived
 from .crew import over

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedabml.data.files import write_aside
 from fedabml.errors import InputError
+from fedabml.files import write_aside
 from fedabml.report.page import render
 from fedabml.report.read import read_runs
 
