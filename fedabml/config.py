@@ -26,7 +26,7 @@ import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -232,24 +232,35 @@ class RunConfig:
                 drop_small=self.drop_small,
                 seed=seed,
             )
-        elif Path(self.data).suffix.lower() not in TABLES:
-            fed = data.Federation.from_folder(self.data, task=self.task, drop_small=self.drop_small)
-        else:
-            if not (self.client_column and self.target_column):
-                raise InputError(
-                    f"'{self.data}' is a table: say whose row each is and what to predict, with --client-column and "
-                    "--target-column."
-                )
-            fed = data.read_table(
-                self.data,
-                client=self.client_column,
-                target=self.target_column,
-                task=self.task,
-                test_share=self.test_share,
-                seed=seed,
-                drop_small=self.drop_small,
+            return fed.hold_out(self.validation, seed)
+        from .data.once import once
+
+        columns = (self.client_column, self.target_column)
+        options = (*columns, self.task, self.test_share, self.drop_small, self.validation, seed)
+        return once(self.data, options, lambda: self._own(str(self.data), seed).hold_out(self.validation, seed))
+
+    def _own(self, path: str, seed: int) -> Federation:
+        """The user's own data; those of a folder are the same for every seed."""
+        from . import data
+        from .data.once import once
+
+        if Path(path).suffix.lower() not in TABLES:
+            read = partial(data.Federation.from_folder, path, task=self.task, drop_small=self.drop_small)
+            return once(path, ("folder", self.task, self.drop_small), read)
+        if not (self.client_column and self.target_column):
+            raise InputError(
+                f"'{path}' is a table: say whose row each is and what to predict, with --client-column and "
+                "--target-column."
             )
-        return fed.hold_out(self.validation, seed)
+        return data.read_table(
+            path,
+            client=self.client_column,
+            target=self.target_column,
+            task=self.task,
+            test_share=self.test_share,
+            seed=seed,
+            drop_small=self.drop_small,
+        )
 
     def algorithm_object(self) -> Algorithm:
         """The algorithm with its hyperparameters; where one may lack a value, the word none says so."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedabml.data.arrays import check_task, large_enough
 from fedabml.data.federation import Federation
+from fedabml.data.once import once
 from fedabml.data.partition import natural
 from fedabml.data.recipe import TableRecipe, as_text, choose_task, is_numeric, numbers, pandas
 from fedabml.data.rows import TABLE, Rows, draw
@@ -39,7 +40,7 @@ def read_table(
     """
     if not 0 <= test_share < 1:
         raise InputError(f"The test share is {test_share}; it must be at least 0 and below 1.")
-    frame = read_frame(path)
+    frame = once(path, "frame", lambda: read_frame(path)).copy(deep=False)
     for name in (client, target):
         if name not in frame.columns:
             raise InputError(f"{path} has no column '{name}'.{nearest(name, map(str, frame.columns))}")

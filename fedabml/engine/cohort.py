@@ -25,10 +25,10 @@ from .program import HEAVY, Programs
 class Tables:
     """What is known of all clients, on the device: constants, where their samples are, the roots of their keys."""
 
-    def __init__(self, fed: Federation, seed: int, device: torch.device, dtype: torch.dtype):
+    def __init__(self, fed: Federation, seed: int, device: torch.device, dtype: torch.dtype, first: int = 0):
         put = lambda a: torch.as_tensor(a).to(device)  # noqa: E731
         self.constants = Site(*(put(a).to(dtype) for a in (fed.train.counts, fed.label_counts("train"))))
-        self.index, self.offsets = put(fed.train.index), put(fed.train.offsets)
+        self.index, self.offsets = put(fed.train.index) + first, put(fed.train.offsets)
         self.counts, sizes = self.offsets.diff(), fed.train.counts
         self.same = int(sizes.max()) if sizes.min() == sizes.max() else None  # how many samples, if all have as many
         self.roots = rng.keys((seed,), range(rng.PURPOSES), device)
@@ -78,11 +78,13 @@ class Cohort:
         fuse: bool = False,
         workers: int = 1,  # threads, on a CPU
         coarse: bool = False,  # whether a GPU may round what it multiplies
+        data: Data | None = None,  # where the federation's samples lie, if among those of others
+        first: int = 0,  # the number that the federation's first sample has there
     ):
         augment.check(algorithm.augment, fed.x.shape[1:])
         self.algorithm, self.likelihood, self.fed = algorithm, likelihood, fed
         self.network = network.to(device, dtype, inside)
-        self.data = Data.of(fed, device, dtype)
+        self.data, self.first = data or Data.of(fed, device, dtype), first
         self.batch_size, self.seed, self.backend, self._chunk = batch_size, seed, backend, [chunk]
         self.device, self.dtype, self.workers = device, dtype, workers
         self.hyper = self._tensors(algorithm)
@@ -98,7 +100,7 @@ class Cohort:
         )
         self.coarse = coarse
         self.shortest, self.longest = int(fed.train.counts.min()), int(fed.train.counts.max())
-        self.tables = Tables(fed, seed, device, dtype)
+        self.tables = Tables(fed, seed, device, dtype, first)
 
     @property
     def chunk(self) -> int:
@@ -124,11 +126,23 @@ class Cohort:
         """The same algorithm and network, for the clients of another federation."""
         if fed is self.fed:
             return self
+        same = Data.key(fed, self.device, self.dtype) == Data.key(self.fed, self.device, self.dtype)
         return Cohort(
             self.algorithm, self.network, self.likelihood, fed, batch_size=self.batch_size, seed=self.seed,
             device=self.device, dtype=self.dtype, backend=self.backend, chunk=self.chunk, inside=self.network.dtype,
             fuse=self.programs.fuse, workers=self.workers, coarse=self.coarse,
+            data=self.data if same else None, first=self.first if same else 0,
         )  # fmt: skip
+
+    @staticmethod
+    def join(cohorts: Sequence[Cohort]) -> None:
+        """Lets the samples of cohorts whose data are alike lie in one array, as runs side by side need it."""
+        if all(cohort.data is cohorts[0].data for cohort in cohorts):
+            return
+        whole, firsts = Data.joined([cohort.data for cohort in cohorts])
+        for cohort, first in zip(cohorts, firsts, strict=True):
+            cohort.data, cohort.first = whole, first
+            cohort.tables = Tables(cohort.fed, cohort.seed, cohort.device, cohort.dtype, first)
 
     def lanes(self, shared: State, clients: Sequence[int], round: int = 0) -> Lanes:
         """Some clients side by side."""

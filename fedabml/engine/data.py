@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -24,7 +26,7 @@ class Data:
     """The samples of a federation, and how a network sees them."""
 
     def __init__(self, fed: Federation, device: torch.device, dtype: torch.dtype):
-        self.source = fed.x, fed.y  # held, so that no other arrays can take their place in memory
+        self.source: tuple[Any, ...] = fed.x, fed.y  # held, so that no other arrays can take their place in memory
         with warnings.catch_warnings():  # nothing writes to samples, so they may be a file opened for reading
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             x = torch.as_tensor(fed.x)
@@ -42,12 +44,42 @@ class Data:
     @staticmethod
     def of(fed: Federation, device: torch.device, dtype: torch.dtype) -> Data:
         """The data of a federation; federations that divide the same arrays, alike normalised, share them."""
-        statistics = (fed.shift, fed.scale, fed.y_shift, fed.y_scale)
-        key = (id(fed.x), id(fed.y), str(device), dtype, *(np.asarray(a).tobytes() for a in statistics))
+        key = Data.key(fed, device, dtype)
         found = _ALIVE.get(key)
         if found is None:
             found = _ALIVE[key] = Data(fed, device, dtype)
         return found
+
+    @staticmethod
+    def key(fed: Federation, device: torch.device, dtype: torch.dtype) -> tuple[object, ...]:
+        """What tells the data of two federations apart: their arrays, and how they are normalised."""
+        statistics = (fed.shift, fed.scale, fed.y_shift, fed.y_scale)
+        return id(fed.x), id(fed.y), str(device), dtype, *(np.asarray(a).tobytes() for a in statistics)
+
+    def alike(self, other: Data) -> bool:
+        """Whether the samples of both may lie in one array: of one kind, normalised alike, on the device."""
+        kind = lambda d: [(t.shape[1:], t.dtype) for t in (d.x, d.y)]  # noqa: E731
+        return (
+            not (self.hosted or other.hosted)
+            and (self.device, self.dtype, kind(self)) == (other.device, other.dtype, kind(other))
+            and torch.equal(self.shift, other.shift)
+            and torch.equal(self.inverse, other.inverse)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory the samples take."""
+        return self.x.nbytes + self.y.nbytes
+
+    @staticmethod
+    def joined(parts: Sequence[Data]) -> tuple[Data, list[int]]:
+        """One array of the samples of several that are `alike`, and the number that the first of each has in it."""
+        found = list(dict.fromkeys(parts))
+        whole = copy.copy(found[0])
+        whole.source = tuple(part.source for part in found)
+        whole.x, whole.y = torch.cat([part.x for part in found]), torch.cat([part.y for part in found])
+        ends = np.cumsum([0, *(len(part.x) for part in found)]).tolist()
+        return whole, [ends[found.index(part)] for part in parts]
 
     def inputs(self, index: Tensor) -> Tensor:
         """The network's inputs for sample numbers of any shape."""

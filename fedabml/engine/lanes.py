@@ -411,7 +411,8 @@ class Lanes:
     def outputs(self, models: Distribution, rows: Sequence[np.ndarray], offsets: Tensor | None, keys: Tensor) -> Tensor:
         """The same for any models, such as the prior itself, with label levels and keys of their own."""
         one, samples = self.one, self.one.algorithm.predict_samples
-        wanted = padded(rows)
+        firsts = [part.cohort.first for part in self.parts for _ in part.clients]
+        wanted = padded([own + first for own, first in zip(rows, firsts, strict=True)])
         index = uploaded(torch.as_tensor(wanted), one.device)
         own = uploaded(torch.as_tensor(np.flatnonzero(wanted >= 0)), one.device)  # a mask would make the host wait
         predict = lambda w, x, offset: output(one.network, one.likelihood, w, x, offset)  # noqa: E731

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import RunConfig, Table
+from ..data.once import reading_once
 from ..errors import InputError
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ def execute(
         raise Unfinished(f"Runs are missing in '{ledger.path.parent}'.")
     if ledger.closed or not wanted:
         return
-    with ledger.alone():
+    with ledger.alone(), reading_once():
         for identity in wanted:
             if identity in ledger.others and identity not in ledger.results:
                 ledger.add(ledger.others[identity])

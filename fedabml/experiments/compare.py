@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import RunConfig, Table, names
+from ..data.once import reading_once
 from ..data.rows import whole
 from ..engine.distributed import refuse
 from ..errors import InputError, nearest
@@ -192,6 +193,7 @@ class Request:
         return Request({**old.rows, **self.rows}, tuple(sorted({*old.seeds, *self.seeds})))
 
 
+@reading_once()
 def compare(
     rows: Mapping[str, RunConfig],
     seeds: int | Sequence[int] = 5,

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from ..engine.backend import chunk_of
+from ..engine.backend import chunk_of, free_bytes
 from ..engine.cohort import Cohort
 from ..engine.simulate import Simulation, march
 from ..errors import TrainingError
@@ -48,19 +48,35 @@ def _kind(cell: Cell) -> str:
 
 
 def run_together(cells: Sequence[Cell], on_round: Callable[[list[Cell], float], None]) -> Iterator[Result]:
-    """Trains and scores cells of one group. Those that do not share their data, or cannot be batched, go one by one."""
+    """Trains and scores cells of one group. Those whose samples or networks are of other kinds go one after another."""
     batches: list[list[tuple[Cell, Setup]]] = []
     for cell in cells:
         setup = prepared(cell)
-        fits = (b for b in batches if b[0][1].cohort.data is setup.cohort.data and setup.cohort.backend == "vmap")
-        batch = next(fits, None)
+        batch = next((b for b in batches if _fits(setup.cohort, [s.cohort for _, s in b])), None)
         if batch is None:
             batches.append([(cell, setup)])
         else:
             batch.append((cell, setup))
-    for batch in batches:
+    while batches:
+        batch = batches.pop(0)  # so that its data may go when it is done
+        Cohort.join([setup.cohort for _, setup in batch])
         now = [cell for cell, _ in batch]
         yield from _run_batch(batch, lambda round, now=now: on_round(now, round))  # type: ignore[misc]
+
+
+def _fits(own: Cohort, others: Sequence[Cohort]) -> bool:
+    """Whether a cell may be batched with others: of samples that may lie in one array, and of the same network.
+
+    A table has other features for every seed, because they are learned from the rows that train: then all of them are
+    copied into one array, unless that takes too much memory.
+    """
+    one = others[0]
+    if own.backend != "vmap" or own.network.layout != one.network.layout or own.likelihood != one.likelihood:
+        return False
+    known = {cohort.data for cohort in others}
+    if own.data in known:
+        return True
+    return own.data.alike(one.data) and sum(data.nbytes for data in {own.data, *known}) <= free_bytes(own.device)
 
 
 def prepared(cell: Cell) -> Setup:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from .. import presets
 from ..algorithms import REGISTRY
 from ..config import RunConfig, Table, _toml
+from ..data.once import reading_once
 from ..data.rows import whole
 from ..engine.distributed import refuse
 from ..errors import InputError, nearest
@@ -82,6 +83,7 @@ class Tuned:
         return sorted(fine, key=lambda trial: trial.rank, reverse=True)[:count]
 
 
+@reading_once()
 def tune(
     config: RunConfig,
     algorithms: Sequence[str] | None,

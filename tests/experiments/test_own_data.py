@@ -1,0 +1,169 @@
+"""A user's own folder or table in an experiment: read once, cells batched as lanes, the numbers of cells one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedabml.config import RunConfig
+from fedabml.data import federation as folders
+from fedabml.data import once, table
+from fedabml.experiments import runner
+from fedabml.experiments.cells import Cell, Ledger, execute
+from fedabml.experiments.compare import compare, configs
+from fedabml.experiments.reproduce.newcomers import Newcomers
+
+pd = pytest.importorskip("pandas")
+SMALL = {"rounds": 2, "participation": 0.5, "model": "mlr", "dtype": "float64", "backend": "vmap", "device": "cpu"}
+CLIENTS, ROWS = 6, 12
+
+
+def samples(shift=0.0):
+    rng = np.random.default_rng(3)
+    x = rng.normal(shift, 1, (CLIENTS, ROWS, 4)).astype(np.float32)
+    return x, (x.sum(-1) > np.arange(CLIENTS)[:, None] / 3).astype(np.int64)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "own"
+    path.mkdir()
+    for i, (x, y) in enumerate(zip(*samples(), strict=True)):
+        np.savez(path / f"site{i}.npz", x_train=x[:8], y_train=y[:8], x_test=x[8:], y_test=y[8:])
+    return {"data": str(path)}
+
+
+def write_csv(path, target="label", shift=0.0):
+    x, y = samples(shift)
+    frame = pd.DataFrame(x.reshape(-1, 4), columns=list("abcd"))
+    frame["site"] = [f"site{i}" for i in range(CLIENTS) for _ in range(ROWS)]
+    words = [("no", "yes")[v] for v in y.reshape(-1)]
+    frame[target] = words if target == "label" else x.sum(-1).reshape(-1) * 100 + 5
+    frame.to_csv(path, index=False)
+
+
+@pytest.fixture
+def csv(tmp_path):
+    write_csv(tmp_path / "own.csv")
+    return {"data": str(tmp_path / "own.csv"), "client_column": "site", "target_column": "label"}
+
+
+@pytest.fixture
+def amounts(tmp_path):
+    write_csv(tmp_path / "amounts.csv", "amount")
+    return {"data": str(tmp_path / "amounts.csv"), "client_column": "site", "target_column": "amount"}
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The files that were read, in order."""
+    found = []
+
+    def counted(module, name):
+        honest = getattr(module, name)
+
+        def read(path, *args):
+            found.append(Path(path).name)
+            return honest(path, *args)
+
+        monkeypatch.setattr(module, name, read)
+
+    counted(folders, "read_client")
+    counted(table, "read_frame")
+    return found
+
+
+def cells(own, algorithms=("fedabml", "fedavg-ft"), seeds=3, **more):
+    return [
+        Cell(name, RunConfig.of(SMALL, own, {"algorithm": name, "seed": seed}, more))
+        for name in algorithms
+        for seed in range(seeds)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["folder", "csv", "amounts"])
+@pytest.mark.parametrize("validation", [0.0, 0.3])
+def test_seeds_form_one_batch_with_the_numbers_of_each_alone(kind, validation, request, tmp_path, monkeypatch):
+    own = request.getfixturevalue(kind)
+    together = list(execute(cells(own, validation=validation), Ledger(tmp_path / "together")))
+    assert [result.facts["together"] for result in together] == [3] * 6
+    monkeypatch.setattr(runner, "TOGETHER", 1)
+    alone = list(execute(cells(own, validation=validation), Ledger(tmp_path / "alone")))
+    assert [result.facts["together"] for result in alone] == [1] * 6
+    for one, other in zip(alone, together, strict=True):
+        assert one.error is None and one.identity == other.identity
+        assert one.facts["partition_hash"] == other.facts["partition_hash"]
+        (a,), (b,) = one.scores, other.scores
+        for name, value in a.summary.items():
+            assert b.summary[name] == (value if value is None else pytest.approx(value, abs=1e-9, rel=1e-9)), name
+        for name, values in a.clients.items():
+            assert b.clients[name] == pytest.approx(values, abs=1.1e-5), name
+    assert len({result.scores[0].summary["nll"] for result in alone}) == 6  # a seed makes a difference
+
+
+def test_new_clients_of_a_table_are_scored_on_their_own_rows(csv, tmp_path, monkeypatch):
+    """A study that scores other clients than it trained finds their samples in the array that runs share."""
+    study = [Cell(c.label, c.config, study=Newcomers(0.5)) for c in cells(csv, ("fedavg-ft",), 2)]
+    together = list(execute(study, Ledger(tmp_path / "together")))
+    monkeypatch.setattr(runner, "TOGETHER", 1)
+    alone = list(execute(study, Ledger(tmp_path / "alone")))
+    assert [r.facts["together"] for r in together] == [2, 2] and [r.facts["together"] for r in alone] == [1, 1]
+    for one, other in zip(alone, together, strict=True):
+        assert [s.summary["nll"] for s in one.scores] == pytest.approx([s.summary["nll"] for s in other.scores])
+
+
+def test_tables_whose_features_differ_by_seed_are_not_batched(tmp_path):
+    """A category that one row alone has is a column of its own for the seeds that train on that row."""
+    write_csv(tmp_path / "own.csv")
+    frame = pd.read_csv(tmp_path / "own.csv")
+    frame["ward"] = ["rare" if i in (0, 13, 26) else "usual" for i in range(len(frame))]
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    own = {"data": str(tmp_path / "own.csv"), "client_column": "site", "target_column": "label", "test_share": 0.6}
+    some = cells(own, ("fedavg",), 12)
+    widths = [cell.config.federation().x.shape[1] for cell in some]
+    found = list(execute(some, Ledger(tmp_path / "cells")))
+    assert len({*widths}) == 2
+    assert sorted(result.facts["together"] for result in found) == sorted(widths.count(w) for w in widths)
+    assert [result.identity for result in found] != [] and all(result.error is None for result in found)
+
+
+@pytest.mark.parametrize("kind", ["folder", "csv"])
+def test_a_comparison_reads_every_file_once_and_the_next_one_what_has_changed(kind, request, reads, tmp_path):
+    own = request.getfixturevalue(kind)
+    files = ["own.csv"] if kind == "csv" else [f"site{i}.npz" for i in range(CLIENTS)]
+    rows = configs(["fedabml", "fedavg-ft"], SMALL | own)
+    first = compare(rows, 3, out=tmp_path / "first")
+    assert reads == files
+    reads.clear()
+    if kind == "csv":
+        write_csv(tmp_path / "own.csv", shift=0.5)
+    else:
+        x, y = samples(0.5)
+        np.savez(tmp_path / "own" / "site0.npz", x_train=x[0, :8], y_train=y[0, :8], x_test=x[0, 8:], y_test=y[0, 8:])
+    second = compare(rows, 3, out=tmp_path / "second")
+    assert reads == files
+    assert first.rows[0].scores["nll"] != second.rows[0].scores["nll"]
+
+
+def test_nothing_is_held_when_no_experiment_runs(csv, folder, reads):
+    config = RunConfig.of(SMALL, csv)
+    assert config.federation() is not config.federation() and len(reads) == 2
+    with once.reading_once():
+        assert config.federation() is config.federation() and len(reads) == 3
+        other = config.with_changes(seed=1).federation()
+        assert other is not config.federation() and len(reads) == 3
+        with once.reading_once():
+            assert config.federation() is config.federation()
+        one, two = (RunConfig.of(SMALL, folder, {"validation": 0.3, "seed": s}).federation() for s in (0, 1))
+        assert one.x is two.x and one.hash != two.hash and len(reads) == 3 + CLIENTS
+    assert not once._KEPT
+
+
+def test_a_file_that_changes_within_an_experiment_is_read_again(csv, reads):
+    config = RunConfig.of(SMALL, csv)
+    with once.reading_once():
+        before = config.federation().hash
+        write_csv(csv["data"], shift=0.5)
+        assert config.federation().hash != before and len(reads) == 2
