@@ -45,6 +45,10 @@ TABLES = (".csv", ".parquet", ".pq")
 # The commands that a TOML file may serve, each with a table of its own.
 COMMANDS = ("train", "compare", "tune", "evaluate", "personalize", "predict", "inspect", "get")
 
+# Keys that bear on a dataset by name alone, and those that bear on the user's own data alone.
+_DATASET_KEYS = ("dataset", "clients", "classes_per_client", "distinct", "dirichlet_alpha", "data_dir")
+_OWN_DATA_KEYS = ("data", "client_column", "target_column", "task", "test_share")
+
 
 def key(default: Any, doc: str, choices: tuple[str, ...] = ()) -> Any:
     """A key of the configuration: its default, its meaning, its choices."""
@@ -173,6 +177,14 @@ class RunConfig:
         }
         tables = {"model_options": dict(self.model_options), self.algorithm: dict(self.hyper)}
         return flat | {name: table for name, table in tables.items() if table}
+
+    def relevant(self) -> Table:
+        """All keys and values but those without one and those that do not bear on this run's data.
+
+        The keys that divide a dataset have defaults that say nothing about a user's own, divided data.
+        """
+        idle = _DATASET_KEYS if self.data else _OWN_DATA_KEYS
+        return {k: v for k, v in self.to_dict(everything=True).items() if v is not None and k not in idle}
 
     def to_toml(self) -> str:
         """The configuration as a TOML file; keys without a value are left out."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from . import rng
 from .algorithms.base import State
 from .data import Federation, Rows
+from .data.statistics import worst_decile
 from .engine.cohort import Cohort
 from .engine.crew import over
 from .engine.distributed import ALONE, World
@@ -378,11 +379,6 @@ def _joined(parts: list[Any]) -> Any:
 
 def _mean_by(owner: np.ndarray, clients: int, values: np.ndarray) -> np.ndarray:
     return np.bincount(owner, values, clients) / np.bincount(owner, minlength=clients)
-
-
-def worst_decile(values: np.ndarray) -> float:
-    """The mean over the worst tenth of the clients (at least one)."""
-    return float(np.sort(values)[: max(1, len(values) // 10)].mean())
 
 
 def calibration(confidence: np.ndarray, correct: np.ndarray, owner: np.ndarray, clients: int) -> tuple[np.ndarray, ...]:

@@ -16,6 +16,7 @@ INK, FAINT, PAPER, EMPTY, BAR, LINE = "#24292f", "#6e7781", "#ffffff", "#f6f7f9"
 RAMP = ((0xC6, 0xDB, 0xEF), (0x42, 0x92, 0xC6), (0x08, 0x30, 0x6B))  # from few samples to most
 LEVELS = 16
 MOST = 1000  # clients drawn: beyond that a row is thinner than a pixel
+CELLS = 20_000  # clients drawn times classes: a cell takes up to 31 bytes
 EDGE, BARS, GAP = 8, 104, 20
 LETTER = 6.6  # mean width of a letter at 12 px
 NAMED, LONGEST = 40, 18  # so many clients are named, if no name has more letters
@@ -82,10 +83,10 @@ def drawn(federation: Federation) -> str:
     """An SVG with one row per client: the share of its training samples in each class, and how many it has.
 
     Validation samples count as training samples. For regression there are no classes, so only the sizes are drawn. Of
-    more than a thousand clients the first thousand are shown, and the picture says so. Few clients are named, and so
-    are the classes of a table.
+    more than a thousand clients the first thousand are shown (fewer, if classes are many), and the picture says so. Few
+    clients are named, and so are the classes of a table.
     """
-    shown = min(federation.clients, MOST)
+    shown = min(federation.clients, MOST, max(100, CELLS // max(federation.classes, 1)))
     counts = (federation.label_counts("train") + federation.label_counts("val"))[:shown]
     sizes = (federation.train.counts + federation.val.counts)[:shown]
     grid = Grid.of(federation, shown)

@@ -14,6 +14,9 @@ from fedabml.errors import InputError
 # One number per use of randomness, so that the same seed never gives the same draws to two purposes.
 BY_CLASS, DIRICHLET, IID, HOLD_OUT, TABLE, EMNIST = range(1, 7)
 
+# A client with fewer rows to be scored on is small: a single row moves its accuracy by more than ten points.
+FEW_ROWS = 10
+
 
 def generator(seed: int, purpose: int) -> np.random.Generator:
     """The random numbers of one purpose. Only `random` is drawn where possible: its stream is the steadiest."""

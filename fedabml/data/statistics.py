@@ -1,4 +1,4 @@
-"""Mean and standard deviation of training samples, in passes over small chunks."""
+"""Means and deviations of training samples, in passes over small chunks; the mean of the worst-off clients."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 CHUNK = 512  # samples per pass: no wide copy of a whole dataset is made, and a chunk stays in the cache
+
+
+def worst_decile(values: np.ndarray) -> float:
+    """The mean over the worst tenth of the clients (at least one)."""
+    return float(np.sort(values)[: max(1, len(values) // 10)].mean())
 
 
 def moments(x: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

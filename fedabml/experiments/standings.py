@@ -6,12 +6,15 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..config import RunConfig, Table
+from ..data.rows import FEW_ROWS
+from ..data.statistics import worst_decile
 from ..files import write, write_json
 from ..report.measures import size
 from ..sheets import csv_text
@@ -54,6 +57,13 @@ COLUMNS = {
         Column("coverage", "coverage %", 100, 1, 0),
     ),
 }
+# Where clients are small, a mean over clients is chance's; these count every row alike.
+POOLED = {
+    "accuracy": Column("accuracy_pooled", "pooled %", 100, 2, +1),
+    "rmse": Column("rmse_pooled", "pooled RMSE", 1, 4, -1),
+    "coverage": Column("coverage_pooled", "coverage %", 100, 1, 0),
+}
+WORST_TENTH = "accuracy_worst_decile"
 
 
 class Loss(NamedTuple):
@@ -115,10 +125,45 @@ class Comparison:
     people: Mapping[int, Sequence[str]]  # by seed, the names of the clients
     same_clients: bool
 
-    @property
+    @cached_property
     def columns(self) -> tuple[Column, ...]:
-        """The measures of the table, the one that decides first."""
-        return COLUMNS[self.task]
+        """The measures of the table, the one that decides first; with small clients, pooled ones too."""
+        main, *others = COLUMNS[self.task]
+        if not self.small:
+            return (main, *others)
+        if self.small == self.scored:
+            others = [column for column in others if column.key != WORST_TENTH]
+        return (main, POOLED[main.key], *(POOLED.get(column.key, column) for column in others))
+
+    @property
+    def measures(self) -> list[str]:
+        """The keys of all measures that the files have: those of the table, and those it would usually have."""
+        return list(dict.fromkeys(column.key for column in (*self.columns, *COLUMNS[self.task])))
+
+    @cached_property
+    def counts(self) -> dict[int, np.ndarray]:
+        """By seed, how many rows each client is scored on, where a run has noted them; 0: it is not scored."""
+        noted = {seed: np.array(r.facts["rows"]) for (_, seed), r in self.results.items() if "rows" in r.facts}
+        return {seed: rows for seed, rows in noted.items() if len(rows) == len(self.people[seed])}
+
+    @cached_property
+    def small(self) -> int:
+        """The number of clients, of all seeds together, with so few rows that chance decides their measures."""
+        return sum(int(((rows > 0) & (rows < FEW_ROWS)).sum()) for rows in self.counts.values())
+
+    @property
+    def scored(self) -> int:
+        """The number of clients, of all seeds together, that have rows to be scored on, where that is noted."""
+        return sum(int((rows > 0).sum()) for rows in self.counts.values())
+
+    def score(self, label: str, seed: int, measure: str) -> float | None:
+        """A finished run's measure of all clients; the worst tenth is of clients that are not small."""
+        if measure == WORST_TENTH and self.small and seed in self.counts:
+            own, large = self.values(label, seed, "accuracy"), self.counts[seed] >= FEW_ROWS
+            known = own[large & ~np.isnan(own)] if own is not None else np.zeros(0)
+            return worst_decile(known) if len(known) else None
+        value: float | None = self.results[label, seed].scores[0].summary.get(measure)
+        return value
 
     @property
     def local(self) -> str | None:
@@ -184,10 +229,12 @@ def _measured(found: Comparison, row: Row) -> Row:
     """A row with its own numbers."""
     own = {seed: result for seed in found.seeds if (result := found.results.get((row.label, seed)))}
     diverged = {seed: result.error for seed, result in own.items() if result.error is not None}
-    fine = [result for result in own.values() if result.scores]
+    scored = [seed for seed, result in own.items() if result.scores]
+    fine = [own[seed] for seed in scored]
     if not fine:
         return replace(row, diverged=diverged)
-    scores = {c.key: interval([r.scores[0].summary[c.key] for r in fine]) for c in found.columns}
+    values = {key: [found.score(row.label, seed, key) for seed in scored] for key in found.measures}
+    scores = {key: interval(known) for key, own in values.items() if (known := [v for v in own if v is not None])}
     traffic = fine[0].facts["bytes_up"] + fine[0].facts["bytes_down"]
     seconds = float(np.mean([result.facts["seconds"] for result in fine]))
     return replace(row, scores=scores, traffic=traffic, seconds=seconds, diverged=diverged)
@@ -273,6 +320,9 @@ def _cells(found: Comparison, row: Row, brief: bool) -> list[str]:
         return [row.label, word, *[NONE] * (len(found.columns) + 1 + (found.local is not None))]
     cells = [row.label]
     for i, column in enumerate(found.columns):
+        if column.key not in row.scores:
+            cells.append(NONE)
+            continue
         mean, half = row.scores[column.key]
         known = "" if half is None or (brief and i > 1) else f" ± {column.text(half)}"
         cells.append(f"{'' if i else _mark(row)}{column.text(mean)}{known}")
@@ -295,6 +345,12 @@ def explained(found: Comparison, behind: bool = False) -> list[str]:
         f"Every client's own model on its own {data} data, averaged over clients{pooled}; {of}. Traffic, up and down, "
         "is per client and round; seconds are per run."
     ]
+    if found.small:
+        rest = "; worst tenth: of the other clients" if found.small < found.scored else ""
+        said.append(
+            f"{found.small} of {found.scored} clients{' (all seeds)' if count > 1 else ''} have fewer than {FEW_ROWS} "
+            f"{data} rows, so chance decides their own measures. Pooled: every row counts alike{rest}."
+        )
     leads = _tested(found)
     rivals = len(leads)
     if rivals:
@@ -363,8 +419,11 @@ def harm_grid(found: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 def _hit(found: Comparison, loss: Loss) -> str:
-    main = found.columns[0]
-    return f"{loss.client} (seed {loss.seed}): {main.text(loss.alone)} → {main.text(loss.here)}"
+    main, rows = found.columns[0], ""
+    if (counts := found.counts.get(loss.seed)) is not None:
+        count = int(counts[list(found.people[loss.seed]).index(loss.client)])
+        rows = f", {count} row{'s' * (count != 1)}" if count < FEW_ROWS else ""
+    return f"{loss.client} (seed {loss.seed}{rows}): {main.text(loss.alone)} → {main.text(loss.here)}"
 
 
 def titled(found: Comparison) -> str:
@@ -438,9 +497,7 @@ def _pipes(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def to_json(found: Comparison, command: str) -> Table:
     """Everything about the comparison, as JSON."""
     first = found.rows[0].config
-    setting = {
-        k: v for k, v in first.to_dict(everything=True).items() if k not in ("algorithm", "seed", first.algorithm)
-    }
+    setting = {k: v for k, v in first.relevant().items() if k not in ("algorithm", "seed", first.algorithm)}
     facts = {name: found.facts(name) for name in ("versions", "device", "dtype", "fedabml", "code", "hardware")}
     hashes = {str(seed): r.facts["partition_hash"] for (_, seed), r in found.results.items()}
     return {
@@ -452,12 +509,12 @@ def to_json(found: Comparison, command: str) -> Table:
 
 def _object(found: Comparison, row: Row) -> Table:
     by_seed = {
-        c.key: {
-            str(s): r.scores[0].summary[c.key]
+        key: {
+            str(s): found.score(row.label, s, key)
             for s in found.seeds
             if (r := found.results.get((row.label, s))) and r.scores
         }
-        for c in found.columns
+        for key in found.measures
     }
     flat = _flat(found, row) | {"algorithm": row.config.algorithm}
     own = {"label": row.label, **flat, "hyper": dict(row.config.hyper), "by_seed": by_seed}
@@ -468,8 +525,8 @@ def _object(found: Comparison, row: Row) -> Table:
 def _flat(found: Comparison, row: Row) -> Table:
     """A row as one line of numbers."""
     flat: Table = {"algorithm": row.label, "refused": row.refused, "diverged": len(row.diverged)}
-    for c in found.columns:
-        flat[c.key], flat[f"{c.key}_half"] = row.scores.get(c.key, (None, None))
+    for key in found.measures:
+        flat[key], flat[f"{key}_half"] = row.scores.get(key, (None, None))
     flat |= {"traffic_bytes": row.traffic, "seconds": row.seconds, "best": row.best, "alike": row.alike}
     tests = asdict(row.behind) if row.behind else dict.fromkeys(("mean", "half", "p_seeds", "p_clients"))
     flat |= {"behind": tests["mean"], "behind_half": tests["half"], "p": row.p}

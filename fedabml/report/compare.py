@@ -37,18 +37,22 @@ def run_of(found: Comparison, row: Row, command: str = "") -> Run:
     config = row.config
     measures = (found.columns[0].key, "nll")
     clients = []
+    rows = "n_val" if found.split == "val" else "n_test"
     for seed in found.seeds:
         columns = {name: v for name in measures if (v := found.values(row.label, seed, name)) is not None}
+        counts = found.counts.get(seed)
         for i, name in enumerate(found.people[seed] if columns else ()):
             values = {key: None if v[i] != v[i] else float(v[i]) for key, v in columns.items()}
+            values |= {} if counts is None else {rows: float(counts[i])}
             clients.append(Client(f"{seed}.{i}", f"{name}, seed {seed}" if len(found.seeds) > 1 else name, values))
     summary: dict[str, Any] = {key: mean for key, (mean, _) in row.scores.items()}
     summary |= {"task": found.task, "split": found.split, "seconds": row.seconds, "bytes_up": row.traffic}
     summary["reliability"] = found.reliability(row.label)
-    about = {"dataset": Path(config.data).name if config.data else config.dataset or "digits"}
-    told = {k: v for k, v in config.to_dict(everything=True).items() if v is not None and k not in ("dataset", "seed")}
-    told |= about | {"command": command}
-    return Run(Path(row.label), told, summary, found.curve(row.label), clients, name=row.label)
+    people = {len(names) for names in found.people.values()}
+    about: dict[str, Any] = {"dataset": Path(config.data).name if config.data else config.dataset or "digits"}
+    about |= {"command": command} | ({"clients": people.pop()} if len(people) == 1 else {})
+    settings = {k: v for k, v in config.relevant().items() if k not in ("dataset", "clients", "seed")} | about
+    return Run(Path(row.label), settings, summary, found.curve(row.label), clients, name=row.label)
 
 
 def _summary(found: Comparison, scored: list[Row]) -> str:
@@ -57,7 +61,7 @@ def _summary(found: Comparison, scored: list[Row]) -> str:
     head, cells = grid(found, behind=True)
     rows = []
     for row, texts in zip(found.rows, cells, strict=True):
-        means = [row.scores[c.key][0] if row.scores else None for c in found.columns]
+        means = [row.scores.get(c.key, (None,))[0] for c in found.columns]
         values = [*means, row.traffic, row.seconds, row.harm.share if row.harm else None]
         if "behind" in head:
             values.insert(head.index("behind") - 1, row.behind.mean if row.behind else None)

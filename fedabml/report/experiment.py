@@ -26,7 +26,7 @@ def render(found: Findings, command: str, made: str) -> str:
         f"<section><h2>How it was made</h2><pre>{text(command)}</pre>{notes}</section>",
         "</main>",
     ]
-    data = {"runs": [], "marks": [], "percent": True, "clients": [], "values": {}}
+    data = {"runs": [], "marks": [], "percent": True, "clients": [], "values": {}, "tally": {}}
     return page.document(found.title, body, data)
 
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedabml.data.rows import FEW_ROWS
+from fedabml.report import thin
 from fedabml.report.frame import PAGE, Axis, Look, finite, ticks
 from fedabml.report.heat import themed
 from fedabml.report.read import Client, Run
-from fedabml.report.svg import Series, bars, histogram, line_chart, ranges, scatter
+from fedabml.report.svg import Series, bars, histogram, line_chart, ranges, scatter, usual_radius
 
 _TALL = replace(PAGE, height=350)
 _BAND = " The band is the 95% interval of the mean over seeds."
@@ -57,8 +59,9 @@ def progress(runs: Sequence[Run], own: Look | None = None) -> Figure | None:
     """Accuracy (or RMSE) per evaluated round, of several seeds with bands; a single run also shows its prior alone."""
     metric, series = runs[0].metric, _curves(runs, runs[0].metric, own)
     if len(runs) == 1 and series:
-        prior = _curves(runs, f"prior_{metric}")
-        series = [replace(series[0], name="personal models"), *(replace(s, name="prior alone") for s in prior)]
+        series = [replace(series[0], name="personal models")]
+        for key, name in ((f"prior_level_{metric}", "prior + label level"), (f"prior_{metric}", "prior alone")):
+            series += [replace(s, name=name) for s in _curves(runs, key)]
     if not series:
         return None
     word = _word(runs[0])
@@ -91,9 +94,45 @@ def _band(middle: Sequence[float | None], halves: Sequence[float | None], most: 
     return [p and max(p[0] - p[1], 0.0) for p in pairs], [p and min(p[0] + p[1], most) for p in pairs]
 
 
-def _tip(client: Client, *lines: str) -> str:
-    samples = finite(client.values.get("n_train"))
-    return "\n".join([client.name, *lines, *([f"{samples:.0f} training samples"] if samples is not None else [])])
+def _tip(run: Run, client: Client, *lines: str) -> str:
+    sizes = (("training", finite(client.values.get("n_train"))), (run.split, run.rows(client)))
+    return "\n".join([client.name, *lines, *(f"{n:.0f} {kind} samples" for kind, n in sizes if n is not None)])
+
+
+def _sizes(run: Run, clients: Sequence[Client], count: int) -> list[float]:
+    """Radii of the clients' dots, of which the figure has `count`: small clients have smaller dots."""
+    radius = usual_radius(count)
+    return [radius / 2 if run.small(client) else radius for client in clients]
+
+
+def _caveats(runs: Sequence[Run], shown: int, of: int, which: str) -> str:
+    """What a reader must know about the dots: which clients they are, and that chance moves the small ones."""
+    said = f" Of {of:,} dots {shown:,} are drawn: {which}. The file clients.csv holds every client." * (shown < of)
+    few = f" Smaller dots are clients with fewer than {FEW_ROWS} {runs[0].split} rows: chance decides their place."
+    return said + few * any(run.small_clients for run in runs)
+
+
+def _ranked(
+    runs: Sequence[Run], key: str, title: str, x: str, y: Axis, reading: str, falling: bool = False, **options: Any
+) -> Figure | None:
+    """Draw every client's measure, sorted by it; of very many clients, both ends and even steps between them."""
+    most, series = thin.room(len(runs)), []
+    rows = [
+        sorted(_named(run, names, key), key=lambda each: each[0], reverse=falling)
+        for run, names in zip(runs, people(runs), strict=True)
+    ]
+    chosen = [thin.ranks(len(row), most) for row in rows]
+    dots, total = sum(map(len, chosen)), sum(map(len, rows))
+    for i, (run, row, places) in enumerate(zip(runs, rows, chosen, strict=True)):
+        if row:
+            values, clients, who = zip(*(row[place] for place in places), strict=True)
+            tips = [_tip(run, c, f"{run.name}: {y.write(v)}") for v, c in zip(values, clients, strict=True)]
+            at, sizes = [place + 1.0 for place in places], _sizes(run, clients, dots)
+            series.append(Series(run.name, values, at, tips, sizes, _slot(runs, i), who=who))
+    if not series:
+        return None
+    svg = scatter(series, title=title, x=Axis(x, "whole"), y=y, look=_TALL, **options)
+    return Figure(title, svg, reading + _caveats(runs, dots, total, "both ends, and even steps between them"))
 
 
 def people(runs: Sequence[Run]) -> list[list[str]]:
@@ -110,41 +149,40 @@ def _named(run: Run, names: Sequence[str], key: str) -> list[tuple[float, Client
 
 
 def spread(runs: Sequence[Run]) -> Figure | None:
-    """Every client's accuracy (or RMSE), sorted."""
-    axis, metric, series = _axis(runs[0], f"{runs[0].split} {_word(runs[0])}"), runs[0].metric, []
-    for i, (run, names) in enumerate(zip(runs, people(runs), strict=True)):
-        known = sorted(_named(run, names, metric), key=lambda each: each[0], reverse=run.regression)
-        tips, who = [_tip(c, f"{run.name}: {axis.write(v)}") for v, c, _ in known], [name for *_, name in known]
-        if known:
-            series.append(Series(run.name, [v for v, *_ in known], tips=tips, slot=_slot(runs, i), who=who))
-    if not series:
-        return None
-    x = Axis("clients, from the worst-off to the best-off", "whole")
-    svg = scatter(series, title="Clients from worst to best", x=x, y=axis, look=_TALL)
+    """Draw every client's accuracy (or RMSE), sorted."""
+    y = _axis(runs[0], f"{runs[0].split} {_word(runs[0])}")
     reading = "One dot is one client. A flat row means that all clients are served alike; the left end is who is not."
-    return Figure("Clients from worst to best", svg, reading)
+    x = "clients, from the worst-off to the best-off"
+    return _ranked(runs, runs[0].metric, "Clients from worst to best", x, y, reading, falling=runs[0].regression)
 
 
 def personal_gain(runs: Sequence[Run]) -> Figure | None:
-    """Each client's personal model against the prior alone."""
-    metric, word, series = runs[0].metric, _word(runs[0]), []
-    axis = _axis(runs[0])
-    for i, (run, names) in enumerate(zip(runs, people(runs), strict=True)):
-        known = [
-            (c, before, after, name)
-            for after, c, name in _named(run, names, metric)
-            if (before := c.values.get(f"prior_{metric}")) is not None
-        ]
-        tips = [_tip(c, f"{run.name}: {axis.write(b)} to {axis.write(a)}") for c, b, a, _ in known]
+    """Draw each client's personal model against the prior: with the client's label level, where there is one."""
+    metric, axis, most, series = runs[0].metric, _axis(runs[0]), thin.room(len(runs)), []
+    level = any(c.values.get(f"prior_level_{metric}") is not None for run in runs for c in run.clients)
+    keys = [f"prior_level_{metric}", f"prior_{metric}"][not level :]
+    rows = [
+        [(c, before, after, name) for after, c, name in _named(run, names, metric)
+         if (before := next((v for key in keys if (v := c.values.get(key)) is not None), None)) is not None]
+        for run, names in zip(runs, people(runs), strict=True)
+    ]  # fmt: skip
+    chosen = [[row[place] for place in thin.sample(len(row), most)] for row in rows]
+    dots = sum(map(len, chosen))
+    for i, (run, known) in enumerate(zip(runs, chosen, strict=True)):
         if known:
-            _, x, y, who = zip(*known, strict=True)
-            series.append(Series(run.name, y, x, tips, slot=_slot(runs, i), who=who))
+            clients, x, y, who = zip(*known, strict=True)
+            tips = [_tip(run, c, f"{run.name}: {axis.write(b)} to {axis.write(a)}") for c, b, a, _ in known]
+            series.append(Series(run.name, y, x, tips, _sizes(run, clients, dots), _slot(runs, i), who=who))
     if not series:
         return None
-    start, end = (replace(axis, label=f"{word} of the {model}") for model in ("prior alone", "personal model"))
+    names = ("prior + label level" if level else "prior alone", "personal model")
+    start, end = (replace(axis, label=f"{_word(runs[0])} of the {model}") for model in names)
     svg = scatter(series, title="What personalising gains", x=start, y=end, look=_TALL, diagonal=True)
     gain, harm = ("below", "above") if runs[0].regression else ("above", "below")
     reading = f"One dot is one client. Dots {gain} the dashed line gained from personalising, dots {harm} it lost."
+    if level:
+        reading += " The label level alone, the client's own label frequencies, is counted with the prior."
+    reading += _caveats(runs, dots, sum(map(len, rows)), "some clients, drawn at random")
     return Figure("What personalising gains", svg, reading)
 
 
@@ -169,12 +207,15 @@ def duel(runs: Sequence[Run], controls: str) -> Figure | None:
     outer = ticks(*axis.cover(v for row in values for v in row))  # of all runs: the axes stay when the choice changes
     low, high = outer[0], outer[-1]
     x, y = (replace(axis, label=runs[i].name, span=(low, high)) for i in group[:2])
-    names = people(runs)[group[0]]
-    points = Series("clients", values[1], values[0], tips=names, who=names)
+    names, drawn = people(runs)[group[0]], thin.sample(len(values[0]), thin.PER_RUN)
+    who = [names[place] for place in drawn]
+    points = Series("clients", [values[1][i] for i in drawn], [values[0][i] for i in drawn], tips=who, who=who)
     svg = scatter([points], title="Two runs, client by client", x=x, y=y, look=_TALL, diagonal=True)
     reading = (
         "One dot is one client, tested under both runs; it has the colour and shape of the run that serves it better."
     )
+    if len(drawn) < len(names):
+        reading += f" {len(drawn):,} of {len(names):,} clients are drawn, at random; the counts above are of all."
     return Figure("Two runs, client by client", svg, reading, controls=controls)
 
 
@@ -207,29 +248,16 @@ def reliability(runs: Sequence[Run], own: Look | None = None) -> Figure | None:
 
 
 def coverage(runs: Sequence[Run]) -> Figure | None:
-    """Every client's share of targets inside the 90% interval, sorted."""
-    axis, series = Axis(f"share of {runs[0].split} targets inside", "percent"), []
-    for i, (run, names) in enumerate(zip(runs, people(runs), strict=True)):
-        known = sorted(_named(run, names, "coverage"), key=lambda each: each[0])
-        tips = [
-            "\n".join([c.name, f"{run.name}: {axis.write(v)}", *([f"{n:.0f} {run.split} samples"] if n else [])])
-            for v, c, _ in known
-            for n in [run.rows(c)]
-        ]
-        who = [name for *_, name in known]
-        if known:
-            series.append(Series(run.name, [v for v, *_ in known], tips=tips, slot=_slot(runs, i), who=who))
-    if not series:
-        return None
-    least = min([0.8, *(v for s in series for v in s.y if v is not None)])
-    x = Axis("clients, from the least covered to the most", "whole")
-    y = replace(axis, span=(max(math.floor(least * 10) / 10, 0.0), 1.0))
-    svg = scatter(series, title="Coverage of the 90% interval", x=x, y=y, look=_TALL, level=0.9)
+    """Draw every client's share of targets inside the 90% interval, sorted."""
+    known = [v for run in runs for c in run.clients if (v := c.values.get("coverage")) is not None]
+    least = min([0.8, *known])
+    y = Axis(f"share of {runs[0].split} targets inside", "percent", (max(math.floor(least * 10) / 10, 0.0), 1.0))
     reading = (
         "One dot is one client. On the dashed line the intervals are honest; below it they are too narrow, above it too"
         f" wide. A client with few {runs[0].split} samples strays from the line by chance."
     )
-    return Figure("Coverage of the 90% interval", svg, reading)
+    x = "clients, from the least covered to the most"
+    return _ranked(runs, "coverage", "Coverage of the 90% interval", x, y, reading, level=0.9)
 
 
 def entropy(runs: Sequence[Run]) -> list[Figure]:

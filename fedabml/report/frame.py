@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, SupportsFloat
+from typing import Literal, NamedTuple
 
 Span = tuple[float, float]
 
@@ -124,11 +124,11 @@ class Axis:
 
 def finite(value: object) -> float | None:
     """The value as a float, or `None` if it is no number that can be drawn."""
-    if isinstance(value, (bool, str)) or not isinstance(value, SupportsFloat):
+    if isinstance(value, (bool, str, bytes)):
         return None
     try:
-        number = float(value)
-    except OverflowError:
+        number = float(value)  # type: ignore[arg-type]  # isinstance(…, SupportsFloat) would take 20 µs
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) and abs(number) < 1e200 else None
 

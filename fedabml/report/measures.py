@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fedabml.data.rows import FEW_ROWS
 from fedabml.report.read import Run
 
-MISSING = "–"
+MISSING, TOO_FEW = "–", "too few test rows"
 
 
 def percent(value: float) -> str:
@@ -52,7 +53,22 @@ class Measure:
     def show(self, run: Run) -> str:
         """The run's value in words."""
         value = run.number(self.key)
-        return MISSING if value is None else self.write(value)
+        if value is None:
+            return TOO_FEW if self._of_large(run) else MISSING
+        return self.write(value)
+
+    def about(self, run: Run) -> str:
+        """What the run's value means; it says where small clients are left out."""
+        return self.meaning + f" with at least {FEW_ROWS} {run.split} rows" * self._of_large(run)
+
+    def tile(self, run: Run) -> bool:
+        """Whether the run's first numbers include it; pooled ones stand there where the run has small clients."""
+        if self.key in (f"{run.metric}_pooled", f"{run.metric}_worst_decile") and run.small_clients:
+            return True
+        return self.key in TILES and (self.key == run.metric or run.number(self.key) is not None)
+
+    def _of_large(self, run: Run) -> bool:
+        return self.key.endswith("_worst_decile") and bool(run.small_clients)
 
     def best(self, runs: Sequence[Run]) -> set[str]:
         """Names of the best runs, each among the runs on the same data; none where there is nothing to compare."""
@@ -68,16 +84,18 @@ class Measure:
 
 UP = float("inf")
 MEASURES = (
+    Measure("accuracy_pooled", "Accuracy, pooled", "over all samples together", percent, UP),
+    Measure("rmse_pooled", "RMSE, pooled", "over all samples together", decimals, 0),
     Measure("accuracy", "Accuracy", "of the personalised models, mean over clients", percent, UP),
     Measure("rmse", "RMSE", "of the personalised models, mean over clients", decimals, 0),
     Measure("nll", "NLL", "negative log-likelihood; lower is better", decimals, 0),
     Measure("ece", "ECE", "calibration error; 0 is honest", decimals, 0),
-    Measure("coverage", "Coverage", "of the 90% interval; 90% is honest", percent, 0.9),
+    Measure("coverage_pooled", "Coverage", "of the 90% interval, all samples together; 90% is honest", percent, 0.9),
     Measure("accuracy_worst_decile", "Worst decile", "accuracy of the worst-off tenth of clients", percent, UP),
     Measure("prior_accuracy", "Prior alone", "accuracy before any personal step", percent, UP),
     Measure("prior_rmse", "Prior alone", "RMSE before any personal step", decimals, 0),
+    Measure("prior_level_accuracy", "Prior + label level", "accuracy with the client's label frequencies", percent, UP),
     Measure("brier", "Brier", "squared error of the probabilities", decimals, 0),
-    Measure("accuracy_pooled", "Pooled", "accuracy over all test samples together", percent, UP),
     Measure("accuracy_last10", "Last 10", "mean accuracy of the last ten evaluations", percent, UP),
     Measure("rmse_last10", "Last 10", "mean RMSE of the last ten evaluations", decimals, 0),
     Measure("traffic", "Traffic", "up and down, per client and round", size, 0),
@@ -89,10 +107,11 @@ TILES = (
     "rmse",
     "nll",
     "ece",
-    "coverage",
+    "coverage_pooled",
     "accuracy_worst_decile",
     "prior_accuracy",
     "prior_rmse",
+    "prior_level_accuracy",
     "traffic",
     "seconds",
 )

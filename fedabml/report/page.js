@@ -162,7 +162,7 @@
     const [left, top, right, bottom, low, high] = svg.dataset.plot.split(" ").map(Number);
     const place = (v, from, to) => from + (v - low) / (high - low) * (to - from);
     const write = (v) => data.percent ? `${(100 * v).toFixed(1)}%` : String(Number(v.toPrecision(4)));
-    const [a, b] = [Number(across.value), Number(up.value)], wins = [0, 0, 0];
+    const [a, b] = [Number(across.value), Number(up.value)], wins = data.tally[a][b];
     const group = svg.querySelector("g:last-of-type");
     group.dataset.radius ??= group.querySelector("circle")?.getAttribute("r") || 3;
     group.replaceChildren();
@@ -170,7 +170,6 @@
       const [x, y] = [data.values[a][i], data.values[b][i]];
       if (x === null || y === null) continue;
       const winner = x === y ? 2 : (y > x) === data.percent ? 1 : 0;
-      wins[winner] += 1;
       const dot = document.createElementNS("http://www.w3.org/2000/svg", "path");
       const { colour, shape } = winner === 2 ? { ...data.marks[0], colour: "var(--muted)" } : data.marks[[a, b][winner]];
       const put = `translate(${place(x, left, right)} ${place(y, bottom, top)}) scale(${group.dataset.radius})`;

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from fedabml.report import figures, heat
+import numpy as np
+
+from fedabml.data.rows import FEW_ROWS
+from fedabml.report import figures, heat, thin
 from fedabml.report.figures import Figure
 from fedabml.report.frame import DARK, LIGHT, PAGE, Look, text
-from fedabml.report.measures import MEASURES, MISSING, TILES, Measure, decimals, percent
+from fedabml.report.measures import MEASURES, MISSING, TOO_FEW, Measure, decimals, percent
 from fedabml.report.read import Run
 
 _COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -20,6 +23,7 @@ _COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("n_test", "Test", "{:.0f}".format),
     ("accuracy", "Accuracy", percent),
     ("prior_accuracy", "Prior alone", percent),
+    ("prior_level_accuracy", "Prior + label level", percent),
     ("rmse", "RMSE", decimals),
     ("prior_rmse", "Prior alone", decimals),
     ("nll", "NLL", decimals),
@@ -96,14 +100,27 @@ def _safe_json(value: Any) -> str:
 
 
 def _data(runs: Sequence[Run]) -> dict[str, Any]:
-    """What the script needs: the runs' names, and the measure of every client for the chosen pair."""
+    """What the script needs: the runs' names, the drawn clients' measure, and who serves how many clients better."""
     group, metric = figures.comparable(runs), runs[0].metric
+    drawn = thin.sample(len(runs[group[0]].clients), thin.PER_RUN) if group else []
+    names = figures.people(runs)[group[0]] if group else []
+    every = {i: [client.values.get(metric) for client in runs[i].clients] for i in group}
     return {
         "runs": [run.name for run in runs] if len(runs) > 1 else [],
         "marks": [PAGE.style(i)._asdict() for i in range(len(runs))] if len(runs) > 1 else [],
         "percent": not runs[0].regression,
-        "clients": figures.people(runs)[group[0]] if group else [],
-        "values": {i: [client.values.get(metric) for client in runs[i].clients] for i in group},
+        "clients": [names[place] for place in drawn],
+        "values": {i: [own[place] for place in drawn] for i, own in every.items()},
+        "tally": _tally(every, runs[0].regression),
+    }
+
+
+def _tally(values: Mapping[int, Sequence[float | None]], regression: bool) -> dict[int, dict[int, list[int]]]:
+    """For every pair of runs the clients that the first serves better, that the second does, and the others."""
+    table = {i: (-1 if regression else 1) * np.array(own, float) for i, own in values.items()}  # None becomes NaN
+    return {
+        i: {j: [int((a > b).sum()), int((a < b).sum()), int((a == b).sum())] for j, b in table.items()}
+        for i, a in table.items()
     }
 
 
@@ -126,7 +143,8 @@ def _header(runs: Sequence[Run], title: str) -> str:
         found = {str(value) for run in runs if (value := run.fact(key)) is not None}
         if len(found) == 1:
             value = found.pop()
-            facts.append(form.format(value) + "s" * (key in ("clients", "rounds") and value != "1"))
+            shown = f"{int(value):,}" if key in ("clients", "rounds") and value.isdecimal() else value
+            facts.append(form.format(shown) + "s" * (key in ("clients", "rounds") and value != "1"))
     line = " · ".join(text(fact) for fact in facts)
     return heading(title, line)
 
@@ -141,12 +159,24 @@ def _tiles(run: Run) -> str:
     """The first numbers, large. The leading measure is always there; others only where the run has them."""
     tiles = []
     for measure in MEASURES:
-        if measure.key in TILES and (measure.key == run.metric or run.number(measure.key) is not None):
+        if measure.tile(run):
             value = measure.show(run)
-            lead = " lead" if measure.key == run.metric else ""
-            parts = f"<dt>{text(measure.label)}</dt><dd>{text(value)}</dd><p>{text(measure.meaning)}</p>"
-            tiles.append(f'<div class="tile{lead}">{parts}</div>')
-    return f'<section aria-label="Summary"><dl class="tiles">{"".join(tiles)}</dl></section>'
+            kind = " lead" if measure.key == run.metric else " words" if value == TOO_FEW else ""
+            parts = f"<dt>{text(measure.label)}</dt><dd>{text(value)}</dd><p>{text(measure.about(run))}</p>"
+            tiles.append(f'<div class="tile{kind}">{parts}</div>')
+    return f'<section aria-label="Summary"><dl class="tiles">{"".join(tiles)}</dl>{small_note(run)}</section>'
+
+
+def small_note(run: Run) -> str:
+    """A sentence on the clients with too few rows to be judged one by one; empty where there are none."""
+    if not run.small_clients:
+        return ""
+    scored = sum(client.values.get(run.metric) is not None for client in run.clients)
+    return (
+        f'<p class="note">{run.small_clients:,} of {scored:,} clients (marked °) have fewer than {FEW_ROWS} '
+        f"{run.split} rows: chance decides their measures. Pooled numbers count every row alike; means over clients do "
+        "not.</p>"
+    )
 
 
 def _legend(runs: Sequence[Run]) -> str:
@@ -226,22 +256,32 @@ def _choices(runs: Sequence[Run]) -> str:
 
 
 def _client_tables(runs: Sequence[Run]) -> str:
-    return "".join(_client_table(run, named=len(runs) > 1) for run in runs if run.clients)
+    most = thin.room(len(runs)) // 2
+    return "".join(_client_table(run, len(runs) > 1, most) for run in runs if run.clients)
 
 
-def _client_table(run: Run, named: bool) -> str:
+def _client_table(run: Run, named: bool, most: int) -> str:
     shown = [c for c in _COLUMNS if any(client.values.get(c[0]) is not None for client in run.clients)]
     rows = []
-    for i, client in enumerate(run.clients):
-        cells = [f'<th scope="row" data-v="{i}">{text(client.name)}</th>']
+    places = thin.ends_and_sample([client.values.get(run.metric) for client in run.clients], most)
+    for i in places:
+        client = run.clients[i]
+        cells = [f'<th scope="row" data-v="{i}">{text(client.name)}{" °" * run.small(client)}</th>']
         for key, _, write in shown:
             value = client.values.get(key)
             cells.append(f"<td>{MISSING}</td>" if value is None else f'<td data-v="{value:.9g}">{write(value)}</td>')
         rows.append(f"<tr>{''.join(cells)}</tr>")
-    count = f"{len(run.clients)} client{'s' * (len(run.clients) != 1)}"
-    heading = f"Table of {count}{': ' + run.name if named else ''}"
-    made = table([("Client", ""), *((label, "") for _, label, _ in shown)], rows)
-    return f"<details><summary>{text(heading)}</summary>{made}{_chance(run)}</details>"
+    count = f"{len(run.clients):,} client{'s' * (len(run.clients) != 1)}"
+    each = run.fact("clients")  # of a comparison's row: in each of its seeds
+    seeds = f" ({each} in each seed)" if isinstance(each, int) and each < len(run.clients) else ""
+    heading = f"Table of {count}{seeds}{': ' + run.name if named else ''}"
+    made, note = table([("Client", ""), *((label, "") for _, label, _ in shown)], rows), ""
+    if len(places) < len(run.clients):
+        note = (
+            f'<p class="note">The table shows {len(places):,} of {count}: the worst-off, the best-off and some of the '
+            "others, drawn at random. The file clients.csv holds every client.</p>"
+        )
+    return f"<details><summary>{text(heading)}</summary>{note}{made}{small_note(run)}{_chance(run)}</details>"
 
 
 def _chance(run: Run) -> str:

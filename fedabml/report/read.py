@@ -8,12 +8,15 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from fedabml.data.rows import FEW_ROWS
+from fedabml.data.statistics import worst_decile
 from fedabml.errors import InputError
 from fedabml.report.frame import finite
 from fedabml.report.sanitise import plain_svg
@@ -90,6 +93,22 @@ class Run:
         """How many samples the client's measures are taken on."""
         return client.values.get("n_val" if self.split == "validation" else "n_test")
 
+    def small(self, client: Client) -> bool:
+        """Whether the client has so few rows to be scored on that chance decides its measures."""
+        rows = self.rows(client)
+        return rows is not None and 0 < rows < FEW_ROWS
+
+    @cached_property
+    def small_clients(self) -> int:
+        """The number of scored clients that are small."""
+        return sum(self.small(c) for c in self.clients if c.values.get(self.metric) is not None)
+
+    @cached_property
+    def _worst_decile(self) -> float | None:
+        """The accuracy of the worst-off tenth of the clients that are not small; `None` where all are small."""
+        known = [v for c in self.clients if (v := c.values.get("accuracy")) is not None and not self.small(c)]
+        return worst_decile(np.array(known)) if known else None
+
     @property
     def unscored(self) -> int:
         """How many rounds were to be evaluated and could not be."""
@@ -101,7 +120,12 @@ class Run:
         return self.config.get(key) if value is None else value
 
     def number(self, key: str) -> float | None:
-        """A finite number by its key. `traffic` is bytes up and down together, of one client in one round."""
+        """A finite number by its key. `traffic` is bytes up and down together, of one client in one round.
+
+        Where a run has small clients, its worst decile is that of the others.
+        """
+        if key == "accuracy_worst_decile" and self.small_clients:
+            return self._worst_decile
         if key != "traffic":
             return finite(self.fact(key))
         ways = [v for way in ("bytes_up", "bytes_down") if (v := finite(self.summary.get(way))) is not None]

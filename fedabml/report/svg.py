@@ -113,6 +113,11 @@ def _around(frame: Frame, series: Series, slot: int) -> list[str]:
     ]
 
 
+def usual_radius(count: int) -> float:
+    """The radius of each of so many dots."""
+    return 4.0 if count <= 60 else 3.0 if count <= 400 else 2.0
+
+
 def scatter(
     series: Sequence[Series],
     *,
@@ -140,7 +145,7 @@ def scatter(
         frame.diagonal()
     if level is not None:
         frame.dashed((frame.left, frame.y(level)), (frame.right, frame.y(level)))
-    radius = 4.0 if len(known) <= 60 else 3.0 if len(known) <= 400 else 2.0
+    radius = usual_radius(len(known))
     for place, (s, row) in enumerate(zip(series, points, strict=True)):
         slot = place if s.slot is None else s.slot
         parts = [frame.path(p, slot) for p in _pieces(row) if len(p) > 1] if connect else []

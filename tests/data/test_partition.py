@@ -232,6 +232,13 @@ def test_heat_map_of_any_number_of_clients(tmp_path, clients, words):
     assert words in text and 0 < float(root.get("height")) < 1300
 
 
+def test_heat_map_of_many_classes_is_a_small_file(tmp_path):
+    labels_of = [np.arange(100) for _ in range(1000)]  # every client has every class, the most cells there can be
+    fed = Federation.from_arrays([(np.zeros((100, 1)), y) for y in labels_of], classes=100)
+    _, text = picture(fed, tmp_path / "a.svg")
+    assert len(text) < 1_000_000 and "1,000 clients (the first 200 shown)" in text
+
+
 def test_heat_map_names_few_clients_and_the_classes_of_a_table(tmp_path):
     def told(people, classes=("dry", "wet <")):
         lines = [f"{name},{i},{kind}" for name in people for i, kind in enumerate(classes * 3)]

@@ -541,7 +541,7 @@ def test_killed_in_the_middle_and_resumed_is_the_same_table(tmp_path):
     assert not (tmp_path / "parts/table.md").exists()
     path.write_bytes(path.read_bytes()[:-7])  # as if the kill had come in the middle of a line
     again, other = start("parts"), start("whole")
-    assert again.wait(60) == other.wait(60) == 0
+    assert again.wait(MOST) == other.wait(MOST) == 0
     parts, whole = (grid_of(tmp_path / name) for name in ("parts", "whole"))
     assert parts == whole and len(lines(tmp_path / "parts")) == 6
 
@@ -551,6 +551,42 @@ def grid_of(folder):
     shown = ("algorithm", "accuracy", "nll", "ece", "brier", "traffic_bytes", "best", "alike", "harm_worse")
     short = lambda word: f"{float(word):.4f}" if word.replace(".", "", 1).isdecimal() else word
     return [{name: short(row[name]) for name in shown} for row in rows(folder / "table.csv")]
+
+
+def test_own_data_are_described_by_their_own_clients(tmp_path):
+    rng, lines = np.random.default_rng(0), ["site,a,b,y"]
+    for i in range(12):  # twelve hospitals; the first three have few rows
+        rows_of = 15 if i < 3 else 60
+        a, b = rng.normal(i / 6, 1, rows_of), rng.normal(0, 1, rows_of)
+        lines += [f"hospital {i:02},{u:.3f},{v:.3f},{int(u + v > i / 6)}" for u, v in zip(a, b, strict=True)]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    words = ["--data", "t.csv", "--client-column", "site", "--target-column", "y", "--model", "mlr", "--rounds", 1]
+    run("compare", *words, "--algorithms", "fedavg,local", "--seeds", 1, "--out", "c")
+    page, table = (tmp_path / "c/report.html").read_text(), json.loads((tmp_path / "c/table.json").read_text())
+    head = page[page.index("<header>") : page.index("</header>")]
+    assert "12 clients" in head and "100" not in head
+    assert "classes_<wbr>per" not in page and "dirichlet" not in page
+    assert "clients" not in table["setting"] and table["setting"]["client_column"] == "site"
+    cell = json.loads((tmp_path / "c/cells.jsonl").read_text().splitlines()[0])
+    assert cell["facts"]["rows"] == [3] * 3 + [12] * 9
+    text = (tmp_path / "c/table.md").read_text()
+    assert "| pooled % |" in text and "3 of 12 clients have fewer than 10 test rows" in text
+    for row in table["rows"]:
+        own = [float(r["accuracy"]) for r in rows(tmp_path / "c/clients.csv") if r["algorithm"] == row["label"]]
+        assert row["accuracy_worst_decile"] == pytest.approx(min(own[3:]), abs=1e-4)
+        assert row["accuracy_pooled"] == pytest.approx((3 * sum(own[:3]) + 12 * sum(own[3:])) / 117, abs=1e-4)
+    assert "hospital 00, seed" not in page and ">hospital 00 °</th>" in page and "Table of 12 clients: local" in page
+
+
+def test_the_worst_tenth_of_small_clients_is_left_out():
+    few = lambda key, result: (key, replace(result, facts=result.facts | {"rows": [1, 3]}))
+    results = dict(few(*played(name, 0, [0.0, v])) for name, v in (("good", 0.9), ("local", 0.8)))
+    for result in results.values():
+        result.scores[0].summary["accuracy_pooled"] = 0.5
+    own = {"good": RunConfig(algorithm="fedavg"), "local": RunConfig(algorithm="local")}
+    found = make(own, results, {}, {0: ("a", "b")}, same_clients=False)
+    assert "worst tenth" not in grid(found)[0] and "pooled %" in grid(found)[0]
+    assert "2 of 2 clients have fewer than 10 test rows" in " ".join(explained(found))
 
 
 # -- what does not work out -------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,14 @@ def build_run(
     skill: float = 0.9,
     seed: int = 0,
     regression: bool = False,
+    rows: Sequence[int] = (20,),
+    level: bool = False,
     **summary: Any,
 ) -> Path:
-    """Write a run folder; `summary` overrides entries of summary.json."""
+    """Write a run folder; `summary` overrides entries of summary.json.
+
+    Clients have the test rows of `rows`, in turn. With `level` the prior is scored with a label level, too.
+    """
     rng = np.random.default_rng([seed, len(algorithm), clients])
     folder.mkdir(parents=True)
     ease = np.random.default_rng(7).beta(12, 3, clients)  # of a client's data, whatever the algorithm
@@ -61,6 +66,7 @@ def build_run(
             rise = float(1 - np.exp(-t / 6))
             line["eval"] = {
                 main: float(personal.mean()) * rise,
+                **({f"prior_level_{main}": float((personal.mean() + prior.mean()) / 2) * rise} if level else {}),
                 f"prior_{main}": float(prior.mean()) * rise,
                 "nll": 0.4,
             }
@@ -79,7 +85,7 @@ def build_run(
     ]
     entropies = np.linspace(0, 2.3, 16)
     scores: dict[str, Any] = (
-        {"rmse": float(personal.mean()), "coverage": 0.87}
+        {"rmse": float(personal.mean()), "rmse_pooled": 0.71, "coverage": 0.5, "coverage_pooled": 0.87}
         if regression
         else {
             "accuracy": float(personal.mean()),
@@ -104,10 +110,12 @@ def build_run(
     _json(folder / "summary.json", scores | summary)
     with (folder / "clients.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["client", "name", "n_train", "n_test", main, "nll", f"prior_{main}", "prior_nll", second])
+        head = ["client", "name", "n_train", "n_test", main, "nll", f"prior_{main}", "prior_nll", second]
+        writer.writerow([*head, *([f"prior_level_{main}"] if level else [])])
         for i in range(clients):
             row = [personal[i], 1.3 - personal[i], prior[i], 2.1 - prior[i], 0.95 - i % 4 / 20 if regression else 0.08]
-            writer.writerow([i, f"clinic {i}", 40 + i % 60, 20, *(f"{v:.4f}" for v in row)])
+            row += [(prior[i] + personal[i]) / 2] if level else []
+            writer.writerow([i, f"clinic {i}", 40 + i % 60, rows[i % len(rows)], *(f"{v:.4f}" for v in row)])
     (folder / "partition.svg").write_text(HEAT_MAP)
     manifest = {"partition": {"kind": "dirichlet", "alpha": 0.5}, "clients": clients, "counts": {"train": [[1, 2]]}}
     _json(folder / "manifest.json", manifest | {"seed": 0, "hash": "c0ffee"})

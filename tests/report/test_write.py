@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import html
 import json
 import math
@@ -161,7 +162,7 @@ def test_any_number_of_clients_and_rounds(
         page, outline = page_of(write(chosen, tmp_path / "r.html"))
         assert ("RMSE per round" if regression else "Accuracy per round") in outline.headings
         assert not re.search(r'="[^"]*\b(nan|inf|NaN|Infinity)\b', page)
-    assert f"Table of {clients} client" in page
+    assert f"Table of {clients:,} client" in page
 
 
 def test_numbers_that_are_missing_or_not_finite(make_run: MakeRun, tmp_path: Path) -> None:
@@ -194,7 +195,7 @@ def test_a_regression_shows_the_coverage_of_every_client(make_run: MakeRun, tmp_
     page, outline = page_of(write([make_run(regression=True)], tmp_path / "r.html"))
     after = outline.headings[outline.headings.index("Uncertainty") :]
     assert after[1] == "Coverage of the 90% interval" and "Prior and data" in after
-    assert 'data-tip="clinic 3&#10;fedabml: 80.0%&#10;20 test samples"' in page
+    assert 'data-tip="clinic 3&#10;fedabml: 80.0%&#10;43 training samples&#10;20 test samples"' in page
     assert "RMSE of the prior alone" in page and "biased" not in page
 
 
@@ -364,3 +365,72 @@ def test_clients_of_other_partitions_are_others(make_run: MakeRun) -> None:
     assert people(runs[:2]) == [["clinic 0", "clinic 1", "clinic 2"]] * 2
     assert people(runs)[1] == ["clinic 0 of a", "clinic 1 of a", "clinic 2 of a"]
     assert people(runs)[2][0] == "clinic 0 of c"
+
+
+def data_of(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
+    assert found
+    return json.loads(found[1])
+
+
+def test_a_page_of_very_many_clients_is_a_few_megabytes(make_run: MakeRun, tmp_path: Path) -> None:
+    count = 100_000
+    run = make_run(clients=count, rounds=3)
+    page, _ = page_of(write([run], tmp_path / "one.html"))
+    assert len(page) < 2_000_000
+    assert "Of 100,000 dots 2,000 are drawn" in page and "The table shows 1,000 of 100,000 clients" in page
+    assert page.count("clients.csv holds every client") == 3  # two figures and the table
+    with (run / "clients.csv").open(newline="") as file:
+        order = sorted(csv.DictReader(file), key=lambda row: float(row["accuracy"]))
+    for row in (order[0], order[-1]):  # the worst-off and the best-off are in the figure and in the table
+        assert f'data-client="{row["name"]}"' in page and f">{row['name']}</th>" in page
+
+
+def test_two_runs_of_many_clients_are_counted_whole(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run(a, algorithm=a, clients=5_000, rounds=3, skill=s) for a, s in (("a", 0.9), ("b", 0.85))]
+    page, _ = page_of(write(runs, tmp_path / "two.html"))
+    assert len(page) < 4_000_000 and "2,000 of 5,000 clients are drawn" in page
+    values = [[c.values["accuracy"] or 0.0 for c in run.clients] for run in read_runs(runs)]
+    better, worse, alike = data_of(page)["tally"]["0"]["1"]
+    assert better == sum(a > b for a, b in zip(*values, strict=True)) and better + worse + alike == 5_000
+    assert len(data_of(page)["clients"]) == 2_000
+
+
+def tiles_of(page: str) -> dict[str, tuple[str, str]]:
+    found = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd><p>(.*?)</p>", page)
+    return {html.unescape(name): (value, html.unescape(words)) for name, value, words in found}
+
+
+def test_clients_of_few_rows_are_marked_and_decide_no_tile(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("some", clients=40, rows=(9, 10, 30, 100), accuracy_worst_decile=0.0)
+    page, _ = page_of(write([run], tmp_path / "r.html"))
+    tiles = tiles_of(page)
+    large = sorted(c.values["accuracy"] or 0.0 for c in read_runs([run])[0].clients if c.values["n_test"] != 9)
+    assert tiles["Worst decile"] == (
+        f"{np.mean(large[:3]):.1%}", "accuracy of the worst-off tenth of clients with at least 10 test rows"
+    )  # fmt: skip
+    assert next(iter(tiles)) == "Accuracy, pooled"
+    assert "10 of 40 clients (marked °) have fewer than 10 test rows" in page
+    assert ">clinic 0 °</th>" in page and ">clinic 1</th>" in page
+    assert "Smaller dots are clients with fewer than 10 test rows" in page
+    sizes = [re.findall(rf'<circle [^>]*r="([\d.]+)"[^>]*data-client="clinic {i}"', page) for i in (0, 1)]
+    assert sizes == [["2.0"] * 2, ["4.0"] * 2]
+    all_small = tiles_of(page_of(write([make_run("tiny", rows=(1, 3))], tmp_path / "r.html"))[0])
+    assert all_small["Worst decile"][0] == "too few test rows"
+    none_small = tiles_of(page_of(write([make_run("plain")], tmp_path / "r.html"))[0])
+    assert next(iter(none_small)) == "Accuracy" and "at least" not in none_small["Worst decile"][1]
+
+
+def test_coverage_is_counted_over_all_rows(make_run: MakeRun, tmp_path: Path) -> None:
+    tiles = tiles_of(page_of(write([make_run(regression=True, rows=(1, 50))], tmp_path / "r.html"))[0])
+    assert tiles["Coverage"][0] == "87.0%" and tiles["RMSE, pooled"][0] == "0.710"
+
+
+def test_the_prior_is_shown_with_and_without_the_label_level(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(level=True, prior_level_accuracy=0.625)
+    page, _ = page_of(write([run], tmp_path / "r.html"))
+    assert tiles_of(page)["Prior + label level"][0] == "62.5%" and "Prior alone" in tiles_of(page)
+    assert "accuracy of the prior + label level" in page and 'aria-label="prior + label level"' in page
+    assert '<button type="button" title="">Prior + label level</button>' in page
+    plain, _ = page_of(write([make_run("plain")], tmp_path / "r.html"))
+    assert "label level" not in plain and "accuracy of the prior alone" in plain

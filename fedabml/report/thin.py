@@ -1,0 +1,44 @@
+"""Which of very many clients a page shows. A page stays a few megabytes; clients.csv holds every client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+PER_RUN, PER_FIGURE = 2_000, 10_000  # clients of one run, and of all runs of a figure together
+
+
+def room(runs: int) -> int:
+    """The number of clients that a figure shows of each of so many runs."""
+    return max(50, min(PER_RUN, PER_FIGURE // max(runs, 1)))
+
+
+def sample(count: int, most: int) -> list[int]:
+    """Draw at most `most` of the places 0 to `count` - 1, in ascending order; equal arguments give equal places."""
+    if count <= most:
+        return list(range(count))
+    return np.sort(np.random.default_rng(0).choice(count, most, replace=False)).tolist()
+
+
+def ranks(count: int, most: int) -> list[int]:
+    """Choose at most `most` places of a sorted list: a tenth of them at each end, the others in even steps between."""
+    if count <= most:
+        return list(range(count))
+    end = most // 10
+    middle = np.linspace(end, count - end - 1, most - 2 * end).round().astype(int).tolist()
+    return [*range(end), *middle, *range(count - end, count)]
+
+
+def ends_and_sample(values: Sequence[float | None], most: int) -> list[int]:
+    """Choose at most `most` places: a quarter with the lowest values, a quarter with the highest, the others drawn.
+
+    Places without a value (`None`) are only drawn. The places are returned in ascending order.
+    """
+    if len(values) <= most:
+        return list(range(len(values)))
+    known = sorted((v, i) for i, v in enumerate(values) if v is not None)
+    end = min(most // 4, len(known) // 2)
+    chosen = {i for _, i in [*known[:end], *known[len(known) - end :]]}
+    others = [i for i in range(len(values)) if i not in chosen]
+    return sorted(chosen | {others[i] for i in sample(len(others), most - len(chosen))})
