@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..gaussian import Distribution, Point
 from .base import Algorithm, Batch, Loss, Site, State, slope
-from .hyper import Range, hyper
+from .hyper import PERSONAL_EPOCHS, Range, hyper
 from .steps import OWN, as_own, own
 
 
@@ -35,7 +35,7 @@ class APFL(Algorithm):
         None, "η_α: step size of α (none: that of v_i; 0: α stays)", 0, tune=Range(1e-4, 0.1, log=True)
     )
     alpha_every: str = hyper("round", "when α moves: with the first minibatch, or all", choices=("batch", "round"))
-    personal_epochs: int = hyper(0, "further epochs of v_i before it is scored", 0, tune=(0, 1, 5, 20))
+    personal_epochs: int = hyper(0, "further epochs of v_i before it is scored", 0, tune=PERSONAL_EPOCHS)
 
     def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
         return {"mean": params, "alpha": params.new_zeros(()) + self.alpha}

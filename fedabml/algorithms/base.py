@@ -26,7 +26,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..gaussian import Distribution, Point
 from ..vectors import Layout, derived, plus
-from .hyper import Range, checked, hyper
+from .hyper import AVERAGES, LR, PERSONAL_EPOCHS, PERSONAL_LRS, SERVER_MOMENTA, checked, hyper
 
 SERVER_MOMENTUM = "β: how much of its last step the server takes again"  # the meaning, whatever its default
 
@@ -94,16 +94,16 @@ def twice(instead: str) -> Iterator[None]:
 class Algorithm:
     """The base of every algorithm: hyperparameters all of them have, and the plain defaults of the contract."""
 
-    lr: float = hyper(0.03, "η: step size of local training", 0, tune=Range(1e-3, 0.3, log=True))
+    lr: float = hyper(0.03, "η: step size of local training", 0, tune=LR)
     lr_decay: float = hyper(1.0, "what η is multiplied with after every round", 0.5, 1, neutral=1.0)
     momentum: float = hyper(0.0, "heavy-ball momentum of local steps", 0, 0.999, static=True)
-    personal_epochs: int = hyper(5, "epochs on the client's training data before it is scored", 0, tune=(0, 1, 5, 20))
-    personal_lr: float | None = hyper(None, "step size of those epochs (none: lr)", 0, tune=(0.001, 0.003, 0.01, 0.03))
+    personal_epochs: int = hyper(5, "epochs on the client's training data before it is scored", 0, tune=PERSONAL_EPOCHS)
+    personal_lr: float | None = hyper(None, "step size of those epochs (none: lr)", 0, tune=PERSONAL_LRS)
     weights: str = hyper("uniform", "how the server weighs clients", choices=("uniform", "samples"))
     average: float = hyper(
-        0.0, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999, tune=(0.0, 0.8)
+        0.0, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999, tune=AVERAGES
     )
-    server_momentum: float = hyper(0.0, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=(0.0, 0.4, 0.7))
+    server_momentum: float = hyper(0.0, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=SERVER_MOMENTA)
     label_prior: str = hyper("none", "label level: π_i from the client's own counts", choices=("none", "dirichlet"))
     label_alpha: float | None = hyper(
         0.1, "α of the label level's Dirichlet prior (none: 1/K, one sample's worth for all K classes)", 1e-6

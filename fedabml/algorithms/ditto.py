@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..gaussian import Distribution, Point
 from .base import Algorithm, Batch, Loss, Phase, Site, State
-from .hyper import Range, hyper
+from .hyper import PERSONAL_EPOCHS, Range, hyper
 from .steps import OWN, as_own, own
 
 
@@ -23,7 +23,7 @@ class Ditto(Algorithm):
     """Ditto."""
 
     lam: float = hyper(0.75, "λ: strength of the pull towards w_t", 0, tune=Range(0.05, 5.0, log=True))
-    personal_epochs: int = hyper(0, "further epochs of v_i before it is scored", 0, tune=(0, 1, 5, 20))
+    personal_epochs: int = hyper(0, "further epochs of v_i before it is scored", 0, tune=PERSONAL_EPOCHS)
 
     def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
         return {"mean": params}

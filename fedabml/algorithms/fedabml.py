@@ -28,7 +28,7 @@ from ..errors import InputError
 from ..gaussian import Gaussian, moments
 from .base import SERVER_MOMENTUM, Batch, Loss, Site, State
 from .drift import Steered
-from .hyper import Range, hyper
+from .hyper import AVERAGES, PERSONAL_LRS, SERVER_LR, SERVER_MOMENTA, hyper
 from .steps import euclidean_prior, natural_prior
 
 PRIOR = "prior."  # θ_i in a carry, where it moves with every minibatch
@@ -40,13 +40,15 @@ class FedABML(Steered):
 
     prior_step: str = hyper("natural", "the θ-step", choices=("natural", "euclidean", "amortised"))
     prior_every: str = hyper("round", "when θ_i moves", choices=("batch", "round"))
-    rho: float = hyper(1.0, "ρ: natural step of m_θ (with moments: the server's)", 0, 2, tune=Range(1.0, 2.0))
+    rho: float = hyper(1.0, "ρ: natural step of m_θ (with moments: the server's)", 0, 2, tune=SERVER_LR)
     rho_std: float = hyper(0.1, "ρ_ν: natural step of ν_θ (with moments: the server's)", 0, 1)
     start_gap: float = hyper(0.0, "ν_φ − ν_θ where a posterior starts", -10, 10, neutral=0.0)
     hyper_prior: float = hyper(0.0, "h: how many clients ν₀ counts as in a learned ν_θ", 0, neutral=0.0)
     aggregate: str = hyper("mean", "the server's mean of θ_i, or moments of φ_i", choices=("mean", "moments"))
-    average: float = hyper(0.8, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999)
-    server_momentum: float = hyper(0.4, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=(0.0, 0.4, 0.7))
+    average: float = hyper(
+        0.8, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999, tune=AVERAGES
+    )
+    server_momentum: float = hyper(0.4, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=SERVER_MOMENTA)
     posterior_std: str = hyper(
         "sgd", "the step of the posterior's ν", choices=("fixed", "sgd", "natural"), tune=("sgd", "natural")
     )
@@ -54,7 +56,7 @@ class FedABML(Steered):
         None,
         "step size of the personal epochs (none: 0.003 with the label level, 0.01 without)",
         0,
-        tune=(0.001, 0.003, 0.01, 0.03),
+        tune=PERSONAL_LRS,
     )
     short_batch: str = hyper("rows", "an epoch's short last step: whole, or by its rows", choices=("whole", "rows"))
     label_prior: str = hyper("dirichlet", "label level: π_i from the client's counts", choices=("none", "dirichlet"))

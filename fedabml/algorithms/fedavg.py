@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .base import Algorithm, State
-from .hyper import Range, hyper
+from .hyper import SERVER_LR, hyper
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class FedAvg(Algorithm):
         "η_g: the server's step; beyond 1 it goes further than the mean",
         0,
         neutral=1.0,
-        tune=Range(0.5, 2.0, log=True),
+        tune=SERVER_LR,
     )
 
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..vectors import Layout
 from .base import Algorithm, Batch, Loss, Site, State
-from .hyper import Range, hyper
+from .hyper import SERVER_LR, Range, hyper
 from .steps import Number
 
 
@@ -50,10 +50,10 @@ class FedPA(Algorithm):
         0.01, "ρ: shrinkage of the covariance (0: none is estimated, Σ̂ = I)", 0, tune=Range(1e-4, 1.0, log=True)
     )
     burn: int = hyper(10, "B: steps before the first sample", 0, tune=(0, 10, 20))
-    window: int = hyper(10, "K: iterates averaged into a sample", 1, tune=(1, 5, 10))
+    window: int = hyper(10, "K: iterates averaged into a sample", 1, tune=(1, 5, 10, 20))
     samples: int = hyper(4, "ℓ: samples taken at most, the last ones", 1, tune=(1, 2, 4, 8))
     warm: int = hyper(0, "rounds of FedAvg before the first of posterior averaging", 0)
-    server_lr: float = hyper(1.0, "η_s: the server's step size", 0, tune=Range(0.1, 2.0, log=True))
+    server_lr: float = hyper(1.0, "η_s: the server's step size", 0, tune=SERVER_LR)
 
     @property
     def samples_per_step(self) -> int:  # type: ignore[override]

@@ -29,7 +29,7 @@ from ..gaussian import Branches, Distribution, Samples, moments
 from ..vectors import Layout, derived
 from .base import Batch, Loss, Site, State
 from .heads import Headed, head_start
-from .hyper import Range, hyper
+from .hyper import PERSONAL_LRS, Range, hyper
 from .steps import Number
 
 
@@ -43,7 +43,7 @@ class FedPop(Headed):
     nu0: float = hyper(-3.0, "log s of the first population", -20, 2, tune=Range(-4.0, -2.0))
     floor: float = hyper(-6.0, "least log s of the population", -20, 2)
     personal_lr: float | None = hyper(
-        None, "n·γ of the personal epochs, a step size on the mean loss (none: γ)", 0, tune=(0.001, 0.003, 0.01, 0.03)
+        None, "n·γ of the personal epochs, a step size on the mean loss (none: γ)", 0, tune=PERSONAL_LRS
     )
 
     @property

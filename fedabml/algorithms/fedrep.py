@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .base import Batch, Loss, Phase, Site, State
 from .heads import Headed
-from .hyper import hyper
+from .hyper import PERSONAL_EPOCHS, hyper
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class FedRep(Headed):
     """FedRep."""
 
     body_epochs: int = hyper(1, "epochs of the body in a round, after those of the head", 1, tune=(1, 2, 5))
-    personal_epochs: int = hyper(0, "further epochs of the head before it is scored", 0, tune=(0, 1, 5, 20))
+    personal_epochs: int = hyper(0, "further epochs of the head before it is scored", 0, tune=PERSONAL_EPOCHS)
 
     def phases(self, epochs: int) -> list[Phase]:
         return [Phase(epochs, self.head_step), Phase(self.body_epochs, self.step)]

@@ -17,6 +17,15 @@ class Range(NamedTuple):
     log: bool = False
 
 
+# What `fedabml tune` tries of hyperparameters that several algorithms have: the same for every one of them.
+LR = Range(1e-3, 1.0, log=True)
+SERVER_LR = Range(0.3, 2.0, log=True)  # FedABML's ρ, too
+SERVER_MOMENTA = (0.0, 0.4, 0.7)
+AVERAGES = (0.0, 0.8, 0.9)
+PERSONAL_EPOCHS = (0, 1, 5, 20)
+PERSONAL_LRS = (0.003, 0.01, 0.03, 0.1, 0.3)
+
+
 def hyper(
     default: Any,
     doc: str,
@@ -32,7 +41,8 @@ def hyper(
 
     Floats reach the steps as 0-d tensors unless `static`. `tune` says what `fedabml tune` tries: a `Range`, or a tuple
     of values; without it the search leaves the default alone. The values of personal_epochs and personal_lr are a grid
-    that is scored on every trained federation, so they must be tuples. A hyperparameter that came later has a `neutral`
+    that is scored on every trained federation, so they must be tuples. The default must lie inside what is tried: the
+    search begins there and spreads outward. A hyperparameter that came later has a `neutral`
     value, at which all is as it was before: results of then are results of now.
     """
     meta = {"doc": doc, "low": low, "high": high, "choices": choices, "static": static, "tune": tune}

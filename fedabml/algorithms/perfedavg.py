@@ -24,7 +24,7 @@ from .hyper import Range, hyper
 class PerFedAvg(Algorithm):
     """Per-FedAvg with its Hessian-free step."""
 
-    alpha: float = hyper(1e-4, "α: step size of the adaptation inside", 0, tune=Range(1e-4, 0.1, log=True))
+    alpha: float = hyper(1e-4, "α: step size of the adaptation inside", 0, tune=Range(1e-5, 0.1, log=True))
     delta: float = hyper(1e-3, "δ: the difference that stands for the Hessian", 1e-12)
 
     batches_per_step: ClassVar[int] = 3

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .base import SERVER_MOMENTUM, Algorithm, Site, State
 from .fedabml import FedABML
-from .hyper import Range, hyper
+from .hyper import AVERAGES, PERSONAL_EPOCHS, PERSONAL_LRS, SERVER_MOMENTA, Range, hyper
 from .steps import blend
 
 
@@ -25,7 +25,7 @@ class PFedBayes(FedABML):
     """pFedBayes."""
 
     lam: float = hyper(0.05, "ζ: weight of the KL", 0, tune=Range(0.01, 1.0, log=True))
-    k: int = hyper(5, "k: steps of q_i per minibatch", 1, tune=(1, 3, 5))
+    k: int = hyper(5, "k: steps of q_i per minibatch", 1, tune=(1, 5, 10))
     beta: float = hyper(1.0, "β: the server's share of the new mean", 0, 2)
     prior_step: str = hyper("euclidean", "the step of z", choices=("natural", "euclidean"))
     prior_every: str = hyper("batch", "when z_i moves", choices=("batch",))
@@ -34,10 +34,10 @@ class PFedBayes(FedABML):
     start_gap: float = hyper(0.0, "nothing here: q_i lives on", 0, 0, neutral=0.0)
     posterior: str = hyper("gaussian", "q_i: a Gaussian", choices=("gaussian",))
     aggregate: str = hyper("mean", "the server's mean of the z_i", choices=("mean",))
-    personal_epochs: int = hyper(0, "further epochs of q_i before it is scored", 0, tune=(0, 1, 5, 20))
-    personal_lr: float | None = hyper(None, "step size of those epochs (none: lr)", 0, tune=(0.001, 0.003, 0.01, 0.03))
-    average: float = hyper(0.0, "decay of the average of z over rounds (0: the last z)", 0, 0.999, tune=(0.0, 0.8))
-    server_momentum: float = hyper(0.0, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=(0.0, 0.4, 0.7))
+    personal_epochs: int = hyper(0, "further epochs of q_i before it is scored", 0, tune=PERSONAL_EPOCHS)
+    personal_lr: float | None = hyper(None, "step size of those epochs (none: lr)", 0, tune=PERSONAL_LRS)
+    average: float = hyper(0.0, "decay of the average of z over rounds (0: the last z)", 0, 0.999, tune=AVERAGES)
+    server_momentum: float = hyper(0.0, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=SERVER_MOMENTA)
     short_batch: str = hyper("whole", "the step of an epoch's short last minibatch", choices=("whole", "rows"))
     label_prior: str = hyper("none", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import rng
 from .base import Algorithm, Batch, Loss, Site, State
-from .hyper import Range, hyper
+from .hyper import LR, Range, hyper
 from .steps import blend
 
 
@@ -23,8 +23,8 @@ class PFedMe(Algorithm):
     """pFedMe."""
 
     lam: float = hyper(15.0, "λ: strength of the pull towards w", 0, tune=Range(1.0, 50.0, log=True))
-    k: int = hyper(5, "k: inner steps per minibatch", 1, tune=(1, 3, 5))
-    inner_lr: float | None = hyper(None, "η_p: step size of θ (none: lr)", 0, tune=Range(1e-3, 0.3, log=True))
+    k: int = hyper(5, "k: inner steps per minibatch", 1, tune=(1, 5, 10))
+    inner_lr: float | None = hyper(None, "η_p: step size of θ (none: lr)", 0, tune=LR)
     beta: float = hyper(1.0, "β: the server's share of the new mean", 0, 2)
 
     @property

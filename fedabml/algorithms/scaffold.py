@@ -20,17 +20,15 @@ from torch import Tensor
 
 from ..vectors import Layout
 from .base import Algorithm, Batch, Loss, Site, State
-from .hyper import Range, hyper
+from .hyper import LR, SERVER_LR, hyper
 
 
 @dataclass(frozen=True)
 class Scaffold(Algorithm):
     """SCAFFOLD; with personal epochs, SCAFFOLD + fine-tuning."""
 
-    lr: float = hyper(
-        0.03, "η: step size of local training; not 0, for c_i divides by it", 1e-12, tune=Range(1e-3, 0.3, log=True)
-    )
-    server_lr: float = hyper(1.0, "η_g: the server's step size", 0, tune=Range(0.3, 2.0, log=True))
+    lr: float = hyper(0.03, "η: step size of local training; not 0, for c_i divides by it", 1e-12, tune=LR)
+    server_lr: float = hyper(1.0, "η_g: the server's step size", 0, tune=SERVER_LR)
 
     def init(self, params: Tensor, layout: Layout) -> State:
         return {"mean": params, "control": torch.zeros_like(params)}

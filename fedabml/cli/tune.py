@@ -179,10 +179,17 @@ class Trials(Board):
         self.coming: list[str] = []  # stand for the cells to come, in their order
 
     def expect(self, works: Sequence[float], finished: int) -> None:
-        """Cells that take so long each, of which so many, the first ones, were finished before."""
+        """Begins with cells that take so long each, the first ones of them finished; called again, corrects them."""
         todo = {str(i): work for i, work in enumerate(works) if i >= finished}
         self.coming = list(todo)
-        self._begin(todo, finished)
+        if not self.total:
+            self._begin(todo, finished)
+            return
+        done = self.rounds - sum(self.left.values())
+        self.left, self.rounds = dict(todo), done + sum(todo.values())
+        self.total, self.finished = finished + len(todo), finished
+        if self.bar:
+            self.bar.update(self.bar.task_ids[0], total=max(self.rounds, 1))
 
     def round(self, cells: Any, round: float) -> None:
         for cell in cells:
@@ -199,10 +206,14 @@ class Trials(Board):
             self._update(now="")
 
     def trial(self, trial: Trial) -> None:
-        """A trial is finished, be it now or before."""
-        said = f"diverged ({trial.error.split('. ')[0]})" if trial.error else _figures(trial)
-        words = f"{trial.algorithm}, trial {trial.number}: {said}"
-        if self.bar and trial.error:
+        """A trial is finished, refused or confirmed, be it now or before."""
+        result = f"diverged ({trial.error.split('. ')[0]})" if trial.error else _figures(trial)
+        if trial.refused:
+            result = f"refused {trial.refused}"
+        elif trial.second is not None:
+            result = f"confirmed, on the second seed {trial.measure} {number(trial.second)}"
+        words = f"{trial.algorithm}, trial {trial.number}: {result}"
+        if self.bar and (trial.error or trial.refused):
             self.bar.console.print(words, markup=False, style="yellow")
         elif not self.bar and not self.quiet:
             self._line(f"{self._done()}  {words}")
@@ -232,15 +243,21 @@ def show(found: Tuned, out: Path) -> None:
     """The best trials of every algorithm, and where things are."""
     for name, trials in found.trials.items():
         lost = sum(trial.error is not None for trial in trials)
+        refused = [trial for trial in trials if trial.refused]
         best = found.best(name, SHOWN)
         of = f"the best of {len(trials)} trials" if len(trials) > 1 else "one trial"
         title = f"{name}: {of} on validation data{f', {lost} diverged' if lost else ''}"
+        title += f", {len(refused)} refused" if refused else ""
         measures = dict.fromkeys((found.measure, "nll"))  # once, where the NLL decides
         rows = [
             (t.number, *(number(v) for v, _ in zip((t.value, t.nll), measures, strict=False)), _settings(t))
             for t in best
         ]
         table(("trial", *measures, "hyperparameters"), rows, title=title)
+        for trial in refused:
+            note(f"{name}: trial {trial.number} was refused {trial.refused}")
+        for text in found.warnings.get(name, ()):
+            note(text)
     chosen = [name for name in found.trials if found.best(name)]
     say(f"tuned    {found.file}")
     say(f"trials   {out / 'trials.csv'}")

@@ -1,27 +1,29 @@
-"""What a search may try: the space that hyperparameters declare (`tune=`), and where in it to look next."""
+"""What a search may try: the space that hyperparameters declare (`tune=`), or lists and ranges in place of it.
+
+A list, as `lr=0.01,0.1`, is searched alone: nothing else is, but further lists. A range, as `lr=0.001..3`, takes the
+place of the declared one, and all else is searched as declared. personal_epochs and personal_lr are lists that are
+scored on every trained federation, whatever is searched.
+"""
 
 from __future__ import annotations
 
 import itertools
-import math
-import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field, fields
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from ..algorithms import REGISTRY
 from ..algorithms.hyper import Range, checked
 from ..config import RunConfig, Table
 from ..errors import InputError, nearest
+from .points import Space, around, position
 
-Space = dict[str, Range | tuple[Any, ...]]
-Grid = Mapping[str, tuple[Any, ...]]
+Grid = Mapping[str, Range | tuple[Any, ...]]
 
 GRID = ("personal_epochs", "personal_lr")  # scored on each trained federation, not searched
+TO = ".."  # between the ends of a range
 
 
 def space(algorithm: str, fixed: Collection[str] = ()) -> Space:
@@ -32,17 +34,20 @@ def space(algorithm: str, fixed: Collection[str] = ()) -> Space:
 
 
 def read_grid(words: Sequence[str]) -> dict[str, Any]:
-    """`lr=0.01,0.1`, `fedprox.mu=0.1,1`, ... as lists by name, and by algorithm."""
+    """`lr=0.01,0.1`, `fedprox.mu=0.1,1`, ... as lists by name, and by algorithm; a range `lr=0.001..3` stays text."""
     found: dict[str, Any] = {}
     for word in words:
         name, _, text = word.partition("=")
         *algorithm, key = name.strip().split(".")
         if not text.strip() or not key or len(algorithm) > 1:
-            raise InputError(f"--grid takes NAME=A,B,C or ALGORITHM.NAME=A,B,C, such as lr=0.01,0.1; it is '{word}'.")
+            raise InputError(
+                "--grid takes NAME=A,B,C or ALGORITHM.NAME=A,B,C, such as lr=0.01,0.1, or a range, such as "
+                f"lr=0.001..3; it is '{word}'."
+            )
         own = found.setdefault(algorithm[0], {}) if algorithm else found
         if key in own:
             raise InputError(f"--grid {word}: values of '{name.strip()}' have been given already.")
-        own[key] = [_value(each.strip()) for each in text.split(",")]
+        own[key] = text.strip() if TO in text else [_value(each.strip()) for each in text.split(",")]
     return found
 
 
@@ -57,9 +62,10 @@ def _value(word: str) -> Any:
     return word
 
 
-def searches(told: Mapping[str, Any]) -> bool:
-    """Whether a grid says what to search, and not only which personal options to score."""
-    return any(name not in GRID for key, v in told.items() for name in (v if key in REGISTRY else [key]))
+def searches(grid: Mapping[str, Any]) -> bool:
+    """Whether a grid has a list to search: then nothing that it does not name is searched."""
+    named = [pair for key, v in grid.items() for pair in (v.items() if key in REGISTRY else [(key, v)])]
+    return any(name not in GRID and not isinstance(values, str) for name, values in named)
 
 
 def searchable(algorithm: str) -> dict[str, Field[Any]]:
@@ -78,33 +84,55 @@ def own_grid(algorithm: str, told: Mapping[str, Any]) -> Grid:
     for name, values in own.items():
         if name not in known:
             raise InputError(f"{algorithm} has no hyperparameter '{name}' to search.{nearest(name, known)}")
-        if not isinstance(values, list | tuple) or not values:
+        if not isinstance(values, list | tuple | str) or not values:
             raise InputError(f"A grid has a list of values for every hyperparameter; '{name}' has {values!r}.")
-    word = lambda f, v: "none" if v is None and "none" in f.metadata["choices"] else v  # noqa: E731
-    meant = {name: [word(known[name], v) for v in own[name]] for name in own}
-    return {name: tuple(dict.fromkeys(checked(algorithm, known[name], v) for v in meant[name])) for name in own}
+    return {
+        name: _range(algorithm, known[name], v) if isinstance(v, str) else _list(algorithm, known[name], v)
+        for name, v in own.items()
+    }
+
+
+def _list(algorithm: str, field: Field[Any], values: Sequence[Any]) -> tuple[Any, ...]:
+    """The values of a list, each once, in the hyperparameter's own type."""
+    meant = ["none" if v is None and "none" in field.metadata["choices"] else v for v in values]
+    return tuple(dict.fromkeys(checked(algorithm, field, v) for v in meant))
+
+
+def _range(algorithm: str, field: Field[Any], text: str) -> Range | tuple[Any, ...]:
+    """`LOW..HIGH`: a range, logarithmic where the declared one is; of whole numbers five, evenly spaced."""
+    where = f"{algorithm}: the range '{field.name}={text}'"
+    if field.name in GRID or field.metadata["choices"]:
+        raise InputError(f"{where}: '{field.name}' has no range. Give a list of values, as {field.name}=A,B,C.")
+    low, high = (checked(algorithm, field, _value(end.strip())) for end in text.split(TO, 1))
+    if not low < high:
+        raise InputError(f"{where} must rise, as {field.name}=0.001{TO}3.")
+    if isinstance(low, int):
+        return tuple(dict.fromkeys(round(low + i * (high - low) / 4) for i in range(5)))
+    declared = field.metadata["tune"]
+    log = declared.log if isinstance(declared, Range) else low > 0 and high >= 10 * low
+    if log and low <= 0:
+        raise InputError(f"{where} is logarithmic: it must begin above 0.")
+    return Range(low, high, log)
 
 
 def personal_options(
     config: RunConfig, fixed: Collection[str] = (), grid: Grid = MappingProxyType({})
 ) -> tuple[Table, ...]:
-    """The personal options to score: the one given, then the declared grid. No epochs need no step size.
+    """The personal options to score: all pairs of epochs and step sizes, the same for every algorithm.
 
-    Where the step size given is none, which follows another or is the algorithm's own, that is of the grid, too.
-    A grid that was told is all there is.
+    Each of the two is the grid's list, the declared list, or the value that is held. A step size that is given, as by
+    a preset, comes first with its epochs. None, which means something else for every algorithm, is of no declared list.
     """
     kind, variant = REGISTRY[config.algorithm]
     given, declared = config.algorithm_object(), {f.name: f.metadata["tune"] for f in fields(kind)}
     held = {*variant, *fixed}
     own = [getattr(given, name) for name in GRID]
-    if any(name in grid for name in GRID):
-        told = [grid.get(name, (mine,)) for name, mine in zip(GRID, own, strict=True)]
-        return _options(itertools.product(*told))
     values = [
-        (*((None,) if mine is None else ()), *declared[name]) if declared[name] and name not in held else (mine,)
+        grid.get(name) or (declared[name] if declared[name] and name not in held else (mine,))
         for name, mine in zip(GRID, own, strict=True)
     ]
-    return _options([own, *itertools.product(*values)])
+    first = [] if own[1] is None or any(name in grid for name in GRID) else [own]
+    return _options([*first, *itertools.product(*values)])
 
 
 def _options(pairs: Iterable[Sequence[Any]]) -> tuple[Table, ...]:
@@ -121,7 +149,7 @@ def sound(config: RunConfig, space: Space) -> tuple[Space, list[str]]:
     """
     made = config.algorithm_object()
     given = {name: getattr(made, name) for name in space}
-    others = [given, *_even(space, 8, seed=0)] if space else []
+    others = [given, *around(space, given, [1.0] * 8, seed=0)] if space else []
     found, notes = dict(space), []
     for name, values in space.items():
         if isinstance(values, Range):
@@ -151,101 +179,56 @@ def _contradiction(config: RunConfig, points: Sequence[Table]) -> str | None:
     return reason
 
 
-class Points:
-    """Where to search next: the point given, points that fill the space evenly, then those that TPE asks for.
+# -- choices at an end of what was searched -----------------------------------------------------------------------
+NEAR = 0.05  # a choice within this share of a range's end lies on it
 
-    A space of choices alone has no more than their combinations: they are tried in a random order, each once.
+
+def spoken(values: Range | Sequence[Any]) -> str:
+    """A range or a list as --grid takes it."""
+    if isinstance(values, Range):
+        return f"{values.low:g}{TO}{values.high:g}"
+    return ",".join("none" if v is None else str(v).lower() if isinstance(v, bool) else str(v) for v in values)
+
+
+def edge(algorithm: str, name: str, values: Range | tuple[Any, ...], chosen: Any) -> str | None:
+    """A warning, with the flag to widen the search, where a choice lies at an end beyond which there are legal values.
+
+    The end of a range is its outer 5%, that of a list of numbers its first or last one. Neither no personal epochs nor
+    a step size that is 0 is such an end, for there is nothing below.
     """
-
-    def __init__(self, space: Space, given: Table, seed: int, even: int):
-        self.space = space
-        self.study: Any = None  # Optuna's
-        self.asked: list[Any] = []  # its trials, None for a point it does not know
-        if finite(space):
-            self.known = grid(space, given)
-            self.known[1:] = random.Random(seed).sample(self.known[1:], len(self.known) - 1)
-            return
-        optuna = need_optuna()
-        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=1)
-        self.study = optuna.create_study(direction="maximize", sampler=sampler)
-        self.known = [given, *_even(space, even - 1, seed)]
-        self.distributions = {
-            name: optuna.distributions.FloatDistribution(values.low, values.high, log=values.log)
-            if isinstance(values, Range)
-            else optuna.distributions.CategoricalDistribution(values)
-            for name, values in space.items()
-        }
-
-    def ask(self, count: int) -> list[Table]:
-        """The next points."""
-        pairs = [self._next() for _ in range(count)]
-        self.asked = [trial for _, trial in pairs]
-        return [point for point, _ in pairs]
-
-    def _next(self) -> tuple[Table, Any]:
-        if not self.known:
-            trial = self.study.ask(self.distributions)
-            return {name: _short(trial.params[name]) for name in self.space}, trial
-        point = self.known.pop(0)
-        if self.study is None or not _inside(self.space, point):
-            return point, None
-        self.study.enqueue_trial(point)
-        return point, self.study.ask(self.distributions)
-
-    def tell(self, scores: Sequence[float]) -> None:
-        """The scores of those points; more is better. A given point outside the ranges teaches TPE nothing."""
-        for trial, score in zip(self.asked, scores, strict=True):
-            if trial is not None:
-                self.study.tell(trial, score)
-
-
-def finite(space: Space) -> bool:
-    """Whether there are choices alone."""
-    return not any(isinstance(values, Range) for values in space.values())
-
-
-def grid(space: Space, given: Table) -> list[Table]:
-    """All combinations of choices, the one given at the head."""
-    points = (dict(zip(space, values, strict=True)) for values in itertools.product(*space.values()))
-    return [given, *(point for point in points if point != given)]
-
-
-def _even(space: Space, count: int, seed: int) -> list[Table]:
-    """Points that fill the space evenly: scrambled Sobol numbers."""
-    draws = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=seed).draw(count, dtype=torch.float64)
-    return [{name: _at(space[name], u) for name, u in zip(space, row, strict=True)} for row in draws.tolist()]
-
-
-def _at(values: Range | tuple[Any, ...], u: float) -> Any:
-    """The value at a share of the way through a range, or through a list of choices."""
-    if not isinstance(values, Range):
-        return values[min(int(u * len(values)), len(values) - 1)]
-    low, high = (math.log(values.low), math.log(values.high)) if values.log else (values.low, values.high)
-    found = low + u * (high - low)
-    return _short(math.exp(found) if values.log else found)
-
-
-def _short(value: Any) -> Any:
-    """Three digits of a number are enough."""
-    return float(f"{value:.3g}") if isinstance(value, float) else value
-
-
-def _inside(space: Space, point: Table) -> bool:
-    return all(
-        isinstance(point[name], float) and values.low <= point[name] <= values.high
-        if isinstance(values, Range)
-        else point[name] in values
-        for name, values in space.items()
+    field = next(f for f in fields(REGISTRY[algorithm].kind) if f.name == name)
+    numbers = sorted({*values[:2]} if isinstance(values, Range) else {v for v in values if _number(v)})
+    if len(numbers) < 2 or not _number(chosen):
+        return None
+    span = values if isinstance(values, Range) else Range(numbers[0], numbers[-1])
+    at, near = position(span, chosen), NEAR if isinstance(values, Range) else 0.0
+    upper = at >= 1 - near
+    if not upper and at > near:
+        return None
+    beyond = _beyond(numbers[::-1] if not upper else numbers, values, field.metadata["high" if upper else "low"])
+    if beyond is None:
+        return None
+    wide = [*numbers, beyond] if upper else [beyond, *numbers]
+    flag = spoken(wide) if name in GRID else f"{wide[0]:g}{TO}{wide[-1]:g}"
+    side = "upper" if upper else "lower"
+    return (
+        f"{algorithm}: {name} = {chosen} lies at the {side} end of what was searched ({spoken(values)}). To search "
+        f"further, use another folder and --grid {algorithm}.{name}={flag}"
     )
 
 
-def need_optuna() -> Any:
-    """The module, quiet; or how to get it."""
-    try:
-        import optuna
-    except ImportError as error:
-        raise InputError(
-            "Tuning searches with Optuna, which is not installed: pip install 'fedabml[tune]' (or pip install optuna)."
-        ) from error
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _beyond(numbers: Sequence[Any], values: Range | tuple[Any, ...], bound: float) -> Any:
+    """A legal number beyond the last of these; None where the last one is the bound."""
+    before, last = numbers[-2:]
+    if isinstance(values, Range):
+        found = last * (10 if last > before else 0.1) if values.log else last + (last - before) / 2
+    else:
+        found = last * min(max(last / before, 1 / 3), 3) if before * last > 0 else 2 * last - before
+    if (found - bound) * (last - before) > 0:  # not legal
+        found = (last + bound) / 2
+    found = round(found) if isinstance(last, int) else float(f"{found:.2g}")
+    return found if (found - last) * (last - before) > 0 else None

@@ -1,28 +1,27 @@
 """Tuning: every algorithm gets the same number of trained federations, and only validation data are looked at.
 
-What is searched is what the hyperparameters declare (`tune=`). Trial 0 is the configuration as it was given; then come
-points that fill the space evenly, then Optuna's TPE, which learns from those before. The personal options
-(personal_epochs, personal_lr) are not searched but scored, all of them, on each trained federation.
+What is searched is what the hyperparameters declare (`tune=`), the same for every algorithm where several have it.
+Trial 0 is the configuration as it was given; then come points around it that spread outward, then those of Optuna's
+TPE (points.py). The personal options (personal_epochs, personal_lr) are not searched but scored, all of them, on each
+trained federation. The best trial is confirmed on another seed before it is written, else the next best (search.py).
 
-Trials are asked for in batches, and a batch runs together. A search is a function of its settings and of the scores:
+Trials are chosen in batches, and a batch runs together. A search is a function of its settings and of the scores:
 after an interruption it is played again from its beginning, and cells that the ledger has are not run again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
 import os
 import shlex
-import statistics
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .. import presets
 from ..algorithms import REGISTRY
+from ..algorithms.hyper import Range
 from ..config import RunConfig, Table, _toml
 from ..data.once import reading_once
 from ..data.rows import whole
@@ -32,9 +31,11 @@ from ..evaluate import check_rows
 from ..files import write
 from ..run import prepare
 from ..sheets import csv_text
-from .cells import MACHINE, Cell, Ledger, Result, execute
-from .request import claim
-from .space import GRID, Grid, Points, Space, finite, grid, need_optuna, own_grid, personal_options, sound, space
+from .cells import MACHINE, Cell, Ledger, Result
+from .points import need_optuna
+from .request import claim, read
+from .search import Search, Trial
+from .space import GRID, own_grid, spoken
 from .space import searches as is_searched
 
 if TYPE_CHECKING:
@@ -42,44 +43,26 @@ if TYPE_CHECKING:
     from ..data.download import Progress
     from .study import Study
 
-SIGN = {"accuracy": 1, "rmse": -1, "nll": -1}  # times it, more is better
-EVEN = 8  # so many trials come before TPE chooses (or the first batch, where that is larger)
 FREE = ("trials",)  # what a resumed search may change: a longer search begins with the trials of a shorter one
-WORST = (-math.inf, -math.inf)  # the rank of a trial that diverged
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A configuration that was trained, once for every seed, and its best personal option."""
-
-    algorithm: str
-    number: int
-    searched: Table
-    personal: Table
-    measure: str
-    value: float | None  # of the measure on validation data, mean over seeds; None where it diverged
-    nll: float | None
-    rank: tuple[float, float]  # more is better: the measure, and for ties the NLL
-    seconds: float
-    error: str | None = None
-
-    @property
-    def hyper(self) -> Table:
-        """What this trial says of its algorithm: the hyperparameters searched, and the personal ones."""
-        return self.searched | self.personal
+SEARCH = 2  # which points the same request tries; earlier versions, which wrote none, tried others
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A finished search: its trials by algorithm, and the file with the best of each."""
+    """A finished search: its trials by algorithm, and the file with the best of each.
+
+    `warnings` has, by algorithm, a sentence for every chosen value at an end of what was searched, with the flag of
+    `fedabml tune` that searches further.
+    """
 
     trials: dict[str, list[Trial]]
     measure: str
     file: Path
+    warnings: dict[str, list[str]] = field(default_factory=dict)
 
     def best(self, algorithm: str, count: int = 1) -> list[Trial]:
-        """The best trials of an algorithm, those that diverged left out."""
-        fine = [trial for trial in self.trials[algorithm] if trial.error is None]
+        """The best trials of an algorithm, those that diverged or were refused left out; the first was confirmed."""
+        fine = [trial for trial in self.trials[algorithm] if trial.error is None and trial.refused is None]
         return sorted(fine, key=lambda trial: trial.rank, reverse=True)[:count]
 
 
@@ -111,13 +94,16 @@ def tune(
 
     `config` is the run; its `validation` share must be above 0. Hyperparameters that it has, or that `fixed` has by
     algorithm, are held and not searched, nor is what contradicts them; `preset` has others to start from. `values` is a
-    grid, lists by hyperparameter (or tables of them by algorithm), to search in place of what is declared. Each of the
-    algorithms (None: all that fit the network) gets `trials` trained federations for every one of the `seeds`. A
-    `study` says whose data they are trained on and who is scored, where that is not the run's own clients.
-    `measure` is accuracy (for regression rmse) or nll. `finished` are cells.jsonl of other folders or machines, whose
-    cells are not run again. A search that is `closed` runs and writes nothing: it must have ended. `on_start` hears
-    how long each cell takes (`Cell.work`) and how many were finished before, the others how it goes on, as in
-    `execute`; `progress` hears of downloads.
+    grid, lists by hyperparameter (or tables of them by algorithm), to search in place of all that is declared; a range,
+    as "0.001..3", takes the place of one hyperparameter's alone. Each of the algorithms (None: all that fit the
+    network) gets `trials` trained federations for every one of the `seeds`, and its best one is confirmed on the seed
+    after the largest of them. A `study` says whose data they are trained on and who is scored, where that is not the
+    run's own clients. `measure` is accuracy (for regression rmse) or nll. `finished` are cells.jsonl of other folders
+    or machines, whose cells are not run again. A search that is `closed` runs and writes nothing: it must have ended.
+
+    `on_start` is called with how long each cell takes (`Cell.work`) and how many are finished, again whenever a
+    confirmation needs more or fewer cells. `on_trial` is called with every trial, and again with those that are refused
+    or confirmed; the other callbacks are those of `execute`, and `progress` is for downloads.
     """
     refuse("Tuning")
     optuna = need_optuna()
@@ -131,11 +117,11 @@ def tune(
     fed = study.federation(bare.with_changes(seed=seeds[0])) if study else fed
     measure = _measure(fed, measure)
     start = presets.layer(preset, bare.dataset) if preset else {}
-    searches: dict[str, _Search] = {}
+    searches: dict[str, Search] = {}
     notes: dict[str, None] = {}
     for name, own in held.items():
         told = bare.with_changes(algorithm=name, hyper=start.get(name, {}) | own)
-        search = _Search(told, own, seeds, batch, own_grid(name, values), is_searched(values), study)
+        search = Search(told, own, seeds, batch, own_grid(name, values), is_searched(values), study)
         try:
             setup = prepare(fed, bare.model, search.config.algorithm_object(), **bare.words(fed))
         except InputError as error:  # some algorithms need a network with a body and a head
@@ -155,101 +141,49 @@ def tune(
     values = {name: v for name, v in values.items() if name not in REGISTRY or name in searches}
     request |= {"grid": values} if values else {}
     request |= {"study": study.identity} if study else {}
-    request |= {"run": bare.to_dict(everything=True), "data": fed.hash, "optuna": optuna.__version__}
+    request |= {"run": bare.to_dict(everything=True), "data": fed.hash, "optuna": optuna.__version__, "search": SEARCH}
     if not closed:
+        if of_earlier_version(folder):
+            raise InputError(
+                f"'{folder}' holds a search of an earlier version, which tried other settings. Its tuned.toml can be "
+                "used as it is (fedabml compare --config). To search again, give another folder with --out, and "
+                f"--finished {shlex.quote(str(folder / 'cells.jsonl'))} for the runs that both have."
+            )
         claim(folder, "tune", request, resume, FREE)
     del fed  # it may be large, and every cell makes its own
     ledger = Ledger(folder / "cells.jsonl", finished, closed=closed)
-    works = [work for each in searches.values() for work in [each.work] * each.size(trials) * len(seeds)]
-    on_start(works, len(ledger.results))
+    works = {name: search.works(trials) for name, search in searches.items()}
+
+    def expect() -> None:
+        on_start([work for both in works.values() for part in both for work in part], len(ledger.results))
+
+    def confirming(name: str, own: list[float]) -> None:
+        works[name] = works[name][0], own
+        expect()
+
+    expect()
     hear = {"on_round": on_round, "on_done": on_done}
-    found: dict[str, list[Trial]] = {name: [] for name in searches}
+    tuned = Tuned({name: [] for name in searches}, measure, folder / "tuned.toml")
     for name, search in searches.items():
+        done = tuned.trials[name]
         for trial in search.run(trials, measure, ledger, **hear):
-            found[name].append(trial)
+            done.append(trial)
             on_trial(trial)
-    tuned = Tuned(found, measure, folder / "tuned.toml")
+        for trial in search.confirm(done, ledger, partial(confirming, name), **hear):
+            done[trial.number] = trial
+            on_trial(trial)
+        tuned.warnings[name] = [text for trial in tuned.best(name) for text in search.warnings(trial)]
     if closed:
         return tuned
-    write(folder / "trials.csv", _trials_csv(found))
+    write(folder / "trials.csv", _trials_csv(tuned.trials))
     made = command(bare, request, folder) + (f" (in Python, with study={study})" if study else "")
     write(tuned.file, _tuned_toml(tuned, bare, searches, made))
     return tuned
 
 
-class _Search:
-    """The search of one algorithm."""
-
-    def __init__(
-        self,
-        config: RunConfig,
-        fixed: Table,
-        seeds: Sequence[int],
-        batch: int,
-        grid: Grid = MappingProxyType({}),
-        only: bool = False,  # what the grid has is all that is searched
-        study: Study | None = None,
-    ):
-        if both := fixed.keys() & grid.keys():
-            raise InputError(f"{config.algorithm}: '{min(both)}' is held at a value, and a grid has it, too.")
-        self.config, self.fixed, self.seeds, self.batch, self.study = config, fixed, seeds, batch, study
-        told: Space = {name: values for name, values in grid.items() if name not in GRID}
-        self.space, self.notes = sound(config, told if only else space(config.algorithm, fixed))
-        self.personal = personal_options(config, fixed, grid)
-        given = config.algorithm_object()
-        self.given = {name: getattr(given, name) for name in self.space}
-        for name, values in grid.items():
-            if name in self.space and self.given[name] not in values:
-                self.given[name] = values[0]
-
-    def size(self, trials: int) -> int:
-        """How many trials there will be: where there are only choices, no more than their combinations."""
-        return min(trials, len(grid(self.space, self.given))) if finite(self.space) else trials
-
-    def run(self, trials: int, measure: str, ledger: Ledger, **hear: Any) -> Iterator[Trial]:
-        """The trials, in order; those of a batch are trained together. `hear` are listeners of `execute`."""
-        seed = hashlib.sha256(f"{self.seeds[0]} {self.config.algorithm}".encode()).digest()
-        points = Points(self.space, self.given, int.from_bytes(seed[:4]), max(EVEN, self.batch))
-        trials = self.size(trials)
-        for begin in range(0, trials, self.batch):
-            asked = points.ask(min(self.batch, trials - begin))
-            cells = [self.cells(point) for point in asked]
-            for _ in execute([cell for each in cells for cell in each], ledger, **hear):
-                pass
-            done = [
-                self.trial(number, point, [ledger[cell] for cell in own], measure)
-                for number, (point, own) in enumerate(zip(asked, cells, strict=True), begin)
-            ]
-            points.tell([trial.rank[0] for trial in done])
-            yield from done
-
-    @property
-    def work(self) -> float:
-        """Of each of its cells."""
-        return Cell(self.config.algorithm, self.config, self.personal, study=self.study).work
-
-    def cells(self, point: Table) -> list[Cell]:
-        """A cell for every seed."""
-        config = self.config.with_changes(hyper=self.config.hyper | point)
-        config.algorithm_object()  # a contradiction to what is fixed is found before anything is trained
-        each = [config.with_changes(seed=seed) for seed in self.seeds]
-        return [Cell(config.algorithm, own, self.personal, study=self.study) for own in each]
-
-    def trial(self, number: int, point: Table, results: Sequence[Result], measure: str) -> Trial:
-        """What the cells of a trial amount to: the personal option with the best mean over seeds."""
-        name, seconds = self.config.algorithm, sum(result.facts.get("seconds", 0.0) for result in results)
-        error = next((result.error for result in results if result.error), None)
-        scored = []
-        for scores in zip(*(result.scores for result in results if not error), strict=True):
-            if any(score.error for score in scores):
-                continue
-            value, nll = (statistics.fmean(score.summary[key] for score in scores) for key in (measure, "nll"))
-            if math.isfinite(value) and math.isfinite(nll):
-                rank = (round(SIGN[measure] * value, 6), -nll)  # beyond six digits it is rounding: the NLL decides
-                scored.append(Trial(name, number, point, scores[0].personal, measure, value, nll, rank, seconds))
-        error = error or f"{measure} is not finite"
-        failed = Trial(name, number, point, {}, measure, None, None, WORST, seconds, error)
-        return max(scored, key=lambda trial: trial.rank, default=failed)
+def of_earlier_version(folder: Path) -> bool:
+    """Whether a folder holds a search that this version would not repeat, for it tries other points."""
+    return (folder / "tune.json").is_file() and read(folder, "tune").get("search") != SEARCH
 
 
 # -- before anything is trained ---------------------------------------------------------------------------------
@@ -277,8 +211,12 @@ def _listed(values: Mapping[str, Any], algorithms: Collection[str]) -> Table:
             raise InputError(f"The grid has values for {name}, which is not among the algorithms to tune.")
         if name not in REGISTRY and not any(name in own_grid(each, {name: v}) for each in algorithms):
             raise InputError(f"The grid has values for '{name}', which is no hyperparameter to search.")
-    plain = lambda v: list(v) if isinstance(v, list | tuple) else v  # noqa: E731
-    return {k: {n: plain(x) for n, x in v.items()} if isinstance(v, Mapping) else plain(v) for k, v in values.items()}
+    return {k: {n: _plain(x) for n, x in v.items()} if isinstance(v, Mapping) else _plain(v) for k, v in values.items()}
+
+
+def _plain(values: Any) -> Any:
+    """A list or a range as JSON has it."""
+    return spoken(values) if isinstance(values, Range) else list(values) if isinstance(values, list | tuple) else values
 
 
 def _data(config: RunConfig, seed: int, progress: Progress | None) -> Federation:
@@ -314,7 +252,7 @@ def command(config: RunConfig, request: Table, out: Path) -> str:
             words += ["--set", f"{name}.{k}={_word(v)}"]
     for name, own in request.get("grid", {}).items():
         for k, v in own.items() if name in REGISTRY else [("", own)]:
-            words += ["--grid", f"{name}{'.' * bool(k)}{k}={','.join(map(_word, v))}"]
+            words += ["--grid", f"{name}{'.' * bool(k)}{k}={v if isinstance(v, str) else spoken(v)}"]
     return shlex.join([*words, "--out", str(out)])
 
 
@@ -329,20 +267,25 @@ def _trials_csv(found: Mapping[str, list[Trial]]) -> str:
     rows = []
     for trial in everything:
         hyper = ["none" if (v := trial.hyper.get(name, "")) is None else v for name in names]
-        numbers = ["" if v is None else f"{v:.6g}" for v in (trial.value, trial.nll, trial.seconds)]
-        rows.append([trial.algorithm, trial.number, *hyper, *numbers, trial.error or ""])
-    return csv_text(["algorithm", "trial", *names, "value", "nll", "seconds", "error"], rows)
+        numbers = ["" if v is None else f"{v:.6g}" for v in (trial.value, trial.nll, trial.second, trial.seconds)]
+        rows.append([trial.algorithm, trial.number, *hyper, *numbers, trial.error or "", trial.refused or ""])
+    return csv_text(["algorithm", "trial", *names, "value", "nll", "second_seed", "seconds", "error", "refused"], rows)
 
 
-def _tuned_toml(tuned: Tuned, config: RunConfig, searches: Mapping[str, _Search], told: str) -> str:
+def _tuned_toml(tuned: Tuned, config: RunConfig, searches: Mapping[str, Search], made: str) -> str:
     """The run's keys and a table for every algorithm, as `fedabml train --config` reads them."""
     share, first = config.validation, next(iter(searches.values()))
-    lines = [f"# Made by: {told}"]
-    lines.append(f"# Chosen by {tuned.measure} on validation data (share {share:g}), seeds {_words(first.seeds)}:")
+    lines = [
+        f"# Made by: {made}",
+        f"# Chosen by {tuned.measure} on validation data (share {share:g}), seeds {_words(first.seeds)}; each was then",
+        f"# trained on seed {first.second_seed}, with validation data held out and with all training data:",
+    ]
     best = {name: trials[0] for name in searches if (trials := tuned.best(name))}
     for name, trials in tuned.trials.items():
-        words = f"trial {best[name].number} of {len(trials)}" if name in best else "every trial diverged"
+        words = f"trial {best[name].number} of {len(trials)}" if name in best else nothing_left(trials)
         lines.append(f"#   {name:12} {words}{_figures(tuned.measure, best[name]) if name in best else ''}")
+        lines += [f"#   {name:12} trial {t.number} was refused {t.refused}" for t in trials if t.refused]
+        lines += [f"#   {text}" for text in tuned.warnings.get(name, ())]
     lines.append(f"# Use it: fedabml train --config {shlex.quote(str(tuned.file))} --algorithm {next(iter(searches))}")
     own = (*MACHINE, "validation", "algorithm", "seed", "model_options")
     run = {k: v for k, v in config.to_dict(everything=True).items() if k not in own and v is not None}
@@ -356,7 +299,13 @@ def _tuned_toml(tuned: Tuned, config: RunConfig, searches: Mapping[str, _Search]
 
 def _figures(measure: str, trial: Trial) -> str:
     more = "" if measure == "nll" else f", nll {trial.nll:.4f}"
-    return f": {measure} {trial.value:.4f}{more}"
+    return f": {measure} {trial.value:.4f}{more}; on the second seed {measure} {trial.second:.4f}"
+
+
+def nothing_left(trials: Sequence[Trial]) -> str:
+    """Why an algorithm has no best trial."""
+    refused = any(trial.refused for trial in trials)
+    return "every trial diverged or was refused" if refused else "every trial diverged"
 
 
 def _words(values: Sequence[Any]) -> str:

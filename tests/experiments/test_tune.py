@@ -22,8 +22,10 @@ from fedabml.config import RunConfig
 from fedabml.engine.backend import lane_bytes
 from fedabml.errors import InputError
 from fedabml.experiments.cells import Cell, Ledger, Result, Score
-from fedabml.experiments.space import GRID, Points, own_grid, personal_options, read_grid, space
-from fedabml.experiments.tune import _Search, tune
+from fedabml.experiments.points import Points, around
+from fedabml.experiments.search import Search, Trial
+from fedabml.experiments.space import GRID, own_grid, personal_options, read_grid, space
+from fedabml.experiments.tune import tune
 from tests.algorithms.problem import federation, simulate
 from tests.command import run
 
@@ -58,15 +60,37 @@ def test_what_is_declared_fits_the_hyperparameter(name):
             assert str(field.type).startswith("float")
         for value in () if isinstance(values, Range) else values:
             assert getattr(make(name, **{field.name: value}), field.name) == value
-    without = REGISTRY[name].kind in (fedabml.FedABML, fedabml.Local)
-    assert "lr" in space(name) and ("average" in space(name)) == (not without)
+    assert "lr" in space(name) and ("average" in space(name)) == (name != "local")
     assert not {*GRID, *REGISTRY[name].defaults} & space(name).keys()
+
+
+COMMON = ("lr", "average", "server_momentum", "server_lr", "personal_epochs", "personal_lr")
+
+
+@pytest.mark.parametrize("name", COMMON)
+def test_what_several_algorithms_have_is_searched_alike(name):
+    kinds = [e.kind for e in REGISTRY.values() if not (e.kind is fedabml.Local and name in COMMON[1:3])]
+    declared = {f.metadata["tune"] for kind in kinds for f in dataclasses.fields(kind) if f.name == name}
+    assert len(declared) == 1 and None not in next(iter(declared))
+    if name.endswith("lr"):
+        assert declared == {space("fedabml")["rho"]} if name == "server_lr" else max(*declared.pop()[:5]) >= 0.3
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_no_default_lies_at_an_end_of_what_is_searched(name):
+    search = Search(SMALL.with_changes(algorithm=name), {}, [100], 8)
+    given = trial(search, search.given, {"personal_epochs": 5, "personal_lr": 0.03})
+    assert search.warnings(given) == []
+
+
+def trial(search, searched, personal):
+    return Trial(search.config.algorithm, 0, searched, personal, "accuracy", 0.5, 1.0, (0.5, -1.0), 1.0)
 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_point_of_every_space_makes_its_algorithm(name):
-    search = _Search(SMALL.with_changes(algorithm=name), {}, [100], 8)
-    points = Points(search.space, search.given, seed=1, even=8)
+    search = Search(SMALL.with_changes(algorithm=name), {}, [100], 8)
+    points = Points(search.space, search.given, seed=1, early=8)
     for batch in range(3):
         asked = points.ask(8)
         for point in asked:
@@ -75,11 +99,11 @@ def test_every_point_of_every_space_makes_its_algorithm(name):
         points.tell([-math.inf if i == batch else point["lr"] for i, point in enumerate(asked)])
 
 
-def test_points_begin_as_given_fill_the_space_and_then_learn():
-    ranges = {"lr": Range(1e-3, 1.0, log=True), "kind": ("a", "b")}
+def test_points_begin_as_given_spread_outward_and_then_learn():
+    ranges = {"lr": Range(1e-3, 1.0, log=True), "kind": ("a", "b", "c"), "nu": Range(-5.0, -3.0)}
 
     def search(count, batch):
-        points, tried = Points(ranges, {"lr": 0.5, "kind": "b"}, seed=3, even=8), []
+        points, tried = Points(ranges, {"lr": 0.1, "kind": "b", "nu": -4.0}, seed=3, early=8), []
         while len(tried) < count:
             asked = points.ask(min(batch, count - len(tried)))
             points.tell([-abs(math.log(p["lr"] / 0.02)) - (p["kind"] == "b") for p in asked])
@@ -87,44 +111,58 @@ def test_points_begin_as_given_fill_the_space_and_then_learn():
         return tried
 
     tried = search(32, 4)
-    assert tried[0] == {"lr": 0.5, "kind": "b"} and tried == search(32, 4) and tried[:18] == search(18, 4)
-    even = [math.log10(p["lr"]) for p in tried[1:8]]
-    assert min(even) < -2 and max(even) > -1 and {p["kind"] for p in tried[1:8]} == {"a", "b"}
+    assert tried[0] == {"lr": 0.1, "kind": "b", "nu": -4.0}
+    assert tried == search(32, 4) and tried[:18] == search(18, 4)
+    for i, point in enumerate(tried[1:8], 1):
+        low, high = 0.1 * 0.01 ** (i / 7), 0.1 * 10 ** (i / 7)
+        assert 0.995 * low <= point["lr"] <= 1.005 * high and abs(point["nu"] + 4) <= i / 7
+    kinds = [point["kind"] for point in around(ranges, tried[0], [0.25] * 64, seed=0)]
+    assert [kinds.count(kind) / 64 for kind in "abc"] == pytest.approx([1 / 12, 10 / 12, 1 / 12], abs=0.03)
     far = [abs(math.log(p["lr"] / 0.02)) for p in tried]
     assert np.mean(far[16:]) < np.mean(far[1:8])
     assert all(p["lr"] == float(f"{p['lr']:.3g}") for p in tried)
 
 
+def test_a_given_point_that_is_none_or_outside_has_points_around_it():
+    ranges = {"lr": Range(1e-3, 1.0, log=True), "inner_lr": Range(1e-4, 1.0, log=True)}
+    _, near, *_ = Points(ranges, {"lr": 7.0, "inner_lr": None}, seed=0, early=8).ask(8)
+    assert 0.1 < near["lr"] <= 1.0 and 1e-3 < near["inner_lr"] < 0.1
+
+
 def test_choices_alone_are_tried_once_each():
     choices = {"k": (1, 3, 5), "kind": ("a", "b")}
-    tried = Points(choices, {"k": 3, "kind": "a"}, seed=0, even=8).ask(6)
+    tried = Points(choices, {"k": 3, "kind": "a"}, seed=0, early=8).ask(6)
     assert tried[0] == {"k": 3, "kind": "a"} and len({tuple(p.items()) for p in tried}) == 6
-    held = _Search(
+    held = Search(
         SMALL.with_changes(algorithm="fedavg"), {"lr": 0.1, "server_lr": 1.0, "server_momentum": 0.0}, [100], 8
     )
-    assert held.space == {"average": (0.0, 0.8)} and held.size(16) == 2
+    assert held.space == {"average": (0.0, 0.8, 0.9)} and held.size(16) == 3
 
 
 def test_a_given_point_outside_the_ranges_is_tried_all_the_same():
-    points = Points({"lr": Range(1e-3, 0.3, log=True)}, {"lr": 7.0}, seed=0, even=2)
+    points = Points({"lr": Range(1e-3, 0.3, log=True)}, {"lr": 7.0}, seed=0, early=2)
     assert points.ask(1) == [{"lr": 7.0}]
     points.tell([0.5])
     assert 1e-3 <= points.ask(2)[1]["lr"] <= 0.3
 
 
-def test_personal_options_are_the_given_one_and_the_grid():
-    options = personal_options(SMALL.with_changes(algorithm="fedavg-ft"))
-    assert options[0] == {"personal_epochs": 5, "personal_lr": None}
+def test_personal_options_are_one_grid_for_all():
     epochs, rates = (f.metadata["tune"] for f in dataclasses.fields(fedabml.FedAvg) if f.name in GRID)
-    grid = [{"personal_epochs": e, "personal_lr": r} for e, r in itertools.product(epochs, (None, *rates)) if e]
-    grid.remove(options[0])
-    assert sorted(map(str, options[1:])) == sorted(map(str, [{"personal_epochs": 0}, *grid]))
+    grid = [{"personal_epochs": 0}]
+    grid += [{"personal_epochs": e, "personal_lr": r} for e, r in itertools.product(epochs, rates) if e]
+    for name in ("fedavg-ft", "fedabml", "ditto", "local", "pfedbayes", "fedpop"):
+        assert personal_options(SMALL.with_changes(algorithm=name)) == tuple(grid)
     for name in ("fedavg", "fedprox", "scaffold"):  # what is scored is the shared model itself
         assert personal_options(SMALL.with_changes(algorithm=name)) == ({"personal_epochs": 0},)
     config = SMALL.with_changes(algorithm="fedabml", hyper=QUICK)
     assert personal_options(config, QUICK) == (QUICK,)
     assert [o["personal_epochs"] for o in personal_options(config, ["personal_lr"])] == [1, 0, 5, 20]
-    assert None not in [o.get("personal_lr", 0) for o in personal_options(config)]  # 0.01 is given: none is no option
+    own = config.with_changes(hyper={"personal_epochs": 2, "personal_lr": 0.007})
+    assert personal_options(own)[0] == own.hyper and len(personal_options(own)) == len(grid) + 1
+    wide = personal_options(config, grid={"personal_lr": (0.1, 1.0)})  # the epochs are as declared
+    assert {o["personal_epochs"] for o in wide} == {*epochs} and {o.get("personal_lr", 1.0) for o in wide} == {0.1, 1.0}
+    free = SMALL.with_changes(algorithm="fedavg-ft")
+    assert personal_options(free, ["personal_lr", "personal_epochs"]) == ({"personal_epochs": 5, "personal_lr": None},)
 
 
 def test_a_search_over_fedpas_samples_knows_their_memory():
@@ -134,7 +172,7 @@ def test_a_search_over_fedpas_samples_knows_their_memory():
 
 
 def test_what_is_fixed_and_what_makes_a_variant_is_not_searched():
-    own = {"drift", "lr", "lam", "nu0", "posterior_std", "prior_std", "rho", "server_momentum"}
+    own = {"average", "drift", "lr", "lam", "nu0", "posterior_std", "prior_std", "rho", "server_momentum"}
     assert space("fedabml").keys() == own and space("fedabml", HELD["fedabml"]).keys() == own - HELD["fedabml"].keys()
     assert "server_momentum" not in space("local")
 
@@ -144,17 +182,18 @@ def test_what_is_fixed_and_what_makes_a_variant_is_not_searched():
     [({"lam": 0.0}, "lam > 0"), ({"lr": 2.0}, "lr_std between"), ({"personal_lr": 3.0}, "lr_std between")],
 )
 def test_a_choice_that_contradicts_what_is_held_is_left_out(held, word):
-    search = _Search(SMALL.with_changes(algorithm="fedabml", hyper=held), held, [100], 8)
+    search = Search(SMALL.with_changes(algorithm="fedabml", hyper=held), held, [100], 8)
     assert search.space.keys() == space("fedabml", held).keys() - {"posterior_std"}
     (said,) = search.notes
     assert said.startswith("fedabml: posterior_std = natural is not searched") and word in said
-    free = _Search(SMALL.with_changes(algorithm="fedabml", hyper={"lr": 2.0}), {}, [100], 8)
+    free = Search(SMALL.with_changes(algorithm="fedabml", hyper={"lr": 2.0}), {}, [100], 8)
     assert "natural" in free.space["posterior_std"] and not free.notes  # with another lr, which is searched, it is fine
 
 
 def test_contradictions_are_noted_and_nothing_left_is_one_trial():
     notes = []
     held = HELD["fedabml"] | {
+        "average": 0.8,
         "drift": "none",
         "lam": 0.0,
         "lr": 0.03,
@@ -178,7 +217,7 @@ def result(*scores, error=None, seconds=1.0):
 
 
 def test_a_trial_is_its_best_personal_option_by_the_mean_over_seeds():
-    search = _Search(SMALL.with_changes(algorithm="fedavg"), {}, [100, 101], 8)
+    search = Search(SMALL.with_changes(algorithm="fedavg"), {}, [100, 101], 8)
     seeds = [result((0.8, 0.3), (0.9, 0.5), (0.6, 0.1)), result((0.8, 0.3), (0.6, 0.5), (1.0, 0.3))]
     best = search.trial(0, {"lr": 0.1}, seeds, "accuracy")
     assert (best.personal, best.value, best.nll, best.seconds) == ({"personal_epochs": 2}, 0.8, 0.2, 2.0)  # a tie
@@ -188,7 +227,7 @@ def test_a_trial_is_its_best_personal_option_by_the_mean_over_seeds():
 
 
 def test_a_trial_with_a_seed_that_diverged_has_the_worst_rank():
-    search = _Search(SMALL.with_changes(algorithm="fedavg"), {}, [100, 101], 8)
+    search = Search(SMALL.with_changes(algorithm="fedavg"), {}, [100, 101], 8)
     lost = search.trial(3, {"lr": 9.0}, [result((0.8, 0.3)), result(error="It diverged.")], "accuracy")
     assert (lost.value, lost.nll, lost.error, lost.number) == (None, None, "It diverged.", 3)
     poor = search.trial(4, {"lr": 0.1}, [result((0.0, 30.0))] * 2, "accuracy")
@@ -211,22 +250,27 @@ def test_time_left_of_a_search_counts_what_each_of_its_cells_takes():
 
 # -- a search -----------------------------------------------------------------------------------------------------
 def test_every_algorithm_gets_the_same_budget_and_the_best_goes_on(tmp_path):
-    heard = []
-    words = {"trials": 4, "batch": 3, "fixed": HELD, "on_start": lambda cells, done: heard.append((cells, done))}
+    plans, heard = [], []
+    words = {"trials": 4, "batch": 3, "fixed": HELD, "on_start": lambda works, done: plans.append((works, done))}
     found = tune(SMALL, ["fedavg", "fedavg-ft", "fedabml"], "out", **words, on_trial=heard.append)
-    assert heard[0] == ([4.0] * 4 + [6.0] * 8, 0)  # two rounds and, of every second client's, one epoch or two
-    assert heard[1:] == [t for trials in found.trials.values() for t in trials]
+    assert plans[0] == ([4.0] * 8 + [6.0] * 16, 0)  # two rounds and, of every second client's, one epoch or two
+    assert [t for t in heard if t.second is None] == [
+        dataclasses.replace(t, second=None, refused=None) for trials in found.trials.values() for t in trials
+    ]
     assert [len(trials) for trials in found.trials.values()] == [4, 4, 4]
-    assert len(Ledger(tmp_path / "out/cells.jsonl").results) == 12
+    assert len(Ledger(tmp_path / "out/cells.jsonl").results) == len(plans[-1][0])
     written = tomllib.loads(found.file.read_text())
     assert not {"algorithm", "validation", "device", "seed", "lr"} & written.keys()
     for name, trials in found.trials.items():
         assert trials[0].searched == {k: getattr(make(name), k) for k in trials[0].searched}  # as given
         (best,) = found.best(name)
-        assert best.value == max(t.value for t in trials)
+        assert best.value == max(t.value for t in trials if not t.refused) and best.second is not None
         assert written[name] == HELD.get(name, {}) | best.hyper
     with open("out/trials.csv", newline="") as file:
         rows = list(csv.DictReader(file))
+    assert [row["second_seed"] != "" for row in rows] == [
+        t.second is not None for ts in found.trials.values() for t in ts
+    ]
     assert len(rows) == 12 and {row["algorithm"] for row in rows} == {"fedavg", "fedavg-ft", "fedabml"}
     first = found.trials["fedavg"][0]
     assert (rows[0]["trial"], float(rows[0]["lr"]), rows[0]["error"]) == ("0", first.searched["lr"], "")
@@ -241,7 +285,8 @@ class Stop(Exception):
     """An interruption."""
 
 
-def test_a_search_that_was_interrupted_ends_as_one_that_was_not(tmp_path):
+@pytest.mark.parametrize("stop_at", [21, 27])  # in a confirmation, in a batch of the second algorithm
+def test_a_search_that_was_interrupted_ends_as_one_that_was_not(tmp_path, stop_at):
     words = {"trials": 10, "batch": 2, "seeds": (100, 101)}
     names = ["fedavg", "scaffold"]
     whole = tune(SMALL, names, "whole", **words)
@@ -249,7 +294,7 @@ def test_a_search_that_was_interrupted_ends_as_one_that_was_not(tmp_path):
 
     def stop(result):
         finished.append(result.identity)
-        if len(finished) == 23:  # in a batch of the second algorithm
+        if len(finished) == stop_at:
             raise Stop
 
     with pytest.raises(Stop):
@@ -258,16 +303,14 @@ def test_a_search_that_was_interrupted_ends_as_one_that_was_not(tmp_path):
     again, begun = [], []
     words |= {"on_done": again.append, "on_start": lambda cells, done: begun.append((cells, done))}
     parts = tune(SMALL, names, "parts", **words, resume=True)
-    assert (
-        [(len(works), done) for works, done in begun] == [(40, 23)]
-        and len(again) == 17
-        and not {r.identity for r in again} & {*finished}
-    )
+    assert begun[0][1] == stop_at and not {r.identity for r in again} & {*finished}
+    assert len(begun[-1][0]) == len(again) + stop_at == len(Ledger(tmp_path / "whole/cells.jsonl").results)
+    count = len(again)
     for name in whole.trials:
         assert short(parts.trials[name]) == short(whole.trials[name])
     assert body(parts.file) == body(whole.file)
     tune(SMALL, names, "parts", **words)  # a finished search: the same words change nothing
-    assert len(again) == 17
+    assert len(again) == count
 
 
 def test_a_longer_search_begins_with_the_shorter_one():
@@ -316,7 +359,9 @@ def test_test_data_are_never_read(monkeypatch):
 def test_a_configuration_that_diverges_is_a_failed_trial():
     found = tune(SMALL, ["fedavg", "local"], "out", trials=3, fixed={"local": {"lr": 3e38, **QUICK}})
     assert all("finite" in t.error for t in found.trials["local"])
-    assert found.best("local") == [] and len(found.best("fedavg", 5)) == 3
+    assert found.best("local") == [] and len(found.best("fedavg", 5)) == sum(
+        not t.refused for t in found.trials["fedavg"]
+    )
     text = found.file.read_text()
     assert "local        every trial diverged" in text and "local" not in tomllib.loads(text)
 
@@ -376,16 +421,18 @@ def test_the_command_tunes_resumes_and_hands_over(tmp_path):
     for name, value in (("server_lr", 1.0), ("server_momentum", 0.0)):
         held += ("--set", f"fedavg-ft.{name}={value}", "--set", f"fedavg.{name}={value}")
     said = run("tune", "--algorithms", "fedavg-ft,fedavg", "--trials", 3, *WORDS, *held, "--lr", 0.05)
-    assert (
-        "fedavg-ft: the best of 2 trials on validation data" in said.stdout
-    )  # step sizes are held: two averages are left
+    assert "fedavg-ft: the best of 3 trials on validation data" in said.stdout  # three averages are left
     out = tmp_path / "runs/digits-tuning"
     assert (
         f"--config {out.relative_to(tmp_path)}/tuned.toml --algorithms fedavg-ft,fedavg --out runs/digits-tuned"
         in said.stdout
     )
     before = (out / "tuned.toml").read_text()
-    assert "seeds 100:" in before and "# Made by: fedabml tune --algorithms fedavg-ft,fedavg --trials 3" in before
+    assert (
+        "seeds 100;" in before
+        and "# trained on seed 101" in before
+        and "# Made by: fedabml tune --algorithms fedavg-ft,fedavg --trials 3" in before
+    )
     (out / "tuned.toml").unlink()
     assert run("tune", "--resume", "--quiet").output == ""
     assert (out / "tuned.toml").read_text() == before
@@ -407,10 +454,11 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(tuning, "Trials", Impatient)
         said = run("tune", "--algorithms", "fedavg", "--trials", 4, "--batch", 1, *WORDS, code=130).stderr
-    assert "3 of 4 runs are finished" in said and "fedabml tune --resume --out runs/digits-tuning" in said
+    assert "3 of 8 runs are finished" in said and "fedabml tune --resume --out runs/digits-tuning" in said
     said = run("tune", "--resume").stdout
-    assert "3 of 4 runs were finished before" in said and "4/4  fedavg, trial 3: accuracy" in said
-    assert len(Ledger(tmp_path / "runs/digits-tuning/cells.jsonl").results) == 4
+    assert "3 of 8 runs were finished before" in said and "4/8  fedavg, trial 3: accuracy" in said
+    cells = len(Ledger(tmp_path / "runs/digits-tuning/cells.jsonl").results)
+    assert f"{cells}/{cells}  fedavg, trial " in said and ": confirmed, on the second seed accuracy" in said
 
 
 def test_a_preset_is_where_the_search_starts_and_a_file_is_what_it_holds(tmp_path):
@@ -459,8 +507,8 @@ def test_a_grid_is_searched_in_place_of_what_is_declared(tmp_path):
     assert [(t.searched["lr"]) for t in found.trials["fedavg-ft"]] == [0.05, 0.1]
     pairs = {(t.searched["lr"], t.searched["mu"]) for t in found.trials["fedprox-ft"]}
     assert pairs == {(lr, mu) for lr in (0.05, 0.1) for mu in (0.1, 0.2)} and len(found.trials["fedprox-ft"]) == 4
-    cells = Ledger(tmp_path / "cells.jsonl").results.values()
-    assert all([s.personal["personal_epochs"] for s in cell.scores] == [0, 2] for cell in cells)
+    cells = [cell for cell in Ledger(tmp_path / "cells.jsonl").results.values() if cell.seed == 3]
+    assert len(cells) == 6 and all([s.personal["personal_epochs"] for s in cell.scores] == [0, 2] for cell in cells)
     said = (tmp_path / "tuned.toml").read_text().splitlines()[0]
     assert "--grid lr=0.05,0.1" in said and "--grid fedprox-ft.mu=0.1,0.2" in said
     tuples = told | {"lr": (0.05, 0.1)}

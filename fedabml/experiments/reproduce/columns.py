@@ -22,7 +22,7 @@ from ..cells import Unfinished
 from ..compare import configs
 from ..space import own_grid, read_grid, searchable
 from ..study import Study, dataset, federation
-from ..tune import tune
+from ..tune import nothing_left, of_earlier_version, tune
 
 if TYPE_CHECKING:
     from .experiment import Desk
@@ -210,6 +210,11 @@ def _tuned(desk: Desk, column: str, plain: dict[str, RunConfig], search: Search)
             found[name] = config.with_changes(hyper=configs([name], {name: chosen[name]})[name].hyper)
             continue
         folder, held_out = desk.tuning / (column + search.mark) / name, config.with_changes(validation=SHARE, hyper={})
+        if of_earlier_version(folder) and (folder / "tuned.toml").is_file():  # finished, and not to be repeated
+            table = read_toml(folder / "tuned.toml")
+            if name in table:
+                found[name] = config.with_changes(hyper=configs([name], {name: table[name]})[name].hyper)
+            continue
         try:
             tuned = tune(
                 held_out,
@@ -239,5 +244,5 @@ def _tuned(desk: Desk, column: str, plain: dict[str, RunConfig], search: Search)
         if best:
             found[name] = config.with_changes(hyper=best[0].hyper)
         else:
-            desk.note(f"{COLUMNS[column].title}: every trial of {name} diverged.")
+            desk.note(f"{COLUMNS[column].title}: of {name} {nothing_left(tuned.trials[name])}.")
     return found

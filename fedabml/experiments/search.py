@@ -1,0 +1,245 @@
+"""The search of one algorithm: its trials on validation data, and the confirmation of the best of them.
+
+A trial is a setting that was trained, once for every seed of the search. The winner must survive before it is used: on
+a second seed it is trained with the validation rows held out, and with all training rows, as `compare` will train it.
+It is refused, and the next best is confirmed in its place, where
+
+    either of the two diverges or has scores that are not finite,
+    on validation rows it is clearly worse than trial 0, the setting as it was given, or
+    trained with all training rows it is clearly worse on these very rows than on validation rows that it had not seen.
+
+Clearly worse is worse by more than three standard errors of the clients' paired differences. No test row is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+
+from ..algorithms.hyper import Range
+from ..config import RunConfig, Table
+from ..data import Federation
+from ..errors import InputError
+from .cells import Cell, Ledger, Result, execute
+from .points import Points, Space, combinations, finite
+from .space import GRID, Grid, edge, personal_options, sound, space
+from .study import PLAIN, Study
+
+SIGN = {"accuracy": 1, "rmse": -1, "nll": -1}  # times it, more is better
+EARLY = 8  # so many trials come before TPE proposes (or the first batch, where that is larger)
+WORST = (-math.inf, -math.inf)  # the rank of a trial that diverged
+HELD_OUT, ALL_ROWS = "validation rows", "all training rows"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A configuration that was trained, once for every seed, and its best personal option."""
+
+    algorithm: str
+    number: int
+    searched: Table
+    personal: Table
+    measure: str
+    value: float | None  # of the measure on validation data, mean over seeds; None where it diverged
+    nll: float | None
+    rank: tuple[float, float]  # more is better: the measure, and for ties the NLL
+    seconds: float
+    error: str | None = None
+    second: float | None = None  # of the measure on validation data of the second seed, once it is confirmed there
+    refused: str | None = None  # why it was not confirmed
+
+    @property
+    def hyper(self) -> Table:
+        """The hyperparameters of this trial: those that are searched, and the personal ones."""
+        return self.searched | self.personal
+
+
+@dataclass(frozen=True)
+class AllTraining(Study):
+    """Another study's training, scored on its own training rows: no test row is read."""
+
+    of: Study
+
+    @property
+    def identity(self) -> list[Any]:
+        return [type(self).__name__, self.of.identity]
+
+    def federation(self, config: RunConfig) -> Federation:
+        return _scored_on_training(self.of.federation(config))
+
+    def network(self, config: RunConfig, fed: Federation) -> nn.Module | str:
+        return self.of.network(config, fed)
+
+    def audiences(self, config: RunConfig, fed: Federation) -> dict[str, Federation]:
+        audiences = self.of.audiences(config, fed)
+        return {name: own if own is fed else _scored_on_training(own) for name, own in audiences.items()}
+
+    @property
+    def scored(self) -> float:
+        return self.of.scored
+
+
+def _scored_on_training(fed: Federation) -> Federation:
+    return replace(fed, val=fed.train)
+
+
+class Search:
+    """The search of one algorithm."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        fixed: Table,
+        seeds: Sequence[int],
+        batch: int,
+        grid: Grid = MappingProxyType({}),
+        only: bool = False,  # what the grid has is all that is searched
+        study: Study | None = None,
+    ):
+        if both := fixed.keys() & grid.keys():
+            raise InputError(f"{config.algorithm}: '{min(both)}' is held at a value, and a grid has it, too.")
+        self.config, self.fixed, self.seeds, self.batch, self.study = config, fixed, seeds, batch, study
+        own: Space = {name: values for name, values in grid.items() if name not in GRID}
+        self.space, self.notes = sound(config, own if only else space(config.algorithm, fixed) | own)
+        self.personal = personal_options(config, fixed, grid)
+        given = config.algorithm_object()
+        self.given = {name: getattr(given, name) for name in self.space}
+        for name, values in grid.items():
+            if name in self.space and not isinstance(values, Range) and self.given[name] not in values:
+                self.given[name] = values[0]
+
+    @property
+    def second_seed(self) -> int:
+        """The seed of the confirmation, which is none of the search's."""
+        return max(self.seeds) + 1
+
+    def size(self, trials: int) -> int:
+        """How many trials there will be: of lists alone, no more than their combinations."""
+        return min(trials, len(combinations(self.space, self.given))) if finite(self.space) else trials
+
+    def works(self, trials: int) -> tuple[list[float], list[float]]:
+        """How long every cell takes (`Cell.work`): those of the trials, then those expected of the confirmation."""
+        config, usual = self.config, self.personal[-1:]
+        each = Cell(config.algorithm, config, self.personal, study=self.study).work
+        confirming = Cell(config.algorithm, config, usual, study=self.study).work
+        return [each] * self.size(trials) * len(self.seeds), [confirming] * (4 if self.size(trials) > 1 else 2)
+
+    def run(self, trials: int, measure: str, ledger: Ledger, **hear: Any) -> Iterator[Trial]:
+        """The trials, in order; those of a batch are trained together. `hear` are listeners of `execute`."""
+        seed = hashlib.sha256(f"{self.seeds[0]} {self.config.algorithm}".encode()).digest()
+        points = Points(self.space, self.given, int.from_bytes(seed[:4]), max(EARLY, self.batch))
+        trials = self.size(trials)
+        for begin in range(0, trials, self.batch):
+            asked = points.ask(min(self.batch, trials - begin))
+            cells = [self.cells(point) for point in asked]
+            for _ in execute([cell for each in cells for cell in each], ledger, **hear):
+                pass
+            done = [
+                self.trial(number, point, [ledger[cell] for cell in own], measure)
+                for number, (point, own) in enumerate(zip(asked, cells, strict=True), begin)
+            ]
+            points.tell([trial.rank[0] for trial in done])
+            yield from done
+
+    def cells(self, point: Table) -> list[Cell]:
+        """A cell for every seed."""
+        config = self._config(point)
+        config.algorithm_object()  # a contradiction to what is fixed is found before anything is trained
+        each = [config.with_changes(seed=seed) for seed in self.seeds]
+        return [Cell(config.algorithm, own, self.personal, study=self.study) for own in each]
+
+    def _config(self, point: Table) -> RunConfig:
+        return self.config.with_changes(hyper=self.config.hyper | point)
+
+    def trial(self, number: int, point: Table, results: Sequence[Result], measure: str) -> Trial:
+        """The trial that its cells amount to: the personal option with the best mean over seeds."""
+        name, seconds = self.config.algorithm, sum(result.facts.get("seconds", 0.0) for result in results)
+        error = next((result.error for result in results if result.error), None)
+        scored = []
+        for scores in zip(*(result.scores for result in results if not error), strict=True):
+            if any(score.error for score in scores):
+                continue
+            value, nll = (statistics.fmean(score.summary[key] for score in scores) for key in (measure, "nll"))
+            if math.isfinite(value) and math.isfinite(nll):
+                rank = (round(SIGN[measure] * value, 6), -nll)  # beyond six digits it is rounding: the NLL decides
+                scored.append(Trial(name, number, point, scores[0].personal, measure, value, nll, rank, seconds))
+        error = error or f"{measure} is not finite"
+        failed = Trial(name, number, point, {}, measure, None, None, WORST, seconds, error)
+        return max(scored, key=lambda trial: trial.rank, default=failed)
+
+    # -- confirmation ---------------------------------------------------------------------------------------------
+    def confirm(
+        self, trials: Sequence[Trial], ledger: Ledger, on_works: Callable[[list[float]], None], **hear: Any
+    ) -> Iterator[Trial]:
+        """The trials that are refused, from the best on, and at last the one that is confirmed, if any is.
+
+        `on_works` is called with how long every cell of the confirmation takes, as far as it is known.
+        """
+        works: dict[str, float] = {}
+        on_works([])
+        for trial in sorted((t for t in trials if t.error is None), key=lambda t: t.rank, reverse=True):
+            cells, first = self.rehearsals(trial), () if trials[0].error else self.rehearsals(trials[0])
+            needed = {cell.identity: cell for cell in (*cells, *first)}
+            works |= {identity: cell.work for identity, cell in needed.items()}
+            on_works(list(works.values()))
+            for _ in execute(list(needed.values()), ledger, **hear):
+                pass
+            found = self._judged(trial, [ledger[cell] for cell in cells])
+            if first and not found.refused:
+                reference = self._judged(trials[0], [ledger[cell] for cell in first])
+                words = None if reference.refused else _collapse(trial.measure, ledger[cells[0]], ledger[first[0]])
+                found = replace(
+                    found, refused=words and f"on {HELD_OUT} of seed {self.second_seed}: {words} of trial 0"
+                )
+            yield found
+            if not found.refused:
+                return
+
+    def rehearsals(self, trial: Trial) -> tuple[Cell, Cell]:
+        """A trial's setting on the second seed: with validation rows held out, and with all training rows."""
+        config = self._config(trial.searched).with_changes(seed=self.second_seed)
+        whole = AllTraining(self.study or PLAIN)
+        return (
+            Cell(trial.algorithm, config, (trial.personal,), study=self.study),
+            Cell(trial.algorithm, config.with_changes(validation=0.0), (trial.personal,), study=whole),
+        )
+
+    def _judged(self, trial: Trial, results: Sequence[Result]) -> Trial:
+        """The trial with its score on the second seed, or with the reason why it is refused for its own sake."""
+        measure, seed = trial.measure, f"of seed {self.second_seed}"
+        for result, rows in zip(results, ("training rows without validation rows", ALL_ROWS), strict=True):
+            summary = result.scores[0].summary if result.scores else {}
+            if result.error or not all(math.isfinite(summary[key]) for key in (measure, "nll")):
+                reason = " ".join((result.error or f"{measure} or nll is not finite").split())
+                return replace(trial, refused=f"on {rows} {seed}: {reason}")
+        held_out, whole = results
+        if words := _collapse(measure, whole, held_out):
+            return replace(trial, refused=f"on {ALL_ROWS} {seed}: {words} on {HELD_OUT}")
+        return replace(trial, second=held_out.scores[0].summary[measure])
+
+    def warnings(self, trial: Trial) -> list[str]:
+        """What lies at an end of what was searched, each with the flag that searches further."""
+        lists = {name: tuple(dict.fromkeys(o[name] for o in self.personal if name in o)) for name in GRID}
+        found = [
+            edge(trial.algorithm, name, values, trial.hyper[name])
+            for name, values in (self.space | lists).items()
+            if name in trial.hyper
+        ]
+        return [text for text in found if text]
+
+
+def _collapse(measure: str, own: Result, other: Result) -> str | None:
+    """The words for a result that is clearly worse than another, by three standard errors over clients; else None."""
+    pairs = zip(own.scores[0].clients[measure], other.scores[0].clients[measure], strict=True)
+    gains = [SIGN[measure] * (a - b) for a, b in pairs if a is not None and b is not None]
+    if len(gains) < 2 or statistics.fmean(gains) >= -3 * statistics.stdev(gains) / math.sqrt(len(gains)):
+        return None
+    value, least = (result.scores[0].summary[measure] for result in (own, other))
+    return f"{measure} is {value:.4f}, clearly worse than {least:.4f}"
