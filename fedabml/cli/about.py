@@ -94,9 +94,9 @@ def report(
 
     Examples:
 
-    - `fedabml report runs/digits-fedabml-0 runs/digits-fedavg-ft-0 --out comparison.html`
+    - `fedabml report runs/digits-few-fedabml-0 runs/digits-few-fedavg-ft-0 --out comparison.html`
 
-    - `fedabml report runs/digits-comparison`
+    - `fedabml report runs/digits-few-comparison`
     """
     from ..experiments.pages import rewrite
 

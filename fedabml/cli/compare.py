@@ -74,7 +74,8 @@ def compare(
 
     Examples:
 
-    - `fedabml compare --algorithms fedabml,fedavg-ft,local --clients 20 --rounds 10 --seeds 3`
+    - `fedabml compare --algorithms fedabml,fedavg-ft,local --dataset digits-few --clients 40
+      --classes-per-client 5 --rounds 40 --participation 0.25`
 
     - `fedabml compare --algorithms all --preset paper --dataset fashionmnist --out runs/table`
 

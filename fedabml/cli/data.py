@@ -37,7 +37,9 @@ def list_datasets(data_dir: DataDir = None) -> None:
 
 
 def _place(d: dict[str, object]) -> str:
-    if d["name"] == "digits":
+    from ..data.sources import EMBEDDED
+
+    if d["name"] in EMBEDDED:
         return "comes with fedabml"
     return str(d["path"]) if d["present"] else f"not here: fedabml data get {d['name']}"
 
@@ -103,11 +105,11 @@ def inspect(
 
     Examples:
 
-    - `fedabml data inspect digits --clients 20 --classes-per-client 2`
+    - `fedabml data inspect digits-few --clients 40 --classes-per-client 5`
 
     - `fedabml data inspect patients.csv --client-column hospital --target-column outcome --out picture`
 
-    - `fedabml data inspect runs/digits-fedabml-0`
+    - `fedabml data inspect runs/digits-few-fedabml-0`
     """
     from ..data import heat_map, save_manifest
 

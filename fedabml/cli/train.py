@@ -51,13 +51,13 @@ def train(
 
     Examples:
 
-    - `fedabml train --dataset digits --clients 20 --rounds 40 --participation 0.25`
+    - `fedabml train --dataset digits-few --clients 40 --classes-per-client 5 --rounds 40 --participation 0.25`
 
     - `fedabml train --data patients.csv --client-column hospital --target-column outcome --model mlr --rounds 30`
 
     - `fedabml train --config run.toml --set fedabml.lam=0.1 --seed 1 --dry-run`
 
-    - `fedabml train --resume --out runs/digits-fedabml-0` after Ctrl-C or a crash: the result is bit-equal
+    - `fedabml train --resume --out runs/digits-few-fedabml-0` after Ctrl-C or a crash: the result is bit-equal
 
     - `torchrun --standalone --nproc-per-node 4 -m fedabml train --dataset cifar10` on a machine with four GPUs
     """

@@ -108,11 +108,12 @@ def tune(
 
     Examples:
 
-    - `fedabml tune --algorithms fedabml,fedavg-ft,local --model mlr --clients 20 --rounds 10 --participation 0.25`
+    - `fedabml tune --algorithms fedabml,fedavg-ft,local --dataset digits-few --clients 40
+      --classes-per-client 5 --rounds 40 --participation 0.25`
 
     - `fedabml tune --algorithms all --dataset fashionmnist --preset paper --set fedabml.label_prior=dirichlet`
 
-    - `fedabml compare --config runs/digits-tuning/tuned.toml --algorithms fedabml,local --out runs/table` to use it
+    - `fedabml compare --config runs/digits-few-tuning/tuned.toml --algorithms fedabml,local --out runs/table` to use it
     """
     from ..experiments import request
     from ..experiments.compare import configs

@@ -41,7 +41,7 @@ def evaluate(
     The data are made again from the run's configuration, and checked to be the same. A run that held out validation
     data was scored on them: when all is decided, `--split test` gives the figure to report.
 
-    Example: `fedabml evaluate runs/digits-fedabml-0 --epochs 10`
+    Example: `fedabml evaluate runs/digits-few-fedabml-0 --epochs 10`
     """
     from ..files import write, write_json
     from ..prior import load_prior
@@ -112,7 +112,7 @@ def personalize(
     The client may be new. If its .npz also has x_test and y_test, the posterior is scored on them. The posterior tells
     of the client's data: keep it at the client.
 
-    Example: `fedabml personalize runs/digits-fedabml-0 --data client.npz --out posterior.safetensors`
+    Example: `fedabml personalize runs/digits-few-fedabml-0 --data client.npz --out posterior.safetensors`
     """
     from ..prior import load_prior
 

@@ -2,7 +2,9 @@
 
 `digits` are the 1797 images of the test part of *Optical Recognition of Handwritten Digits* (E. Alpaydin and C. Kaynak,
 UCI Machine Learning Repository, 1998, doi 10.24432/C50P49, CC BY 4.0), as scikit-learn distributes them: 8x8 pixels of
-0..16, here times 15, split 4:1 inside every class.
+0..16, here times 15, split 4:1 inside every class. `digits-few` has the same images with every second training image of
+a class in the test split instead. Its clients have so few that sharing helps, and no image that it tests is trained on,
+whatever the seed of the partition.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import os
 import shutil
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -83,9 +85,11 @@ def _idx_files(bases: tuple[str, ...], *md5: str) -> tuple[Remote, ...]:
 
 
 DIGITS = tuple(string.digits)
+EMBEDDED = ("digits", "digits-few")  # inside the package, in one file
 TORONTO = ("https://www.cs.toronto.edu/~kriz/",)
 SOURCES: Mapping[str, Source] = {
     "digits": Source(10, 1442, 355, (8, 8), class_names=DIGITS),
+    "digits-few": Source(10, 723, 1074, (8, 8), class_names=DIGITS),
     "mnist": Source(
         10,
         60000,
@@ -182,13 +186,14 @@ def load(
             _get(source, path, offline, progress)
         except InputError as error:
             raise InputError(f"The dataset {name} is not in {path.parent}. {error} {remedy}") from error
-    return _checked(name, source, path)
+    found = _checked(name, source, path)
+    return _halved(found) if name == "digits-few" else found
 
 
 def location(name: str, folder: str | os.PathLike[str] | None = None) -> Path:
     """Where a dataset's NAME.npz is, or would be."""
     _source(name)
-    if name == "digits":
+    if name in EMBEDDED:
         return Path(str(resources.files("fedabml.data") / "digits.npz"))
     return data_dir(folder) / f"{name}.npz"
 
@@ -213,6 +218,22 @@ def _source(name: str) -> Source:
     if name not in SOURCES:
         raise InputError(f"There is no dataset called '{name}'.{nearest(name, SOURCES)}")
     return SOURCES[name]
+
+
+def _halved(whole: Dataset) -> Dataset:
+    """The same samples with every second training sample of each class in the test split instead."""
+    place = np.empty(len(whole.y_train), np.int64)
+    for c in range(whole.classes):
+        own = np.flatnonzero(whole.y_train == c)
+        place[own] = np.arange(len(own))
+    kept = place % 2 == 0
+    return replace(
+        whole,
+        x_train=whole.x_train[kept],
+        y_train=whole.y_train[kept],
+        x_test=np.concatenate([whole.x_test, whole.x_train[~kept]]),
+        y_test=np.concatenate([whole.y_test, whole.y_train[~kept]]),
+    )
 
 
 def _raw(path: Path) -> Path:

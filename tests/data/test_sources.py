@@ -39,6 +39,17 @@ def test_digits_are_inside():
     assert (abs(share - 0.2) < 0.01).all()
 
 
+def test_few_digits_are_the_same_images_with_half_of_the_training_ones_in_the_test_split():
+    whole, part = load("digits"), load("digits-few", offline=True)
+    source = sources.SOURCES["digits-few"]
+    assert (len(part.y_train), len(part.y_test)) == (source.train, source.test) == (723, 1074)
+    pixels = lambda *parts: sorted(image.tobytes() for x in parts for image in x)
+    assert pixels(part.x_train, part.x_test) == pixels(whole.x_train, whole.x_test)
+    assert set(pixels(part.x_train)) <= set(pixels(whole.x_train))
+    shares = np.bincount(part.y_train) / np.bincount(whole.y_train)
+    assert (abs(shares - 0.5) < 0.01).all() and part.name == "digits-few"
+
+
 def test_a_nearest_centroid_reads_the_digits():
     d = load("digits")
     centres = np.stack([d.x_train[d.y_train == c].mean(0).ravel() for c in range(10)])
@@ -56,8 +67,8 @@ def test_the_folder(monkeypatch, tmp_path):
 def test_the_list(tmp_path):
     np.savez(tmp_path / "mnist.npz", x_test=images(1, 28, 28))
     listed = {row["name"]: row for row in datasets(tmp_path)}
-    assert list(listed) == ["digits", "mnist", "fashionmnist", "emnist", "cifar10", "cifar100", "svhn"]
-    assert [name for name, row in listed.items() if row["present"]] == ["digits", "mnist"]
+    assert list(listed) == ["digits", "digits-few", "mnist", "fashionmnist", "emnist", "cifar10", "cifar100", "svhn"]
+    assert [name for name, row in listed.items() if row["present"]] == ["digits", "digits-few", "mnist"]
     assert listed["emnist"]["path"] == str(tmp_path / "emnist.npz") and listed["cifar100"]["classes"] == 100
 
 

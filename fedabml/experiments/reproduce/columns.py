@@ -2,7 +2,8 @@
 
 `paper` has the paper's settings for every method. `tuned` gives every method the same number of trials on validation
 data (`fedabml.experiments.tune`) and its best there, or takes what such a search has chosen before. With `quick` both
-are the same, smaller: few rounds, and by default the embedded digits.
+are the same, smaller: few rounds, and by default the embedded digits. The paper has no settings for those, so under
+`paper` every method has the library's defaults there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ... import presets
 from ...config import RunConfig, Table, names, read_toml
+from ...data.sources import EMBEDDED
 from ...errors import InputError, nearest
 from ...files import write
 from ...run import prepare
@@ -45,9 +47,11 @@ class Column:
         """The keys of a run."""
         keys = {"dataset": self.dataset, "clients": self.clients, "classes_per_client": self.classes}
         keys |= {"model": self.model, "rounds": 100, "participation": 0.1, "epochs": 5, "batch_size": 50}
-        if quick:
+        if self.dataset in EMBEDDED:
+            keys |= {"participation": 0.25} | ({"rounds": 20} if quick else {})
+        elif quick:
             keys |= {"rounds": 10, "epochs": 2, "participation": max(0.1, 5 / self.clients), "batch_size": 20}
-        return keys | ({"model_options": {"hidden": [32]}} if self.dataset == "digits" else {})
+        return keys
 
 
 COLUMNS = {
@@ -60,7 +64,7 @@ COLUMNS = {
     "cifar100-5-resnet": Column("CIFAR-100 (100,5), ResNet-18", "cifar100", 100, 5, "resnet18"),
     "cifar100-20-resnet": Column("CIFAR-100 (100,20), ResNet-18", "cifar100", 100, 20, "resnet18"),
     "mnist": Column("MNIST (200,2)", "mnist", 200, 2, "mlr"),
-    "digits": Column("digits (20,2)", "digits", 20, 2, "mlp"),
+    "digits": Column("digits (40,5)", "digits-few", 40, 5, "mlp"),
 }
 
 
@@ -74,7 +78,6 @@ class Search:
 
 
 QUICK = ("digits",)  # where a quick version is not told a column
-QUICK_LR = 0.1  # of the digits: of the paper's grid, the one that a few short rounds need
 
 
 def check(asked: Sequence[str], algorithms: Sequence[str]) -> None:
@@ -165,13 +168,8 @@ def rows(desk: Desk, column: str, algorithms: Sequence[str], search: Search | No
     if ask.protocol == "paper":
         wanted = [name for name in wanted if name != "fedabml-plain"]  # there fedabml is the paper's own
     keys = {"dtype": ask.dtype} | ask.machine | known.setting(ask.quick)
-    if ask.protocol == "paper":
-        layers = [presets.layer("paper", known.dataset), keys]
-        if known.dataset == "digits":
-            layers += [{name: {"lr": QUICK_LR} for name in wanted}, {"fedabml": {"personal_lr": QUICK_LR}}]
-        found = configs(wanted, *layers)
-    else:
-        found = configs(wanted, keys)
+    stated = ask.protocol == "paper" and known.dataset not in EMBEDDED
+    found = configs(wanted, *([presets.layer("paper", known.dataset)] if stated else []), keys)
     fed = federation(next(iter(found.values())))
     for name, config in list(found.items()):
         try:

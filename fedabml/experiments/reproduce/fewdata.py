@@ -22,7 +22,7 @@ from .newcomers import Newcomers
 from .pictures import banded, power
 from .table1 import grouped
 
-SHARE, SIZES, QUICK_SIZES = 0.8, (5, 10, 25, 50, 100, 500), (5, 10, 25, 50)
+SHARE, SIZES, QUICK_SIZES = 0.8, (5, 10, 25, 50, 100, 500), (4, 8, 16)
 ALONE = 50  # epochs of Local only
 MEASURES = {"accuracy": ("accuracy %", 100, 2), "nll": ("NLL", 1, 3), "ece": ("ECE", 1, 3)}
 
