@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .arguments import check_fields, whole
 from .errors import InputError
 
 
@@ -22,6 +23,9 @@ class Categorical:
 
     classes: int
     own = 0  # entries of the weight vector
+
+    def __post_init__(self) -> None:
+        whole(self.classes, "Categorical: classes")
 
     def nll(self, outputs: Tensor, y: Tensor, own: Tensor, offset: Tensor | None) -> Tensor:
         """−log p(y|x) of every example."""
@@ -50,7 +54,9 @@ class GaussianNoise:
     learn: bool = True
 
     def __post_init__(self) -> None:
-        if not (self.noise > 0 and math.isfinite(self.noise)):
+        check_fields(self)
+        whole(self.targets, "GaussianNoise: targets")
+        if not self.noise > 0:
             raise InputError(f"The noise deviation must be a positive number; it is {self.noise}.")
 
     @property

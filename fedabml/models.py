@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from . import rng
+from .arguments import check, checks_arguments, whole
 from .errors import InputError, nearest
 
 
@@ -89,18 +90,24 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+@checks_arguments
 def build(name: str, shape: Sequence[int], outputs: int, seed: int = 0, **options: Any) -> nn.Module:
     """A network by name, its initial weights a function of the seed alone."""
     if name not in MODELS:
         raise InputError(f"There is no model '{name}'.{nearest(name, MODELS)}")
+    shape = tuple(whole(size, "A size in shape") for size in shape)
+    outputs = whole(outputs, "outputs")
+    for option, sizes in options.items():
+        check(sizes, Sequence[int], f"Model '{name}': {option}")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(rng.number(seed, rng.INIT) & 0x7FFFFFFF)
         try:
-            return MODELS[name](tuple(shape), outputs, **options)
+            return MODELS[name](shape, outputs, **options)
         except TypeError as error:
             raise InputError(f"Model '{name}' does not take these options: {error}.") from error
 
 
+@checks_arguments
 def with_weights(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """A copy of a network with the weights of a .safetensors file, which must have the same names and shapes."""
     try:

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from . import algorithms, rng
 from .algorithms.base import Algorithm, State
+from .arguments import check_fields, checks_arguments, whole
 from .card import Card, check_fit
-from .data.rows import whole
 from .engine.backend import device_of
 from .engine.cohort import Cohort
 from .engine.loss import draw, draws_of, output
@@ -59,6 +59,9 @@ class Prior:
     card: Card
     batch_size: int = 50
 
+    __post_init__ = check_fields
+
+    @checks_arguments
     def personalize(
         self,
         x: Any,
@@ -95,6 +98,7 @@ class Prior:
             raise InputError("Personalising diverged: the posterior is not finite. Give a smaller lr or fewer epochs.")
         return Posterior(q, self.card, None if offsets is None else offsets[0].cpu(), algorithm.predict_samples)
 
+    @checks_arguments
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the prior to one safetensors file."""
         tensors, facts = self.card.pack()
@@ -105,6 +109,7 @@ class Prior:
         return write_tensors(path, tensors | prefixed("shared", self.shared), facts)
 
     @classmethod
+    @checks_arguments
     def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Self:
         """Reads what `save` wrote; `model` is the module, where it was the user's own."""
         tensors, facts = _read(path, "prior")
@@ -129,6 +134,9 @@ class Posterior:
     offset: Tensor | None  # log π_i, the client's label level; it never leaves the client
     samples: int = 10
 
+    __post_init__ = check_fields
+
+    @checks_arguments
     @torch.no_grad()
     def predict(
         self, x: Any, samples: int | None = None, seed: int = 0, device: str = "auto", *, encoded: bool = False
@@ -163,6 +171,7 @@ class Posterior:
         """
         return self.card.network.to_module(self.q.mean)
 
+    @checks_arguments
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the posterior to one safetensors file. It tells of the client's data: keep it at the client."""
         tensors, facts = self.card.pack()
@@ -171,6 +180,7 @@ class Posterior:
         return write_tensors(path, tensors | own, facts)
 
     @classmethod
+    @checks_arguments
     def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Self:
         """Reads what `save` wrote."""
         tensors, facts = _read(path, "posterior")
@@ -213,11 +223,13 @@ def _sound(path: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
+@checks_arguments
 def load_prior(path: str | os.PathLike[str], model: nn.Module | None = None) -> Prior:
     """Reads a prior; `model` is the module where it was the user's own."""
     return Prior.load(path, model)
 
 
+@checks_arguments
 def load_posterior(path: str | os.PathLike[str], model: nn.Module | None = None) -> Posterior:
     """Reads a posterior; `model` is the module where it was the user's own."""
     return Posterior.load(path, model)

@@ -19,9 +19,9 @@ from torch import nn
 
 from . import algorithms, likelihoods, models
 from .algorithms import Algorithm, FedABML
+from .arguments import checks_arguments, whole
 from .card import Card
 from .data import Federation, heat_map, save_manifest
-from .data.rows import whole
 from .engine.backend import COARSE, backend_of, chunk_of, device_of, dtype_of, lane_bytes
 from .engine.checkpoint import Checkpoint, Folder
 from .engine.cohort import Cohort
@@ -81,6 +81,7 @@ class Setup:
     lane: int  # bytes that one client of a batch takes, roughly
 
 
+@checks_arguments
 def prepare(
     fed: Federation,
     model: nn.Module | str = "mlp",
@@ -103,16 +104,12 @@ def prepare(
 ) -> Setup:
     """Checks everything a run needs and decides where and how it will run."""
     algorithm = FedABML() if algorithm is None else algorithm
-    if not isinstance(algorithm, Algorithm):
-        raise InputError(f"algorithm must be an object such as fedabml.FedABML(lr=0.03); it is {algorithm!r}.")
     if fed.task == "regression" and algorithm.label_prior != "none":
         algorithm = dataclasses.replace(algorithm, label_prior="none")  # there are no labels to have a prior over
-    if not isinstance(model, (str, nn.Module)):
-        raise InputError(f"model must be a torch.nn.Module (an object, not its class) or a name; it is {model!r}.")
     rounds, epochs = whole(rounds, "rounds", 0), whole(epochs, "epochs", 1)
     batch_size = whole(batch_size, "batch_size", 1)
     seed, chunk = whole(seed, "seed", 0), None if chunk is None else whole(chunk, "chunk", 1)
-    if not isinstance(participation, (int, float)) or not 0 < participation <= 1:
+    if not 0 < participation <= 1:
         raise InputError(
             f"participation is the share of clients in a round, above 0 and at most 1; it is {participation!r}."
         )
@@ -199,6 +196,7 @@ def prepare(
     return Setup(cohort, card, config, rounds, participation, epochs, notes, lane)
 
 
+@checks_arguments
 def train(
     fed: Federation,
     model: nn.Module | str = "mlp",

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import rng
+from .arguments import checks_arguments
 from .errors import InputError
 
 
@@ -254,6 +255,7 @@ def _refuse_batchnorm(module: nn.Module) -> None:
         )
 
 
+@checks_arguments
 def replace_batchnorm(module: nn.Module, groups: int = 32) -> nn.Module:
     """A copy of the module with every BatchNorm replaced by a GroupNorm of the same width and affine weights.
 

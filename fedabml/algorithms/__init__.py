@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
+from ..arguments import checks_arguments
 from ..errors import InputError, nearest
 from .apfl import APFL
 from .base import Algorithm
@@ -54,6 +55,7 @@ REGISTRY: dict[str, Entry] = {
 }
 
 
+@checks_arguments
 def make(name: str, **hyper: Any) -> Algorithm:
     """An algorithm by its registered name, with hyperparameters in place of the defaults."""
     if name not in REGISTRY:

@@ -6,7 +6,8 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
-from ..errors import InputError, nearest
+from ..arguments import is_number, is_whole
+from ..errors import InputError, nearest, shown
 
 
 class Range(NamedTuple):
@@ -57,31 +58,27 @@ def checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
     if value is None and "None" in kind:
         return None
     if meta["choices"]:
-        if value not in meta["choices"]:
-            raise InputError(f"{where} is {value!r}.{nearest(str(value), meta['choices'])}")
+        if not isinstance(value, str) or value not in meta["choices"]:
+            raise InputError(f"{where} is {shown(value)}.{nearest(str(value), meta['choices'])}")
         return value
     if kind.startswith("str"):
         value = str(value) if type(value) is int else value  # a layer may be called 3
         if not isinstance(value, str):
-            raise InputError(f"{where} must be a word; it is {value!r}.")
+            raise InputError(f"{where} must be a word; it is {shown(value)}.")
         return value
     if kind.startswith("bool"):
         if not isinstance(value, bool):
-            raise InputError(f"{where} must be true or false; it is {value!r}.")
+            raise InputError(f"{where} must be true or false; it is {shown(value)}.")
         return value
     whole = kind.startswith("int")
-    try:
-        if isinstance(value, (bool, str)):
-            raise TypeError
-        number = int(value) if whole else float(value)
-        if number != value or not math.isfinite(number):
-            raise TypeError
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{where} must be {'a whole number' if whole else 'a number'}; it is {value!r}.") from None
+    value = value.item() if getattr(value, "ndim", None) == 0 else value  # of numpy or torch
+    if not is_number(value) or (whole and not is_whole(int(value))) or (whole and int(value) != value):
+        raise InputError(f"{where} must be {'a whole number' if whole else 'a number'}; it is {shown(value)}.")
+    number = int(value) if whole else float(value)
     if not meta["low"] <= number <= meta["high"]:
         low, high = meta["low"], meta["high"]
         raise InputError(
-            f"{where} is {value!r}; it must be "
+            f"{where} is {shown(value)}; it must be "
             + (f"at least {low:g}." if math.isinf(high) else f"between {low:g} and {high:g}.")
         )
     return number

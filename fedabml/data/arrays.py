@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fedabml.data.rows import Rows, whole
+from fedabml.arguments import whole
+from fedabml.data.rows import Rows
 from fedabml.errors import InputError, nearest
 
 TASKS = ("classification", "regression")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedabml.arguments import checks_arguments
 from fedabml.data.arrays import SPLITS, Pair, by_owners, gather
 from fedabml.data.files import read_client
 from fedabml.data.rows import HOLD_OUT, Rows, draw
@@ -82,6 +83,7 @@ class Federation:
         return made._with({})
 
     @classmethod
+    @checks_arguments
     def from_arrays(
         cls,
         train: Sequence[Pair],
@@ -118,6 +120,7 @@ class Federation:
         )
 
     @classmethod
+    @checks_arguments
     def from_owners(
         cls,
         x: np.ndarray,
@@ -153,6 +156,7 @@ class Federation:
         )
 
     @classmethod
+    @checks_arguments
     def from_folder(cls, path: str | os.PathLike[str], task: str | None = None, drop_small: bool = False) -> Federation:
         """One .npz per client, named after it, with x_train, y_train and perhaps x_test, y_test (or just x, y)."""
         folder = Path(path)
@@ -182,12 +186,14 @@ class Federation:
         """How many clients there are."""
         return len(self.train)
 
+    @checks_arguments
     def rows(self, split: str) -> Rows:
         """The rows of "train", "val" or "test"."""
         if split not in SPLITS:
             raise InputError(f"There is no split called '{split}'.{nearest(split, SPLITS)}")
         return getattr(self, split)
 
+    @checks_arguments
     def label_counts(self, split: str = "train") -> np.ndarray:
         """How often each client has each class, int64 [N, classes]; [N, 0] for regression."""
         rows = self.rows(split)
@@ -213,6 +219,7 @@ class Federation:
             facts["classes_per_client"] = float((self.label_counts() > 0).sum(1).mean())
         return facts
 
+    @checks_arguments
     def hold_out(self, share: float, seed: int = 0) -> Federation:
         """Moves a share of each client's training rows into `val`, spread over its labels.
 
@@ -230,6 +237,7 @@ class Federation:
         note = {"hold_out": {"share": share, "seed": int(seed)}}
         return self._with(note, train=train, val=self.val.merge(moved))
 
+    @checks_arguments
     def select(self, clients: Sequence[int]) -> Federation:
         """The federation of these clients alone, sharing the arrays."""
         wrong = next((c for c in clients if not 0 <= c < self.clients), None)

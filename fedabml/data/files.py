@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedabml.arguments import checks_arguments
 from fedabml.errors import InputError, nearest
 from fedabml.files import open_regular
 
@@ -49,6 +50,7 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     return arrays
 
 
+@checks_arguments
 def read_client(path: str | os.PathLike[str], *, labels: bool = True) -> dict[str, np.ndarray]:
     """One client's .npz: x_train, y_train and, if it has them, x_test, y_test. `x` and `y` mean training data.
 

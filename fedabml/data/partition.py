@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fedabml.arguments import checks_arguments, whole
 from fedabml.data.arrays import large_enough
 from fedabml.data.federation import Federation
-from fedabml.data.rows import BY_CLASS, DIRICHLET, IID, Rows, generator, shuffled, whole
+from fedabml.data.rows import BY_CLASS, DIRICHLET, IID, Rows, generator, shuffled
 from fedabml.data.sources import Dataset
 from fedabml.errors import InputError, nearest
 from fedabml.files import write_aside
@@ -105,6 +106,7 @@ def natural(groups_train: Groups, groups_test: Groups = ()) -> tuple[Rows, Rows,
     return *rows, tuple(map(str, owners.tolist()))
 
 
+@checks_arguments
 def federate(
     dataset: Dataset,
     *,
@@ -159,6 +161,7 @@ def federate(
     )
 
 
+@checks_arguments
 def save_manifest(federation: Federation, path: str | os.PathLike[str]) -> None:
     """Writes seed, parameters, rows, label counts and hash of a federation as JSON."""
     with write_aside(path) as file:

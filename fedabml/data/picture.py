@@ -9,6 +9,7 @@ from html import escape
 
 import numpy as np
 
+from fedabml.arguments import checks_arguments
 from fedabml.data.federation import Federation
 from fedabml.files import write_aside
 
@@ -73,6 +74,7 @@ def _column_names(federation: Federation) -> tuple[str, ...]:
     return tuple(names) if fit else ()
 
 
+@checks_arguments
 def heat_map(federation: Federation, path: str | os.PathLike[str]) -> None:
     """Writes the picture that `drawn` makes."""
     with write_aside(path) as file:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from fedabml.errors import InputError
+from fedabml.arguments import checks_arguments, whole
+from fedabml.errors import InputError, shown
 
 # One number per use of randomness, so that the same seed never gives the same draws to two purposes.
 BY_CLASS, DIRICHLET, IID, HOLD_OUT, TABLE, EMNIST = range(1, 7)
@@ -21,17 +21,6 @@ FEW_ROWS = 10
 def generator(seed: int, purpose: int) -> np.random.Generator:
     """The random numbers of one purpose. Only `random` is drawn where possible: its stream is the steadiest."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([whole(seed, "The seed", 0), purpose])))
-
-
-def whole(value: object, what: str, least: int = 1) -> int:
-    """A whole number that is not too small."""
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = least - 1
-    if number < least:
-        raise InputError(f"{what} must be a whole number, {least} or more, not {value!r}.")
-    return number
 
 
 def shuffled(n: int, rng: np.random.Generator) -> np.ndarray:
@@ -51,13 +40,20 @@ class Rows:
 
     def __post_init__(self) -> None:
         offsets = self.offsets
-        if offsets[0] != 0 or offsets[-1] != len(self.index) or (np.diff(offsets) < 0).any():
+        for name, array in (("index", self.index), ("offsets", offsets)):
+            if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu":
+                raise InputError(f"Rows: {name} must be a numpy array of whole numbers; it is {shown(array)}.")
+        if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(self.index) or (np.diff(offsets) < 0).any():
             raise InputError("Rows: the offsets must rise from 0 to the number of sample numbers.")
 
     @classmethod
-    def of(cls, lists: Sequence[Sequence[int] | np.ndarray]) -> Rows:
+    @checks_arguments
+    def of(cls, lists: Sequence[Sequence[int]]) -> Rows:
         """Rows from one sequence of sample numbers per client."""
-        parts = [np.asarray(part, dtype=np.int64).reshape(-1) for part in lists]
+        parts = [np.empty(0, np.int64) if not len(part) else np.asarray(part) for part in lists]
+        strange = next((part for part in parts if part.ndim != 1 or part.dtype.kind not in "iu"), None)
+        if strange is not None:
+            raise InputError(f"Rows: a client's sample numbers must be whole numbers; they are {shown(strange)}.")
         index = np.concatenate([np.empty(0, np.int64), *parts])
         return cls(index, _offsets(np.array([len(part) for part in parts], dtype=np.int64)))
 

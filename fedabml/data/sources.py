@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedabml.arguments import checks_arguments
 from fedabml.data.arrays import channels_first
 from fedabml.data.files import CLIENT_KEYS, data_dir, read_npz
 from fedabml.errors import InputError, nearest
@@ -164,6 +165,7 @@ SOURCES: Mapping[str, Source] = {
 }
 
 
+@checks_arguments
 def load(
     name: str,
     data_dir: str | os.PathLike[str] | None = None,
@@ -198,6 +200,7 @@ def location(name: str, folder: str | os.PathLike[str] | None = None) -> Path:
     return data_dir(folder) / f"{name}.npz"
 
 
+@checks_arguments
 def datasets(folder: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]:
     """What there is: name, classes, sizes of the splits, shape of an image, whether it is here, and where."""
     return [

@@ -18,9 +18,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..arguments import whole
 from ..config import RunConfig, Table, names
 from ..data.once import reading_once
-from ..data.rows import whole
 from ..engine.distributed import refuse
 from ..errors import InputError, nearest
 from ..files import read_json, write, write_json

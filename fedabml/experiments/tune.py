@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from .. import presets
 from ..algorithms import REGISTRY
 from ..algorithms.hyper import Range
+from ..arguments import whole
 from ..config import RunConfig, Table, _toml
 from ..data.once import reading_once
-from ..data.rows import whole
 from ..engine.distributed import refuse
 from ..errors import InputError, nearest
 from ..evaluate import check_rows

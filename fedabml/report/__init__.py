@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedabml.arguments import checks_arguments
 from fedabml.errors import InputError
 from fedabml.files import write_aside
 from fedabml.report.page import render
@@ -13,7 +15,8 @@ from fedabml.report.read import read_runs
 __all__ = ["save", "write"]
 
 
-def write(runs: Sequence[Path], out: Path, title: str | None = None) -> Path:
+@checks_arguments
+def write(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], title: str | None = None) -> Path:
     """Write the report on one run folder, or the comparison of several, as a single HTML page at `out`.
 
     The page needs no network and no other file. It appears whole or not at all: an older page stays until then.
@@ -21,7 +24,7 @@ def write(runs: Sequence[Path], out: Path, title: str | None = None) -> Path:
     """
     if not runs:
         raise InputError("There is no run to report on. Give at least one run folder.")
-    return save(render(read_runs(runs), title), out)
+    return save(render(read_runs([Path(run) for run in runs]), title), Path(out))
 
 
 def save(page: str, out: Path) -> Path:

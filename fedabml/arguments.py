@@ -1,0 +1,164 @@
+"""The door of the library: public functions hold their arguments against their type hints.
+
+    @checks_arguments
+    def federate(dataset: Dataset, *, clients: int = 100): ...
+
+    federate(None)      # InputError: federate: dataset must be a Dataset, as fedabml.load returns; it is None.
+
+Without it a wrong argument ends in a TypeError three frames further down. Ranges and contents are the functions' own to
+check. A class checks its fields with `check_fields` in `__post_init__`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import operator
+import os
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from types import NoneType, UnionType
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from .errors import InputError, shown
+
+P, R = ParamSpec("P"), TypeVar("R")
+MOST = 2**63 - 1  # what torch and numpy count with
+
+_MADE_BY = {
+    "Algorithm": "an object such as fedabml.FedABML(lr=0.03)",
+    "Dataset": "a Dataset, as fedabml.load returns",
+    "Federation": "a Federation, as Federation.from_arrays, federate or read_table returns",
+    "Module": "a torch.nn.Module (an object, not its class)",
+}
+
+
+def whole(value: object, what: str, least: int = 1) -> int:
+    """Returns a whole number of at least `least` that fits 64 bits; anything else is an InputError."""
+    number = _index(value)
+    if number is None or not least <= number <= MOST:
+        raise InputError(f"{what} must be a whole number, {least} or more, not {shown(value)}.")
+    return number
+
+
+def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a public function: an argument that its type hint does not allow is an InputError.
+
+    Python's own TypeError for a missing or unknown argument stays. `Any`, arrays and tuples are the function's own to
+    check.
+    """
+    signature = inspect.signature(function)
+    plain = {n for n, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+    @functools.cache  # not before the first call: modules may import each other
+    def hints() -> dict[str, Any]:
+        texts = {name: text for name, text in function.__annotations__.items() if name in plain}
+        return _hints(texts, function.__globals__)  # type: ignore[attr-defined]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # its own error names the function
+        for name, hint in hints().items():
+            if name in given:
+                check(given[name], hint, f"{function.__qualname__}: {name}")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def check_fields(self: Any) -> None:
+    """Checks the fields of a dataclass as `checks_arguments` does; for use as its `__post_init__`."""
+    for name, hint in _class_hints(type(self)).items():
+        check(getattr(self, name), hint, f"{type(self).__name__}: {name}")
+
+
+def check(value: Any, hint: Any, what: str) -> None:
+    """Raises an InputError unless a type hint allows the value."""
+    if wanted := _wanted(value, hint):
+        raise InputError(f"{what} must be {wanted}; it is {shown(value)}.")
+
+
+def _wanted(value: Any, hint: Any) -> str:
+    """Returns in words what a hint allows; an empty text where it allows the value."""
+    kind, args = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        if any((get_origin(part) or part) is os.PathLike for part in args):
+            args = (os.PathLike, *(part for part in args if part is not str and get_origin(part) is not os.PathLike))
+        wanted = [_wanted(value, part) for part in args]
+        return "" if "" in wanted else " or ".join(dict.fromkeys(wanted))
+    if kind is Any or kind is tuple or not isinstance(kind, type) or kind.__name__ == "ndarray":
+        return ""
+    fits, words = _KINDS.get(kind, (None, ""))
+    if not (fits(value) if fits else isinstance(value, kind)):
+        return words or _MADE_BY.get(kind.__name__, f"a {kind.__name__}")
+    if kind is Sequence and args and type(value) in (list, tuple):
+        strange = next((i for i, each in enumerate(value) if _wanted(each, args[0])), None)
+        return "" if strange is None else f"a list whose every entry is {_wanted(value[strange], args[0])}"
+    return ""
+
+
+def _index(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except (TypeError, ValueError, RuntimeError):  # the latter are torch's, for a tensor of several numbers
+        return None
+
+
+def is_whole(value: Any) -> bool:
+    """Returns whether a value is a whole number that fits 64 bits."""
+    number = _index(value)
+    return number is not None and abs(number) <= MOST
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a finite number."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False
+
+
+def _is_path(value: Any) -> bool:
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    return isinstance(text, str) and text != "" and "\0" not in text
+
+
+def _is_list(value: Any) -> bool:
+    sized = hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, type)
+    return sized and not isinstance(value, str | bytes | Mapping) and getattr(value, "ndim", 1) != 0
+
+
+_KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    NoneType: (lambda value: value is None, "None"),
+    bool: (lambda value: isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"), "True or False"),
+    int: (is_whole, "a whole number"),
+    float: (is_number, "a number"),
+    str: (lambda value: isinstance(value, str), "a word"),
+    os.PathLike: (_is_path, "a path"),
+    Sequence: (_is_list, "a list"),
+    Mapping: (lambda value: isinstance(value, Mapping), "a dictionary"),
+    dict: (lambda value: isinstance(value, dict), "a dictionary"),
+    Callable: (callable, "a function"),
+}
+
+
+@functools.cache
+def _class_hints(kind: type) -> dict[str, Any]:
+    return _hints(kind.__annotations__, vars(inspect.getmodule(kind)))
+
+
+def _hints(texts: Mapping[str, Any], names: dict[str, Any]) -> dict[str, Any]:
+    """Returns what annotations mean; one whose name is imported for type checkers alone means anything."""
+    found = {}
+    for name, text in texts.items():
+        try:
+            found |= get_type_hints(type("Hint", (), {"__annotations__": {name: text}}), names)
+        except NameError:
+            found[name] = Any
+    return found
