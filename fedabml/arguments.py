@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,8 @@ from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_typ
 
 from .errors import InputError, shown
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 MOST = 2**63 - 1  # what torch and numpy count with
 
 _MADE_BY = {
@@ -54,7 +54,7 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
     @functools.cache  # not before the first call: modules may import each other
     def hints() -> dict[str, Any]:
         texts = {name: text for name, text in function.__annotations__.items() if name in plain}
-        return _hints(texts, function.__globals__)  # type: ignore[attr-defined]
+        return _hints(texts, function.__globals__)
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -72,8 +72,9 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 def check_fields(self: Any) -> None:
     """Checks the fields of a dataclass as `checks_arguments` does; for use as its `__post_init__`."""
-    for name, hint in _class_hints(type(self)).items():
-        check(getattr(self, name), hint, f"{type(self).__name__}: {name}")
+    kind: Any = type(self)
+    for name, hint in _class_hints(kind).items():
+        check(getattr(self, name), hint, f"{kind.__name__}: {name}")
 
 
 def check(value: Any, hint: Any, what: str) -> None:
@@ -95,9 +96,10 @@ def _wanted(value: Any, hint: Any) -> str:
     fits, words = _KINDS.get(kind, (None, ""))
     if not (fits(value) if fits else isinstance(value, kind)):
         return words or _MADE_BY.get(kind.__name__, f"a {kind.__name__}")
-    if kind is Sequence and args and type(value) in (list, tuple):
-        strange = next((i for i, each in enumerate(value) if _wanted(each, args[0])), None)
-        return "" if strange is None else f"a list whose every entry is {_wanted(value[strange], args[0])}"
+    if kind is Sequence and args:
+        entries = value.tolist() if hasattr(value, "tolist") else value
+        strange = next((words for each in entries if (words := _wanted(each, args[0]))), "")
+        return strange and f"a list whose every entry is {strange}"
     return ""
 
 
@@ -117,9 +119,9 @@ def is_whole(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value is a finite number."""
+    """Returns whether a value is a number that a float can hold; NaN and infinity are, too."""
     try:
-        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, Real) and not isinstance(value, bool) and isinstance(float(value), float)
     except OverflowError:  # an integer beyond every float
         return False
 
@@ -136,7 +138,7 @@ def _is_list(value: Any) -> bool:
 
 _KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     NoneType: (lambda value: value is None, "None"),
-    bool: (lambda value: isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"), "True or False"),
+    bool: (lambda value: isinstance(value, bool), "True or False"),
     int: (is_whole, "a whole number"),
     float: (is_number, "a number"),
     str: (lambda value: isinstance(value, str), "a word"),
@@ -155,7 +157,7 @@ def _class_hints(kind: type) -> dict[str, Any]:
 
 def _hints(texts: Mapping[str, Any], names: dict[str, Any]) -> dict[str, Any]:
     """Returns what annotations mean; one whose name is imported for type checkers alone means anything."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, text in texts.items():
         try:
             found |= get_type_hints(type("Hint", (), {"__annotations__": {name: text}}), names)

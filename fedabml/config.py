@@ -124,6 +124,16 @@ class RunConfig:
             )
         if not self.data and self.partition == "natural":
             raise InputError("partition natural is for your own data (--data); a dataset has no owners of samples.")
+        if not self.data or Path(self.data).suffix.lower() not in TABLES:
+            here = f"the data are {self.data or self.dataset or 'digits'}"
+            for name in ("client_column", "target_column", "test_share"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise InputError(
+                        f"{name} is for a table (--data with a .csv or .parquet file), but {here}. Leave "
+                        f"--{name.replace('_', '-')} out."
+                    )
+            if not self.data and self.task == "regression":
+                raise InputError(f"task regression is for your own data (--data), but {here}, which has classes.")
         if min(self.seed, self.partition_seed or 0) < 0:
             raise InputError("seed and partition_seed must be whole numbers of at least 0.")
 

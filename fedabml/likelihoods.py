@@ -56,7 +56,7 @@ class GaussianNoise:
     def __post_init__(self) -> None:
         check_fields(self)
         whole(self.targets, "GaussianNoise: targets")
-        if not self.noise > 0:
+        if not (self.noise > 0 and math.isfinite(self.noise)):
             raise InputError(f"The noise deviation must be a positive number; it is {self.noise}.")
 
     @property

@@ -59,7 +59,8 @@ class Prior:
     card: Card
     batch_size: int = 50
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @checks_arguments
     def personalize(
@@ -134,7 +135,8 @@ class Posterior:
     offset: Tensor | None  # log π_i, the client's label level; it never leaves the client
     samples: int = 10
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @checks_arguments
     @torch.no_grad()

@@ -113,6 +113,7 @@ def prepare(
         raise InputError(
             f"participation is the share of clients in a round, above 0 and at most 1; it is {participation!r}."
         )
+    participation = float(participation)
     if likelihood is None:
         likelihood = Categorical(fed.classes) if fed.task == "classification" else GaussianNoise(fed.y.shape[1])
     outputs = likelihood.classes if isinstance(likelihood, Categorical) else likelihood.targets
@@ -124,16 +125,18 @@ def prepare(
     spec: dict[str, Any] | None = None
     if isinstance(model, str):
         spec = {"name": model, "shape": list(fed.x.shape[1:]), "outputs": outputs, "options": model_options or {}}
-        model = models.build(model, spec["shape"], outputs, seed, **spec["options"])
+        module = models.build(model, spec["shape"], outputs, seed, **spec["options"])
+    else:
+        module = model
     if pretrained is not None:
-        model = models.with_weights(model, pretrained)
+        module = models.with_weights(module, pretrained)
     place = device_of(device)
     asked, dtype = dtype, "float32" if algorithm.fine and dtype in COARSE else dtype
     arithmetic = dtype_of(dtype, place)
     spare_compiler()
     if place.type == "cpu":
         hold_pages()
-    network = Network(model, likelihood.own)
+    network = Network(module, likelihood.own)
     card = Card.of(fed, network, likelihood, spec)
     raw = np.stack([fed.x[fed.train[0][0]]] * 2).astype(np.float32)
     probe = torch.as_tensor((raw - np.asarray(fed.shift)) / np.asarray(fed.scale)).float()
@@ -173,7 +176,7 @@ def prepare(
         "fedabml": __version__,
         "algorithm": {"name": algorithms.name_of(algorithm), "hyper": algorithm.values()},
         "dataset": fed.dataset,
-        "model": spec["name"] if spec else type(model).__name__,
+        "model": spec["name"] if spec else type(module).__name__,
         "model_options": model_options or {},
         "likelihood": likelihoods.to_json(likelihood),
         "parameters": network.layout.size,

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import rng
 from .arguments import checks_arguments
-from .errors import InputError
+from .errors import InputError, shown
 
 
 def derived(function: Callable[[Any], Tensor], at: Any) -> tuple[Any, Tensor]:
@@ -127,6 +127,7 @@ class Network:
 
     def __init__(self, module: nn.Module, own: int = 0):
         _refuse_script(module)
+        _refuse_lazy(module)
         _refuse_batchnorm(module)
         self.module = copy.deepcopy(module).eval()
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
@@ -220,6 +221,11 @@ class Network:
                 "or torch.nn.functional.dropout is fine; set the dropout inside attention and recurrent layers to 0, "
                 "and replace AlphaDropout, RReLU and the like."
             )
+        if not isinstance(out, Tensor):
+            raise InputError(
+                f"The model returns {shown(out)}; one tensor of outputs, a row per example, is needed. Return that "
+                "tensor alone from forward, or wrap the model in a module that picks it."
+            )
         self.dropout = seen.calls > 0
         self.activations = (x.numel() + sum(sizes)) // len(x)
         return out
@@ -238,6 +244,16 @@ def _refuse_script(module: nn.Module) -> None:
         raise InputError(
             "The model, or a part of it, was made by torch.jit.script or torch.jit.trace, and cannot be called with "
             "other weights than its own. Give the plain module that it was made from."
+        )
+
+
+def _refuse_lazy(module: nn.Module) -> None:
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    name = next((name for name, t in tensors if nn.parameter.is_lazy(t)), None)
+    if name is not None:
+        raise InputError(
+            f"The model's '{name}' belongs to a lazy layer, which has no shape before its first call. Call the model "
+            "once on an example, model(x), and then train it; or use the plain layer with its sizes."
         )
 
 

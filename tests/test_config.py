@@ -186,3 +186,17 @@ def test_the_configuration_of_every_algorithm_reproduces_it(name):
     algorithm = RunConfig(algorithm=name).algorithm_object()
     again = RunConfig.of(RunConfig(algorithm=name, hyper=algorithm.values()).to_dict(everything=True))
     assert again.algorithm_object() == algorithm
+
+
+@pytest.mark.parametrize("data", [{}, {"dataset": "mnist"}, {"data": "clients"}])
+@pytest.mark.parametrize("stray", [{"client_column": "site"}, {"target_column": "y"}, {"test_share": 0.3}])
+def test_keys_of_a_table_beside_other_data_are_refused(data, stray):
+    with pytest.raises(InputError, match=r"is for a table .*Leave --[a-z]+-[a-z]+ out\."):
+        RunConfig(**data, **stray)
+    assert RunConfig(data="t.csv", **stray)
+
+
+def test_a_dataset_of_classes_is_no_regression():
+    with pytest.raises(InputError, match="task regression is for your own data"):
+        RunConfig(dataset="digits", task="regression")
+    assert RunConfig(data="clients", task="regression") and RunConfig(dataset="digits", task="classification")

@@ -490,7 +490,7 @@ def test_a_resumed_run_keeps_what_it_is_not_told_anew_and_draws_a_missing_pictur
         ({"algorithm": FedAvg}, "algorithm must be an object"),
         ({"model": nn.Linear}, "an object, not its class"),
         ({"chunk": 1.5}, "chunk must be a whole number"),
-        ({"participation": "0.1"}, "participation is the share"),
+        ({"participation": "0.1"}, "participation must be a number"),
     ],
 )
 def test_words_of_the_wrong_kind(words, says):

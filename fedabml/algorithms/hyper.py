@@ -72,7 +72,9 @@ def checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
         return value
     whole = kind.startswith("int")
     value = value.item() if getattr(value, "ndim", None) == 0 else value  # of numpy or torch
-    if not is_number(value) or (whole and not is_whole(int(value))) or (whole and int(value) != value):
+    if not (is_number(value) and math.isfinite(value)) or (
+        whole and not (int(value) == value and is_whole(int(value)))
+    ):
         raise InputError(f"{where} must be {'a whole number' if whole else 'a number'}; it is {shown(value)}.")
     number = int(value) if whole else float(value)
     if not meta["low"] <= number <= meta["high"]:

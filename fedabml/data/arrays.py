@@ -15,18 +15,31 @@ from fedabml.errors import InputError, nearest
 
 TASKS = ("classification", "regression")
 SPLITS = ("train", "val", "test")
+FEW = 20  # whole numbers of a float type with at most so many values may be classes
 SPOKEN = {"train": "training", "val": "validation", "test": "test"}
 
 Pair = tuple[Any, Any]
 """One client's (x, y)."""
 
 
+def as_array(value: Any, what: str) -> np.ndarray:
+    """Returns an array of any kind. Masked values are refused, because numpy would read what lies under the mask."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    masked = sum(int(np.ma.count_masked(part)) for part in parts if isinstance(part, np.ma.MaskedArray))
+    if masked:
+        raise InputError(
+            f"{what} is a masked array with {masked} masked value(s). Fill them, array.filled(value), or leave those "
+            "samples out."
+        )
+    try:
+        return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{what} cannot be read as an array: {error}.") from error
+
+
 def as_numpy(value: Any, what: str) -> np.ndarray:
     """A numpy or torch array (or nested lists) of numbers."""
-    try:
-        array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{what} cannot be read as an array: {error}.") from error
+    array = as_array(value, what)
     if array.dtype.kind not in "buif":
         raise InputError(f"{what} is of type {array.dtype}; numbers are needed. Encode words as numbers first.")
     return array
@@ -58,12 +71,36 @@ def channels_first(x: np.ndarray) -> np.ndarray:
 
 
 def check_task(task: str | None, labels: list[np.ndarray]) -> str:
-    """The task given, or the one the labels speak of: whole-number types are classes, floats are measurements."""
+    """The task given, or the one the labels speak of: whole-number types are classes, floats are measurements.
+
+    A few whole numbers of a float type may be either, so the task must be given.
+    """
     if task is None:
-        return "regression" if any(y.dtype.kind == "f" for y in labels) else "classification"
+        if not any(y.dtype.kind == "f" for y in labels):
+            return "classification"
+        found = few_whole_numbers(labels)
+        if found is not None:
+            raise InputError(
+                f"The targets are of a float type but hold only {len(found)} different whole numbers, such as "
+                f"{found[-1]:g}: are they classes or measurements? Give task='classification' (--task classification) "
+                "or labels of an integer type (of one-hot rows y.argmax(1)); for measurements task='regression'."
+            )
+        return "regression"
     if task not in TASKS:
         raise InputError(f"The task is {task!r}; it must be classification or regression.{nearest(str(task), TASKS)}")
     return task
+
+
+def few_whole_numbers(labels: Sequence[np.ndarray]) -> np.ndarray | None:
+    """Returns the different values of all labels in order; None for a fraction, or for more than `FEW` values."""
+    found = np.empty(0)
+    for y in labels:
+        if (np.floor(y) != y).any():  # so is NaN
+            return None
+        found = np.union1d(found, y)
+        if len(found) > FEW:
+            return None
+    return found if len(found) else None
 
 
 def as_targets(y: np.ndarray, task: str, what: str) -> np.ndarray:
@@ -131,7 +168,8 @@ def gather(
     def spoken(i: int, split: str) -> str:
         return f"client '{names[i]}' (number {i}), {SPOKEN[split]} data"
 
-    pairs = {(split, i): pair for split in SPLITS for i, pair in enumerate(data[split] or ()) if pair is not None}
+    given = {split: () if (part := data[split]) is None else part for split in SPLITS}
+    pairs = {(split, i): pair for split in SPLITS for i, pair in enumerate(given[split]) if pair is not None}
     for (split, i), pair in pairs.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InputError(f"{spoken(i, split)}: a pair (x, y) is needed, not {type(pair).__name__}.")
@@ -191,8 +229,11 @@ def by_owners(
     if not (isinstance(x, np.ndarray) and ((x.dtype == np.uint8 and x.ndim == 4) or x.dtype == np.float32)):
         what = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__
         raise InputError(f"x must be a numpy array, uint8 [n, C, H, W] or float32 [n, ...], not {what}.")
-    labels, owner = as_numpy(y, "y"), np.asarray(owner)
-    marks = np.zeros(len(x), bool) if test is None else np.asarray(test)
+    if x.ndim == 0:
+        raise InputError("x is a single number; an array with one sample per row is needed.")
+    as_array(x, "x")  # no value of it may be masked
+    labels, owner = as_numpy(y, "y"), as_array(owner, "owner")
+    marks = np.zeros(len(x), bool) if test is None else as_array(test, "test")
     for name, column in (("y", labels), ("owner", owner), ("test", marks)):
         if column.ndim == 0 or len(column) != len(x) or (name != "y" and column.ndim != 1):
             raise InputError(
@@ -229,7 +270,7 @@ CHUNK = 1 << 16  # samples that are looked through at once
 
 def check_clients(data: Mapping[str, Sequence[Pair | None] | None], names: Sequence[str]) -> None:
     """As many names and test data as clients, and no name twice."""
-    count = len(data["train"] or ())
+    count = 0 if data["train"] is None else len(data["train"])
     if not count:
         raise InputError("There are no clients: the list of training data is empty.")
     given = {"names": names, **{f"{SPOKEN[split]} data": data[split] for split in SPLITS[1:]}}

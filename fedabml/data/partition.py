@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedabml.arguments import checks_arguments, whole
-from fedabml.data.arrays import large_enough
+from fedabml.data.arrays import as_array, large_enough
 from fedabml.data.federation import Federation
 from fedabml.data.rows import BY_CLASS, DIRICHLET, IID, Rows, generator, shuffled
 from fedabml.data.sources import Dataset
@@ -61,6 +61,7 @@ def dirichlet(
     the same proportions in both splits. Redrawn, a bounded number of times, until everyone has `min_samples`.
     """
     _check_clients(clients, len(y_train), min_samples)
+    alpha = float(alpha)
     if not (alpha > 0 and np.isfinite(alpha)):
         raise InputError(f"alpha is {alpha}; a Dirichlet distribution needs a finite number above 0.")
     classes = int(max(np.max(y_train), np.max(y_test, initial=0))) + 1
@@ -140,11 +141,12 @@ def federate(
     elif partition == "iid":
         train, test = iid(y_train, y_test, clients, seed)
     elif partition == "natural":
-        if groups is None or len(groups[0]) != len(y_train) or len(groups[1]) != len(y_test):
+        owners = [as_array(part, "groups") for part in groups] if isinstance(groups, tuple | list) else []
+        if [part.shape for part in owners] != [y_train.shape, y_test.shape]:
             raise InputError(
                 "A natural partition needs groups=(owner of every training sample, owner of every test one)."
             )
-        train, test, names = natural(*groups)
+        train, test, names = natural(*owners)
     else:
         raise InputError(f"There is no partition called '{partition}'.{nearest(partition, KINDS)}")
     names = names or tuple(f"client-{i}" for i in range(len(train)))

@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedabml.data.arrays import FEW
 from fedabml.errors import InputError, nearest
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FEW = 20  # whole-number targets with at most so many values are classes
 MANY = 256  # a column of words with more values is an identifier or free text, not a category
 OTHER = "other"
+# d.m.Y, d/m/y, Y-m-d and their like, with a time of day or without; 1.2.10 is a version
+DATE = (
+    r"(?:\d{4}([./-])\d{1,2}\1\d{1,2}|\d{1,2}([./-])\d{1,2}\2\d{4}|\d{2}([./-])\d{2}\3\d{2})(?:[T ,]+\d{1,2}:\d{2}.*)?"
+)
+COMMA_NUMBER = r"[+-]?\d+(?:[. ]\d{3})*,\d+|[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?"  # 3,14 or 1.234,5 or 1,234.5
 MOSTLY = 0.8  # a column of words with a larger share of numbers is a column of numbers with mistakes
 
 
@@ -182,26 +187,40 @@ def is_numeric(column: pd.Series, name: str) -> bool:
     values = [value for value in column.dropna().tolist() if value is not None]
     if not all(isinstance(value, str | bool | int | float) for value in values):
         raise InputError(f"Column '{name}' holds neither numbers nor words. Turn it into either, or leave it out.")
-    dates = column.dropna().astype(str).str.fullmatch(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:.*)?")
-    if len(dates) and dates.all():
-        raise InputError(f"Column '{name}' holds dates. Turn it into numbers (a year, days since) or leave it out.")
-    _refuse_spoiled_numbers(column.dropna().astype(str), name)
+    words = column.dropna().astype(str)
+    if len(words):
+        _refuse_dates_and_commas(words.str.strip().drop_duplicates(), name)
+        _refuse_spoiled_numbers(words, name)
     return False
 
 
+def _refuse_dates_and_commas(words: pd.Series, name: str) -> None:
+    """Refuses a column of dates, or of numbers with commas, whose every value would become a category of its own."""
+    dates, commas = words.str.fullmatch(DATE), words.str.fullmatch(COMMA_NUMBER)
+    if dates.mean() > MOSTLY:
+        raise InputError(
+            f"Column '{name}' holds dates, such as '{words[dates].iloc[0]}'. Turn it into numbers (a year, days since) "
+            "or leave it out."
+        )
+    numbers = commas | pandas().to_numeric(words, errors="coerce").notna()
+    if numbers.mean() > MOSTLY and 2 * commas.sum() >= len(words):
+        raise InputError(
+            f"Column '{name}' holds numbers with a comma, such as '{words[commas].iloc[0]}'. Write them with a decimal "
+            "point and without separators of thousands (pandas.read_csv has decimal=',' and thousands=','), or leave "
+            "the column out."
+        )
+
+
 def _refuse_spoiled_numbers(words: pd.Series, name: str) -> None:
-    """One stray word among numbers must not turn a measurement into a hundred categories."""
-    for read, what in ((words, "numbers"), (words.str.replace(",", ".", n=1), "numbers with a decimal comma")):
-        plain = pandas().to_numeric(read, errors="coerce").notna()
-        if plain.mean() > MOSTLY and plain.sum() > FEW:
-            stray = words[~plain]
-            which = (
-                f"'{stray.iloc[0]}' in row {stray.index[0] + 1} is none" if len(stray) else "write them with a point"
-            )
-            raise InputError(
-                f"Column '{name}': {plain.sum()} of {len(words)} values are {what}, but {which}. Mend or empty such "
-                "values, or leave the column out."
-            )
+    """Refuses numbers with a stray word among them: a measurement must not become a hundred categories."""
+    plain = pandas().to_numeric(words.str.replace(",", ".", n=1), errors="coerce").notna()
+    if plain.mean() > MOSTLY and plain.sum() > FEW:
+        stray = words[pandas().to_numeric(words, errors="coerce").isna()]
+        which = f", but '{stray.iloc[0]}' in row {stray.index[0] + 1} is none" if len(stray) else ", written as text"
+        raise InputError(
+            f"Column '{name}': {plain.sum()} of {len(words)} values are numbers{which}. Mend or empty such values, or "
+            "leave the column out."
+        )
 
 
 def numbers(column: pd.Series, name: str) -> np.ndarray:

@@ -48,7 +48,7 @@ class Rows:
 
     @classmethod
     @checks_arguments
-    def of(cls, lists: Sequence[Sequence[int]]) -> Rows:
+    def of(cls, lists: Sequence[Sequence[int] | np.ndarray]) -> Rows:
         """Rows from one sequence of sample numbers per client."""
         parts = [np.empty(0, np.int64) if not len(part) else np.asarray(part) for part in lists]
         strange = next((part for part in parts if part.ndim != 1 or part.dtype.kind not in "iu"), None)

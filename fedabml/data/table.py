@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedabml.data.arrays import check_task, large_enough
+from fedabml.arguments import checks_arguments
+from fedabml.data.arrays import as_array, check_task, large_enough
 from fedabml.data.federation import Federation
 from fedabml.data.once import once
 from fedabml.data.partition import natural
 from fedabml.data.recipe import TableRecipe, as_text, choose_task, is_numeric, numbers, pandas
 from fedabml.data.rows import TABLE, Rows, draw
-from fedabml.errors import InputError, nearest
+from fedabml.errors import InputError, nearest, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["TableRecipe", "as_frame", "features", "read_table", "targets"]
 
 
+@checks_arguments
 def read_table(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | pd.DataFrame,
     *,
     client: str,
     target: str,
@@ -34,22 +36,27 @@ def read_table(
 ) -> Federation:
     """A federation from a table: the rows of each value of the `client` column, the `target` column to predict.
 
+    `path` is a .csv or .parquet file or, in its place, a DataFrame of pandas.
     Of each client's rows a share is kept for testing, spread over its labels; at least two rows always train. Words and
     truth values become one column each, numbers are standardised, gaps are filled and marked; all of it is learned from
     training rows (the names of the classes alone come from the whole table) and kept in `federation.recipe`.
     """
     if not 0 <= test_share < 1:
         raise InputError(f"The test share is {test_share}; it must be at least 0 and below 1.")
-    frame = once(path, "frame", lambda: read_frame(path)).copy(deep=False)
+    if isinstance(path, str | os.PathLike):
+        where, dataset = str(path), Path(path).stem
+        frame = once(path, "frame", lambda: read_frame(path)).copy(deep=False)
+    else:
+        where, dataset, frame = "The table", "table", as_frame(path)
     for name in (client, target):
         if name not in frame.columns:
-            raise InputError(f"{path} has no column '{name}'.{nearest(name, map(str, frame.columns))}")
+            raise InputError(f"{where} has no column '{name}'.{nearest(name, map(str, frame.columns))}")
         if frame[name].isna().any():
             row = int(np.argmax(frame[name].isna().to_numpy())) + 1
-            raise InputError(f"{path}: column '{name}' has no value in row {row}. Fill it or leave the row out.")
+            raise InputError(f"{where}: column '{name}' has no value in row {row}. Fill it or leave the row out.")
     if client == target:
         raise InputError(f"'{client}' cannot be both the client and the target.")
-    if not is_numeric(frame[client], client):
+    if not pandas().api.types.is_numeric_dtype(frame[client]) or frame[client].dtype.kind in "bc":
         frame[client] = [word.strip() for word in as_text(frame[client])]
     column = frame[client]  # whole numbers keep their order, 9 before 10
     owners, _, names = natural(column.to_numpy() if column.dtype.kind in "iu" else as_text(column))
@@ -58,7 +65,7 @@ def read_table(
     task = choose_task(frame[target], None if task is None else check_task(task, []))
     classes = _class_names(frame[target], target) if task == "classification" else ()
     if len(classes) == 1:
-        raise InputError(f"{path}: the target '{target}' is '{classes[0]}' in every row; there is nothing to learn.")
+        raise InputError(f"{where}: the target '{target}' is '{classes[0]}' in every row; there is nothing to learn.")
 
     n = owners.counts
     quota = np.clip(np.rint(test_share * n).astype(np.int64), np.minimum(1, n // 3), n - 2) if test_share else 0 * n
@@ -75,13 +82,14 @@ def read_table(
         task=task,
         classes=len(classes),
         names=names,
-        dataset=Path(path).stem,
+        dataset=dataset,
         normalize="targets",
         manifest={"partition": {"kind": "natural", "column": client, "test_share": test_share}, "seed": int(seed)},
         recipe=recipe,
     )
 
 
+@checks_arguments
 def features(table: str | os.PathLike[str] | pd.DataFrame, recipe: TableRecipe) -> np.ndarray:
     """The inputs of a file or frame as the model wants them, float32 [n, features]."""
     return recipe.apply(as_frame(table))
@@ -96,7 +104,7 @@ def targets(frame: pd.DataFrame, recipe: TableRecipe, values: Any = None) -> np.
                 + nearest(recipe.target, map(str, frame.columns))
             )
         return recipe.encode_target(frame[recipe.target])
-    raw = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+    raw = as_array(values, "y")
     raw = raw[:, 0] if raw.ndim == 2 and raw.shape[1] == 1 else raw
     if raw.ndim != 1 or len(raw) != len(frame):
         raise InputError(
@@ -110,9 +118,13 @@ def as_frame(table: str | os.PathLike[str] | pd.DataFrame) -> pd.DataFrame:
     """The frame of a file, or a frame as a file's would be: its columns named by words, each once, and some rows."""
     if isinstance(table, str | os.PathLike):
         return read_frame(table)
+    if not isinstance(table, pandas().DataFrame):
+        raise InputError(
+            f"A table must be the path of a .csv or .parquet file or a DataFrame of pandas; it is {shown(table)}."
+        )
     if not len(table):
         raise InputError("The table has no rows.")
-    frame = table.set_axis([str(name) for name in table.columns], axis=1)
+    frame = table.set_axis([str(name) for name in table.columns], axis=1).reset_index(drop=True)
     if not frame.columns.is_unique:
         twice = frame.columns[frame.columns.duplicated()][0]
         raise InputError(f"The table has two columns called '{twice}'. Give each a name of its own.")

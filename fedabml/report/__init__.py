@@ -22,7 +22,7 @@ def write(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], t
     The page needs no network and no other file. It appears whole or not at all: an older page stays until then.
     Returns `out`. A folder that is not a finished run, or a place that cannot be written, is an `InputError`.
     """
-    if not runs:
+    if not len(runs):
         raise InputError("There is no run to report on. Give at least one run folder.")
     return save(render(read_runs([Path(run) for run in runs]), title), Path(out))
 

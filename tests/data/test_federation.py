@@ -61,7 +61,7 @@ def test_images_become_channels_first(shape):
 
 
 def test_other_shapes_and_types():
-    fed = Federation.from_arrays([(np.ones((4, 5, 2)), np.arange(4.0))])
+    fed = Federation.from_arrays([(np.ones((4, 5, 2)), np.arange(4.0) / 8)])
     assert fed.x.dtype == np.float32 and fed.shift.shape == () and fed.scale == 1 and fed.y.shape == (4, 1)
     assert Federation.from_arrays([(np.arange(4), [0, 1, 0, 1])]).x.shape == (4, 1)
     assert Federation.from_arrays([(np.ones((4, 5), np.uint8), [0, 1, 0, 1])]).x.dtype == np.float32
@@ -86,10 +86,34 @@ def test_regression_targets_are_standardised():
 
 def test_task_overrides_the_type_of_the_labels():
     x, y = client()
-    assert Federation.from_arrays([(x, y.astype(float))]).task == "regression"
+    assert Federation.from_arrays([(x, y + 0.5)]).task == "regression"
+    assert Federation.from_arrays([(x, y.astype(float))], task="regression").task == "regression"
     assert Federation.from_arrays([(x, y.astype(float))], task="classification").y.dtype == np.int64
     assert Federation.from_arrays([(x, y)], task="regression").y.dtype == np.float32
     assert Federation.from_arrays([(x, y)], classes=7).classes == 7
+
+
+@pytest.mark.parametrize("y", [np.array([0.0, 1.0] * 3), np.eye(2)[[0, 1] * 3], torch.tensor([-1.0, 1.0] * 3)])
+def test_labels_of_a_float_type_are_neither_classes_nor_measurements_silently(y):
+    x, _ = client()
+    for clients in ([(x, y)], [(x, np.zeros(6, np.int64)), (x, y)]):
+        with pytest.raises(InputError, match=r"task='classification'.*argmax.*task='regression'"):
+            Federation.from_arrays(clients)
+    with pytest.raises(InputError, match="task='classification'"):
+        Federation.from_owners(x.astype(np.float32), y, np.zeros(6, int))
+
+
+def test_masked_values_are_refused_and_a_mask_without_any_is_not():
+    x, y = client()
+    x = x.astype(np.float32)
+    for masked in (np.ma.masked_array(x, x == x[2]), [*np.ma.masked_array(x, x == x[2])]):
+        with pytest.raises(InputError, match=r"masked value\(s\)\. Fill them, array.filled"):
+            Federation.from_arrays([(masked, y)])
+    with pytest.raises(InputError, match=r"y of client 'client-0' .*1 masked value"):
+        Federation.from_arrays([(x, y)], [(x, np.ma.masked_array(y, [1, 0, 0, 0, 0, 0]))])
+    with pytest.raises(InputError, match="x is a masked array"):
+        Federation.from_owners(np.ma.masked_array(x, x == x[2]), y, np.zeros(6, int))
+    np.testing.assert_array_equal(Federation.from_arrays([(np.ma.masked_array(x), y)]).x, x)
 
 
 def with_value(value, column=None):
@@ -162,7 +186,7 @@ def test_bad_calls(train, options, words):
 
 
 def test_drop_small_leaves_them_out():
-    fed = Federation.from_arrays([client(1), client(), client(0)], [client()] * 3, names="abc", drop_small=True)
+    fed = Federation.from_arrays([client(1), client(), client(0)], [client()] * 3, names=[*"abc"], drop_small=True)
     assert fed.names == ("b",) and fed.train.counts.tolist() == [6] and fed.test.counts.tolist() == [6]
 
 

@@ -259,5 +259,5 @@ def test_heat_map_names_few_clients_and_the_classes_of_a_table(tmp_path):
 
 
 def test_heat_map_of_a_regression_and_of_a_strange_name(tmp_path):
-    fed = Federation.from_arrays([(np.zeros((5, 2)), np.arange(5.0))] * 3, dataset="<a & b>")
+    fed = Federation.from_arrays([(np.zeros((5, 2)), np.arange(5.0) / 8)] * 3, dataset="<a & b>")
     assert "samples per client" in picture(fed, tmp_path / "a.svg")[1]

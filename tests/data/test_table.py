@@ -253,7 +253,10 @@ def test_pandas_is_asked_for_politely(tmp_path, monkeypatch):
             lambda ages: ["unknown", *ages[1:]],
             r"Column 'age': \d+ of \d+ values are numbers, but 'unknown' in row 1 is none",
         ),
-        (lambda ages: [str(a).replace(".", ",") for a in ages], "decimal comma.*write them with a point"),
+        (
+            lambda ages: [str(a).replace(".", ",") for a in ages],
+            r"comma, such as .20,5.\. Write them with a decimal point",
+        ),
     ],
 )
 def test_a_stray_word_among_numbers_is_named(tmp_path, spoil, says):
@@ -287,3 +290,55 @@ def test_another_separator_is_recognised(tmp_path):
     (tmp_path / "t.csv").write_text("site;x;y\na;1;no\nb;2;yes\n")
     with pytest.raises(InputError, match="separated by ';'"):
         read_table(tmp_path / "t.csv", client="site", target="y")
+
+
+@pytest.mark.parametrize("rows", [6, 60])
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        (["3,14", "2", "-0,5"], r"Column 'c' holds numbers with a comma, such as .*decimal=','"),
+        (["1.234,5", "12,0", "7,25"], "numbers with a comma"),
+        (["1,234.5", "12,000", "7,250"], "numbers with a comma"),
+        (["24.12.2023", "1.1.2024", "31.10.2024"], r"Column 'c' holds dates, such as .*leave it out"),
+        (["24/12/2023", "01/01/2024", "31/10/2024 12:30"], "holds dates"),
+        (["24.12.23", "01.01.24", "31.10.24"], "holds dates"),
+        (["2023-12-24", "2024-01-01T10:00", "2024-10-31"], "holds dates"),
+    ],
+)
+def test_decimal_commas_and_dates_become_no_categories(rows, cells, says):
+    table = pd.DataFrame(
+        {"site": ["a", "b"] * (rows // 2), "c": cells * (rows // 3), "y": ["no", "yes", "no"] * (rows // 3)}
+    )
+    with pytest.raises(InputError, match=says):
+        read_table(table, client="site", target="y")
+    with pytest.raises(InputError, match=says):
+        read_table(table, client="site", target="c", task="classification")
+
+
+@pytest.mark.parametrize(
+    "cells", [["1", "2", "1,2"], ["1.2.10", "1.2.9", "2.0.0"], ["a,b", "b", "a"], ["1-2", "3-4", "5-6"]]
+)
+def test_words_that_only_resemble_numbers_or_dates_stay_categories(cells):
+    table = pd.DataFrame({"site": ["a", "b"] * 6, "c": cells * 4, "y": ["no", "yes", "no"] * 4})
+    assert read_table(table, client="site", target="y").recipe.categories["c"] == tuple(sorted(cells))
+
+
+def test_a_client_may_be_a_day():
+    days = ["24.12.2023", "2024-01-01"]
+    table = pd.DataFrame({"day": days * 6, "x": range(12), "y": ["no", "yes", "no"] * 4})
+    assert read_table(table, client="day", target="y").names == tuple(sorted(days))
+
+
+def test_a_frame_is_read_like_its_file(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"site": ["a", "b"] * 20, 0: rng.normal(size=40), "word": [*"uvwx"] * 10, "y": rng.random(40)})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    before = frame.copy()
+    named = frame.set_index(pd.Index([f"row {i}" for i in range(40)]))
+    there, here = (read_table(each, client="site", target="y") for each in (tmp_path / "t.csv", named))
+    assert here.hash == there.hash and here.recipe == there.recipe and (here.dataset, there.dataset) == ("table", "t")
+    pd.testing.assert_frame_equal(frame, before)
+    with pytest.raises(InputError, match=r"The table has no column 'sites'. Did you mean 'site'"):
+        read_table(frame, client="sites", target="y")
+    with pytest.raises(InputError, match=r"path of a .csv or .parquet file or a DataFrame of pandas; it is ndarray"):
+        read_table(frame.to_numpy(), client="site", target="y")
