@@ -48,12 +48,9 @@ class Rows:
 
     @classmethod
     @checks_arguments
-    def of(cls, lists: Sequence[Sequence[int] | np.ndarray]) -> Rows:
+    def of(cls, lists: Sequence[Sequence[int]]) -> Rows:
         """Rows from one sequence of sample numbers per client."""
-        parts = [np.empty(0, np.int64) if not len(part) else np.asarray(part) for part in lists]
-        strange = next((part for part in parts if part.ndim != 1 or part.dtype.kind not in "iu"), None)
-        if strange is not None:
-            raise InputError(f"Rows: a client's sample numbers must be whole numbers; they are {shown(strange)}.")
+        parts = [np.asarray(part, dtype=np.int64) for part in lists]
         index = np.concatenate([np.empty(0, np.int64), *parts])
         return cls(index, _offsets(np.array([len(part) for part in parts], dtype=np.int64)))
 

@@ -75,7 +75,8 @@ def _mixed(config: RunConfig, other: str) -> tuple[Federation, np.ndarray]:
         cut = max(1, round(len(own) * 0.8))
         lists["train"][client] = own[:cut][: fed.train.counts[client]]
         lists["test"][client] = own[cut:][: fed.test.counts[client]]
-    made = replace(fed, train=Rows.of(lists["train"]), test=Rows.of(lists["test"]))
+    train, test = (Rows.of([own.tolist() for own in lists[split]]) for split in ("train", "test"))
+    made = replace(fed, train=train, test=test)
     return made, np.isin(np.arange(fed.clients), chosen)
 
 
