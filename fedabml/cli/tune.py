@@ -43,7 +43,8 @@ def tune(
         str | None,
         typer.Option(
             metavar="A,B,C",
-            help="Which seeds, not how many; none should be a seed of the test to come. The mean counts.",
+            help="Which seeds, not how many; the mean counts. The seed after the largest confirms the winner. None of "
+            "them should be a seed of the test to come.",
             show_default=",".join(map(str, SEEDS)),
         ),
     ] = None,
@@ -68,8 +69,9 @@ def tune(
         list[str] | None,
         typer.Option(
             metavar="NAME=A,B,C",
-            help="Search these values (of one algorithm: fedprox.mu=0.1,1) and no others. Those of personal_epochs and "
-            "personal_lr are scored on each trained federation. Repeatable.",
+            help="Search these values (of one algorithm: fedprox.mu=0.1,1) and no others; a range, as lr=0.001..3, "
+            "only takes the place of the declared one. Lists of personal_epochs and personal_lr are scored on each "
+            "trained federation. Repeatable.",
         ),
     ] = None,
     config: Config = None,
@@ -96,12 +98,17 @@ def tune(
 ) -> None:
     """Tune algorithms on validation data, each with the same budget, and write the best settings to tuned.toml.
 
-    Test data are never looked at. Each algorithm's search tries what its hyperparameters declare: first the setting
-    as given, then points that fill the space evenly, then those that Optuna's TPE proposes. A hyperparameter that
-    `--set ALGORITHM.NAME=VALUE`, --lr or a table in --config gives is held at that value and not searched; a --preset
-    is only where the search starts. On every trained federation a grid of personal epochs and step sizes is scored,
-    which may take longer than the training: `--set fedavg-ft.personal_epochs=5` holds them. `--grid lr=0.01,0.1`
-    searches these values alone, in all combinations with those of further --grid.
+    Test data are never looked at. A search tries what the hyperparameters declare, the same for every algorithm that
+    has them. It begins with the setting as given, goes on around it, further out with every trial, and ends with what
+    Optuna's TPE proposes. A hyperparameter that `--set ALGORITHM.NAME=VALUE`, --lr or a table in --config gives is held
+    at that value and not searched; a --preset is only where the search starts. On every trained federation a grid of
+    personal epochs and step sizes is scored, which may take longer than the training: `--set
+    fedavg-ft.personal_epochs=5` holds the epochs. `--grid lr=0.01,0.1` searches these values alone, in all combinations
+    with those of further --grid; `--grid lr=0.001..3` changes one range and searches all else as before.
+
+    The best trial must survive before it is written: it is trained on one more seed, with validation data held out and
+    with all training data. If it diverges or becomes clearly worse there, it is refused, and the next best is tried. A
+    warning names the flag that searches further where a chosen value lies at an end of what was searched.
 
     The folder gets tuned.toml, trials.csv and cells.jsonl. A federation that is trained is never trained again: call
     the same command after Ctrl-C or a crash. It needs Optuna: `pip install 'fedabml[tune]'`.

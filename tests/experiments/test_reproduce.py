@@ -274,14 +274,28 @@ def test_the_tuned_protocol_searches_each_algorithm_and_never_mixes(tmp_path):
 def test_table_2_is_tuned_for_new_clients_and_goes_on_after_an_interruption(tmp_path, monkeypatch):
     words = {"algorithms": ("fedavg-ft",), "seeds": 1, "trials": 1}
     quick("table2", tmp_path, protocol="tuned", **words)
-    (cell,) = (tmp_path / "tune" / "digits-new" / "fedavg-ft" / "cells.jsonl").read_text().splitlines()
-    cell = json.loads(cell)
+    lines = (tmp_path / "tune" / "digits-new" / "fedavg-ft" / "cells.jsonl").read_text().splitlines()
+    cell, *confirming = map(json.loads, lines)
+    assert [(each["config"]["seed"], each["config"].get("validation", 0) > 0) for each in confirming] == [
+        (101, True), (101, False),
+    ]  # fmt: skip
+    assert {score["on"] for each in confirming for score in each["scores"]} == {"new"}
     assert {score["on"] for score in cell["scores"]} == {"new"} and cell["config"]["validation"] > 0
-    assert {score["summary"]["clients_scored"] for score in cell["scores"]} == {10}  # the half that did not train
+    assert {score["summary"]["clients_scored"] for score in cell["scores"]} == {20}  # the half that did not train
     assert {score["personal"]["personal_epochs"] for score in cell["scores"]} == {5}
     assert "study=Newcomers" in (tmp_path / "tune" / "digits-new" / "fedavg-ft" / "tuned.toml").read_text()
     monkeypatch.setattr(runner, "run_together", lambda *_: pytest.fail("a cell ran"))
     quick("table2", tmp_path, protocol="tuned", **words)
+
+
+def test_a_search_that_an_earlier_version_finished_is_not_repeated(tmp_path, monkeypatch):
+    words = {"algorithms": ("local",), "seeds": 1, "trials": 1}
+    found = quick("table1", tmp_path, protocol="tuned", **words)
+    file = tmp_path / "tune/digits/local/tune.json"
+    later = ("search", "sealed", "sha256")  # keys that earlier versions did not write
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k not in later}))
+    monkeypatch.setattr(runner, "run_together", lambda *_: pytest.fail("a cell ran"))
+    assert quick("table1", tmp_path, protocol="tuned", **words).records == found.records
 
 
 CHOSEN = """
@@ -450,7 +464,8 @@ def test_a_grid_and_the_partitions_of_searches_and_tests_are_told(tmp_path):
     for name in ("fedprox-ft", "local"):
         cells = (tmp_path / f"tune/digits/{name}/cells.jsonl").read_text().splitlines()
         own = [json.loads(cell)["config"] for cell in cells]
-        assert {config["seed"] for config in own} == {101}
+        assert {config["seed"] for config in own} == {101, 102}  # 102 confirms what 101 has chosen
+        own = [config for config in own if config["seed"] == 101]
         tried[name] = {(config[name]["lr"], config[name].get("mu")) for config in own}
     assert tried == {
         "fedprox-ft": {(lr, mu) for lr in (0.05, 0.1) for mu in (0.1, 0.2)},
