@@ -3,6 +3,7 @@
 A file is written under a temporary name that nobody can guess and then renamed. Tensors are safetensors and facts are
 JSON; both carry `sealed` and `sha256`, so that a damaged file is refused rather than used. Readers take regular files
 only, of a bounded size: a FIFO, a device or a file that declares more than it holds ends in an `InputError`.
+`folder_lock` keeps two processes from writing into one folder.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Container, Iterator
+import sys
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -45,7 +47,7 @@ def write_aside(path: Name, *, private: bool = False) -> Iterator[IO[bytes]]:
     path, aside = Path(path), None
     try:
         real = _target(path)
-        real.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(real.parent)
         fresh = real.with_name(f".{real.name[:100]}.{secrets.token_hex(8)}.part")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         handle = os.open(fresh, flags, 0o600 if private else 0o666)
@@ -76,8 +78,40 @@ def _target(path: Path) -> Path:
     except RuntimeError as error:  # what pathlib of Python 3.11 makes of a loop of links
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
     if not stat.S_ISREG(mode):
-        raise InputError(f"'{path}' is {_kind(mode)}, not a file, and is left alone. Give a file's name.")
+        raise InputError(_not_a_file(path, mode))
     return real
+
+
+def open_append(path: Name) -> IO[bytes]:
+    """Opens a regular file to add bytes to its end; a link, a FIFO or a device is an InputError."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        _make_folder(Path(path).parent)
+        handle = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO) and os.path.lexists(path):
+            raise InputError(_not_a_file(path, os.lstat(path).st_mode)) from error
+        raise InputError(f"'{path}' cannot be written: {error.strerror or error}.") from error
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise InputError(_not_a_file(path, mode))
+    return os.fdopen(handle, "ab")
+
+
+def check_new(*paths: Name, force: bool = False) -> None:
+    """Refuses a path where a file stands already, unless `force` is given, and whatever is no regular file."""
+    for path in map(Path, paths):
+        try:
+            exists = _target(path).exists()
+        except OSError as error:
+            raise InputError(f"'{path}' cannot be written: {error.strerror or error}. Give another name.") from error
+        if exists and not force:
+            raise InputError(f"'{path}' exists already. Give another name with --out, or replace it with --force.")
+
+
+def _not_a_file(path: Name, mode: int) -> str:
+    return f"'{path}' is {_kind(mode)}, not a file, and is left alone. Give a file's name."
 
 
 def _kind(mode: int) -> str:
@@ -103,19 +137,124 @@ def write(path: Name, content: str | bytes, *, private: bool = False) -> Path:
     return Path(path)
 
 
-def write_json(path: Name, data: Any) -> Path:
-    """Writes JSON that a person can read; a dictionary is sealed with its digest."""
-    return write(path, json.dumps(sealed(data) if isinstance(data, dict) else data, indent=2) + "\n")
+def write_json(path: Name, data: Any, indent: int | None = 2) -> Path:
+    """Writes JSON, by default so that a person can read it; a dictionary is sealed with its digest."""
+    return write(path, json.dumps(sealed(data) if isinstance(data, dict) else data, indent=indent) + "\n")
+
+
+def sealed_line(data: dict[str, Any]) -> str:
+    """The dictionary as a line of a .jsonl file, sealed with its digest."""
+    return json.dumps(sealed(data)) + "\n"
 
 
 def write_tensors(path: Name, tensors: dict[str, Tensor], facts: dict[str, Any], *, private: bool = False) -> Path:
     """Writes tensors, with JSON facts and the digest of the whole file in the header."""
+    raw, digest = packed_tensors(tensors, facts)
+    return write(path, raw.replace(_UNSEALED.encode(), digest.encode(), 1), private=private)
+
+
+def packed_tensors(tensors: dict[str, Tensor], facts: dict[str, Any]) -> tuple[bytes, str]:
+    """The content of a tensor file before it is sealed, and the digest that seals it."""
     from safetensors.torch import save
 
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     raw = save(plain, {FACTS: json.dumps(facts | _seal(_UNSEALED))})
-    digest = hashlib.sha256(raw).hexdigest()
-    return write(path, raw.replace(_UNSEALED.encode(), digest.encode(), 1), private=private)
+    return raw, hashlib.sha256(raw).hexdigest()
+
+
+# -- folders --------------------------------------------------------------------------------------------------------
+class _Lock:
+    """A lock that this process holds on a folder."""
+
+    def __init__(self, folder: Path, file: Path, handle: int):
+        self.folder, self.file, self.handle = folder, file, handle
+
+    def stands(self) -> bool:
+        """Whether the lock's file is still the one that was locked."""
+        try:
+            return os.path.samestat(os.fstat(self.handle), os.lstat(self.file))
+        except OSError:
+            return False
+
+
+_locks: list[_Lock] = []
+
+
+@contextmanager
+def folder_lock(folder: Name, name: str = ".lock", *, shared: bool = False) -> Iterator[None]:
+    """Keeps other processes from working in a folder, which is made where there is none.
+
+    The lock belongs to the system and ends with the process, however that ends. Several processes may hold it `shared`,
+    but not beside one that holds it alone. Whoever finds it held gets an InputError, and so does whoever writes into
+    the folder after it was removed or replaced: it does not come back with some of its files.
+    """
+    path, made, lock = Path(os.path.realpath(folder)), [], None
+    try:
+        made = _make_folder(path)
+        if not path.is_dir():
+            raise InputError(f"'{folder}' is {_kind(path.stat().st_mode)}, not a folder. Give a folder's name.")
+        while lock is None or not lock.stands():  # whoever held it may have removed the file in between
+            if lock is not None:
+                os.close(lock.handle)
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            lock = _Lock(path, path / name, os.open(path / name, flags, 0o666))
+            if not _acquire(lock.handle, shared, folder):
+                os.close(lock.handle)
+                raise InputError(f"Another process is at work in '{folder}'. Wait for it, or give another folder.")
+    except OSError as error:
+        raise InputError(f"'{folder}' cannot be written: {error.strerror or error}. Choose another place.") from error
+    _locks.append(lock)
+    try:
+        yield
+    finally:
+        _locks.remove(lock)
+        with suppress(OSError):
+            if lock.stands() and (not shared or _acquire(lock.handle, False, folder)):
+                lock.file.unlink()
+                for each in made:  # those that stayed empty, because nothing was begun
+                    each.rmdir()
+        os.close(lock.handle)
+
+
+def _acquire(handle: int, shared: bool, folder: Name) -> bool:
+    """Takes the system's lock on an open file; False where another process has it."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            if not shared:
+                msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
+            return False
+        log.warning("'%s' lies on a file system without locks: let no other process write into it.", folder)
+    return True
+
+
+def _make_folder(folder: Path) -> list[Path]:
+    """Makes a folder and those above it, and returns what was made, innermost first.
+
+    A folder that this process has locked is not made again: an InputError where it was removed or replaced.
+    """
+    folder = Path(os.path.realpath(folder))
+    held = [lock for lock in _locks if lock.folder == folder or lock.folder in folder.parents]
+    for lock in held:
+        if not lock.stands():
+            raise InputError(
+                f"'{lock.folder}' was removed or replaced while this process was at work in it. It stops here and "
+                "writes nothing more."
+            )
+    missing = []
+    while not folder.exists() and all(folder != lock.folder for lock in held):
+        missing.append(folder)
+        folder = folder.parent
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+    return missing
 
 
 # -- digests --------------------------------------------------------------------------------------------------------
@@ -146,6 +285,19 @@ def _content(data: dict[str, Any]) -> dict[str, Any]:
 def damaged(where: str) -> str:
     """The sentence for a file whose content does not fit its digest."""
     return f"{where} is damaged or was changed: its content does not fit its SHA-256 digest. Restore it from a copy."
+
+
+def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 digests of those of the named files that are in a folder, to be kept in a sealed file beside them."""
+    there = [name for name in names if (folder / name).is_file()]
+    return {name: hashlib.sha256(read_bytes(folder / name)).hexdigest() for name in there}
+
+
+def check_digest(content: bytes, digest: Any, where: str) -> bytes:
+    """The content, if its digest is this one; where none was kept (None), it cannot be checked."""
+    if digest is not None and hashlib.sha256(content).hexdigest() != digest:
+        raise InputError(damaged(where))
+    return content
 
 
 def _digest(data: dict[str, Any]) -> str:
@@ -200,10 +352,15 @@ def parse_json(text: str, where: str) -> Any:
         raise InputError(f"{where} is not valid JSON ({error}); it is truncated or not ours.") from error
 
 
+def parse_sealed(text: str, where: str) -> Any:
+    """Parses JSON and checks the seal of a dictionary."""
+    data = parse_json(text, where)
+    return unsealed(data, where) if isinstance(data, dict) else data
+
+
 def read_json(path: Name) -> Any:
     """Reads JSON and checks the seal of a dictionary."""
-    data = parse_json(read_text(path), f"'{path}'")
-    return unsealed(data, f"'{path}'") if isinstance(data, dict) else data
+    return parse_sealed(read_text(path), f"'{path}'")
 
 
 def read_tensors(path: Name, only: Container[str] | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -25,7 +25,7 @@ from .data import Federation, heat_map, save_manifest
 from .engine.backend import COARSE, backend_of, chunk_of, device_of, dtype_of, lane_bytes
 from .engine.checkpoint import Checkpoint, Folder
 from .engine.cohort import Cohort
-from .engine.distributed import World, agree
+from .engine.distributed import World, agree, with_folder_lock
 from .engine.distributed import world as processes
 from .engine.estimators import Noise
 from .engine.memory import hold_pages
@@ -35,7 +35,7 @@ from .engine.tape import spare_compiler
 from .errors import InputError
 from .evaluate import SOME, Evaluation, check_rows
 from .evaluate import evaluate as score_clients
-from .files import write, write_json
+from .files import digests, write, write_json
 from .likelihoods import Categorical, GaussianNoise, Likelihood
 from .prior import Prior
 from .summary import clients_csv, summarise
@@ -200,6 +200,7 @@ def prepare(
 
 
 @checks_arguments
+@with_folder_lock
 def train(
     fed: Federation,
     model: nn.Module | str = "mlp",
@@ -332,7 +333,8 @@ def _finished(path: Path, fed: Federation, run: Run) -> None:
 
     if run.evaluation is not None:
         write(path / "clients.csv", clients_csv(fed, run.evaluation, run.config["split"]))
-    write_json(path / "summary.json", run.summary)
+    files = digests(path, ("clients.csv", "partition.svg"))  # what the page reads beside sealed files
+    write_json(path / "summary.json", run.summary | {"files": files})
     write_report([path], path / "report.html")
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from ..errors import InputError
+from ..files import open_append
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,10 +116,7 @@ class Watch:
         """The run's folder is there and the first round is about to begin."""
         self.rounds, self.first, self.saved, self.began = setup.rounds, sim.round, sim.round, time.perf_counter()
         self.clients = setup.cohort.fed.clients
-        try:
-            self.log = open(self.out / "train.log", "a", buffering=1, encoding="utf-8")  # noqa: SIM115
-        except OSError as error:
-            raise InputError(f"Cannot write '{self.out / 'train.log'}': {error.strerror}.") from error
+        self.log = TextIOWrapper(open_append(self.out / "train.log"), encoding="utf-8", line_buffering=True)
         for text in setup.notes:
             self.write(text)
             if not self.quiet:

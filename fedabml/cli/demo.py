@@ -49,13 +49,16 @@ def demo(
     Handwritten digits lie with 20 clients that have two digits each. Both algorithms train for 40 rounds of 5 clients,
     then every client gets its own model and is scored on its own test digits. It needs no network.
     """
+    from ..files import folder_lock
     from ..report import write
 
-    make_room(out)
-    runs = {}
-    for name, hyper in ALGORITHMS.items():
-        runs[name] = execute(RunConfig(**COMMON, algorithm=name, hyper=hyper), out / name, quiet=quiet, label=name)
-    page = write([out / name for name in runs], out / "report.html", "FedABML and FedAvg with fine-tuning on digits")
+    with folder_lock(out):
+        make_room(out)
+        runs = {}
+        for name, hyper in ALGORITHMS.items():
+            runs[name] = execute(RunConfig(**COMMON, algorithm=name, hyper=hyper), out / name, quiet=quiet, label=name)
+        pages = [out / name for name in runs]
+        page = write(pages, out / "report.html", "FedABML and FedAvg with fine-tuning on digits")
     if not quiet:
         compare(runs)
         stranger(runs["fedabml"], RunConfig(**COMMON).federation())
@@ -67,7 +70,7 @@ def make_room(out: Path) -> None:
     """An empty folder with the demo's mark: a former demo's own files are removed, anything else is never touched."""
     from ..files import write
 
-    if out.is_dir() and any(out.iterdir()) and not (out / MARK).is_file():
+    if any(not file.name.startswith(".") for file in out.iterdir()) and not (out / MARK).is_file():
         raise InputError(f"'{out}' holds files that the demo did not make. Give another folder with --out.")
     write(out / MARK, "Made by `fedabml demo`, which replaces this folder's runs when it is called again.\n")
     for name in ALGORITHMS:

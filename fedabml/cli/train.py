@@ -145,11 +145,8 @@ def reopened(out: Path, asked: Told) -> RunConfig:
             f"The run in '{out}' was started with another configuration: {words}. Resume it as it was "
             f"(fedabml train --resume --out {shlex.quote(str(out))}), or start a new run in another folder."
         )
-    last = Folder(out).last()
-    if last and last.round > now.rounds:
-        raise InputError(
-            f"The run in '{out}' has {last.round} rounds already; --rounds {now.rounds} is less than that."
-        )
+    if (round := Folder(out).newest()) > now.rounds:
+        raise InputError(f"The run in '{out}' has {round} rounds already; --rounds {now.rounds} is less than that.")
     return now
 
 

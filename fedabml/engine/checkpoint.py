@@ -12,6 +12,7 @@ the previous checkpoint whole.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
@@ -22,7 +23,22 @@ import torch
 
 from ..algorithms.base import State
 from ..errors import InputError
-from ..files import group, prefixed, read_json, read_tensors, write, write_json, write_tensors
+from ..files import (
+    check_tensors,
+    group,
+    open_append,
+    parse_sealed,
+    prefixed,
+    read_bytes,
+    read_json,
+    read_tensors,
+    sealed_line,
+    write,
+    write_json,
+    write_tensors,
+)
+
+log = logging.getLogger("fedabml")
 
 
 class Checkpoint(NamedTuple):
@@ -47,7 +63,7 @@ class Saved(Mapping[int, State]):
     def check(self) -> None:
         """Makes sure that all files are there and whole."""
         for round in set(self.where.values()):
-            read_tensors(self.file(round), only=())
+            check_tensors(self.file(round))
 
     def _states(self, round: int) -> dict[int, State]:
         states: dict[int, State] = {}
@@ -116,29 +132,49 @@ class Folder:
             cut.unlink(missing_ok=True)
         untold = {name: old[name] for name in free & old.keys() - config.keys()}
         write_json(self.path / "config.json", config | untold)
-        lines = self._lines()
-        self.history = [line for line in lines if line["round"] <= keep]
-        write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
+        self.history = self._history(keep)
+        write(self.path / "metrics.jsonl", "".join(map(sealed_line, self.history)))
         return found
 
-    def _lines(self) -> list[dict[str, Any]]:
-        path = self.path / "metrics.jsonl"
-        lines = []
-        for text in path.read_text().splitlines() if path.exists() else []:
+    def _history(self, rounds: int) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl up to a round. Those that are damaged are left out, with a warning."""
+        path, lines = self.path / "metrics.jsonl", {}
+        for number, text in enumerate(read_bytes(path, 1 << 31).split(b"\n") if path.exists() else [], 1):
             try:
-                line = json.loads(text)
-                lines.append(line | {"round": int(line["round"])})
-            except (ValueError, KeyError, TypeError):
-                break  # a line cut short by a crash; what follows is written again
-        return lines
+                line = parse_sealed(text.decode(), f"'{path}', line {number},")
+                lines[int(line["round"])] = line
+            except (InputError, ValueError, KeyError, TypeError, OverflowError):
+                continue  # after the last checkpoint: a line that a crash cut short, whose round is run again
+        lost = [round for round in range(1, rounds + 1) if round not in lines]
+        if lost:
+            log.warning(
+                "'%s' is damaged: the lines of %d of %d rounds cannot be read (first round %d). The run goes on from "
+                "its checkpoint, and its curves lack these rounds.",
+                *(path, len(lost), rounds, lost[0]),
+            )
+        return [lines[round] for round in range(1, rounds + 1) if round in lines]
+
+    def newest(self) -> int:
+        """The round of the newest checkpoint, whether it is sound or not; 0 where there is none."""
+        return max((_number(file) for file in self._files("round")), default=0)
+
+    def _files(self, kind: str) -> list[Path]:
+        found = (self.path / "checkpoints").glob(f"{kind}-*.safetensors")
+        return sorted(file for file in found if file.stem.removeprefix(f"{kind}-").isdecimal())
 
     def last(self) -> Checkpoint | None:
-        """The last sound checkpoint, or None where no round was finished."""
-        files = sorted((self.path / "checkpoints").glob("round-*.safetensors"), reverse=True)
-        problems = []
-        for file in files:
+        """The last sound checkpoint, or None where no round was finished.
+
+        A checkpoint is sound if it and every file of kept states that it names fit their digests. Where the newest is
+        not, the one before it serves, with a warning.
+        """
+        problems: list[str] = []
+        for file in reversed(self._files("round")):
             try:
-                return self._load(file)
+                found = self._load(file)
+                for problem in problems:
+                    log.warning("%s The run goes on from round %d instead.", problem, found.round)
+                return found
             except InputError as error:
                 problems.append(str(error))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -163,21 +199,21 @@ class Folder:
         """Adds a round's line to metrics.jsonl."""
         self.history.append(line)
         try:
-            with open(self.path / "metrics.jsonl", "a") as file:
-                file.write(json.dumps(line) + "\n")
+            with open_append(self.path / "metrics.jsonl") as file:
+                file.write(sealed_line(line).encode())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             raise InputError(
-                f"Cannot write '{self.path / 'metrics.jsonl'}': {error.strerror}. The checkpoint of the round before "
-                "is whole: free some space, then --resume."
+                f"'{self.path / 'metrics.jsonl'}' cannot be written: {error.strerror}. The checkpoint of the round "
+                "before is whole: free some space, then --resume."
             ) from error
 
     def save(self, state: Checkpoint, changed: dict[int, State]) -> None:
         """Saves the state after a round; `changed` is what its clients keep."""
         if changed:
             flat = {f"{client}.{name}": t for client, own in changed.items() for name, t in own.items()}
-            write_tensors(self._kept_file(state.round), flat, {"round": state.round})
+            write_tensors(self._kept_file(state.round), flat, {"round": state.round}, private=True)
             self.where |= dict.fromkeys(changed, state.round)
         facts: dict[str, Any] = {"round": state.round, "seconds": state.seconds, "chunk": state.chunk}
         facts |= {"kept": {str(c): r for c, r in self.where.items()}}
@@ -192,9 +228,8 @@ class Folder:
         # The checkpoint before the last may name kept files that this one does not: they stay one round longer.
         needed: dict[str, set[int]] = {"round": set(), "kept": named | self._previous}
         for kind, numbers in needed.items():
-            for file in (self.path / "checkpoints").glob(f"{kind}-[0-9]*.safetensors"):
-                number = int(file.stem.split("-")[1])
-                if number < round - 1 and number not in numbers:
+            for file in self._files(kind):
+                if _number(file) < round - 1 and _number(file) not in numbers:
                     file.unlink()
         self._previous = named
 
@@ -203,6 +238,11 @@ class Folder:
 
     def _kept_file(self, round: int) -> Path:
         return self.path / "checkpoints" / f"kept-{round:06d}.safetensors"
+
+
+def _number(file: Path) -> int:
+    """The round in the name of a checkpoint's file."""
+    return int(file.stem.split("-")[1])
 
 
 def _differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import heapq
+import inspect
 import json
 import os
 import signal
@@ -19,11 +20,13 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ..errors import InputError, TrainingError
+from ..files import folder_lock
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import Store
 
+P = ParamSpec("P")
 T = TypeVar("T")
 PATIENCE = timedelta(minutes=30)  # to wait for a process that neither answers nor ends: a machine that has vanished
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -419,3 +423,21 @@ def fingerprint(state: dict[str, Tensor], dtype: torch.dtype, device: torch.devi
         kind = {4: torch.int32, 8: torch.int64}[value.element_size()]
         whole = whole + value.detach().contiguous().view(kind).sum(dtype=torch.int64)
     return ((whole >> torch.tensor([0, 16, 32, 48], device=device)) & 0xFFFF).to(dtype)
+
+
+def with_folder_lock(call: Callable[P, T]) -> Callable[P, T]:
+    """Lets a function run while process 0 holds the lock of its folder `out`.
+
+    Without `out`, and for a function that is `closed` and writes nothing, there is no lock.
+    """
+    signature = inspect.signature(call)
+
+    @wraps(call)
+    def locked(*args: P.args, **words: P.kwargs) -> T:
+        given = signature.bind(*args, **words).arguments
+        with ExitStack() as stack:
+            if given.get("out") is not None and not given.get("closed"):
+                world().lead(lambda: stack.enter_context(folder_lock(given["out"])))
+            return call(*args, **words)
+
+    return locked

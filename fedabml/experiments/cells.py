@@ -13,21 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import RunConfig, Table
 from ..data.once import reading_once
 from ..errors import InputError
+from ..files import folder_lock, open_append, parse_sealed, read_bytes, sealed_line
 
 if TYPE_CHECKING:
     from .study import Study
 
-try:
-    import fcntl
-except ImportError:  # not every system has locks of this kind
-    fcntl = None  # type: ignore[assignment]
-
+MAX_LEDGER = 1 << 32  # bytes
 # Keys of a configuration that say where and how a cell runs, not what it computes.
 MACHINE = ("device", "backend", "chunk", "compile", "data_dir", "evaluate", "eval_every", "eval_clients", "eval_all")
 
@@ -124,13 +122,13 @@ class Result:
         return dict(sorted(({last: self.scores[0].summary} | noted).items())) if self.scores else noted
 
     def line(self) -> str:
-        """As JSON, one line."""
-        return json.dumps(asdict(self))
+        """The result as a line of a ledger: JSON, sealed with its digest."""
+        return sealed_line(asdict(self))
 
     @classmethod
-    def of(cls, line: str) -> Result:
-        """From such a line."""
-        fields = json.loads(line)
+    def of(cls, line: str, where: str = "The line") -> Result:
+        """Reads such a line; lines of earlier versions have no seal."""
+        fields = parse_sealed(line, where)
         identity = json.loads(fields["identity"])
         if isinstance(identity[0], str):  # earlier versions had the label in it
             fields["identity"] = json.dumps(identity[1:], sort_keys=True)
@@ -161,18 +159,18 @@ class Ledger:
 
     def _read(self) -> None:
         """What is in the file beyond what is known of it."""
-        content = self.path.read_bytes()[self._end :]
-        for number, line in enumerate(content.splitlines(keepends=True), 1 + self._lines):
+        content = BytesIO(read_bytes(self.path, MAX_LEDGER)[self._end :])
+        for number, line in enumerate(content, 1 + self._lines):  # lines end with \n and with nothing else
             whole = line.endswith(b"\n")
+            where = f"'{self.path}', line {number}:"
             try:
-                result = Result.of(line.decode())
-            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                result = Result.of(line.decode(), f"{where} this")
+            except (InputError, ValueError, TypeError, LookupError, AttributeError) as error:
                 if not whole:
                     break
-                raise InputError(
-                    f"'{self.path}', line {number}: this is not a finished cell ({type(error).__name__}). Remove the "
-                    "line, and its cell is run again."
-                ) from error
+                name = type(error).__name__
+                reason = error if isinstance(error, InputError) else f"{where} this is not a finished cell ({name})."
+                raise InputError(f"{reason} Remove the line, and its cell is run again.") from error
             if not whole:
                 break
             self.results[result.identity] = result
@@ -186,9 +184,8 @@ class Ledger:
 
     def add(self, result: Result) -> None:
         """Appends a finished cell, on disk before it counts."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        data = result.line().encode() + b"\n"
-        with open(self.path, "ab") as file:
+        data = result.line().encode()
+        with open_append(self.path) as file:
             file.truncate(self._end)  # what a crash left of a line; nobody else writes, see `alone`
             file.write(data)
             file.flush()
@@ -202,16 +199,9 @@ class Ledger:
 
         What another has added since the file was read is read first.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "ab") as file:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError as error:
-                    raise InputError(
-                        f"Another process is at work in '{self.path.parent}'. Wait for it, or give another folder."
-                    ) from error
-            self._read()
+        with folder_lock(self.path.parent, f".{self.path.name}.lock"):
+            if self.path.exists():
+                self._read()
             yield
 
 

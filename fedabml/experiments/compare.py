@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from ..arguments import whole
 from ..config import RunConfig, Table, names
 from ..data.once import reading_once
-from ..engine.distributed import refuse
+from ..engine.distributed import refuse, with_folder_lock
 from ..errors import InputError, nearest
-from ..files import read_json, write, write_json
+from ..files import check_digest, digests, read_bytes, read_json, write, write_json
 from ..report.compare import render
 from .cells import MACHINE, Cell, Ledger, Result, along, execute
 from .standings import TABLE, Comparison, make, write_all
@@ -194,6 +194,7 @@ class Request:
 
 
 @reading_once()
+@with_folder_lock
 def compare(
     rows: Mapping[str, RunConfig],
     seeds: int | Sequence[int] = 5,
@@ -226,9 +227,10 @@ def compare(
     for text in notes:
         on_note(text)
     command = request.command(folder)
-    write_json(folder / REQUEST, request.to_dict() | {"command": command})
     for name, picture in pictures.items():
         write(folder / name, picture)
+    files = digests(folder, [PARTITION.format(request.seeds[0])])
+    write_json(folder / REQUEST, request.to_dict() | {"command": command, "files": files})
     cells = request.cells(list(refused))
     todo = [cell for cell in cells if cell not in ledger]
     on_start(todo, len(cells) - len(todo))
@@ -262,7 +264,10 @@ def page(folder: Path, title: str | None = None) -> str:
 def _partition(request: Request, folder: Path) -> str | None:
     """The heat map of the first seed, if its data were here when it ran."""
     path = folder / PARTITION.format(request.seeds[0])
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+    if not path.is_file():
+        return None
+    digest = read_json(folder / REQUEST).get("files", {}).get(path.name)
+    return check_digest(read_bytes(path), digest, f"'{path}'").decode(errors="replace")
 
 
 def _told_refused(path: Path) -> dict[str, str]:

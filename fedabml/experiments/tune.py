@@ -25,7 +25,7 @@ from ..algorithms.hyper import Range
 from ..arguments import whole
 from ..config import RunConfig, Table, _toml
 from ..data.once import reading_once
-from ..engine.distributed import refuse
+from ..engine.distributed import refuse, with_folder_lock
 from ..errors import InputError, nearest
 from ..evaluate import check_rows
 from ..files import write
@@ -67,6 +67,7 @@ class Tuned:
 
 
 @reading_once()
+@with_folder_lock
 def tune(
     config: RunConfig,
     algorithms: Sequence[str] | None,

@@ -45,9 +45,6 @@ def again(folder):
 def test_a_failing_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = files.write(tmp_path / "a.json", "old")
 
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
     for name in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(os, name, full)
@@ -284,16 +281,40 @@ def test_metrics_are_cut_to_the_checkpoint(folder):
     opened.reopen(CONFIG, set())
     assert [line["round"] for line in opened.history] == [1, 2]
     lines = (folder.path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [{"round": 1, "loss": 1.0}, {"round": 2, "loss": 0.5}]
+    assert [files.parse_sealed(line, "") for line in lines] == [{"round": 1, "loss": 1.0}, {"round": 2, "loss": 0.5}]
     opened.log({"round": 3})
     assert len((folder.path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
-def test_a_log_that_cannot_be_written_says_how_to_go_on(folder):
+def full(*args):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_log_that_cannot_be_written_says_how_to_go_on(folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(InputError, match=r"No space.*--resume"):
+            folder.log({"round": 1})
     (folder.path / "metrics.jsonl").unlink()
-    (folder.path / "metrics.jsonl").mkdir()
-    with pytest.raises(InputError, match="--resume"):
+    os.mkfifo(folder.path / "metrics.jsonl")
+    with pytest.raises(InputError, match="is a FIFO"):
         folder.log({"round": 1})
+
+
+def test_a_damaged_line_of_metrics_is_left_out_with_a_warning(folder, caplog):
+    for t in (1, 2, 3):
+        folder.log({"round": t, "loss": 1 / t})
+    folder.save(state(3), {})
+    path = folder.path / "metrics.jsonl"
+    path.write_text(path.read_text().replace("0.5", "0.7"))
+    opened = again(folder)
+    opened.reopen(CONFIG, set())
+    assert [line["round"] for line in opened.history] == [1, 3]
+    assert "1 of 3 rounds cannot be read (first round 2)" in caplog.text
+    caplog.clear()
+    opened = again(folder)
+    opened.reopen(CONFIG, set())
+    assert [line["round"] for line in opened.history] == [1, 3] and caplog.text
 
 
 # -- whole runs ------------------------------------------------------------------------------------------------------
@@ -347,7 +368,7 @@ def test_a_crash_at_any_moment_costs_nothing(tmp_path, monkeypatch, algorithm, m
     assert (tmp_path / "whole/shared.safetensors").read_bytes() == (tmp_path / "cut/shared.safetensors").read_bytes()
     assert (tmp_path / "whole/clients.csv").read_text() == (tmp_path / "cut/clients.csv").read_text()
     strip = lambda lines: [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
-    metrics = [json.loads(s) for s in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
+    metrics = [files.parse_sealed(s, "") for s in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
     assert strip(resumed.history) == strip(metrics)
 
 

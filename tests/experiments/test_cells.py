@@ -12,6 +12,7 @@ from fedabml.errors import InputError
 from fedabml.experiments import runner
 from fedabml.experiments.cells import Cell, Ledger, Result, Score, Unfinished, execute
 from fedabml.experiments.compare import configs
+from fedabml.files import parse_sealed
 
 SMALL = RunConfig(clients=6, model="mlr", rounds=2, participation=0.5, epochs=1, batch_size=20)
 
@@ -65,7 +66,7 @@ def test_a_result_is_read_back_as_it_was(tmp_path):
 
 def test_a_line_that_has_its_label_in_its_identity_is_still_good(tmp_path):
     cell = cells()[0]
-    line = json.loads(result(cell).line())
+    line = parse_sealed(result(cell).line(), "")  # and without a seal, as lines were written then
     line["identity"] = json.dumps(["a row", *json.loads(cell.identity)], sort_keys=True)
     (tmp_path / "cells.jsonl").write_text(json.dumps(line) + "\n")
     assert Ledger(tmp_path / "cells.jsonl")[cell].identity == cell.identity
@@ -128,6 +129,21 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path, line):
         Ledger(path)
     path.write_text(f"{first}\n{second}\n")
     assert len(Ledger(path).results) == 2
+
+
+def test_a_changed_line_is_refused_and_named(tmp_path):
+    path, ledger = tmp_path / "cells.jsonl", Ledger(tmp_path / "cells.jsonl")
+    for cell in cells(3):
+        ledger.add(result(cell))
+    whole = path.read_text()
+    second = whole.splitlines()[1]
+    for old, new in (("0.5", "0.6"), ("a", "\r"), ('"sha256"', '"sha257"')):
+        changed = second.replace(old, new, 1)
+        assert changed != second
+        path.write_text(whole.replace(second, changed), newline="")
+        with pytest.raises(InputError, match=r"cells.jsonl', line 2: .*Remove the line"):
+            Ledger(path)
+        assert path.read_text() != whole
 
 
 def test_nothing_is_run_twice(tmp_path, played):

@@ -132,7 +132,6 @@ def keep(chosen: Mapping[str, str], folder: Path) -> None:
         kept = folder / f"{name}.toml"
         if kept.exists() and kept.read_text(encoding="utf-8") != text:
             raise InputError(f"'{kept}' has other settings of {name} than those given now. Give another --out.")
-        folder.mkdir(parents=True, exist_ok=True)
         write(kept, text)
 
 

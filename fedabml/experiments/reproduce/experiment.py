@@ -14,6 +14,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -21,6 +22,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from ...config import RunConfig, Table
 from ...engine.distributed import refuse
 from ...errors import InputError
+from ...files import folder_lock
 from ..cells import Cell, Ledger, Result, Unfinished, execute
 from ..compare import whole_seeds
 from ..request import claim, read
@@ -183,14 +185,15 @@ def run(
     `tuning` is the folder of searches under `tuned` (by default a folder `tune` in `out`): experiments may share it.
     `finished` are cells.jsonl of other folders or machines, whose cells are not run again.
     """
-    desk = _desk(experiment, ask, out, tuning, finished, hear, "so far" if so_far else "whole")
-    ask = desk.ask
-    if not ask.chosen and ask.protocol == "tuned":  # those of an earlier call are used, so they are said
-        ask = replace(ask, chosen=tuple(map(str, sorted(desk.tuning.glob("*.toml")))))
-    found, facts = _found(experiment, desk)
-    told = [word for file in finished for word in ("--finished", str(file))] + ["--so-far"]
-    publish(found, desk.folder, ask.command(desk.folder) + f" {shlex.join(told)}" * so_far, facts)
-    return found
+    with nullcontext() if so_far else folder_lock(out):
+        desk = _desk(experiment, ask, out, tuning, finished, hear, "so far" if so_far else "whole")
+        ask = desk.ask
+        if not ask.chosen and ask.protocol == "tuned":  # those of an earlier call are used, so they are said
+            ask = replace(ask, chosen=tuple(map(str, sorted(desk.tuning.glob("*.toml")))))
+        found, facts = _found(experiment, desk)
+        told = [word for file in finished for word in ("--finished", str(file))] + ["--so-far"]
+        publish(found, desk.folder, ask.command(desk.folder) + f" {shlex.join(told)}" * so_far, facts)
+        return found
 
 
 def run_part(
@@ -211,13 +214,14 @@ def run_part(
     number, parts = part
     if not 1 <= number <= parts:
         raise InputError(f"There is no part {number} of {parts}.")
-    desk = _desk(experiment, ask, out, tuning, finished, hear, "part")
-    own = desk.folder / f"cells-{number}-of-{parts}.jsonl"
-    others = [file for file in (desk.folder / "cells.jsonl", *_parts(desk.folder)) if file.exists() and file != own]
-    once = {cell.identity: cell for cell in experiment.cells(desk)}
-    cells = [cell for group in groups(list(once.values())) for cell in group]
-    share = slice(len(cells) * (number - 1) // parts, len(cells) * number // parts)
-    _executed(cells[share], Ledger(own, [*desk.finished, *others]), desk.hear)
+    with folder_lock(out, shared=True):  # other parts may be at work beside this one, but not `run`
+        desk = _desk(experiment, ask, out, tuning, finished, hear, "part")
+        own = desk.folder / f"cells-{number}-of-{parts}.jsonl"
+        others = [file for file in (desk.folder / "cells.jsonl", *_parts(desk.folder)) if file.exists() and file != own]
+        once = {cell.identity: cell for cell in experiment.cells(desk)}
+        cells = [cell for group in groups(list(once.values())) for cell in group]
+        share = slice(len(cells) * (number - 1) // parts, len(cells) * number // parts)
+        _executed(cells[share], Ledger(own, [*desk.finished, *others]), desk.hear)
 
 
 def _parts(folder: Path) -> list[Path]:
@@ -280,10 +284,6 @@ def page(experiment: Experiment, ask: Ask, folder: Path, title: str | None = Non
 def _found(experiment: Experiment, desk: Desk) -> tuple[Findings, dict[str, list[str]]]:
     """What came of all the cells, which are run where they are not finished; and with what they were made."""
     ask, parts = desk.ask, _parts(desk.folder)
-    if desk.way == "whole":
-        for file in parts:
-            with Ledger(file).alone():  # what a part is at just now must not be run twice
-                pass
     ledger = Ledger(desk.folder / "cells.jsonl", [*desk.finished, *parts], closed=desk.way in ("so far", "as it is"))
 
     def have(cells: Sequence[Cell]) -> list[Done]:

@@ -85,7 +85,6 @@ def publish(found: Findings, folder: Path, command: str, facts: Mapping[str, Seq
     write(folder / "table.md", _markdown(found, command, made(facts)))
     write(folder / "table.csv", _csv(found.records))
     for drawing in found.drawings:
-        (folder / "figures").mkdir(exist_ok=True)
         write(folder / "figures" / f"{drawing.name}.svg", drawing.draw(LIGHT))
     write(folder / "report.html", page(found, command, facts))
 
