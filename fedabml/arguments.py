@@ -54,7 +54,7 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
     @functools.cache  # not before the first call: modules may import each other
     def hints() -> dict[str, Any]:
         texts = {name: text for name, text in function.__annotations__.items() if name in plain}
-        return _hints(texts, function.__globals__)
+        return _hints(texts, inspect.unwrap(function).__globals__)
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -200,7 +200,7 @@ def prepare(
 
 
 @checks_arguments
-@with_folder_lock
+@with_folder_lock()
 def train(
     fed: Federation,
     model: nn.Module | str = "mlp",

@@ -425,19 +425,29 @@ def fingerprint(state: dict[str, Tensor], dtype: torch.dtype, device: torch.devi
     return ((whole >> torch.tensor([0, 16, 32, 48], device=device)) & 0xFFFF).to(dtype)
 
 
-def with_folder_lock(call: Callable[P, T]) -> Callable[P, T]:
-    """Lets a function run while process 0 holds the lock of its folder `out`.
+def with_folder_lock(alone: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Makes a decorator: a function runs while process 0 holds the lock of its folder `out`.
 
-    Without `out`, and for a function that is `closed` and writes nothing, there is no lock.
+    Without `out`, and for a function that is `closed` and writes nothing, there is no lock. What is done by one process
+    `alone` is named, and refused to several.
     """
-    signature = inspect.signature(call)
 
-    @wraps(call)
-    def locked(*args: P.args, **words: P.kwargs) -> T:
-        given = signature.bind(*args, **words).arguments
-        with ExitStack() as stack:
-            if given.get("out") is not None and not given.get("closed"):
-                world().lead(lambda: stack.enter_context(folder_lock(given["out"])))
-            return call(*args, **words)
+    def decorate(call: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(call)
 
-    return locked
+        @wraps(call)
+        def locked(*args: P.args, **words: P.kwargs) -> T:
+            try:
+                given = signature.bind(*args, **words).arguments
+            except TypeError:
+                return call(*args, **words)  # its own error names the function
+            if alone:
+                refuse(alone)
+            with ExitStack() as stack:
+                if given.get("out") is not None and not given.get("closed"):
+                    world().lead(lambda: stack.enter_context(folder_lock(given["out"])))
+                return call(*args, **words)
+
+        return locked
+
+    return decorate

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..arguments import whole
 from ..config import RunConfig, Table, names
 from ..data.once import reading_once
-from ..engine.distributed import refuse, with_folder_lock
+from ..engine.distributed import with_folder_lock
 from ..errors import InputError, nearest
 from ..files import check_digest, digests, read_bytes, read_json, write, write_json
 from ..report.compare import render
@@ -194,7 +194,7 @@ class Request:
 
 
 @reading_once()
-@with_folder_lock
+@with_folder_lock("A comparison")
 def compare(
     rows: Mapping[str, RunConfig],
     seeds: int | Sequence[int] = 5,
@@ -216,7 +216,6 @@ def compare(
     result, not an error. `finished` are cells.jsonl of other folders or machines, whose cells are not run again.
     `on_start` hears the cells to run and how many were finished before, the others how it goes on, as in `execute`.
     """
-    refuse("A comparison")
     folder, request = Path(out), Request.of(rows, seeds)
     if resume or (folder / REQUEST).exists():
         request = request.joined(Request.read(folder), folder, resume)

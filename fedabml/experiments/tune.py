@@ -25,7 +25,7 @@ from ..algorithms.hyper import Range
 from ..arguments import whole
 from ..config import RunConfig, Table, _toml
 from ..data.once import reading_once
-from ..engine.distributed import refuse, with_folder_lock
+from ..engine.distributed import with_folder_lock
 from ..errors import InputError, nearest
 from ..evaluate import check_rows
 from ..files import write
@@ -67,7 +67,7 @@ class Tuned:
 
 
 @reading_once()
-@with_folder_lock
+@with_folder_lock("Tuning")
 def tune(
     config: RunConfig,
     algorithms: Sequence[str] | None,
@@ -106,7 +106,6 @@ def tune(
     confirmation needs more or fewer cells. `on_trial` is called with every trial, and again with those that are refused
     or confirmed; the other callbacks are those of `execute`, and `progress` is for downloads.
     """
-    refuse("Tuning")
     optuna = need_optuna()
     trials, batch = whole(trials, "trials", 1), whole(batch, "batch", 1)
     seeds = tuple(dict.fromkeys(whole(seed, "seeds", 0) for seed in seeds))
