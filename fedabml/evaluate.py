@@ -19,11 +19,13 @@ from torch import Tensor
 from . import rng
 from .algorithms.base import State
 from .data import Federation, Rows
+from .data.rows import FEW_ROWS
 from .data.statistics import worst_decile
 from .engine.cohort import Cohort
 from .engine.crew import over
 from .engine.distributed import ALONE, World
 from .engine.lanes import Lanes, Part, chunked, joined
+from .engine.loss import label_offset
 from .engine.memory import fitting
 from .errors import InputError, TrainingError
 from .gaussian import Distribution
@@ -53,6 +55,11 @@ def surprise(probs: Tensor, labels: Tensor) -> Tensor:
     federation's labels even, p_i(x)/p(x) = K Σ_y π_iy p(y|x): below 0 for inputs of the client's own classes.
     """
     return -(probs * labels.exp()).sum(-1).mul(probs.shape[-1]).clamp_min(1e-30).log()
+
+
+def with_label_level(draws: Tensor, labels: Tensor) -> Tensor:
+    """The network's own probabilities [draws, n, classes] times π_i, normalised; `labels` [n, classes] are log π_i."""
+    return torch.softmax(draws.double().clamp_min(1e-30).log() + labels.double(), -1)
 
 
 def _alone(draws: Tensor, labels: Tensor) -> Tensor:
@@ -171,10 +178,11 @@ def evaluate(
 ) -> Evaluation:
     """Personalises every client from `shared` on its training data and scores it on its `split` rows.
 
-    `kept(clients)` gives what those clients keep between rounds. The prior's own score, without personalising and
-    without the label level, stands beside it, on the same rows. Clients without such rows have no score (NaN) and do
-    not count. Of more clients than `most`, so many are drawn, for a seed always the same. Where several processes call
-    this, each personalises the clients that it owns, and all get all scores.
+    `kept(clients)` gives what those clients keep between rounds. The prior's own scores, without personalising, stand
+    beside it, on the same rows: `prior_*` without the label level and, where the algorithm has one, `prior_level_*`
+    with it, so that what personalising gains is not taken for what a client's label frequencies gain. Clients without
+    such rows have no score (NaN) and do not count. Of more clients than `most`, so many are drawn, for a seed always
+    the same. Where several processes call this, each personalises the clients that it owns, and all get all scores.
     """
     (found,) = evaluate_together([Entry(cohort, shared, kept, round, world, most)], split)
     if isinstance(found, TrainingError):
@@ -323,18 +331,22 @@ def _scored(entry: Entry, rows: Rows, scored: np.ndarray, personal: Any, with_pr
     """The scores of a run from the predictions for its scored clients, whose rows these are."""
     cohort, fed, owner = entry.cohort, entry.cohort.fed, rows.owner
     prior = cohort.algorithm.prior(entry.shared) if with_prior else None
-    own = None if prior is None else _prior_predictions(entry, prior, rows.index)
     y = fed.y[rows.index]
     score = _classification if isinstance(cohort.likelihood, Categorical) else _regression
     clients, pooled, details = score(personal, y, owner, len(scored))
     summary: dict[str, Any] = {name: float(v.mean()) for name, v in clients.items()} | pooled
     summary["clients_scored"] = len(scored)
-    if own is not None:
+    small = rows.counts < FEW_ROWS
+    summary["clients_small"] = int(small.sum())
+    if small.any() and "accuracy" in clients:
+        large = clients["accuracy"][~small]
+        summary["accuracy_worst_decile_large"] = worst_decile(large) if len(large) else None
+    shown = [name for name in ("accuracy", "nll", "ece", "brier", "rmse") if name in summary]
+    summary |= {f"prior_{name}": None for name in shown}
+    for word, own in (_prior_predictions(entry, prior, rows.index, scored[owner]) if prior else {}).items():
         alone, alone_pooled, _ = score(own, y, owner, len(scored))
-        clients |= {f"prior_{k}": v for k, v in alone.items()}
-    for name in ("accuracy", "nll", "ece", "brier", "rmse"):
-        if name in summary:
-            summary[f"prior_{name}"] = None if own is None else alone_pooled.get(name, float(alone[name].mean()))
+        clients |= {f"{word}_{k}": v for k, v in alone.items()}
+        summary |= {f"{word}_{name}": alone_pooled.get(name, float(alone[name].mean())) for name in shown}
     return Evaluation(summary, {name: _spread_out(v, scored, fed.clients) for name, v in clients.items()}, details)
 
 
@@ -353,21 +365,38 @@ def _diverged(cohort: Cohort, clients: list[int]) -> TrainingError:
     )
 
 
-def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray) -> Any:
-    """What the server's own model says of every sample: one lane, without a label level."""
+def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray, owner: np.ndarray) -> dict[str, Any]:
+    """What the server's own model predicts for every sample, by the first word of its scores.
+
+    `prior` is without a label level. `prior_level`, where there is one, has that of the sample's owner: it takes no
+    pass of its own through the network.
+    """
     cohort, world, round = entry.cohort, entry.world, entry.round
     lane = type(prior)(*(leaf.unsqueeze(0) for leaf in prior))
     key, lanes = cohort.keys(rng.PREDICT, round, [-1]), cohort.lanes(entry.shared, [0], round)
     place = np.array_split(np.arange(len(index)), max(1, len(index) // ROWS))[world.rank :: world.size]
+    labels = label_offset(cohort.algorithm, cohort.tables.constants)
 
-    def work(chunk: int) -> list[Any]:
+    def work(chunk: int) -> list[dict[str, Any]]:
         # Where memory is short, what so many clients can be trained on can be scored.
         most = 2 * ROWS if chunk >= cohort.fed.clients else max(FEW, min(2 * ROWS, chunk * cohort.batch_size))
         pieces = [piece for rows in place for piece in np.array_split(rows, -(-len(rows) // most))]
-        return [prediction(cohort, lanes.outputs(lane, [index[piece]], None, key)) for piece in pieces]
+        found = []
+        for piece in pieces:
+            draws = lanes.outputs(lane, [index[piece]], None, key)
+            found.append({"prior": prediction(cohort, draws)})
+            if labels is not None:
+                own = labels.index_select(0, cohort.numbers(owner[piece]))
+                found[-1]["prior_level"] = prediction(cohort, with_label_level(draws, own))
+        return found
 
     parts = fitting([cohort], cohort.chunk, work)
-    return _joined(parts) if world.size == 1 else _together(entry, len(index), place, parts, np.zeros(len(index)))[0]
+    none = np.zeros(len(index))
+    return {
+        word: _joined(own) if world.size == 1 else _together(entry, len(index), place, own, none)[0]
+        for word in (("prior",) if labels is None else ("prior", "prior_level"))
+        for own in [[part[word] for part in parts]]
+    }
 
 
 def _joined(parts: list[Any]) -> Any:

@@ -227,6 +227,49 @@ def test_scores_of_a_linear_model_by_hand():
     assert (scores.clients["mutual_information"] < 1e-12).all()  # one pass of the mean
 
 
+def test_the_prior_with_the_label_level_by_hand():
+    """Without personal steps the personal model is the prior with the label level, so both have the same scores."""
+    fed = data("classification")
+    scores, _ = evaluated(fed, FedABML(personal_epochs=0, predict_samples=0, label_alpha=0.3, lr=0.1))
+    for name in ("accuracy", "nll", "brier", "ece", "entropy"):
+        np.testing.assert_allclose(scores.clients[f"prior_level_{name}"], scores.clients[name], atol=1e-9)
+        assert name == "entropy" or scores.summary[f"prior_level_{name}"] == pytest.approx(scores.summary[name])
+    assert not np.allclose(scores.clients["prior_level_nll"], scores.clients["prior_nll"])
+    personal, _ = evaluated(fed, FedABML(personal_epochs=5, predict_samples=0, label_alpha=0.3, lr=0.1))
+    np.testing.assert_allclose(personal.clients["prior_level_nll"], scores.clients["prior_level_nll"])
+    assert not np.allclose(personal.clients["nll"], scores.clients["nll"])
+
+
+def test_a_label_level_of_equal_counts_changes_nothing_and_one_of_a_single_class_gives_that_class():
+    rng, classes = np.random.default_rng(0), 3
+    even, single = np.tile(np.arange(classes), 20), np.full(60, 2)
+    pairs = [(rng.normal(size=(60, 4)).astype(np.float32), y) for y in (even, single)]
+    tests = [(rng.normal(size=(30, 4)).astype(np.float32), rng.integers(0, 3, 30)) for _ in pairs]
+    fed = fedabml.Federation.from_arrays(pairs, tests, classes=classes)
+    scores, _ = evaluated(fed, FedABML(predict_samples=3, label_alpha=1e-6, lr=0.001))
+    for name in ("accuracy", "nll", "brier", "mutual_information"):
+        assert scores.clients[f"prior_level_{name}"][0] == pytest.approx(scores.clients[f"prior_{name}"][0], abs=1e-12)
+    assert scores.clients["prior_level_accuracy"][1] == (tests[1][1] == 2).mean()
+    assert scores.clients["prior_level_entropy"][1] < 1e-4 < scores.clients["prior_entropy"][1]
+
+
+def test_an_algorithm_without_a_label_level_has_one_prior():
+    scores, _ = evaluated(data("classification"), FedAvg(lr=0.1))
+    assert not any("level" in name for name in (*scores.summary, *scores.clients))
+
+
+def test_clients_of_few_rows_are_counted_and_do_not_decide_the_worst_tenth():
+    fed = data("classification", sizes=(6, 8, 7), tests=(9, 10, 30))
+    scores, _ = evaluated(fed, FedAvg(lr=0.1))
+    assert scores.summary["clients_small"] == 1
+    assert scores.summary["accuracy_worst_decile_large"] == scores.clients["accuracy"][1:].min()
+    assert scores.summary["accuracy_worst_decile"] == scores.clients["accuracy"].min()
+    tiny, _ = evaluated(data("classification"), FedAvg(lr=0.1))
+    assert tiny.summary["clients_small"] == 3 and tiny.summary["accuracy_worst_decile_large"] is None
+    large, _ = evaluated(data("classification", tests=(10, 10, 10)), FedAvg(lr=0.1))
+    assert large.summary["clients_small"] == 0 and "accuracy_worst_decile_large" not in large.summary
+
+
 def test_the_summary_is_the_unweighted_mean_over_clients():
     scores, _ = evaluated(data("classification"), FedAvg(lr=0.1))
     for name in ("accuracy", "nll", "brier", "entropy", "mutual_information"):

@@ -214,7 +214,7 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
 
 def show(run: Run, out: Path) -> None:
     """The summary as a table, and where things are."""
-    table(("", "personalised", "prior"), scores(run.summary), title=describe(run.summary), numbers=True)
+    table(*scores(run.summary), title=describe(run.summary), numbers=True)
     say(f"report   {out / 'report.html'}")
     say(f"prior    {out / 'shared.safetensors'}")
     file = "CLIENT.csv" if run.prior.card.recipe else "CLIENT.npz"
@@ -231,25 +231,38 @@ def describe(summary: dict[str, Any]) -> str:
 
 
 MEASURES = {
+    "accuracy_pooled": "accuracy, all samples pooled",
     "accuracy": "accuracy, mean over clients",
     "accuracy_worst_decile": "accuracy, worst tenth of clients",
-    "accuracy_pooled": "accuracy, all samples pooled",
-    "rmse": "RMSE, mean over clients",
     "rmse_pooled": "RMSE, all samples pooled",
+    "rmse": "RMSE, mean over clients",
     "nll": "negative log likelihood",
     "ece": "calibration error (ECE)",
     "brier": "Brier score",
-    "coverage": "coverage of 90 % intervals",
+    "coverage_pooled": "coverage of 90 % intervals, pooled",
 }
+# The columns of the scores: their headings, and how the summary's keys begin. A label level is not every algorithm's.
+MODELS = {"personalised": "", "prior + label level": "prior_level_", "prior": "prior_"}
 
 
-def scores(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Rows of the summary's measures: the personalised models' and, where it has one, the prior's."""
+def scores(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the summary's measures: of the personalised models and, where it has one, of the prior."""
+    from ..data.rows import FEW_ROWS
+
+    shown = {head: start for head, start in MODELS.items() if start != "prior_level_" or "prior_level_nll" in summary}
+    measures, small = dict(MEASURES), summary.get("clients_small", 0)
+    values = dict(summary)
+    if small and "accuracy_worst_decile_large" in summary:
+        measures["accuracy_worst_decile"] += f" of {FEW_ROWS} rows or more"
+        values["accuracy_worst_decile"] = summary["accuracy_worst_decile_large"]
     rows = [
-        (words, number(summary[name]), number(summary[f"prior_{name}"]) if f"prior_{name}" in summary else "")
-        for name, words in MEASURES.items()
-        if name in summary
+        [words, *(number(values[f"{start}{name}"]) if f"{start}{name}" in values else "" for start in shown.values())]
+        for name, words in measures.items()
+        if name in values
     ]
+    blank = [""] * (len(shown) - 1)
+    if small:
+        rows.append([f"clients with fewer than {FEW_ROWS} rows", f"{small} of {summary['clients_scored']}", *blank])
     if "bytes_up" in summary:
-        rows.append(("traffic per client and round", f"{size(summary['bytes_up'] + summary['bytes_down'])}", ""))
-    return rows
+        rows.append(["traffic per client and round", f"{size(summary['bytes_up'] + summary['bytes_down'])}", *blank])
+    return ["", *shown], rows

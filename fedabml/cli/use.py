@@ -71,7 +71,7 @@ def evaluate(
     write_json(out / "evaluation.json", facts | found.summary | found.details)
     write(out / "evaluation.csv", clients_csv(fed, found, split))
     title = f"{fed.clients} clients, {algorithm.personal_epochs} epoch(s) of personalising, {split} data"
-    table(("", "personalised", "prior"), scores(found.summary), title=title, numbers=True)
+    table(*scores(found.summary), title=title, numbers=True)
     say(f"scores       {out / 'evaluation.json'}")
     say(f"per client   {out / 'evaluation.csv'}")
 
