@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Table = dict[str, Any]
 
-PARTITIONS = ("auto", "classes", "dirichlet", "iid", "natural")
+PARTITIONS = ("auto", "classes", "dirichlet", "dirichlet-classes", "dirichlet-clients", "iid", "natural")
 TASKS = ("classification", "regression")
 TABLES = (".csv", ".parquet", ".pq")
 # The commands that a TOML file may serve, each with a table of its own.
@@ -65,7 +65,12 @@ class RunConfig:
     target_column: str | None = key(None, "column of the table to predict")
     task: str | None = key(None, "classification or regression (none: told from the targets)", TASKS)
     test_share: float = key(0.2, "share of each client's table rows kept for testing")
-    partition: str = key("auto", "how data are divided: classes, dirichlet or iid; your own data: natural", PARTITIONS)
+    partition: str = key(
+        "auto",
+        "how data are divided: classes, dirichlet (the usual draw, per class), "
+        "dirichlet-clients (per client, sizes near equal) or iid; your own data: natural",
+        PARTITIONS,
+    )
     clients: int = key(100, "number of clients a dataset is divided among")
     classes_per_client: int = key(2, "partition classes: at most so many classes per client")
     distinct: bool = key(False, "partition classes: never deal a client the same class twice")
@@ -112,6 +117,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         for f in fields(self):
             object.__setattr__(self, f.name, _checked(f.name, str(f.type), getattr(self, f.name), f.metadata))
+        if self.partition == "dirichlet":
+            object.__setattr__(self, "partition", "dirichlet-classes")  # the one name that is stored: see `stored`
         for kind in ("dataset", "algorithm", "model"):
             word = getattr(self, kind)
             if word is not None and word not in names(kind):
@@ -304,6 +311,15 @@ class RunConfig:
         noise = GaussianNoise(fed.y.shape[1], self.noise, self.learn_noise) if fed.task == "regression" else None
         words = {name: getattr(self, name) for name in (*same, "model_options", "pretrained")}
         return words | {"likelihood": noise}
+
+
+def stored(content: Mapping[str, Any]) -> Table:
+    """The configuration that a file of this program's own holds, in the words of today.
+
+    There `dirichlet` is the draw per client, which had this name in versions that knew no other draw; today's versions
+    never store the word. So runs, comparisons and cells of before keep their data.
+    """
+    return {**content, **({"partition": "dirichlet-clients"} if content.get("partition") == "dirichlet" else {})}
 
 
 def read_toml(path: str | Path) -> Table:

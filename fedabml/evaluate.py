@@ -386,7 +386,7 @@ def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray, own
             draws = lanes.outputs(lane, [index[piece]], None, key)
             found.append({"prior": prediction(cohort, draws)})
             if labels is not None:
-                own = labels.index_select(0, cohort.numbers(owner[piece]))
+                own = labels.index_select(0, cohort.numbers(owner[piece].tolist()))
                 found[-1]["prior_level"] = prediction(cohort, with_label_level(draws, own))
         return found
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 import os
 import platform
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,9 +40,12 @@ from .evaluate import evaluate as score_clients
 from .files import digests, write, write_json
 from .likelihoods import Categorical, GaussianNoise, Likelihood
 from .prior import Prior
+from .runlog import RunLog
 from .summary import clients_csv, summarise
 from .vectors import Network
 from .version import __version__
+
+log = logging.getLogger("fedabml")
 
 # What a resumed run may change: how long it is, how it is scored, and what is only noted down.
 PERSONAL = ("personal_epochs", "personal_lr", "predict_samples")
@@ -227,7 +232,7 @@ def train(
     model_options: dict[str, Any] | None = None,
     pretrained: str | os.PathLike[str] | None = None,
     extra: dict[str, Any] | None = None,
-    on_start: Callable[[Setup, Simulation], None] = lambda setup, sim: None,
+    on_start: Callable[[Setup, Simulation], None] | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
 ) -> Run:
     """Trains a federation and personalises every client.
@@ -237,8 +242,12 @@ def train(
     With `evaluate` every client is personalised and scored at the end, and every `eval_every` rounds `eval_clients` of
     them: all by default, at most 10,000, for a seed always the same (without `eval_all` they alone at the end, too).
     `split` says on what: `auto` is the validation rows where the federation has any (then nothing is read from the
-    test rows) and the test rows otherwise. With `out` the run is written to a folder, a checkpoint every round, and
-    `resume=True` goes on with it: the result is bit-equal to an uninterrupted run's.
+    test rows) and the test rows otherwise. With `out` the run is written to a folder, a checkpoint and a line of
+    train.log every round, and `resume=True` goes on with it: the result is bit-equal to an uninterrupted run's.
+
+    `on_start(setup, simulation)` is called before the first round, `on_round(line)` after every one. What is worth
+    knowing before a run, such as a module that runs client by client, is in `setup.notes`; without `on_start` these
+    are warnings of the logger "fedabml".
 
     Under torchrun the processes train one federation together (docs/distributed.md). All of them get the result;
     process 0 alone writes the folder and calls `on_start` and `on_round`.
@@ -268,8 +277,11 @@ def train(
     sim = Simulation(cohort, participation=participation, epochs=epochs, state=state, world=world, folder=place)
     if folder:
         folder.history = world.decide(folder.history.copy)
-    if world.rank == 0:
+    if world.rank == 0 and on_start is not None:
         on_start(setup, sim)
+    elif world.rank == 0:
+        for note in setup.notes:
+            log.warning(note)
     start = time.perf_counter()
 
     def score(sim: Simulation, most: int | None) -> Evaluation:
@@ -279,9 +291,18 @@ def train(
         return score(sim, some).summary
 
     before = sim.seconds
-    history = sim.run(
-        rounds, folder=folder, score=brief if evaluate else None, eval_every=eval_every, on_round=on_round
-    )
+    with RunLog(folder.path, setup, sim) if folder and world.rank == 0 else nullcontext() as journal:
+
+        def finished(line: dict[str, Any]) -> None:
+            if journal:
+                journal.round(line)
+            if on_round:
+                on_round(line)
+
+        listener = finished if journal or on_round else None
+        history = sim.run(
+            rounds, folder=folder, score=brief if evaluate else None, eval_every=eval_every, on_round=listener
+        )
     theta = {k: v.detach().cpu() for k, v in sim.theta.items()}
     prior = Prior(cohort.algorithm, theta, setup.card, batch_size)
     if folder:  # before the score: a client that diverges while it is scored must not cost the prior

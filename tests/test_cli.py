@@ -314,7 +314,7 @@ def test_data_list_get_and_inspect(tmp_path):
     assert "digits.npz" in run("data", "get", "digits").stdout
     said = run("data", "inspect", "digits", "--clients", 5, "--partition", "dirichlet", "--out", "look").stdout
     assert "client-4" in said and "10 classes" in said
-    assert json.loads((tmp_path / "look/manifest.json").read_text())["partition"]["kind"] == "dirichlet"
+    assert json.loads((tmp_path / "look/manifest.json").read_text())["partition"]["kind"] == "dirichlet-classes"
     assert (tmp_path / "look/partition.svg").read_text().startswith("<svg")
 
 

@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from fedabml.algorithms import REGISTRY
-from fedabml.config import RunConfig, names, parse_set, read_toml
+from fedabml.config import RunConfig, names, parse_set, read_toml, stored
 from fedabml.data import datasets
 from fedabml.errors import InputError
 from fedabml.models import MODELS
@@ -200,3 +200,11 @@ def test_a_dataset_of_classes_is_no_regression():
     with pytest.raises(InputError, match="task regression is for your own data"):
         RunConfig(dataset="digits", task="regression")
     assert RunConfig(data="clients", task="regression") and RunConfig(dataset="digits", task="classification")
+
+
+def test_a_stored_dirichlet_is_the_draw_per_client():
+    assert RunConfig(partition="dirichlet").partition == "dirichlet-classes"  # the usual draw, for whoever writes it
+    assert RunConfig.of(stored({"partition": "dirichlet"})).partition == "dirichlet-clients"
+    for word in ("auto", "dirichlet-classes", "dirichlet-clients"):
+        assert stored({"partition": word}) == {"partition": word}
+    assert stored({}) == {}

@@ -501,3 +501,30 @@ def test_words_of_the_wrong_kind(words, says):
 def test_numpy_numbers_are_numbers():
     run = fedabml.train(federation(), "mlr", FedAvg(), **QUICK | {"seed": np.int64(2), "rounds": np.int64(1)})
     assert run.summary["seed"] == 2 and type(run.summary["rounds"]) is int
+
+
+def test_from_python_a_run_has_its_log_and_what_is_to_be_noted(tmp_path, caplog):
+    class Branching(torch.nn.Module):  # cannot be batched over clients: it runs client by client, and says so
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(64, 10)
+
+        def forward(self, x):
+            x = x.flatten(1)
+            return self.linear(x if x.sum() > 0 else -x)
+
+    fed = fedabml.federate(fedabml.load("digits"), clients=4)
+    words = {"epochs": 1, "participation": 1, "batch_size": 100, "evaluate": False, "device": "cpu"}
+    fedabml.train(fed, Branching(), fedabml.FedABML(), rounds=2, out=tmp_path / "run", **words)
+    fallback = [record for record in caplog.records if "client by client" in record.message]
+    assert len(fallback) == 1 and fallback[0].name == "fedabml" and fallback[0].levelname == "WARNING"
+    log = (tmp_path / "run/train.log").read_text().splitlines()
+    assert any(fallback[0].message in line for line in log)
+    assert "started at round 0 of 2" in log[-3] and "round 1/2  loss" in log[-2] and "round 2/2  loss" in log[-1]
+    fedabml.train(fed, Branching(), fedabml.FedABML(), rounds=3, out=tmp_path / "run", resume=True, **words)
+    log = (tmp_path / "run/train.log").read_text().splitlines()
+    assert "resumed after round 2 of 3" in log[-2] and "round 3/3" in log[-1]
+    caplog.clear()
+    setups = []
+    fedabml.train(fed, Branching(), rounds=0, on_start=lambda setup, sim: setups.append(setup), **words)
+    assert not caplog.records and any("client by client" in note for note in setups[0].notes)

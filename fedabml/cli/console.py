@@ -5,12 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from io import TextIOWrapper
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from ..errors import InputError
-from ..files import open_append
+from ..runlog import Pace, clock
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,25 +73,17 @@ def size(count: float) -> str:
     return f"{count:,.1f} GiB"
 
 
-def clock(seconds: float) -> str:
-    """h:mm:ss."""
-    whole = int(seconds + 0.5)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
-
-
 def number(value: Any) -> str:
     """A measure, or a dash where there is none."""
     return "–" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 class Watch:
-    """Follows a run: a live bar on a terminal, plain lines elsewhere, and always train.log in the run's folder."""
+    """Follows a run: a live bar on a terminal, plain lines elsewhere."""
 
-    def __init__(self, out: Path, quiet: bool = False, label: str = "training"):
-        self.out, self.quiet, self.label = out, quiet, label
-        self.saved = self.rounds = self.first = 0
-        self.began = time.perf_counter()
-        self.log: IO[str] | None = None
+    def __init__(self, quiet: bool = False, label: str = "training"):
+        self.quiet, self.label = quiet, label
+        self.pace: Pace | None = None  # None: no round was about to begin
         self.bar: Progress | None = None
 
     def __enter__(self) -> Self:
@@ -104,31 +93,21 @@ class Watch:
         self.close()
 
     def close(self) -> None:
-        """Leaves the bar as it stands, and the log."""
+        """Leaves the bar as it stands."""
         if self.bar:
             self.bar.update(self.bar.task_ids[0], description=self.label)
             self.bar.stop()
-        if self.log:
-            self.log.close()
-        self.bar = self.log = None
+        self.bar = None
 
     def start(self, setup: Setup, sim: Simulation) -> None:
         """The run's folder is there and the first round is about to begin."""
-        self.rounds, self.first, self.saved, self.began = setup.rounds, sim.round, sim.round, time.perf_counter()
-        self.clients = setup.cohort.fed.clients
-        self.log = TextIOWrapper(open_append(self.out / "train.log"), encoding="utf-8", line_buffering=True)
-        for text in setup.notes:
-            self.write(text)
-            if not self.quiet:
-                note(text)
-        begin = f"{'resumed after' if sim.round else 'started at'} round {sim.round} of {setup.rounds}"
-        config, many = setup.config, setup.config["processes"]
-        where = f"{config['device']}{f', {many} processes' if many > 1 else ''}"
-        self.write(f"{begin}: {config['algorithm']['name']} on {config['dataset']}, {where}")
+        self.pace = Pace(setup, sim)
+        for text in () if self.quiet else setup.notes:
+            note(text)
         if not self.quiet and console().is_terminal:
-            self.bar = self._bar()
+            self.bar = self._bar(self.pace)
 
-    def _bar(self) -> Progress:
+    def _bar(self, pace: Pace) -> Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         bar = Progress(
@@ -142,40 +121,21 @@ class Watch:
             console=console(),
             expand=True,
         )
-        bar.add_task(self.label, total=self.rounds, completed=self.saved, loss="–", remaining="–")
+        bar.add_task(self.label, total=pace.rounds, completed=pace.saved, loss="–", remaining="–")
         bar.start()
         return bar
 
     def round(self, line: dict[str, Any]) -> None:
         """A round is finished and saved."""
-        self.saved = line["round"]
-        elapsed = time.perf_counter() - self.began
-        left = elapsed / (self.saved - self.first) * (self.rounds - self.saved)
-        scores = {k: v for k, v in line.get("eval", {}).items() if k in ("accuracy", "rmse", "nll")}
-        words = [f"round {self.saved}/{self.rounds}", f"loss {line['loss']:.4f}"]
-        words += [f"{name} {value:.4f}" for name, value in scores.items()]
-        scored = line.get("eval", {}).get("clients_scored", self.clients)
-        words += [f"({scored} clients)"] if scored < self.clients else []
-        words += [f"elapsed {clock(elapsed)}", f"remaining {clock(left)}"]
-        self.write("  ".join(words))
-        every = -(-self.rounds // 25)
+        assert self.pace
+        pace, words = self.pace, self.pace.round(line)
+        every = -(-pace.rounds // 25)
         if self.bar:
-            label = "scoring every client" if self.saved == self.rounds else self.label
+            label = "scoring every client" if pace.saved == pace.rounds else self.label
             loss, task = f"{line['loss']:.4f}", self.bar.task_ids[0]
-            self.bar.update(task, completed=self.saved, description=label, loss=loss, remaining=clock(left))
-        elif not self.quiet and (self.saved % every == 0 or self.saved in (self.first + 1, self.rounds)):
-            say(f"{self.label}: {'  '.join(words)}")
-
-    def write(self, text: str) -> None:
-        """A line of train.log, with the time."""
-        if self.log:
-            try:
-                self.log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
-            except OSError as error:
-                raise InputError(
-                    f"Cannot write '{self.out / 'train.log'}': {error.strerror}. Every round so far is saved: free "
-                    "some space, then --resume."
-                ) from error
+            self.bar.update(task, completed=pace.saved, description=label, loss=loss, remaining=clock(pace.left))
+        elif not self.quiet and (pace.saved % every == 0 or pace.saved in (pace.first + 1, pace.rounds)):
+            say(f"{self.label}: {words}")
 
 
 class Board:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..config import RunConfig
-from .console import clock, note, say, size, table
+from ..runlog import clock
+from .console import note, say, size, table
 from .options import Config, Preset, Set, run_flags, told
 
 if TYPE_CHECKING:

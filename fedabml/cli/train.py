@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..config import RunConfig
+from ..config import stored as stored_config
 from ..engine import distributed
 from ..errors import InputError
 from . import plan as planning
@@ -115,7 +116,7 @@ def saved_config(run: Path) -> tuple[RunConfig, dict[str, Any]]:
             f"'{run / 'config.json'}' does not say how its data were made, so they cannot be made again: only runs of "
             "`fedabml train` can be resumed and evaluated here. From Python, use fedabml.train(..., resume=True)."
         )
-    return _as_it_was(RunConfig.of(content["run"]), content), content
+    return _as_it_was(RunConfig.of(stored_config(content["run"])), content), content
 
 
 def _as_it_was(config: RunConfig, content: dict[str, Any]) -> RunConfig:
@@ -178,7 +179,7 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
     go_on = f"fedabml train --resume --out {shlex.quote(str(out))}"
     (rank, size), (job, times, most) = distributed.told(), distributed.launch()
     quiet, begun = quiet or rank > 0, False
-    with Watch(out, quiet, label) as watch:
+    with Watch(quiet, label) as watch:
         try:
             with downloads(plan.dataset or "", quiet) as hear:
                 fed = distributed.world().in_turn(lambda: plan.federation(hear))
@@ -200,9 +201,9 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
             )
         except (KeyboardInterrupt, distributed.PeerLost) as stop:
             lost = not isinstance(stop, KeyboardInterrupt)
-            if not watch.log and not begun:  # nothing has begun, so there is nothing to go on with
+            if not watch.pace and not begun:  # nothing has begun, so there is nothing to go on with
                 raise
-            saved = f"Round {watch.saved} of {watch.rounds}" if rank == 0 else "Every finished round"
+            saved = f"Round {watch.pace.saved} of {watch.pace.rounds}" if watch.pace else "Every finished round"
             watch.close()
             if distributed.last_word(STOPPED, 0.5 if lost else 5.0):  # told to stop, as process 0 was, if it lives
                 why = "Stopped, because another process of this run ended." if lost else "Stopped."

@@ -1,4 +1,4 @@
-"""Dividing a dataset among clients: at most S classes each, Dirichlet, at random, or by a column of owners."""
+"""Dividing a dataset among clients: at most S classes each, Dirichlet (two ways), at random, or by owners."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 from fedabml.arguments import checks_arguments, whole
 from fedabml.data.arrays import as_array, large_enough
 from fedabml.data.federation import Federation
-from fedabml.data.rows import BY_CLASS, DIRICHLET, IID, Rows, generator, shuffled
+from fedabml.data.rows import BY_CLASS, DIRICHLET, DIRICHLET_CLASSES, IID, Rows, generator, shuffled
 from fedabml.data.sources import Dataset
 from fedabml.errors import InputError, nearest
 from fedabml.files import write_aside
 
-KINDS = ("classes", "dirichlet", "iid", "natural")
-REDRAWS = 100
+KINDS = ("classes", "dirichlet", "dirichlet-classes", "dirichlet-clients", "iid", "natural")
+REDRAWS = 1000
 
 Groups = Sequence[Any] | np.ndarray
 """The owner of every sample, a number or a word."""
@@ -52,19 +52,34 @@ def by_class(
     return _cut(y_train, hands, rng, "training"), _cut(y_test, hands, rng, "test")
 
 
-def dirichlet(
+def dirichlet_classes(
     y_train: np.ndarray, y_test: np.ndarray, clients: int, alpha: float, seed: int, min_samples: int = 2
 ) -> tuple[Rows, Rows]:
-    """Class proportions per client ~ Dirichlet(alpha); small alpha, few classes each. Every sample is used once.
+    """Divide each class k by its own proportions p_k ~ Dirichlet(alpha, ..., alpha) over the clients.
 
-    Client i draws proportions q_i over the classes; class k is divided among the clients in proportion to q_i(k), by
-    the same proportions in both splits. Redrawn, a bounded number of times, until everyone has `min_samples`.
+    This is the usual draw (Yurochkin et al. 2019; Hsu et al. 2019; PFLlib and FedLab have it): small alpha, few classes
+    and very unequal sizes; large alpha, equal shares. Both splits have the same proportions, and every sample is used
+    once. All proportions are redrawn, a bounded number of times, until everyone has `min_samples` training samples.
     """
-    _check_clients(clients, len(y_train), min_samples)
-    alpha = float(alpha)
-    if not (alpha > 0 and np.isfinite(alpha)):
-        raise InputError(f"alpha is {alpha}; a Dirichlet distribution needs a finite number above 0.")
-    classes = int(max(np.max(y_train), np.max(y_test, initial=0))) + 1
+    classes = _check_dirichlet(y_train, y_test, clients, alpha, min_samples)
+    rng, held = generator(seed, DIRICHLET_CLASSES), np.bincount(y_train, minlength=classes)
+    for _ in range(REDRAWS):
+        share = rng.dirichlet(np.full(clients, alpha), classes).T
+        if _dealt(share, held).sum(1).min() >= min_samples:
+            return tuple(Rows.by_owner(_proportional(y, share, rng), clients) for y in (y_train, y_test))  # type: ignore[return-value]
+    raise _no_draw(alpha, clients, min_samples)
+
+
+def dirichlet_clients(
+    y_train: np.ndarray, y_test: np.ndarray, clients: int, alpha: float, seed: int, min_samples: int = 2
+) -> tuple[Rows, Rows]:
+    """Divide the classes by proportions that each client draws: few classes each for small alpha, sizes near equal.
+
+    Client i draws proportions q_i ~ Dirichlet(alpha) over the classes; class k is divided among the clients in
+    proportion to q_i(k), by the same proportions in both splits. Every sample is used once. Redrawn, a bounded number
+    of times, until everyone has `min_samples`.
+    """
+    classes = _check_dirichlet(y_train, y_test, clients, alpha, min_samples)
     rng = generator(seed, DIRICHLET)
     for _ in range(REDRAWS):
         q = rng.dirichlet(np.full(classes, alpha), clients)
@@ -74,10 +89,26 @@ def dirichlet(
         train = Rows.by_owner(_proportional(y_train, share, rng), clients)
         if train.counts.min() >= min_samples:
             return train, Rows.by_owner(_proportional(y_test, share, rng), clients)
-    raise InputError(
+    raise _no_draw(alpha, clients, min_samples)
+
+
+def _check_dirichlet(y_train: np.ndarray, y_test: np.ndarray, clients: int, alpha: float, min_samples: int) -> int:
+    """Refuse what no draw can satisfy; the number of classes."""
+    _check_clients(clients, len(y_train), min_samples)
+    alpha = float(alpha)
+    if not (alpha > 0 and np.isfinite(alpha)):
+        raise InputError(f"alpha is {alpha}; a Dirichlet distribution needs a finite number above 0.")
+    return int(max(np.max(y_train), np.max(y_test, initial=0))) + 1
+
+
+def _no_draw(alpha: float, clients: int, min_samples: int) -> InputError:
+    return InputError(
         f"{REDRAWS} draws of Dirichlet({alpha}) for {clients} clients each left someone with fewer than {min_samples} "
         f"training samples. Raise alpha, take fewer clients, or lower min_samples."
     )
+
+
+DRAWS = {"dirichlet-classes": dirichlet_classes, "dirichlet-clients": dirichlet_clients}
 
 
 def iid(y_train: np.ndarray, y_test: np.ndarray, clients: int, seed: int) -> tuple[Rows, Rows]:
@@ -123,6 +154,8 @@ def federate(
 ) -> Federation:
     """A dataset divided among clients. `partition` is classes, dirichlet, iid or natural (with `groups`).
 
+    `dirichlet` is short for `dirichlet-classes`, the usual draw (`dirichlet_classes`); `dirichlet-clients` has clients
+    of nearly equal sizes (`dirichlet_clients`).
     Samples are numbered through: the dataset's training samples first, then its test samples.
     """
     y_train, y_test = dataset.y_train.astype(np.int64), dataset.y_test.astype(np.int64)
@@ -131,13 +164,14 @@ def federate(
             f"{dataset.name} has no training samples, only a test split: it cannot be divided among clients."
         )
     names: tuple[str, ...] | None = None
+    partition = "dirichlet-classes" if partition == "dirichlet" else partition
     kind: dict[str, Any] = {"kind": partition}
     if partition == "classes":
         kind |= {"classes_per_client": int(classes_per_client), "distinct": bool(distinct)}
         train, test = by_class(y_train, y_test, clients, classes_per_client, seed, distinct)
-    elif partition == "dirichlet":
+    elif partition in DRAWS:
         kind |= {"alpha": float(alpha), "min_samples": int(min_samples)}
-        train, test = dirichlet(y_train, y_test, clients, alpha, seed, min_samples)
+        train, test = DRAWS[partition](y_train, y_test, clients, alpha, seed, min_samples)
     elif partition == "iid":
         train, test = iid(y_train, y_test, clients, seed)
     elif partition == "natural":
@@ -210,12 +244,22 @@ def _cut(y: np.ndarray, hands: np.ndarray, rng: np.random.Generator, split: str)
     return Rows.by_owner(owner, clients)
 
 
+def _bounds(share: np.ndarray, held: int) -> np.ndarray:
+    """Where each client's part of a class with so many samples ends, but for the last client's."""
+    return np.rint(np.cumsum(share)[:-1] * held).astype(np.int64)
+
+
+def _dealt(share: np.ndarray, held: np.ndarray) -> np.ndarray:
+    """How many samples of each class [N, K] the clients get that `_proportional` would give them."""
+    return np.stack([np.diff(_bounds(own, n), prepend=0, append=n) for own, n in zip(share.T, held, strict=True)], 1)
+
+
 def _proportional(y: np.ndarray, share: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """The owner of every sample, class k divided by `share[:, k]`."""
     owner = np.empty(len(y), np.int64)
     for c in range(share.shape[1]):
         samples = np.flatnonzero(y == c)
-        bounds = np.rint(np.cumsum(share[:, c])[:-1] * len(samples)).astype(np.int64)
+        bounds = _bounds(share[:, c], len(samples))
         owner[samples[shuffled(len(samples), rng)]] = np.searchsorted(bounds, np.arange(len(samples)), side="right")
     return owner
 

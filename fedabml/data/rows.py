@@ -12,7 +12,7 @@ from fedabml.arguments import checks_arguments, whole
 from fedabml.errors import InputError, shown
 
 # One number per use of randomness, so that the same seed never gives the same draws to two purposes.
-BY_CLASS, DIRICHLET, IID, HOLD_OUT, TABLE, EMNIST = range(1, 7)
+BY_CLASS, DIRICHLET, IID, HOLD_OUT, TABLE, EMNIST, DIRICHLET_CLASSES = range(1, 8)
 
 # A client with fewer rows to be scored on is small: a single row moves its accuracy by more than ten points.
 FEW_ROWS = 10

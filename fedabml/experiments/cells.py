@@ -17,7 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import RunConfig, Table
+from ..config import RunConfig, Table, stored
 from ..data.once import reading_once
 from ..errors import InputError
 from ..files import folder_lock, open_append, parse_sealed, read_bytes, sealed_line
@@ -131,7 +131,9 @@ class Result:
         fields = parse_sealed(line, where)
         identity = json.loads(fields["identity"])
         if isinstance(identity[0], str):  # earlier versions had the label in it
-            fields["identity"] = json.dumps(identity[1:], sort_keys=True)
+            identity = identity[1:]
+        identity[0], fields["config"] = stored(identity[0]), stored(fields["config"])
+        fields["identity"] = json.dumps(identity, sort_keys=True)
         scores = [Score(**score) for score in fields.pop("scores")]
         return cls(**fields, scores=scores)
 

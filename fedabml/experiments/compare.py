@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import whole
-from ..config import RunConfig, Table, names
+from ..config import RunConfig, Table, names, stored
 from ..data.once import reading_once
 from ..engine.distributed import with_folder_lock
 from ..errors import InputError, nearest
@@ -160,8 +160,9 @@ class Request:
             raise InputError(f"There is no comparison to resume in '{out}': it has no {REQUEST}.")
         content = read_json(path)
         try:
+            setting = stored(content["setting"])
             rows = {
-                label: RunConfig.of(content["setting"], {"algorithm": row["algorithm"], row["algorithm"]: row["hyper"]})
+                label: RunConfig.of(setting, {"algorithm": row["algorithm"], row["algorithm"]: row["hyper"]})
                 for label, row in content["rows"].items()
             }
             return cls(rows, tuple(content["seeds"]))

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from ..config import Table, _flat
+from ..config import Table, _flat, stored
 from ..errors import InputError
 from ..files import read_json, write_json
 from .cells import MACHINE
@@ -21,7 +21,7 @@ def read(folder: Path, command: str, needed: Collection[str] = ()) -> Table:
     saved = read_json(file)
     if not isinstance(saved, dict) or not saved.keys() >= {*needed}:
         raise InputError(f"'{file}' is not a request that fedabml {command} wrote. Give another folder with --out.")
-    return saved
+    return saved | ({"run": stored(saved["run"])} if isinstance(saved.get("run"), dict) else {})
 
 
 def claim(

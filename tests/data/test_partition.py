@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from fedabml.data import Federation, federate, heat_map, load, read_table, save_manifest
-from fedabml.data.partition import by_class, dirichlet, iid, natural
+from fedabml.data.partition import by_class, dirichlet_classes, dirichlet_clients, iid, natural
 from fedabml.errors import InputError
 
 NOTHING = np.empty(0, np.int64)
@@ -109,9 +110,10 @@ def test_too_few_test_samples():
         by_class(np.repeat(np.arange(3), 10), np.repeat(np.arange(3), 2), 6, 2, seed=0)
 
 
+@pytest.mark.parametrize("dirichlet", [dirichlet_classes, dirichlet_clients])
 @settings(max_examples=50, deadline=None)
-@given(st.floats(0.2, 100), st.integers(1, 8), st.integers(0, 2**40))
-def test_dirichlet_properties(alpha, clients, seed):
+@given(alpha=st.floats(0.2, 100), clients=st.integers(1, 8), seed=st.integers(0, 2**40))
+def test_dirichlet_properties(dirichlet, alpha, clients, seed):
     y_train, y_test = labels(5, 60), labels(5, 10, rng=1)
     train, test = dirichlet(y_train, y_test, clients, alpha, seed)
     assert_cover(train, len(y_train))
@@ -123,24 +125,74 @@ def test_dirichlet_properties(alpha, clients, seed):
     assert (train.index == dirichlet(y_train, y_test, clients, alpha, seed)[0].index).all()
 
 
-def test_dirichlet_concentration():
+@pytest.mark.parametrize("dirichlet", [dirichlet_classes, dirichlet_clients])
+def test_dirichlet_concentration(dirichlet):
     y = labels(10, 500)
 
     def largest(alpha):
         train, _ = dirichlet(y, NOTHING, 20, alpha, seed=0)
         return np.mean([np.bincount(y[train[i]]).max() / len(train[i]) for i in range(20)])
 
-    assert largest(0.05) > 0.6 and largest(1000) < 0.13
+    assert largest(0.1) > 0.5 and largest(1000) < 0.13
 
 
-def test_dirichlet_gives_up_with_advice():
+def shares(alpha, clients, classes=400, each=2000, seed=0):
+    """The clients' shares of every class [N, K]."""
+    y = np.repeat(np.arange(classes), each)
+    train, _ = dirichlet_classes(y, NOTHING, clients, alpha, seed)
+    return np.array([np.bincount(y[train[i]], minlength=classes) for i in range(clients)]) / each
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 3.0])
+def test_each_class_is_divided_as_dirichlet_says(alpha):
+    """Every share is Beta(α, (N−1)α): its mean 1/N, its variance (1/N)(1−1/N)/(Nα+1), its covariance with another."""
+    n, found = 5, shares(alpha, 5)
+    var = (n - 1) / n**2 / (n * alpha + 1)
+    assert np.allclose(found.sum(0), 1)
+    deviation = np.sqrt(var / found.shape[1])
+    assert np.abs(found.mean(1) - 1 / n).max() < 5 * deviation
+    fourth = (stats.beta(alpha, (n - 1) * alpha).stats("k") + 3) * var**2
+    spread = np.sqrt((fourth - var**2) / found.shape[1])  # the standard error of a variance
+    assert np.abs(((found - 1 / n) ** 2).mean(1) - var).max() < 5 * spread
+    covariance = np.cov(found, bias=True)[np.triu_indices(n, 1)]
+    assert covariance.mean() == pytest.approx(-var / (n - 1), rel=0.15)
+
+
+def test_a_large_alpha_gives_everyone_the_same():
+    assert np.abs(shares(1e6, 5, classes=10) - 0.2).max() < 0.005
+    y = labels(10, 500)
+    usual, near = (draw(y, NOTHING, 20, 0.5, seed=3)[0].counts for draw in (dirichlet_classes, dirichlet_clients))
+    assert usual.std() > 2 * near.std()  # the usual draw has clients of unequal sizes
+
+
+@pytest.mark.parametrize("dirichlet", [dirichlet_classes, dirichlet_clients])
+def test_dirichlet_is_redrawn_until_everyone_has_enough(dirichlet):
+    y = labels(3, 60)
+    train, _ = dirichlet(y, NOTHING, 8, 0.3, seed=1, min_samples=5)
+    assert train.counts.min() >= 5
+    same, other = dirichlet(y, NOTHING, 8, 0.3, 1, 5)[0], dirichlet(y, NOTHING, 8, 0.3, 2, 5)[0]
+    assert (train.index == same.index).all() and not np.array_equal(train.offsets, other.offsets)
+
+
+@pytest.mark.parametrize("dirichlet", [dirichlet_classes, dirichlet_clients])
+def test_dirichlet_gives_up_with_advice(dirichlet):
     with pytest.raises(InputError, match="Raise alpha"):
-        dirichlet(labels(3, 20), NOTHING, 10, 0.1, seed=0, min_samples=6)
+        dirichlet(labels(3, 20), NOTHING, 10, 0.001, seed=0, min_samples=6)
     for alpha in (0, -1, float("nan"), float("inf")):
         with pytest.raises(InputError, match="alpha"):
             dirichlet(labels(3, 20), NOTHING, 2, alpha, seed=0)
     with pytest.raises(InputError, match="cannot give each"):
         dirichlet(labels(3, 20), NOTHING, 50, 1.0, seed=0)
+
+
+def test_both_dirichlet_draws_have_a_name_and_never_change():
+    digits = load("digits")
+    kinds = ("dirichlet", "dirichlet-classes", "dirichlet-clients")
+    made = [federate(digits, partition=kind, clients=10, seed=0) for kind in kinds]
+    assert made[0].rows_hash == made[1].rows_hash != made[2].rows_hash
+    assert [fed.manifest["partition"]["kind"] for fed in made] == ["dirichlet-classes", *kinds[1:]]
+    # A partition is part of a result: neither draw may change. The second is what 'dirichlet' gave before.
+    assert [fed.rows_hash[:16] for fed in made[1:]] == ["fa1bf67a022e9b42", "4874ad6ac0ebd7da"]
 
 
 def test_iid_is_even():

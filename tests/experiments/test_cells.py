@@ -229,3 +229,16 @@ def test_published_estimators_are_found():
     for column, more in (("emnist", {}), ("fashionmnist", {}), ("cifar10", {"dtype": "bf16"})):
         for own in choice.cells(column, 3, more).values():
             assert all(cell in ledger for cell in own), column
+
+
+def test_a_stored_dirichlet_is_the_draw_that_it_was(tmp_path):
+    """Earlier versions stored 'dirichlet' for the draw per client: such cells serve that draw, and no other."""
+    config = RunConfig(algorithm="fedavg", partition="dirichlet-clients", clients=5)
+    cell, usual = Cell("x", config), Cell("x", config.with_changes(partition="dirichlet"))
+    assert usual.config.partition == "dirichlet-classes" and cell.identity != usual.identity
+    word = lambda text: text.replace("dirichlet-clients", "dirichlet")
+    old = Result(word(cell.identity), "x", {**config.to_dict(), "partition": "dirichlet"})
+    (tmp_path / "cells.jsonl").write_text(old.line() + "\n")
+    ledger = Ledger(tmp_path / "cells.jsonl")
+    assert cell in ledger and usual not in ledger
+    assert RunConfig.of(ledger[cell].config) == config
