@@ -513,18 +513,18 @@ def test_from_python_a_run_has_its_log_and_what_is_to_be_noted(tmp_path, caplog)
             x = x.flatten(1)
             return self.linear(x if x.sum() > 0 else -x)
 
-    fed = fedabml.federate(fedabml.load("digits"), clients=4)
+    model, fed = Branching(), fedabml.federate(fedabml.load("digits"), partition="iid", clients=4)
     words = {"epochs": 1, "participation": 1, "batch_size": 100, "evaluate": False, "device": "cpu"}
-    fedabml.train(fed, Branching(), fedabml.FedABML(), rounds=2, out=tmp_path / "run", **words)
+    fedabml.train(fed, model, fedabml.FedABML(), rounds=2, out=tmp_path / "run", **words)
     fallback = [record for record in caplog.records if "client by client" in record.message]
     assert len(fallback) == 1 and fallback[0].name == "fedabml" and fallback[0].levelname == "WARNING"
     log = (tmp_path / "run/train.log").read_text().splitlines()
     assert any(fallback[0].message in line for line in log)
     assert "started at round 0 of 2" in log[-3] and "round 1/2  loss" in log[-2] and "round 2/2  loss" in log[-1]
-    fedabml.train(fed, Branching(), fedabml.FedABML(), rounds=3, out=tmp_path / "run", resume=True, **words)
+    fedabml.train(fed, model, fedabml.FedABML(), rounds=3, out=tmp_path / "run", resume=True, **words)
     log = (tmp_path / "run/train.log").read_text().splitlines()
     assert "resumed after round 2 of 3" in log[-2] and "round 3/3" in log[-1]
     caplog.clear()
     setups = []
-    fedabml.train(fed, Branching(), rounds=0, on_start=lambda setup, sim: setups.append(setup), **words)
+    fedabml.train(fed, model, rounds=0, on_start=lambda setup, sim: setups.append(setup), **words)
     assert not caplog.records and any("client by client" in note for note in setups[0].notes)
