@@ -19,7 +19,7 @@ from . import likelihoods, models
 from .data import Federation, TableRecipe
 from .data.arrays import as_features, as_numpy, as_targets, check_finite
 from .data.table import as_frame, targets
-from .errors import InputError
+from .errors import InputError, short
 from .files import group, prefixed
 from .likelihoods import Categorical, Likelihood
 from .vectors import Network
@@ -54,6 +54,17 @@ class Card:
         norm = (fed.shift, fed.scale, fed.y_shift, fed.y_scale)
         shape, dtype = tuple(fed.x.shape[1:]), str(fed.x.dtype)
         return cls(network.to("cpu", torch.float32), likelihood, model, shape, *norm, dtype, fed.dataset, fed.recipe)
+
+    @property
+    def words(self) -> str:
+        """What the card is for, without any weight: data, network, inputs, outputs."""
+        name = self.model["name"] if self.model else type(self.network.module).__name__
+        outputs = self.likelihood.classes if isinstance(self.likelihood, Categorical) else self.likelihood.targets
+        what = f"{outputs} {'classes' if self.task == 'classification' else 'target(s)'}"
+        return f"{self.dataset}: {name} with {self.network.layout.size:,} weights, inputs {self.shape}, {what}"
+
+    def __repr__(self) -> str:
+        return short(f"Card({self.words})")
 
     @property
     def task(self) -> str:

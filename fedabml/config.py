@@ -30,7 +30,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from .errors import InputError, nearest
+from .errors import InputError, nearest, short
 
 if TYPE_CHECKING:
     from .algorithms import Algorithm
@@ -143,6 +143,10 @@ class RunConfig:
                 raise InputError(f"task regression is for your own data (--data), but {here}, which has classes.")
         if min(self.seed, self.partition_seed or 0) < 0:
             raise InputError("seed and partition_seed must be whole numbers of at least 0.")
+
+    def __repr__(self) -> str:
+        """Shows the keys that are not the defaults."""
+        return short(f"RunConfig({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})")
 
     # -- reading ----------------------------------------------------------------------------------------------------
     @classmethod

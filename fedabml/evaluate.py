@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -75,6 +75,9 @@ class Prediction:
     mutual_information: np.ndarray  # [n]: the part of the entropy that is due to the weights
     surprise: np.ndarray | None = None  # [n]: see `surprise`; None without a label level
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.probs)} inputs, {self.probs.shape[-1]} classes)"
+
     @property
     def label(self) -> np.ndarray:
         """The most probable class."""
@@ -102,7 +105,10 @@ class Regression:
     mean: np.ndarray
     std: np.ndarray  # of the predictive distribution: noise and weights together
     model_std: np.ndarray  # the part that is due to the weights
-    draws: np.ndarray = field(repr=False)  # [draws, n, 2·targets]: mean and noise deviation under each weight sample
+    draws: np.ndarray  # [draws, n, 2·targets]: mean and noise deviation under each weight sample
+
+    def __repr__(self) -> str:
+        return f"Regression({len(self.mean)} inputs, {self.mean.shape[-1]} target(s))"
 
     def nll(self, y: np.ndarray) -> np.ndarray:
         """−log of the mixture density of every row, summed over targets."""
@@ -128,6 +134,10 @@ class Evaluation:
     summary: dict[str, Any]
     clients: dict[str, np.ndarray]
     details: dict[str, Any]  # reliability diagram, entropy histogram
+
+    def __repr__(self) -> str:
+        scores = ", ".join(f"{k}={self.summary[k]:.4g}" for k in ("accuracy", "rmse", "nll") if k in self.summary)
+        return f"Evaluation({len(next(iter(self.clients.values()), ()))} clients, {scores})"
 
 
 def prediction(cohort: Cohort, draws: Tensor) -> Any:

@@ -6,7 +6,7 @@ All three are named tuples of tensors, hence pytrees: `torch.func.grad` differen
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +14,20 @@ from torch import Tensor
 from . import rng
 
 
+def _shapes(parts: Any) -> str:
+    """A distribution by the shapes of its parts: weights are too many to print."""
+    shapes = (f"{name} {tuple(part.shape)}" for name, part in parts._asdict().items())
+    return f"{type(parts).__name__}({', '.join(shapes)})"
+
+
 class Gaussian(NamedTuple):
     """N(mean, diag exp(logstd)^2): the paper's (m, ν)."""
 
     mean: Tensor
     logstd: Tensor
+
+    def __repr__(self) -> str:
+        return _shapes(self)
 
     def draw(self, key: Tensor, samples: int, antithetic: bool = False) -> Tensor:
         """Reparameterised samples w = m + ε∘exp ν; if antithetic, with ε and −ε in turn."""
@@ -46,6 +55,9 @@ class Point(NamedTuple):
 
     mean: Tensor
 
+    def __repr__(self) -> str:
+        return _shapes(self)
+
     def draw(self, key: Tensor, samples: int) -> Tensor:
         """The vector itself, once."""
         return self.mean.unsqueeze(0)
@@ -55,6 +67,9 @@ class Samples(NamedTuple):
     """Equally likely weight vectors [S, d], such as the states of a chain."""
 
     weights: Tensor
+
+    def __repr__(self) -> str:
+        return _shapes(self)
 
     @property
     def mean(self) -> Tensor:
@@ -73,6 +88,9 @@ class Branches(NamedTuple):
 
     body: Tensor
     heads: Tensor
+
+    def __repr__(self) -> str:
+        return _shapes(self)
 
     @property
     def weights(self) -> Tensor:

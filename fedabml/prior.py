@@ -30,7 +30,7 @@ from .card import Card, check_fit
 from .engine.backend import device_of
 from .engine.cohort import Cohort
 from .engine.loss import draw, draws_of, output
-from .errors import InputError
+from .errors import InputError, short
 from .evaluate import Prediction, Regression
 from .files import group, prefixed, read_tensors, write_tensors
 from .gaussian import Distribution, Gaussian, Point, Samples
@@ -39,7 +39,7 @@ from .likelihoods import Categorical
 _KINDS: dict[str, type[Any]] = {"Gaussian": Gaussian, "Point": Point, "Samples": Samples}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TablePrediction(Prediction):
     """A prediction for the rows of a table: its classes have names."""
 
@@ -61,6 +61,9 @@ class Prior:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def __repr__(self) -> str:
+        return short(f"Prior({algorithms.name_of(self.algorithm)}; {self.card.words})")
 
     @checks_arguments
     def personalize(
@@ -137,6 +140,9 @@ class Posterior:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def __repr__(self) -> str:
+        return short(f"Posterior({type(self.q).__name__}, {self.samples} samples; {self.card.words})")
 
     @checks_arguments
     @torch.no_grad()

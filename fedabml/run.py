@@ -34,7 +34,7 @@ from .engine.memory import hold_pages
 from .engine.plan import cohort_size
 from .engine.simulate import Simulation
 from .engine.tape import spare_compiler
-from .errors import InputError
+from .errors import InputError, short
 from .evaluate import SOME, Evaluation, check_rows
 from .evaluate import evaluate as score_clients
 from .files import digests, write, write_json
@@ -69,7 +69,7 @@ class Run:
         words = {
             k: self.summary.get(k) for k in ("algorithm", "dataset", "model", "clients", "rounds", "accuracy", "nll")
         }
-        return f"Run({', '.join(f'{k}={v}' for k, v in words.items() if v is not None)})"
+        return short(f"Run({', '.join(f'{k}={v}' for k, v in words.items() if v is not None)})")
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,11 @@ class Setup:
     epochs: int
     notes: list[str]
     lane: int  # bytes that one client of a batch takes, roughly
+
+    def __repr__(self) -> str:
+        name = self.config["algorithm"]["name"]
+        words = f"{self.config['clients']} clients, {self.rounds} rounds of {self.epochs} epochs"
+        return short(f"Setup({name}; {self.card.words}; {words}, {self.config['backend']} on {self.config['device']})")
 
 
 @checks_arguments

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import rng
 from .arguments import checks_arguments
-from .errors import InputError, shown
+from .errors import InputError, short, shown
 
 
 def derived(function: Callable[[Any], Tensor], at: Any) -> tuple[Any, Tensor]:
@@ -53,6 +53,9 @@ class Layout:
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+
+    def __repr__(self) -> str:
+        return f"Layout({self.size:,} entries in {len(self.names)} tensors)"
 
     @property
     def sizes(self) -> list[int]:
@@ -149,6 +152,9 @@ class Network:
         self.dtype = self.initial.dtype  # of the module's arithmetic
         self.last = False  # whether the module is given images channels-last, which may be faster
         self._copies: dict[int, nn.Module] = {}  # by thread: a call changes the module for its duration
+
+    def __repr__(self) -> str:
+        return short(f"Network({type(self.module).__name__}, {self.layout})")
 
     def to(self, device: torch.device | str, dtype: torch.dtype, inside: torch.dtype | None = None) -> Network:
         """A copy on a device, its vectors of a dtype; `inside`, if other, is that of the module's arithmetic."""

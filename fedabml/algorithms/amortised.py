@@ -20,7 +20,7 @@ from .steps import through
 from .variational import Variational
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Amortised(Variational):
     """A Gaussian posterior and a θ that can be moved through its steps."""
 

@@ -26,7 +26,7 @@ from .hyper import PERSONAL_EPOCHS, Range, hyper
 from .steps import OWN, as_own, own
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class APFL(Algorithm):
     """APFL, adaptive personalised federated learning."""
 

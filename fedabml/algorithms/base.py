@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, short
 from ..gaussian import Distribution, Point
 from ..vectors import Layout, derived, plus
 from .hyper import AVERAGES, LR, PERSONAL_EPOCHS, PERSONAL_LRS, SERVER_MOMENTA, checked, hyper
@@ -90,7 +90,7 @@ def twice(instead: str) -> Iterator[None]:
         ) from error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Algorithm:
     """The base of every algorithm: hyperparameters all of them have, and the plain defaults of the contract."""
 
@@ -122,6 +122,12 @@ class Algorithm:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, checked(type(self).__name__, field, getattr(self, field.name)))
+
+    def __repr__(self) -> str:
+        """Shows the hyperparameters that are not the class's defaults."""
+        usual = {f.name: f.default for f in dataclasses.fields(self)}
+        given = (f"{k}={v!r}" for k, v in self.values().items() if type(v) is not type(usual[k]) or v != usual[k])
+        return short(f"{type(self).__name__}({', '.join(given)})")
 
     @property
     def fine(self) -> bool:

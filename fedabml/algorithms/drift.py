@@ -29,7 +29,7 @@ from .base import Site, State
 from .hyper import hyper
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Steered(Amortised):
     """φ-steps of training that may be corrected for drift, and the c of the server and of its clients."""
 

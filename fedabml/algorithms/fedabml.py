@@ -34,7 +34,7 @@ from .steps import euclidean_prior, natural_prior
 PRIOR = "prior."  # θ_i in a carry, where it moves with every minibatch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FedABML(Steered):
     """FedABML with every choice of its steps."""
 

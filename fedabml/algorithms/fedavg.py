@@ -15,7 +15,7 @@ from .base import Algorithm, State
 from .hyper import SERVER_LR, hyper
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FedAvg(Algorithm):
     """FedAvg; with personal epochs, FedAvg + fine-tuning."""
 

@@ -17,7 +17,7 @@ from .base import Batch, Loss, Site, State
 from .heads import Headed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FedBABU(Headed):
     """FedBABU."""
 

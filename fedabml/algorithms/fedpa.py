@@ -42,7 +42,7 @@ def corrected(theta: Tensor, samples: Tensor, taken: Tensor, rho: Number) -> Ten
     return delta * (1 + (taken - 1).clamp_min(0) * rho)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FedPA(Algorithm):
     """FedPA, federated posterior averaging."""
 

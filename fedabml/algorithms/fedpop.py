@@ -33,7 +33,7 @@ from .hyper import PERSONAL_LRS, Range, hyper
 from .steps import Number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FedPop(Headed):
     """FedPop."""
 

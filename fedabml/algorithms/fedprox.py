@@ -16,7 +16,7 @@ from .base import Algorithm, Batch, Loss, Site, State
 from .hyper import Range, hyper
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FedProx(Algorithm):
     """FedProx; with personal epochs, FedProx + fine-tuning."""
 

@@ -17,7 +17,7 @@ from .heads import Headed
 from .hyper import PERSONAL_EPOCHS, hyper
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FedRep(Headed):
     """FedRep."""
 

@@ -26,7 +26,7 @@ from .hyper import Range, hyper
 from .steps import drawn
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FOLA(Algorithm):
     """FOLA, federated online Laplace approximation."""
 

@@ -32,7 +32,7 @@ def head_start(layout: Layout, head: str) -> int:
     return sum(layout.sizes[:start])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Headed(Algorithm):
     """A shared body and a head of the client's own, both in the carry; flat vector = body, then head."""
 

@@ -18,7 +18,7 @@ from .base import Algorithm, Site, State
 from .hyper import hyper
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Local(Algorithm):
     """Local only."""
 

@@ -20,7 +20,7 @@ from .base import Algorithm, Batch, Loss, Site, State, slope
 from .hyper import Range, hyper
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PerFedAvg(Algorithm):
     """Per-FedAvg with its Hessian-free step."""
 

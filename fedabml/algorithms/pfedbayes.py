@@ -20,7 +20,7 @@ from .hyper import AVERAGES, PERSONAL_EPOCHS, PERSONAL_LRS, SERVER_MOMENTA, Rang
 from .steps import blend
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PFedBayes(FedABML):
     """pFedBayes."""
 

@@ -18,7 +18,7 @@ from .hyper import LR, Range, hyper
 from .steps import blend
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PFedMe(Algorithm):
     """pFedMe."""
 

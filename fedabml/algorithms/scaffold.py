@@ -23,7 +23,7 @@ from .base import Algorithm, Batch, Loss, Site, State
 from .hyper import LR, SERVER_LR, hyper
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scaffold(Algorithm):
     """SCAFFOLD; with personal epochs, SCAFFOLD + fine-tuning."""
 

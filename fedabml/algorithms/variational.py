@@ -22,7 +22,7 @@ from .hyper import Range, hyper
 from .steps import Number, drawn, full, natural_logstd
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Variational(Algorithm):
     """A Gaussian (or point) posterior φ that descends E_q[−log p(D|w)]/n + (λ/n) KL[q ‖ p(θ)]."""
 

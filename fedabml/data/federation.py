@@ -17,7 +17,7 @@ from fedabml.data.arrays import SPLITS, Pair, by_owners, gather
 from fedabml.data.files import read_client
 from fedabml.data.rows import HOLD_OUT, Rows, draw
 from fedabml.data.statistics import moments
-from fedabml.errors import InputError, nearest
+from fedabml.errors import InputError, nearest, short
 
 if TYPE_CHECKING:
     from fedabml.data.table import TableRecipe
@@ -179,7 +179,8 @@ class Federation:
         """Sizes only: a federation's data must not end up in a notebook or a log."""
         sizes = " / ".join(f"{self.rows(s).counts.sum()} {s}" for s in SPLITS)
         what = f"{self.classes} classes" if self.classes else f"{self.y.shape[1]} targets"
-        return f"Federation({self.dataset}: {self.clients} clients, {sizes}, shape {tuple(self.x.shape[1:])}, {what})"
+        shape = tuple(self.x.shape[1:])
+        return short(f"Federation({self.dataset}: {self.clients} clients, {sizes}, shape {shape}, {what})")
 
     @property
     def clients(self) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedabml.data.arrays import FEW
-from fedabml.errors import InputError, nearest
+from fedabml.errors import InputError, nearest, short
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,6 +59,10 @@ class TableRecipe:
     target: str
     task: str
     class_names: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        kinds = f"{len(self.numeric)} columns of numbers, {len(self.categories)} of words"
+        return short(f"TableRecipe({self.task} of '{self.target}' from {kinds})")
 
     @classmethod
     def fit(

@@ -65,6 +65,9 @@ class Rows:
         """No sample for anyone."""
         return cls(np.empty(0, np.int64), np.zeros(clients + 1, np.int64))
 
+    def __repr__(self) -> str:
+        return f"Rows({len(self):,} clients, {len(self.index):,} samples)"
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

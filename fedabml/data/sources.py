@@ -24,7 +24,7 @@ import numpy as np
 from fedabml.arguments import checks_arguments
 from fedabml.data.arrays import channels_first
 from fedabml.data.files import CLIENT_KEYS, data_dir, read_npz
-from fedabml.errors import InputError, nearest
+from fedabml.errors import InputError, nearest, short
 from fedabml.files import write_aside
 
 if TYPE_CHECKING:
@@ -42,6 +42,10 @@ class Dataset:
     y_test: np.ndarray
     classes: int
     class_names: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.y_train)} train / {len(self.y_test)} test"
+        return short(f"Dataset({self.name}: {sizes}, shape {self.x_train.shape[1:]}, {self.classes} classes)")
 
     @cached_property
     def samples(self) -> tuple[np.ndarray, np.ndarray]:
