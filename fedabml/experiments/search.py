@@ -183,8 +183,10 @@ class Search:
         `on_works` is called with how long every cell of the confirmation takes, as far as it is known.
         """
         works: dict[str, float] = {}
-        on_works([])
-        for trial in sorted((t for t in trials if t.error is None), key=lambda t: t.rank, reverse=True):
+        candidates = sorted((t for t in trials if t.error is None), key=lambda t: t.rank, reverse=True)
+        if not candidates:
+            on_works([])
+        for trial in candidates:
             cells, first = self.rehearsals(trial), () if trials[0].error else self.rehearsals(trials[0])
             needed = {cell.identity: cell for cell in (*cells, *first)}
             works |= {identity: cell.work for identity, cell in needed.items()}
@@ -225,13 +227,19 @@ class Search:
         return replace(trial, second=held_out.scores[0].summary[measure])
 
     def warnings(self, trial: Trial) -> list[str]:
-        """What lies at an end of what was searched, each with the flag that searches further."""
-        lists = {name: tuple(dict.fromkeys(o[name] for o in self.personal if name in o)) for name in GRID}
-        found = [
-            edge(trial.algorithm, name, values, trial.hyper[name])
-            for name, values in (self.space | lists).items()
-            if name in trial.hyper
-        ]
+        """What lies at an end of what was searched, each with the flag that searches further.
+
+        Epochs times step size is how far a client goes from θ. So the most epochs are no end where larger steps were
+        tried with them, nor is the smallest step where fewer epochs of it were tried: further and less far have lost.
+        """
+        epochs, rates = (tuple(dict.fromkeys(o[name] for o in self.personal if name in o)) for name in GRID)
+        own = trial.hyper
+        found = [edge(trial.algorithm, name, values, own[name]) for name, values in self.space.items()]
+        if (rate := own.get("personal_lr")) is None or rate == max(r for r in rates if r is not None):
+            found.append(edge(trial.algorithm, "personal_epochs", epochs, own["personal_epochs"]))
+        if rate is not None:
+            fewest = own["personal_epochs"] == min(e for e in epochs if e)
+            found.append(edge(trial.algorithm, "personal_lr", rates, rate, lower=fewest))
         return [text for text in found if text]
 
 

@@ -190,11 +190,11 @@ def spoken(values: Range | Sequence[Any]) -> str:
     return ",".join("none" if v is None else str(v).lower() if isinstance(v, bool) else str(v) for v in values)
 
 
-def edge(algorithm: str, name: str, values: Range | tuple[Any, ...], chosen: Any) -> str | None:
+def edge(algorithm: str, name: str, values: Range | tuple[Any, ...], chosen: Any, *, lower: bool = True) -> str | None:
     """A warning, with the flag to widen the search, where a choice lies at an end beyond which there are legal values.
 
-    The end of a range is its outer 5%, that of a list of numbers its first or last one. Neither no personal epochs nor
-    a step size that is 0 is such an end, for there is nothing below.
+    The end of a range is its outer 5%, that of a list of numbers its first or last one; `lower` says whether the lower
+    end counts.
     """
     field = next(f for f in fields(REGISTRY[algorithm].kind) if f.name == name)
     numbers = sorted({*values[:2]} if isinstance(values, Range) else {v for v in values if _number(v)})
@@ -203,7 +203,7 @@ def edge(algorithm: str, name: str, values: Range | tuple[Any, ...], chosen: Any
     span = values if isinstance(values, Range) else Range(numbers[0], numbers[-1])
     at, near = position(span, chosen), NEAR if isinstance(values, Range) else 0.0
     upper = at >= 1 - near
-    if not upper and at > near:
+    if not upper and (at > near or not lower):
         return None
     beyond = _beyond(numbers[::-1] if not upper else numbers, values, field.metadata["high" if upper else "low"])
     if beyond is None:

@@ -13,7 +13,7 @@ from fedabml.algorithms.hyper import Range
 from fedabml.config import RunConfig
 from fedabml.errors import InputError
 from fedabml.experiments.cells import Ledger, Result, Score
-from fedabml.experiments.search import _collapse
+from fedabml.experiments.search import Search, Trial, _collapse
 from fedabml.experiments.space import edge, own_grid, read_grid
 from fedabml.experiments.tune import tune
 from tests.command import run
@@ -121,6 +121,24 @@ def test_a_choice_at_an_end_has_the_flag_to_widen(name, values, chosen, flag):
         low, *_, high = wide[:2] if isinstance(wide, Range) else wide
         old = values[:2] if isinstance(values, Range) else [v for v in values if v is not None]
         assert min(old) >= low and high >= max(old) and (low, high) != (min(old), max(old))
+
+
+@pytest.mark.parametrize(
+    ("epochs", "rate", "flags"),
+    [
+        (20, 0.3, ["personal_epochs=0,1,5,20,60", "personal_lr=0.003,0.01,0.03,0.1,0.3,0.9"]),
+        (5, 0.3, ["personal_lr=0.003,0.01,0.03,0.1,0.3,0.9"]),
+        (20, 0.03, []),  # larger steps were scored with as many epochs
+        (20, 0.003, []),  # and fewer epochs with as small steps
+        (1, 0.003, ["personal_lr=0.001,0.003,0.01,0.03,0.1,0.3"]),
+        (0, None, []),
+    ],
+)
+def test_how_far_personalising_goes_is_epochs_times_step_size(epochs, rate, flags):
+    search = Search(SMALL.with_changes(algorithm="ditto"), {}, [100], 8)
+    personal = {"personal_epochs": epochs} | ({"personal_lr": rate} if epochs else {})
+    trial = Trial("ditto", 0, search.given, personal, "accuracy", 0.5, 1.0, (0.5, -1.0), 1.0)
+    assert [text.split("--grid ditto.")[1] for text in search.warnings(trial)] == flags
 
 
 def flags(text):
