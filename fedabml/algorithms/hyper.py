@@ -43,8 +43,8 @@ def hyper(
     Floats reach the steps as 0-d tensors unless `static`. `tune` says what `fedabml tune` tries: a `Range`, or a tuple
     of values; without it the search leaves the default alone. The values of personal_epochs and personal_lr are a grid
     that is scored on every trained federation, so they must be tuples. The default must lie inside what is tried: the
-    search begins there and spreads outward. A hyperparameter that came later has a `neutral`
-    value, at which all is as it was before: results of then are results of now.
+    search begins there and spreads outward. A hyperparameter that came later has a `neutral` value, at which all is as
+    it was before: results of then are results of now.
     """
     meta = {"doc": doc, "low": low, "high": high, "choices": choices, "static": static, "tune": tune}
     meta["neutral"] = neutral

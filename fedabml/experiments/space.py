@@ -84,12 +84,16 @@ def own_grid(algorithm: str, told: Mapping[str, Any]) -> Grid:
     for name, values in own.items():
         if name not in known:
             raise InputError(f"{algorithm} has no hyperparameter '{name}' to search.{nearest(name, known)}")
-        if not isinstance(values, list | tuple | str) or not values:
+        if not values or not (isinstance(values, list | tuple) or (isinstance(values, str) and TO in values)):
             raise InputError(f"A grid has a list of values for every hyperparameter; '{name}' has {values!r}.")
-    return {
-        name: _range(algorithm, known[name], v) if isinstance(v, str) else _list(algorithm, known[name], v)
-        for name, v in own.items()
-    }
+    return {name: _meant(algorithm, known[name], values) for name, values in own.items()}
+
+
+def _meant(algorithm: str, field: Field[Any], values: Any) -> Range | tuple[Any, ...]:
+    """A list, a range or the text of a range, checked."""
+    if isinstance(values, list | tuple) and not isinstance(values, Range):
+        return _list(algorithm, field, values)
+    return _range(algorithm, field, spoken(values) if isinstance(values, Range) else values)
 
 
 def _list(algorithm: str, field: Field[Any], values: Sequence[Any]) -> tuple[Any, ...]:

@@ -178,3 +178,14 @@ def test_the_flag_of_a_warning_searches_further(tmp_path):
 def test_a_bad_range_is_refused(word, match):
     with pytest.raises(InputError, match=match):
         own_grid("fedabml", read_grid([word]))
+
+
+def test_a_range_is_given_from_python_too(tmp_path):
+    wide = Range(0.002, 2.0, log=True)
+    assert own_grid("fedabml", {"lr": wide}) == own_grid("fedabml", {"lr": "0.002..2"}) == {"lr": wide}
+    fixed = {"fedavg": {"average": 0.0, "server_lr": 1.0, "server_momentum": 0.0}}
+    found = tune(SMALL, ["fedavg"], tmp_path, trials=2, values={"fedavg": {"lr": wide}}, fixed=fixed)
+    assert [t.searched.keys() for t in found.trials["fedavg"]] == [{"lr"}] * 2
+    assert json.loads((tmp_path / "tune.json").read_text())["grid"] == {"fedavg": {"lr": "0.002..2"}}
+    with pytest.raises(InputError, match="a list of values"):
+        own_grid("fedabml", {"lr": "wide"})
