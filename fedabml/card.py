@@ -22,6 +22,7 @@ from .data.table import as_frame, targets
 from .errors import InputError, short
 from .files import group, prefixed
 from .likelihoods import Categorical, Likelihood
+from .tokens import check_tokens
 from .vectors import Network
 
 FORMAT = 1
@@ -100,6 +101,8 @@ class Card:
                 f"{self.dtype} of shape {self.shape}."
             )
         check_finite(raw, lambda row: f"{what}: row {row}")
+        if self.network.tokens:
+            check_tokens(self.network, raw, what)
         return raw
 
     def targets(self, y: Any, what: str = "y") -> np.ndarray:
@@ -162,6 +165,7 @@ class Card:
             "dtype": self.dtype,
             "dataset": self.dataset,
             "recipe": self.recipe.to_json() if self.recipe else None,
+            **({"tokens": True} if self.network.tokens else {}),
         }
         return prefixed("norm", norm) | prefixed("constant", self.network.constants), facts
 
@@ -180,6 +184,7 @@ class Card:
             spec = facts["model"]
             module = models.build(spec["name"], spec["shape"], spec["outputs"], **spec["options"])
         network = Network(module, likelihood.own)
+        network.tokens = facts.get("tokens") is True
         layout = [[n, list(s)] for n, s in zip(network.layout.names, network.layout.shapes, strict=True)]
         if layout != facts["layout"]:
             raise InputError(f"The model does not fit '{path}': its parameters have other names or shapes.")

@@ -42,6 +42,7 @@ from .likelihoods import Categorical, GaussianNoise, Likelihood
 from .prior import Prior
 from .runlog import RunLog
 from .summary import clients_csv, summarise
+from .tokens import take_tokens
 from .vectors import Network
 from .version import __version__
 
@@ -147,6 +148,7 @@ def prepare(
     if place.type == "cpu":
         hold_pages()
     network = Network(module, likelihood.own)
+    fed, unscaled = take_tokens(fed, network)
     card = Card.of(fed, network, likelihood, spec)
     raw = np.stack([fed.x[fed.train[0][0]]] * 2).astype(np.float32)
     probe = torch.as_tensor((raw - np.asarray(fed.shift)) / np.asarray(fed.scale)).float()
@@ -154,13 +156,13 @@ def prepare(
         network.initial, network.layout
     )  # an algorithm may refuse a network: now, before anything is written
     checked = network.to("cpu", torch.float32)
-    likelihood.check(checked.probe(probe))
+    likelihood.check(_probed(checked, probe, torch.as_tensor(raw)))
     network.dropout, network.activations = checked.dropout, checked.activations
     way, note = backend_of(backend, checked, probe, place)
     Noise.of(algorithm, checked, fed.x.shape[1:])  # how the module uses its weights is found out once, and here
     backend, workers = way.backend, way.workers if workers is None else workers
     smallest, largest = int(fed.train.counts.min()), int(fed.train.counts.max())
-    notes = algorithm.notes() + ([note] if note else [])
+    notes = algorithm.notes() + [each for each in (note, unscaled) if each]
     if dtype != asked:
         notes.append(f"The network runs in float32: {asked} would drown the differences of gradients that are taken.")
     if fed.clients > 1 and cohort_size(fed.clients, participation) == 1:
@@ -318,6 +320,21 @@ def train(
     if folder:
         world.lead(partial(_finished, folder.path, fed, run))
     return run
+
+
+def _probed(network: Network, x: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+    """Runs the network once; where it fails on normalised inputs alone, the error says that they are."""
+    try:
+        return network.probe(x)
+    except InputError as error:
+        try:
+            network.probe(raw)
+        except InputError:
+            raise error from None
+        raise InputError(
+            f"{error} It takes the inputs as they were given, but they are standardised, (x - mean) / std: make the "
+            "federation with normalize='none'."
+        ) from error
 
 
 def _together(world: World, setup: Setup, chunk: int | None) -> None:

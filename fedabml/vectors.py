@@ -150,6 +150,7 @@ class Network:
         self.uses: dict[tuple[int, ...], dict[str, str]] = {}  # how it uses its parameters, by the inputs' shape
         self.activations = self.layout.size  # numbers kept per example, a guess until `probe`
         self.dtype = self.initial.dtype  # of the module's arithmetic
+        self.tokens = False  # whether the module takes integers, which it looks up in an embedding
         self.last = False  # whether the module is given images channels-last, which may be faster
         self._copies: dict[int, nn.Module] = {}  # by thread: a call changes the module for its duration
 
@@ -175,7 +176,7 @@ class Network:
 
     def call(self, weights: dict[str, Tensor], x: Tensor, key: Tensor | None = None) -> Tensor:
         """The same with named weights, which are of the module's type; the output is of the initial vector's."""
-        module, x = self._mine(), x.to(self.dtype)
+        module, x = self._mine(), self.taken(x)
         if self.last:
             x = x.contiguous(memory_format=torch.channels_last)
         if module.training != (key is not None):
@@ -184,6 +185,10 @@ class Network:
             return torch.func.functional_call(module, weights, (x,)).to(self.initial.dtype)
         with _KeyedDropout(key):
             return torch.func.functional_call(module, weights, (x,)).to(self.initial.dtype)
+
+    def taken(self, x: Tensor) -> Tensor:
+        """Inputs in the type that the module takes."""
+        return x.to(torch.int64 if self.tokens else self.dtype)
 
     def _mine(self) -> nn.Module:
         """The module for this thread alone."""
@@ -213,7 +218,7 @@ class Network:
         hooks = [m.register_forward_hook(lambda m, i, o: sizes.append(getattr(o, "numel", int)())) for m in leaves]
         try:
             with torch.no_grad(), _KeyedDropout(rng.key(0, device=x.device)) as seen:
-                out = torch.func.functional_call(self.module, self.weights(self.initial), (x,))
+                out = torch.func.functional_call(self.module, self.weights(self.initial), (self.taken(x),))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise InputError(
                 f"The model cannot take a batch of shape {tuple(x.shape)}: {str(error).splitlines()[0]}"

@@ -100,8 +100,10 @@ class Federation:
         """A federation from one (x, y) per client, numpy or torch; a client without test data has None there.
 
         uint8 arrays of three or four axes are images (`arrays.as_features` tells the order of their axes). Labels of a
-        whole-number type mean classification, floats regression; `task` overrides. `classes` is the highest training
-        label plus one unless given. `drop_small` leaves out clients with fewer than two training samples.
+        whole-number type mean classification, floats regression; `task` overrides, and must be given for a few whole
+        numbers of a float type. `classes` is the highest training label plus one unless given. Features are
+        standardised, integers too, unless the model looks them up in an embedding (tokens) or `normalize` is "none".
+        `drop_small` leaves out clients with fewer than two training samples.
         """
         if normalize not in ("auto", "none"):
             raise InputError(f"normalize is {normalize!r}; it must be 'auto' or 'none'.")
