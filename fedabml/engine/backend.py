@@ -10,7 +10,6 @@ import math
 import os
 import platform
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +24,7 @@ from ..files import write_aside
 from ..origin import hardware
 from ..vectors import Network, derived
 from .crew import over
+from .quiet import quiet_vmap
 from .refusal import refusal
 
 BACKENDS = ("auto", "vmap", "loop")
@@ -157,8 +157,7 @@ def _unbatched(network: Network, x: Tensor, name: str) -> str:
     why = ""
     if name != "loop":
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of what is slow in a batch: it is said again where it matters
+            with quiet_vmap():
                 _together(network.to("cpu", torch.float32), x)
             return ""
         except Exception as error:  # modules fail in many ways
@@ -217,7 +216,8 @@ class _Trial:
             self.x, self.lanes, self.times = self.x[: ROWS // 4], LANES // 2, 1
 
     def batched(self, lanes: int = LANES) -> None:
-        torch.vmap(self.gradient)(self.weights[:lanes], self.keys[:lanes])
+        with quiet_vmap():
+            torch.vmap(self.gradient)(self.weights[:lanes], self.keys[:lanes])
 
     def looped(self, lanes: int = LANES) -> None:
         for w, key in zip(self.weights[:lanes], self.keys[:lanes], strict=True):

@@ -32,6 +32,7 @@ from .loss import ClientLoss, draw, draws_of, label_offset, output
 from .memory import uploaded
 from .plan import cat, minibatches, padded, steps_of
 from .program import Inputs, Move, Programs
+from .quiet import quiet_vmap
 
 if TYPE_CHECKING:
     from .cohort import Cohort
@@ -180,7 +181,7 @@ class Lanes:
     def apply(self, function: Callable[..., Any], in_dims: tuple[int | None, ...], *args: Any) -> Any:
         """Applies a function of one client to every lane; arguments of dimension None are the same for all."""
         if self.one.backend == "vmap":
-            with self._products():
+            with self._products(), quiet_vmap():
                 return torch.vmap(function, in_dims)(*args)
         lane = lambda i: [a if d is None else tree_map(lambda t: t[i], a) for a, d in zip(args, in_dims, strict=True)]  # noqa: E731
         count = len(tree_leaves([a for a, d in zip(args, in_dims, strict=True) if d == 0])[0])
