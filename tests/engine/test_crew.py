@@ -17,19 +17,23 @@ from fedabml.engine.crew import Gate, over
 from fedabml.engine.kept import Shelf
 from fedabml.engine.simulate import Simulation
 from fedabml.evaluate import evaluate
+from tests.command import MOST
 
 
 def test_results_come_in_order_from_several_threads():
-    names = set()
+    names, both = set(), threading.Barrier(2)
 
     def work(i):
         names.add(threading.get_ident())
-        time.sleep(0.02 * (3 - i))
+        if i < 2:
+            both.wait(MOST)  # the first two are at work at once, so there are two threads
+        if i == 0:
+            time.sleep(0.02)  # and the first ends later, most of the time
         return i, torch.is_grad_enabled(), torch.get_num_threads()
 
     assert list(over(work, range(4), 2)) == [(i, False, 1) for i in range(4)]
     assert len(names) == 2 and threading.get_ident() not in names
-    assert [i for i, *_ in over(work, range(3), 1)] == [0, 1, 2]
+    assert [i for i, *_ in over(work, range(2, 5), 1)] == [2, 3, 4]
 
 
 def test_an_error_is_raised_when_no_thread_is_at_work():
@@ -55,7 +59,7 @@ def test_one_alone_waits_for_those_who_share_and_they_for_it():
         with gate.shared():
             order.append(f"{name} in")
             inside.set()
-            wait.wait(10)
+            wait.wait(MOST)
             order.append(f"{name} out")
 
     def trace():
@@ -68,17 +72,17 @@ def test_one_alone_waits_for_those_who_share_and_they_for_it():
     go = threading.Event()
     first = threading.Thread(target=sharing, args=("a", go))
     first.start()
-    assert inside.wait(10)
+    assert inside.wait(MOST)
     tracer = threading.Thread(target=trace)
     tracer.start()
     time.sleep(0.05)
     assert order == ["a in"]  # it waits
     go.set()
-    assert alone.wait(10)
+    assert alone.wait(MOST)
     second = threading.Thread(target=sharing, args=("b", go))
     second.start()
     for thread in (first, tracer, second):
-        thread.join(10)
+        thread.join(MOST)
     assert order == ["a in", "a out", "alone in", "alone out", "b in", "b out"]
 
 

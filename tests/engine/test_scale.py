@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.command import MOST
+
 SCRIPT = """
 import json, sys
 import numpy as np
@@ -35,7 +37,7 @@ print(json.dumps({"peak": peak_memory(), "drawn": lines}))
 @pytest.mark.slow
 def test_a_million_clients(tmp_path):
     words = [sys.executable, "-W", "error", "-c", SCRIPT, "1000000", str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=MOST)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["drawn"] == {"fedabml": [100, 100], "ditto": [100, 100]}
@@ -74,7 +76,7 @@ def test_what_a_hundred_thousand_clients_keep_takes_no_memory(tmp_path):
     for way in ("memory", "file"):
         words = [sys.executable, "-c", KEPT, way, str(tmp_path)]
         given_back = os.environ | {"MALLOC_TRIM_THRESHOLD_": "131072"}  # or a process keeps what it has freed
-        done = subprocess.run(words, capture_output=True, text=True, timeout=500, env=given_back)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=MOST, env=given_back)
         assert done.returncode == 0, done.stderr[-2000:]
         found[way] = json.loads(done.stdout.splitlines()[-1])
     grown = {way: words.pop("grown") for way, words in found.items()}
