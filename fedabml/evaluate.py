@@ -298,8 +298,13 @@ def _whole(
         personal, wrong = _together(entry, len(owner), [place], parts, np.isin(owner, bad).astype(float))
         bad = np.unique(owner[wrong > 0]).tolist()
     if bad:
-        return _diverged(entry.cohort, bad)
-    return _scored(entry, rows, scored, _joined(parts) if entry.world.size == 1 else personal, prior)
+        return _diverged(entry.cohort, bad, "weights")
+    found = _joined(parts) if entry.world.size == 1 else personal
+    numbers = [found.probs] if isinstance(found, Prediction) else [found.mean, found.std]
+    finite = np.all([np.isfinite(each).all(1) for each in numbers], 0)
+    if not finite.all():  # finite weights, but too large for the network
+        return _diverged(entry.cohort, np.unique(scored[rows.owner[~finite]]).tolist(), "predictions")
+    return _scored(entry, rows, scored, found, prior)
 
 
 def _together(
@@ -366,11 +371,11 @@ def _spread_out(values: np.ndarray, scored: np.ndarray, clients: int) -> np.ndar
     return out
 
 
-def _diverged(cohort: Cohort, clients: list[int]) -> TrainingError:
-    """A model that diverged while it was personalised has no score."""
+def _diverged(cohort: Cohort, clients: list[int], what: str) -> TrainingError:
+    """The error for clients that have no score, because their weights or predictions are not finite."""
     names = ", ".join(cohort.fed.names[c] for c in clients[:8])
     return TrainingError(
-        f"Personalising diverged for {len(clients)} client(s), {names} among them: their weights are not finite. "
+        f"Personalising diverged for {len(clients)} client(s), {names} among them: their {what} are not finite. "
         f"A smaller personal_lr or fewer personal_epochs may help. {cohort.algorithm.remedy}"
     )
 

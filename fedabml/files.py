@@ -19,7 +19,7 @@ import sys
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from .errors import InputError
 
@@ -163,16 +163,17 @@ def packed_tensors(tensors: dict[str, Tensor], facts: dict[str, Any]) -> tuple[b
 
 
 # -- folders --------------------------------------------------------------------------------------------------------
-class _Lock:
-    """A lock that this process holds on a folder."""
+class _Lock(NamedTuple):
+    """A lock that this process holds on a folder: an open file in it."""
 
-    def __init__(self, folder: Path, file: Path, handle: int):
-        self.folder, self.file, self.handle = folder, file, handle
+    folder: Path
+    path: Path
+    file: IO[bytes]
 
     def stands(self) -> bool:
-        """Whether the lock's file is still the one that was locked."""
+        """Whether the lock's file is still where it was when it was locked."""
         try:
-            return os.path.samestat(os.fstat(self.handle), os.lstat(self.file))
+            return os.path.samestat(os.fstat(self.file.fileno()), os.lstat(self.path))
         except OSError:
             return False
 
@@ -188,46 +189,45 @@ def folder_lock(folder: Name, name: str = ".lock", *, shared: bool = False) -> I
     but not beside one that holds it alone. Whoever finds it held gets an InputError, and so does whoever writes into
     the folder after it was removed or replaced: it does not come back with some of its files.
     """
-    path, made, lock = Path(os.path.realpath(folder)), [], None
+    path = Path(os.path.realpath(folder))
     try:
         made = _make_folder(path)
         if not path.is_dir():
             raise InputError(f"'{folder}' is {_kind(path.stat().st_mode)}, not a folder. Give a folder's name.")
-        while lock is None or not lock.stands():  # whoever held it may have removed the file in between
-            if lock is not None:
-                os.close(lock.handle)
-            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-            lock = _Lock(path, path / name, os.open(path / name, flags, 0o666))
-            if not _acquire(lock.handle, shared, folder):
-                os.close(lock.handle)
-                raise InputError(f"Another process is at work in '{folder}'. Wait for it, or give another folder.")
     except OSError as error:
         raise InputError(f"'{folder}' cannot be written: {error.strerror or error}. Choose another place.") from error
+    lock = None
+    while lock is None or not lock.stands():  # whoever held it may have removed the file in between
+        if lock is not None:
+            lock.file.close()
+        lock = _Lock(path, path / name, open_append(path / name))
+        if not _acquire(lock.file, shared, folder):
+            lock.file.close()
+            raise InputError(f"Another process is at work in '{folder}'. Wait for it, or give another folder.")
     _locks.append(lock)
     try:
         yield
     finally:
         _locks.remove(lock)
-        with suppress(OSError):
-            if lock.stands() and (not shared or _acquire(lock.handle, False, folder)):
-                lock.file.unlink()
+        with lock.file, suppress(OSError):
+            if lock.stands() and (not shared or _acquire(lock.file, False, folder)):
+                lock.path.unlink()
                 for each in made:  # those that stayed empty, because nothing was begun
                     each.rmdir()
-        os.close(lock.handle)
 
 
-def _acquire(handle: int, shared: bool, folder: Name) -> bool:
+def _acquire(file: IO[bytes], shared: bool, folder: Name) -> bool:
     """Takes the system's lock on an open file; False where another process has it."""
     try:
         if sys.platform == "win32":
             import msvcrt
 
             if not shared:
-                msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
         else:
             import fcntl
 
-            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
             return False
@@ -289,8 +289,12 @@ def damaged(where: str) -> str:
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """The SHA-256 digests of those of the named files that are in a folder, to be kept in a sealed file beside them."""
-    there = [name for name in names if (folder / name).is_file()]
-    return {name: hashlib.sha256(read_bytes(folder / name)).hexdigest() for name in there}
+    found = {}
+    for name in names:
+        if (folder / name).is_file():
+            with open_regular(folder / name) as file:
+                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def check_digest(content: bytes, digest: Any, where: str) -> bytes:
@@ -382,16 +386,8 @@ def read_tensors(path: Name, only: Container[str] | None = None) -> tuple[dict[s
 def check_tensors(path: Name) -> dict[str, Any]:
     """Checks the digest of a file that `write_tensors` wrote and returns its facts."""
     with open_regular(path) as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        header = file.read(length) if length <= MAX_HEADER else b""
-        try:
-            entries = json.loads(header) if len(start) == 8 else None
-            facts = json.loads(entries["__metadata__"][FACTS])  # type: ignore[index]
-            digest = facts.get("sha256")
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(_foreign(path, type(error).__name__)) from error
-        content = _content(facts)
+        start, header, facts = _header(file, path)
+        content, digest = _content(facts), facts.get("sha256")
         if len(content) == len(facts):
             log.info("'%s' was written before files carried a digest, so it cannot be checked for damage.", path)
             return content
@@ -403,6 +399,26 @@ def check_tensors(path: Name) -> dict[str, Any]:
     if facts != content | _seal(found.hexdigest()):
         raise InputError(damaged(f"'{path}'"))
     return content
+
+
+def tensors_digest(path: Name) -> str | None:
+    """The digest that a file of `write_tensors` carries; None where it was written before files carried one."""
+    with open_regular(path) as file:
+        return _header(file, path)[2].get("sha256")
+
+
+def _header(file: IO[bytes], path: Name) -> tuple[bytes, bytes, dict[str, Any]]:
+    """The start of a tensor file: the length of its header, the header, and our facts in it."""
+    start = file.read(8)
+    length = int.from_bytes(start, "little")
+    header = file.read(length) if length <= MAX_HEADER else b""
+    try:
+        entries = json.loads(header) if len(start) == 8 else None
+        facts = json.loads(entries["__metadata__"][FACTS])  # type: ignore[index]
+        facts.get("sha256")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(_foreign(path, type(error).__name__)) from error
+    return start, header, facts
 
 
 def _foreign(path: Name, reason: str) -> str:

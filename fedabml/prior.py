@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,7 +33,7 @@ from .engine.cohort import Cohort
 from .engine.loss import draw, draws_of, output
 from .errors import InputError, short
 from .evaluate import Prediction, Regression
-from .files import group, prefixed, read_tensors, write_tensors
+from .files import group, packed_tensors, prefixed, read_tensors, tensors_digest, write_tensors
 from .gaussian import Distribution, Gaussian, Point, Samples
 from .likelihoods import Categorical
 
@@ -52,7 +53,10 @@ class TablePrediction(Prediction):
 
 @dataclass(frozen=True)
 class Prior:
-    """What the server owns after training, ready to become any client's posterior."""
+    """What the server owns after training, ready to become any client's posterior.
+
+    `digest` names it: sites whose priors have the same digest have the same prior.
+    """
 
     algorithm: Algorithm
     shared: State
@@ -100,17 +104,27 @@ class Prior:
         q = type(lane)(*(leaf[0].cpu() for leaf in lane))
         if not all(torch.isfinite(leaf).all() for leaf in q):
             raise InputError("Personalising diverged: the posterior is not finite. Give a smaller lr or fewer epochs.")
-        return Posterior(q, self.card, None if offsets is None else offsets[0].cpu(), algorithm.predict_samples)
+        level = None if offsets is None else offsets[0].cpu()
+        return Posterior(q, self.card, level, algorithm.predict_samples, self.digest)
 
     @checks_arguments
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the prior to one safetensors file."""
+        """Writes the prior to one safetensors file; a file of that name is replaced."""
+        return write_tensors(path, *self._packed())
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 digest of the prior, as its file carries it: 64 hexadecimal digits."""
+        return packed_tensors(*self._packed())[1]
+
+    def _packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tensors and facts of the prior's file."""
         tensors, facts = self.card.pack()
         algorithm = {"name": algorithms.name_of(self.algorithm), "hyper": self.algorithm.values()}
         facts |= {"kind": "prior", "algorithm": algorithm, "batch_size": self.batch_size}
         if self.algorithm.keeps:  # a new client's own state begins at the initial weights
             tensors["initial"] = self.card.network.initial
-        return write_tensors(path, tensors | prefixed("shared", self.shared), facts)
+        return tensors | prefixed("shared", self.shared), facts
 
     @classmethod
     @checks_arguments
@@ -126,7 +140,10 @@ class Prior:
             shared = group(tensors, "shared")
             expected = algorithm.init(card.network.initial, card.network.layout)
             check_fit(str(path), "shared state", shared, {n: tuple(t.shape) for n, t in expected.items()})
-            return cls(algorithm, shared, card, whole(facts["batch_size"], "batch_size"))
+            prior = cls(algorithm, shared, card, whole(facts["batch_size"], "batch_size"))
+        if digest := tensors_digest(path):  # of the file as it is, whatever version wrote it
+            vars(prior)["digest"] = digest
+        return prior
 
 
 @dataclass(frozen=True)
@@ -137,6 +154,7 @@ class Posterior:
     card: Card
     offset: Tensor | None  # log π_i, the client's label level; it never leaves the client
     samples: int = 10
+    prior: str = ""  # the digest of the prior it was made from; empty where that is not known
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -164,11 +182,17 @@ class Posterior:
             weights = draw(q, key, j, samples)
             pieces = [output(network, self.card.likelihood, weights, part, offset) for part in inputs.split(1024)]
             parts.append(torch.cat(pieces))
+        outputs = torch.stack(parts)
+        if not torch.isfinite(outputs).all():
+            raise InputError(
+                "The predictions are not finite: the posterior or the inputs are out of range. Compare the inputs with "
+                "the training data, or personalise anew with a smaller lr."
+            )
         if self.card.task == "classification":
-            p = Prediction.of(torch.stack(parts), offset)
+            p = Prediction.of(outputs, offset)
             names = self.card.class_names
             return TablePrediction(p.probs, p.mutual_information, p.surprise, names) if names else p
-        return Regression.of(torch.stack(parts), self.card.y_shift, self.card.y_scale)
+        return Regression.of(outputs, self.card.y_shift, self.card.y_scale)
 
     def to_module(self) -> nn.Module:
         """A plain module with the mean weights, for use outside of fedabml.
@@ -181,11 +205,15 @@ class Posterior:
 
     @checks_arguments
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the posterior to one safetensors file. It tells of the client's data: keep it at the client."""
+        """Writes the posterior to one safetensors file, which its owner alone can read.
+
+        It tells of the client's data: keep it at the client. A file of that name is replaced.
+        """
         tensors, facts = self.card.pack()
         facts |= {"kind": "posterior", "distribution": type(self.q).__name__, "samples": self.samples}
+        facts |= {"prior": self.prior} if self.prior else {}
         own = prefixed("q", self.q._asdict()) | ({} if self.offset is None else {"offset": self.offset})
-        return write_tensors(path, tensors | own, facts)
+        return write_tensors(path, tensors | own, facts, private=True)
 
     @classmethod
     @checks_arguments
@@ -202,7 +230,8 @@ class Posterior:
             if level:
                 classes = card.likelihood.classes if isinstance(card.likelihood, Categorical) else 0
                 check_fit(str(path), "label level", level, {"offset": (classes,)})
-            return cls(kind(**leaves), card, level.get("offset"), whole(facts["samples"], "samples", 0))
+            samples = whole(facts["samples"], "samples", 0)
+            return cls(kind(**leaves), card, level.get("offset"), samples, facts.get("prior", ""))
 
 
 def _read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

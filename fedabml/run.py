@@ -377,7 +377,7 @@ def _finished(path: Path, fed: Federation, run: Run) -> None:
     if run.evaluation is not None:
         write(path / "clients.csv", clients_csv(fed, run.evaluation, run.config["split"]))
     files = digests(path, ("clients.csv", "partition.svg"))  # what the page reads beside sealed files
-    write_json(path / "summary.json", run.summary | {"files": files})
+    write_json(path / "summary.json", run.summary | {"prior_digest": run.prior.digest, "files": files})
     write_report([path], path / "report.html")
 
 

@@ -33,7 +33,7 @@ def client(tmp_path):
 
 
 def test_train_evaluate_personalize_predict(client, tmp_path):
-    said = run("train", *SMALL, "--eval-every", 2).stdout
+    trained = said = run("train", *SMALL, "--eval-every", 2).stdout
     out = tmp_path / "runs" / "digits-fedabml-0"
     assert "round 1/3" in said and "round 3/3" in said and "accuracy" in said and "report.html" in said
     files = {"config.json", "metrics.jsonl", "summary.json", "clients.csv", "shared.safetensors", "report.html"}
@@ -60,10 +60,13 @@ def test_train_evaluate_personalize_predict(client, tmp_path):
     run("evaluate", out, "--epochs", 0, "--out", tmp_path / "elsewhere")
     assert json.loads((tmp_path / "elsewhere" / "evaluation.json").read_text())["nll"] != summary["nll"]
 
-    for prior in (out, out / "shared.safetensors"):
-        said = run("personalize", prior, "--data", client, "--out", "p.safetensors", "--epochs", 8, "--lr", 0.05).stdout
-        assert "accuracy" in said and "NLL" in said and "samples" in said
-    run("predict", "p.safetensors", "--data", "inputs.npz", "--out", "p.csv", "--samples", 4)
+    digest = fedabml.load_prior(out / "shared.safetensors").digest[:16]
+    for prior, more in ((out, ()), (out / "shared.safetensors", ("--force",))):
+        words = ("--data", client, "--out", "p.safetensors", "--epochs", 8, "--lr", 0.05, *more)
+        said = run("personalize", prior, *words).stdout
+        assert "accuracy" in said and "NLL" in said and "samples" in said and digest in said
+    said = run("predict", "p.safetensors", "--data", "inputs.npz", "--out", "p.csv", "--samples", 4).stdout
+    assert digest in said and digest in trained and digest in (out / "report.html").read_text()
     table = rows(tmp_path / "p.csv")
     measures = ["entropy", "mutual_information", "surprise"]
     assert list(table[0]) == ["row", "label", *(f"p_{i}" for i in range(10)), *measures]
@@ -116,7 +119,7 @@ def test_kept_states_are_evaluated_from_the_checkpoint(tmp_path):
     assert scores[0] == scores[1]
     for file in (tmp_path / "run" / "checkpoints").iterdir():
         file.unlink()
-    assert "checkpoints are gone" in run("evaluate", "run", code=2).stderr
+    assert "that of round 3 is missing or damaged" in run("evaluate", "run", code=2).stderr
 
 
 def test_validation_data_are_scored_until_test_data_are_asked_for(tmp_path):
@@ -195,7 +198,7 @@ def test_one_configuration_serves_all_commands(client, tmp_path):
     assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "q.csv").read_bytes()
     said = run("data", "inspect", *config).stdout
     assert "10, with" in said and "client-1" in said and "client-2" not in said and (tmp_path / "look").is_dir()
-    assert "5, with" in run("data", "inspect", "digits", *config, "--clients", 5).stdout
+    assert "5, with" in run("data", "inspect", "digits", *config, "--clients", 5, "--force").stdout
     assert "digits.npz" in run("data", "get", *config).stdout
     assert fedabml.config.RunConfig.from_toml("run.toml").rounds == 2
 

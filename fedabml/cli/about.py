@@ -13,7 +13,7 @@ import typer
 from ..config import names
 from ..errors import InputError, nearest
 from .console import say, table
-from .options import completion
+from .options import Force, completion
 
 
 def algorithms(
@@ -86,6 +86,7 @@ def report(
         typer.Option(help="The page to write.", show_default="FOLDER/report.html; report.html for several runs"),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    force: Force = False,
 ) -> None:
     """Write a report again, or put several runs on one page. Nothing is trained, and a page needs no network.
 
@@ -100,5 +101,5 @@ def report(
     """
     from ..experiments.pages import rewrite
 
-    for page in rewrite(folders, out, title):
+    for page in rewrite(folders, out, title, force):
         say(f"report   {page}")

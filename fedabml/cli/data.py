@@ -10,7 +10,7 @@ import typer
 from ..config import RunConfig, names
 from ..errors import InputError, nearest
 from .console import downloads, say, table
-from .options import DATA, Config, completion, given, option, run_keys
+from .options import DATA, Config, Force, completion, given, option, run_keys
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -96,6 +96,7 @@ def inspect(
     out: Annotated[
         Path | None, typer.Option(help="Write manifest.json and partition.svg (a heat map) into this folder.")
     ] = None,
+    force: Force = False,
     show: Annotated[int, typer.Option(help="List so many clients.", min=0)] = 10,
     config: Config = None,
 ) -> None:
@@ -112,7 +113,10 @@ def inspect(
     - `fedabml data inspect runs/digits-few-fedabml-0`
     """
     from ..data import heat_map, save_manifest
+    from ..files import check_new
 
+    if out:
+        check_new(out / "manifest.json", out / "partition.svg", force=force)
     flags, keys = given(ctx), run_keys(ctx)
     others = {name: value for name, value in keys.items() if name not in ("dataset", "data")}
     if what is None:

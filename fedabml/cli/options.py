@@ -162,6 +162,7 @@ Finished = Annotated[
         help="A cells.jsonl of another folder or machine: what it has is not run again. Repeatable.",
     ),
 ]
+Force = Annotated[bool, typer.Option("--force", metavar=" ", help="Replace a file that exists already.")]
 Set = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="Any key or hyperparameter, as fedabml.lam=0.1. Repeatable."),

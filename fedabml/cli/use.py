@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 from ..config import TABLES
 from ..errors import InputError
 from .console import downloads, note, number, say, table
-from .options import Config
+from .options import Config, Force
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +35,7 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Folder for evaluation.json and evaluation.csv.", show_default="RUN")
     ] = None,
+    force: Force = False,
     config: Config = None,
 ) -> None:
     """Personalise every client of a finished run anew and score it.
@@ -43,13 +45,16 @@ def evaluate(
 
     Example: `fedabml evaluate runs/digits-few-fedabml-0 --epochs 10`
     """
-    from ..files import write, write_json
+    from ..files import check_new, digests, folder_lock, write, write_json
     from ..prior import load_prior
     from ..run import prepare, resolve_split
     from ..summary import clients_csv
     from .train import saved_config, scores
 
     plan, saved = saved_config(run)
+    out = out or run
+    if os.path.realpath(out) != os.path.realpath(run):
+        check_new(out / "evaluation.json", out / "evaluation.csv", force=force)
     if not (run / "shared.safetensors").exists():
         way = f"fedabml train --resume --out {shlex.quote(str(run))}"
         raise InputError(f"The run in '{run}' is not finished: it has no shared.safetensors. Go on with it: {way}")
@@ -65,11 +70,12 @@ def evaluate(
     algorithm = prior.algorithm if epochs is None else dataclasses.replace(prior.algorithm, personal_epochs=epochs)
     setup = prepare(fed, plan.model, algorithm, **plan.words(fed))
     split = resolve_split(fed, saved["split"] if split == "auto" else split)
-    found = _score(run, setup, prior.shared, split, plan.rounds)
-    out = out or run
-    facts = {"split": split, "personal_epochs": algorithm.personal_epochs, "clients": fed.clients}
-    write_json(out / "evaluation.json", facts | found.summary | found.details)
-    write(out / "evaluation.csv", clients_csv(fed, found, split))
+    with folder_lock(out):
+        found = _score(run, setup, prior.shared, split, plan.rounds)
+        facts = {"split": split, "personal_epochs": algorithm.personal_epochs, "clients": fed.clients}
+        write(out / "evaluation.csv", clients_csv(fed, found, split))
+        facts |= {"prior_digest": prior.digest, "files": digests(out, ["evaluation.csv"])}
+        write_json(out / "evaluation.json", facts | found.summary | found.details)
     title = f"{fed.clients} clients, {algorithm.personal_epochs} epoch(s) of personalising, {split} data"
     table(*scores(found.summary), title=title, numbers=True)
     say(f"scores       {out / 'evaluation.json'}")
@@ -82,10 +88,14 @@ def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: i
     from ..engine.kept import Kept
     from ..evaluate import evaluate as score
 
-    cohort, last = setup.cohort, Folder(run).last()
+    cohort = setup.cohort
+    last = Folder(run).last() if cohort.algorithm.keeps else None
     theta = {name: value.to(cohort.device, cohort.dtype) for name, value in shared.items()}
-    if last is None and cohort.keep(theta, [0]):
-        raise InputError(f"The clients of the run in '{run}' keep a state of their own, but its checkpoints are gone.")
+    if cohort.algorithm.keeps and (last is None or last.round != round):
+        raise InputError(
+            f"The clients of the run in '{run}' keep a state of their own, and that of round {round} is missing or "
+            f"damaged. Finish the run first: fedabml train --resume --out {shlex.quote(str(run))}"
+        )
     kept = Kept(cohort, last.kept if last else {})
     return score(cohort, theta, lambda clients: kept.get(theta, clients), split, round)
 
@@ -105,6 +115,7 @@ def personalize(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of shuffles and weight samples.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    force: Force = False,
     config: Config = None,
 ) -> None:
     """Make a client's own posterior from a prior and the client's data, which stay where they are.
@@ -114,10 +125,12 @@ def personalize(
 
     Example: `fedabml personalize runs/digits-few-fedabml-0 --data client.npz --out posterior.safetensors`
     """
+    from ..files import check_new
     from ..prior import load_prior
 
     source = prior / "shared.safetensors" if prior.is_dir() else prior
     _check_apart(out, data, source)
+    check_new(out, force=force)
     found = load_prior(source)
     x, y, test = _labelled(data, found.card)
     posterior = found.personalize(x, y, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, device=device)
@@ -127,13 +140,13 @@ def personalize(
         for name, value in _scores(p, test[1]).items():
             told.append(f"{name:<11} {number(value)} on {len(test[1])} test samples")
     posterior.save(out)
-    for line in (*told, f"posterior   {out}"):
+    for line in (*told, f"prior       {found.digest[:16]} (digest)", f"posterior   {out}"):
         say(line)
 
 
 def _check_apart(out: Path, *read: Path) -> None:
     """What is read must not be overwritten."""
-    if out.resolve() in {path.resolve() for path in read}:
+    if os.path.realpath(out) in map(os.path.realpath, read):
         raise InputError(f"'{out}' is read by this command and would be overwritten. Give another file with --out.")
 
 
@@ -181,6 +194,7 @@ def predict(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the weight samples.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    force: Force = False,
     config: Config = None,
 ) -> None:
     """Predict with a client's posterior, with the uncertainty of each prediction.
@@ -193,17 +207,20 @@ def predict(
 
     Example: `fedabml predict posterior.safetensors --data inputs.npz --out predictions.csv --samples 20`
     """
-    from ..files import write
+    from ..files import check_new, write
     from ..prior import load_posterior
     from ..sheets import csv_text
 
     _check_apart(out, data, posterior)
+    check_new(out, force=force)
     found = load_posterior(posterior)
     x = _inputs(data, found.card)
     p = found.predict(x, samples=samples, seed=seed, device=device)
     head, rows = _rows(p, found.card)
     write(out, csv_text(head, rows))
     say(f"inputs        {len(x)}")
+    if found.prior:
+        say(f"prior         {found.prior[:16]} (digest)")
     say(f"predictions   {out}")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedabml.errors import InputError
+from fedabml.files import open_append, open_regular
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes done and, where the server says so, the bytes in all."""
@@ -73,7 +74,7 @@ def download(
 
 def digest(path: Path) -> str:
     """The md5 of a file: the checksum that the official sources publish."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
@@ -97,7 +98,8 @@ def _fetch(url: str, part: Path, progress: Progress | None, timeout: float) -> N
             done = 0
         length = response.headers.get("Content-Length")
         total = done + int(length) if length is not None else None
-        with open(part, "ab" if done else "wb") as file:
+        with open_append(part) as file:
+            file.truncate(done)
             while block := response.read(BLOCK):
                 file.write(block)
                 done += len(block)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from fedabml.data.federation import Federation
 from fedabml.data.rows import BY_CLASS, DIRICHLET, DIRICHLET_CLASSES, IID, Rows, generator, shuffled
 from fedabml.data.sources import Dataset
 from fedabml.errors import InputError, nearest
-from fedabml.files import write_aside
+from fedabml.files import write_json
 
 KINDS = ("classes", "dirichlet", "dirichlet-classes", "dirichlet-clients", "iid", "natural")
 REDRAWS = 1000
@@ -200,8 +199,7 @@ def federate(
 @checks_arguments
 def save_manifest(federation: Federation, path: str | os.PathLike[str]) -> None:
     """Writes seed, parameters, rows, label counts and hash of a federation as JSON."""
-    with write_aside(path) as file:
-        file.write(json.dumps(federation.manifest_rows(), separators=(",", ":")).encode() + b"\n")
+    write_json(path, federation.manifest_rows(), indent=None)
 
 
 def _deal(shards: np.ndarray, clients: int, hand: int, rng: np.random.Generator) -> np.ndarray:

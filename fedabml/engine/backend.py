@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import math
 import os
 import platform
@@ -20,7 +19,7 @@ from torch import Tensor
 from .. import rng
 from ..algorithms.base import Algorithm
 from ..errors import InputError, nearest
-from ..files import write_aside
+from ..files import read_json, write_json
 from ..origin import hardware
 from ..vectors import Network, derived
 from .crew import over
@@ -273,20 +272,18 @@ def _faster(trial: _Trial, backends: tuple[str, ...]) -> Way:
         best = next(way for way in ways if 0.95 * times[way] <= min(times.values()))
         known = {name: best} | _known(file)  # who was first is right
         found = known[name]
-        with contextlib.suppress(OSError):  # a home that cannot be written to costs a second the next time
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with write_aside(file) as out:
-                out.write(json.dumps(known, indent=1).encode())
+        with contextlib.suppress(InputError):  # a home that cannot be written to costs a second the next time
+            write_json(file, known)
     return found
 
 
 def _known(file: Path) -> dict[str, Way]:
     try:
-        known = json.loads(file.read_text())
+        known = read_json(file)
         sound = {k: v for k, v in known.items() if v[0] in BACKENDS and int(v[1]) > 0}
         return {k: Way(str(v[0]), int(v[1]), *map(bool, v[2:3])) for k, v in sound.items()}
-    except (OSError, ValueError, AttributeError, TypeError, IndexError, KeyError):
-        return {}
+    except (InputError, ValueError, AttributeError, TypeError, IndexError, KeyError):
+        return {}  # measured anew
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -132,6 +132,7 @@ class Folder:
             cut.unlink(missing_ok=True)
         untold = {name: old[name] for name in free & old.keys() - config.keys()}
         write_json(self.path / "config.json", config | untold)
+        open_append(self.path / "metrics.jsonl").close()  # refuses a link, which the next lines would follow
         self.history = self._history(keep)
         write(self.path / "metrics.jsonl", "".join(map(sealed_line, self.history)))
         return found

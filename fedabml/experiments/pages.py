@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import InputError
+from ..files import check_new
 from ..report import save, write
 
 PAGE = "report.html"
@@ -27,16 +29,22 @@ def _reproduction(folder: Path, title: str | None) -> str:
 _PAGES: dict[str, Callable[[Path, str | None], str]] = {"comparison.json": _comparison, "reproduce.json": _reproduction}
 
 
-def rewrite(folders: Sequence[Path], out: Path | None = None, title: str | None = None) -> list[Path]:
+def rewrite(
+    folders: Sequence[Path], out: Path | None = None, title: str | None = None, force: bool = False
+) -> list[Path]:
     """Writes the pages of folders anew, and returns where they are; nothing is trained.
 
     Runs share one page, by default report.html in the folder of a single one, else in the present folder. A comparison
-    or a reproduction has its own, report.html in its folder; `out` and `title` are for a single page.
+    or a reproduction has its own, report.html in its folder; `out` and `title` are for a single page. A file that is
+    not the page of one of the folders is replaced only with `force`.
     """
     kinds = {folder: _kind(folder) for folder in folders}
     own = {folder: make for folder, make in kinds.items() if make is not None}
+    at = Path(PAGE) if out is None and len(folders) > 1 and not own else out
+    if at is not None and os.path.realpath(at) not in {os.path.realpath(folder / PAGE) for folder in folders}:
+        check_new(at, force=force)
     if not own:
-        return [write(folders, out or (folders[0] / PAGE if len(folders) == 1 else Path(PAGE)), title)]
+        return [write(folders, at or folders[0] / PAGE, title)]
     if len(own) < len(kinds):
         other = next(folder for folder in kinds if folder not in own)
         raise InputError(f"'{next(iter(own))}' has a page of its own, and '{other}' is a run: report them apart.")

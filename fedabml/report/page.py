@@ -297,11 +297,16 @@ def _chance(run: Run) -> str:
 
 
 def _configuration(runs: Sequence[Run]) -> str:
-    """The settings of config.json and the facts of the manifest, a column per run; rows that differ are marked.
+    """The settings of config.json, the digest of the prior and the facts of the manifest, a column per run.
 
+    Rows that differ are marked.
     What the command line asked for (`run.`) is left out: the settings say what came of it, and the command is shown.
     """
-    flat = [dict(_flatten(run.config)) | dict(_flatten(run.manifest, "manifest.", lists=False)) for run in runs]
+    prior = [{key: run.summary[key] for key in ("prior_digest",) if key in run.summary} for run in runs]
+    flat = [
+        dict(_flatten({**run.config, **own})) | dict(_flatten(run.manifest, "manifest.", lists=False))
+        for run, own in zip(runs, prior, strict=True)
+    ]
     every = dict.fromkeys(key for row in flat for key in row)
     keys = [key for key in every if key != "command" and not key.startswith("run.")]
     rows = []

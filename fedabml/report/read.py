@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,10 +18,12 @@ from safetensors import SafetensorError, safe_open
 from fedabml.data.rows import FEW_ROWS
 from fedabml.data.statistics import worst_decile
 from fedabml.errors import InputError
+from fedabml.files import check_digest, check_tensors, parse_sealed, read_bytes
 from fedabml.report.frame import finite
 from fedabml.report.sanitise import plain_svg
 from fedabml.sheets import csv_value
 
+MAX = 1 << 31  # bytes of a file in a run folder, whose size grows with clients and rounds
 Record = Mapping[str, Any]
 Quartiles = tuple[float, float, float]
 
@@ -190,13 +192,16 @@ _NAMES: tuple[Callable[[Run], str], ...] = (
 def _read(folder: Path) -> Run:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a run folder. Give the folder that a training run has written.")
-    drawing = _text(folder / "partition.svg")
+    summary = _object(folder / "summary.json")
+    kept = summary.get("files")
+    digests = kept if isinstance(kept, dict) else {}  # none in runs of versions that kept none
+    drawing = _text(folder / "partition.svg", digest=digests.get("partition.svg"))
     return Run(
         folder=folder.resolve(),
         config=_object(folder / "config.json"),
-        summary=_object(folder / "summary.json"),
+        summary=summary,
         rounds=_rounds(folder / "metrics.jsonl"),
-        clients=_clients(folder / "clients.csv"),
+        clients=_clients(folder / "clients.csv", digests.get("clients.csv")),
         partition=None if drawing is None else plain_svg(drawing),
         manifest=_object(folder / "manifest.json", optional=True),
     )
@@ -206,26 +211,19 @@ def _damaged(path: Path, what: str) -> InputError:
     return InputError(f"{path} is damaged: {what}. Restore it or train the run anew.")
 
 
-def _text(path: Path, optional: bool = True) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        if optional:
+def _text(path: Path, optional: bool = True, digest: Any = None) -> str | None:
+    if not os.path.lexists(path):
+        if optional and digest is None:
             return None
-        raise InputError(
-            f"{path} is missing. A finished run has one: give another folder or let the run end."
-        ) from None
+        raise InputError(f"{path} is missing. A finished run has one: give another folder or let the run end.")
+    try:
+        return check_digest(read_bytes(path, MAX), digest, str(path)).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise _damaged(path, "it is not UTF-8 text") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def _json(source: str, path: Path, where: str = "it") -> dict[str, Any]:
-    try:
-        value = json.loads(source)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"{where} is not JSON ({error})") from None
+    value = parse_sealed(source, f"{path}: {where}")
     if not isinstance(value, dict):
         raise _damaged(path, f"{where} is not a JSON object")
     return value
@@ -249,8 +247,8 @@ def _rounds(path: Path) -> list[Record]:
     return [rounds[number] for number in sorted(rounds)]
 
 
-def _clients(path: Path) -> list[Client]:
-    source = _text(path)
+def _clients(path: Path, digest: Any) -> list[Client]:
+    source = _text(path, digest=digest)
     if source is None:
         return []
     clients = []
@@ -274,11 +272,12 @@ def _layers(path: Path) -> dict[str, Mapping[str, Quartiles]]:
     if not path.is_file():
         return {}
     found = {}
+    facts = check_tensors(path)
     try:
         with safe_open(path, framework="np") as file:
             if not {"shared.mean", "shared.logstd"} <= {*file.keys()}:
                 return {}
-            layout = json.loads(file.metadata()["fedabml"])["layout"]
+            layout = facts["layout"]
             parts = {"|mean|": np.abs(file.get_tensor("shared.mean")), "σ": np.exp(file.get_tensor("shared.logstd"))}
         ends = np.cumsum([math.prod(shape) for _, shape in layout])
         for name, values in parts.items():

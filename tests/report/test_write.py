@@ -252,10 +252,10 @@ def test_a_prior_that_is_a_point_or_was_not_learned_has_no_quartiles(make_run: M
 def test_a_prior_that_is_damaged_is_named(make_run: MakeRun, tmp_path: Path, change: dict[str, Any]) -> None:
     run = make_run()
     save_prior(run, **{"logstd": [0.05] * 10} | change)
-    with pytest.raises(InputError, match=r"shared\.safetensors is damaged"):
+    with pytest.raises(InputError, match=r"shared\.safetensors"):
         write([run], tmp_path / "r.html")
     (run / "shared.safetensors").write_bytes(b"torn")
-    with pytest.raises(InputError, match=r"shared\.safetensors is damaged"):
+    with pytest.raises(InputError, match=r"shared\.safetensors"):
         write([run], tmp_path / "r.html")
 
 
@@ -320,10 +320,10 @@ def test_a_drawing_with_a_script_stays_out(make_run: MakeRun, tmp_path: Path) ->
     [
         ("config.json", None, "missing"),
         ("summary.json", None, "missing"),
-        ("config.json", "{", "not JSON"),
+        ("config.json", "{", "not valid JSON"),
         ("summary.json", "[1]", "not a JSON object"),
         ("summary.json", '{"reliability": 3}', "'reliability'"),
-        ("manifest.json", "nope", "not JSON"),
+        ("manifest.json", "nope", "not valid JSON"),
         ("metrics.jsonl", '{"round": 1}\n{"round"', "line 2"),
         ("metrics.jsonl", '{"loss": 1}', "no round number"),
         ("clients.csv", "a,b\n1,2\n", "no column 'client'"),
