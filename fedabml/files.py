@@ -18,6 +18,7 @@ import stat
 import sys
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -311,7 +312,7 @@ def _digest(data: dict[str, Any]) -> str:
 
 # -- reading --------------------------------------------------------------------------------------------------------
 @contextmanager
-def open_regular(path: Name, limit: int | None = None) -> Iterator[IO[bytes]]:
+def open_regular(path: Name, limit: int | None = None) -> Iterator[BufferedReader]:
     """Opens a regular file to read bytes from, of at most `limit` bytes; anything else is an InputError."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
