@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SCORES = {
     "classification": (
         *("accuracy", "nll", "ece", "brier", "entropy", "mutual_information", "accuracy_pooled", "accuracy_last10"),
-        *("accuracy_worst_decile", "prior_accuracy", "prior_nll"),
+        *("accuracy_worst_decile", "prior_accuracy", "prior_nll", "prior_level_accuracy", "prior_level_nll"),
     ),
     "regression": ("rmse", "nll", "coverage", "rmse_pooled", "rmse_last10", "prior_rmse", "prior_nll"),
 }

@@ -11,6 +11,7 @@ import torch
 
 import fedabml
 from fedabml.cli import demo
+from fedabml.cli.train import scores
 from tests.command import SMALL, run
 
 pytestmark = pytest.mark.usefixtures("one_thread_here")
@@ -385,3 +386,22 @@ def test_a_table_at_a_site_is_one_clients_and_is_never_overwritten(tmp_path, mon
     monkeypatch.chdir(tmp_path / "elsewhere")  # a run knows where its data lie
     run("evaluate", tmp_path / "run")
     run("train", "--resume", "--out", tmp_path / "run", "--rounds", 2)
+
+
+def test_the_table_shows_the_prior_with_and_without_the_label_level():
+    summary = {"accuracy": 0.9, "nll": 0.3, "prior_accuracy": 0.4, "prior_nll": 1.2, "clients_scored": 12}
+    assert scores(summary)[0] == ["", "personalised", "prior"]
+    head, found = scores(summary | {"prior_level_accuracy": 0.7, "prior_level_nll": 0.6})
+    assert head == ["", "personalised", "prior + label level", "prior"]
+    assert ["accuracy, mean over clients", "0.9000", "0.7000", "0.4000"] in found
+
+
+def test_the_table_does_not_let_clients_of_few_rows_decide():
+    summary = {"accuracy": 0.9, "accuracy_pooled": 0.8, "accuracy_worst_decile": 0.0, "clients_scored": 12}
+    assert ["accuracy, worst tenth of clients", "0.0000", ""] in scores(summary | {"clients_small": 0})[1]
+    found = scores(summary | {"clients_small": 3, "accuracy_worst_decile_large": 0.55})[1]
+    assert found[0] == ["accuracy, all samples pooled", "0.8000", ""]
+    assert ["accuracy, worst tenth of clients of 10 rows or more", "0.5500", ""] in found
+    assert ["clients with fewer than 10 rows", "3 of 12", ""] in found
+    none = scores(summary | {"clients_small": 12, "accuracy_worst_decile_large": None})[1]
+    assert ["accuracy, worst tenth of clients of 10 rows or more", "–", ""] in none

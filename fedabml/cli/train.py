@@ -251,7 +251,8 @@ def scores(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Head and rows of the summary's measures: of the personalised models and, where it has one, of the prior."""
     from ..data.rows import FEW_ROWS
 
-    shown = {head: start for head, start in MODELS.items() if start != "prior_level_" or "prior_level_nll" in summary}
+    level = summary.get("prior_level_nll") is not None
+    shown = {head: start for head, start in MODELS.items() if level or start != "prior_level_"}
     measures, small = dict(MEASURES), summary.get("clients_small", 0)
     values = dict(summary)
     if small and "accuracy_worst_decile_large" in summary:
