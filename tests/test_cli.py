@@ -12,6 +12,7 @@ import torch
 import fedabml
 from fedabml.cli import demo
 from fedabml.cli.train import scores
+from fedabml.files import read_json, write_json
 from tests.command import SMALL, run
 
 pytestmark = pytest.mark.usefixtures("one_thread_here")
@@ -85,10 +86,10 @@ def test_a_run_goes_on_with_the_defaults_that_it_was_begun_with(tmp_path):
     then = ("--set", "fedabml.server_momentum=0", "--set", "fedabml.average=0.5", "--quiet")
     run("train", *SMALL, "--out", "whole", "--rounds", 4, *then)
     run("train", *SMALL, "--out", "old", "--rounds", 2, *then)
-    config = json.loads((tmp_path / "old/config.json").read_text())
+    config = read_json(tmp_path / "old/config.json")
     del config["run"]["fedabml"]  # these were the defaults of an earlier version, which had no momentum
     del config["algorithm"]["hyper"]["server_momentum"]
-    (tmp_path / "old/config.json").write_text(json.dumps(config))
+    write_json(tmp_path / "old/config.json", config)
     run("train", "--resume", "--out", "old", "--rounds", 4, "--quiet")
     whole, old = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "old"))
     assert whole["nll"] == old["nll"]
@@ -171,9 +172,9 @@ def test_a_dry_run_of_a_resumed_run_has_its_backend_and_chunk(tmp_path):
         said = run("train", "--resume", "--out", "run", *words, "--dry-run").stdout
         assert "backend loop, 3 client(s) at once" in said
     run("train", *SMALL, "--out", "other", "--quiet")
-    config = json.loads((tmp_path / "other/config.json").read_text())
+    config = read_json(tmp_path / "other/config.json")
     config["backend"], config["chunk"] = "loop", 4  # as found on another machine, where the flags were auto
-    (tmp_path / "other/config.json").write_text(json.dumps(config))
+    write_json(tmp_path / "other/config.json", config)
     assert "backend loop, 4 client(s)" in run("train", "--resume", "--out", "other", "--dry-run").stdout
 
 

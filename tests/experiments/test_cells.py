@@ -238,7 +238,7 @@ def test_a_stored_dirichlet_is_the_draw_that_it_was(tmp_path):
     assert usual.config.partition == "dirichlet-classes" and cell.identity != usual.identity
     word = lambda text: text.replace("dirichlet-clients", "dirichlet")
     old = Result(word(cell.identity), "x", {**config.to_dict(), "partition": "dirichlet"})
-    (tmp_path / "cells.jsonl").write_text(old.line() + "\n")
+    (tmp_path / "cells.jsonl").write_text(old.line().strip() + "\n")
     ledger = Ledger(tmp_path / "cells.jsonl")
     assert cell in ledger and usual not in ledger
     assert RunConfig.of(ledger[cell].config) == config
