@@ -42,6 +42,7 @@ Table = dict[str, Any]
 PARTITIONS = ("auto", "classes", "dirichlet", "dirichlet-classes", "dirichlet-clients", "iid", "natural")
 TASKS = ("classification", "regression")
 TABLES = (".csv", ".parquet", ".pq")
+TABLE_KEYS = ("client_column", "target_column", "test_share")  # what is for tables alone
 # The commands that a TOML file may serve, each with a table of its own.
 COMMANDS = ("train", "compare", "tune", "evaluate", "personalize", "predict", "inspect", "get")
 
@@ -133,7 +134,7 @@ class RunConfig:
             raise InputError("partition natural is for your own data (--data); a dataset has no owners of samples.")
         if not self.data or Path(self.data).suffix.lower() not in TABLES:
             here = f"the data are {self.data or self.dataset or 'digits'}"
-            for name in ("client_column", "target_column", "test_share"):
+            for name in TABLE_KEYS:
                 if getattr(self, name) != getattr(type(self), name):
                     raise InputError(
                         f"{name} is for a table (--data with a .csv or .parquet file), but {here}. Leave "
@@ -321,9 +322,13 @@ def stored(content: Mapping[str, Any]) -> Table:
     """The configuration that a file of this program's own holds, in the words of today.
 
     There `dirichlet` is the draw per client, which had this name in versions that knew no other draw; today's versions
-    never store the word. So runs, comparisons and cells of before keep their data.
+    never store the word. So runs, comparisons and cells of before keep their data. Keys of a table beside other data,
+    which had no effect, have their defaults.
     """
-    return {**content, **({"partition": "dirichlet-clients"} if content.get("partition") == "dirichlet" else {})}
+    table = str(content.get("data") or "").lower().endswith(TABLES)
+    changes: Table = {} if table else {k: getattr(RunConfig, k) for k in TABLE_KEYS if k in content}
+    changes |= {"partition": "dirichlet-clients"} if content.get("partition") == "dirichlet" else {}
+    return {**content, **changes}
 
 
 def read_toml(path: str | Path) -> Table:

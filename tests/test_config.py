@@ -194,6 +194,8 @@ def test_keys_of_a_table_beside_other_data_are_refused(data, stray):
     with pytest.raises(InputError, match=r"is for a table .*Leave --[a-z]+-[a-z]+ out\."):
         RunConfig(**data, **stray)
     assert RunConfig(data="t.csv", **stray)
+    assert RunConfig.of(stored(data | stray)) == RunConfig(**data)  # a run of before, where they had no effect
+    assert stored({"data": "t.csv"} | stray) == {"data": "t.csv"} | stray
 
 
 def test_a_dataset_of_classes_is_no_regression():

@@ -94,7 +94,6 @@ def dirichlet_clients(
 def _check_dirichlet(y_train: np.ndarray, y_test: np.ndarray, clients: int, alpha: float, min_samples: int) -> int:
     """Refuse what no draw can satisfy; the number of classes."""
     _check_clients(clients, len(y_train), min_samples)
-    alpha = float(alpha)
     if not (alpha > 0 and np.isfinite(alpha)):
         raise InputError(f"alpha is {alpha}; a Dirichlet distribution needs a finite number above 0.")
     return int(max(np.max(y_train), np.max(y_test, initial=0))) + 1
@@ -170,7 +169,7 @@ def federate(
         train, test = by_class(y_train, y_test, clients, classes_per_client, seed, distinct)
     elif partition in DRAWS:
         kind |= {"alpha": float(alpha), "min_samples": int(min_samples)}
-        train, test = DRAWS[partition](y_train, y_test, clients, alpha, seed, min_samples)
+        train, test = DRAWS[partition](y_train, y_test, clients, float(alpha), seed, min_samples)
     elif partition == "iid":
         train, test = iid(y_train, y_test, clients, seed)
     elif partition == "natural":
