@@ -108,7 +108,9 @@ class RunConfig:
     chunk: int | None = key(
         None, "clients that run at once (none: what fits in memory; $FEDABML_PROCESSES: so many processes share a GPU)"
     )
-    compile: bool = key(False, "fuse the operations of a step by torch.compile: slower to start, faster in long runs")
+    compile: bool | None = key(
+        None, "fuse the operations of a step by torch.compile (auto: on a GPU, once the first rounds show that it pays)"
+    )
     evaluate: bool = key(True, "personalise and score every client at the end")
     eval_every: int = key(0, "score every client each so many rounds, too (0: only at the end)")
     eval_clients: int | None = key(None, "so many clients, always the same, are scored then (none: all, at most 10000)")
@@ -423,7 +425,7 @@ _SPOKEN = {
 def _checked(name: str, kind: str, value: Any, meta: Mapping[str, Any]) -> Any:
     """The value in the key's type, or an InputError that says what was expected."""
     base, optional = kind.removesuffix(" | None"), kind.endswith("None")
-    if optional and value in (None, "none"):
+    if optional and (value in (None, "none") or (base == "bool" and value == "auto")):
         return None
     types = {"int": int, "float": (int, float), "bool": bool, "str": str, "Table": Mapping}
     fits = isinstance(value, types[base]) and (base == "bool" or not isinstance(value, bool))  # type: ignore[arg-type]

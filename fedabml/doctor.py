@@ -22,7 +22,7 @@ from .data import Federation
 from .data.files import data_dir
 from .data.rows import Rows
 from .data.sources import datasets
-from .engine import backend
+from .engine import backend, compiling
 from .engine.backend import COARSE, free_bytes
 from .engine.checkpoint import Folder
 from .engine.cohort import Cohort
@@ -175,6 +175,7 @@ def _exactly(asked: Any) -> str:
 
 def _played(programs: Programs) -> str:
     fused = ", compiled (the first round waits for that)" * programs.fuse
+    fused += f", compiled after round {compiling.LOOK} if that pays" * programs.auto
     if programs.capture:
         return f"CUDA graphs, replayed{fused}"
     if not programs.trace:

@@ -107,7 +107,7 @@ def prepare(
     dtype: str = "float32",
     backend: str = "auto",
     chunk: int | None = None,
-    compile: bool = False,
+    compile: bool | None = None,
     workers: int | None = None,
     likelihood: Likelihood | None = None,
     model_options: dict[str, Any] | None = None,
@@ -203,7 +203,7 @@ def prepare(
         "backend": backend,
         "chunk": chunk,
         "workers": workers,
-        **({"compile": True} if compile else {}),
+        **({} if compile is False else {"compile": "auto" if compile is None else True}),
         "partition_hash": fed.hash,
         "weights": _fingerprint(network),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
@@ -234,7 +234,7 @@ def train(
     dtype: str = "float32",
     backend: str = "auto",
     chunk: int | None = None,
-    compile: bool = False,
+    compile: bool | None = None,
     likelihood: Likelihood | None = None,
     model_options: dict[str, Any] | None = None,
     pretrained: str | os.PathLike[str] | None = None,
@@ -251,6 +251,8 @@ def train(
     `split` says on what: `auto` is the validation rows where the federation has any (then nothing is read from the
     test rows) and the test rows otherwise. With `out` the run is written to a folder, a checkpoint and a line of
     train.log every round, and `resume=True` goes on with it: the result is bit-equal to an uninterrupted run's.
+    `compile` fuses the operations of a step by torch.compile; None does so on a GPU once the first rounds show that it
+    pays, and notes it.
 
     `on_start(setup, simulation)` is called before the first round, `on_round(line)` after every one. What is worth
     knowing before a run, such as a module that runs client by client, is in `setup.notes`; without `on_start` these
@@ -350,6 +352,7 @@ def _together(world: World, setup: Setup, chunk: int | None) -> None:
     cohort.backend = config["backend"] = world.tell(cohort.backend)  # each has measured, and chosen, for itself
     batched, programs = cohort.backend == "vmap", cohort.programs
     programs.trace, programs.fuse = batched and cohort.device.type == "cpu", programs.fuse and batched
+    programs.auto = programs.auto and batched
     same = {name: v for name, v in config.items() if name not in ("chunk", "workers", "versions")}
     cohort.chunk = config["chunk"] = agree(world, same, own)
 
@@ -358,7 +361,7 @@ def _opened(
     folder: Folder, fed: Federation, config: dict[str, Any], algorithm: Algorithm, resume: bool
 ) -> Checkpoint | None:
     """Makes a run's folder, or finds where it stopped."""
-    neutral = {f"algorithm.hyper.{name}": value for name, value in algorithm.neutral().items()}
+    neutral = {f"algorithm.hyper.{name}": value for name, value in algorithm.neutral().items()} | {"compile": "auto"}
     state = None
     if resume:
         state = folder.reopen(config, FREE, neutral)

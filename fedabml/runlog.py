@@ -57,6 +57,8 @@ class RunLog:
     def round(self, line: dict[str, Any]) -> None:
         """Write the line of a finished round."""
         self.write(self.pace.round(line))
+        if "note" in line:
+            self.write(line["note"])
 
     def write(self, text: str) -> None:
         """Write a line, with the time before it."""

@@ -40,6 +40,8 @@ def summarise(
     }
     summary |= {"algorithm": config["algorithm"]["name"], "task": fed.task, "split": split, "loss": line["loss"]}
     summary["chunk"] = setup.cohort.chunk  # fewer clients at once than at the start, where memory did not suffice
+    if sim.compiled:
+        summary["compiled"] = sim.compiled  # the first round whose steps were
     main = "accuracy" if fed.task == "classification" else "rmse"
     if final is not None:
         summary |= final.summary | final.details

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -78,6 +79,31 @@ def number(value: Any) -> str:
     return "–" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
+class Notes(logging.Handler):
+    """Shows what the package logs while an experiment is followed, from `begin` to `end`."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.logger, self.before = logging.getLogger("fedabml"), logging.NOTSET
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Shows a record."""
+        note(record.getMessage())
+
+    def begin(self) -> None:
+        """Listens to the package's logger, from the level INFO on."""
+        if self not in self.logger.handlers:
+            self.before = self.logger.level
+            self.logger.setLevel(logging.INFO)
+            self.logger.addHandler(self)
+
+    def end(self) -> None:
+        """Leaves the logger as it was."""
+        if self in self.logger.handlers:
+            self.logger.removeHandler(self)
+            self.logger.setLevel(self.before)
+
+
 class Watch:
     """Follows a run: a live bar on a terminal, plain lines elsewhere."""
 
@@ -130,6 +156,8 @@ class Watch:
         assert self.pace
         pace, words = self.pace, self.pace.round(line)
         every = -(-pace.rounds // 25)
+        if "note" in line and not self.quiet:
+            note(line["note"])
         if self.bar:
             label = "scoring every client" if pace.saved == pace.rounds else self.label
             loss, task = f"{line['loss']:.4f}", self.bar.task_ids[0]
@@ -155,6 +183,7 @@ class Board:
         self.rounds = 0.0  # of all that were not finished at the start
         self.bar: Progress | None = None
         self.room = 0  # for what runs now, so that the bar does not dance
+        self.notes = Notes()
 
     def __enter__(self) -> Self:
         return self
@@ -164,6 +193,7 @@ class Board:
 
     def close(self) -> None:
         """Leaves the bar as it stands."""
+        self.notes.end()
         if self.bar:
             self.bar.stop()
         self.bar = None
@@ -177,6 +207,8 @@ class Board:
         self.total, self.finished, self.began = finished + len(todo), finished, time.perf_counter()
         self.left = dict(todo)
         self.rounds = sum(self.left.values())
+        if not self.quiet:
+            self.notes.begin()
         if finished and not self.quiet:
             say(f"{finished} of {self.total} runs were finished before")
         if todo and not self.quiet and console().is_terminal:

@@ -51,6 +51,8 @@ def option(name: str, panel: str) -> Any:
     if kind == "bool":
         words["help"] = f"turn off: {words['help']}" if default else words["help"]
         return typer.Option(f" /--no-{flag}" if default else f"--{flag}", metavar=" ", **words)
+    if kind == "bool | None":
+        return typer.Option(f"--{flag}/--no-{flag}", metavar=" ", **words)
     if default is not None:
         words["help"] += f" [default: {default:g}]" if isinstance(default, float) else f" [default: {default}]"
     if choices:

@@ -109,9 +109,14 @@ def reproduce(
         str, typer.Option("--dtype", "--precision", metavar="WORD", help="float32, tf32, bf16 or float64.")
     ] = "float32",
     compile: Annotated[
-        bool,
-        typer.Option("--compile", metavar=" ", help="Fuse the operations of a step: slower to start, then faster."),
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            metavar=" ",
+            help="Fuse the operations of a step: slower to start, then faster.",
+            show_default="on a GPU, once the first rounds show that it pays",
+        ),
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder of datasets.", show_default="$FEDABML_DATA, or ~/.cache/fedabml/data")
     ] = None,
@@ -154,7 +159,7 @@ def reproduce(
     wanted = list(EXPERIMENTS) if experiment == "all" else [experiment]
     out = out or Path("runs") / f"{experiment}-{protocol}{'-quick' * quick}"
     machine: dict[str, Any] = {"device": device} | ({"data_dir": str(data_dir)} if data_dir else {})
-    machine |= {"compile": True} if compile else {}
+    machine |= {} if compile is None else {"compile": compile}
     several = seeds_of(seeds) if seeds else None
     words = _words(columns), _words(algorithms), tuple(several) if isinstance(several, list) else several, trials
     files, values = tuple(map(str, chosen or ())), tuple(grid or ())

@@ -51,6 +51,7 @@ class Checkpoint(NamedTuple):
     seconds: float
     chunk: int | None = None  # clients that run at once from here on: fewer than at first, where memory did not suffice
     velocity: State = {}  # noqa: RUF012  the server's last step, where it has momentum
+    compiled: int | None = None  # the first round whose steps are compiled, if any so far
 
 
 class Saved(Mapping[int, State]):
@@ -193,7 +194,8 @@ class Folder:
         shared, average = group(tensors, "shared"), group(tensors, "average")
         chunk = int(facts["chunk"]) if facts.get("chunk") else None
         velocity = group(tensors, "velocity")
-        return Checkpoint(int(facts["round"]), shared, average, kept, float(facts["seconds"]), chunk, velocity)
+        since = int(facts["compiled"]) if facts.get("compiled") else None
+        return Checkpoint(int(facts["round"]), shared, average, kept, float(facts["seconds"]), chunk, velocity, since)
 
     # -- every round ------------------------------------------------------------------------------------------------
     def log(self, line: dict[str, Any]) -> None:
@@ -217,6 +219,7 @@ class Folder:
             write_tensors(self._kept_file(state.round), flat, {"round": state.round}, private=True)
             self.where |= dict.fromkeys(changed, state.round)
         facts: dict[str, Any] = {"round": state.round, "seconds": state.seconds, "chunk": state.chunk}
+        facts |= {"compiled": state.compiled} if state.compiled else {}
         facts |= {"kept": {str(c): r for c, r in self.where.items()}}
         tensors = prefixed("shared", state.shared) | prefixed("average", state.average)
         tensors |= prefixed("velocity", state.velocity)

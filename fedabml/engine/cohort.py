@@ -75,7 +75,7 @@ class Cohort:
         backend: str,
         chunk: int,
         inside: torch.dtype | None = None,  # of the network's own arithmetic
-        fuse: bool = False,
+        fuse: bool | None = False,  # whether steps are compiled; None: on a GPU, where that pays
         workers: int = 1,  # threads, on a CPU
         coarse: bool = False,  # whether a GPU may round what it multiplies
         data: Data | None = None,  # where the federation's samples lie, if among those of others
@@ -94,7 +94,8 @@ class Cohort:
         put_out = self.network.activations * min(batch_size, int(fed.train.counts.max()))
         self.programs = Programs(
             capture=here and not cpu,
-            fuse=fuse and here and batched,
+            fuse=bool(fuse) and here and batched,
+            auto=fuse is None and here and batched and not cpu,
             trace=batched and cpu,
             heavy=not batched or put_out >= HEAVY,  # one by one every lane takes its time
         )
@@ -130,7 +131,7 @@ class Cohort:
         return Cohort(
             self.algorithm, self.network, self.likelihood, fed, batch_size=self.batch_size, seed=self.seed,
             device=self.device, dtype=self.dtype, backend=self.backend, chunk=self.chunk, inside=self.network.dtype,
-            fuse=self.programs.fuse, workers=self.workers, coarse=self.coarse,
+            fuse=self.programs.fuse and self.programs.only is None, workers=self.workers, coarse=self.coarse,
             data=self.data if same else None, first=self.first if same else 0,
         )  # fmt: skip
 

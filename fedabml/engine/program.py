@@ -18,7 +18,7 @@ import gc
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -283,7 +283,9 @@ class Programs:
 
     LIMIT = 64
 
-    def __init__(self, capture: bool, fuse: bool = False, trace: bool = False, heavy: bool = False):
+    def __init__(self, capture: bool, fuse: bool = False, trace: bool = False, heavy: bool = False, auto: bool = False):
+        self.auto = auto  # whether it is yet to be decided if steps are compiled (`compiling`)
+        self.only: frozenset[str] | None = None  # the names of the steps that are; None: all
         self.capture, self.fuse, self.trace, self.heavy, self.often = capture, fuse, trace, heavy, OFTEN
         self.graphs: OrderedDict[Hashable, Any] = OrderedDict()
         self.refused: set[Hashable] = set()  # names of what cannot be captured
@@ -318,6 +320,16 @@ class Programs:
         self.met.clear()
         self.traces.clear()
         self.pool = None
+
+    def shapes_of(self, steps: Collection[str]) -> int:
+        """How many shapes of these steps are captured, each of which would have to be compiled."""
+        names = [cast(Any, key)[0][0] for key in self.graphs]
+        return sum(len(steps) if name == "round" else name in steps for name in names)
+
+    def fuse_from_now(self, steps: frozenset[str]) -> None:
+        """Compiles these steps from now on; what was captured without is dropped."""
+        self.fuse, self.auto, self.only = True, False, steps
+        self.forget()
 
     @property
     def inside(self) -> Programs:
@@ -411,10 +423,11 @@ class Programs:
             carry[part].mul_(0.5)
         return carry, losses
 
-    def _fused(self, key: Hashable, move: Move, inputs: Inputs, ragged: bool) -> Moved:
+    def _fused(self, key: tuple[Any, Hashable], move: Move, inputs: Inputs, ragged: bool) -> Moved:
         """A step as it is or, where that is wanted, compiled."""
         moved = _moved(move, ragged)
-        if not self.fuse or inputs.rows.device.type == "cpu":
+        ours = self.only is None or key[0][0] in self.only
+        if not (self.fuse and ours) or inputs.rows.device.type == "cpu":
             return moved
         if key not in self.fused:
             self.fused[key] = compiled(moved, (inputs.fixed, inputs.rows[0], inputs.first), self.said)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..algorithms.base import State
 from ..errors import InputError, TrainingError
+from . import compiling
 from .checkpoint import Checkpoint, Folder
 from .cohort import Cohort
 from .crew import over
@@ -105,6 +106,7 @@ class Simulation:
     ):
         self.cohort, self.participation, self.epochs, self.world = cohort, participation, epochs, world
         self.round, self.seconds = 0, 0.0
+        self.compiled = 1 if cohort.programs.fuse else None  # the first round whose steps are compiled
         self.shared = cohort.algorithm.init(cohort.network.initial, cohort.network.layout)
         self.average, self.velocity = dict(self.shared), State()
         self.kept = Kept(cohort, folder=folder, world=world)
@@ -116,8 +118,17 @@ class Simulation:
             self.shared, self.average, self.velocity = map(put, (state.shared, state.average, state.velocity))
             self.kept.restore(state.kept)
             cohort.chunk = state.chunk or cohort.chunk
+            self._as_decided(state)
         self.changed: dict[int, State] = {}  # what the clients of the last round keep now, of those that are ours
         self.shares: list[list[int]] = [[] for _ in range(world.size)]  # the clients of the last round, by process
+
+    def _as_decided(self, state: Checkpoint) -> None:
+        """Compiles as the run did before it was interrupted; what was decided is not decided again."""
+        programs = self.cohort.programs
+        if programs.auto and state.compiled:
+            self.compiled = state.compiled
+            programs.fuse_from_now(compiling.steps_of_rounds(self))
+        programs.auto = programs.auto and state.round < compiling.LOOK
 
     def _check(self, state: Checkpoint | None) -> None:
         """Refuses a checkpoint that is not this algorithm's and this network's."""
@@ -134,7 +145,10 @@ class Simulation:
         """A checkpoint that process 0 has, in all of them; of what clients keep each remembers that of its own."""
         world, like = self.world, self.shared
         facts: Any = world.decide(
-            lambda: state and (state.round, state.seconds, list(state.kept), state.chunk, list(state.velocity))
+            lambda: (
+                state
+                and (state.round, state.seconds, list(state.kept), state.chunk, list(state.velocity), state.compiled)
+            )
         )
         if facts is None:
             return None
@@ -153,7 +167,7 @@ class Simulation:
             row, mine = world.scatter(full, blank), rows[world.rank]
             if mine is not None:
                 self.kept.restore({mine: unpacked(row, self._kept_like)})
-        return Checkpoint(facts[0], shared, average, {}, facts[1], facts[3], velocity)
+        return Checkpoint(facts[0], shared, average, {}, facts[1], facts[3], velocity, facts[5])
 
     @cached_property
     def owned(self) -> list[list[int]]:
@@ -349,6 +363,7 @@ class Simulation:
         self.cohort.chunk = self.world.least(self.cohort.chunk)
         now = self.server
         state = Checkpoint(now.round, now.shared, now.average, {}, self.seconds, self.cohort.chunk, now.velocity)
+        state = state._replace(compiled=self.compiled)
 
         def write() -> None:
             folder.log(line)
@@ -418,19 +433,24 @@ def march(
     writes down. Then the servers are ahead, but not after rounds that are `looked_at`. A run that diverged has ended.
     """
     going, since = dict(enumerate(sims)), 0.0
+    times: list[float] = []  # of the rounds up to the one after which it is decided whether to compile
     ended: list[Simulation] = []
     ahead: Launched | None = None
     for round in range(sims[0].round + 1, rounds + 1):
         now = ahead or launch([*going.values()])
         under_way = [now]
         try:
-            early = round < rounds and _early(sims) and not looked_at(round)
+            look = round == compiling.LOOK and sims[0].cohort.programs.auto
+            early = round < rounds and _early(sims) and not looked_at(round) and not look
             ahead = launch([*going.values()]) if early else None
             under_way += [ahead] if ahead else []
             told = dict(zip(going, land(now, since, ended), strict=True))
             under_way.remove(now)
+            times.append(time.perf_counter() - max(now.start, since))
             since = time.perf_counter()
             ended = [going.pop(i) for i, line in told.items() if isinstance(line, TrainingError)]
+            if look and going and (note := compiling.consider([*going.values()], times, rounds)):
+                told |= {i: told[i] | {"note": note} for i in going}  # type: ignore[operator]
             yield round, told
             under_way.clear()
         finally:  # whoever leaves early finds the servers as of the last round that has landed

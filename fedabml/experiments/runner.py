@@ -135,6 +135,7 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[float], None
     for i, (cell, setup) in enumerate(batch):
         facts = {name: setup.config[name] for name in FACTS} | {"split": split, "together": len(batch)} | today
         facts |= {name: value / len(batch) for name, value in share.items()}
+        facts |= {"compiled": sims[i].compiled} if sims[i].compiled else {}
         facts |= {name: lines[i][name] for name in ("bytes_up", "bytes_down")}
         facts["rows"] = setup.cohort.fed.rows(split).counts.tolist()  # that every client is scored on
         if cell.config.data or cell.config.drop_small:  # else they are numbered

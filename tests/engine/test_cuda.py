@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
@@ -14,8 +14,10 @@ import fedabml
 from fedabml import rng
 from fedabml.algorithms import REGISTRY, make
 from fedabml.conv import conv2d, linear
+from fedabml.engine.checkpoint import Checkpoint
+from fedabml.engine.compiling import LOOK
 from fedabml.engine.lanes import Lanes, _flagged
-from fedabml.engine.simulate import Simulation, advance
+from fedabml.engine.simulate import Simulation, advance, march
 from fedabml.engine.tape import changes
 from fedabml.evaluate import evaluate
 from fedabml.operators import plainly
@@ -399,3 +401,34 @@ def test_nor_does_one_of_a_convolutional_network(name, compile):
     with waiting_is_an_error():
         sim.run(14)
     assert sim.round == 14
+
+
+@pytest.mark.parametrize("sizes", [EVEN, SIZES])
+def test_a_long_run_is_compiled_once_that_pays_and_a_short_one_is_not(sizes, tmp_path, caplog):
+    """It has the numbers of a run that is not compiled, and goes on compiled where it was interrupted."""
+    fed, algorithm = federation(sizes=sizes), make("fedabml", lr=0.1)
+
+    def begun(rounds, state=None, **options):
+        words = {"participation": 0.67, "epochs": 2, "batch_size": 8, "seed": 6, "device": "cuda", "dtype": "float64"}
+        setup = fedabml.prepare(fed, "mlp", algorithm, rounds=rounds, chunk=6, **(words | options))
+        sim = Simulation(setup.cohort, participation=0.67, epochs=2, state=state)
+        with closing(march([sim], rounds, lambda round: False)) as lines:
+            for round, _ in lines:
+                if round == 8:
+                    break
+        return sim
+
+    with caplog.at_level("INFO", "fedabml"):
+        long, short = begun(10**7), begun(8)
+    assert long.cohort.programs.fused and long.compiled == LOOK + 1
+    assert not short.cohort.programs.fused and short.compiled is None
+    assert sum("steps are compiled" in record.getMessage() for record in caplog.records) == 1
+    assert "without torch.compile" not in caplog.text
+    assert_close(long, short, 1e-9)
+    assert_close(short, begun(8, compile=False), 0)
+    state = Checkpoint(8, long.shared, long.average, {}, 1.0, 6, long.velocity, long.compiled)
+    again = begun(9, state)
+    assert again.cohort.programs.fused and again.compiled == LOOK + 1 and again.round == 9
+    names = {name for (name, *_), _ in long.cohort.programs.fused}
+    evaluate(long.cohort, long.theta, long.kept_for)
+    assert {name for (name, *_), _ in long.cohort.programs.fused} == names  # personalising is not compiled for it
