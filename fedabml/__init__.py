@@ -7,14 +7,13 @@ p = posterior.predict(x)        # p.probs, p.entropy, p.mutual_information
 """
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .version import __version__
-
-# Threads that wait by spinning make small steps ten times slower as soon as anything else wants a core; sleeping costs
-# nothing measurable otherwise. It must be said before torch is first imported; a setting of the user's own is kept.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from .algorithms import Algorithm, FedABML, FedAvg, Local
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from .run import Run, prepare, train
     from .vectors import replace_batchnorm
 
+POLICY = "OMP_WAIT_POLICY"
 # The public names are imported when they are first used, so that `fedabml --help` need not wait for torch.
 _HOMES = {
     "algorithms": ("Algorithm", "FedABML", "FedAvg", "Local"),
@@ -68,13 +68,29 @@ __all__ = [
 ]
 
 
+@contextmanager
+def asleep_while_waiting() -> Iterator[None]:
+    """Lets torch's threads sleep while they wait, if torch is imported within; the environment is the same afterwards.
+
+    Threads that wait by spinning make small steps ten times slower as soon as anything else wants a core; sleeping
+    costs nothing measurable otherwise. OpenMP reads it when torch is first imported; a user's own setting is kept.
+    """
+    if "torch" in sys.modules or POLICY in os.environ:
+        yield
+        return
+    os.environ[POLICY] = "PASSIVE"
+    try:
+        yield
+    finally:
+        del os.environ[POLICY]
+
+
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
-    elif name in _MODULES:
-        value = import_module(f".{name}", __name__)
-    else:
+    if name not in _HOME and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with asleep_while_waiting():
+        value = import_module(f".{_HOME.get(name, name)}", __name__)
+    value = getattr(value, name) if name in _HOME else value
     globals()[name] = value
     return value
 

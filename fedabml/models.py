@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from . import rng
 from .arguments import check, checks_arguments, whole
@@ -99,12 +100,40 @@ def build(name: str, shape: Sequence[int], outputs: int, seed: int = 0, **option
     outputs = whole(outputs, "outputs")
     for option, sizes in options.items():
         check(sizes, Sequence[int], f"Model '{name}': {option}")
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(rng.number(seed, rng.INIT) & 0x7FFFFFFF)
+    with Seeded(rng.number(seed, rng.INIT) & 0x7FFFFFFF):
         try:
             return MODELS[name](shape, outputs, **options)
         except TypeError as error:
             raise InputError(f"Model '{name}' does not take these options: {error}.") from error
+
+
+class Seeded(TorchFunctionMode):
+    """Within it, modules are made in float32 on the CPU, their weights drawn from a generator of their own.
+
+    They have the bits that torch.manual_seed(seed) would give them, and neither torch's own generator nor its default
+    type and device matter or change, in this thread and in others.
+    """
+
+    MADE = (torch.empty, torch.zeros, torch.ones)
+    DRAWN = (
+        nn.init.uniform_,
+        nn.init.normal_,
+        nn.init.kaiming_uniform_,
+        nn.init.kaiming_normal_,
+        nn.init.trunc_normal_,
+    )
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.generator = torch.Generator("cpu").manual_seed(seed)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in self.MADE:
+            kwargs |= {"dtype": kwargs.get("dtype") or torch.float32, "device": kwargs.get("device") or "cpu"}
+        if func in self.DRAWN and kwargs.get("generator") is None:
+            kwargs["generator"] = self.generator
+        return func(*args, **kwargs)
 
 
 @checks_arguments

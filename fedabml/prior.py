@@ -31,6 +31,7 @@ from .card import Card, check_fit
 from .engine.backend import device_of
 from .engine.cohort import Cohort
 from .engine.loss import draw, draws_of, output
+from .engine.process import borrowed
 from .errors import InputError, short
 from .evaluate import Prediction, Regression
 from .files import group, packed_tensors, prefixed, read_tensors, tensors_digest, write_tensors
@@ -70,6 +71,7 @@ class Prior:
         return short(f"Prior({algorithms.name_of(self.algorithm)}; {self.card.words})")
 
     @checks_arguments
+    @borrowed()
     def personalize(
         self,
         x: Any,
@@ -128,6 +130,7 @@ class Prior:
 
     @classmethod
     @checks_arguments
+    @borrowed()
     def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Self:
         """Reads what `save` wrote; `model` is the module, where it was the user's own."""
         tensors, facts = _read(path, "prior")
@@ -163,6 +166,7 @@ class Posterior:
         return short(f"Posterior({type(self.q).__name__}, {self.samples} samples; {self.card.words})")
 
     @checks_arguments
+    @borrowed()
     @torch.no_grad()
     def predict(
         self, x: Any, samples: int | None = None, seed: int = 0, device: str = "auto", *, encoded: bool = False
@@ -194,6 +198,7 @@ class Posterior:
             return TablePrediction(p.probs, p.mutual_information, p.surprise, names) if names else p
         return Regression.of(outputs, self.card.y_shift, self.card.y_scale)
 
+    @borrowed()
     def to_module(self) -> nn.Module:
         """A plain module with the mean weights, for use outside of fedabml.
 
@@ -217,6 +222,7 @@ class Posterior:
 
     @classmethod
     @checks_arguments
+    @borrowed()
     def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Self:
         """Reads what `save` wrote."""
         tensors, facts = _read(path, "posterior")

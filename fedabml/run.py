@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from . import algorithms, likelihoods, models
+from . import algorithms, engine, likelihoods, models
 from .algorithms import Algorithm, FedABML
 from .arguments import checks_arguments, whole
 from .card import Card
@@ -32,8 +32,8 @@ from .engine.distributed import world as processes
 from .engine.estimators import Noise
 from .engine.memory import hold_pages
 from .engine.plan import cohort_size
+from .engine.process import borrowed
 from .engine.simulate import Simulation
-from .engine.tape import spare_compiler
 from .errors import InputError, short
 from .evaluate import SOME, Evaluation, check_rows
 from .evaluate import evaluate as score_clients
@@ -93,6 +93,7 @@ class Setup:
 
 
 @checks_arguments
+@borrowed()
 def prepare(
     fed: Federation,
     model: nn.Module | str = "mlp",
@@ -144,8 +145,7 @@ def prepare(
     place = device_of(device)
     asked, dtype = dtype, "float32" if algorithm.fine and dtype in COARSE else dtype
     arithmetic = dtype_of(dtype, place)
-    spare_compiler()
-    if place.type == "cpu":
+    if place.type == "cpu" and engine.process_is_ours:
         hold_pages()
     network = Network(module, likelihood.own)
     fed, unscaled = take_tokens(fed, network)
@@ -213,6 +213,7 @@ def prepare(
 
 @checks_arguments
 @with_folder_lock()
+@borrowed()
 def train(
     fed: Federation,
     model: nn.Module | str = "mlp",

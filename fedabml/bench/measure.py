@@ -357,7 +357,8 @@ def ceilings(device: torch.device, dtypes: tuple[str, ...] = ("float32",)) -> di
     for dtype in dtypes:
         kind = torch.bfloat16 if dtype in HALF else torch.float64 if dtype == "float64" else torch.float32
         dtype_of("float32" if dtype in HALF else dtype, device)
-        a, b = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
+        random = torch.Generator(device).manual_seed(0)
+        a, b = (torch.randn(side, side, device=device, generator=random).to(kind) for _ in range(2))
         out = torch.empty_like(a)
         found[dtype] = 2 * side**3 / _best(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), device)  # type: ignore[misc]
     source = torch.ones((1 << 32 if big else 1 << 28) // 4, device=device)

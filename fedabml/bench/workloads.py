@@ -56,10 +56,7 @@ class Workload:
         """The network, its weights a function of nothing."""
         if self.model in models.MODELS:
             return models.build(self.model, self.shape, self.classes)
-        import torch
-
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
+        with models.Seeded(0):
             return pfl_cnn(self.shape, self.classes)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from .. import engine
 from ..engine import distributed
 from ..errors import InputError, TrainingError
 from ..version import __version__
@@ -109,6 +110,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # names of classes and symbols must not break a narrow locale
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    engine.process_is_ours = True
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see fedabml.asleep_while_waiting
     signal.signal(signal.SIGTERM, _stop)  # a scheduler's polite request: as Ctrl-C
     try:
         app(prog_name="fedabml")

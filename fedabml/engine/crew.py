@@ -7,12 +7,12 @@ slow, the more so on a busy machine. So each thread takes clients of its own, an
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from typing import TypeVar
 
 import torch
@@ -47,9 +47,31 @@ class Gate:
             yield
 
 
-@cache
+_pools: dict[int, ThreadPoolExecutor] = {}  # by size
+_LOCK = threading.Lock()
+
+
 def _pool(size: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(size, thread_name_prefix="fedabml", initializer=torch.set_num_threads, initargs=(1,))
+    """Threads that are kept until `dismiss`. The first of them sets torch's number of threads in the whole process."""
+    with _LOCK:
+        if size not in _pools:
+            _pools[size] = ThreadPoolExecutor(size, "fedabml", torch.set_num_threads, (1,))
+        return _pools[size]
+
+
+def dismiss() -> bool:
+    """Lets all threads go; returns whether there were any."""
+    with _LOCK:
+        pools = [*_pools.values()]
+        _pools.clear()
+    for pool in pools:
+        pool.shutdown()
+    return bool(pools)
+
+
+if hasattr(os, "register_at_fork"):  # a child has no threads but its own, and nobody who would open the lock
+    os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
+    os.register_at_fork(after_in_child=_pools.clear)
 
 
 def over(work: Callable[[S], T], items: Sequence[S], workers: int) -> Iterable[T]:

@@ -2,7 +2,7 @@
 
 Below the transforms of torch.func, `vmap` and `grad` are resolved: what arrives there are ordinary operations on
 ordinary tensors. Executing those alone spares a small step most of its time. It is what `make_fx` does, but that loads
-torch's compiler, which takes longer than many a run; for the same reason `spare_compiler` keeps `torch.func.grad` from
+torch's compiler, which takes longer than many a run; for the same reason `compiler_spared` keeps `torch.func.grad` from
 it.
 """
 
@@ -12,7 +12,7 @@ import contextlib
 import importlib
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -289,7 +289,15 @@ class _Late(types.ModuleType):
         return getattr(importlib.import_module("torch._dynamo"), name)  # which takes this one's place
 
 
-def spare_compiler() -> None:
+@contextlib.contextmanager
+def compiler_spared() -> Iterator[None]:
     """Lets `torch.func.grad` work without loading torch's compiler, which it asks only to stay away."""
-    if "torch._dynamo" not in sys.modules and not isinstance(vars(torch).get("_dynamo"), _Late):
-        torch._dynamo = _Late("torch._dynamo")
+    if "torch._dynamo" in sys.modules or "_dynamo" in vars(torch):
+        yield
+        return
+    torch._dynamo = late = _Late("torch._dynamo")
+    try:
+        yield
+    finally:
+        if vars(torch).get("_dynamo") is late:  # else somebody has needed the compiler, and it is there
+            del torch._dynamo

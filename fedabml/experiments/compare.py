@@ -22,6 +22,7 @@ from ..arguments import whole
 from ..config import RunConfig, Table, names, stored
 from ..data.once import reading_once
 from ..engine.distributed import with_folder_lock
+from ..engine.process import borrowed
 from ..errors import InputError, nearest
 from ..files import check_digest, digests, read_bytes, read_json, write, write_json
 from ..report.compare import render
@@ -194,6 +195,7 @@ class Request:
         return Request({**old.rows, **self.rows}, tuple(sorted({*old.seeds, *self.seeds})))
 
 
+@borrowed()
 @reading_once()
 @with_folder_lock("A comparison")
 def compare(

@@ -26,6 +26,7 @@ from ..arguments import whole
 from ..config import RunConfig, Table, _toml
 from ..data.once import reading_once
 from ..engine.distributed import with_folder_lock
+from ..engine.process import borrowed
 from ..errors import InputError, nearest
 from ..evaluate import check_rows
 from ..files import write
@@ -66,6 +67,7 @@ class Tuned:
         return sorted(fine, key=lambda trial: trial.rank, reverse=True)[:count]
 
 
+@borrowed()
 @reading_once()
 @with_folder_lock("Tuning")
 def tune(
