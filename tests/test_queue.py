@@ -27,7 +27,7 @@ def queue(tmp_path, text, workers=1, seconds=MOST):
     return Queue([told], tmp_path / "out", tmp_path / "data", workers, time.time() + seconds)
 
 
-def said_one(log):
+def has_begun(log):
     """Whether a command has written that it is at work."""
     return log.exists() and log.read_text().endswith("\n1\n")
 
@@ -134,7 +134,7 @@ def test_a_chain_waits_for_its_data_and_time_ends(tmp_path):
     def ending(chain):
         run(chain)
         if chain.name == "b":
-            while not said_one(tmp_path / "out" / "c.log"):
+            while not has_begun(tmp_path / "out" / "c.log"):
                 time.sleep(0.01)
             own.until = time.time()
 
@@ -150,7 +150,7 @@ def test_a_queue_that_is_killed_stops_its_commands(tmp_path):
     process, log = subprocess.Popen([sys.executable, *words], cwd=LISTS[0].parents[2]), tmp_path / "out" / "a.log"
     try:
         end = time.time() + MOST
-        while not said_one(log):
+        while not has_begun(log):
             assert process.poll() is None and time.time() < end
             time.sleep(0.05)
         process.terminate()

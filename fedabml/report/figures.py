@@ -107,9 +107,9 @@ def _sizes(run: Run, clients: Sequence[Client], count: int) -> list[float]:
 
 def _caveats(runs: Sequence[Run], shown: int, of: int, which: str) -> str:
     """What a reader must know about the dots: which clients they are, and that chance moves the small ones."""
-    said = f" Of {of:,} dots {shown:,} are drawn: {which}. The file clients.csv holds every client." * (shown < of)
+    thinned = f" Of {of:,} dots {shown:,} are drawn: {which}. The file clients.csv holds every client." * (shown < of)
     few = f" Smaller dots are clients with fewer than {FEW_ROWS} {runs[0].split} rows: chance decides their place."
-    return said + few * any(run.small_clients for run in runs)
+    return thinned + few * any(run.small_clients for run in runs)
 
 
 def _ranked(
