@@ -159,7 +159,7 @@ def calls(t):
         ),
         "Posterior": (
             fedabml.Posterior,
-            {"q": posterior.q, "card": posterior.card, "offset": posterior.offset, "samples": 3},
+            {"q": posterior.q, "card": posterior.card, "offset": posterior.offset, "samples": 3, "prior": ""},
         ),
         "FedABML": (fedabml.FedABML, hyper),
         "make": (algorithms.make, {"name": "fedavg", **hyper}),
