@@ -90,7 +90,7 @@ class Federation:
         test: Sequence[Pair | None] | None = None,
         val: Sequence[Pair | None] | None = None,
         *,
-        names: Sequence[str] | None = None,
+        names: Sequence[str | int] | None = None,
         task: str | None = None,
         classes: int | None = None,
         normalize: str = "auto",

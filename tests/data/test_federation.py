@@ -185,6 +185,10 @@ def test_bad_calls(train, options, words):
         Federation.from_arrays(train, **options)
 
 
+def test_names_may_be_numbers():
+    assert Federation.from_arrays([client(), client()], names=[7, np.int64(3)]).names == ("7", "3")
+
+
 def test_drop_small_leaves_them_out():
     fed = Federation.from_arrays([client(1), client(), client(0)], [client()] * 3, names=[*"abc"], drop_small=True)
     assert fed.names == ("b",) and fed.train.counts.tolist() == [6] and fed.test.counts.tolist() == [6]
