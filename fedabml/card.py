@@ -182,7 +182,8 @@ class Card:
                     "as load_prior(path, model=module)."
                 )
             spec = facts["model"]
-            module = models.build(spec["name"], spec["shape"], spec["outputs"], **spec["options"])
+            most = max(1_000_000, sum(tensor.numel() for tensor in tensors.values()))
+            module = models.build(spec["name"], spec["shape"], spec["outputs"], **spec["options"], most=most)
         network = Network(module, likelihood.own)
         network.tokens = facts.get("tokens") is True
         layout = [[n, list(s)] for n, s in zip(network.layout.names, network.layout.shapes, strict=True)]
@@ -190,6 +191,9 @@ class Card:
             raise InputError(f"The model does not fit '{path}': its parameters have other names or shapes.")
         constants, norm = group(tensors, "constant"), group(tensors, "norm")
         check_fit(path, "constants", constants, {n: tuple(t.shape) for n, t in network.constants.items()})
+        for name, value in network.constants.items():
+            if constants[name].dtype != value.dtype:
+                raise InputError(f"'{path}': its constant '{name}' is {constants[name].dtype}, not {value.dtype}.")
         network.module.load_state_dict({**network.module.state_dict(), **constants})
         if "initial" in tensors:
             check_fit(path, "initial weights", {"initial": tensors["initial"]}, {"initial": (network.layout.size,)})

@@ -30,7 +30,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from .arguments import MOST
 from .errors import InputError, nearest, short
+from .files import read_text
+from .limits import MAX_TOML, parse_toml
 
 if TYPE_CHECKING:
     from .algorithms import Algorithm
@@ -335,14 +338,9 @@ def stored(content: Mapping[str, Any]) -> Table:
 
 def read_toml(path: str | Path) -> Table:
     """The content of a TOML file, or an error that says file and line."""
+    text = read_text(path, MAX_TOML)
     try:
-        text = Path(path).read_bytes().decode()
-    except OSError as error:
-        raise InputError(f"Cannot read the configuration '{path}': {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"'{path}' is not a TOML file: it is not text.") from error
-    try:
-        return tomllib.loads(text)
+        return parse_toml(text, f"'{path}'")
     except tomllib.TOMLDecodeError as error:
         reason = str(error).replace("at end of document", f"at line {text.count(chr(10)) + 1}, the end of the file")
         raise InputError(f"'{path}' is not valid TOML, or is cut short: {reason}.") from error
@@ -362,7 +360,7 @@ def parse_set(words: Sequence[str]) -> Table:
         if not equals or len(parts) > 2 or not all(parts):
             raise InputError(f"--set takes NAME=VALUE or TABLE.NAME=VALUE, such as fedabml.lam=0.1; it is '{word}'.")
         try:
-            parsed = tomllib.loads(f"value = {text}")
+            parsed = parse_toml(f"value = {text}", f"--set {name}")
         except tomllib.TOMLDecodeError:
             parsed = {}
         value = parsed["value"] if parsed.keys() == {"value"} else text.strip()
@@ -429,7 +427,9 @@ def _checked(name: str, kind: str, value: Any, meta: Mapping[str, Any]) -> Any:
         return None
     types = {"int": int, "float": (int, float), "bool": bool, "str": str, "Table": Mapping}
     fits = isinstance(value, types[base]) and (base == "bool" or not isinstance(value, bool))  # type: ignore[arg-type]
-    if not fits or (base == "float" and not math.isfinite(value)):
+    if isinstance(value, int) and abs(value) > MOST:
+        raise InputError(f"'{name}' ({meta['doc']}) is beyond {MOST}, the largest number that is taken.")
+    if not fits or (base == "float" and not math.isfinite(value)) or (base == "str" and "\0" in value):
         raise InputError(f"'{name}' ({meta['doc']}) must be {_SPOKEN[base]}; it is {value!r}.")
     if meta.get("choices") and value not in meta["choices"]:
         raise InputError(f"'{name}' is '{value}'.{nearest(value, meta['choices'])}")

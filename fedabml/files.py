@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from .errors import InputError
+from .limits import parse_json as parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,7 +135,8 @@ def _sync(folder: Path) -> None:
 def write(path: Name, content: str | bytes, *, private: bool = False) -> Path:
     """Writes a whole file or nothing."""
     with write_aside(path, private=private) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        # A path that is not UTF-8 may stand in the text: its strange bytes become visible escapes.
+        file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
     return Path(path)
 
 
@@ -347,16 +349,6 @@ def read_text(path: Name, limit: int = MAX_TEXT) -> str:
         raise InputError(f"'{path}' is not text in UTF-8 (byte {error.start}); it is damaged or not ours.") from error
 
 
-def parse_json(text: str, where: str) -> Any:
-    """Parses JSON; what is no JSON, nested too deeply or holds an endless number is an InputError."""
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise InputError(f"{where} is nested too deeply to be ours.") from error
-    except ValueError as error:
-        raise InputError(f"{where} is not valid JSON ({error}); it is truncated or not ours.") from error
-
-
 def parse_sealed(text: str, where: str) -> Any:
     """Parses JSON and checks the seal of a dictionary."""
     data = parse_json(text, where)
@@ -414,11 +406,12 @@ def _header(file: IO[bytes], path: Name) -> tuple[bytes, bytes, dict[str, Any]]:
     length = int.from_bytes(start, "little")
     header = file.read(length) if length <= MAX_HEADER else b""
     try:
-        entries = json.loads(header) if len(start) == 8 else None
-        facts = json.loads(entries["__metadata__"][FACTS])  # type: ignore[index]
+        entries = parse_json(header.decode(), "its header")
+        facts = parse_json(entries["__metadata__"][FACTS], "its header")
         facts.get("sha256")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(_foreign(path, type(error).__name__)) from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = str(error).rstrip(".") if isinstance(error, InputError) else type(error).__name__
+        raise InputError(_foreign(path, reason)) from error
     return start, header, facts
 
 
@@ -439,3 +432,13 @@ def group(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `group`."""
     return {f"{prefix}.{name}": t for name, t in tensors.items()}
+
+
+def real(path: Name) -> str:
+    """The path without links and from the root, also where links lead in a circle."""
+    return os.path.realpath(path)
+
+
+def readable_name(name: str) -> str:
+    """The name of a file as text for people, tables and JSON: bytes that are not UTF-8 become visible escapes."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from . import rng
 from .arguments import check, checks_arguments, whole
 from .errors import InputError, nearest
+from .files import open_regular
+from .limits import host_memory
 
 
 def mlr(shape: Sequence[int], outputs: int) -> nn.Module:
@@ -92,19 +94,39 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 @checks_arguments
-def build(name: str, shape: Sequence[int], outputs: int, seed: int = 0, **options: Any) -> nn.Module:
-    """A network by name, its initial weights a function of the seed alone."""
+def build(
+    name: str, shape: Sequence[int], outputs: int, seed: int = 0, most: int | None = None, **options: Any
+) -> nn.Module:
+    """A network by name, its initial weights a function of the seed alone.
+
+    `most` bounds its parameters, as where a file says what to build; without it, what fits into memory is the bound.
+    """
     if name not in MODELS:
         raise InputError(f"There is no model '{name}'.{nearest(name, MODELS)}")
     shape = tuple(whole(size, "A size in shape") for size in shape)
     outputs = whole(outputs, "outputs")
     for option, sizes in options.items():
         check(sizes, Sequence[int], f"Model '{name}': {option}")
+    _check_size(name, shape, outputs, options, most)
     with Seeded(rng.number(seed, rng.INIT) & 0x7FFFFFFF):
-        try:
-            return MODELS[name](shape, outputs, **options)
-        except TypeError as error:
-            raise InputError(f"Model '{name}' does not take these options: {error}.") from error
+        return MODELS[name](shape, outputs, **options)
+
+
+def _check_size(name: str, shape: Sequence[int], outputs: int, options: dict[str, Any], most: int | None) -> None:
+    """Refuses options that the network does not take, and one that is too large, before it costs memory."""
+    try:
+        with torch.device("meta"):  # which takes neither time nor memory nor random numbers
+            parameters = sum(p.numel() for p in MODELS[name](shape, outputs, **options).parameters())
+    except (TypeError, RuntimeError, OverflowError, ZeroDivisionError) as error:
+        reason = str(error).split("\n")[0]
+        raise InputError(f"Model '{name}' does not take these options: {reason}.") from error
+    free = host_memory()[1] // 4  # bytes of a parameter; beside the network there will be a few vectors like it
+    if most is not None and parameters > most:
+        raise InputError(f"Model '{name}' with these options has {parameters:,} parameters, more than the file holds.")
+    if 0 < free < 2 * parameters:
+        raise InputError(
+            f"Model '{name}' with these options has {parameters:,} parameters: too many for this machine's memory."
+        )
 
 
 class Seeded(TorchFunctionMode):
@@ -140,12 +162,16 @@ class Seeded(TorchFunctionMode):
 def with_weights(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """A copy of a network with the weights of a .safetensors file, which must have the same names and shapes."""
     try:
-        weights = load_file(path)
+        with open_regular(path):  # a FIFO or a device would be waited for
+            weights = load_file(path)
     except (SafetensorError, OSError) as error:
         raise InputError(
             f"'{path}' cannot be read as weights ({error}). Only safetensors files are; save a module's with "
             "safetensors.torch.save_file(module.state_dict(), path). Pickled weights (.pt, .pth) are refused."
         ) from error
+    for key, value in weights.items():
+        if not value.is_floating_point() and key in dict(model.named_parameters()):
+            raise InputError(f"The weights in '{path}' do not fit the model: '{key}' is {value.dtype}.")
     model = copy.deepcopy(model)
     try:
         model.load_state_dict(weights)

@@ -37,7 +37,10 @@ from .evaluate import Prediction, Regression
 from .files import group, packed_tensors, prefixed, read_tensors, tensors_digest, write_tensors
 from .gaussian import Distribution, Gaussian, Point, Samples
 from .likelihoods import Categorical
+from .limits import host_memory
 
+FLOATS = (torch.float32, torch.float64)  # of weights in a file
+MOST_SAMPLES = 100_000  # weight samples of a prediction
 _KINDS: dict[str, type[Any]] = {"Gaussian": Gaussian, "Point": Point, "Samples": Samples}
 
 
@@ -175,10 +178,11 @@ class Posterior:
 
         Where the prior was trained on a table, `x` is one, as for `personalize`, and `decode()` names the classes.
         """
-        place, samples = device_of(device), self.samples if samples is None else whole(samples, "samples", 0)
+        place, samples = device_of(device), self.samples if samples is None else _samples(samples)
         network = self.card.network.to(place, torch.float32)
         inputs = self.card.normalised(self.card.inputs(x, encoded=encoded), place)
         key = rng.key(whole(seed, "seed", 0), rng.PREDICT, device=place)
+        self._check_memory(len(inputs), samples)
         q = type(self.q)(*(leaf.to(place) for leaf in self.q))
         offset = None if self.offset is None else self.offset.to(place)
         parts = []
@@ -197,6 +201,17 @@ class Posterior:
             names = self.card.class_names
             return TablePrediction(p.probs, p.mutual_information, p.surprise, names) if names else p
         return Regression.of(outputs, self.card.y_shift, self.card.y_scale)
+
+    def _check_memory(self, rows: int, samples: int) -> None:
+        """Refuses predictions that would not fit into memory: those of all weight samples are held at once."""
+        likelihood = self.card.likelihood
+        outputs = likelihood.classes if isinstance(likelihood, Categorical) else 2 * likelihood.targets
+        needed, free = 8 * max(1, samples) * rows * outputs, host_memory()[1]
+        if 0 < free < needed:
+            raise InputError(
+                f"{samples} weight samples for {rows} rows need about {needed:,} bytes of memory, and {free:,} are "
+                "free. Take fewer samples, or predict the rows in parts."
+            )
 
     @borrowed()
     def to_module(self) -> nn.Module:
@@ -236,8 +251,16 @@ class Posterior:
             if level:
                 classes = card.likelihood.classes if isinstance(card.likelihood, Categorical) else 0
                 check_fit(str(path), "label level", level, {"offset": (classes,)})
-            samples = whole(facts["samples"], "samples", 0)
-            return cls(kind(**leaves), card, level.get("offset"), samples, facts.get("prior", ""))
+            own = {name: leaf.to(torch.float32) for name, leaf in leaves.items()}
+            samples = _samples(facts["samples"])
+            return cls(kind(**own), card, level.get("offset"), samples, facts.get("prior", ""))
+
+
+def _samples(count: Any) -> int:
+    """How many weight samples a prediction takes, checked."""
+    if whole(count, "samples", 0) > MOST_SAMPLES:
+        raise InputError(f"samples is {count}; a prediction takes at most {MOST_SAMPLES:,} weight samples.")
+    return int(count)
 
 
 def _read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -245,8 +268,10 @@ def _read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], d
     if facts.get("kind") != kind:
         raise InputError(f"'{path}' holds a {facts.get('kind', 'checkpoint')}, not a {kind}.")
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        if tensor.dtype in FLOATS and not torch.isfinite(tensor).all():
             raise InputError(f"'{path}' holds values that are not finite, in '{name}'; it is damaged.")
+        if tensor.dtype not in FLOATS and not name.startswith("constant."):
+            raise InputError(f"'{path}' holds {tensor.dtype} in '{name}', where weights in float32 belong.")
     return tensors, facts
 
 

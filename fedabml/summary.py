@@ -53,7 +53,7 @@ def summarise(
         summary["prior_width"] = width
     if setup.cohort.device.type == "cuda":
         summary["peak_device_bytes"] = torch.cuda.max_memory_allocated(setup.cohort.device)
-    words = {"bytes_up": line["bytes_up"], "bytes_down": line["bytes_down"], "seconds": seconds}
+    words = {"bytes_up": line.get("bytes_up", 0), "bytes_down": line.get("bytes_down", 0), "seconds": seconds}
     return summary | words | {"peak_memory_bytes": peak_memory(), "partition_hash": config["partition_hash"]}
 
 

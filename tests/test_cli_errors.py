@@ -65,7 +65,7 @@ def good(n=8):
         (["--participation", "2"], "at most 1"),
         (["--rounds", "-1"], "0 or more"),
         (["--chunk", "0"], "1 or more"),
-        (["--config", "none.toml"], "Cannot read"),
+        (["--config", "none.toml"], "There is no file"),
         (["--algorithm", "fedavg-ft", "--set", "fedavg.lr=0.5", "--set", "fedavg.nonsense=3"], "run's is fedavg-ft"),
         (["--set", "personalize.epochs=3"], "no key or algorithm 'personalize'"),
     ],

@@ -136,3 +136,15 @@ def test_completion_knows_the_names(tmp_path):
         [sys.executable, "-c", program], env={**ENV, **words}, capture_output=True, text=True, timeout=MOST
     )
     assert result.stdout.split() == ["fedavg", "fedavg-ft"], result.stderr
+
+
+@pytest.mark.parametrize("module", ["fedabml.errors", "typer", "fedabml.config", "numpy", "torch"])
+def test_ctrl_c_while_the_program_is_imported_is_130_and_no_traceback(tmp_path, module):
+    watched = [sys.executable, "-X", "importtime", "-m", "fedabml", *TRAIN]
+    process = subprocess.Popen(watched, cwd=tmp_path, env=ENV, stderr=subprocess.PIPE, text=True, preexec_fn=hears)
+    for line in process.stderr:
+        if line.split("|")[-1].strip() == module:
+            break
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=MOST)[1]
+    assert process.returncode == 130 and "Traceback" not in rest and "Stopped." in rest

@@ -145,7 +145,7 @@ def test_files_that_are_no_text_or_not_there(tmp_path):
     (tmp_path / "x.toml").write_bytes(b"\x80\x04\x95")
     with pytest.raises(InputError, match="not text"):
         RunConfig.from_toml(tmp_path / "x.toml")
-    with pytest.raises(InputError, match="Cannot read"):
+    with pytest.raises(InputError, match="There is no file"):
         RunConfig.from_toml(tmp_path / "none.toml")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import engine
+from ..__main__ import handle_signals
 from ..engine import distributed
 from ..errors import InputError, TrainingError
 from ..version import __version__
@@ -22,6 +22,12 @@ UsageError: Any = typer.BadParameter.__base__  # click's, wherever typer has it 
 
 class Face(TyperGroup):
     """Errors that a person can cause are one paragraph and exit code 2; Ctrl-C is 130."""
+
+    def make_context(self, *words: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*words, **options)
+        except KeyboardInterrupt:  # which click would turn into code 1
+            raise SystemExit(130) from None
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
@@ -112,7 +118,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     engine.process_is_ours = True
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see fedabml.asleep_while_waiting
-    signal.signal(signal.SIGTERM, _stop)  # a scheduler's polite request: as Ctrl-C
+    handle_signals()
     try:
         app(prog_name="fedabml")
     except SystemExit as end:
@@ -121,7 +127,3 @@ def main() -> None:
             sys.stderr.flush()
             os._exit(end.code if isinstance(end.code, int) else 1)
         raise
-
-
-def _stop(*_: Any) -> None:
-    raise KeyboardInterrupt

@@ -149,6 +149,7 @@ def seeds_of(words: str) -> int | list[int]:
     """So many, or these: 5, or 0,3,7."""
     try:
         several = [int(word) for word in words.split(",") if word.strip()]
+        range(several[0])  # so many that Python cannot count them are none
     except ValueError:
         several = []
     if not several or ("," not in words and several[0] < 1):

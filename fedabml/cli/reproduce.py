@@ -200,7 +200,7 @@ def _words(told: str | None) -> tuple[str, ...]:
 def _part(told: str) -> tuple[int, int]:
     """The numbers of `I/N`."""
     number, slash, parts = told.partition("/")
-    if not slash or not number.isdecimal() or not parts.isdecimal():
+    if not slash or not all(word.isdecimal() and len(word) < 6 for word in (number, parts)):
         raise InputError(f"--part is I/N, as 1/4 is the first of four; it is '{told}'.")
     return int(number), int(parts)
 

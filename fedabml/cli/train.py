@@ -12,6 +12,7 @@ from ..config import RunConfig
 from ..config import stored as stored_config
 from ..engine import distributed
 from ..errors import InputError
+from ..files import real
 from . import plan as planning
 from .console import Watch, complain, downloads, number, say, size, table
 from .options import Config, Preset, Set, Told, run_flags, told
@@ -169,7 +170,7 @@ def check_vacant(out: Path) -> None:
 def stored(plan: RunConfig) -> dict[str, Any]:
     """A configuration as a run keeps it: a path to data holds from every working folder."""
     content = plan.to_dict(everything=True)
-    return content | ({"data": str(Path(plan.data).resolve())} if plan.data else {})
+    return content | ({"data": real(plan.data)} if plan.data else {})
 
 
 def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = False, label: str = "training") -> Run:

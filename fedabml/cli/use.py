@@ -58,7 +58,8 @@ def evaluate(
     if not (run / "shared.safetensors").exists():
         way = f"fedabml train --resume --out {shlex.quote(str(run))}"
         raise InputError(f"The run in '{run}' is not finished: it has no shared.safetensors. Go on with it: {way}")
-    plan = plan.with_changes(data_dir=data_dir or plan.data_dir, backend=saved["backend"], chunk=saved["chunk"])
+    backend, chunk = saved.get("backend", plan.backend), saved.get("chunk", plan.chunk)
+    plan = plan.with_changes(data_dir=data_dir or plan.data_dir, backend=backend, chunk=chunk)
     plan = plan.with_changes(device=device or plan.device)
     with downloads(plan.dataset or "") as hear:
         fed = plan.federation(hear)
@@ -69,7 +70,7 @@ def evaluate(
     prior = load_prior(run / "shared.safetensors")
     algorithm = prior.algorithm if epochs is None else dataclasses.replace(prior.algorithm, personal_epochs=epochs)
     setup = prepare(fed, plan.model, algorithm, **plan.words(fed))
-    split = resolve_split(fed, saved["split"] if split == "auto" else split)
+    split = resolve_split(fed, saved.get("split", "auto") if split == "auto" else split)
     with folder_lock(out):
         found = _score(run, setup, prior.shared, split, plan.rounds)
         facts = {"split": split, "personal_epochs": algorithm.personal_epochs, "clients": fed.clients}

@@ -18,13 +18,14 @@ from fedabml.data.files import read_client
 from fedabml.data.rows import HOLD_OUT, Rows, draw
 from fedabml.data.statistics import moments
 from fedabml.errors import InputError, nearest, short
+from fedabml.files import readable_name
 
 if TYPE_CHECKING:
     from fedabml.data.table import TableRecipe
 
 __all__ = ["Federation", "Rows"]
 
-MANY = 100_000  # clients whose samples are not listed one by one in a manifest
+MANY, MANY_ROWS = 1_000_000, 2_000_000  # counts by client and class, and samples, that a manifest lists at most
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -171,9 +172,9 @@ class Federation:
         return cls.from_arrays(
             [(c["x_train"], c["y_train"]) for c in clients],
             [(c["x_test"], c["y_test"]) if "x_test" in c else None for c in clients],
-            names=[file.stem for file in files],
+            names=[readable_name(file.stem) for file in files],
             task=task,
-            dataset=folder.resolve().name,
+            dataset=readable_name(folder.resolve().name),
             drop_small=drop_small,
         )
 
@@ -273,9 +274,9 @@ class Federation:
     def manifest_rows(self) -> dict[str, Any]:
         """The manifest with the sample numbers of every client: its training samples, then validation and test.
 
-        Of very many clients they are left out: the hash stands for them.
+        Of very many clients or samples they are left out: the hash stands for them.
         """
-        if self.clients > MANY:
+        if self.clients * max(1, self.classes) > MANY or len(self.y) > MANY_ROWS:
             return {**self.manifest, "rows": None}
         lists = {split: [self.rows(split)[i].tolist() for i in range(self.clients)] for split in SPLITS}
         counts = {split: self.label_counts(split).tolist() for split in SPLITS}

@@ -2,52 +2,102 @@
 
 from __future__ import annotations
 
+import math
 import os
+import struct
+import tokenize
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from fedabml.arguments import checks_arguments
 from fedabml.errors import InputError, nearest
 from fedabml.files import open_regular
+from fedabml.limits import check_unpacked
 
 CLIENT_KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 def data_dir(given: str | os.PathLike[str] | None = None) -> Path:
     """The folder of datasets: the one given, else $FEDABML_DATA, else ~/.cache/fedabml/data."""
-    return Path(given or os.environ.get("FEDABML_DATA") or "~/.cache/fedabml/data").expanduser()
+    named = given or os.environ.get("FEDABML_DATA") or "~/.cache/fedabml/data"
+    return Path(os.path.expanduser(named))  # noqa: PTH111  pathlib's raises where there is no such home
 
 
 def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Every array of an .npz file. Pickled objects are refused, and a damaged file is named."""
+    """Reads every array of an .npz file; pickled objects, damage and false sizes are InputErrors that name the file."""
     path = Path(path)
-    try:
-        with open_regular(path) as file:
-            if not zipfile.is_zipfile(file):
-                raise InputError(
-                    f"{path} is not an .npz file, or is cut short. Write it with numpy.savez and copy it whole."
-                )
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                arrays = {key: archive[key] for key in archive.files}
-    except InputError:
-        raise
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        if "pickle" in str(error).lower():
+    with open_regular(path) as file:
+        try:
+            with zipfile.ZipFile(_ShortReads(file)) as archive:
+                members = archive.infolist()
+                check_unpacked(path, os.fstat(file.fileno()).st_size, sum(m.file_size for m in members))
+                return {member.filename.removesuffix(".npy"): _array(archive, member) for member in members}
+        except _NoArray as error:
+            raise InputError(f"{path} {error}") from error
+        except zipfile.BadZipFile as error:
             raise InputError(
-                f"{path} holds Python objects, which fedabml never loads because they can run code. "
-                f"Save plain arrays of numbers (dtype object is what to avoid)."
+                f"{path} is not an .npz file, or is damaged or cut short ({error}). Write it with numpy.savez and copy "
+                "it whole."
             ) from error
-        raise InputError(f"{path} is damaged ({error}). Write it again with numpy.savez.") from error
-    foreign = next((key for key, value in arrays.items() if not isinstance(value, np.ndarray)), None)
-    if foreign is not None:
-        raise InputError(f"{path} holds '{foreign}', which is no array. Write the file with numpy.savez.")
-    return arrays
+        except _DAMAGE as error:
+            raise InputError(f"{path} is damaged ({error}). Write it again with numpy.savez.") from error
+
+
+class _NoArray(Exception):
+    """A member of an archive is not an array that is read; the message goes on where the file's name ends."""
+
+
+# What zipfile, zlib and numpy make of damaged bytes; numpy reads a header with Python's own tokenizer and parser.
+_DAMAGE = (
+    *(ValueError, EOFError, LookupError, TypeError, OverflowError, MemoryError, RecursionError, SyntaxError),
+    *(zlib.error, NotImplementedError, RuntimeError, struct.error, tokenize.TokenError),
+)
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    """One array of an archive. Its header must declare as many bytes as there are before any are allocated."""
+    if not member.filename.endswith(".npy"):
+        raise _NoArray(f"holds '{member.filename}', which is no array. Write the file with numpy.savez.")
+    if member.flag_bits & 1:
+        raise _NoArray(f"has an encrypted entry, '{member.filename}', or is damaged. Write it with numpy.savez.")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise _NoArray(f"packs '{member.filename}' in a way that numpy does not. Write it with numpy.savez.")
+    with warnings.catch_warnings(), archive.open(member) as file:
+        warnings.simplefilter("ignore")  # numpy warns of headers that Python 2 wrote
+        version = np.lib.format.read_magic(file)
+        header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in header:
+            raise _NoArray(f"has '{member.filename}' in version {version} of the format. Save plain arrays of numbers.")
+        shape, _, dtype = header[version](file)
+        if dtype.hasobject:
+            raise _NoArray(
+                "holds Python objects, which fedabml never loads because they can run code. Save plain arrays of "
+                "numbers (dtype object is what to avoid)."
+            )
+        if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != member.file_size - file.tell():
+            raise _NoArray(
+                f"is damaged: '{member.filename}' declares {dtype} of shape {list(shape)}, which does not fit its "
+                f"{member.file_size} bytes. Write it again with numpy.savez."
+            )
+        file.seek(0)
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+class _ShortReads:
+    """A file for `zipfile`, which would else read whatever length an archive declares for its directory."""
+
+    MOST = 16 << 20
+
+    def __init__(self, file: IO[bytes]):
+        self.seek, self.tell, self.seekable, self._file = file.seek, file.tell, file.seekable, file
+
+    def read(self, size: int = -1) -> bytes:
+        return self._file.read(min(size, self.MOST) if size >= 0 else self.MOST)
 
 
 @checks_arguments

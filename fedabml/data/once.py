@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedabml.files import real
+
 T = TypeVar("T")
 LIMIT = 64  # results kept at most, the oldest dropped first: a table is one for each seed
 _KEPT: OrderedDict[Hashable, Any] = OrderedDict()
@@ -44,7 +46,7 @@ def once(path: str | os.PathLike[str], options: Hashable, read: Callable[[], T])
     """
     if not _open:
         return read()
-    key = (Path(path).resolve(), options, _fingerprint(Path(path)))
+    key = (real(path), options, _fingerprint(Path(path)))
     with _LOCK:
         if key in _KEPT:
             _KEPT.move_to_end(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,9 +16,13 @@ from fedabml.data.partition import natural
 from fedabml.data.recipe import TableRecipe, as_text, choose_task, is_numeric, numbers, pandas
 from fedabml.data.rows import TABLE, Rows, draw
 from fedabml.errors import InputError, nearest, shown
+from fedabml.files import open_regular
+from fedabml.limits import check_unpacked
 
 if TYPE_CHECKING:
     import pandas as pd
+
+MAX_COLUMNS, MAX_LINE = 16_384, 16 << 20  # as a spreadsheet has; bytes of a head that is looked at
 
 __all__ = ["TableRecipe", "as_frame", "features", "read_table", "targets"]
 
@@ -138,21 +142,43 @@ def read_frame(path: str | os.PathLike[str]) -> pd.DataFrame:
     readers = {".csv": pd.read_csv, ".parquet": pd.read_parquet, ".pq": pd.read_parquet}
     if kind not in readers:
         raise InputError(f"{path} ends in '{kind}'; a table's name ends in .csv or .parquet.")
-    try:
-        frame = readers[kind](path)
-    except ImportError as error:
-        raise InputError("Reading Parquet needs pyarrow: pip install fedabml[tables].") from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:  # pandas' and pyarrow's own errors, and broken text encodings, are all of this type
-        hint = " Save it as UTF-8." if isinstance(error, UnicodeDecodeError) else ""
-        raise InputError(f"{path} is not a {kind[1:].upper()} table, or is damaged: {error}.{hint}") from error
+    with open_regular(path) as file:
+        try:
+            (_check_csv if kind == ".csv" else _check_parquet)(path, file)
+            file.seek(0)
+            frame = readers[kind](file)
+        except InputError:
+            raise
+        except ImportError as error:
+            raise InputError("Reading Parquet needs pyarrow: pip install fedabml[tables].") from error
+        except Exception as error:  # pandas and pyarrow have errors of nearly every type for damaged bytes
+            hint = " Save it as UTF-8." if isinstance(error, UnicodeError) else ""
+            reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+            raise InputError(f"{path} is not a {kind[1:].upper()} table, or is damaged: {reason}.{hint}") from error
     if not len(frame):
         raise InputError(f"{path} has no rows.")
     frame.columns = [str(name) for name in frame.columns]
     if len(frame.columns) == 1 and (mark := next((m for m in ";\t|" if m in frame.columns[0]), None)):
         raise InputError(f"{path} has one column only; it seems to be separated by {mark!r}. Write it with commas.")
     return frame
+
+
+def _check_csv(path: str | os.PathLike[str], file: IO[bytes]) -> None:
+    """Refuses a table with more columns than a spreadsheet has: pandas takes minutes for them."""
+    if file.readline(MAX_LINE).count(b",") >= MAX_COLUMNS:
+        raise InputError(f"{path} has more than {MAX_COLUMNS:,} columns. Leave some out, or give arrays (.npz).")
+
+
+def _check_parquet(path: str | os.PathLike[str], file: IO[bytes]) -> None:
+    """Refuses a file that declares far more cells than it can hold."""
+    from pyarrow.parquet import ParquetFile
+
+    facts = ParquetFile(file).metadata
+    if facts.num_columns > MAX_COLUMNS:
+        raise InputError(f"{path} has more than {MAX_COLUMNS:,} columns. Leave some out, or give arrays (.npz).")
+    packed = os.fstat(file.fileno()).st_size
+    declared = sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
+    check_unpacked(path, packed, max(declared, facts.num_rows * facts.num_columns))
 
 
 def _class_names(values: pd.Series, target: str) -> tuple[str, ...]:

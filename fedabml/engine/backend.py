@@ -9,9 +9,9 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -278,12 +278,16 @@ def _faster(trial: _Trial, backends: tuple[str, ...]) -> Way:
 
 
 def _known(file: Path) -> dict[str, Way]:
+    """The choices in the file that could have been made here; none where it cannot be read."""
     try:
         known = read_json(file)
-        sound = {k: v for k, v in known.items() if v[0] in BACKENDS and int(v[1]) > 0}
-        return {k: Way(str(v[0]), int(v[1]), *map(bool, v[2:3])) for k, v in sound.items()}
-    except (InputError, ValueError, AttributeError, TypeError, IndexError, KeyError):
-        return {}  # measured anew
+        return {k: Way(str(v[0]), int(v[1]), *map(bool, v[2:3])) for k, v in known.items() if _possible(v)}
+    except (ValueError, AttributeError, TypeError, LookupError, OverflowError):
+        return {}
+
+
+def _possible(way: Sequence[Any]) -> bool:
+    return way[0] in BACKENDS[1:] and 0 < int(way[1]) <= LANES
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -294,9 +298,8 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def cache_dir() -> Path:
     """Where what was found out about this machine is kept: $FEDABML_CACHE, else ~/.cache/fedabml."""
-    return Path(
-        os.environ.get("FEDABML_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedabml"
-    ).expanduser()
+    named = os.environ.get("FEDABML_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fedabml")  # noqa: PTH118
+    return Path(os.path.expanduser(named))  # noqa: PTH111  pathlib's raises where there is no such home
 
 
 def choices_file() -> Path:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
@@ -144,8 +145,9 @@ class Folder:
         for number, text in enumerate(read_bytes(path, 1 << 31).split(b"\n") if path.exists() else [], 1):
             try:
                 line = parse_sealed(text.decode(), f"'{path}', line {number},")
-                lines[int(line["round"])] = line
-            except (InputError, ValueError, KeyError, TypeError, OverflowError):
+                if _is_round(line):
+                    lines[line["round"]] = line
+            except (ValueError, KeyError, TypeError, AttributeError):
                 continue  # after the last checkpoint: a line that a crash cut short, whose round is run again
         lost = [round for round in range(1, rounds + 1) if round not in lines]
         if lost:
@@ -247,6 +249,13 @@ class Folder:
 def _number(file: Path) -> int:
     """The round in the name of a checkpoint's file."""
     return int(file.stem.split("-")[1])
+
+
+def _is_round(line: dict[str, Any]) -> bool:
+    """Whether a line has what every round's has, in finite numbers."""
+    scores = [value for value in line.get("eval", {}).values() if value is not None]
+    numbers = [line["loss"], line.get("bytes_up", 0), line.get("bytes_down", 0), *scores]
+    return type(line["round"]) is int and all(type(v) in (int, float) and math.isfinite(v) for v in numbers)
 
 
 def _differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:

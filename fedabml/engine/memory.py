@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..limits import host_memory as host_memory
 
 if TYPE_CHECKING:
     from .cohort import Cohort
@@ -22,22 +23,6 @@ log = logging.getLogger("fedabml")
 T = TypeVar("T")
 # How libraries say it that have no error of their own for it: the driver, cuBLAS and cuDNN, torch on a host.
 SIGNS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
-
-
-def host_memory() -> tuple[int, int]:
-    """Bytes of memory, and those that are free; zeros where the system does not say."""
-    try:
-        page = os.sysconf("SC_PAGE_SIZE")
-        total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 0, 0
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:  # what caches would give back is free, too
-            lines = dict(line.split(":", 1) for line in file)
-        free = int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        pass
-    return total, free
 
 
 def uploaded(values: Tensor, device: torch.device) -> Tensor:

@@ -501,7 +501,8 @@ def _split(values: list[Any], sizes: list[int]) -> list[list[Any]]:
 
 def last_ten(history: list[dict[str, Any]], rounds: int, measure: str, final: float | None) -> float | None:
     """The mean of a measure over the evaluations of the last ten rounds, the final one among them."""
-    values = [line["eval"][measure] for line in history if "eval" in line and rounds - 10 < line["round"] < rounds]
+    late = (line.get("eval", {}) for line in history if rounds - 10 < line["round"] < rounds)
+    values = [scores[measure] for scores in late if scores.get(measure) is not None]
     values += [final] if final is not None else []
     return math.fsum(values) / len(values) if values else None
 

@@ -135,7 +135,14 @@ class Result:
         identity[0], fields["config"] = stored(identity[0]), stored(fields["config"])
         fields["identity"] = json.dumps(identity, sort_keys=True)
         scores = [Score(**score) for score in fields.pop("scores")]
-        return cls(**fields, scores=scores)
+        found = cls(**fields, scores=scores)
+        tables = [found.config, found.facts, found.found, *found.curve, *(s.summary for s in scores)]
+        columns = [column for score in scores for column in score.clients.values()]
+        if not all(isinstance(t, dict) for t in tables) or not all(isinstance(c, list) for c in columns):
+            raise ValueError("its parts are of other kinds")
+        if not all(v is None or type(v) in (int, float) for column in columns for v in column):
+            raise ValueError("its scores are no numbers")
+        return found
 
 
 class Ledger:
@@ -152,11 +159,11 @@ class Ledger:
         self.results: dict[str, Result] = {}
         self.others: dict[str, Result] = {}
         for other in also:
-            if not Path(other).is_file():
+            if not os.path.lexists(other):
                 raise InputError(f"There is no file of finished cells '{other}'.")
             self.others |= Ledger(other).results
         self._end = self._lines = 0  # where the sound part of the file ends, and how many lines it has
-        if self.path.exists():
+        if os.path.lexists(self.path):
             self._read()
 
     def _read(self) -> None:

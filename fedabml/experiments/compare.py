@@ -18,13 +18,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import whole
+from ..arguments import MOST, whole
 from ..config import RunConfig, Table, names, stored
 from ..data.once import reading_once
 from ..engine.distributed import with_folder_lock
 from ..engine.process import borrowed
 from ..errors import InputError, nearest
-from ..files import check_digest, digests, read_bytes, read_json, write, write_json
+from ..files import check_digest, digests, read_bytes, read_json, real, write, write_json
 from ..report.compare import render
 from .cells import MACHINE, Cell, Ledger, Result, along, execute
 from .standings import TABLE, Comparison, make, write_all
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 REQUEST, CELLS, PARTITION = "comparison.json", "cells.jsonl", "partition-{}.svg"  # the last by seed
 # Keys of a run that a comparison decides itself.
 OWN = ("algorithm", "seed", "evaluate", "eval_clients", "eval_all")
+MANY_SEEDS = 10_000
 Rows = dict[str, RunConfig]
 
 
@@ -69,7 +70,11 @@ def configs(algorithms: Sequence[str], *layers: Mapping[str, Any], told: Mapping
 
 
 def whole_seeds(seeds: Sequence[int]) -> None:
-    """Refuses seeds that are none, and one that comes twice."""
+    """Refuses seeds that are none, one that comes twice, and more than any experiment has."""
+    if len(seeds) > MANY_SEEDS:
+        raise InputError(f"{len(seeds)} seeds are more than {MANY_SEEDS:,}, the most that an experiment takes.")
+    if max(seeds) > MOST:
+        raise InputError(f"A seed is at most {MOST}.")
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise InputError(f"Seeds are whole numbers of at least 0, each once; they are {_list(seeds)}.")
 
@@ -360,7 +365,7 @@ def _people(seed: int, results: Mapping[tuple[str, int], Result]) -> Sequence[st
 
 def _settled(config: RunConfig) -> RunConfig:
     """A row's configuration in one form: its step size among the hyperparameters, paths that hold from everywhere."""
-    paths = {k: str(Path(v).resolve()) for k in ("data", "pretrained") if (v := getattr(config, k))}
+    paths = {k: real(v) for k in ("data", "pretrained") if (v := getattr(config, k))}
     hyper = dict(config.hyper) if config.lr is None else {"lr": config.lr, **config.hyper}
     return config.with_changes(hyper=hyper, lr=None, seed=0, evaluate=True, eval_clients=None, eval_all=True, **paths)
 

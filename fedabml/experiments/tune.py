@@ -29,7 +29,7 @@ from ..engine.distributed import with_folder_lock
 from ..engine.process import borrowed
 from ..errors import InputError, nearest
 from ..evaluate import check_rows
-from ..files import write
+from ..files import real, write
 from ..run import prepare
 from ..sheets import csv_text
 from .cells import MACHINE, Cell, Ledger, Result
@@ -191,7 +191,7 @@ def of_earlier_version(folder: Path) -> bool:
 # -- before anything is trained ---------------------------------------------------------------------------------
 def _bare(config: RunConfig) -> RunConfig:
     """The run's keys without an algorithm and a seed; its paths hold from every working folder."""
-    paths = {name: str(Path(v).resolve()) for name in ("data", "pretrained") if (v := getattr(config, name))}
+    paths = {name: real(v) for name in ("data", "pretrained") if (v := getattr(config, name))}
     plain = {name: getattr(RunConfig, name) for name in ("algorithm", "lr", "seed", "evaluate", "eval_every")}
     return config.with_changes(**plain, hyper={}, **paths)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedabml.arguments import checks_arguments
 from fedabml.errors import InputError
-from fedabml.files import write_aside
+from fedabml.files import write as write_file
 from fedabml.report.page import render
 from fedabml.report.read import read_runs
 
@@ -32,6 +32,4 @@ def save(page: str, out: Path) -> Path:
     out = Path(out)
     if out.is_dir():
         raise InputError(f"{out} is a folder. Name the page to write, such as {out / 'report.html'}.")
-    with write_aside(out) as file:
-        file.write(page.encode())
-    return out
+    return write_file(out, page)

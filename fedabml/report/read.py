@@ -269,17 +269,18 @@ def _clients(path: Path, digest: Any) -> list[Client]:
 
 def _layers(path: Path) -> dict[str, Mapping[str, Quartiles]]:
     """The layers of shared.safetensors, read as far as they are needed and without torch."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}
     found = {}
     facts = check_tensors(path)
     try:
+        facts = check_tensors(path)
         with safe_open(path, framework="np") as file:
             if not {"shared.mean", "shared.logstd"} <= {*file.keys()}:
                 return {}
             layout = facts["layout"]
             parts = {"|mean|": np.abs(file.get_tensor("shared.mean")), "σ": np.exp(file.get_tensor("shared.logstd"))}
-        ends = np.cumsum([math.prod(shape) for _, shape in layout])
+        ends = np.cumsum([math.prod(shape) for _, shape in layout], dtype=np.int64)
         for name, values in parts.items():
             pieces = np.split(values, ends[:-1])
             if len(values) != ends[-1]:
@@ -287,8 +288,9 @@ def _layers(path: Path) -> dict[str, Mapping[str, Quartiles]]:
             if not np.isfinite(values).all():
                 return {}
             found[name] = [tuple(np.quantile(piece, (0.25, 0.5, 0.75)).tolist()) for piece in pieces]
-    except (SafetensorError, KeyError, TypeError, ValueError, IndexError, OSError) as error:
-        raise _damaged(path, f"it is not a prior that fedabml wrote ({type(error).__name__})") from error
+    except (SafetensorError, LookupError, TypeError, ValueError, OverflowError, OSError) as error:
+        reason = str(error).rstrip(".") if isinstance(error, InputError) else type(error).__name__
+        raise _damaged(path, f"it is not a prior that fedabml wrote ({reason})") from error
     return {
         str(layer): {name: rows[i] for name, rows in found.items()}
         for i, (layer, _) in enumerate(layout)

@@ -294,7 +294,7 @@ def test_bad_files_are_named(tmp_path):
     refused("not an .npz")
     path.unlink()
     path.mkdir()
-    refused("cannot be read")
+    refused("is a folder, not a file")
 
 
 def test_bad_folders(tmp_path):

@@ -174,7 +174,7 @@ def test_refused_columns(tmp_path):
         ("t.csv", b"site,ill,age\na,b,c\na,b,c,d,e\n", "damaged"),
         ("t.csv", b"site,ill,age\n\xff\xfe\xff,1,2\n", "damaged"),
         ("t.parquet", b"PAR1 not really", "damaged"),
-        ("none.csv", None, "cannot be read"),
+        ("none.csv", None, "There is no file"),
     ],
 )
 def test_bad_files(tmp_path, name, content, words):

@@ -17,7 +17,8 @@ from ... import presets
 from ...config import RunConfig, Table, names, read_toml
 from ...data.sources import EMBEDDED
 from ...errors import InputError, nearest
-from ...files import write
+from ...files import read_text, write
+from ...limits import MAX_TOML
 from ...run import prepare
 from .. import paper
 from ..cells import Unfinished
@@ -122,7 +123,7 @@ def settings(chosen: Sequence[str | Path]) -> dict[str, str]:
             raise InputError(f"'{file}' has settings of no column: {words}.")
         if name in found:
             raise InputError(f"'{file}' is the second file of settings of {name}: give one for each column.")
-        found[name] = Path(file).read_text(encoding="utf-8")
+        found[name] = read_text(file, MAX_TOML)
     return found
 
 
@@ -130,7 +131,7 @@ def keep(chosen: Mapping[str, str], folder: Path) -> None:
     """Lays chosen settings into the folder of searches, where they are found again."""
     for name, text in chosen.items():
         kept = folder / f"{name}.toml"
-        if kept.exists() and kept.read_text(encoding="utf-8") != text:
+        if kept.exists() and read_text(kept, MAX_TOML) != text:
             raise InputError(f"'{kept}' has other settings of {name} than those given now. Give another --out.")
         write(kept, text)
 
