@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import rng
@@ -84,6 +85,20 @@ class Layout:
 
 
 LIKELIHOOD = "likelihood"  # the name of the likelihood's own entries in a layout
+
+
+class _Draws(TorchDispatchMode):
+    """Notes whether an operation of this thread may draw from torch's own generators."""
+
+    met = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled while this is on, so the compiler need not be loaded
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.met |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
 
 
 class _KeyedDropout(TorchFunctionMode):
@@ -217,7 +232,7 @@ class Network:
         leaves = [m for m in self.module.modules() if not list(m.children())]
         hooks = [m.register_forward_hook(lambda m, i, o: sizes.append(getattr(o, "numel", int)())) for m in leaves]
         try:
-            with torch.no_grad(), _KeyedDropout(rng.key(0, device=x.device)) as seen:
+            with torch.no_grad(), _KeyedDropout(rng.key(0, device=x.device)) as seen, _Draws() as draws:
                 out = torch.func.functional_call(self.module, self.weights(self.initial), (self.taken(x),))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise InputError(
@@ -226,7 +241,8 @@ class Network:
         finally:
             for hook in hooks:
                 hook.remove()
-        if x.device.type == "cpu" and not torch.equal(before, torch.random.get_rng_state()):
+        # Another thread may draw meanwhile, and attention without dropout only seems to draw: both have to be seen.
+        if draws.met and x.device.type == "cpu" and not torch.equal(before, torch.random.get_rng_state()):
             raise InputError(
                 "The model draws random numbers of its own, so no run of it could be repeated. Dropout by nn.Dropout "
                 "or torch.nn.functional.dropout is fine; set the dropout inside attention and recurrent layers to 0, "

@@ -213,6 +213,18 @@ def test_training_in_threads_is_training_one_after_another():
     assert found == wanted * 2
 
 
+def test_a_model_is_not_blamed_for_what_another_thread_draws():
+    class Busy(torch.nn.Linear):
+        def forward(self, x):
+            other = threading.Thread(target=torch.rand, args=(1,))
+            other.start()
+            other.join()
+            return super().forward(x)
+
+    fed, _ = federation()
+    assert fedabml.prepare(fed, Busy(4, 3), device="cpu", backend="loop").config["model"] == "Busy"
+
+
 def test_calls_that_overlap_give_back_what_the_first_has_found():
     try:
         torch.set_default_dtype(torch.float64)
