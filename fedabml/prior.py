@@ -71,7 +71,7 @@ class Prior:
         check_fields(self)
 
     def __repr__(self) -> str:
-        return short(f"Prior({algorithms.name_of(self.algorithm)}; {self.card.words})")
+        return short(f"Prior({algorithms.name_of(self.algorithm)}; {self.card.words}; digest {self.digest[:16]})")
 
     @checks_arguments
     @borrowed()

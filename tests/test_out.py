@@ -146,6 +146,7 @@ def test_the_digest_of_a_prior_is_that_of_its_file(here):
     same = type(prior)(prior.algorithm, prior.shared, prior.card, prior.batch_size)
     assert prior.digest == same.digest == summary["prior_digest"] and len(prior.digest) == 64
     assert fedabml.load_posterior("posterior.safetensors").prior == prior.digest
+    assert f"digest {prior.digest[:16]}" in repr(prior)
     other = type(prior)(prior.algorithm, prior.shared, prior.card, prior.batch_size + 1)
     other.save("other.safetensors")
     assert prior.digest != other.digest == fedabml.load_prior("other.safetensors").digest

@@ -60,7 +60,8 @@ def test_what_is_printed_says_what_it_is():
     assert repr(fed) == "Federation(digits: 4 clients, 1442 train / 0 val / 355 test, shape (1, 8, 8), 10 classes)"
     prior = fedabml.train(fed, "mlr", **QUICK).prior
     posterior = prior.personalize(fedabml.load("digits").x_train[:50], fedabml.load("digits").y_train[:50], epochs=1)
-    assert repr(prior) == "Prior(fedabml; digits: mlr with 650 weights, inputs (1, 8, 8), 10 classes)"
+    words = "digits: mlr with 650 weights, inputs (1, 8, 8), 10 classes"
+    assert repr(prior) == f"Prior(fedabml; {words}; digest {prior.digest[:16]})"
     assert repr(posterior.q) == "Gaussian(mean (650,), logstd (650,))"
     assert repr(posterior).startswith("Posterior(Gaussian, 10 samples; digits: mlr")
     assert repr(fedabml.FedAvg(lr=0.1)) == "FedAvg(lr=0.1)" and repr(fedabml.FedABML()) == "FedABML()"
