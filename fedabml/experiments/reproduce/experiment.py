@@ -252,8 +252,9 @@ def _desk(
                 f"--{word} is for experiments on datasets with --protocol tuned, where methods are searched."
             )
     whole_seeds(ask.seed_list)
-    if ask.protocol == "tuned" and experiment.columns and ask.searched_with in ask.seed_list:
-        raise InputError(f"Seed {ask.searched_with} is of the test and of the search: give another --search-seed.")
+    searched = {ask.searched_with, ask.searched_with + 1}  # the second one confirms the search's winner
+    if ask.protocol == "tuned" and experiment.columns and (both := searched & {*ask.seed_list}):
+        raise InputError(f"Seed {min(both)} is of the test and of the search: give another --search-seed.")
     for word in ("columns", "algorithms"):
         if getattr(ask, word) and not getattr(experiment, word):
             raise InputError(f"'{ask.experiment}' has no {word} to choose from; leave --{word} out.")
