@@ -347,13 +347,18 @@ def test_report_of_one_run_and_of_several(tmp_path):
         assert said.startswith("Error: ") and said.count("\n") == 1 and all(part in said for part in parts)
 
 
-def test_the_demo_compares_two_and_replaces_only_its_own(tmp_path, monkeypatch):
+def test_the_demo_compares_three_shows_unseen_digits_and_replaces_only_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(
         demo, "COMMON", demo.COMMON | {"rounds": 2, "eval_every": 0, "model": "mlr", "model_options": {}}
     )
     said = run("demo").stdout
-    assert "fedavg-ft" in said and "Brier" in said and "Entropy" in said
+    assert all(words in said for words in ("fedavg-ft", "local", "Brier", "entropy, digits never seen"))
     out = tmp_path / "runs/demo"
+    page = (out / "report.html").read_text()
+    for name in ("fedabml", "fedavg-ft"):
+        assert f"Entropy, own classes and classes never seen: {name}" in page
+    assert "What client-0 makes of single samples" in page and page.count(">is ") == 10 and "AUROC" in page
+    assert not (out / "local/unseen.json").exists()
     (out / "mine.txt").write_text("keep")
     run("demo", "--quiet")
     assert (out / "report.html").exists() and (out / "mine.txt").read_text() == "keep"

@@ -32,7 +32,7 @@ class Figure:
     controls: str = ""
 
 
-def _slot(runs: Sequence[Run], i: int, own: Look | None = None) -> int | None:
+def slot_of(runs: Sequence[Run], i: int, own: Look | None = None) -> int | None:
     """The legend entry of a run: the page's, unless the picture, in a look of its own, has a legend, too."""
     return i if len(runs) > 1 and own is None else None
 
@@ -82,7 +82,7 @@ def _curves(runs: Sequence[Run], key: str, own: Look | None = None) -> list[Seri
         x, y = run.curve(key)
         if any(value is not None for value in y):
             low, high = _band(y, run.curve(f"{key}_half")[1], 1.0 if key == "accuracy" else math.inf)
-            series.append(Series(run.name, y, x, slot=_slot(runs, i, own), low=low, high=high))
+            series.append(Series(run.name, y, x, slot=slot_of(runs, i, own), low=low, high=high))
     return series
 
 
@@ -128,7 +128,7 @@ def _ranked(
             values, clients, who = zip(*(row[place] for place in places), strict=True)
             tips = [_tip(run, c, f"{run.name}: {y.write(v)}") for v, c in zip(values, clients, strict=True)]
             at, sizes = [place + 1.0 for place in places], _sizes(run, clients, dots)
-            series.append(Series(run.name, values, at, tips, sizes, _slot(runs, i), who=who))
+            series.append(Series(run.name, values, at, tips, sizes, slot_of(runs, i), who=who))
     if not series:
         return None
     svg = scatter(series, title=title, x=Axis(x, "whole"), y=y, look=_TALL, **options)
@@ -172,7 +172,7 @@ def personal_gain(runs: Sequence[Run]) -> Figure | None:
         if known:
             clients, x, y, who = zip(*known, strict=True)
             tips = [_tip(run, c, f"{run.name}: {axis.write(b)} to {axis.write(a)}") for c, b, a, _ in known]
-            series.append(Series(run.name, y, x, tips, _sizes(run, clients, dots), _slot(runs, i), who=who))
+            series.append(Series(run.name, y, x, tips, _sizes(run, clients, dots), slot_of(runs, i), who=who))
     if not series:
         return None
     names = ("prior + label level" if level else "prior alone", "personal model")
@@ -235,7 +235,7 @@ def reliability(runs: Sequence[Run], own: Look | None = None) -> Figure | None:
             tips = [f"{run.name}: {a:.1%} right at confidence {c:.1%}\n{n:.0f} predictions" for c, a, n in bins]
             sizes = [2.5 + 6.5 * (n / most) ** 0.5 for *_, n in bins]
             confidences, accuracies = [c for c, *_ in bins], [a for _, a, _ in bins]
-            series.append(Series(run.name, accuracies, confidences, tips, sizes, _slot(runs, i, own)))
+            series.append(Series(run.name, accuracies, confidences, tips, sizes, slot_of(runs, i, own)))
     if not series:
         return None
     x, y = Axis("confidence of the prediction", "percent", (0.0, 1.0)), Axis("share that is right", "percent")
@@ -270,17 +270,18 @@ def entropy(runs: Sequence[Run]) -> list[Figure]:
         known = [edge for edge in edges if edge is not None]
         if len(edges) < 2 or len(known) < len(edges) or not len(right) == len(wrong) == len(edges) - 1:
             continue
-        series = [Series(name, _shares(row)) for name, row in (("right", right), ("wrong", wrong))]
+        series = [Series(name, shares(row)) for name, row in (("right", right), ("wrong", wrong))]
         heading = "Entropy, right and wrong" + (f": {run.name}" if len(runs) > 1 else "")
         x, y = Axis("entropy (nats)"), Axis("share of the right, of the wrong", "percent")
         own = (PAGE.style(i).colour, PAGE.ink if len(runs) > 1 else PAGE.colours[1])
         svg = histogram(known, series, title=heading, x=x, y=y, look=replace(_TALL, colours=own))
         reading = "Useful uncertainty piles up the wrong predictions at the right end and the right ones at the left."
-        figures.append(Figure(heading, svg, reading, run=_slot(runs, i)))
+        figures.append(Figure(heading, svg, reading, run=slot_of(runs, i)))
     return figures
 
 
-def _shares(counts: Sequence[float | None]) -> list[float]:
+def shares(counts: Sequence[float | None]) -> list[float]:
+    """Counts as shares of their sum."""
     total = sum(c or 0.0 for c in counts)
     return [(c or 0.0) / total if total else 0.0 for c in counts]
 
@@ -298,7 +299,7 @@ def prior_width(runs: Sequence[Run]) -> list[Figure]:
     if not layers:
         return []
     series = [
-        Series(run.name if len(runs) > 1 else "mean σ", [row.get(layer) for layer in layers], slot=_slot(runs, i))
+        Series(run.name if len(runs) > 1 else "mean σ", [row.get(layer) for layer in layers], slot=slot_of(runs, i))
         for i, (run, row) in enumerate(zip(runs, rows, strict=True))
         if row
     ]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedabml.data.rows import FEW_ROWS
-from fedabml.report import figures, heat, thin
+from fedabml.report import figures, heat, thin, unseen
 from fedabml.report.figures import Figure
 from fedabml.report.frame import DARK, LIGHT, PAGE, Look, text
 from fedabml.report.measures import MEASURES, MISSING, TOO_FEW, Measure, decimals, percent
@@ -49,7 +49,10 @@ def render(runs: Sequence[Run], title: str | None = None, summary: str = "") -> 
             [figures.spread(runs), figures.personal_gain(runs), figures.duel(runs, _choices(runs))],
             _client_tables(runs),
         ),
-        section("Uncertainty", [figures.reliability(runs), *figures.entropy(runs), figures.coverage(runs)]),
+        section(
+            "Uncertainty",
+            [figures.reliability(runs), *figures.entropy(runs), *unseen.figures(runs), figures.coverage(runs)],
+        ),
         section("Prior and data" if width else "Data", [*width, *figures.partitions(runs)]),
         _configuration(runs),
         "</main>",

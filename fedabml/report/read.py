@@ -50,6 +50,7 @@ class Run:
     manifest: Record = field(default_factory=dict)
     name: str = ""
     divided: str = ""  # what else is to be said of the partition
+    unseen: Record = field(default_factory=dict)  # what models make of classes never seen, see `fedabml.report.unseen`
 
     @property
     def algorithm(self) -> str:
@@ -204,6 +205,7 @@ def _read(folder: Path) -> Run:
         clients=_clients(folder / "clients.csv", digests.get("clients.csv")),
         partition=None if drawing is None else plain_svg(drawing),
         manifest=_object(folder / "manifest.json", optional=True),
+        unseen=_object(folder / "unseen.json", optional=True),
     )
 
 

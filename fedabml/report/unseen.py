@@ -1,0 +1,110 @@
+"""Figures of what clients' models make of classes they never trained on, from a run folder's unseen.json.
+
+`edges`, `own` and `unseen` are a histogram of predictive entropy over all clients: test samples of a client's own
+classes, and test samples of classes it has no training sample of. `samples` are single images as one client sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedabml.errors import InputError
+from fedabml.report.figures import Figure, shares, slot_of
+from fedabml.report.frame import PAGE, Axis, finite, text
+from fedabml.report.read import Run
+from fedabml.report.svg import Series, histogram
+
+_LOOK = replace(PAGE, height=350)
+_CELL, _IMAGE, _LINE = 92, 64, 17  # pixels: a sample's place, its picture, a line of words
+
+
+def figures(runs: Sequence[Run]) -> list[Figure]:
+    """The figures of this module; none where no run has an unseen.json. A damaged one is an `InputError`."""
+    try:
+        single = samples(runs)
+        return [*densities(runs), *([single] if single else [])]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"unseen.json of {' or '.join(str(run.folder) for run in runs if run.unseen)} is damaged ({error!r}). "
+            "Remove it, and the page is made without it."
+        ) from error
+
+
+def densities(runs: Sequence[Run]) -> list[Figure]:
+    """For each run that has them, the entropy on own classes beside that on classes never seen."""
+    drawn = []
+    for i, run in enumerate(runs):
+        found = run.unseen
+        edges, own, other = ([finite(v) for v in found.get(k) or []] for k in ("edges", "own", "unseen"))
+        known = [edge for edge in edges if edge is not None]
+        if len(known) < 2 or len(known) < len(edges) or not len(own) == len(other) == len(edges) - 1:
+            continue
+        names = ("own classes", "classes never seen")
+        series = [Series(name, shares(row)) for name, row in zip(names, (own, other), strict=True)]
+        heading = "Entropy, own classes and classes never seen" + (f": {run.name}" if len(runs) > 1 else "")
+        x, y = Axis("entropy (nats)"), Axis("share of the samples", "percent")
+        colours = (PAGE.style(i).colour, PAGE.ink if len(runs) > 1 else PAGE.colours[1])
+        svg = histogram(known, series, title=heading, x=x, y=y, look=replace(_LOOK, colours=colours))
+        mean, rank = [finite(v) for v in found.get("entropy") or []], finite(found.get("auroc"))
+        reading = "All clients, on test samples of the classes that they trained on and of those that they did not."
+        if len(mean) == 2 and None not in mean:
+            reading += f" Mean entropy {mean[0]:.3f} and {mean[1]:.3f}."
+        if rank is not None:
+            reading += f" AUROC {rank:.3f}: the chance that a sample never seen has the higher entropy."
+        drawn.append(Figure(heading, svg, reading, run=slot_of(runs, i)))
+    return drawn
+
+
+def samples(runs: Sequence[Run]) -> Figure | None:
+    """Images of one client's own classes and of classes it never saw, with every run's answer and its entropy."""
+    known = {i: run.unseen for i, run in enumerate(runs) if run.unseen.get("samples")}
+    if not known:
+        return None
+    first = next(iter(known.values()))
+    rows = [[n for n, each in enumerate(first["samples"]) if bool(each.get("own")) is own] for own in (True, False)]
+    high = _IMAGE + _LINE * (1 + len(known)) + 14
+    width, height = _CELL * max(map(len, rows)), 2 * (high + _LINE)
+    parts = []
+    for line, (places, words) in enumerate(zip(rows, ("its own classes", "classes it never saw"), strict=True)):
+        top = line * (high + _LINE) + 13
+        parts.append(f'<text x="0" y="{top}" fill="{PAGE.ink}" font-weight="600">{words}</text>')
+        for place, n in enumerate(places):
+            left, below = place * _CELL, top + 8 + _IMAGE
+            parts.append(_image(first["samples"][n], left, top + 8))
+            truth = text(first["samples"][n].get("label"))
+            parts.append(f'<text x="{left}" y="{below + _LINE}" fill="{PAGE.muted}">is {truth}</text>')
+            for k, (i, found) in enumerate(known.items(), 2):
+                parts.append(_answer(found["samples"][n], left, below + k * _LINE, PAGE.style(i).colour))
+    heading = f"What {first.get('client', 'a client')} makes of single samples"
+    names = " and ".join(f"{runs[i].name}" for i in known)
+    svg = (
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{text(heading)}" font-size="13" '
+        f'font-family="system-ui, sans-serif">{"".join(parts)}</svg>'
+    )
+    reading = (
+        f"Under each image stand its class and, for {names} in this order, the answer with its entropy in brackets. "
+        f"{first.get('client', 'The client')} trained on {first.get('classes', 'some classes')} alone, so every answer "
+        "in the second row is wrong or a guess: a high entropy says so."
+    )
+    return Figure(heading, svg, reading)
+
+
+def _image(sample: Mapping[str, Any], left: float, top: float) -> str:
+    """An image of grey values from 0 to 1, row by row, in ink on paper."""
+    rows = sample["pixels"]
+    size = _IMAGE / max(len(rows), 1)
+    return "".join(
+        f'<rect x="{left + size * column:g}" y="{top + size * row:g}" width="{size:g}" height="{size:g}" '
+        f'fill="{PAGE.ink}" fill-opacity="{float(value):.2g}"/>'
+        for row, line in enumerate(rows)
+        for column, value in enumerate(line)
+        if value
+    )
+
+
+def _answer(sample: Mapping[str, Any], left: float, y: float, colour: str) -> str:
+    entropy = finite(sample.get("entropy"))
+    words = f"{text(sample.get('answer'))} ({'?' if entropy is None else f'{entropy:.2f}'})"
+    return f'<text x="{left}" y="{y}" fill="{colour}">{words}</text>'
