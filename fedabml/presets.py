@@ -45,13 +45,14 @@ def _paper(cifar: bool) -> dict[str, dict[str, Any]]:
         "fedavg-ft": fine,
         "fedprox": prox,
         "fedprox-ft": prox | fine,
+        "fedrep": {"personal_epochs": 0},
         "scaffold": {"server_lr": 1.0},
         "scaffold-ft": {"server_lr": 1.0} | fine,
         "fedbabu": fine,
         "perfedavg": {"alpha": 1e-4} | fine,
         "pfedme": {"lam": 15.0, "k": 5} | fine,  # its inner step size is lr, as by default
-        "ditto": {"lam": 0.75},
-        "pfedbayes": {"lam": 0.05, "k": 5, "s": 2, "estimator": "weight"},
+        "ditto": {"lam": 0.75, "personal_epochs": 0},
+        "pfedbayes": {"lam": 0.05, "k": 5, "s": 2, "estimator": "weight", "personal_epochs": 0},
         # Algorithm 1 as printed: θ = (m, ν) moves with every minibatch at η' = η, and a client's φ at η throughout.
         # The paper tunes λ and never says its value: 1 is its own loss, the exact ELBO. The KL's pull is implicit,
         # because the explicit step goes non-finite.
@@ -73,4 +74,4 @@ def _paper(cifar: bool) -> dict[str, dict[str, Any]]:
         }
         | fine,
     }
-    return {algorithm: {"lr": lr} | told.get(algorithm, {}) for algorithm in names("algorithm")}
+    return {algorithm: {"lr": lr, "personal_lr": None} | told.get(algorithm, {}) for algorithm in names("algorithm")}

@@ -94,11 +94,11 @@ def twice(instead: str) -> Iterator[None]:
 class Algorithm:
     """The base of every algorithm: hyperparameters all of them have, and the plain defaults of the contract."""
 
-    lr: float = hyper(0.03, "η: step size of local training", 0, tune=LR)
+    lr: float = hyper(0.1, "η: step size of local training", 0, tune=LR)
     lr_decay: float = hyper(1.0, "what η is multiplied with after every round", 0.5, 1, neutral=1.0)
     momentum: float = hyper(0.0, "heavy-ball momentum of local steps", 0, 0.999, static=True)
     personal_epochs: int = hyper(5, "epochs on the client's training data before it is scored", 0, tune=PERSONAL_EPOCHS)
-    personal_lr: float | None = hyper(None, "step size of those epochs (none: lr)", 0, tune=PERSONAL_LRS)
+    personal_lr: float | None = hyper(0.03, "step size of those epochs (none: lr)", 0, tune=PERSONAL_LRS)
     weights: str = hyper("uniform", "how the server weighs clients", choices=("uniform", "samples"))
     average: float = hyper(
         0.0, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999, tune=AVERAGES

@@ -3,7 +3,7 @@
     client   w ← w_t;  w ← w − η∇f(w) for R epochs, sent;  then v_i ← v_i − η(∇f(v_i) + λ(v_i − w_t)) for R epochs
     server   w_{t+1} = mean of the clients' w
 
-Scored: v_i, after `personal_epochs` more of its steps (none by default). All v_i start at the initial weights.
+Scored: v_i, after `personal_epochs` more of its steps (five epochs by default). All v_i start at the initial weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Ditto(Algorithm):
     """Ditto."""
 
     lam: float = hyper(0.75, "λ: strength of the pull towards w_t", 0, tune=Range(0.05, 5.0, log=True))
-    personal_epochs: int = hyper(0, "further epochs of v_i before it is scored", 0, tune=PERSONAL_EPOCHS)
+    personal_epochs: int = hyper(5, "further epochs of v_i before it is scored", 0, tune=PERSONAL_EPOCHS)
 
     def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
         return {"mean": params}

@@ -53,7 +53,7 @@ class FedABML(Steered):
         "sgd", "the step of the posterior's ν", choices=("fixed", "sgd", "natural"), tune=("sgd", "natural")
     )
     personal_lr: float | None = hyper(
-        None,
+        0.03,
         "step size of the personal epochs (none: 0.003 with the label level, 0.01 without)",
         0,
         tune=PERSONAL_LRS,

@@ -15,11 +15,14 @@ from torch import Tensor
 from ..gaussian import Distribution, Point
 from .base import Batch, Loss, Site, State
 from .heads import Headed
+from .hyper import LR, hyper
 
 
 @dataclass(frozen=True, repr=False)
 class FedBABU(Headed):
     """FedBABU."""
+
+    lr: float = hyper(0.3, "η: step size of local training", 0, tune=LR)
 
     def step(
         self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss

@@ -29,7 +29,7 @@ from ..gaussian import Branches, Distribution, Samples, moments
 from ..vectors import Layout, derived
 from .base import Batch, Loss, Site, State
 from .heads import Headed, head_start
-from .hyper import PERSONAL_LRS, Range, hyper
+from .hyper import LR, PERSONAL_LRS, Range, hyper
 from .steps import Number
 
 
@@ -37,13 +37,14 @@ from .steps import Number
 class FedPop(Headed):
     """FedPop."""
 
+    lr: float = hyper(0.3, "η: step size of local training", 0, tune=LR)
     gamma: float = hyper(5e-5, "γ: step size of the chain", 0, tune=Range(1e-5, 3e-4, log=True))
     burn: int = hyper(2, "steps of the chain before samples are kept", 0)
     chain: int = hyper(3, "M: heads kept per minibatch, and averaged in a prediction", 1)
     nu0: float = hyper(-3.0, "log s of the first population", -20, 2, tune=Range(-4.0, -2.0))
     floor: float = hyper(-6.0, "least log s of the population", -20, 2)
     personal_lr: float | None = hyper(
-        None, "n·γ of the personal epochs, a step size on the mean loss (none: γ)", 0, tune=PERSONAL_LRS
+        0.01, "n·γ of the personal epochs, a step size on the mean loss (none: γ)", 0, tune=PERSONAL_LRS
     )
 
     @property

@@ -22,7 +22,7 @@ class FedRep(Headed):
     """FedRep."""
 
     body_epochs: int = hyper(1, "epochs of the body in a round, after those of the head", 1, tune=(1, 2, 5))
-    personal_epochs: int = hyper(0, "further epochs of the head before it is scored", 0, tune=PERSONAL_EPOCHS)
+    personal_epochs: int = hyper(5, "further epochs of the head before it is scored", 0, tune=PERSONAL_EPOCHS)
 
     def phases(self, epochs: int) -> list[Phase]:
         return [Phase(epochs, self.head_step), Phase(self.body_epochs, self.step)]

@@ -17,13 +17,15 @@ from torch import Tensor
 
 from .. import rng
 from .base import Algorithm, Batch, Loss, Site, State, slope
-from .hyper import Range, hyper
+from .hyper import LR, PERSONAL_LRS, Range, hyper
 
 
 @dataclass(frozen=True, repr=False)
 class PerFedAvg(Algorithm):
     """Per-FedAvg with its Hessian-free step."""
 
+    lr: float = hyper(0.3, "β: step size of local training", 0, tune=LR)
+    personal_lr: float | None = hyper(0.1, "step size of the personal epochs (none: lr)", 0, tune=PERSONAL_LRS)
     alpha: float = hyper(1e-4, "α: step size of the adaptation inside", 0, tune=Range(1e-5, 0.1, log=True))
     delta: float = hyper(1e-3, "δ: the difference that stands for the Hessian", 1e-12)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import rng
 from .base import Algorithm, Batch, Loss, Site, State
-from .hyper import LR, Range, hyper
+from .hyper import LR, PERSONAL_LRS, Range, hyper
 from .steps import blend
 
 
@@ -22,6 +22,8 @@ from .steps import blend
 class PFedMe(Algorithm):
     """pFedMe."""
 
+    lr: float = hyper(0.03, "η: step size of local training", 0, tune=LR)
+    personal_lr: float | None = hyper(0.01, "step size of the personal epochs (none: η_p)", 0, tune=PERSONAL_LRS)
     lam: float = hyper(15.0, "λ: strength of the pull towards w", 0, tune=Range(1.0, 50.0, log=True))
     k: int = hyper(5, "k: inner steps per minibatch", 1, tune=(1, 5, 10))
     inner_lr: float | None = hyper(None, "η_p: step size of θ (none: lr)", 0, tune=LR)

@@ -36,6 +36,9 @@ REQUEST, CELLS, PARTITION = "comparison.json", "cells.jsonl", "partition-{}.svg"
 # Keys of a run that a comparison decides itself.
 OWN = ("algorithm", "seed", "evaluate", "eval_clients", "eval_all")
 MANY_SEEDS = 10_000
+# Which default step sizes a comparison's rows rely on. Those written without it have other ones than today's.
+DEFAULTS, FORMER = 2, {"lr": 0.03, "personal_lr": "none"}
+FORMER_OWN = {name: {"personal_epochs": 0} for name in ("ditto", "fedrep", "pfedbayes")}
 Rows = dict[str, RunConfig]
 
 
@@ -153,7 +156,7 @@ class Request:
         """As JSON."""
         shared = {k: v for k, v in self.setting.to_dict(everything=True).items() if k not in (*OWN, *self._tables())}
         rows = {label: {"algorithm": c.algorithm, "hyper": dict(c.hyper)} for label, c in self.rows.items()}
-        return {"setting": shared, "rows": rows, "seeds": list(self.seeds)}
+        return {"setting": shared, "rows": rows, "seeds": list(self.seeds), "defaults": DEFAULTS}
 
     def _tables(self) -> set[str]:
         return {config.algorithm for config in self.rows.values()}
@@ -166,11 +169,12 @@ class Request:
             raise InputError(f"There is no comparison to resume in '{out}': it has no {REQUEST}.")
         content = read_json(path)
         try:
-            setting = stored(content["setting"])
-            rows = {
-                label: RunConfig.of(setting, {"algorithm": row["algorithm"], row["algorithm"]: row["hyper"]})
-                for label, row in content["rows"].items()
-            }
+            setting, rows = stored(content["setting"]), {}
+            for label, row in content["rows"].items():
+                name, hyper = row["algorithm"], row["hyper"]
+                if "defaults" not in content:
+                    hyper = FORMER | FORMER_OWN.get(name, {}) | hyper
+                rows[label] = RunConfig.of(setting, {"algorithm": name, name: hyper})
             return cls(rows, tuple(content["seeds"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"'{path}' is not a comparison's ({error!r}). Give another folder with --out.") from error

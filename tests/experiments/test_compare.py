@@ -26,6 +26,7 @@ from fedabml.experiments import runner
 from fedabml.experiments.cells import Cell, Result, Score
 from fedabml.experiments.compare import Request, compare, configs
 from fedabml.experiments.standings import explained, grid, make
+from fedabml.files import write_json
 from tests.command import MOST, run
 from tests.report.test_browser import CHROMIUM, tour
 
@@ -480,6 +481,18 @@ def test_the_same_again_runs_nothing(finished, idle):
     run("compare", *SMALL, "--algorithms", "local,fedabml", "--seeds", "2,0", "--out", finished, "--resume", "--quiet")
     assert [(finished / name).read_text() for name in names] == before  # what is named less is not forgotten
     assert len(Request.read(finished).rows) == 3
+
+
+def test_a_comparison_of_before_keeps_the_default_step_sizes_of_then(tmp_path):
+    rows = configs(["fedabml", "ditto"], {"clients": 8, "fedabml": {"lr": 0.2}})
+    content = Request.of(rows, 1).to_dict()
+    write_json(tmp_path / "comparison.json", content)
+    assert Request.read(tmp_path).rows["ditto"].hyper == {}
+    del content["defaults"]
+    write_json(tmp_path / "comparison.json", content)
+    fedabml, ditto = (config.algorithm_object() for config in Request.read(tmp_path).rows.values())
+    assert (fedabml.lr, fedabml.personal_lr, fedabml.personal_epochs) == (0.2, None, 5)
+    assert (ditto.lr, ditto.personal_lr, ditto.personal_epochs) == (0.03, None, 0)
 
 
 def test_other_cells_than_asked_for(finished, idle):

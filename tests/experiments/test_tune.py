@@ -152,7 +152,10 @@ def test_personal_options_are_one_grid_for_all():
     grid = [{"personal_epochs": 0}]
     grid += [{"personal_epochs": e, "personal_lr": r} for e, r in itertools.product(epochs, rates) if e]
     for name in ("fedavg-ft", "fedabml", "ditto", "local", "pfedbayes", "fedpop"):
-        assert personal_options(SMALL.with_changes(algorithm=name)) == tuple(grid)
+        own = REGISTRY[name].kind()
+        first, *others = personal_options(SMALL.with_changes(algorithm=name))
+        assert first == {word: getattr(own, word) for word in GRID} and first in grid
+        assert others == [option for option in grid if option != first]
     for name in ("fedavg", "fedprox", "scaffold"):  # what is scored is the shared model itself
         assert personal_options(SMALL.with_changes(algorithm=name)) == ({"personal_epochs": 0},)
     config = SMALL.with_changes(algorithm="fedabml", hyper=QUICK)
@@ -163,7 +166,7 @@ def test_personal_options_are_one_grid_for_all():
     wide = personal_options(config, grid={"personal_lr": (0.1, 1.0)})  # the epochs are as declared
     assert {o["personal_epochs"] for o in wide} == {*epochs} and {o.get("personal_lr", 1.0) for o in wide} == {0.1, 1.0}
     free = SMALL.with_changes(algorithm="fedavg-ft")
-    assert personal_options(free, ["personal_lr", "personal_epochs"]) == ({"personal_epochs": 5, "personal_lr": None},)
+    assert personal_options(free, ["personal_lr", "personal_epochs"]) == ({"personal_epochs": 5, "personal_lr": 0.03},)
 
 
 def test_a_search_over_fedpas_samples_knows_their_memory():
@@ -472,7 +475,7 @@ def test_a_preset_is_where_the_search_starts_and_a_file_is_what_it_holds(tmp_pat
     text = (tmp_path / "runs/digits-tuning/tuned.toml").read_text()
     assert "--preset paper" in text and "--set fedprox.mu=0.3" in text and "scaffold.lr" not in text
     assert tomllib.loads(text)["fedprox"] == {
-        "lr": 0.01, "mu": 0.3, "average": 0.0, "server_momentum": 0.0, "personal_epochs": 0,
+        "lr": 0.01, "mu": 0.3, "average": 0.0, "server_momentum": 0.0, "personal_epochs": 0, "personal_lr": "none",
     }  # fmt: skip
     assert "rounds = 1" in text and "participation = 0.1" in text
 
@@ -505,7 +508,7 @@ def test_a_grid_is_searched_in_place_of_what_is_declared(tmp_path):
         "personal_lr": [None, 0.01],
     }
     found = tune(SMALL, ["fedavg-ft", "fedprox-ft"], tmp_path, trials=9, seeds=(3,), values=told)
-    assert [(t.searched["lr"]) for t in found.trials["fedavg-ft"]] == [0.05, 0.1]
+    assert [(t.searched["lr"]) for t in found.trials["fedavg-ft"]] == [0.1, 0.05]
     pairs = {(t.searched["lr"], t.searched["mu"]) for t in found.trials["fedprox-ft"]}
     assert pairs == {(lr, mu) for lr in (0.05, 0.1) for mu in (0.1, 0.2)} and len(found.trials["fedprox-ft"]) == 4
     cells = [cell for cell in Ledger(tmp_path / "cells.jsonl").results.values() if cell.seed == 3]

@@ -123,7 +123,7 @@ def _arms(place: str, n: int) -> dict[str, tuple[str, Table, int]]:
         gaussian |= {"posterior_std": "fixed", "prior_std": "fixed", "prior_step": "euclidean", "prior_every": "batch"}
         gaussian |= {"label_prior": "none", "average": 0.0, "antithetic": place == "quadratic", "server_momentum": 0.0}
         made[f"explicit {nu}"] = ("fedabml", gaussian, STEPS)
-    return made
+    return {label: (name, {"personal_lr": "none"} | own, epochs) for label, (name, own, epochs) in made.items()}
 
 
 def _facts(weights: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:

@@ -88,7 +88,7 @@ def _federation() -> Federation:
 
 
 _FEDERATION = _federation()
-_FT = {"lr": LR, "personal_epochs": STEPS}
+_FT = {"lr": LR, "personal_epochs": STEPS, "personal_lr": "none"}
 _ABML = _FT | {"personal_lr": LR, "s": 2, "antithetic": True, "label_prior": "none", "average": 0.0, "lam": 1.0}
 _ABML |= {"server_momentum": 0.0}
 _PRINTED = {"prior_step": "euclidean", "prior_every": "batch", "prior_std": "learned"}
