@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 MOST_MEMORY = 1 << 30
+NET = "Something that was given is too deep"  # the sentence for what no reader has refused
 PATIENCE = 120  # seconds of its own processor time after which a case counts as a hang
 TINY = shlex.split(
     "--clients 4 --classes-per-client 5 --model mlr --rounds 1 --epochs 1 --participation 0.5 --batch-size 50"
@@ -49,6 +50,8 @@ class Outcome(NamedTuple):
             return "hang"
         if "Traceback" in self.output or self.code not in (0, 2):
             return f"traceback, code {self.code}"
+        if NET in self.output:
+            return "no reader refused it"
         return "memory" if self.memory > MOST_MEMORY else ""
 
 

@@ -149,7 +149,7 @@ def words(rng: random.Random, good: Path, folder: Path) -> list[str]:
     flags = [p for p in command.params if (p.opts + p.secondary_opts)[0].startswith("-")]
     if name in ("demo", "bench", "reproduce"):
         flags = [p for p in flags if p.name not in ("out", "models", "columns", "so_far")]
-    for flag in rng.sample(flags, min(len(flags), rng.choice([0, 1, 1, 2, 3]))):
+    for flag in rng.sample(flags, min(len(flags), rng.choice([1, 1, 2, 3]))):
         option = rng.choice([*flag.opts, *flag.secondary_opts])
         base += [option.strip()] if getattr(flag, "is_flag", False) else [option, strange(rng, flag)]
     if rng.random() < 0.25 and base and name not in ("demo", "bench", "reproduce"):
@@ -163,11 +163,14 @@ def words(rng: random.Random, good: Path, folder: Path) -> list[str]:
 
 def strange(rng: random.Random, flag: Any) -> str:
     """A strange value for a flag, be it of its kind or not."""
-    kind, name = str(getattr(flag, "bare_type", None) or flag.type).lower(), str(flag.name)
+    described = getattr(flag, "type_descriptor", None)  # of newer versions of typer
+    kind, name = str(described.annotation if described else flag.type).lower(), str(flag.name)
     if name == "set":
         return rng.choice(SETS)
     if rng.random() < 0.1:
         return rng.choice([*TEXT, *PATHS, *WHOLE])
+    if name == "config" and rng.random() < 0.5:  # most others end the command before its other flags are looked at
+        return "config.toml"
     if "int" in kind:
         return rng.choice(WHOLE if name in LONG else [*WHOLE, *LARGE])
     if "float" in kind:

@@ -89,6 +89,8 @@ def test_strange_values_of_set_are_refused(value):
         ("train", "--seed", 2**64),
         ("train", "--rounds", DIGITS),
         ("compare", "--algorithms", "local", "--seeds", 10**12),
+        ("compare", "--algorithms", "local", "--seeds", 10**30),
+        ("compare", "--algorithms", "local", "--seeds", ","),
         ("compare", "--algorithms", "local", "--seeds", f"{2**64},"),
         ("reproduce", "toy", "--part", f"1/{DIGITS}"),
         ("data", "inspect", "digits", "--clients", 10**12),
@@ -281,6 +283,16 @@ def test_a_prior_that_claims_a_larger_network_than_it_holds_is_refused(trained):
 
     respoiled("run/shared.safetensors", larger)
     assert "more than the file holds" in run("personalize", "run", "--data", "client.npz", "--out", "p", code=2).stderr
+
+
+@pytest.mark.parametrize("change", [lambda t: t[:0].clone(), lambda t: t.to(torch.int64)])
+def test_kept_states_that_do_not_fit_are_refused(tmp_path, change):
+    run("train", *SMALL, "--rounds", 1, "--algorithm", "local", "--out", "run", "--quiet")
+    file = next(Path("run/checkpoints").glob("kept-*.safetensors"))
+    name = next(iter(read_tensors(file)[0]))
+    respoiled(file, lambda tensors, facts: tensors.update({name: change(tensors[name])}))
+    assert "checkpoint" in run("evaluate", "run", code=2).stderr
+    assert "checkpoint" in run("train", "--resume", "--out", "run", "--rounds", 2, code=2).stderr
 
 
 def test_pretrained_weights_that_are_no_floats_are_refused(tmp_path):

@@ -32,7 +32,7 @@ class Face(TyperGroup):
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
             return super().invoke(ctx)
-        except (InputError, TrainingError, MemoryError, OSError, RuntimeError) as error:
+        except (InputError, TrainingError, MemoryError, OSError, RuntimeError, OverflowError, UnicodeError) as error:
             sentence = _sentence(error)
             if sentence is None or ctx.params.get("debug") or os.environ.get("FEDABML_DEBUG"):
                 raise
@@ -57,6 +57,10 @@ def _sentence(error: BaseException) -> str | None:
         return "There is not enough memory. A smaller --chunk runs fewer clients at once; a smaller batch helps too."
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
         return f"{error.strerror or error}{f': {error.filename!r}' if error.filename else ''}."
+    if isinstance(error, RecursionError | OverflowError | UnicodeError):
+        # The last net: readers have limits of their own, and say which file it is.
+        reason = f"{type(error).__name__}: {error}"
+        return f"Something that was given is too deep, too large or no text ({reason}). --debug shows where."
     return None
 
 

@@ -149,10 +149,9 @@ def seeds_of(words: str) -> int | list[int]:
     """So many, or these: 5, or 0,3,7."""
     try:
         several = [int(word) for word in words.split(",") if word.strip()]
-        range(several[0])  # so many that Python cannot count them are none
     except ValueError:
         several = []
-    if not several or ("," not in words and several[0] < 1):
+    if not several or ("," not in words and not 1 <= several[0] < 1_000_000):
         raise InputError(f"--seeds is how many seeds, such as 5, or which, such as 0,3,7; it is '{words}'.")
     return several if "," in words else several[0]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
+from ..errors import short
 from ..runlog import Pace, clock
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def note(text: str) -> None:
 
 def complain(text: str, label: str = "Error: ") -> None:
     """An error, one paragraph, to stderr."""
-    console(stderr=True).print(f"{label}{text}", markup=False, soft_wrap=True, style="red")
+    console(stderr=True).print(f"{label}{short(text, 4000)}", markup=False, soft_wrap=True, style="red")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None, numbers: bool = False) -> None:

@@ -87,6 +87,7 @@ def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: i
     """Scores what the server owns, with what clients keep taken from the run's last checkpoint."""
     from ..engine.checkpoint import Folder
     from ..engine.kept import Kept
+    from ..engine.simulate import check_like
     from ..evaluate import evaluate as score
 
     cohort = setup.cohort
@@ -97,6 +98,9 @@ def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: i
             f"The clients of the run in '{run}' keep a state of their own, and that of round {round} is missing or "
             f"damaged. Finish the run first: fedabml train --resume --out {shlex.quote(str(run))}"
         )
+    like = {name: value[0] for name, value in cohort.keep(theta, [0]).items()} if last else {}
+    for own in last.kept.values() if last else ():
+        check_like(like, own)
     kept = Kept(cohort, last.kept if last else {})
     return score(cohort, theta, lambda clients: kept.get(theta, clients), split, round)
 

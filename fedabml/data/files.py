@@ -6,7 +6,6 @@ import math
 import os
 import struct
 import tokenize
-import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -37,6 +36,8 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
                 members = archive.infolist()
                 check_unpacked(path, os.fstat(file.fileno()).st_size, sum(m.file_size for m in members))
                 return {member.filename.removesuffix(".npy"): _array(archive, member) for member in members}
+        except InputError:
+            raise
         except _NoArray as error:
             raise InputError(f"{path} {error}") from error
         except zipfile.BadZipFile as error:
@@ -52,10 +53,11 @@ class _NoArray(Exception):
     """A member of an archive is not an array that is read; the message goes on where the file's name ends."""
 
 
-# What zipfile, zlib and numpy make of damaged bytes; numpy reads a header with Python's own tokenizer and parser.
+# What zipfile, zlib and numpy make of damaged bytes; numpy reads a header with Python's own tokenizer and parser, and
+# warns of some, which may be an error where warnings are.
 _DAMAGE = (
     *(ValueError, EOFError, LookupError, TypeError, OverflowError, MemoryError, RecursionError, SyntaxError),
-    *(zlib.error, NotImplementedError, RuntimeError, struct.error, tokenize.TokenError),
+    *(zlib.error, NotImplementedError, RuntimeError, struct.error, tokenize.TokenError, Warning),
 )
 
 
@@ -67,8 +69,7 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
         raise _NoArray(f"has an encrypted entry, '{member.filename}', or is damaged. Write it with numpy.savez.")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise _NoArray(f"packs '{member.filename}' in a way that numpy does not. Write it with numpy.savez.")
-    with warnings.catch_warnings(), archive.open(member) as file:
-        warnings.simplefilter("ignore")  # numpy warns of headers that Python 2 wrote
+    with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         if version not in header:

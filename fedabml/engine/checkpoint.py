@@ -252,10 +252,11 @@ def _number(file: Path) -> int:
 
 
 def _is_round(line: dict[str, Any]) -> bool:
-    """Whether a line has what every round's has, in finite numbers."""
+    """Whether a line has what every round's has: a finite loss, and numbers for the rest."""
     scores = [value for value in line.get("eval", {}).values() if value is not None]
     numbers = [line["loss"], line.get("bytes_up", 0), line.get("bytes_down", 0), *scores]
-    return type(line["round"]) is int and all(type(v) in (int, float) and math.isfinite(v) for v in numbers)
+    sound = type(line["round"]) is int and all(type(value) in (int, float) for value in numbers)
+    return sound and math.isfinite(line["loss"])
 
 
 def _differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:

@@ -134,12 +134,12 @@ class Simulation:
         """Refuses a checkpoint that is not this algorithm's and this network's."""
         if state is None:
             return
-        _check_like(self.shared, state.shared)
-        _check_like(self.shared, state.average)
+        check_like(self.shared, state.shared)
+        check_like(self.shared, state.average)
         if state.round:
-            _check_like(self.cohort.algorithm.roll(self.shared, self.shared, {})[1], state.velocity)
+            check_like(self.cohort.algorithm.roll(self.shared, self.shared, {})[1], state.velocity)
         for own in state.kept.values():
-            _check_like(self._kept_like, own)
+            check_like(self._kept_like, own)
 
     def _spread(self, state: Checkpoint | None) -> Checkpoint | None:
         """A checkpoint that process 0 has, in all of them; of what clients keep each remembers that of its own."""
@@ -507,8 +507,11 @@ def last_ten(history: list[dict[str, Any]], rounds: int, measure: str, final: fl
     return math.fsum(values) / len(values) if values else None
 
 
-def _check_like(expected: State, got: State) -> None:
+def check_like(expected: State, got: State) -> None:
+    """Refuses a state from a file that has not the names, the shapes and the kind of numbers that are expected."""
     shapes = [{name: tuple(v.shape) for name, v in state.items()} for state in (expected, got)]
+    if any(v.is_floating_point() != expected[name].is_floating_point() for name, v in got.items() if name in expected):
+        raise InputError("The checkpoint is damaged: its weights are whole numbers or no numbers at all.")
     if shapes[0] != shapes[1]:
         raise InputError(
             f"The checkpoint does not belong to this run: it holds {shapes[1] or 'nothing'}, and the algorithm with "
