@@ -33,7 +33,7 @@ class OwnFirst(Ditto):
 @MOMENTA
 def test_two_rounds_by_a_plain_loop(momentum):
     lr, lam = 0.1, 0.9
-    sim, lines = simulate(Ditto(lr=lr, lam=lam, momentum=momentum))
+    sim, lines = simulate(Ditto(lr=lr, lam=lam, momentum=momentum, personal_epochs=0))
     w, own = START, [START] * 4
     for t in (1, 2):
         ends = []
@@ -83,7 +83,7 @@ def test_without_a_pull_it_is_local_only(kind, momentum):
 def test_a_strong_pull_holds_the_personal_model_at_w():
     gaps = []
     for lam in (1e3, 1e4):  # at η = 1/λ a step sets v to w_t − η∇f(v)
-        algorithm = Ditto(lr=1 / lam, lam=lam)
+        algorithm = Ditto(lr=1 / lam, lam=lam, personal_epochs=0)
         sim, _ = simulate(algorithm, 1)
         gaps.append(np.abs(models(sim).mean[0].numpy() - START).max())
     assert gaps[1] < 1e-3 and gaps[0] / gaps[1] == pytest.approx(10, rel=0.05)

@@ -90,7 +90,7 @@ def test_two_rounds_by_a_plain_loop(burn, window, samples, taken, momentum):
     """Clients 0, 1 and 2 have 4, 6 and 4 steps: those that are done stop, whatever the others still do."""
     lr, rho, rate = 0.1, 0.8, 0.7
     words = {"burn": burn, "window": window, "samples": samples, "momentum": momentum, "personal_epochs": 2}
-    sim, lines = simulate(FedPA(lr=lr, rho=rho, server_lr=rate, **words))
+    sim, lines = simulate(FedPA(lr=lr, rho=rho, server_lr=rate, personal_lr=None, **words))
     w = START
     for t in (1, 2):
         deltas = []

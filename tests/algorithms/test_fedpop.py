@@ -46,7 +46,7 @@ def key_of(purpose, round, client, number):
 def test_two_rounds_by_a_plain_loop(burn, chain, momentum):
     lr, gamma = 0.1, 0.004
     words = {"burn": burn, "chain": chain, "nu0": -1.0, "momentum": momentum, "personal_epochs": 3}
-    sim, lines = simulate(FedPop(lr=lr, gamma=gamma, **words))
+    sim, lines = simulate(FedPop(lr=lr, gamma=gamma, personal_lr=None, **words))
     body, mu, s, own = START[BODY], START[HEAD], np.exp(np.full(2, -1.0)), [START[HEAD]] * 4
     for t in (1, 2):
         bodies, all_heads = [], []

@@ -62,7 +62,7 @@ def test_two_rounds_by_a_plain_loop(kl_step, beta, momentum):
     lr, lam, k, s, nu = 0.05, 0.5, 2, 2, -1.0
     words = {"lr": lr, "lam": lam, "k": k, "s": s, "nu0": nu, "kl_step": kl_step, "momentum": momentum}
     words["estimator"] = "weight"
-    sim, lines = simulate(PFedBayes(beta=beta, **words))
+    sim, lines = simulate(PFedBayes(beta=beta, personal_epochs=0, **words))
     first = (START, np.full(3, nu))
     shared, own = first, [first] * 4
     for t in (1, 2):

@@ -36,7 +36,7 @@ def inner(theta, velocity, w, x, y, lr, lam, momentum):
 def test_two_rounds_by_a_plain_loop(inner_lr, beta, momentum):
     lr, lam, k = 0.05, 3.0, 2
     words = {"momentum": momentum, "personal_epochs": 2}
-    sim, lines = simulate(PFedMe(lr=lr, lam=lam, k=k, inner_lr=inner_lr, beta=beta, **words))
+    sim, lines = simulate(PFedMe(lr=lr, lam=lam, k=k, inner_lr=inner_lr, beta=beta, personal_lr=None, **words))
     eta = inner_lr or lr
     shared = START
     for t in (1, 2):
@@ -60,7 +60,7 @@ def test_two_rounds_by_a_plain_loop(inner_lr, beta, momentum):
 
 
 def test_the_personal_step_size():
-    a, b = (models(simulate(PFedMe(**words))[0]).mean for words in ({"personal_lr": 0.01}, {}))
+    a, b = (models(simulate(PFedMe(**words))[0]).mean for words in ({"personal_lr": 0.01}, {"personal_lr": None}))
     c = models(simulate(PFedMe(lr=0.03, inner_lr=None, personal_lr=0.03))[0]).mean
     assert not torch.equal(a, b) and torch.equal(b, c)
 
@@ -73,7 +73,7 @@ def test_a_strong_pull_keeps_the_personal_model_at_w():
     gaps, moved = [], []
     plain = simulate(FedAvg(lr=0.1))[0].shared["mean"]
     for lam in (1e3, 1e5):
-        sim, _ = simulate(PFedMe(lr=0.1, lam=lam, inner_lr=1 / lam, k=2))
+        sim, _ = simulate(PFedMe(lr=0.1, lam=lam, inner_lr=1 / lam, k=2, personal_lr=None))
         gaps.append((models(sim).mean - sim.shared["mean"]).abs().max().item())
         moved.append((sim.shared["mean"] - plain).abs().max().item())
     assert gaps[1] < 1e-4 and gaps[0] / gaps[1] == pytest.approx(100, rel=0.1)
@@ -81,7 +81,7 @@ def test_a_strong_pull_keeps_the_personal_model_at_w():
 
 
 def test_without_a_pull_w_stays_and_theta_is_plain_sgd():
-    sim, _ = simulate(PFedMe(lr=0.1, lam=0, personal_epochs=2))
+    sim, _ = simulate(PFedMe(lr=0.1, lam=0, personal_epochs=2, personal_lr=None))
     close(sim.shared["mean"], START, 0)
     for c in CLIENTS:
         close(models(sim).mean[c], descend(START, tuning(c, 2), 0.1))
