@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from .arguments import MOST
 from .errors import InputError, nearest, short
-from .files import read_text
+from .files import read_text, warn_if_changed
 from .limits import MAX_TOML, parse_toml
 
 if TYPE_CHECKING:
@@ -339,6 +339,7 @@ def stored(content: Mapping[str, Any]) -> Table:
 def read_toml(path: str | Path) -> Table:
     """The content of a TOML file, or an error that says file and line."""
     text = read_text(path, MAX_TOML)
+    warn_if_changed(text, path)
     try:
         return parse_toml(text, f"'{path}'")
     except tomllib.TOMLDecodeError as error:

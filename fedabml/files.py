@@ -35,6 +35,7 @@ SEAL = ("sealed", "sha256")  # two keys, so that damage to the name of one does 
 MAX_TEXT = 64 << 20  # bytes of a JSON or text file
 MAX_HEADER = 32 << 20  # bytes of a safetensors header
 _UNSEALED = "0" * 64  # stands for a file's digest while that digest is computed
+_ABOVE = "# sha256 of the lines above: "
 Name = str | os.PathLike[str]
 
 
@@ -288,6 +289,18 @@ def _content(data: dict[str, Any]) -> dict[str, Any]:
 def damaged(where: str) -> str:
     """The sentence for a file whose content does not fit its digest."""
     return f"{where} is damaged or was changed: its content does not fit its SHA-256 digest. Restore it from a copy."
+
+
+def sealed_text(text: str) -> str:
+    """The text with its digest in a comment at the end, for a file that people may edit."""
+    return f"{text}{_ABOVE}{hashlib.sha256(text.encode()).hexdigest()}\n"
+
+
+def warn_if_changed(text: str, path: Name) -> None:
+    """Logs a warning where the text of a file does not fit the digest at its end."""
+    above, mark, digest = text.rpartition(_ABOVE)
+    if mark and hashlib.sha256(above.encode()).hexdigest() != digest.strip():
+        log.warning("'%s' was changed since it was written. If that was meant, remove its last line.", path)
 
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:

@@ -26,7 +26,7 @@ import torch
 import fedabml
 from fedabml import files
 from fedabml.cli.train import saved_config
-from fedabml.config import RunConfig
+from fedabml.config import RunConfig, read_toml
 from fedabml.data.sources import SOURCES, _checked
 from fedabml.engine import backend
 from fedabml.engine.checkpoint import Folder
@@ -93,6 +93,7 @@ def build(place: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
     posterior.save(place / "posterior.safetensors")
     digits = Path(shutil.copy(Path(str(fedabml.data.sources.location("digits"))), place / "digits.npz"))
     files.write_json(place / "backends.json", {"a network": ["vmap", 2, False], "another": ["loop", 1, True]})
+    tuned = files.write(place / "tuned.toml", files.sealed_text(RunConfig().to_toml()))
     newest = {kind: sorted((kept / "checkpoints").glob(f"{kind}-*"))[-1] for kind in ("round", "kept")}
     found: dict[str, tuple[Path, Callable[[], Any]]] = {
         "prior": (a_run / "shared.safetensors", lambda: read_prior(a_run / "shared.safetensors")),
@@ -108,6 +109,7 @@ def build(place: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
         "search": (search / "tune.json", lambda: request.read(search, "tune")),
         "reproduction": (place / "toy/reproduce.json", lambda: request.read(place / "toy", "reproduce")),
         "heat map of a comparison": (table / "partition-0.svg", lambda: page(table)),
+        "tuned settings": (tuned, lambda: read_toml(tuned)),
         "backends": (place / "backends.json", lambda: remembered(place / "backends.json")),
         "dataset": (digits, lambda: _checked("digits", SOURCES["digits"], digits)),
     }

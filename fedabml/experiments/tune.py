@@ -29,7 +29,7 @@ from ..engine.distributed import with_folder_lock
 from ..engine.process import borrowed
 from ..errors import InputError, nearest
 from ..evaluate import check_rows
-from ..files import real, write
+from ..files import real, sealed_text, write
 from ..run import prepare
 from ..sheets import csv_text
 from .cells import MACHINE, Cell, Ledger, Result
@@ -179,7 +179,7 @@ def tune(
         return tuned
     write(folder / "trials.csv", _trials_csv(tuned.trials))
     made = command(bare, request, folder) + (f" (in Python, with study={study})" if study else "")
-    write(tuned.file, _tuned_toml(tuned, bare, searches, made))
+    write(tuned.file, sealed_text(_tuned_toml(tuned, bare, searches, made)))
     return tuned
 
 

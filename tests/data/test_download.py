@@ -146,6 +146,14 @@ def test_no_server_at_all(tmp_path):
     assert_nothing_left(tmp_path)
 
 
+def test_a_link_in_place_of_the_part_is_not_written_to(get, tmp_path):
+    (tmp_path / "target").write_bytes(b"not ours")
+    (tmp_path / "f.bin.part").symlink_to("target")
+    with pytest.raises(InputError, match="is a link"):
+        get("/good")
+    assert (tmp_path / "target").read_bytes() == b"not ours"
+
+
 def test_a_folder_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):

@@ -44,8 +44,9 @@ def short(trials):
 
 
 def body(path):
-    """A TOML file without the comment that names its folder."""
-    return [line for line in path.read_text().splitlines() if not line.startswith(("# Made by", "# Use it"))]
+    """A TOML file without the comments that depend on its folder."""
+    own = ("# Made by", "# Use it", "# sha256")
+    return [line for line in path.read_text().splitlines() if not line.startswith(own)]
 
 
 # -- what is searched ---------------------------------------------------------------------------------------------
