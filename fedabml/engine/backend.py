@@ -116,6 +116,13 @@ def products_of(network: torch.dtype) -> None:
         _ours = not wanted
 
 
+def return_products(on: bool) -> None:
+    """Gives oneDNN's switch back as it was found."""
+    global _ours
+    torch._C._set_mkldnn_enabled(on)
+    _ours = False
+
+
 def rounded(coarse: bool) -> None:
     """Whether a GPU may round what it multiplies to TF32, from now on and in the whole process."""
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = coarse

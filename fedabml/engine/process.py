@@ -19,6 +19,7 @@ import torch
 
 from .. import engine
 from . import crew
+from .backend import return_products
 from .tape import compiler_spared
 
 _LOCK = threading.RLock()
@@ -53,7 +54,7 @@ def _save() -> None:
     _undo.callback(_dismiss, threads)
     _undo.callback(torch.set_default_dtype, kind)
     torch.set_default_dtype(torch.float32)
-    _undo.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+    _undo.callback(return_products, torch._C._get_mkldnn_enabled())
     if torch.cuda.is_available():
         for owner, name in (
             *((torch.backends.cudnn, name) for name in ("deterministic", "benchmark", "allow_tf32")),

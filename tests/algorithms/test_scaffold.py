@@ -31,7 +31,9 @@ from tests.algorithms.problem import (
 @pytest.mark.parametrize(("server_lr", "weights"), [(1.0, "uniform"), (0.6, "samples")])
 def test_three_rounds_by_a_plain_loop(server_lr, weights, momentum):
     lr, clients, by_samples = 0.1, len(SIZES), weights == "samples"
-    algorithm = Scaffold(lr=lr, server_lr=server_lr, weights=weights, momentum=momentum, personal_epochs=2, personal_lr=None)
+    algorithm = Scaffold(
+        lr=lr, server_lr=server_lr, weights=weights, momentum=momentum, personal_epochs=2, personal_lr=None
+    )
     sim, lines = simulate(algorithm, 3)
     x, c, own = START, np.zeros(3), np.zeros((clients, 3))
     for t in (1, 2, 3):

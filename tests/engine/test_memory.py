@@ -131,7 +131,7 @@ def test_a_round_that_fails_midway_is_done_anew(monkeypatch, caplog):
 
     monkeypatch.setattr(Lanes, "train", limited)
     found = train(algorithm=make("scaffold"), chunk=4, rounds=1)
-    assert calls == [4, 4, 2, 2, 2, 2] and len(caplog.records) == 1
+    assert calls == [4, 4, 2, 2, 2, 2] and caplog.text.count("does not suffice") == 1
     assert_same(small, found)
     for k, v in large.prior.shared.items():
         torch.testing.assert_close(v, found.prior.shared[k], rtol=1e-4, atol=1e-5)

@@ -9,6 +9,7 @@ import torch
 import fedabml
 from fedabml.algorithms import REGISTRY, make
 from fedabml.engine import backend
+from fedabml.engine.process import borrowed
 from fedabml.engine.simulate import Simulation
 from fedabml.vectors import Network
 
@@ -127,12 +128,14 @@ def test_products_on_arm_are_torch_s_own_but_for_bfloat16_s(fed, monkeypatch, ar
     """Whatever a run before it had asked for."""
     switch = OneDNN(monkeypatch, True, arm)
     for dtype, wanted in (("float32", False), ("bf16", True), ("float64", False)):
-        setup = fedabml.prepare(fed, "cnn", make("fedavg"), dtype=dtype, backend="vmap", device="cpu")
-        assert switch.on == (wanted or not arm)
-        other = "float32" if wanted else "bf16"
-        backend.dtype_of(other, torch.device("cpu"))
-        setup.cohort.lanes({}, [0])
-        assert switch.on == (wanted or not arm)
+        with borrowed():
+            setup = fedabml.prepare(fed, "cnn", make("fedavg"), dtype=dtype, backend="vmap", device="cpu")
+            assert switch.on == (wanted or not arm)
+            other = "float32" if wanted else "bf16"
+            backend.dtype_of(other, torch.device("cpu"))
+            setup.cohort.lanes({}, [0])
+            assert switch.on == (wanted or not arm)
+        assert switch.on and not backend._ours
 
 
 def test_a_processor_without_products_of_bfloat16_has_torch_s_own(monkeypatch):
