@@ -293,7 +293,8 @@ def damaged(where: str) -> str:
 
 def sealed_text(text: str) -> str:
     """The text with its digest in a comment at the end, for a file that people may edit."""
-    return f"{text}{_ABOVE}{hashlib.sha256(text.encode()).hexdigest()}\n"
+    content = text.encode("utf-8", "backslashreplace")  # as `write` does
+    return f"{content.decode()}{_ABOVE}{hashlib.sha256(content).hexdigest()}\n"
 
 
 def warn_if_changed(text: str, path: Name) -> None:

@@ -15,6 +15,8 @@ from fedabml.files import (
     read_bytes,
     read_json,
     read_tensors,
+    sealed_text,
+    warn_if_changed,
     write,
     write_aside,
     write_json,
@@ -128,3 +130,12 @@ def test_a_file_too_large_is_refused_unread(tmp_path):
         read_bytes(tmp_path / "large")
     with open_regular(tmp_path / "large") as file:
         assert file.read(3) == bytes(3)
+
+
+def test_a_changed_text_is_reported(tmp_path, caplog):
+    path = write(tmp_path / "x.toml", sealed_text("# from \udcff\na = 1\n"))  # a name that is not UTF-8
+    warn_if_changed(path.read_text(), path)
+    warn_if_changed("a = 2\n", path)
+    assert not caplog.text
+    warn_if_changed(path.read_text().replace("a = 1", "a = 2"), path)
+    assert "was changed since it was written" in caplog.text
