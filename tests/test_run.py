@@ -13,7 +13,7 @@ from torch import nn
 
 import fedabml
 from fedabml import FedABML, FedAvg, InputError, Local
-from fedabml.files import read_json
+from fedabml.files import read_json, unsealed
 
 QUICK = {"rounds": 2, "participation": 0.5, "epochs": 1, "batch_size": 8, "device": "cpu"}
 
@@ -229,7 +229,7 @@ def test_a_run_folder_holds_what_it_should(tmp_path):
     assert summary.pop("files").keys() == {"clients.csv", "partition.svg"}
     assert summary.pop("prior_digest") == run.prior.digest
     assert summary == json.loads(json.dumps(run.summary)) and summary["accuracy"] == run.summary["accuracy"]
-    lines = [strict(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    lines = [unsealed(strict(line), "") for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert lines == run.history
     rows = (tmp_path / "run/clients.csv").read_text().splitlines()
     assert len(rows) == 5 and rows[0].startswith("client,name,n_train,n_test,accuracy")
