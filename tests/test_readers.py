@@ -338,6 +338,7 @@ def test_a_damaged_line_of_cells_is_named(tmp_path, line):
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_names_that_are_not_utf8_become_readable(tmp_path):
     (tmp_path / "own").mkdir()
     rng = np.random.default_rng(0)
