@@ -163,7 +163,7 @@ def calls(t):
         ),
         "FedABML": (fedabml.FedABML, hyper),
         "make": (algorithms.make, {"name": "fedavg", **hyper}),
-        "build": (models.build, {"name": "mlp", "shape": [3], "outputs": 2, "seed": 0, "hidden": [4]}),
+        "build": (models.build, {"name": "mlp", "shape": [3], "outputs": 2, "seed": 0, "most": 100, "hidden": [4]}),
         "with_weights": (models.with_weights, {"model": nn.Linear(3, 2), "path": f / "none.safetensors"}),
         "Categorical": (fedabml.Categorical, {"classes": 2}),
         "GaussianNoise": (fedabml.GaussianNoise, {"targets": 1, "noise": 0.5, "learn": True}),

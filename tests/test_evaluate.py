@@ -298,7 +298,7 @@ def test_regression_scores_of_a_linear_model_by_hand():
 def test_learned_noise_finds_its_level():
     """y = a·x + N(0, .3²) and a linear model: after training the noise is the data's, not the .5 it starts at."""
     fed = data("regression", sizes=(300,), tests=(300,))
-    scores, sim = evaluated(fed, FedAvg(lr=0.01), rounds=80, batch_size=50)
+    scores, sim = evaluated(fed, FedAvg(lr=0.01, personal_lr=0.01), rounds=80, batch_size=50)
     learned = 0.5 * math.exp(sim.shared["mean"][-1].item()) * fed.y_scale[0]
     assert learned == pytest.approx(0.3, abs=5 * 0.3 / math.sqrt(2 * 300))  # five standard errors
     assert scores.summary["coverage"] == pytest.approx(0.9, abs=5 * math.sqrt(0.09 / 300))

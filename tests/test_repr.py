@@ -64,4 +64,4 @@ def test_what_is_printed_says_what_it_is():
     assert repr(prior) == f"Prior(fedabml; {words}; digest {prior.digest[:16]})"
     assert repr(posterior.q) == "Gaussian(mean (650,), logstd (650,))"
     assert repr(posterior).startswith("Posterior(Gaussian, 10 samples; digits: mlr")
-    assert repr(fedabml.FedAvg(lr=0.1)) == "FedAvg(lr=0.1)" and repr(fedabml.FedABML()) == "FedABML()"
+    assert repr(fedabml.FedAvg(lr=0.2)) == "FedAvg(lr=0.2)" and repr(fedabml.FedABML()) == "FedABML()"
