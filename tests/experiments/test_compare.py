@@ -26,7 +26,7 @@ from fedabml.experiments import runner
 from fedabml.experiments.cells import Cell, Result, Score
 from fedabml.experiments.compare import Request, compare, configs
 from fedabml.experiments.standings import explained, grid, make
-from fedabml.files import write_json
+from fedabml.files import parse_sealed, read_json, write_json
 from tests.command import MOST, run
 from tests.report.test_browser import CHROMIUM, tour
 
@@ -199,7 +199,7 @@ def test_the_page_shows_how_reliable_the_rows_are(whole, finished, idle):
     told = re.findall(r"fedavg: ([\d.]+)% right at confidence [\d.]+%&#10;(\d+) predictions", read_page(whole[0]))
     assert (f"{100 * right / count:.1f}", f"{count:.0f}") in told
 
-    content = (json.loads(line) for line in lines(finished))  # cells of a version that did not keep it
+    content = (parse_sealed(line, "") for line in lines(finished))  # cells of a version that did not keep it
     old = [c | {"scores": [{k: v for k, v in s.items() if k != "reliability"} for s in c["scores"]]} for c in content]
     (finished / "cells.jsonl").write_text("".join(json.dumps(c) + "\n" for c in old))
     run("report", finished)
@@ -282,6 +282,9 @@ def test_the_page_shows_who_holds_what_in_the_first_seed(whole, finished, idle):
     assert page.count("<h3>Who holds what</h3>") == 1 and "This is seed 0; every other seed divides" in page
     assert "8 clients · 1,4" in page and "var(--heat15)" in page
     (finished / "partition-0.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>")
+    assert "partition-0.svg' is damaged or was changed" in run("report", finished, code=2).stderr
+    request = read_json(finished / "comparison.json")  # of a version that kept no digests
+    write_json(finished / "comparison.json", {k: v for k, v in request.items() if k != "files"})
     run("report", finished)
     assert "alert(1)" not in read_page(finished) and "Who holds what" not in read_page(finished)
     (finished / "partition-0.svg").unlink()
