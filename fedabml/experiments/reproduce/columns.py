@@ -165,10 +165,10 @@ def rows(desk: Desk, column: str, algorithms: Sequence[str], search: Search | No
     """
     known, ask = COLUMNS[column], desk.ask
     wanted = [name for name in ask.algorithms or algorithms if not name.endswith(paper.LABELS)]
-    if ask.protocol == "paper":
+    stated = ask.protocol == "paper" and known.dataset not in EMBEDDED
+    if stated:
         wanted = [name for name in wanted if name != "fedabml-plain"]  # there fedabml is the paper's own
     keys = {"dtype": ask.dtype} | ask.machine | known.setting(ask.quick)
-    stated = ask.protocol == "paper" and known.dataset not in EMBEDDED
     found = configs(wanted, *([presets.layer("paper", known.dataset)] if stated else []), keys)
     fed = federation(next(iter(found.values())))
     for name, config in list(found.items()):
@@ -188,7 +188,8 @@ def lent(desk: Desk, found: dict[str, RunConfig], whose: Sequence[str]) -> dict[
     more = {}
     for name in whose:
         level = name.removesuffix("-ft") + paper.LABELS
-        if name in found and (not desk.ask.algorithms or level in desk.ask.algorithms):
+        has_level = name in found and found[name].algorithm_object().label_prior == "dirichlet"
+        if name in found and not has_level and (not desk.ask.algorithms or level in desk.ask.algorithms):
             more[level] = found[name].with_changes(hyper=found[name].hyper | {"label_prior": "dirichlet"})
     return found | more
 
