@@ -95,7 +95,9 @@ class RunConfig:
     participation: float = key(0.1, "τ: share of the clients that take part in a round")
     epochs: int = key(5, "R: passes over a client's data in a round")
     batch_size: int = key(50, "samples in a minibatch")
-    lr: float | None = key(None, "η: step size, short for the algorithm's hyperparameter lr")
+    lr: float | None = key(
+        None, "η: step size of training, short for the hyperparameter lr (personal steps: personal_lr)"
+    )
     noise: float = key(0.5, "regression: noise deviation (at the start), in units of the standardised target")
     learn_noise: bool = key(True, "regression: the noise is learned, not fixed")
     seed: int = key(0, "seed of everything random")
@@ -341,7 +343,8 @@ def read_toml(path: str | Path) -> Table:
     text = read_text(path, MAX_TOML)
     warn_if_changed(text, path)
     try:
-        return parse_toml(text, f"'{path}'")
+        content = parse_toml(text, f"'{path}'")
+        return stored(content) if text.startswith("# Made by: fedabml tune") else content
     except tomllib.TOMLDecodeError as error:
         reason = str(error).replace("at end of document", f"at line {text.count(chr(10)) + 1}, the end of the file")
         raise InputError(f"'{path}' is not valid TOML, or is cut short: {reason}.") from error

@@ -81,6 +81,21 @@ def test_train_evaluate_personalize_predict(client, tmp_path):
     assert "x_test is predicted" in run("predict", "p.safetensors", "--data", client).stderr
 
 
+def test_a_run_of_before_on_whole_float_targets_is_still_a_regression(tmp_path):
+    (tmp_path / "own").mkdir()
+    x, y = np.random.default_rng(0).normal(size=(8, 3)).astype("f"), np.arange(8.0) % 4
+    for name in "ab":
+        np.savez(tmp_path / "own" / f"{name}.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    words = ("--data", "own", "--model", "mlr", "--participation", 1, "--quiet", "--out", "run")
+    assert "--task" in run("train", *words, "--rounds", 1, code=2).stderr
+    run("train", *words, "--rounds", 1, "--task", "regression")
+    config = read_json(tmp_path / "run/config.json")
+    del config["run"]["task"]
+    write_json(tmp_path / "run/config.json", config)
+    run("train", "--resume", "--out", "run", "--rounds", 2, "--quiet")
+    run("evaluate", "run")
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_defaults_that_it_was_begun_with(tmp_path):
     then = ("--set", "fedabml.server_momentum=0", "--set", "fedabml.average=0.5", "--quiet")

@@ -210,3 +210,11 @@ def test_a_stored_dirichlet_is_the_draw_per_client():
     for word in ("auto", "dirichlet-classes", "dirichlet-clients"):
         assert stored({"partition": word}) == {"partition": word}
     assert stored({}) == {}
+
+
+def test_a_tuned_file_of_before_keeps_its_partition(tmp_path):
+    """The word meant the draw per client when a search could write it; in a person's own file it is the usual draw."""
+    (tmp_path / "own.toml").write_text('partition = "dirichlet"\n')
+    (tmp_path / "tuned.toml").write_text('# Made by: fedabml tune --out x\npartition = "dirichlet"\n')
+    drawn = [RunConfig.of(read_toml(tmp_path / name)).partition for name in ("own.toml", "tuned.toml")]
+    assert drawn == ["dirichlet-classes", "dirichlet-clients"]

@@ -5,6 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
+from .. import asleep_while_waiting
+
+with asleep_while_waiting():
+    import torch  # noqa: F401  whoever imports a module of this package first
+
 from ..arguments import checks_arguments
 from ..errors import InputError, nearest
 from .apfl import APFL

@@ -263,7 +263,9 @@ class Algorithm:
 
     def notes(self) -> list[str]:
         """What a person should know about this choice of hyperparameters."""
-        return []
+        if not self.personal_epochs or self.personal_lr is None or self.personal_lr <= self.lr:
+            return []
+        return [f"Personal steps of {self.personal_lr:g} are larger than those of training; personal_lr sets them."]
 
     def continuous(self) -> dict[str, float]:
         """Those that reach the steps as tensors."""

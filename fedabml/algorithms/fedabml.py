@@ -88,8 +88,11 @@ class FedABML(Steered):
 
     def notes(self) -> list[str]:
         if (self.prior_step, self.prior_every, self.rho, self.k) != ("natural", "batch", 1.0, 1):
-            return []
-        return ["With rho = 1 at every minibatch and k = 1 the KL never pulls: this is FedAvg with weight noise."]
+            return super().notes()
+        return [
+            *super().notes(),
+            "With rho = 1 at every minibatch and k = 1 the KL never pulls: this is FedAvg with weight noise.",
+        ]
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         own = {PRIOR + name: value for name, value in shared.items()} if self.prior_every == "batch" else {}

@@ -3,7 +3,7 @@
     client   head epochs h_i ← h_i − η∇_h f(body_t, h_i) with the body frozen, then body epochs with the head frozen
     server   body_{t+1} = mean of the clients' bodies
 
-Scored: (body_t, h_i), after `personal_epochs` more of the head (none by default; a new client needs some).
+Scored: (body_t, h_i), after `personal_epochs` more of the head (five by default).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     server   z_{t+1} = (1 − β) z_t + β mean of the z_i
 
 ζ is `lam`. The steps are FedABML's (`euclidean`, every minibatch); what differs is that q_i lives on between rounds.
-Scored: q_i, after `personal_epochs` more of its steps (none by default).
+Scored: q_i, after `personal_epochs` more of its steps (five by default).
 """
 
 from __future__ import annotations

@@ -117,7 +117,12 @@ def saved_config(run: Path) -> tuple[RunConfig, dict[str, Any]]:
             f"'{run / 'config.json'}' does not say how its data were made, so they cannot be made again: only runs of "
             "`fedabml train` can be resumed and evaluated here. From Python, use fedabml.train(..., resume=True)."
         )
-    return _as_it_was(RunConfig.of(stored_config(content["run"])), content), content
+    saved = stored_config(content["run"])
+    if saved.get("data") and not saved.get("task"):  # float targets of a few whole numbers were once a regression
+        likelihood = content.get("likelihood")
+        kind = likelihood.get("kind") if isinstance(likelihood, dict) else None
+        saved["task"] = {"Categorical": "classification", "GaussianNoise": "regression"}.get(str(kind))
+    return _as_it_was(RunConfig.of(saved), content), content
 
 
 def _as_it_was(config: RunConfig, content: dict[str, Any]) -> RunConfig:

@@ -16,12 +16,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedabml.files import real
+from fedabml.limits import host_memory
 
 T = TypeVar("T")
-LIMIT = 64  # results kept at most, the oldest dropped first: a table is one for each seed
+LIMIT = 64  # results kept at most, the oldest dropped first (a table is one for each seed); few where memory is short
 _KEPT: OrderedDict[Hashable, Any] = OrderedDict()
 _LOCK = threading.Lock()
 _open = 0  # how many `reading_once` have begun and not ended
+
+if hasattr(os, "register_at_fork"):  # a child has nobody who would open a lock that is closed
+    os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
 
 
 @contextmanager
@@ -55,7 +59,8 @@ def once(path: str | os.PathLike[str], options: Hashable, read: Callable[[], T])
     with _LOCK:
         if _open:
             _KEPT[key] = found
-            while len(_KEPT) > LIMIT:
+            total, free = host_memory()
+            while len(_KEPT) > (LIMIT if free >= total // 4 else 2):  # at least a frame and what is made of it
                 _KEPT.popitem(last=False)
     return found
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .. import engine
 from ..vectors import Layout
 
 if TYPE_CHECKING:
@@ -48,7 +49,12 @@ def pays(times: Sequence[float], left: int, gain: float, cost: float) -> bool:
     `times` are the seconds of the rounds so far; the first, which prepares more than it computes, does not count where
     there are others.
     """
-    return left * median(times[1:] or times) * (1 - 1 / gain) > cost
+    return left * usual_seconds(times) * (1 - 1 / gain) > cost
+
+
+def usual_seconds(times: Sequence[float]) -> float:
+    """The seconds of a usual round: the median, without the first one where there are others."""
+    return median(times[1:] or times)
 
 
 def steps_of_rounds(sim: Simulation) -> frozenset[str]:
@@ -78,10 +84,10 @@ def consider(sims: Sequence[Simulation], times: Sequence[float], rounds: int) ->
     for sim in sims:
         sim.compiled = done + 1
         sim.cohort.programs.fuse_from_now(steps)
-    slow = (rounds - done) * median(times[1:] or times)
+    slow = (rounds - done) * usual_seconds(times)
     note = (
         f"From round {done + 1} on steps are compiled: the {rounds - done} rounds left would take about {slow:.0f} s, "
         f"compiled {slow / gain:.0f} s after about {cost:.0f} s for compiling. --no-compile leaves it out."
     )
-    log.info("%s", note)
+    log.log(logging.INFO if engine.process_is_ours else logging.WARNING, "%s", note)  # the command line prints it
     return note

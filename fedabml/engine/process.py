@@ -11,6 +11,7 @@ that is ours alone. OMP_WAIT_POLICY is read once, while torch is imported: `feda
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -28,6 +29,19 @@ _calls = 0  # under way
 _saved = False  # whether there is something to restore
 
 
+def _give_back_in_child() -> None:
+    """Ends in a forked child the calls of the parent's threads, which it does not have."""
+    global _calls, _saved
+    _LOCK.release()
+    if _calls and not engine.process_is_ours:
+        _calls, _saved = 0, False
+        _undo.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_give_back_in_child)
+
+
 @contextmanager
 def borrowed() -> Iterator[None]:
     """While this lasts the process has the settings of the engine; afterwards those that it had before."""
@@ -41,7 +55,7 @@ def borrowed() -> Iterator[None]:
             yield
     finally:
         with _LOCK:
-            _calls -= 1
+            _calls = max(_calls - 1, 0)  # a child that was forked in mid-call has begun anew
             if not _calls and not engine.process_is_ours:
                 _saved = False
                 _undo.close()

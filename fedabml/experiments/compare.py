@@ -102,6 +102,7 @@ class Request:
 
     rows: Rows
     seeds: tuple[int, ...]
+    former: bool = False  # whether it was written when algorithms had other default step sizes
 
     @classmethod
     def of(cls, rows: Mapping[str, RunConfig], seeds: int | Sequence[int]) -> Request:
@@ -171,19 +172,22 @@ class Request:
         try:
             setting, rows = stored(content["setting"]), {}
             for label, row in content["rows"].items():
-                name, hyper = row["algorithm"], row["hyper"]
-                if "defaults" not in content:
-                    hyper = FORMER | FORMER_OWN.get(name, {}) | hyper
-                rows[label] = RunConfig.of(setting, {"algorithm": name, name: hyper})
-            return cls(rows, tuple(content["seeds"]))
+                name = row["algorithm"]
+                rows[label] = RunConfig.of(setting, {"algorithm": name, name: row["hyper"]})
+            former = "defaults" not in content
+            return cls(_as_before(rows) if former else rows, tuple(content["seeds"]), former)
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"'{path}' is not a comparison's ({error!r}). Give another folder with --out.") from error
 
     def joined(self, old: Request, out: Path, resume: bool) -> Request:
-        """Both requests as one, if they are of one setting; other rows or seeds are welcome only with `resume`."""
-        there, here = next(iter(old.rows.values())), next(iter(self.rows.values()))
+        """Both requests as one, if they are of one setting; other rows or seeds are welcome only with `resume`.
+
+        Rows beside those of a comparison with earlier defaults have these defaults, too.
+        """
+        rows = _as_before(self.rows) if old.former else self.rows
+        there, here = next(iter(old.rows.values())), next(iter(rows.values()))
         differ = _differ(there.with_changes(**_of(here)), here)
-        for label, config in self.rows.items():
+        for label, config in rows.items():
             if label in old.rows:
                 differ |= _differ(old.rows[label], config)
         if differ:
@@ -201,7 +205,13 @@ class Request:
                 f"The comparison in '{out}' has {words}. With --resume it is extended by what it lacks, and the table "
                 "has all of it; --out gives another folder."
             )
-        return Request({**old.rows, **self.rows}, tuple(sorted({*old.seeds, *self.seeds})))
+        return Request({**old.rows, **rows}, tuple(sorted({*old.seeds, *self.seeds})))
+
+
+def _as_before(rows: Mapping[str, RunConfig]) -> Rows:
+    """The rows with the default step sizes of before, where they give no others."""
+    before = {label: FORMER | FORMER_OWN.get(config.algorithm, {}) for label, config in rows.items()}
+    return {label: config.with_changes(hyper=before[label] | config.hyper) for label, config in rows.items()}
 
 
 @borrowed()

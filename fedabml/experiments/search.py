@@ -111,6 +111,8 @@ class Search:
         self.personal = personal_options(config, fixed, grid)
         given = config.algorithm_object()
         self.given = {name: getattr(given, name) for name in self.space}
+        steps = [name for name, values in self.space.items() if isinstance(values, Range)]
+        self.given |= {name: given.lr for name in steps if self.given[name] is None}  # none: it follows lr
         for name, values in grid.items():
             if name in self.space and not isinstance(values, Range) and self.given[name] not in values:
                 self.given[name] = values[0]

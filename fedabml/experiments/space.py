@@ -214,9 +214,9 @@ def edge(algorithm: str, name: str, values: Range | tuple[Any, ...], chosen: Any
         return None
     wide = [*numbers, beyond] if upper else [beyond, *numbers]
     flag = spoken(wide) if name in GRID else f"{wide[0]:g}{TO}{wide[-1]:g}"
-    side = "upper" if upper else "lower"
+    side, searched = "upper" if upper else "lower", spoken(values if isinstance(values, Range) else numbers)
     return (
-        f"{algorithm}: {name} = {chosen} lies at the {side} end of what was searched ({spoken(values)}). To search "
+        f"{algorithm}: {name} = {chosen} lies at the {side} end of what was searched ({searched}). To search "
         f"further, use another folder and --grid {algorithm}.{name}={flag}"
     )
 

@@ -349,7 +349,8 @@ def explained(found: Comparison, behind: bool = False) -> list[str]:
         rest = "; worst tenth: of the other clients" if found.small < found.scored else ""
         said.append(
             f"{found.small} of {found.scored} clients{' (all seeds)' if count > 1 else ''} have fewer than {FEW_ROWS} "
-            f"{data} rows, so chance decides their own measures. Pooled: every row counts alike{rest}."
+            f"{data} rows, so chance decides their own measures. Pooled: every row counts alike{rest}. Order and marks "
+            "go by the mean over clients."
         )
     leads = _tested(found)
     rivals = len(leads)

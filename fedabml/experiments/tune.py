@@ -290,7 +290,7 @@ def _tuned_toml(tuned: Tuned, config: RunConfig, searches: Mapping[str, Search],
         lines += [f"#   {text}" for text in tuned.warnings.get(name, ())]
     lines.append(f"# Use it: fedabml train --config {shlex.quote(str(tuned.file))} --algorithm {next(iter(searches))}")
     own = (*MACHINE, "validation", "algorithm", "seed", "model_options")
-    run = {k: v for k, v in config.to_dict(everything=True).items() if k not in own and v is not None}
+    run = {k: v for k, v in config.relevant().items() if k not in own}
     lines += ["", *(f"{k} = {_toml(v)}" for k, v in run.items())]
     tables = {"model_options": config.model_options} if config.model_options else {}
     tables |= {name: searches[name].config.hyper | trial.hyper for name, trial in best.items()}

@@ -15,9 +15,9 @@ import torch
 import fedabml
 from fedabml import models
 from fedabml.engine import process
+from tests.command import MOST
 
 ROOT = Path(__file__).parents[2]
-MOST = 600  # seconds after which a child is taken to hang
 
 SETUP = """
 import gc, locale, logging, os, random, signal, sys, threading, warnings
@@ -131,6 +131,53 @@ if pid == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
     assert ran(script, tmp_path).split() == ["0"]
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="this system has no fork")
+def test_a_child_forked_while_another_thread_is_in_a_call_has_the_users_settings(tmp_path):
+    script = """
+import os, threading, torch, warnings
+warnings.simplefilter("ignore")
+import fedabml
+from fedabml.engine.process import borrowed
+torch.set_default_dtype(torch.float64)
+inside, leave = threading.Event(), threading.Event()
+
+def call():
+    with borrowed():
+        inside.set()
+        leave.wait()
+
+thread = threading.Thread(target=call)
+thread.start()
+inside.wait()
+assert torch.get_default_dtype() == torch.float32
+pid = os.fork()
+if pid == 0:
+    before = torch.get_default_dtype()
+    with borrowed():
+        within = torch.get_default_dtype()
+    os._exit((before, within, torch.get_default_dtype()) != (torch.float64, torch.float32, torch.float64))
+leave.set()
+thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), torch.get_default_dtype())
+"""
+    assert ran(script, tmp_path).split() == ["0", "torch.float64"]
+
+
+def test_torchs_threads_sleep_whichever_module_is_imported_first(tmp_path):
+    script = """
+import os, sys
+
+class Watch:
+    def find_spec(self, name, *rest):
+        if name == "torch":
+            print(os.environ.get("OMP_WAIT_POLICY"))
+
+sys.meta_path.insert(0, Watch())
+"""
+    for module in ("fedabml.algorithms.base", "fedabml.experiments.compare"):
+        assert ran(f"{script}\nimport {module}", tmp_path).split() == ["PASSIVE"], module
 
 
 CASES = [

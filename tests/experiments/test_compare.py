@@ -496,6 +496,9 @@ def test_a_comparison_of_before_keeps_the_default_step_sizes_of_then(tmp_path):
     fedabml, ditto = (config.algorithm_object() for config in Request.read(tmp_path).rows.values())
     assert (fedabml.lr, fedabml.personal_lr, fedabml.personal_epochs) == (0.2, None, 5)
     assert (ditto.lr, ditto.personal_lr, ditto.personal_epochs) == (0.03, None, 0)
+    more = Request.of(configs(["ditto", "local"], {"clients": 8}), 1).joined(Request.read(tmp_path), tmp_path, True)
+    local = more.rows["local"].algorithm_object()
+    assert (len(more.rows), local.lr, local.personal_lr) == (3, 0.03, None)
 
 
 def test_other_cells_than_asked_for(finished, idle):

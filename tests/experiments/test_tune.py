@@ -574,3 +574,9 @@ def test_whatever_is_searched_changes_something(name):
         pair = (values.low, 2 * values.low) if isinstance(values, Range) else (values[0], values[-1])
         one, other = (state(**{key: value}) for value in pair)
         assert one.keys() != other.keys() or any(not one[part].equal(other[part]) for part in one), key
+
+
+@pytest.mark.parametrize(("name", "step"), [("pfedme", "inner_lr"), ("apfl", "alpha_lr")])
+def test_a_step_size_that_follows_lr_is_searched_from_lr(name, step):
+    search = Search(SMALL.with_changes(algorithm=name), {}, [100], 8)
+    assert search.given[step] == search.config.algorithm_object().lr
