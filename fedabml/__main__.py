@@ -39,6 +39,7 @@ def main() -> None:
 
         run()
     except KeyboardInterrupt:  # before a command has begun, or after it has ended
+        sys.stderr.write("Stopped.\n")
         sys.exit(130)
 
 

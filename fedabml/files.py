@@ -44,8 +44,9 @@ Name = str | os.PathLike[str]
 def write_aside(path: Name, *, private: bool = False) -> Iterator[IO[bytes]]:
     """Opens a binary file that takes its name only once it is complete and flushed to disk.
 
-    An existing regular file is replaced; a symbolic link stays, and the file it points to is replaced. Anything else
-    (a device, a FIFO, a folder) is refused. A `private` file can be read by its owner alone.
+    An existing regular file is replaced; a symbolic link stays, and the file it points to is replaced, but in a folder
+    that this process has locked links are refused, for nobody but us writes there. Anything else (a device, a FIFO, a
+    folder) is refused. A `private` file can be read by its owner alone.
     """
     path, aside = Path(path), None
     try:
@@ -74,7 +75,9 @@ def write_aside(path: Name, *, private: bool = False) -> Iterator[IO[bytes]]:
 def _target(path: Path) -> Path:
     """The file that a path stands for, or will; an InputError where that is no regular file."""
     try:
-        real = path.resolve() if path.is_symlink() else path
+        folder = Path(os.path.realpath(path.parent))
+        ours = any(folder.is_relative_to(lock.folder) for lock in _locks)
+        real = path.resolve() if path.is_symlink() and not ours else path
         mode = real.lstat().st_mode
     except FileNotFoundError:
         return real
@@ -114,12 +117,18 @@ def check_new(*paths: Name, force: bool = False) -> None:
 
 
 def _not_a_file(path: Name, mode: int) -> str:
-    return f"'{path}' is {_kind(mode)}, not a file, and is left alone. Give a file's name."
+    return f"'{path}' is {_kind(mode)}, not a file, and is left alone. Remove it, or give another name."
 
 
 def _kind(mode: int) -> str:
     """What a path is, in words."""
-    kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket", stat.S_ISLNK: "a link"}
+    kinds = {
+        stat.S_ISREG: "a file",
+        stat.S_ISDIR: "a folder",
+        stat.S_ISFIFO: "a FIFO",
+        stat.S_ISSOCK: "a socket",
+        stat.S_ISLNK: "a link",
+    }
     return next((words for test, words in kinds.items() if test(mode)), "a device")
 
 

@@ -44,7 +44,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     except (InputError, tomllib.TOMLDecodeError):
         raise
     except ValueError as error:  # of a number with thousands of digits, or a date that there is not
-        raise InputError(f"{where} has a value that cannot be read: {error}.") from error
+        raise InputError(f"{where} has a value that cannot be read: {str(error).split(';')[0]}.") from error
     return found
 
 

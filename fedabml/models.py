@@ -93,6 +93,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+MOST_LAYERS = 1000  # of an option, such as `hidden`: a file that names more is not built to be measured
+
+
 @checks_arguments
 def build(
     name: str, shape: Sequence[int], outputs: int, seed: int = 0, most: int | None = None, **options: Any
@@ -107,6 +110,10 @@ def build(
     outputs = whole(outputs, "outputs")
     for option, sizes in options.items():
         check(sizes, Sequence[int], f"Model '{name}': {option}")
+        if len(sizes) > MOST_LAYERS:
+            raise InputError(
+                f"Model '{name}': {option} names {len(sizes):,} layers; at most {MOST_LAYERS:,} are built."
+            )
     _check_size(name, shape, outputs, options, most)
     with Seeded(rng.number(seed, rng.INIT) & 0x7FFFFFFF):
         return MODELS[name](shape, outputs, **options)

@@ -252,6 +252,8 @@ class Posterior:
                 classes = card.likelihood.classes if isinstance(card.likelihood, Categorical) else 0
                 check_fit(str(path), "label level", level, {"offset": (classes,)})
             own = {name: leaf.to(torch.float32) for name, leaf in leaves.items()}
+            if not all(torch.isfinite(leaf).all() for leaf in own.values()):
+                raise InputError(f"'{path}' holds weights beyond the range of float32; it is damaged.")
             samples = _samples(facts["samples"])
             return cls(kind(**own), card, level.get("offset"), samples, facts.get("prior", ""))
 

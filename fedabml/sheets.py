@@ -15,7 +15,7 @@ from typing import Any
 
 # Apostrophes in front count as part of the pattern, so that `csv_value` is the exact inverse of `csv_cell`. Excel takes
 # the full-width signs for formulas, too.
-_FORMULA = re.compile(r"'*(?:\s*[=+\-@＝＋－＠]|[\t\r\n])")
+_FORMULA = re.compile(r"'*(?:[\s\x00\u200b\ufeff]*[=+\-@＝＋－＠]|[\t\r\n])")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?(?:inf|nan)", re.IGNORECASE | re.ASCII)
 
 

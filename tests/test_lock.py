@@ -58,6 +58,8 @@ def test_what_is_no_folder_is_refused(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "dangling").symlink_to("loop")
     (tmp_path / "loop").symlink_to("dangling")
+    with pytest.raises(InputError, match="is a file, not a folder"), folder_lock(tmp_path / "file"):
+        pass
     for name in ("file", "fifo", "file/below", "loop"):
         with pytest.raises(InputError, match=name), folder_lock(tmp_path / name):
             pass

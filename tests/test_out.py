@@ -109,7 +109,10 @@ def test_own_folders_are_written_again_without_force(here):
     assert "--force" in run("report", "run", "run", code=2).stderr  # report.html in the present folder
 
 
-@pytest.mark.parametrize("name", ["train.log", "metrics.jsonl", ".lock"])
+OURS = ["train.log", "metrics.jsonl", ".lock", "config.json", "summary.json", "clients.csv", "report.html"]
+
+
+@pytest.mark.parametrize("name", OURS)
 def test_a_link_or_fifo_planted_in_a_run_is_not_written_to(here, name):
     (here / "target").write_text("not ours")
     for plant in (lambda path: path.symlink_to(here / "target"), os.mkfifo):
@@ -117,6 +120,21 @@ def test_a_link_or_fifo_planted_in_a_run_is_not_written_to(here, name):
         plant(here / "run" / name)
         assert name in run("train", "--resume", "--out", "run", "--rounds", 4, code=2).stderr
         assert (here / "target").read_text() == "not ours"
+
+
+def test_checkpoints_elsewhere_are_left_alone(here):
+    (here / "run/checkpoints").rename(here / "elsewhere")
+    (here / "run/checkpoints").symlink_to(here / "elsewhere")
+    before = {path.name: path.read_bytes() for path in (here / "elsewhere").iterdir()}
+    assert "is a link" in run("train", "--resume", "--out", "run", "--rounds", 4, code=2).stderr
+    assert {path.name: path.read_bytes() for path in (here / "elsewhere").iterdir()} == before
+
+
+def test_a_page_that_is_a_link_is_left_alone(here):
+    (here / "target").write_text("not ours")
+    (here / "run/report.html").unlink()
+    (here / "run/report.html").symlink_to(here / "target")
+    assert "is a link" in run("report", "run", code=2).stderr and (here / "target").read_text() == "not ours"
 
 
 def test_posteriors_and_kept_states_are_their_owners_alone(here):

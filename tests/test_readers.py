@@ -366,3 +366,14 @@ def test_strange_memories_of_backends_are_measured_anew(tmp_path, monkeypatch, c
     assert backend._known(file) == {}
     way, _ = backend.backend_of("auto", Network(torch.nn.Linear(3, 2)), torch.zeros(8, 3), torch.device("cpu"))
     assert way.workers <= backend.LANES
+
+
+def test_a_file_that_names_very_many_layers_is_refused_before_they_are_built():
+    with pytest.raises(InputError, match="1,001 layers"):
+        fedabml.models.build("mlp", [3], 2, hidden=[10] * 1001)
+
+
+def test_an_archive_of_very_many_arrays_is_refused(tmp_path):
+    np.savez(tmp_path / "many.npz", **{f"a{i}": np.zeros(1) for i in range(1001)})
+    with pytest.raises(InputError, match="1,001 arrays"):
+        read_npz(tmp_path / "many.npz")

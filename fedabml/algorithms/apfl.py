@@ -32,7 +32,7 @@ class APFL(Algorithm):
 
     alpha: float = hyper(0.5, "α: share of v_i in the mixture, at the start", 0, 1, tune=(0.1, 0.25, 0.5, 0.75))
     alpha_lr: float | None = hyper(
-        None, "η_α: step size of α (none: that of v_i; 0: α stays)", 0, tune=Range(1e-4, 0.1, log=True)
+        None, "η_α: step size of α (none: that of v_i; 0: α stays)", 0, tune=Range(1e-4, 1.0, log=True)
     )
     alpha_every: str = hyper("round", "when α moves: with the first minibatch, or all", choices=("batch", "round"))
     personal_epochs: int = hyper(0, "further epochs of v_i before it is scored", 0, tune=PERSONAL_EPOCHS)

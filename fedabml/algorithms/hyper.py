@@ -75,7 +75,8 @@ def checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
     if not (is_number(value) and math.isfinite(value)) or (
         whole and not (int(value) == value and is_whole(int(value)))
     ):
-        raise InputError(f"{where} must be {'a whole number' if whole else 'a number'}; it is {shown(value)}.")
+        word = "a whole" if whole else "a finite" if isinstance(value, float) else "a"
+        raise InputError(f"{where} must be {word} number; it is {shown(value)}.")
     number = int(value) if whole else float(value)
     if not meta["low"] <= number <= meta["high"]:
         low, high = meta["low"], meta["high"]

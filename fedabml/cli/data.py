@@ -113,7 +113,7 @@ def inspect(
     - `fedabml data inspect runs/digits-few-fedabml-0`
     """
     from ..data import heat_map, save_manifest
-    from ..files import check_new
+    from ..files import check_new, folder_lock
 
     if out:
         check_new(out / "manifest.json", out / "partition.svg", force=force)
@@ -134,8 +134,9 @@ def inspect(
         fed = plan.federation(hear)
     overview(fed, show)
     if out:
-        save_manifest(fed, out / "manifest.json")
-        heat_map(fed, out / "partition.svg")
+        with folder_lock(out):
+            save_manifest(fed, out / "manifest.json")
+            heat_map(fed, out / "partition.svg")
         say(f"manifest  {out / 'manifest.json'}")
         say(f"heat map  {out / 'partition.svg'}")
 

@@ -224,7 +224,7 @@ def show(run: Run, out: Path) -> None:
     table(*scores(run.summary), title=describe(run.summary), numbers=True)
     say(f"report   {out / 'report.html'}")
     say(f"prior    {out / 'shared.safetensors'}")
-    say(f"digest   {run.prior.digest[:16]} (of the prior; two sites with the same digest have the same prior)")
+    say(f"digest   {run.prior.digest[:16]} (first 16 digits; the same at every site that has this prior)")
     file = "CLIENT.csv" if run.prior.card.recipe else "CLIENT.npz"
     say(f"next     fedabml personalize {shlex.quote(str(out))} --data {file} --out posterior.safetensors")
 

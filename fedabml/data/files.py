@@ -18,6 +18,7 @@ from fedabml.errors import InputError, nearest
 from fedabml.files import open_regular
 from fedabml.limits import check_unpacked
 
+MOST_ARRAYS = 1000  # in an .npz file; each costs time, however small it is
 CLIENT_KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -34,6 +35,8 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         try:
             with zipfile.ZipFile(_ShortReads(file)) as archive:
                 members = archive.infolist()
+                if len(members) > MOST_ARRAYS:
+                    raise InputError(f"{path} holds {len(members):,} arrays; at most {MOST_ARRAYS:,} are read.")
                 check_unpacked(path, os.fstat(file.fileno()).st_size, sum(m.file_size for m in members))
                 return {member.filename.removesuffix(".npy"): _array(archive, member) for member in members}
         except InputError:

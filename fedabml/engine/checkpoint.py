@@ -112,6 +112,8 @@ class Folder:
         run of an earlier version may lack keys that came later, where they have their `neutral` values.
         """
         came = neutral or {}
+        if (self.path / "checkpoints").is_symlink():
+            raise InputError(f"'{self.path / 'checkpoints'}' is a link; a run keeps its checkpoints in its own folder.")
         if not (self.path / "config.json").exists():
             raise InputError(f"There is no run to resume in '{self.path}': it has no config.json.")
         old = read_json(self.path / "config.json")
@@ -130,8 +132,9 @@ class Folder:
         keep = found.round if found else 0
         if keep > config.get("rounds", keep):
             raise InputError(f"The run in '{self.path}' has {keep} rounds already; resume it with at least as many.")
-        for cut in self.path.rglob(".*.part"):  # what a crash left half-written
-            cut.unlink(missing_ok=True)
+        for folder in (self.path, self.path / "checkpoints"):
+            for cut in folder.glob(".*.part"):  # what a crash left half-written
+                cut.unlink(missing_ok=True)
         untold = {name: old[name] for name in free & old.keys() - config.keys()}
         write_json(self.path / "config.json", config | untold)
         open_append(self.path / "metrics.jsonl").close()  # refuses a link, which the next lines would follow

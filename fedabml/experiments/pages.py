@@ -38,6 +38,9 @@ def rewrite(
     or a reproduction has its own, report.html in its folder; `out` and `title` are for a single page. A file that is
     not the page of one of the folders is replaced only with `force`.
     """
+    for folder in folders:
+        if (folder / PAGE).is_symlink() and not force:
+            raise InputError(f"'{folder / PAGE}' is a link. Remove it, or write to what it points to with --force.")
     kinds = {folder: _kind(folder) for folder in folders}
     own = {folder: make for folder, make in kinds.items() if make is not None}
     at = Path(PAGE) if out is None and len(folders) > 1 and not own else out

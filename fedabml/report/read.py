@@ -276,7 +276,6 @@ def _layers(path: Path) -> dict[str, Mapping[str, Quartiles]]:
     found = {}
     facts = check_tensors(path)
     try:
-        facts = check_tensors(path)
         with safe_open(path, framework="np") as file:
             if not {"shared.mean", "shared.logstd"} <= {*file.keys()}:
                 return {}

@@ -19,7 +19,7 @@ from fedabml.experiments.reproduce import EXPERIMENTS, Ask, Hear, bound, clients
 from fedabml.experiments.reproduce.experiment import Desk, Done
 from fedabml.experiments.reproduce.findings import against, mean, over, spread
 from fedabml.experiments.reproduce.table2 import _distances, _failed, _leads, _means, _smallest, _verdict
-from fedabml.files import folder_lock
+from fedabml.files import folder_lock, parse_sealed
 from fedabml.origin import code
 from fedabml.report.frame import LIGHT
 from fedabml.version import __version__
@@ -596,7 +596,7 @@ def test_a_report_is_drawn_anew_and_nothing_is_trained(tmp_path, monkeypatch):
 def test_cells_of_another_version_are_not_mixed_in_silently(tmp_path):
     quick("table1", tmp_path, **WORDS)
     lines = (tmp_path / "cells.jsonl").read_text().splitlines(keepends=True)
-    old = json.loads(lines[0])
+    old = parse_sealed(lines[0], "a cell")
     old["facts"]["fedabml"] = "0.0.1"
     (tmp_path / "cells.jsonl").write_text(json.dumps(old) + "\n" + "".join(lines[1:]))
     notes = []
