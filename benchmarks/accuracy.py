@@ -27,9 +27,9 @@ import torch
 
 from fedabml import algorithms
 from fedabml.data import federate, load
-from fedabml.engine.simulate import Simulation
-from fedabml.evaluate import evaluate
-from fedabml.run import prepare
+from fedabml.engine.rounds import Simulation
+from fedabml.evaluation.scoring import evaluate
+from fedabml.runs.train import prepare
 
 TUNING_SEED = 100
 Cell = dict[str, Any]
@@ -186,7 +186,7 @@ def chosen_tests(cells: list[Cell]) -> dict[str, dict[int, Cell]]:
 
 def picture(cells: list[Cell]) -> str:
     """Every client's accuracy under FedABML and under FedAvg + fine-tuning, one dot per client and seed."""
-    from fedabml.report.svg import Axis, Series, scatter
+    from fedabml.report.canvas import Axis, Series, scatter
 
     by = chosen_tests(cells)
     rival, ours = by["FedAvg + fine-tuning"], by["FedABML"]

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedabml.config import RunConfig
-from fedabml.experiments.cells import Cell, Ledger, Result, execute
+from fedabml.files.sealed.sealed import write
+
+from fedabml.experiments.ledger import Cell, Ledger, Result, execute
 from fedabml.experiments.statistics import interval
-from fedabml.files import write
+from fedabml.runs.config import RunConfig
 
 BASE = "weight s=2"
 ESTIMATORS: dict[str, dict[str, Any]] = {

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fedabml.files.sealed.sealed import write
 
-from fedabml.config import RunConfig
 from fedabml.data import Federation
 from fedabml.errors import InputError
-from fedabml.experiments.cells import Cell, Ledger, Result, execute
 from fedabml.experiments.compare import FORMER, FORMER_OWN
-from fedabml.experiments.reproduce.newcomers import few
+from fedabml.experiments.ledger import Cell, Ledger, Result, execute
+from fedabml.experiments.paper.newcomers import few
 from fedabml.experiments.study import Study, federation
-from fedabml.files import write
+from fedabml.runs.config import RunConfig
 
 ALGORITHMS = (
     *("fedabml", "fedavg-ft", "local", "ditto", "fedabml-plain", "scaffold-ft", "fedprox-ft", "perfedavg", "apfl"),

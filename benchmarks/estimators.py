@@ -19,11 +19,11 @@ import torch
 from fedabml import algorithms, rng
 from fedabml.algorithms.base import Algorithm
 from fedabml.data import federate, load
-from fedabml.engine.estimators import Noise, gradient_variance
 from fedabml.engine.loss import ClientLoss
-from fedabml.engine.simulate import Simulation
+from fedabml.engine.noise import Noise, gradient_variance
+from fedabml.engine.rounds import Simulation
 from fedabml.gaussian import Gaussian
-from fedabml.run import prepare
+from fedabml.runs.train import prepare
 
 # The dataset, clients, classes of a client, clients of a round, backend.
 COLUMNS: dict[str, tuple[str, int, int, int, str]] = {

@@ -27,7 +27,7 @@ import numpy as np
 from fedabml import FedAvg, rng
 from fedabml.bench.measure import setup_of
 from fedabml.bench.workloads import Workload, workload
-from fedabml.engine.plan import minibatches, sample
+from fedabml.engine.minibatches import minibatches, sample
 
 HERE = Path(__file__).parent / "peers"
 TITLES = {

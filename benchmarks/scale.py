@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from fedabml.files.sealed.sealed import write
 
 import fedabml
 from fedabml.algorithms import make
 from fedabml.bench.measure import machine
-from fedabml.engine.plan import steps_of
-from fedabml.engine.program import SMALL, Programs, padding
-from fedabml.files import write
-from fedabml.summary import peak_memory
+from fedabml.engine.executor import SMALL, Programs, padding
+from fedabml.engine.minibatches import steps_of
+from fedabml.runs.summary import peak_memory
 
 ROUNDS, COHORT, SAMPLES, FEATURES = 22, 100, 4, 8
 WARM = 2  # rounds after which one is timed

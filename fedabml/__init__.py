@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from .algorithms import Algorithm, FedABML, FedAvg, Local
     from .data import Federation, federate, load, read_table
     from .errors import InputError, TrainingError
-    from .evaluate import Prediction, Regression
+    from .evaluation.scoring import Prediction, Regression
     from .likelihoods import Categorical, GaussianNoise
-    from .prior import Posterior, Prior, TablePrediction, load_posterior, load_prior
-    from .run import Run, prepare, train
+    from .runs.prior import Posterior, Prior, TablePrediction, load_posterior, load_prior
+    from .runs.train import Run, prepare, train
     from .vectors import replace_batchnorm
 
 POLICY = "OMP_WAIT_POLICY"
@@ -31,14 +31,14 @@ _HOMES = {
     "algorithms": ("Algorithm", "FedABML", "FedAvg", "Local"),
     "data": ("Federation", "federate", "load", "read_table"),
     "errors": ("InputError", "TrainingError"),
-    "evaluate": ("Prediction", "Regression"),
+    "evaluation.scoring": ("Prediction", "Regression"),
     "likelihoods": ("Categorical", "GaussianNoise"),
-    "prior": ("Posterior", "Prior", "TablePrediction", "load_posterior", "load_prior"),
-    "run": ("Run", "prepare", "train"),
+    "runs.prior": ("Posterior", "Prior", "TablePrediction", "load_posterior", "load_prior"),
+    "runs.train": ("Run", "prepare", "train"),
     "vectors": ("replace_batchnorm",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = {*_HOMES, "models", "report"}
+_MODULES = {"algorithms", "data", "errors", "likelihoods", "models", "report", "vectors"}
 
 __all__ = [
     "Algorithm",

@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from . import rng
 from .arguments import check, checks_arguments, whole
 from .errors import InputError, nearest
-from .files import open_regular
-from .limits import host_memory
+from .files.limits import host_memory
+from .files.sealed import open_regular
 
 
 def mlr(shape: Sequence[int], outputs: int) -> nn.Module:

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .operators import operator, plain
-from .twister import TWISTER
+from .accel.mersenne import TWISTER
+from .accel.operators import operator, plain
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -149,9 +149,9 @@ def fused() -> bool:
     if importlib.util.find_spec("triton") is None:
         return False
     try:
-        from . import kernels
+        from .accel import triton_kernels
 
-        kernels.normal(key(0, device="cuda"), (2,), torch.float32)
+        triton_kernels.normal(key(0, device="cuda"), (2,), torch.float32)
     except Exception as error:  # whatever is wrong with an installation, there is another way
         why = (str(error).splitlines() or [""])[0]
         logging.getLogger("fedabml").warning("A GPU without Triton is slower: %s: %s", type(error).__name__, why)
@@ -160,15 +160,15 @@ def fused() -> bool:
 
 
 def _kernel_fold(key: Tensor, value: Tensor) -> Tensor:
-    from . import kernels
+    from .accel import triton_kernels
 
-    return kernels.fold(key, value)
+    return triton_kernels.fold(key, value)
 
 
 def _kernel_folds(key: Tensor, count: int, first: int) -> Tensor:
-    from . import kernels
+    from .accel import triton_kernels
 
-    return kernels.folds(key, count, first)
+    return triton_kernels.folds(key, count, first)
 
 
 def _fold_lanes(info: Any, dims: Sequence[int | None], key: Tensor, value: Tensor) -> Any:
@@ -179,9 +179,9 @@ def _fold_lanes(info: Any, dims: Sequence[int | None], key: Tensor, value: Tenso
 
 
 def _kernel(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    from . import kernels
+    from .accel import triton_kernels
 
-    return kernels.normal(key, size, dtype)
+    return triton_kernels.normal(key, size, dtype)
 
 
 def _shape(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ if "OMP_NUM_THREADS" not in os.environ:  # `make` says so, too: tests run side b
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
 
-pytest.register_assert_rewrite("tests.command", "tests.algorithms.problem")
+pytest.register_assert_rewrite("tests.cli.command", "tests.algorithms.problem")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,8 +22,8 @@ import fedabml
 from fedabml.algorithms import REGISTRY, Algorithm, Entry
 from fedabml.algorithms.base import Phase
 from fedabml.cli import app
-from fedabml.config import RunConfig, names, parse_set, without_commands
-from fedabml.summary import SCORES
+from fedabml.runs.config import RunConfig, names, parse_set, without_commands
+from fedabml.runs.summary import SCORES
 from tests.algorithms import test_protocol as protocol
 
 pytestmark = pytest.mark.slow  # in all; `make quick` has the rest of the suite

@@ -22,10 +22,10 @@ from torch.nn.functional import cross_entropy
 from .. import rng
 from ..algorithms import FedABML, FedAvg
 from ..engine.loss import label_offset
-from ..engine.plan import minibatches, sample, steps_of
+from ..engine.minibatches import minibatches, sample, steps_of
 from ..errors import InputError
 from ..gaussian import Gaussian
-from ..run import Setup
+from ..runs.train import Setup
 from ..vectors import _KeyedDropout
 
 # The variant of the algorithms that the loop computes.

@@ -17,11 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..algorithms import Algorithm, FedABML, FedAvg
 from ..data import Federation
-from ..engine.backend import dtype_of
-from ..engine.simulate import Simulation, march
+from ..engine.autotune import dtype_of
+from ..engine.rounds import Simulation, march
 from ..errors import TrainingError
-from ..origin import hardware
-from ..run import Setup, prepare
+from ..runs.provenance import hardware
+from ..runs.train import Setup, prepare
 from ..version import __version__
 from .loop import KNOWN, Loop, best_format
 from .workloads import Workload

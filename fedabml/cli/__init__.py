@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from .. import engine
 from ..__main__ import handle_signals
-from ..engine import distributed
+from ..engine import processes
 from ..errors import InputError, TrainingError
 from ..version import __version__
 from . import about, bench, compare, data, demo, doctor, reproduce, train, tune, use
@@ -36,15 +36,15 @@ class Face(TyperGroup):
             sentence = _sentence(error)
             if sentence is None or ctx.params.get("debug") or os.environ.get("FEDABML_DEBUG"):
                 raise
-            if distributed.last_word(train.STOPPED if isinstance(error, distributed.PeerLost) else sentence):
+            if processes.last_word(train.STOPPED if isinstance(error, processes.PeerLost) else sentence):
                 complain(sentence)
             raise typer.Exit(2) from error
         except KeyboardInterrupt:
-            if distributed.told()[1] == 1:  # else torchrun, or a process that failed, has said why
+            if processes.told()[1] == 1:  # else torchrun, or a process that failed, has said why
                 complain("Stopped.", "")
             raise typer.Exit(130) from None
         except UsageError as error:
-            if distributed.last_word(error.format_message()):
+            if processes.last_word(error.format_message()):
                 raise
             raise typer.Exit(error.exit_code) from error
 
@@ -96,7 +96,7 @@ def face(
     that client's posterior; `predict` uses the posterior, and says how sure it is. `fedabml COMMAND --help` says more.
     """
     if ctx.invoked_subcommand != "train":
-        distributed.refuse(f"fedabml {ctx.invoked_subcommand}")
+        processes.refuse(f"fedabml {ctx.invoked_subcommand}")
 
 
 TRAINING, USING, KNOWING = "Train", "Use what was trained", "Look things up"
@@ -126,7 +126,7 @@ def main() -> None:
     try:
         app(prog_name="fedabml")
     except SystemExit as end:
-        if end.code and distributed.told()[1] > 1:  # one of several that fails must not wait for the others to leave
+        if end.code and processes.told()[1] > 1:  # one of several that fails must not wait for the others to leave
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(end.code if isinstance(end.code, int) else 1)

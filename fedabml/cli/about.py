@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..config import names
 from ..errors import InputError, nearest
+from ..runs.config import names
 from .console import say, table
 from .options import Force, completion
 

@@ -40,7 +40,7 @@ def bench(
     from ..bench import table as words
     from ..bench.measure import clear, machine
     from ..bench.workloads import workload
-    from ..engine.backend import device_of, dtype_of
+    from ..engine.autotune import device_of, dtype_of
 
     place = device_of(device)
     dtype_of(dtype, place)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..config import names
 from ..errors import InputError
+from ..runs.config import names
 from .console import Board, complain, console, downloads, note, say, table, tell
 from .options import Config, Finished, Preset, Set, Told, completion, run_flags, told
 
 if TYPE_CHECKING:
-    from ..experiments.cells import Cell
     from ..experiments.compare import Request
-    from ..experiments.standings import Comparison
+    from ..experiments.ledger import Cell
+    from ..experiments.ranking import Comparison
 
 SEEDS = 5  # where none are given
 
@@ -163,7 +163,7 @@ def _wide(head: list[str], rows: list[list[str]]) -> int:
 
 def show(found: Comparison, out: Path) -> None:
     """The table, what it means, who is harmed, and where things are."""
-    from ..experiments.standings import described, explained, grid, harm_grid
+    from ..experiments.ranking import described, explained, grid, harm_grid
 
     forms = [(False, True), (True, True), (True, False)]  # brief or not, with the column behind or not: what fits
     brief, behind = next((form for form in forms if _wide(*grid(found, *form)) <= console().width), forms[-1])

@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import short
-from ..runlog import Pace, clock
+from ..runs.log import Pace, clock
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
     from ..data.download import Progress as Hear
-    from ..engine.simulate import Simulation
-    from ..experiments.cells import Cell, Result
-    from ..run import Setup
+    from ..engine.rounds import Simulation
+    from ..experiments.ledger import Cell, Result
+    from ..runs.train import Setup
 
 
 def console(stderr: bool = False) -> Console:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..config import RunConfig, names
 from ..errors import InputError, nearest
+from ..runs.config import RunConfig, names
 from .console import downloads, say, table
 from .options import DATA, Config, Force, completion, given, option, run_keys
 
@@ -113,7 +113,7 @@ def inspect(
     - `fedabml data inspect runs/digits-few-fedabml-0`
     """
     from ..data import heat_map, save_manifest
-    from ..files import check_new, folder_lock
+    from ..files.sealed import check_new, folder_lock
 
     if out:
         check_new(out / "manifest.json", out / "partition.svg", force=force)

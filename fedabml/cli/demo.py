@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..config import RunConfig
 from ..errors import InputError
+from ..runs.config import RunConfig
 from .console import number, say, size, table
 from .train import execute
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..data import Federation
-    from ..prior import Posterior
-    from ..run import Run
+    from ..runs.prior import Posterior
+    from ..runs.train import Run
 
 # What the demo trains; docs/guide.md has how the federation was chosen.
 COMMON: dict[str, Any] = {
@@ -56,7 +56,7 @@ def demo(
     40 rounds of 10 clients, then every client gets its own model and is scored on its own test digits, and on digits it
     never saw. It needs no network.
     """
-    from ..files import folder_lock, write_json
+    from ..files.sealed import folder_lock, write_json
     from ..report import write
 
     with folder_lock(out):
@@ -78,7 +78,7 @@ def demo(
 
 def make_room(out: Path) -> None:
     """An empty folder with the demo's mark: a former demo's own files are removed, anything else is never touched."""
-    from ..files import write
+    from ..files.sealed import write
 
     if any(not file.name.startswith(".") for file in out.iterdir()) and not (out / MARK).is_file():
         raise InputError(f"'{out}' holds files that the demo did not make. Give another folder with --out.")
@@ -108,8 +108,8 @@ def unseen(run: Run, fed: Federation) -> dict[str, Any]:
     """
     import numpy as np
 
-    from ..evaluate import Prediction
-    from ..experiments.reproduce.outside import auroc
+    from ..evaluation.scoring import Prediction
+    from ..experiments.paper.outside import auroc
 
     def predict(posterior: Posterior, rows: np.ndarray) -> Prediction:
         found = posterior.predict(fed.x[rows])

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..config import RunConfig
-from ..runlog import clock
+from ..runs.config import RunConfig
+from ..runs.log import clock
 from .console import note, say, size, table
 from .options import Config, Preset, Set, run_flags, told
 
 if TYPE_CHECKING:
-    from ..doctor import Estimate
-    from ..run import Setup
+    from ..runs.doctor import Estimate
+    from ..runs.train import Setup
 
 
 @run_flags()
@@ -35,10 +35,10 @@ def doctor(
 
     Examples: `fedabml doctor`, `fedabml doctor --dataset cifar10 --model cnn --clients 100 --rounds 100`
     """
-    from .. import doctor as look
     from ..data.sources import datasets
-    from ..engine.backend import choices_file
-    from ..run import prepare
+    from ..engine.autotune import choices_file
+    from ..runs import doctor as look
+    from ..runs.train import prepare
     from .plan import facts
 
     plan = told(ctx).config()
@@ -74,7 +74,7 @@ def doctor(
 
 def scorings(plan: RunConfig, clients: int) -> float:
     """How often all clients are personalised and scored; some of them count in proportion."""
-    from ..evaluate import SOME
+    from ..evaluation.scoring import SOME
 
     if not plan.evaluate:
         return 0

@@ -11,9 +11,9 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from .. import presets
-from ..config import RunConfig, names, parse_set, read_toml, without_commands
 from ..errors import InputError, nearest
+from ..runs import presets
+from ..runs.config import RunConfig, names, parse_set, read_toml, without_commands
 
 DATA, LEARNING, MACHINE = "Data and clients", "Learning", "Machine"
 
@@ -35,7 +35,7 @@ _TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 _FIELDS = {f.name: f for f in fields(RunConfig)}
 _ALSO = {"dtype": ("--precision",)}  # other names of flags
 _ALIKE = {"device", "data_dir", "seed"}  # keys of a run that mean the same to every command
-_FILE = "fedabml.config"  # where a command's context keeps the content of its TOML file
+_FILE = "fedabml.runs.config"  # where a command's context keeps the content of its TOML file
 
 
 def completion(words: Sequence[str]) -> Callable[[str], list[str]]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import RunConfig
+from ..runs.config import RunConfig
 from .console import note, say, size, table
 
 if TYPE_CHECKING:
     from ..data import Federation
-    from ..run import Setup
+    from ..runs.train import Setup
 
 
 def show(plan: RunConfig, fed: Federation, out: Path, resume: bool) -> None:
     """Says what a run would do, and refuses what the run would refuse."""
-    from ..evaluate import check_rows
-    from ..run import prepare, resolve_split
+    from ..evaluation.scoring import check_rows
+    from ..runs.train import prepare, resolve_split
     from .train import saved_config
 
     if resume:  # a run goes on with the backend and chunk it began with
@@ -40,7 +40,7 @@ def show(plan: RunConfig, fed: Federation, out: Path, resume: bool) -> None:
 
 def facts(setup: Setup) -> list[tuple[str, str]]:
     """What a dry run tells."""
-    from ..engine.plan import cohort_size
+    from ..engine.minibatches import cohort_size
 
     cohort, config, fed = setup.cohort, setup.config, setup.cohort.fed
     told = fed.describe()

@@ -15,11 +15,11 @@ from .options import Finished, completion
 from .tune import Trials
 
 if TYPE_CHECKING:
-    from ..config import RunConfig
-    from ..experiments.cells import Cell
-    from ..experiments.reproduce import Findings
+    from ..experiments.ledger import Cell
+    from ..experiments.paper import Findings
+    from ..runs.config import RunConfig
 
-# As fedabml.experiments.reproduce has them; importing that takes torch.
+# As fedabml.experiments.paper has them; importing that takes torch.
 NAMES = ("toy", "table1", "table2", "uncertainty", "sensitivity", "bound", "remarks", "fewdata", "clients")
 
 
@@ -140,8 +140,8 @@ def reproduce(
 
     - `fedabml reproduce sensitivity --part 1/4 --device cuda:0 --out runs/sensitivity`
     """
-    from ..experiments.cells import Unfinished
-    from ..experiments.reproduce import EXPERIMENTS, PROTOCOLS, Ask, run, run_part
+    from ..experiments.ledger import Unfinished
+    from ..experiments.paper import EXPERIMENTS, PROTOCOLS, Ask, run, run_part
 
     if experiment != "all" and experiment not in EXPERIMENTS:
         raise InputError(f"There is no experiment '{experiment}'.{nearest(experiment, [*EXPERIMENTS, 'all'])}")
@@ -226,7 +226,7 @@ class Progress:
 
     def hear(self) -> Any:
         """Listeners of an experiment."""
-        from ..experiments.reproduce import Hear
+        from ..experiments.paper import Hear
 
         def start(todo: list[Cell], finished: int) -> None:
             self.close()

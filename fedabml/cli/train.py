@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..config import RunConfig
-from ..config import stored as stored_config
-from ..engine import distributed
+from ..engine import processes
 from ..errors import InputError
-from ..files import real
+from ..files.sealed import real
+from ..runs.config import RunConfig
+from ..runs.config import stored as stored_config
 from . import plan as planning
 from .console import Watch, complain, downloads, number, say, size, table
 from .options import Config, Preset, Set, Told, run_flags, told
 
 if TYPE_CHECKING:
-    from ..run import Run
+    from ..runs.train import Run
 
 # What a resumed run may be told anew: how long, how it is scored, where its data lie (their hash is checked).
 FREE = {"rounds", "evaluate", "eval_every", "eval_clients", "eval_all", "data", "data_dir", "pretrained"}
@@ -63,7 +63,7 @@ def train(
 
     - `torchrun --standalone --nproc-per-node 4 -m fedabml train --dataset cifar10` on a machine with four GPUs
     """
-    rank, _ = distributed.told()
+    rank, _ = processes.told()
     if dry_run:
         if rank == 0:
             plan, out = decided(ctx, out, resume)
@@ -80,7 +80,7 @@ def train(
             check_vacant(folder)
         return plan.to_dict(everything=True), str(folder), resume or anew
 
-    content, folder, again = distributed.world().decide(settle)  # process 0 alone need have the files
+    content, folder, again = processes.world().decide(settle)  # process 0 alone need have the files
     run = execute(RunConfig.of(content), Path(folder), resume=again, quiet=quiet)
     if not quiet and rank == 0:
         show(run, Path(folder))
@@ -101,13 +101,13 @@ def decided(ctx: typer.Context, out: Path | None, resume: bool) -> tuple[RunConf
 
 def restarted(out: Path) -> bool:
     """Whether torchrun has started its processes anew (--max-restarts) and they had begun the run in this folder."""
-    name, times, _ = distributed.launch()
+    name, times, _ = processes.launch()
     return bool(name and times and (out / "config.json").is_file() and saved_config(out)[1].get("launch") == name)
 
 
 def saved_config(run: Path) -> tuple[RunConfig, dict[str, Any]]:
     """The configuration of a run that `fedabml train` made, and its config.json."""
-    from ..files import read_json
+    from ..files.sealed import read_json
 
     if not (run / "config.json").is_file():
         raise InputError(f"There is no run in '{run}': it has no config.json.")
@@ -139,8 +139,8 @@ def _as_it_was(config: RunConfig, content: dict[str, Any]) -> RunConfig:
 
 def reopened(out: Path, asked: Told) -> RunConfig:
     """A run's own configuration, changed by what is given now, where that may change."""
-    from ..engine.checkpoint import Folder
-    from ..run import PERSONAL
+    from ..runs.folder import Folder
+    from ..runs.train import PERSONAL
 
     saved, _ = saved_config(out)
     now = RunConfig.of(saved.to_dict(everything=True), *asked.layers, told=asked.sets)
@@ -180,15 +180,15 @@ def stored(plan: RunConfig) -> dict[str, Any]:
 
 def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = False, label: str = "training") -> Run:
     """Trains into a folder with progress shown and logged; Ctrl-C says how to go on."""
-    from ..run import train as run_training
+    from ..runs.train import train as run_training
 
     go_on = f"fedabml train --resume --out {shlex.quote(str(out))}"
-    (rank, size), (job, times, most) = distributed.told(), distributed.launch()
+    (rank, size), (job, times, most) = processes.told(), processes.launch()
     quiet, begun = quiet or rank > 0, False
     with Watch(quiet, label) as watch:
         try:
             with downloads(plan.dataset or "", quiet) as hear:
-                fed = distributed.world().in_turn(lambda: plan.federation(hear))
+                fed = processes.world().in_turn(lambda: plan.federation(hear))
             begun = rank > 0
             return run_training(
                 fed,
@@ -205,13 +205,13 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
                 on_round=watch.round,
                 **plan.words(fed),
             )
-        except (KeyboardInterrupt, distributed.PeerLost) as stop:
+        except (KeyboardInterrupt, processes.PeerLost) as stop:
             lost = not isinstance(stop, KeyboardInterrupt)
             if not watch.pace and not begun:  # nothing has begun, so there is nothing to go on with
                 raise
             saved = f"Round {watch.pace.saved} of {watch.pace.rounds}" if watch.pace else "Every finished round"
             watch.close()
-            if distributed.last_word(STOPPED, 0.5 if lost else 5.0):  # told to stop, as process 0 was, if it lives
+            if processes.last_word(STOPPED, 0.5 if lost else 5.0):  # told to stop, as process 0 was, if it lives
                 why = "Stopped, because another process of this run ended." if lost else "Stopped."
                 how = "To go on, if torchrun does not start it again by itself" if times < most else "To go on"
                 also = " (also under torchrun, with any number of processes)" if size > 1 else ""

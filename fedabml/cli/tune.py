@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..config import names
 from ..errors import InputError
+from ..runs.config import names
 from .compare import listed
 from .console import Board, complain, downloads, note, number, say, table
 from .options import DATA, Config, Finished, Preset, Set, Told, completion, run_flags, told
 
 if TYPE_CHECKING:
-    from ..experiments.cells import Result
+    from ..experiments.ledger import Result
     from ..experiments.tune import Trial, Tuned
 
 SHARE, TRIALS, SEEDS, BATCH = 0.2, 16, (100,), 8  # where nothing else is said
@@ -124,7 +124,7 @@ def tune(
     """
     from ..experiments import request
     from ..experiments.compare import configs
-    from ..experiments.space import read_grid
+    from ..experiments.search_space import read_grid
     from ..experiments.tune import tune as run
 
     asked = told(ctx)

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..config import TABLES
 from ..errors import InputError
+from ..runs.config import TABLES
 from .console import downloads, note, number, say, table
 from .options import Config, Force
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..card import Card
-    from ..evaluate import Evaluation, Prediction, Regression
-    from ..run import Setup
+    from ..evaluation.scoring import Evaluation, Prediction, Regression
+    from ..runs.input_spec import Card
+    from ..runs.train import Setup
 
 
 def evaluate(
@@ -45,10 +45,10 @@ def evaluate(
 
     Example: `fedabml evaluate runs/digits-few-fedabml-0 --epochs 10`
     """
-    from ..files import check_new, digests, folder_lock, write, write_json
-    from ..prior import load_prior
-    from ..run import prepare, resolve_split
-    from ..summary import clients_csv
+    from ..files.sealed import check_new, digests, folder_lock, write, write_json
+    from ..runs.prior import load_prior
+    from ..runs.summary import clients_csv
+    from ..runs.train import prepare, resolve_split
     from .train import saved_config, scores
 
     plan, saved = saved_config(run)
@@ -85,10 +85,10 @@ def evaluate(
 
 def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: int) -> Evaluation:
     """Scores what the server owns, with what clients keep taken from the run's last checkpoint."""
-    from ..engine.checkpoint import Folder
-    from ..engine.kept import Kept
-    from ..engine.simulate import check_like
-    from ..evaluate import evaluate as score
+    from ..engine.client_states import Kept
+    from ..engine.rounds import check_like
+    from ..evaluation.scoring import evaluate as score
+    from ..runs.folder import Folder
 
     cohort = setup.cohort
     last = Folder(run).last() if cohort.algorithm.keeps else None
@@ -130,8 +130,8 @@ def personalize(
 
     Example: `fedabml personalize runs/digits-few-fedabml-0 --data client.npz --out posterior.safetensors`
     """
-    from ..files import check_new
-    from ..prior import load_prior
+    from ..files.sealed import check_new
+    from ..runs.prior import load_prior
 
     source = prior / "shared.safetensors" if prior.is_dir() else prior
     _check_apart(out, data, source)
@@ -179,7 +179,7 @@ def _labelled(path: Path, card: Card) -> tuple[Any, Any, tuple[np.ndarray, np.nd
 def _scores(p: Prediction | Regression, y: np.ndarray) -> dict[str, float]:
     import numpy as np
 
-    from ..evaluate import Prediction
+    from ..evaluation.scoring import Prediction
 
     if isinstance(p, Prediction):
         true = p.probs[np.arange(len(y)), y]
@@ -212,9 +212,9 @@ def predict(
 
     Example: `fedabml predict posterior.safetensors --data inputs.npz --out predictions.csv --samples 20`
     """
-    from ..files import check_new, write
-    from ..prior import load_posterior
-    from ..sheets import csv_text
+    from ..files.sealed import check_new, write
+    from ..files.sheets import csv_text
+    from ..runs.prior import load_posterior
 
     _check_apart(out, data, posterior)
     check_new(out, force=force)
@@ -248,7 +248,7 @@ def _inputs(path: Path, card: Card) -> Any:
 
 def _rows(p: Prediction | Regression, card: Card) -> tuple[list[str], list[list[Any]]]:
     """Head and rows of the CSV."""
-    from ..evaluate import Prediction
+    from ..evaluation.scoring import Prediction
 
     if isinstance(p, Prediction):
         classes = _class_names(card, p.probs.shape[1])
@@ -281,7 +281,7 @@ def _class_names(card: Card, classes: int) -> tuple[str, ...]:
 
 def _is_table(path: Path, card: Card) -> bool:
     """Whether a file is a table; the prior must have been trained on one, or on none, accordingly."""
-    from ..card import TABLE_WANTED
+    from ..runs.input_spec import TABLE_WANTED
 
     table = path.suffix.lower() in TABLES
     if table and card.recipe is None:

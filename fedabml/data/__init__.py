@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fedabml.data.federation import Federation
-from fedabml.data.files import data_dir, read_client
-from fedabml.data.partition import federate, save_manifest
-from fedabml.data.picture import heat_map
-from fedabml.data.rows import Rows
-from fedabml.data.sources import Dataset, datasets, load
-from fedabml.data.table import TableRecipe, features, read_table
+from .federation import Federation
+from .files import data_dir, read_client
+from .partition import federate, save_manifest
+from .picture import heat_map
+from .rows import Rows
+from .sources import Dataset, datasets, load
+from .table import TableRecipe, features, read_table
 
 __all__ = [
     "Dataset",

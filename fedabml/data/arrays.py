@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedabml.arguments import whole
-from fedabml.data.rows import Rows
-from fedabml.errors import InputError, nearest
+from ..arguments import whole
+from ..errors import InputError, nearest
+from .rows import Rows
 
 TASKS = ("classification", "regression")
 SPLITS = ("train", "val", "test")

@@ -12,8 +12,8 @@ from typing import IO
 
 import numpy as np
 
-from fedabml.data.rows import EMNIST, generator, shuffled
-from fedabml.errors import InputError
+from ..errors import InputError
+from .rows import EMNIST, generator, shuffled
 
 Arrays = dict[str, np.ndarray]
 Decoder = Callable[[Mapping[str, Path]], Arrays]

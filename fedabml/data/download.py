@@ -12,8 +12,8 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedabml.errors import InputError
-from fedabml.files import open_append, open_regular
+from ..errors import InputError
+from ..files.sealed import open_append, open_regular
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes done and, where the server says so, the bytes in all."""

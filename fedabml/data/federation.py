@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedabml.arguments import checks_arguments
-from fedabml.data.arrays import SPLITS, Pair, by_owners, gather
-from fedabml.data.files import read_client
-from fedabml.data.rows import HOLD_OUT, Rows, draw
-from fedabml.data.statistics import moments
-from fedabml.errors import InputError, nearest, short
-from fedabml.files import readable_name
+from ..arguments import checks_arguments
+from ..errors import InputError, nearest, short
+from ..files.sealed import readable_name
+from .arrays import SPLITS, Pair, by_owners, gather
+from .files import read_client
+from .rows import HOLD_OUT, Rows, draw
+from .statistics import moments
 
 if TYPE_CHECKING:
-    from fedabml.data.table import TableRecipe
+    from .table import TableRecipe
 
 __all__ = ["Federation", "Rows"]
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedabml.files import real
-from fedabml.limits import host_memory
+from ..files.limits import host_memory
+from ..files.sealed import real
 
 T = TypeVar("T")
 LIMIT = 64  # results kept at most, the oldest dropped first (a table is one for each seed); few where memory is short

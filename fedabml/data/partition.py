@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from fedabml.arguments import checks_arguments, whole
-from fedabml.data.arrays import as_array, large_enough
-from fedabml.data.federation import Federation
-from fedabml.data.rows import BY_CLASS, DIRICHLET, DIRICHLET_CLASSES, IID, Rows, generator, shuffled
-from fedabml.data.sources import Dataset
-from fedabml.errors import InputError, nearest
-from fedabml.files import write_json
+from ..arguments import checks_arguments, whole
+from ..errors import InputError, nearest
+from ..files.sealed import write_json
+from .arrays import as_array, large_enough
+from .federation import Federation
+from .rows import BY_CLASS, DIRICHLET, DIRICHLET_CLASSES, IID, Rows, generator, shuffled
+from .sources import Dataset
 
 KINDS = ("classes", "dirichlet", "dirichlet-classes", "dirichlet-clients", "iid", "natural")
 REDRAWS = 1000

@@ -9,9 +9,9 @@ from html import escape
 
 import numpy as np
 
-from fedabml.arguments import checks_arguments
-from fedabml.data.federation import Federation
-from fedabml.files import write_aside
+from ..arguments import checks_arguments
+from ..files.sealed import write_aside
+from .federation import Federation
 
 INK, FAINT, PAPER, EMPTY, BAR, LINE = "#24292f", "#6e7781", "#ffffff", "#f6f7f9", "#8c959f", "#d0d7de"
 RAMP = ((0xC6, 0xDB, 0xEF), (0x42, 0x92, 0xC6), (0x08, 0x30, 0x6B))  # from few samples to most

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedabml.data.arrays import FEW
-from fedabml.errors import InputError, nearest, short
+from ..errors import InputError, nearest, short
+from .arrays import FEW
 
 if TYPE_CHECKING:
     import pandas as pd

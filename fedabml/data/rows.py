@@ -8,8 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from fedabml.arguments import checks_arguments, whole
-from fedabml.errors import InputError, shown
+from ..arguments import checks_arguments, whole
+from ..errors import InputError, shown
 
 # One number per use of randomness, so that the same seed never gives the same draws to two purposes.
 BY_CLASS, DIRICHLET, IID, HOLD_OUT, TABLE, EMNIST, DIRICHLET_CLASSES = range(1, 8)

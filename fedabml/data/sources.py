@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedabml.arguments import checks_arguments
-from fedabml.data.arrays import channels_first
-from fedabml.data.files import CLIENT_KEYS, data_dir, read_npz
-from fedabml.errors import InputError, nearest, short
-from fedabml.files import write_aside
+from ..arguments import checks_arguments
+from ..errors import InputError, nearest, short
+from ..files.sealed import write_aside
+from .arrays import channels_first
+from .files import CLIENT_KEYS, data_dir, read_npz
 
 if TYPE_CHECKING:
-    from fedabml.data.download import Progress
+    from .download import Progress
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,8 +249,8 @@ def _raw(path: Path) -> Path:
 
 def _get(source: Source, path: Path, offline: bool, progress: Progress | None) -> None:
     """Downloads the official files, decodes them, and writes NAME.npz. Files already put there are used."""
-    from fedabml.data import decode
-    from fedabml.data.download import digest, download
+    from . import decode
+    from .download import digest, download
 
     files = {remote.name: _raw(path) / remote.name for remote in source.files}
     for remote in source.files:

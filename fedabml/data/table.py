@@ -8,16 +8,16 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedabml.arguments import checks_arguments
-from fedabml.data.arrays import as_array, check_task, large_enough
-from fedabml.data.federation import Federation
-from fedabml.data.once import once
-from fedabml.data.partition import natural
-from fedabml.data.recipe import TableRecipe, as_text, choose_task, is_numeric, numbers, pandas
-from fedabml.data.rows import TABLE, Rows, draw
-from fedabml.errors import InputError, nearest, shown
-from fedabml.files import open_regular
-from fedabml.limits import check_unpacked
+from ..arguments import checks_arguments
+from ..errors import InputError, nearest, shown
+from ..files.limits import check_unpacked
+from ..files.sealed import open_regular
+from .arrays import as_array, check_task, large_enough
+from .federation import Federation
+from .once import once
+from .partition import natural
+from .recipe import TableRecipe, as_text, choose_task, is_numeric, numbers, pandas
+from .rows import TABLE, Rows, draw
 
 if TYPE_CHECKING:
     import pandas as pd

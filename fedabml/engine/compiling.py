@@ -22,7 +22,7 @@ from .. import engine
 from ..vectors import Layout
 
 if TYPE_CHECKING:
-    from .simulate import Simulation
+    from .rounds import Simulation
 
 log = logging.getLogger("fedabml")
 

@@ -13,7 +13,7 @@ from ..algorithms.base import Algorithm, Batch, Site
 from ..gaussian import Branches, Distribution, Gaussian, Point
 from ..likelihoods import Likelihood
 from ..vectors import Network
-from .estimators import ON_WEIGHTS, Noise
+from .noise import ON_WEIGHTS, Noise
 
 
 @dataclass(frozen=True)

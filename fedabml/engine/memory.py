@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..limits import host_memory as host_memory
 
 if TYPE_CHECKING:
-    from .cohort import Cohort
+    from .setting import Cohort
 
 log = logging.getLogger("fedabml")
 T = TypeVar("T")

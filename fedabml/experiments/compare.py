@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import MOST, whole
-from ..config import RunConfig, Table, names, stored
 from ..data.once import reading_once
-from ..engine.distributed import with_folder_lock
-from ..engine.process import borrowed
+from ..engine.processes import with_folder_lock
+from ..engine.torch_settings import borrowed
 from ..errors import InputError, nearest
-from ..files import check_digest, digests, read_bytes, read_json, real, write, write_json
+from ..files.sealed import check_digest, digests, read_bytes, read_json, real, write, write_json
 from ..report.compare import render
-from .cells import MACHINE, Cell, Ledger, Result, along, execute
-from .standings import TABLE, Comparison, make, write_all
+from ..runs.config import RunConfig, Table, names, stored
+from .ledger import MACHINE, Cell, Ledger, Result, along, execute
+from .ranking import TABLE, Comparison, make, write_all
 
 if TYPE_CHECKING:
     from ..data.download import Progress
@@ -320,8 +320,8 @@ def _refused(
     if not todo:
         return {}, [], {}
     from ..data.picture import drawn
-    from ..evaluate import check_rows
-    from ..run import prepare, resolve_split
+    from ..evaluation.scoring import check_rows
+    from ..runs.train import prepare, resolve_split
 
     first = todo[0].config
     fed = first.federation(progress)

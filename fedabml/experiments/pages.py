@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import InputError
-from ..files import check_new
+from ..files.sealed import check_new
 from ..report import save, write
 
 PAGE = "report.html"
@@ -21,7 +21,7 @@ def _comparison(folder: Path, title: str | None) -> str:
 
 
 def _reproduction(folder: Path, title: str | None) -> str:
-    from .reproduce import page
+    from .paper import page
 
     return page(folder, title)
 

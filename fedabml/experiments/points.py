@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ..algorithms.hyper import Range
-from ..config import Table
 from ..errors import InputError
+from ..runs.config import Table
 
 Space = dict[str, Range | tuple[Any, ...]]
 

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from ..config import Table, _flat, stored
 from ..errors import InputError
-from ..files import read_json, write_json
-from .cells import MACHINE
+from ..files.sealed import read_json, write_json
+from ..runs.config import Table, _flat, stored
+from .ledger import MACHINE
 
 
 def read(folder: Path, command: str, needed: Collection[str] = ()) -> Table:

@@ -11,14 +11,14 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from ..engine.backend import chunk_of, free_bytes
-from ..engine.cohort import Cohort
-from ..engine.simulate import Simulation, march
+from ..engine.autotune import chunk_of, free_bytes
+from ..engine.rounds import Simulation, march
+from ..engine.setting import Cohort
 from ..errors import TrainingError
-from ..evaluate import Entry, Evaluation, evaluate_after
-from ..origin import code, hardware
-from ..run import Setup, prepare, resolve_split
-from .cells import Cell, Result, Score, ways_of
+from ..evaluation.scoring import Entry, Evaluation, evaluate_after
+from ..runs.provenance import code, hardware
+from ..runs.train import Setup, prepare, resolve_split
+from .ledger import Cell, Result, Score, ways_of
 from .study import PLAIN, entry
 
 FACTS = ("device", "dtype", "backend", "chunk", "partition_hash", "versions", "fedabml", "parameters")

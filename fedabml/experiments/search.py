@@ -24,12 +24,12 @@ from typing import Any
 from torch import nn
 
 from ..algorithms.hyper import Range
-from ..config import RunConfig, Table
 from ..data import Federation
 from ..errors import InputError
-from .cells import Cell, Ledger, Result, execute
+from ..runs.config import RunConfig, Table
+from .ledger import Cell, Ledger, Result, execute
 from .points import Points, Space, combinations, finite
-from .space import GRID, Grid, edge, personal_options, sound, space
+from .search_space import GRID, Grid, edge, personal_options, sound, space
 from .study import PLAIN, Study
 
 SIGN = {"accuracy": 1, "rmse": -1, "nll": -1}  # times it, more is better

@@ -14,13 +14,13 @@ from typing import Any
 
 from torch import nn
 
-from ..config import RunConfig, Table
 from ..data import Dataset, Federation, load
-from ..engine.cohort import Cohort
-from ..engine.simulate import Simulation
+from ..engine.rounds import Simulation
+from ..engine.setting import Cohort
 from ..errors import TrainingError
-from ..evaluate import Entry, evaluate_together
-from ..run import resolve_split
+from ..evaluation.scoring import Entry, evaluate_together
+from ..runs.config import RunConfig, Table
+from ..runs.train import resolve_split
 
 WATCHED = ("accuracy", "rmse", "nll")  # after a round of the curve
 

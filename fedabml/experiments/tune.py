@@ -19,25 +19,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import presets
 from ..algorithms import REGISTRY
 from ..algorithms.hyper import Range
 from ..arguments import whole
-from ..config import RunConfig, Table, _toml
 from ..data.once import reading_once
-from ..engine.distributed import with_folder_lock
-from ..engine.process import borrowed
+from ..engine.processes import with_folder_lock
+from ..engine.torch_settings import borrowed
 from ..errors import InputError, nearest
-from ..evaluate import check_rows
-from ..files import real, sealed_text, write
-from ..run import prepare
-from ..sheets import csv_text
-from .cells import MACHINE, Cell, Ledger, Result
+from ..evaluation.scoring import check_rows
+from ..files.sealed import real, sealed_text, write
+from ..files.sheets import csv_text
+from ..runs import presets
+from ..runs.config import RunConfig, Table, _toml
+from ..runs.train import prepare
+from .ledger import MACHINE, Cell, Ledger, Result
 from .points import need_optuna
 from .request import claim, read
 from .search import Search, Trial
-from .space import GRID, own_grid, spoken
-from .space import searches as is_searched
+from .search_space import GRID, own_grid, spoken
+from .search_space import searches as is_searched
 
 if TYPE_CHECKING:
     from ..data import Federation

@@ -1,4 +1,4 @@
-"""Reports: run folders as one self-contained HTML page, and charts as SVG (see `fedabml.report.svg`)."""
+"""Reports: run folders as one self-contained HTML page, and charts as SVG (see `fedabml.report.canvas`)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedabml.arguments import checks_arguments
-from fedabml.errors import InputError
-from fedabml.files import write as write_file
-from fedabml.report.page import render
-from fedabml.report.read import read_runs
+from ..arguments import checks_arguments
+from ..errors import InputError
+from ..files.sealed import write as write_file
+from .page import render
+from .read import read_runs
 
 __all__ = ["save", "write"]
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedabml.experiments.standings import Comparison, Row, explained, grid, harm_grid, titled
-from fedabml.report import page
-from fedabml.report.figures import Figure
-from fedabml.report.frame import PAGE, Axis, text
-from fedabml.report.read import Client, Run
-from fedabml.report.sanitise import plain_svg
-from fedabml.report.svg import Series, scatter
+from ..experiments.ranking import Comparison, Row, explained, grid, harm_grid, titled
+from . import page
+from .canvas import Series, scatter
+from .figures import Figure
+from .frame import PAGE, Axis, text
+from .read import Client, Run
+from .sanitise import plain_svg
 
 
 def render(found: Comparison, command: str, title: str | None = None, partition: str | None = None) -> str:

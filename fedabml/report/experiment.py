@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedabml.report import page
-from fedabml.report.figures import Figure
-from fedabml.report.frame import PAGE, text
+from . import page
+from .figures import Figure
+from .frame import PAGE, text
 
 if TYPE_CHECKING:
-    from fedabml.experiments.reproduce.findings import Findings, Sheet
+    from ..experiments.paper.findings import Findings, Sheet
 
 
 def render(found: Findings, command: str, made: str) -> str:

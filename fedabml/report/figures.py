@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedabml.data.rows import FEW_ROWS
-from fedabml.report import thin
-from fedabml.report.frame import PAGE, Axis, Look, finite, ticks
-from fedabml.report.heat import themed
-from fedabml.report.read import Client, Run
-from fedabml.report.svg import Series, bars, histogram, line_chart, ranges, scatter, usual_radius
+from ..data.rows import FEW_ROWS
+from . import thin
+from .canvas import Series, bars, histogram, line_chart, ranges, scatter, usual_radius
+from .frame import PAGE, Axis, Look, finite, ticks
+from .heat_map import themed
+from .read import Client, Run
 
 _TALL = replace(PAGE, height=350)
 _BAND = " The band is the 95% interval of the mean over seeds."

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedabml.data.rows import FEW_ROWS
-from fedabml.report.read import Run
+from ..data.rows import FEW_ROWS
+from .read import Run
 
 MISSING, TOO_FEW = "–", "too few test rows"
 

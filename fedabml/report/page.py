@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from fedabml.data.rows import FEW_ROWS
-from fedabml.report import figures, heat, thin, unseen
-from fedabml.report.figures import Figure
-from fedabml.report.frame import DARK, LIGHT, PAGE, Look, text
-from fedabml.report.measures import MEASURES, MISSING, TOO_FEW, Measure, decimals, percent
-from fedabml.report.read import Run
+from ..data.rows import FEW_ROWS
+from . import figures, heat_map, thin, unseen
+from .figures import Figure
+from .frame import DARK, LIGHT, PAGE, Look, text
+from .measures import MEASURES, MISSING, TOO_FEW, Measure, decimals, percent
+from .read import Run
 
 _COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("n_train", "Train", "{:.0f}".format),
@@ -85,7 +85,7 @@ def _colours() -> str:
 
     def variables(look: Look) -> str:
         named = {"ink": look.ink, "muted": look.muted, "grid": look.grid, "paper": look.paper}
-        named |= {f"c{i}": colour for i, colour in enumerate(look.colours)} | heat.variables(look is DARK)
+        named |= {f"c{i}": colour for i, colour in enumerate(look.colours)} | heat_map.variables(look is DARK)
         return "".join(f"--{name}:{value};" for name, value in named.items())
 
     light, dark = (

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from fedabml.data.rows import FEW_ROWS
-from fedabml.data.statistics import worst_decile
-from fedabml.errors import InputError
-from fedabml.files import check_digest, check_tensors, parse_sealed, read_bytes
-from fedabml.report.frame import finite
-from fedabml.report.sanitise import plain_svg
-from fedabml.sheets import csv_value
+from ..data.rows import FEW_ROWS
+from ..data.statistics import worst_decile
+from ..errors import InputError
+from ..files.sealed import check_digest, check_tensors, parse_sealed, read_bytes
+from ..files.sheets import csv_value
+from .frame import finite
+from .sanitise import plain_svg
 
 MAX = 1 << 31  # bytes of a file in a run folder, whose size grows with clients and rounds
 Record = Mapping[str, Any]

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedabml.errors import InputError
-from fedabml.report.figures import Figure, shares, slot_of
-from fedabml.report.frame import PAGE, Axis, finite, text
-from fedabml.report.read import Run
-from fedabml.report.svg import Series, histogram
+from ..errors import InputError
+from .canvas import Series, histogram
+from .figures import Figure, shares, slot_of
+from .frame import PAGE, Axis, finite, text
+from .read import Run
 
 _LOOK = replace(PAGE, height=350)
 _CELL, _IMAGE, _LINE = 92, 64, 17  # pixels: a sample's place, its picture, a line of words

@@ -9,9 +9,9 @@ from torch import nn
 
 import fedabml
 from fedabml import rng
-from fedabml.engine.plan import sample
-from fedabml.engine.simulate import Simulation
-from tests.plans import plan_of
+from fedabml.engine.minibatches import sample
+from fedabml.engine.rounds import Simulation
+from tests.engine.plans import plan_of
 
 SIZES, BATCH, EPOCHS, SEED = (5, 9, 4, 2), 3, 2, 6  # this seed draws clients 0 and 1, then 0 and 2, and never 3
 CLIENTS = range(len(SIZES))

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 import fedabml
 from fedabml import rng
 from fedabml.vectors import Network
-from tests.plans import plan_of
+from tests.engine.plans import plan_of
 
 
 def clients(sizes, classes=3, features=4, seed=0):

@@ -15,7 +15,7 @@ from torch import nn
 
 import fedabml
 from fedabml import FedABML, GaussianNoise, rng
-from fedabml.engine.cohort import Cohort
+from fedabml.engine.setting import Cohort
 from fedabml.vectors import Network
 
 NOISE, N, D, NU = 0.4, 40, 3, -0.7

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedabml import rng, run
+from fedabml import rng
 from fedabml.algorithms import FedABML, FedAvg, PerFedAvg
 from fedabml.algorithms.base import Site
-from fedabml.engine.backend import dtype_of
-from fedabml.run import prepare
+from fedabml.engine.autotune import dtype_of
+from fedabml.runs import train
+from fedabml.runs.train import prepare
 from tests.algorithms.problem import (
     CLIENTS,
     MOMENTA,
@@ -173,7 +174,7 @@ def test_remark_1_through_the_engine():
 def test_differences_of_gradients_have_all_digits(dtype, monkeypatch):
     """Where products have two digits, (∇f(w + δg) − ∇f(w − δg))/2δ is their errors, a thousand times as large."""
     fed, asked = federation(), []
-    monkeypatch.setattr(run, "dtype_of", lambda name, device: asked.append(name) or dtype_of(name, device))
+    monkeypatch.setattr(train, "dtype_of", lambda name, device: asked.append(name) or dtype_of(name, device))
     words = {"device": "cpu", "batch_size": 5, "rounds": 1}
     for algorithm, fine in (
         (PerFedAvg(alpha=0.05), True),

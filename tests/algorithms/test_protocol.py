@@ -11,12 +11,12 @@ import torch
 import fedabml
 from fedabml import FedABML, FedAvg, Local
 from fedabml.algorithms import REGISTRY, FedBABU, make, name_of
-from fedabml.engine import program
-from fedabml.engine.checkpoint import Checkpoint, Folder
-from fedabml.engine.plan import sample
-from fedabml.engine.simulate import Simulation, advance
-from fedabml.evaluate import Entry, evaluate, evaluate_together
-from fedabml.prior import Prior
+from fedabml.engine import executor
+from fedabml.engine.minibatches import sample
+from fedabml.engine.rounds import Simulation, advance
+from fedabml.evaluation.scoring import Entry, evaluate, evaluate_together
+from fedabml.runs.folder import Checkpoint, Folder
+from fedabml.runs.prior import Prior
 
 SIZES = (6, 60, 13, 33, 25, 9)  # tenfold, and none a multiple of the batch but the first with its own size
 BATCH, SEED, ROUNDS, SHARE = 8, 6, 3, 0.67
@@ -166,9 +166,9 @@ def test_loop_equals_vmap_and_chunks_do_not_matter(fed, algorithm):
 def test_traced_steps_have_the_bits_of_those_that_are_not(fed, algorithm, monkeypatch):
     """So it does not matter when, in a run or in the rest of one that was stopped, a step is traced."""
     options = {"dtype": "float32", "epochs": 2}
-    monkeypatch.setattr(program, "OFTEN", 10**9)
+    monkeypatch.setattr(executor, "OFTEN", 10**9)
     plain, _ = simulate(fed, algorithm, **options)
-    monkeypatch.setattr(program, "OFTEN", 0)
+    monkeypatch.setattr(executor, "OFTEN", 0)
     traced, setup = simulate(fed, algorithm, **options)
     traces = setup.cohort.programs.traces
     assert traces and all(traces.values())

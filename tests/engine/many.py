@@ -1,4 +1,4 @@
-"""What tests/engine/test_distributed.py runs in one process and, under torchrun, in several.
+"""What tests/engine/test_processes.py runs in one process and, under torchrun, in several.
 
 Called as `many.py TASK FOLDER`.
 """
@@ -15,9 +15,9 @@ import torch
 import fedabml
 from fedabml import InputError, TrainingError
 from fedabml.algorithms import make
-from fedabml.engine import distributed, kept
-from fedabml.engine.lanes import Lanes
-from fedabml.engine.simulate import Simulation
+from fedabml.engine import client_states, processes
+from fedabml.engine.client import Lanes
+from fedabml.engine.rounds import Simulation
 
 SIZES = (9, 20, 14, 7, 31, 4, 12)
 # Algorithms that keep nothing and that do, a server that owns nothing, draws, weights, averages; momentum as well.
@@ -69,7 +69,7 @@ def numbers(run):
 
 
 def save(folder, name, run):
-    np.savez(folder / f"{name}.{distributed.told()[0]}.npz", **numbers(run))
+    np.savez(folder / f"{name}.{processes.told()[0]}.npz", **numbers(run))
 
 
 def equality(folder):
@@ -78,14 +78,14 @@ def equality(folder):
     save(folder, "regression", train("fedabml", task="regression"))
     heard = []
     quick = train("fedavg", on_round=heard.append, on_start=lambda setup, sim: heard.append(sim.round))
-    assert len(quick.history) == 4 and len(heard) == (5 if distributed.told()[0] == 0 else 0)
+    assert len(quick.history) == 4 and len(heard) == (5 if processes.told()[0] == 0 else 0)
     words = []
     for hyper, options in (({"lr": 1e200}, {}), ({"personal_lr": 1e200}, {"eval_every": 0})):
         try:
             train("ditto" if not words else "fedavg", hyper=hyper, **options)
         except TrainingError as error:
             words.append(str(error))
-    rank, draw = distributed.told()[0], Simulation.draw
+    rank, draw = processes.told()[0], Simulation.draw
 
     def drifting(sim):
         if rank == 1 and sim.round == 1:
@@ -98,13 +98,13 @@ def equality(folder):
             train("fedavg", **options)
         except (InputError, TrainingError) as error:
             words.append(str(error))
-    (folder / f"errors.{distributed.told()[0]}.json").write_text(json.dumps(words))
+    (folder / f"errors.{processes.told()[0]}.json").write_text(json.dumps(words))
 
 
 def crowded(folder):
     """Process 1 has memory for one client at a time, none has memory for what clients keep, and some are scored."""
-    kept.host_memory = lambda: (1000, 10)
-    real, rank = Lanes.train, distributed.told()[0]
+    client_states.host_memory = lambda: (1000, 10)
+    real, rank = Lanes.train, processes.told()[0]
 
     def limited(lanes, *args):
         if rank == 1 and len(lanes) > 1:

@@ -11,11 +11,11 @@ import fedabml
 from fedabml import FedABML, InputError, rng
 from fedabml.algorithms import make
 from fedabml.engine.augment import MARGIN, PATH, augmented
-from fedabml.engine.data import Data
-from fedabml.engine.estimators import _STREAM
-from fedabml.engine.simulate import advance
-from fedabml.evaluate import evaluate
-from tests.engine.test_cohort import SMALL, assert_close, federation, simulate
+from fedabml.engine.noise import _STREAM
+from fedabml.engine.rounds import advance
+from fedabml.engine.samples import Data
+from fedabml.evaluation.scoring import evaluate
+from tests.engine.test_setting import SMALL, assert_close, federation, simulate
 
 
 def possible(image, augment, black):
@@ -61,7 +61,7 @@ def test_steps_see_other_images_and_scores_the_same(monkeypatch):
     assert_close(flipped, plain, 0)
     assert (cropped.shared["mean"] - plain.shared["mean"]).abs().max() > 1e-4
     calls, real = [], augmented
-    monkeypatch.setattr("fedabml.engine.lanes.augmented", lambda *args: calls.append(1) or real(*args))
+    monkeypatch.setattr("fedabml.engine.client.augmented", lambda *args: calls.append(1) or real(*args))
     for epochs in (0, 1):
         cohort = cropped.cohort.using(FedABML(lr=0.05, personal_epochs=epochs, augment="crop"))
         evaluate(cohort, cropped.theta, cropped.kept_for)
@@ -71,7 +71,7 @@ def test_steps_see_other_images_and_scores_the_same(monkeypatch):
 def test_every_minibatch_of_every_step_has_draws_of_its_own(monkeypatch):
     seen, real = [], augmented
     monkeypatch.setattr(
-        "fedabml.engine.lanes.augmented", lambda x, keys, *more: seen.append(keys) or real(x, keys, *more)
+        "fedabml.engine.client.augmented", lambda x, keys, *more: seen.append(keys) or real(x, keys, *more)
     )
     algorithm = make("perfedavg", lr=0.05, augment="crop", personal_epochs=1)  # several minibatches a step
     sim = simulate(federation("cnn", (20, 24)), "cnn", algorithm, rounds=2, backend="loop")

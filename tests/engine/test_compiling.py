@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import fedabml
-from fedabml.config import RunConfig
 from fedabml.engine import compiling
-from fedabml.engine.checkpoint import Checkpoint, Folder
-from fedabml.engine.simulate import Simulation, march
+from fedabml.engine.rounds import Simulation, march
 from fedabml.errors import InputError
+from fedabml.runs.config import RunConfig
+from fedabml.runs.folder import Checkpoint, Folder
 from fedabml.vectors import Layout
 
 MLP = Layout(tuple("abcdef"), ((200, 784), (200,), (200, 200), (200,), (62, 200), (62,)))

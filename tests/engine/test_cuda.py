@@ -12,15 +12,15 @@ import torch
 
 import fedabml
 from fedabml import rng
+from fedabml.accel.convolutions import conv2d, linear
+from fedabml.accel.operators import plainly
+from fedabml.accel.recorder import changes
 from fedabml.algorithms import REGISTRY, make
-from fedabml.conv import conv2d, linear
-from fedabml.engine.checkpoint import Checkpoint
+from fedabml.engine.client import Lanes, _flagged
 from fedabml.engine.compiling import LOOK
-from fedabml.engine.lanes import Lanes, _flagged
-from fedabml.engine.simulate import Simulation, advance, march
-from fedabml.engine.tape import changes
-from fedabml.evaluate import evaluate
-from fedabml.operators import plainly
+from fedabml.engine.rounds import Simulation, advance, march
+from fedabml.evaluation.scoring import evaluate
+from fedabml.runs.folder import Checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -115,7 +115,7 @@ def test_a_whole_round_is_one_program_where_clients_take_as_many_steps(name, com
 def test_a_heavy_batch_shrinks_to_one_lane(name, monkeypatch):
     fed, algorithm = federation(), make(name, lr=0.1)
     light = simulate(fed, algorithm)
-    monkeypatch.setattr("fedabml.engine.cohort.HEAVY", 0)
+    monkeypatch.setattr("fedabml.engine.setting.HEAVY", 0)
     heavy = simulate(fed, algorithm)
     assert len(heavy.cohort.programs.graphs) > len(light.cohort.programs.graphs)
     assert_close(heavy, light, 1e-9)
@@ -128,7 +128,7 @@ def test_where_a_round_is_too_long_or_refused_its_steps_are_captured(refused, mo
     if refused:
         monkeypatch.setattr(Lanes, "round", refused_at_first(Lanes.round))
     else:
-        monkeypatch.setattr("fedabml.engine.lanes.WHOLE", 1)
+        monkeypatch.setattr("fedabml.engine.client.WHOLE", 1)
     sim = simulate(fed, algorithm, refused=int(refused))
     assert not whole_rounds(sim) and any(hasattr(graph, "captured") for graph in sim.cohort.programs.graphs.values())
     assert ("no round today" in caplog.text) == refused
@@ -267,8 +267,8 @@ def test_a_step_that_cannot_be_captured_is_launched(caplog):
     "geometry", [(3, 64, 5, 1, 0, 14), (32, 20, 3, 1, 1, 9), (16, 24, 3, 2, 1, 11), (8, 8, 1, 2, 0, 6)]
 )
 def test_convolutions_of_lanes_are_those_of_torch(geometry, dtype, close):
-    from fedabml.conv import conv2d
-    from fedabml.engine.backend import dtype_of
+    from fedabml.accel.convolutions import conv2d
+    from fedabml.engine.autotune import dtype_of
 
     channels, out, kernel, stride, padding, size = geometry
     kind = dtype_of(dtype, torch.device("cuda")).network
@@ -292,7 +292,7 @@ PRODUCTS = [(20, 50, 784, 10), (15, 50, 784, 200), (15, 50, 200, 62), (3, 7, 13,
 @pytest.mark.parametrize(("dtype", "close"), [("float32", 3e-6), ("tf32", 2e-3), ("bf16", 1e-2)])
 @pytest.mark.parametrize("sizes", PRODUCTS, ids=str)
 def test_products_of_lanes_are_those_of_torch(sizes, dtype, close):
-    from fedabml.engine.backend import dtype_of
+    from fedabml.engine.autotune import dtype_of
 
     lanes, rows, length, outs = sizes
     kind = dtype_of(dtype, torch.device("cuda")).network

@@ -15,20 +15,20 @@ import pytest
 import torch
 
 import fedabml
-import fedabml.evaluate as scoring
+import fedabml.evaluation.scoring as scoring
 from fedabml import FedABML, FedAvg, InputError
 from fedabml.algorithms import make
-from fedabml.engine import data
-from fedabml.engine import kept as keeping
-from fedabml.engine.checkpoint import Folder
-from fedabml.engine.data import Data
-from fedabml.engine.kept import Shelf
-from fedabml.engine.lanes import Lanes
+from fedabml.engine import client_states as keeping
+from fedabml.engine import samples as data
+from fedabml.engine.client import Lanes
+from fedabml.engine.client_states import Shelf
+from fedabml.engine.executor import Programs
 from fedabml.engine.memory import fitting
-from fedabml.engine.program import Programs
-from fedabml.engine.simulate import Simulation, advance
-from fedabml.evaluate import Entry, evaluate_together
-from tests.command import MOST
+from fedabml.engine.rounds import Simulation, advance
+from fedabml.engine.samples import Data
+from fedabml.evaluation.scoring import Entry, evaluate_together
+from fedabml.runs.folder import Folder
+from tests.cli.command import MOST
 
 SIZES = (9, 20, 14, 7, 31, 4, 12, 8)
 
@@ -331,7 +331,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import fedabml
-from fedabml.engine.simulate import Simulation
+from fedabml.engine.rounds import Simulation
 torch.set_num_threads(1)
 model, lanes, cases = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 shape, classes = {"mlr": ((1, 28, 28), 10), "mlp": ((1, 28, 28), 62), "cnn": ((3, 32, 32), 10)}[model]

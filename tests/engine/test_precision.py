@@ -8,9 +8,9 @@ import torch
 
 import fedabml
 from fedabml.algorithms import REGISTRY, make
-from fedabml.engine import backend
-from fedabml.engine.process import borrowed
-from fedabml.engine.simulate import Simulation
+from fedabml.engine import autotune
+from fedabml.engine.rounds import Simulation
+from fedabml.engine.torch_settings import borrowed
 from fedabml.vectors import Network
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -118,9 +118,9 @@ class OneDNN:
         self.on = on
         monkeypatch.setattr(torch._C, "_get_mkldnn_enabled", lambda: self.on)
         monkeypatch.setattr(torch._C, "_set_mkldnn_enabled", lambda on: setattr(self, "on", on))
-        monkeypatch.setattr(backend, "arm", lambda: arm)
-        monkeypatch.setattr(backend, "halves", lambda: halves)
-        monkeypatch.setattr(backend, "_ours", False)
+        monkeypatch.setattr(autotune, "arm", lambda: arm)
+        monkeypatch.setattr(autotune, "halves", lambda: halves)
+        monkeypatch.setattr(autotune, "_ours", False)
 
 
 @pytest.mark.parametrize("arm", [True, False])
@@ -132,28 +132,28 @@ def test_products_on_arm_are_torch_s_own_but_for_bfloat16_s(fed, monkeypatch, ar
             setup = fedabml.prepare(fed, "cnn", make("fedavg"), dtype=dtype, backend="vmap", device="cpu")
             assert switch.on == (wanted or not arm)
             other = "float32" if wanted else "bf16"
-            backend.dtype_of(other, torch.device("cpu"))
+            autotune.dtype_of(other, torch.device("cpu"))
             setup.cohort.lanes({}, [0])
             assert switch.on == (wanted or not arm)
-        assert switch.on and not backend._ours
+        assert switch.on and not autotune._ours
 
 
 def test_a_processor_without_products_of_bfloat16_has_torch_s_own(monkeypatch):
     switch = OneDNN(monkeypatch, True, True, halves=False)
     for dtype in (torch.bfloat16, torch.float32, torch.bfloat16):
-        backend.products_of(dtype)
+        autotune.products_of(dtype)
         assert not switch.on
 
 
 def test_who_has_switched_onednn_off_is_left_alone(monkeypatch):
     switch = OneDNN(monkeypatch, False, True)
     for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16):
-        backend.products_of(dtype)
+        autotune.products_of(dtype)
         assert not switch.on
     switch.on = True  # it was asked for
-    backend.products_of(torch.float32)
+    autotune.products_of(torch.float32)
     assert not switch.on
-    backend.products_of(torch.bfloat16)
+    autotune.products_of(torch.bfloat16)
     assert switch.on
 
 
@@ -162,5 +162,5 @@ def test_whose_products_were_tried_is_a_part_of_what_is_remembered(monkeypatch):
     names = set()
     for arm, on in ((True, True), (True, False), (False, True), (False, False)):
         OneDNN(monkeypatch, on, arm)
-        names.add(backend._Trial(network, x).name)
+        names.add(autotune._Trial(network, x).name)
     assert len(names) == 3

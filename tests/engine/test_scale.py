@@ -9,14 +9,14 @@ import sys
 
 import pytest
 
-from tests.command import MOST
+from tests.cli.command import MOST
 
 SCRIPT = """
 import json, sys
 import numpy as np
 import fedabml
 from fedabml.algorithms import make
-from fedabml.summary import peak_memory
+from fedabml.runs.summary import peak_memory
 clients, folder = int(sys.argv[1]), sys.argv[2]
 g = np.random.default_rng(0)
 x = np.lib.format.open_memmap(f"{folder}/x.npy", mode="w+", dtype=np.float32, shape=(4 * clients, 8))

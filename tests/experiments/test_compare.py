@@ -17,17 +17,17 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from fedabml.files.sealed.sealed import parse_sealed, read_json, write_json
 from scipy import stats
 
 from fedabml.cli.console import Board
-from fedabml.config import RunConfig
 from fedabml.errors import InputError
 from fedabml.experiments import runner
-from fedabml.experiments.cells import Cell, Result, Score
 from fedabml.experiments.compare import Request, compare, configs
-from fedabml.experiments.standings import explained, grid, make
-from fedabml.files import parse_sealed, read_json, write_json
-from tests.command import MOST, run
+from fedabml.experiments.ledger import Cell, Result, Score
+from fedabml.experiments.ranking import explained, grid, make
+from fedabml.runs.config import RunConfig
+from tests.cli.command import MOST, run
 from tests.report.test_browser import CHROMIUM, tour
 
 pytestmark = [pytest.mark.usefixtures("one_thread_here"), pytest.mark.slow]

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from fedabml.algorithms.hyper import Range
-from fedabml.config import RunConfig
 from fedabml.errors import InputError
-from fedabml.experiments.cells import Ledger, Result, Score
+from fedabml.experiments.ledger import Ledger, Result, Score
 from fedabml.experiments.search import Search, Trial, _collapse
-from fedabml.experiments.space import edge, own_grid, read_grid
+from fedabml.experiments.search_space import edge, own_grid, read_grid
 from fedabml.experiments.tune import tune
-from tests.command import run
+from fedabml.runs.config import RunConfig
+from tests.cli.command import run
 
 pytestmark = [pytest.mark.usefixtures("one_thread_here"), pytest.mark.slow]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedabml.config import RunConfig
 from fedabml.data import federation as folders
 from fedabml.data import once, table
 from fedabml.experiments import runner
-from fedabml.experiments.cells import Cell, Ledger, execute
 from fedabml.experiments.compare import compare, configs
-from fedabml.experiments.reproduce.newcomers import Newcomers
+from fedabml.experiments.ledger import Cell, Ledger, execute
+from fedabml.experiments.paper.newcomers import Newcomers
+from fedabml.runs.config import RunConfig
 
 pd = pytest.importorskip("pandas")
 SMALL = {"rounds": 2, "participation": 0.5, "model": "mlr", "dtype": "float64", "backend": "vmap", "device": "cpu"}

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import fedabml
-from fedabml.config import RunConfig
-from fedabml.engine.data import Data
-from fedabml.engine.simulate import Simulation, advance
+from fedabml.engine.rounds import Simulation, advance
+from fedabml.engine.samples import Data
 from fedabml.errors import InputError
 from fedabml.experiments import runner
-from fedabml.experiments.cells import Cell, Ledger, execute
-from fedabml.experiments.reproduce.newcomers import Newcomers
+from fedabml.experiments.ledger import Cell, Ledger, execute
+from fedabml.experiments.paper.newcomers import Newcomers
+from fedabml.runs.config import RunConfig
 
 SMALL = {"clients": 8, "rounds": 2, "participation": 0.5, "model": "mlr", "dtype": "float64"}
 

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from fedabml.config import RunConfig
-from fedabml.experiments.cells import Cell, Ledger, Result, execute
-from fedabml.experiments.reproduce.newcomers import Newcomers
-from fedabml.experiments.reproduce.outside import auroc, with_outside
+from fedabml.experiments.ledger import Cell, Ledger, Result, execute
+from fedabml.experiments.paper.newcomers import Newcomers
+from fedabml.experiments.paper.outside import auroc, with_outside
 from fedabml.experiments.runner import groups, run_together
 from fedabml.experiments.study import PLAIN, Study, federation
+from fedabml.runs.config import RunConfig
 
 SMALL = RunConfig(clients=6, model="mlr", rounds=2, participation=0.5, epochs=1, batch_size=20)
 

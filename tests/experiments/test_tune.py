@@ -18,16 +18,16 @@ from fedabml.algorithms import REGISTRY, make
 from fedabml.algorithms.hyper import Range
 from fedabml.cli import tune as tuning
 from fedabml.cli.tune import Trials
-from fedabml.config import RunConfig
-from fedabml.engine.backend import lane_bytes
+from fedabml.engine.autotune import lane_bytes
 from fedabml.errors import InputError
-from fedabml.experiments.cells import Cell, Ledger, Result, Score
+from fedabml.experiments.ledger import Cell, Ledger, Result, Score
 from fedabml.experiments.points import Points, around
 from fedabml.experiments.search import Search, Trial
-from fedabml.experiments.space import GRID, own_grid, personal_options, read_grid, space
+from fedabml.experiments.search_space import GRID, own_grid, personal_options, read_grid, space
 from fedabml.experiments.tune import tune
+from fedabml.runs.config import RunConfig
 from tests.algorithms.problem import federation, simulate
-from tests.command import run
+from tests.cli.command import run
 
 pytestmark = [pytest.mark.usefixtures("one_thread_here"), pytest.mark.slow]
 

@@ -13,10 +13,10 @@ import pytest
 
 from fedabml.data import federate, heat_map, load
 from fedabml.report import write
+from fedabml.report.canvas import PAGE, Axis, Series, line_chart
 from fedabml.report.figures import Figure
 from fedabml.report.page import document, heading, section
-from fedabml.report.svg import PAGE, Axis, Series, line_chart
-from tests.command import MOST
+from tests.cli.command import MOST
 
 MakeRun = Callable[..., Path]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

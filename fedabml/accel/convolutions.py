@@ -1,0 +1,536 @@
+"""Convolutions (and products) of many clients, each with weights of its own, as matrix products.
+
+What `vmap` makes of a convolution is one with a group per client, for which libraries have no good kernels. Here the
+patches of every client's images are the rows of a matrix, and all clients' products are one batched product:
+
+    y = P(x) w      ∂w = P(x)ᵀ g      ∂x = Pᵀ(g wᵀ)      P: the patches; Pᵀ adds every patch where it came from
+
+The three are bilinear and each other's derivatives, so they can be differentiated any number of times. They have an
+axis of lanes, x [lanes, n, channels, height, width] and w [lanes, out, channels, a, b]; a further `vmap` makes more
+lanes or, where all share their images, more output channels.
+
+A linear layer is x wᵀ, and its derivatives are such products, too: ∂x = g (wᵀ)ᵀ and ∂w = gᵀ (xᵀ)ᵀ, all by one kernel,
+which reads its operands as they lie and leaves ∂w as the weights lie.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from .. import rng
+from .operators import operator, plain
+
+Pair = Sequence[int]
+
+LIMIT = 1 << 30  # bytes of patches at once; more images are taken in turns
+ALIGN = 8  # numbers to which the length of a patch is filled up, or tensor cores cannot be used
+LARGE = 3 << 29  # operations of a lane's convolution from which it fills a GPU
+LONG = 512  # numbers whose sum takes long, where there are few such sums
+BUSY = 512  # products that keep a GPU busy; a sum over fewer is cut in pieces
+GRID = 65_000  # lanes of a kernel
+TILE = 16  # places of a pooling's tile, each of which is an operation
+SMALL = 1 << 27  # operations of a lane's product of matrices from which a library is faster than our kernel
+NARROW = 16  # most outputs, and
+DEEP = 256  # least inputs, of a layer that a CPU multiplies faster with the weights first
+
+
+class Shape(NamedTuple):
+    """The geometry of a convolution."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    size: tuple[int, int]  # of the images
+
+    @property
+    def out(self) -> tuple[int, int]:
+        """Of the outputs."""
+        return tuple(  # type: ignore[return-value]
+            (s + 2 * p - d * (k - 1) - 1) // t + 1
+            for k, t, p, d, s in zip(self.kernel, self.stride, self.padding, self.dilation, self.size, strict=True)
+        )
+
+
+def _room(x: Tensor, length: int, shape: Shape) -> list[int]:
+    """How many images to take in each turn."""
+    lanes, n = x.shape[:2]
+    each = lanes * shape.out[0] * shape.out[1] * length * x.element_size()
+    turns = min(n, -(-n * each // LIMIT))
+    return [n * (i + 1) // turns - n * i // turns for i in range(turns)]
+
+
+def _image(x: Tensor, padding: Pair, channels: int = 0) -> Tensor:
+    """Images with their channels last, so many of them, and with their padding, [lanes, n, height, width, channels]."""
+    image, (top, left) = x.movedim(2, -1), padding
+    more = max(0, channels - x.shape[2])
+    if top or left or more:
+        image = F.pad(image, (0, more, left, left, top, top))
+    return image.contiguous()
+
+
+def _channels(channels: int) -> int:
+    """How many our kernels want: those of a pixel are read at once."""
+    return -(-channels // 8) * 8 if channels > 4 else 4
+
+
+def _patches(x: Tensor, shape: Shape) -> Tensor:
+    """P(x): [lanes, n · out height · out width, kernel · channels and padding]."""
+    lanes, n, channels = x.shape[:3]
+    (a, b), (down, right), (dy, dx) = shape.kernel, shape.stride, shape.dilation
+    image = _image(x, shape.padding)
+    steps = image.stride()
+    view = image.as_strided(
+        (lanes, n, *shape.out, a, b, channels),
+        (*steps[:2], steps[2] * down, steps[3] * right, steps[2] * dy, steps[3] * dx, 1),
+    )
+    rows, length = n * shape.out[0] * shape.out[1], a * b * channels
+    if length % ALIGN == 0 or plain():
+        return F.pad(view.reshape(lanes, rows, length), (0, -length % ALIGN))
+    filled = x.new_zeros(lanes, n, *shape.out, -(-length // ALIGN) * ALIGN)  # one pass fewer
+    filled[..., :length].unflatten(-1, (a, b, channels)).copy_(view)
+    return filled.view(lanes, rows, -1)
+
+
+def _matrix(w: Tensor) -> Tensor:
+    """The weights, [lanes, kernel · channels, out]."""
+    return w.movedim(1, -1).movedim(1, -2).flatten(1, 3)
+
+
+def _rows(g: Tensor) -> Tensor:
+    """Outputs as rows, [lanes, n · height · width, out]."""
+    return g.movedim(2, -1).flatten(1, 3)
+
+
+def _coarse(x: Tensor) -> bool:
+    """Whether what is multiplied may be rounded first."""
+    return x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32)
+
+
+def _ours(x: Tensor, shape: Shape) -> bool:
+    """Whether our own kernels serve, which make no patches. A grid has so many lanes at most."""
+    return _capable(x) and shape.dilation == (1, 1) and len(x) <= GRID
+
+
+def _capable(x: Tensor) -> bool:
+    """Whether a tensor's device and type are those of our kernels."""
+    if not x.is_cuda or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return False
+    return rng.fused() and torch.cuda.get_device_capability(x.device) >= (8, 0)  # with bf16, TF32 and room for tiles
+
+
+def _large(x: Tensor, channels: int, out: int, shape: Shape) -> bool:
+    """Whether one lane alone keeps a GPU busy. Then a library, one lane after another, is faster than patches."""
+    places = shape.out[0] * shape.out[1] * shape.kernel[0] * shape.kernel[1]
+    return x.is_cuda and 2 * x.shape[1] * places * channels * out >= LARGE
+
+
+def _one_by_one(convolution: Callable[..., Tensor], *operands: Tensor, coarse: bool) -> Tensor:
+    """A convolution, or a derivative of it, lane by lane; for tensor cores the channels are last in memory."""
+    if not coarse:
+        return torch.stack([convolution(*lane) for lane in zip(*(t.contiguous() for t in operands), strict=True)])
+    dense = [t.movedim(2, -1).contiguous().movedim(-1, 2) for t in operands]
+    return torch.stack([convolution(*lane).movedim(1, -1) for lane in zip(*dense, strict=True)]).movedim(-1, 2)
+
+
+def _derivative(g: Tensor, x: Tensor, w: Tensor, shape: Shape, which: int) -> Tensor:
+    """∂x (0) or ∂w (1) of one lane, by the library."""
+    geometry = (shape.stride, shape.padding, shape.dilation, False, (0, 0), 1, [which == 0, which == 1, False])
+    return torch.ops.aten.convolution_backward(g, x, w, None, *geometry)[which]
+
+
+def _forward(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
+    if _ours(x, shape):
+        return _convolved(x, w, shape)
+    if _large(x, x.shape[2], w.shape[1], shape):
+        return _one_by_one(lambda x, w: F.conv2d(x, w, None, *shape[1:4]), x, w, coarse=_coarse(x))
+    matrix = _matrix(w)
+    matrix = F.pad(matrix, (0, 0, 0, -matrix.shape[1] % ALIGN))
+    parts = [torch.bmm(_patches(part, shape), matrix) for part in x.split(_room(x, matrix.shape[1], shape), 1)]
+    out = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    return out.unflatten(1, (x.shape[1], *shape.out)).movedim(-1, 2)
+
+
+def _convolved(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
+    """A convolution by our kernel."""
+    many = _channels(x.shape[2])
+    image, filled = _image(x, shape.padding, many), F.pad(w, (0, 0, 0, 0, 0, many - x.shape[2]))
+    long = filled.movedim(2, -1).flatten(2, 4).contiguous()  # [lanes, out, kernel · channels]
+    out = torch.ops.fedabml.convolve(image, long, shape.kernel, shape.stride, shape.out, _coarse(x))
+    return out.unflatten(1, (x.shape[1], *shape.out)).movedim(-1, 2)
+
+
+def _to_weights(x: Tensor, g: Tensor, shape: Shape) -> Tensor:
+    """∂w."""
+    (a, b), channels = shape.kernel, x.shape[2]
+    if not _ours(x, shape) and _large(x, x.shape[2], g.shape[2], shape):
+        like = x.new_zeros(g.shape[2], channels, a, b)  # of the weights only the shape matters
+        return _one_by_one(lambda x, g: _derivative(g, x, like, shape, 1), x, g, coarse=_coarse(x))
+    if _ours(x, shape):
+        image, rows = _image(x, shape.padding, _channels(channels)), _rows(g).contiguous()
+        total = torch.ops.fedabml.to_weights(image, rows, shape.kernel, shape.stride, shape.out)
+        total = total.unflatten(1, (a * b, -1))[:, :, :channels].flatten(1, 2)
+    else:
+        room = _room(x, a * b * channels, shape)
+        pairs = zip(x.split(room, 1), g.split(room, 1), strict=True)
+        parts = [_product(_patches(part, shape), _rows(own), part.shape[1]) for part, own in pairs]
+        total = sum(parts[1:], parts[0]).to(x.dtype)
+    return total[:, : a * b * channels].unflatten(1, (a, b, channels)).movedim(-1, 1).movedim(-1, 2)
+
+
+def _product(patches: Tensor, rows: Tensor, images: int) -> Tensor:
+    """patchesᵀ rows, summed over images in pieces, so that there are enough products to share out."""
+    lanes, length, out = len(rows), patches.shape[-1], rows.shape[-1]
+    tiles = lanes * -(-length // 64) * -(-out // 64)
+    pieces = next((k for k in range(1, images + 1) if images % k == 0 and k * tiles >= BUSY), images)
+    cut = lambda t: t.unflatten(1, (pieces, -1)).flatten(0, 1)  # noqa: E731
+    sums = torch.promote_types(rows.dtype, torch.float32)
+    return torch.bmm(cut(patches).mT, cut(rows)).unflatten(0, (lanes, pieces)).sum(1, dtype=sums)
+
+
+def _to_images(g: Tensor, w: Tensor, shape: Shape) -> Tensor:
+    """∂x."""
+    (height, width), (a, b) = shape.size, shape.kernel
+    if _ours(g, shape) and shape.stride == (1, 1) and height * width <= 3 * shape.out[0] * shape.out[1]:
+        top, left = shape.padding  # a convolution with the kernel turned around
+        back = Shape((a, b), (1, 1), (a - 1 - top, b - 1 - left), (1, 1), shape.out)
+        return _convolved(g, w.flip(3, 4).movedim(1, 2), back)
+    if _large(g, w.shape[2], w.shape[1], shape):
+        like = g.new_zeros(g.shape[1], w.shape[2], height, width)
+        return _one_by_one(lambda g, w: _derivative(g, like, w, shape, 0), g, w, coarse=_coarse(g))
+    matrix = w.movedim(2, -1).flatten(2, 4)
+    kernel = torch.ops.fedabml.gather if g.is_cuda and rng.fused() else _scattered
+    parts = []
+    for part in g.split(_room(g, matrix.shape[2], shape), 1):
+        patches = torch.bmm(_rows(part), matrix).flatten(0, 1)
+        images = len(g) * part.shape[1]
+        image = kernel(patches, images, w.shape[2], *shape, shape.out)
+        parts.append(image.unflatten(0, (len(g), -1)).movedim(-1, 2))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _scattered(
+    patches: Tensor, images: int, channels: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, size: Pair,
+    out: Pair,
+) -> Tensor:  # fmt: skip
+    """Pᵀ: every place of the kernel adds its part of the patches to the images."""
+    parts = patches.view(images, *out, *kernel, channels)
+    sums = torch.float32 if patches.dtype == torch.bfloat16 else patches.dtype
+    image = patches.new_zeros(images, *(s + 2 * p for s, p in zip(size, padding, strict=True)), channels, dtype=sums)
+    for at in itertools.product(*map(range, kernel)):
+        ys, xs = (
+            slice(i * d, i * d + t * (o - 1) + 1, t) for i, d, t, o in zip(at, dilation, stride, out, strict=True)
+        )
+        image[:, ys, xs] += parts[:, :, :, at[0], at[1]]
+    (top, left), (height, width) = padding, size
+    return image[:, top : top + height, left : left + width].to(patches.dtype)
+
+
+def _kernel(name: str) -> Callable[..., Tensor]:
+    """One of our kernels, which are loaded where there is a GPU alone."""
+
+    def run(*args: Any) -> Tensor:
+        from . import triton_kernels
+
+        return getattr(triton_kernels, name)(*args)
+
+    return run
+
+
+operator(
+    "gather(Tensor patches, SymInt images, SymInt channels, SymInt[] kernel, SymInt[] stride, SymInt[] padding, "
+    "SymInt[] dilation, SymInt[] size, SymInt[] out) -> Tensor",
+    "CUDA",
+    _kernel("gather"),
+    lambda patches, images, channels, kernel, stride, padding, dilation, size, out: patches.new_empty(
+        images, *size, channels
+    ),
+)
+operator(
+    "convolve(Tensor x, Tensor w, SymInt[] kernel, SymInt[] stride, SymInt[] out, bool coarse) -> Tensor",
+    "CUDA",
+    _kernel("convolve"),
+    lambda x, w, kernel, stride, out, coarse: x.new_empty(len(x), x.shape[1] * out[0] * out[1], w.shape[1]),
+)
+operator(
+    "to_weights(Tensor x, Tensor g, SymInt[] kernel, SymInt[] stride, SymInt[] out) -> Tensor",
+    "CUDA",
+    _kernel("to_weights"),
+    lambda x, g, kernel, stride, out: x.new_empty(len(x), kernel[0] * kernel[1] * x.shape[-1], g.shape[-1]),
+)
+operator(
+    "multiply(Tensor a, Tensor b, bool coarse) -> Tensor",
+    "CUDA",
+    _kernel("multiply"),
+    lambda a, b, coarse: a.new_empty(len(a), a.shape[1], b.shape[1]),
+)
+
+
+def _lanes(info: Any, dims: Sequence[int | None], a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both operands with the axis that vmap adds as part of their lanes."""
+    many = info.batch_size
+    wide = [
+        t.unsqueeze(0).expand(many, *t.shape) if d is None else t.movedim(d, 0)
+        for t, d in zip((a, b), dims, strict=False)
+    ]
+    return _flat(wide[0]), _flat(wide[1])
+
+
+def _flat(x: Tensor) -> Tensor:
+    """The first two axes as one. If that takes a copy, what is turned stays so."""
+    return x.mT.flatten(0, 1).mT if x.stride(-2) == 1 != x.stride(-1) else x.flatten(0, 1)
+
+
+class _Product(Function):
+    """What they have in common."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        a, b, *shape = inputs
+        ctx.shape = shape[0] if shape else None
+        ctx.save_for_backward(a, b)
+        ctx.save_for_forward(a, b)
+
+    @classmethod
+    def spread(cls, info: Any, dims: Any, a: Tensor, b: Tensor, *shape: Shape) -> tuple[Tensor, int]:
+        out = cls.apply(*_lanes(info, dims, a, b), *shape)
+        return out.unflatten(0, (info.batch_size, -1)), 0
+
+
+class Convolve(_Product):
+    """y of x and w."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
+        return _forward(x, w, shape)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        to_x, to_w = ctx.needs_input_grad[:2]
+        return (
+            ToImages.apply(g, w, ctx.shape) if to_x else None,
+            ToWeights.apply(x, g, ctx.shape) if to_w else None,
+            None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, shape: Shape) -> Any:
+        if dims[0] is not None:
+            return Convolve.spread(info, dims, x, w, shape)
+        wide = w.movedim(dims[1], 1).flatten(1, 2)  # all have the same images: more channels of one output
+        return Convolve.apply(x, wide, shape).unflatten(2, (info.batch_size, -1)), 2
+
+
+class ToWeights(_Product):
+    """∂w of x and g."""
+
+    @staticmethod
+    def forward(x: Tensor, g: Tensor, shape: Shape) -> Tensor:
+        return _to_weights(x, g, shape)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> Any:
+        x, g = ctx.saved_tensors
+        to_x, to_g = ctx.needs_input_grad[:2]
+        return (
+            ToImages.apply(g, v, ctx.shape) if to_x else None,
+            Convolve.apply(x, v, ctx.shape) if to_g else None,
+            None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, g: Tensor, shape: Shape) -> Any:
+        if dims[0] is not None:
+            return ToWeights.spread(info, dims, x, g, shape)
+        wide = g.movedim(dims[1], 2).flatten(2, 3)
+        return ToWeights.apply(x, wide, shape).unflatten(1, (info.batch_size, -1)), 1
+
+
+class ToImages(_Product):
+    """∂x of g and w."""
+
+    @staticmethod
+    def forward(g: Tensor, w: Tensor, shape: Shape) -> Tensor:
+        return _to_images(g, w, shape)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> Any:
+        g, w = ctx.saved_tensors
+        to_g, to_w = ctx.needs_input_grad[:2]
+        return (
+            Convolve.apply(v, w, ctx.shape) if to_g else None,
+            ToWeights.apply(v, g, ctx.shape) if to_w else None,
+            None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, g: Tensor, w: Tensor, shape: Shape) -> Any:
+        return ToImages.spread(info, dims, g, w, shape)
+
+
+def _multiplied(a: Tensor, b: Tensor) -> Tensor:
+    """a bᵀ."""
+    if not _capable(a) or 2 * a.shape[1] * b.shape[1] * a.shape[2] >= SMALL:
+        return torch.bmm(a, b.mT)
+    return torch.ops.fedabml.multiply(_readable(a), _readable(b), _coarse(a))
+
+
+def _readable(x: Tensor) -> Tensor:
+    """As it is, if rows or columns of it are in a piece; an expanded one has no layout that compilers keep."""
+    return x if 1 in x.stride()[1:] and 0 not in x.stride() else x.contiguous()
+
+
+class Multiply(_Product):
+    """a bᵀ of lanes, [lanes, rows, length] and [lanes, outs, length]."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return _multiplied(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        to_a, to_b = ctx.needs_input_grad
+        return (
+            Multiply.apply(g, b.mT) if to_a else None,
+            Multiply.apply(g.mT, a.mT) if to_b else None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, a: Tensor, b: Tensor) -> Any:
+        many = info.batch_size
+        if dims[1] is None:  # what is shared meets more rows of the other
+            return Multiply.apply(a.movedim(dims[0], 1).flatten(1, 2), b).unflatten(1, (many, -1)), 1
+        if dims[0] is None and b.numel() <= many * a.numel():  # weights, of which that takes a copy
+            return Multiply.apply(a, b.movedim(dims[1], 1).flatten(1, 2)).unflatten(2, (many, -1)), 2
+        return Multiply.spread(info, dims, a, b)
+
+
+def conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any = 1, padding: Any = 0, dilation: Any = 1
+) -> Tensor:
+    """`torch.nn.functional.conv2d` of one client, whose vmap is a batched matrix product."""
+    pair = lambda v: (v, v) if isinstance(v, int) else tuple(v)  # noqa: E731
+    shape = Shape(pair(weight.shape[2:]), pair(stride), pair(padding), pair(dilation), pair(x.shape[2:]))
+    out = Convolve.apply(x.unsqueeze(0), weight.unsqueeze(0), shape).squeeze(0)
+    return out if bias is None else out + bias.view(-1, 1, 1)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`torch.nn.functional.linear` of one client, whose vmap is a product of ours where that serves."""
+    if x.ndim > 1 and x.dtype == weight.dtype and _capable(x):
+        out = Multiply.apply(x.flatten(0, -2).unsqueeze(0), weight.unsqueeze(0)).view(*x.shape[:-1], len(weight))
+        return out if bias is None else out + bias
+    return _linear(x, weight, bias)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The same by a library. A long sum is cut in pieces, so that there is more to share out.
+
+    What tensor cores multiply takes too little time for that.
+    """
+    many, exact = weight.shape[-1], x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    pieces = next((k for k in (8, 7, 6, 5, 4) if many % k == 0), 1) if many >= LONG and x.ndim == 2 and exact else 1
+    if pieces == 1:
+        return F.linear(x, weight, bias)
+    a, b = (t.unflatten(-1, (pieces, -1)).movedim(-2, 0) for t in (x, weight))
+    out = torch.matmul(a, b.mT).sum(0)
+    return out if bias is None else out + bias
+
+
+class Pool(Function):
+    """The largest of each tile, and which of its numbers, row by row, that is: the first, as torch has it.
+
+    As plain arithmetic: of torch's own derivative a compiler makes a kernel that looks every place up.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, a: int, b: int) -> tuple[Tensor, Tensor]:
+        tiles = x.unflatten(-1, (-1, b)).unflatten(-3, (-1, a))  # [..., down, a, across, b]
+        best, *others = (tiles[..., i, :, j] for i, j in itertools.product(range(a), range(b)))
+        place = torch.zeros_like(best, dtype=torch.uint8)
+        for number, other in enumerate(others, 1):
+            more = (other > best) | other.isnan()
+            best, place = torch.where(more, other, best), torch.where(more, number, place)
+        return best, place
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.tile = inputs[1:]
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, _: Tensor) -> Any:
+        (place,), (a, b) = ctx.saved_tensors, ctx.tile
+        numbers = torch.arange(a * b, dtype=torch.uint8, device=g.device).view(a, 1, b)
+        spread = lambda t: t.unsqueeze(-1).unsqueeze(-3)  # noqa: E731
+        tiles = torch.where(spread(place) == numbers, spread(g), 0)
+        return tiles.flatten(-2).flatten(-3, -2), None, None
+
+
+def _tile(
+    x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, **others: bool
+) -> tuple[int, int] | None:
+    """The tile of a pooling whose tiles cover the images, and not each other, and are small; else None."""
+    pair = lambda v: (v, v) if isinstance(v, int) else tuple(v)  # noqa: E731
+    tile = pair(kernel_size)
+    if len(tile) != 2 or tile[0] * tile[1] > TILE:
+        return None
+    covers = all(many % own == 0 for many, own in zip(x.shape[-2:], tile, strict=True))
+    apart = (pair(stride or kernel_size), pair(padding), pair(dilation)) == (tile, (0, 0), (1, 1))
+    return tile if covers and apart else None
+
+
+class Products(TorchFunctionMode):
+    """Takes the place of `conv2d` and `linear` and, for a compiler, of `max_pool2d` wherever a module calls them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.conv2d:
+            names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+            told = dict(zip(names, args, strict=False)) | kwargs
+            x, weight = told.pop("input"), told.pop("weight")
+            if told.pop("groups", 1) == 1 and x.ndim == 4 and not isinstance(told.get("padding"), str):
+                return conv2d(x, weight, told.pop("bias", None), **told)
+        if func is F.linear:
+            told = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+            return linear(told["input"], told["weight"], told.get("bias"))
+        if func is F.max_pool2d and plain() and not kwargs.get("return_indices"):
+            tile = _tile(*args, **kwargs)
+            if tile:
+                return Pool.apply(args[0], *tile)[0]
+        return func(*args, **kwargs)
+
+
+class Narrow(TorchFunctionMode):
+    """Takes the place of `linear`, on a CPU, where few outputs are sums of many inputs.
+
+    x wᵀ has as few columns then, and a library's kernels, which compute several columns at once, have little to do;
+    w xᵀ has a column for every example. The result lies in memory as theirs does: a module may `view` it.
+    """
+
+    @staticmethod
+    def suits(shape: Sequence[int]) -> bool:
+        """Whether weights of this shape may be such a layer's. A network without any needs no such mode."""
+        return len(shape) == 2 and shape[0] <= NARROW and shape[1] >= DEEP
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            told = dict(zip(("input", "weight", "bias"), args, strict=False)) | (kwargs or {})
+            x, weight, bias = told["input"], told["weight"], told.get("bias")
+            if x.ndim == 2 and self.suits(weight.shape):
+                out = torch.mm(weight, x.t()).t()
+                return (out if bias is None else out + bias).contiguous()
+        return func(*args, **(kwargs or {}))

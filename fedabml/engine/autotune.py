@@ -1,0 +1,354 @@
+"""Where and how a run executes: device, backend, and how many clients fit at once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import rng
+from ..accel.quiet import quiet_vmap
+from ..algorithms.base import Algorithm
+from ..errors import InputError, nearest
+from ..files.sealed import read_json, write_json
+from ..runs.provenance import hardware
+from ..vectors import Network, derived
+from .diagnose import refusal
+from .threads import over
+
+BACKENDS = ("auto", "vmap", "loop")
+
+
+def device_of(name: str) -> torch.device:
+    """A device by name; `auto` is the accelerator where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"There is no device '{name}'.{nearest(name, ['auto', 'cpu', 'cuda'])}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("Device 'cuda' was asked for, but this torch sees no GPU. Use --device cpu or auto.")
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"Device '{name}' is not supported; use cpu or cuda.")
+    if device.type == "cuda" and device.index is not None:
+        if device.index >= torch.cuda.device_count():
+            raise InputError(f"There is no device '{name}': this torch sees {torch.cuda.device_count()} GPU(s).")
+        torch.cuda.set_device(device)  # graphs and streams are made for the current one
+    return device
+
+
+class Arithmetic(NamedTuple):
+    """The type of all vectors, and of the network's own arithmetic."""
+
+    vectors: torch.dtype
+    network: torch.dtype
+
+
+DTYPES = {
+    "float32": Arithmetic(torch.float32, torch.float32),
+    "tf32": Arithmetic(torch.float32, torch.float32),
+    "bf16": Arithmetic(torch.float32, torch.bfloat16),
+    "float64": Arithmetic(torch.float64, torch.float64),
+}
+COARSE = ("tf32", "bf16")  # of them, those with products of few digits
+
+
+def dtype_of(name: str, device: torch.device) -> Arithmetic:
+    """The types of numbers, and what libraries may do with them (process-wide settings of torch).
+
+    float32 and float64 are meant: without TF32, a GPU's results agree with a CPU's. `tf32` allows the faster, coarser
+    arithmetic (three digits) in convolutions and matrix products. `bf16` runs the network in bfloat16 (two digits);
+    posteriors, noise, KL and averages stay in float32. In every case the same run gives the same bits; compiled, where
+    torch finds the kernels in its cache that it had chosen before, by their time.
+    """
+    if name not in DTYPES:
+        raise InputError(f"There is no dtype '{name}'.{nearest(name, DTYPES)}")
+    if device.type == "cuda":
+        rng.fused()
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        rounded(name in COARSE)
+        # Sums of products stay in float32.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    else:
+        products_of(DTYPES[name].network)
+    return DTYPES[name]
+
+
+@functools.cache
+def arm() -> bool:
+    """Whether this torch hands products on a CPU to ARM's library, by way of oneDNN."""
+    asked = getattr(torch.ops.mkldnn, "_is_mkldnn_acl_supported", lambda: False)  # is_acl_available is newer
+    return bool(asked())
+
+
+@functools.cache
+def halves() -> bool:
+    """Whether oneDNN can multiply bfloat16 on this processor; where it cannot torch does, after a long warning."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+_ours = False  # whether oneDNN is off by our doing
+
+
+def products_of(network: torch.dtype) -> None:
+    """Whose products a network on ARM takes, from now on and in the whole process: torch's own, not oneDNN's.
+
+    x wᵀ of clients' small matrices takes oneDNN 1.3 to 5 times as long (a Neoverse N1; docs/design.md). bfloat16 keeps
+    it where the processor has products of that. Who has switched it off is left alone.
+    """
+    global _ours
+    if not arm():
+        return
+    on, wanted = torch._C._get_mkldnn_enabled(), network == torch.bfloat16 and halves()
+    if on != wanted and (on or _ours):
+        torch._C._set_mkldnn_enabled(wanted)
+        _ours = not wanted
+
+
+def return_products(on: bool) -> None:
+    """Gives oneDNN's switch back as it was found."""
+    global _ours
+    torch._C._set_mkldnn_enabled(on)
+    _ours = False
+
+
+def rounded(coarse: bool) -> None:
+    """Whether a GPU may round what it multiplies to TF32, from now on and in the whole process."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = coarse
+
+
+LANES, ROWS = 8, 32  # the trial by which a backend is chosen
+SLOW = 0.2  # seconds of one client of it, from which it is cut: choosing must not take longer than training
+
+
+class Way(NamedTuple):
+    """How clients are worked on: in one batched program or one by one, shared out among so many threads."""
+
+    backend: str
+    workers: int
+    last: bool = False  # whether images lie channels-last
+
+
+def backend_of(name: str, network: Network, x: Tensor, device: torch.device) -> tuple[Way, str]:
+    """How clients run and, where `auto` could not choose freely, a note that says why.
+
+    `auto` on a GPU is one batched program; on a CPU the faster of the two, found out by a gradient of a few clients and
+    remembered, because that is not always the batched one (convolutions often run faster client by client). So are the
+    threads: clients of its own for each, or one that has all cores; and, client by client, how images lie. A module
+    that vmap cannot take runs client by client everywhere; the note names the operation, and what to do.
+    """
+    if name not in BACKENDS:
+        raise InputError(f"There is no backend '{name}'.{nearest(name, BACKENDS)}")
+    trial, note = _Trial(network, x), _unbatched(network, x, name)
+    if note:
+        name = "loop"
+    if device.type == "cuda":
+        return Way("vmap" if name == "auto" else name, 1), note
+    return _faster(trial, ("vmap", "loop") if name == "auto" else (name,)), note
+
+
+def _unbatched(network: Network, x: Tensor, name: str) -> str:
+    """A note on what keeps a module from being batched; an error if that was asked for, or if nothing can train it."""
+    why = ""
+    if name != "loop":
+        try:
+            with quiet_vmap():
+                _together(network.to("cpu", torch.float32), x)
+            return ""
+        except Exception as error:  # modules fail in many ways
+            why = refusal(error)
+    try:
+        _alone(network.to("cpu", torch.float32), x)
+    except Exception as error:
+        _plainly(network.to("cpu", torch.float32), x)  # one that is broken says so itself
+        raise InputError(f"The gradient of this model cannot be taken: {refusal(error)}") from error
+    if name == "vmap":
+        raise InputError(
+            f"This model cannot be batched over clients: {why} Or use the backend auto or loop: it then runs client by "
+            "client."
+        )
+    return why and f"This model runs client by client, because it cannot be batched over clients: {why}"
+
+
+def _plainly(network: Network, x: Tensor) -> None:
+    for key in (rng.key(0), None):  # as in training, and as in scoring
+        network(network.initial, x, key)
+
+
+def _alone(network: Network, x: Tensor) -> None:
+    _gradient(network)(network.initial, x, rng.key(0))
+    network(network.initial, x)
+
+
+def _together(network: Network, x: Tensor) -> None:
+    """Two clients, and two draws of one client's weights, which have the same examples."""
+    weights, keys = network.initial.expand(2, -1), rng.keys((0,), range(2))
+    for examples, axis in ((x.expand(2, *x.shape), 0), (x, None)):
+        torch.vmap(_gradient(network), (0, axis, 0))(weights, examples, keys)
+        torch.vmap(network, (0, axis))(weights, examples)
+    _alone(network, x)  # nothing of these calls may be left in the module
+
+
+def _gradient(network: Network) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """In the weights alone: as in training, the examples are not of the transform, and may not be changed."""
+    return lambda w, x, key: torch.func.grad(lambda w: network(w, x, key).sum())(w)
+
+
+class _Trial:
+    """The gradient of a network's outputs for a few clients, batched and one by one."""
+
+    def __init__(self, network: Network, x: Tensor):
+        self.network, self.x = network, x.repeat(ROWS // len(x), *[1] * (x.ndim - 1))
+        self.gradient = lambda w, key: derived(lambda w: network(w, self.x, key).sum(), w)
+        self.lanes, self.times = LANES, 4
+        self.images = x.ndim == 4 and any(len(shape) == 4 for shape in network.layout.shapes)  # and convolutions
+        self.weights, self.keys = network.initial.expand(LANES, -1).contiguous(), rng.keys((0,), range(LANES))
+
+    def fit(self) -> None:
+        """Leaves less to do, where the network is large."""
+        self.looped(1)
+        if _seconds(lambda: self.looped(1)) > SLOW:
+            self.x, self.lanes, self.times = self.x[: ROWS // 4], LANES // 2, 1
+
+    def batched(self, lanes: int = LANES) -> None:
+        with quiet_vmap():
+            torch.vmap(self.gradient)(self.weights[:lanes], self.keys[:lanes])
+
+    def looped(self, lanes: int = LANES) -> None:
+        for w, key in zip(self.weights[:lanes], self.keys[:lanes], strict=True):
+            self.gradient(w, key)
+
+    def seconds(self, way: Way) -> float:
+        """What a client takes, at best; infinitely long where the module cannot take images that lie so."""
+        work = self.batched if way.backend == "vmap" else self.looped
+        shares = [max(1, self.lanes // way.workers)] * way.workers
+        self.network.last = way.last
+        try:
+            if way.last:  # a library for many images may lay its results out in another way than one for few
+                self.network(self.weights[0], self.x[:2], self.keys[0])
+            seconds = min(_seconds(lambda: [*over(work, shares, way.workers)]) for _ in range(self.times))
+        except RuntimeError:  # of a view, say
+            if not way.last:
+                raise
+            return math.inf
+        finally:
+            self.network.last = False
+        return seconds / sum(shares)
+
+    @property
+    def name(self) -> str:
+        """What the outcome depends on, the processor too: machines may share a home.
+
+        A run's batch size and algorithm are not among it, for the trial has its own minibatch and gradient.
+        """
+        layers = [f"{type(m).__name__} {m.extra_repr()}" for m in self.network.module.modules()]
+        here = torch.__version__, torch.get_num_threads(), platform.machine(), hardware(torch.device("cpu"))
+        products = [torch._C._get_mkldnn_enabled()] * arm()
+        words = (*layers, (ROWS, *self.x.shape[1:]), *here, *products)
+        return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
+
+
+def _faster(trial: _Trial, backends: tuple[str, ...]) -> Way:
+    """Whichever was fastest the first time this was asked. Ties go to the batched program, and to threads.
+
+    Threads that need not wait for each other at every operation lose less where other programs run, too.
+    """
+    threads = min(torch.get_num_threads(), LANES)
+    ways = [Way(backend, n) for backend in backends for n in sorted({threads, 1}, reverse=True)]
+    if trial.images:
+        ways += [way._replace(last=True) for way in ways if way.backend == "loop"]
+    if len(ways) == 1:
+        return ways[0]
+    asked = [*backends, *["last"] * trial.images]
+    file, name = choices_file(), f"{trial.name} {'|'.join(asked)}"
+    found = _known(file).get(name)
+    if found is None:
+        trial.fit()
+        times = {way: trial.seconds(way) for way in ways}
+        best = next(way for way in ways if 0.95 * times[way] <= min(times.values()))
+        known = {name: best} | _known(file)  # who was first is right
+        found = known[name]
+        with contextlib.suppress(InputError):  # a home that cannot be written to costs a second the next time
+            write_json(file, known)
+    return found
+
+
+def _known(file: Path) -> dict[str, Way]:
+    """The choices in the file that could have been made here; none where it cannot be read."""
+    try:
+        known = read_json(file)
+        return {k: Way(str(v[0]), int(v[1]), *map(bool, v[2:3])) for k, v in known.items() if _possible(v)}
+    except (ValueError, AttributeError, TypeError, LookupError, OverflowError):
+        return {}
+
+
+def _possible(way: Sequence[Any]) -> bool:
+    return way[0] in BACKENDS[1:] and 0 < int(way[1]) <= LANES
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def cache_dir() -> Path:
+    """Where what was found out about this machine is kept: $FEDABML_CACHE, else ~/.cache/fedabml."""
+    named = os.environ.get("FEDABML_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fedabml")  # noqa: PTH118
+    return Path(os.path.expanduser(named))  # noqa: PTH111  pathlib's raises where there is no such home
+
+
+def choices_file() -> Path:
+    """Where `auto`'s choices of backends lie. Without it they are measured anew."""
+    return cache_dir() / "backends.json"
+
+
+def lane_bytes(network: Network, algorithm: Algorithm, batch: int, inputs: int, itemsize: int) -> int:
+    """Roughly what one client of a chunk takes, of examples with so many `inputs`; tests hold it to a factor of two.
+
+    Vectors of the step, and more of them for every weight sample; a step's minibatches; the outputs of layers and their
+    derivatives. Noise on activations stands beside those. It needs no weight samples: flipout has a shared noise
+    vector in their place, local reparameterisation not even that (but on convolutions it is flipout).
+    """
+    samples, outputs = algorithm.samples_per_step, max(0, network.activations - inputs)
+    vectors = 8 + samples if algorithm.estimator == "local" else 1 + 4 * samples
+    kept = samples * outputs * (2 if algorithm.estimator == "weight" else 2.5)
+    examples = inputs * (1 + algorithm.batches_per_step) + kept
+    return itemsize * int(vectors * network.layout.size + batch * examples)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory a chunk may take: half of what a GPU has free; on a CPU at most 1 GiB, beyond which nothing is gained.
+
+    Where several processes share a GPU, $FEDABML_PROCESSES says how many: each takes its part of that half.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // (2 * _processes())
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        free = 1 << 31
+    return min(free // 2, 1 << 30)
+
+
+def _processes() -> int:
+    told = os.environ.get("FEDABML_PROCESSES") or "1"
+    if not told.isdecimal() or int(told) < 1:
+        raise InputError(f"FEDABML_PROCESSES, how many processes share a GPU, is a number from 1 on, not '{told}'.")
+    return int(told)
+
+
+def chunk_of(lane: int, device: torch.device, clients: int) -> int:
+    """How many clients run at once."""
+    return max(1, min(clients, free_bytes(device) // max(1, lane)))

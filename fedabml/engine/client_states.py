@@ -1,0 +1,153 @@
+"""What clients keep between rounds: on the device, in memory or, where it is too much for that, in a file."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..algorithms.base import State
+from ..errors import InputError
+from ..files.limits import host_memory
+from .autotune import free_bytes
+from .processes import ALONE, World, packed, unpacked
+from .setting import Cohort
+
+log = logging.getLogger("fedabml")
+
+
+class Shelf(MutableMapping[int, State]):
+    """States of clients in a file, a row each, so that they take no memory.
+
+    The file is sparse (a client that was never drawn takes no room) and has no name, so that a crash leaves nothing
+    behind: what a run goes on from are its checkpoints.
+    """
+
+    def __init__(self, like: State, clients: int, folder: Path | None = None):
+        self.like = {name: v.cpu() for name, v in like.items()}
+        self.size = _bytes(like)
+        self.here, self.count, self.lock = np.zeros(clients, bool), 0, threading.Lock()
+        self.folder = str(folder) if folder and folder.is_dir() else tempfile.gettempdir()
+        try:
+            self.file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115
+        except OSError as error:
+            raise self._full(error) from error
+        weakref.finalize(self, self.file.close)
+
+    def __getitem__(self, client: int) -> State:
+        if client not in self:
+            raise KeyError(client)
+        row = torch.empty(self.size, dtype=torch.uint8)
+        with self.lock:  # threads read side by side
+            self.file.seek(client * self.size)
+            self.file.readinto(row.numpy().data)
+        return unpacked(row, self.like)
+
+    def __setitem__(self, client: int, state: State) -> None:
+        try:
+            with self.lock:
+                self.file.seek(client * self.size)
+                self.file.write(packed(state, self.like).numpy().data)
+                self.file.flush()
+        except OSError as error:
+            raise self._full(error) from error
+        self.count += not self.here[client]
+        self.here[client] = True
+
+    def __delitem__(self, client: int) -> None:
+        if client not in self:
+            raise KeyError(client)
+        self.count -= 1
+        self.here[client] = False
+
+    def __contains__(self, client: object) -> bool:
+        return isinstance(client, int) and 0 <= client < len(self.here) and bool(self.here[client])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.flatnonzero(self.here).tolist())
+
+    def __len__(self) -> int:
+        return self.count
+
+    def _full(self, error: OSError) -> InputError:
+        return InputError(
+            f"What clients keep between rounds does not fit in memory, and cannot be written to a file in "
+            f"'{self.folder}': {error.strerror}. Free some space there, or give the run another folder (--out, or "
+            "TMPDIR for a run without one). Every finished round is saved, where the run has a folder."
+        )
+
+
+class Kept:
+    """What clients keep between rounds: made on demand, never shared between two clients.
+
+    It stays on the device where that of all clients is a small part of its memory, else on the host; in a file of the
+    folder given, or a temporary one, where that of all clients would take more than a quarter of what is free.
+    """
+
+    def __init__(
+        self,
+        cohort: Cohort,
+        states: Mapping[int, State] | None = None,
+        *,
+        folder: Path | None = None,
+        world: World = ALONE,
+    ):
+        self.cohort, self.folder, self.world = cohort, folder, world
+        self.states: MutableMapping[int, State] = {}
+        self.restore(states or {})
+
+    @property
+    def needed(self) -> bool:
+        """Whether this algorithm's clients keep anything."""
+        return self.cohort.algorithm.keeps
+
+    def get(self, shared: State, clients: Sequence[int]) -> State:
+        """The kept state of some clients, a lane each, on the device."""
+        if not self.needed:
+            return {}
+        missing = [c for c in clients if c not in self.states]
+        fresh = self.cohort.keep(shared, missing) if missing else {}
+        if not self.states and missing == list(clients):
+            return fresh
+        lane = {c: i for i, c in enumerate(missing)}
+        rows = [{k: v[lane[c]] for k, v in fresh.items()} if c in lane else self.states[c] for c in clients]
+        device = self.cohort.device
+        return {name: torch.stack([row[name].to(device) for row in rows]) for name in rows[0]}
+
+    def put(self, clients: Sequence[int], kept: State) -> dict[int, State]:
+        """Remembers what clients kept, a lane each; returns it by client."""
+        if not kept:
+            return {}
+        size = _bytes({name: v[0] for name, v in kept.items()}) * self.cohort.fed.clients
+        fits = self.cohort.device.type == "cuda" and size <= free_bytes(self.cohort.device) // 32
+        here = kept if fits else {name: v.cpu() for name, v in kept.items()}
+        own = {c: {name: v[i].clone() for name, v in here.items()} for i, c in enumerate(clients)}
+        self.restore(own)
+        return own
+
+    def restore(self, states: Mapping[int, State]) -> None:
+        """Remembers states as they are."""
+        for client, state in states.items():
+            if not self.states:  # the first one tells how much that of all clients may become
+                self.states = self._room(state)
+            self.states[client] = state
+
+    def _room(self, like: State) -> MutableMapping[int, State]:
+        """Where to hold states like this one."""
+        clients, world = self.cohort.fed.clients, self.world
+        size = _bytes(like) * clients * world.here // world.size  # of all processes on this machine
+        free = host_memory()[1]
+        if not free or size <= free // 4 or any(v.is_cuda for v in like.values()):
+            return {}
+        log.info("What %d clients keep between rounds, up to %.1f GiB, is held in a file.", clients, size / (1 << 30))
+        return Shelf(like, clients, self.folder)
+
+
+def _bytes(state: State) -> int:
+    return sum(v.numel() * v.element_size() for v in state.values())

@@ -1,0 +1,453 @@
+"""One run in many processes: which of them this is, and the few things that they tell each other.
+
+`torchrun` starts the same command several times and says in the environment who is who. Every process computes the same
+draw, merge and scores; what differs is whose clients it works for. Process 0 alone reads and writes the run's folder
+and speaks. What travels between processes are tensors and text, never pickles.
+
+Texts, scores and what clients keep go through Gloo, on the host. The one large sum of a round goes through NCCL where
+every process has a GPU of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import heapq
+import inspect
+import json
+import os
+import signal
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from ..errors import InputError, TrainingError
+from ..files.sealed import folder_lock
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import Tensor
+    from torch.distributed import Store
+
+P = ParamSpec("P")
+T = TypeVar("T")
+PATIENCE = timedelta(minutes=30)  # to wait for a process that neither answers nor ends: a machine that has vanished
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class PeerLost(TrainingError):
+    """Another process of the run has ended or cannot be reached."""
+
+
+class World:
+    """The processes of a run: this is `rank` of `size`, and `local` of the `here` on this machine.
+
+    As it stands, a process alone: then nothing is sent, and nothing of torch.distributed is needed.
+    """
+
+    rank, size, local, here = 0, 1, 0, 1
+
+    # -- who does what ------------------------------------------------------------------------------------------------
+    def deal(self, clients: Sequence[int], counts: np.ndarray) -> list[list[int]]:
+        """The clients of each process, so that their samples are balanced: the same answer in every process.
+
+        The largest go first, each to the process with the fewest samples so far.
+        """
+        if self.size == 1:
+            return [sorted(clients)]
+        shares: list[list[int]] = [[] for _ in range(self.size)]
+        loads = [(0, rank) for rank in range(self.size)]
+        for client in sorted(clients, key=lambda c: -counts[c]):
+            load, rank = heapq.heappop(loads)
+            shares[rank].append(client)
+            heapq.heappush(loads, (load + int(counts[client]), rank))
+        return [sorted(own) for own in shares]
+
+    def place(self, device: str) -> str:
+        """The device of this process."""
+        return device
+
+    def use(self, device: torch.device) -> None:
+        """Gets ready to sum what lies on a device."""
+
+    # -- what they tell each other ------------------------------------------------------------------------------------
+    def tell(self, text: str) -> str:
+        """What process 0 has to say, in every process."""
+        return text
+
+    def lead(self, act: Callable[[], T]) -> T | None:
+        """Process 0 acts, the others wait and get None; what a person has done wrong is an error in all of them."""
+        return act()
+
+    def decide(self, act: Callable[[], T]) -> T:
+        """The same, but all get the result, which must be JSON."""
+        return act()
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over processes, the same bits in all of them."""
+        return tensor
+
+    def least(self, number: int) -> int:
+        """The least of everyone's numbers."""
+        return number
+
+    def share(self, tensor: Tensor) -> Tensor:
+        """Process 0's tensor on the host; the others give one of the same shape and type."""
+        return tensor
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Everyone's tensor (all alike, on the host) at process 0; nothing elsewhere."""
+        return [tensor]
+
+    def scatter(self, tensors: list[Tensor], like: Tensor) -> Tensor:
+        """The inverse: process 0 has one for each."""
+        return tensors[0]
+
+    def in_turn(self, act: Callable[[], T]) -> T:
+        """One process of every machine acts before the others, so that a download is made once."""
+        return act()
+
+
+ALONE = World()
+
+
+class Ranks(World):
+    """Several processes."""
+
+    def __init__(self, rank: int, size: int, local: int, here: int):
+        import torch.distributed as dist
+
+        self.rank, self.size, self.local, self.here = rank, size, local, here
+        self.fast: Any = None  # NCCL's group, where there is one
+        try:
+            if dist.is_initialized():  # a script of the user's own has done it, for whatever it needs
+                self.host = dist.new_group(backend="gloo", timeout=PATIENCE)
+            else:
+                store = _store(PATIENCE)
+                _MEETING[0] = _meet(store, rank, size)
+                dist.init_process_group(
+                    "gloo", store=dist.PrefixStore(_MEETING[0], store), rank=rank, world_size=size, timeout=PATIENCE
+                )
+                self.host = dist.group.WORLD
+                atexit.register(self.leave)
+        except RuntimeError as error:
+            raise PeerLost(
+                f"The {size} processes of this run did not find each other at {os.environ['MASTER_ADDR']}:"
+                f"{os.environ['MASTER_PORT']} ({_first_line(error)}). docs/distributed.md says what torchrun needs."
+            ) from error
+        self.broken = False
+
+    def leave(self) -> None:
+        """Ends the conversation, unless it ended badly."""
+        import torch.distributed as dist
+
+        if not self.broken and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def place(self, device: str) -> str:
+        import torch
+
+        if device == "cpu" or not torch.cuda.is_available():
+            return device
+        if device not in ("auto", "cuda"):
+            raise InputError(f"Every process has a GPU of its own: under torchrun say --device cuda, not '{device}'.")
+        number = self.local % torch.cuda.device_count()
+        torch.cuda.set_device(number)
+        return f"cuda:{number}"
+
+    def use(self, device: torch.device) -> None:
+        import torch
+        import torch.distributed as dist
+
+        own = device.type == "cuda" and self.here <= torch.cuda.device_count()
+        wish = self.sum(torch.tensor([own, device.type == "cuda"], dtype=torch.float64)).tolist()
+        if wish[1] not in (0, self.size):
+            raise InputError(f"{wish[1]:.0f} of the {self.size} processes have a GPU. Give all of them one, or none.")
+        if wish[0] == self.size and self.fast is None:  # two processes on one GPU cannot use NCCL
+            self.fast = dist.new_group(backend="nccl", timeout=PATIENCE)
+
+    def tell(self, text: str) -> str:
+        import torch
+
+        data = torch.frombuffer(bytearray(text.encode()) or bytearray(1), dtype=torch.uint8)
+        size = int(self.share(torch.tensor([len(text.encode())]))[0])
+        if size == 0:
+            return ""
+        return bytes(self.share(data if self.rank == 0 else torch.zeros(size, dtype=torch.uint8)).tolist()).decode()
+
+    def lead(self, act: Callable[[], T]) -> T | None:
+        found, error = None, None
+        if self.rank == 0:
+            try:
+                found = act()
+            except PeerLost:
+                raise
+            except (InputError, TrainingError) as caught:
+                error = caught
+        text = self.tell(f"{error}" if error else "")
+        if text:
+            raise error or InputError(text)
+        return found
+
+    def decide(self, act: Callable[[], T]) -> T:
+        return json.loads(self.tell(json.dumps(self.lead(act))))
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        import torch.distributed as dist
+
+        group, device = (self.fast, None) if tensor.is_cuda and self.fast else (self.host, tensor.device)
+        total = tensor.clone() if device is None else tensor.detach().cpu().clone()
+        self._wait(lambda: dist.all_reduce(total, group=group, async_op=True))
+        return total if device is None else total.to(device)
+
+    def least(self, number: int) -> int:
+        import torch
+
+        numbers = torch.zeros(self.size, dtype=torch.float64)
+        numbers[self.rank] = number
+        return int(self.sum(numbers).min())
+
+    def share(self, tensor: Tensor) -> Tensor:
+        import torch.distributed as dist
+
+        self._wait(lambda: dist.broadcast(tensor, 0, group=self.host, async_op=True))
+        return tensor
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        import torch
+        import torch.distributed as dist
+
+        found = [torch.empty_like(tensor) for _ in range(self.size)] if self.rank == 0 else None
+        self._wait(lambda: dist.gather(tensor, found, 0, group=self.host, async_op=True))
+        return found or []
+
+    def scatter(self, tensors: list[Tensor], like: Tensor) -> Tensor:
+        import torch
+        import torch.distributed as dist
+
+        found = torch.empty_like(like)
+        self._wait(lambda: dist.scatter(found, tensors or None, 0, group=self.host, async_op=True))
+        return found
+
+    def in_turn(self, act: Callable[[], T]) -> T:
+        import torch
+
+        if self.local == 0:
+            found = act()
+            self.sum(torch.zeros(1))
+            return found
+        self.sum(torch.zeros(1))
+        return act()
+
+    def _wait(self, start: Callable[[], Any]) -> None:
+        """Waits in Python, so that a signal is heard while another process keeps this one waiting."""
+        pause = 1e-5
+        try:
+            work = start()
+            while not work.is_completed():
+                time.sleep(pause)
+                pause = min(2 * pause, 1e-3)
+            work.wait()
+        except RuntimeError as error:
+            self.broken = True
+            raise PeerLost(
+                "Another process of this run has ended or cannot be reached, so this one stops, too. Every finished "
+                "round is saved, where the run has a folder: start it again with --resume (resume=True), with any "
+                "number of processes."
+            ) from error
+        except BaseException:
+            self.broken = True
+            raise
+
+
+def _store(patience: timedelta) -> Store:
+    """The place where processes meet: torchrun's, or one that process 0 opens."""
+    import torch.distributed as dist
+
+    ours = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and os.environ["RANK"] == "0"
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(address, port, is_master=ours and not _MEETING[0], timeout=patience, wait_for_workers=False)
+
+
+def _meet(store: Store, rank: int, size: int) -> str:
+    """Waits until all processes are there; a name for their meeting that no other has had.
+
+    torchrun may start processes anew (--max-restarts), and they then find in its store what those before them wrote.
+    Process 0 therefore calls everyone by a name of the moment, and calls again until all have answered to theirs.
+    """
+    own, end = uuid.uuid4().hex, time.monotonic() + PATIENCE.total_seconds()
+    store.set(f"fedabml/name/{rank}", own)
+    names = [f"fedabml/name/{other}" for other in range(size)]
+    meeting, called = "", [""]
+    while time.monotonic() < end:
+        if rank == 0 and store.check(names):
+            now = [name.decode() for name in store.multi_get(names)]
+            if now != called:
+                meeting, called = uuid.uuid4().hex, now
+                store.set("fedabml/call", json.dumps([meeting, called]))
+            if store.check([f"fedabml/{meeting}/{other}" for other in range(1, size)]):
+                store.set(f"fedabml/{meeting}/all", "")
+                return meeting
+        elif rank and store.check(["fedabml/call"]):
+            meeting, called = json.loads(store.get("fedabml/call"))
+            if called[rank : rank + 1] == [own]:
+                store.set(f"fedabml/{meeting}/{rank}", "")
+                if store.check([f"fedabml/{meeting}/all"]):
+                    return meeting
+        time.sleep(0.01)
+    raise RuntimeError("some of them never came")
+
+
+_WORLD: list[World] = []
+_MEETING = [""]
+
+
+def told() -> tuple[int, int]:
+    """Rank and number of processes, as the environment has them; (0, 1) where nobody started several."""
+    if not all(name in os.environ for name in NEEDED):
+        return 0, 1
+    try:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except ValueError:
+        rank, size = -1, 0
+    if not 0 <= rank < size:
+        raise InputError(
+            f"RANK is '{os.environ['RANK']}' and WORLD_SIZE '{os.environ['WORLD_SIZE']}' in the environment: torchrun "
+            "sets them. Unset them to run in one process."
+        )
+    return rank, size
+
+
+def world() -> World:
+    """The processes of this run; they are connected when this is first called."""
+    rank, size = told()
+    if size == 1:
+        return ALONE
+    if not _WORLD:
+        local = int(os.environ.get("LOCAL_RANK", rank))
+        _WORLD.append(Ranks(rank, size, local, int(os.environ.get("LOCAL_WORLD_SIZE", size))))
+    return _WORLD[0]
+
+
+def launch() -> tuple[str, int, int]:
+    """torchrun's name for this job, if it has one; how often it has started its processes anew, and may."""
+    name, *numbers = (
+        os.environ.get(f"TORCHELASTIC_{word}", "0") for word in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS")
+    )
+    return "" if name in ("0", "none") else name, int(numbers[0]), int(numbers[1])
+
+
+def refuse(what: str) -> None:
+    """For what is not done by several processes."""
+    if told()[1] > 1:
+        raise InputError(
+            f"{what} runs in one process; only training is spread by torchrun. Call it without torchrun. Several "
+            "comparisons may run at once, each on its GPU (CUDA_VISIBLE_DEVICES) and in its own folder."
+        )
+
+
+def agree(world: World, config: dict[str, Any], chunk: int) -> int:
+    """Makes sure that all processes have the same configuration and data; the chunk that suits all of them."""
+    import torch
+
+    names = sorted(config)
+    theirs = json.loads(world.tell(json.dumps(config)))
+    mine = json.loads(json.dumps(config))
+    table = torch.zeros(world.size, len(names) + 1, dtype=torch.float64)
+    table[world.rank] = torch.tensor([*(float(theirs.get(n) != mine[n]) for n in names), float(chunk)])
+    table = world.sum(table)
+    for rank, row in enumerate(table[:, :-1].tolist()):
+        differ = [name for name, other in zip(names, row, strict=True) if other]
+        if differ:
+            raise InputError(
+                f"Process {rank} has not the same run as process 0: {', '.join(differ)} differ. Start all of them with "
+                "the same command, the same version of fedabml and the same data."
+            )
+    return int(table[:, -1].min())
+
+
+def last_word(what: str, patience: float = 0.5) -> bool:
+    """For a process that is about to end: whether it is to say why, so that those that fail together speak once.
+
+    Process 0 knows more, so the others give it `patience` seconds to speak. From here on nothing interrupts this
+    process, for torchrun ends all of them as soon as one has failed.
+    """
+    rank, size = told()
+    if size == 1:
+        return True
+    with suppress(ValueError):  # signals are the main thread's
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+    end = time.monotonic() + (patience if rank else 0.0)
+    try:
+        store = _store(timedelta(seconds=3))
+        word = f"fedabml/{_MEETING[0] or os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{zlib.crc32(what.encode())}"
+        while time.monotonic() < end and not store.check([word]):
+            time.sleep(0.02)
+        return store.add(word, 1) == 1
+    except Exception:  # the place where they met is gone: better twice than never
+        return True
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+
+
+# -- states as bytes --------------------------------------------------------------------------------------------------
+def packed(state: dict[str, Tensor], like: dict[str, Tensor]) -> Tensor:
+    """A state's bits in one row on the host, in the order of `like`."""
+    import torch
+
+    rows = [state[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8) for name in like]
+    return torch.cat([torch.zeros(0, dtype=torch.uint8), *rows])
+
+
+def unpacked(row: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse."""
+    sizes = [v.numel() * v.element_size() for v in like.values()]
+    parts = zip(like.items(), row.split(sizes), strict=True)
+    return {name: part.clone().view(v.dtype).reshape(v.shape) for (name, v), part in parts}
+
+
+def fingerprint(state: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Four numbers that tell whether two states have the same bits: their sum as integers, 16 bits in each."""
+    import torch
+
+    whole = torch.zeros((), dtype=torch.int64, device=device)
+    for value in state.values():
+        kind = {4: torch.int32, 8: torch.int64}[value.element_size()]
+        whole = whole + value.detach().contiguous().view(kind).sum(dtype=torch.int64)
+    return ((whole >> torch.tensor([0, 16, 32, 48], device=device)) & 0xFFFF).to(dtype)
+
+
+def with_folder_lock(alone: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Makes a decorator: a function runs while process 0 holds the lock of its folder `out`.
+
+    Without `out`, and for a function that is `closed` and writes nothing, there is no lock. What is done by one process
+    `alone` is named, and refused to several.
+    """
+
+    def decorate(call: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(call)
+
+        @wraps(call)
+        def locked(*args: P.args, **words: P.kwargs) -> T:
+            try:
+                given = signature.bind(*args, **words).arguments
+            except TypeError:
+                return call(*args, **words)  # its own error names the function
+            if alone:
+                refuse(alone)
+            with ExitStack() as stack:
+                if given.get("out") is not None and not given.get("closed"):
+                    world().lead(lambda: stack.enter_context(folder_lock(given["out"])))
+                return call(*args, **words)
+
+        return locked
+
+    return decorate

@@ -1,0 +1,161 @@
+"""All samples on the device, in the type they are stored in; a minibatch is a gather.
+
+Where they would take too much of the device's memory they stay on the host, and those of a chunk's clients are moved.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..algorithms.base import Batch
+from ..data import Federation
+from .autotune import free_bytes
+from .memory import uploaded
+
+
+class Data:
+    """The samples of a federation, and how a network sees them."""
+
+    def __init__(self, fed: Federation, device: torch.device, dtype: torch.dtype):
+        self.source: tuple[Any, ...] = fed.x, fed.y  # held, so that no other arrays can take their place in memory
+        with warnings.catch_warnings():  # nothing writes to samples, so they may be a file opened for reading
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            x = torch.as_tensor(fed.x)
+        self.hosted = too_large(x, device)
+        self.x = x if self.hosted else x.to(device)
+        y = torch.as_tensor(fed.y)
+        self.y = y.to(device) if fed.task == "classification" else y.to(device, dtype)
+        put = lambda a: torch.as_tensor(np.asarray(a)).to(device, dtype)  # noqa: E731
+        self.shift, self.inverse = put(fed.shift), 1 / put(fed.scale)
+        self.black = -self.shift * self.inverse  # what a network sees of 0
+        if fed.task == "regression":
+            self.y = (self.y - put(fed.y_shift)) / put(fed.y_scale)
+        self.device, self.dtype = device, dtype
+
+    @staticmethod
+    def of(fed: Federation, device: torch.device, dtype: torch.dtype) -> Data:
+        """The data of a federation; federations that divide the same arrays, alike normalised, share them."""
+        key = Data.key(fed, device, dtype)
+        found = _ALIVE.get(key)
+        if found is None:
+            found = _ALIVE[key] = Data(fed, device, dtype)
+        return found
+
+    @staticmethod
+    def key(fed: Federation, device: torch.device, dtype: torch.dtype) -> tuple[object, ...]:
+        """What tells the data of two federations apart: their arrays, and how they are normalised."""
+        statistics = (fed.shift, fed.scale, fed.y_shift, fed.y_scale)
+        return id(fed.x), id(fed.y), str(device), dtype, *(np.asarray(a).tobytes() for a in statistics)
+
+    def alike(self, other: Data) -> bool:
+        """Whether the samples of both may lie in one array: of one kind, normalised alike, on the device."""
+        kind = lambda d: [(t.shape[1:], t.dtype) for t in (d.x, d.y)]  # noqa: E731
+        return (
+            not (self.hosted or other.hosted)
+            and (self.device, self.dtype, kind(self)) == (other.device, other.dtype, kind(other))
+            and torch.equal(self.shift, other.shift)
+            and torch.equal(self.inverse, other.inverse)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory the samples take."""
+        return self.x.nbytes + self.y.nbytes
+
+    @staticmethod
+    def joined(parts: Sequence[Data]) -> tuple[Data, list[int]]:
+        """One array of the samples of several that are `alike`, and the number that the first of each has in it."""
+        found = list(dict.fromkeys(parts))
+        whole = copy.copy(found[0])
+        whole.source = tuple(part.source for part in found)
+        whole.x, whole.y = torch.cat([part.x for part in found]), torch.cat([part.y for part in found])
+        ends = np.cumsum([0, *(len(part.x) for part in found)]).tolist()
+        return whole, [ends[found.index(part)] for part in parts]
+
+    def inputs(self, index: Tensor) -> Tensor:
+        """The network's inputs for sample numbers of any shape."""
+        x = (
+            self._moved(index.reshape(-1)).view(*index.shape, *self.x.shape[1:])
+            if self.hosted
+            else taken(self.x, index)
+        )
+        if self.device.type != "cpu":
+            return (x.to(self.dtype) - self.shift) * self.inverse
+        return (x.to(self.dtype) if x.dtype != self.dtype else x.clone()).sub_(self.shift).mul_(self.inverse)
+
+    def _moved(self, index: Tensor) -> Tensor:
+        """Samples from the host, on the device."""
+        return uploaded(taken(self.x, index.cpu()), self.device)
+
+    def batch(self, index: Tensor, whole: bool = False) -> Batch:
+        """A batch for sample numbers where −1 is padding, of which `whole` ones have none."""
+        own, mask = real(index, self.dtype, whole)
+        return Batch(self.inputs(own), taken(self.y, own), mask)
+
+    def local(self, rows: Tensor) -> tuple[Source, Tensor]:
+        """Where to take minibatches of these samples from, and their numbers there.
+
+        On a CPU converting and normalising a sample costs more than a step of a small model, so it is done once for
+        all epochs, where the result is small enough. A GPU does it on the way. What is on the host is moved at once.
+        """
+        if self.hosted:
+            real = rows >= 0
+            here = copy.copy(self)
+            here.x, here.y, here.hosted = self._moved(rows[real]), self.y[rows[real]], False
+            return here.local(torch.where(real, real.view(-1).cumsum(0).view(rows.shape) - 1, -1))
+        if self.device.type != "cpu" or rows.numel() * self.x[0].numel() * self.dtype.itemsize > LOCAL:
+            return self, rows
+        own = rows.clamp_min(0).view(-1)
+        numbers = torch.arange(rows.numel()).view(rows.shape)
+        return Local(self.inputs(own), self.y[own]), torch.where(rows >= 0, numbers, -1)
+
+
+def too_large(samples: Tensor, device: torch.device) -> bool:
+    """Whether samples would take more than half of a device's free memory."""
+    return device.type == "cuda" and samples.nbytes > free_bytes(device)
+
+
+def taken(samples: Tensor, index: Tensor) -> Tensor:
+    """samples[index], by copies of whole rows: on a CPU twice as fast."""
+    return samples.index_select(0, index.reshape(-1)).view(*index.shape, *samples.shape[1:])
+
+
+def real(index: Tensor, dtype: torch.dtype, whole: bool) -> tuple[Tensor, Tensor]:
+    """Numbers that can be taken, and 1 where they are meant; if `whole`, that is everywhere.
+
+    Then the mask depends on nothing, and a recorded step computes once what follows from it.
+    """
+    if whole:
+        return index, torch.ones(index.shape, dtype=dtype, device=index.device)
+    return index.clamp_min(0), (index >= 0).to(dtype)
+
+
+LOCAL = 1 << 28  # bytes of samples that a batch of lanes may hold normalised
+
+
+@dataclass(frozen=True)
+class Local:
+    """Samples as a network sees them."""
+
+    x: Tensor
+    y: Tensor
+
+    def batch(self, index: Tensor, whole: bool = False) -> Batch:
+        """A batch for numbers of these samples where −1 is padding, of which `whole` ones have none."""
+        own, mask = real(index, self.x.dtype, whole)
+        return Batch(taken(self.x, own), taken(self.y, own), mask)
+
+
+Source = Data | Local
+
+
+_ALIVE: WeakValueDictionary[tuple[object, ...], Data] = WeakValueDictionary()

@@ -1,0 +1,41 @@
+"""The experiments of the paper by name: each declares its cells, one runner executes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...errors import InputError
+from . import experiment
+from .bound import Bound
+from .clients import Clients
+from .experiment import PROTOCOLS, Ask, Experiment, Hear, run, run_part
+from .fewdata import FewData
+from .findings import Findings
+from .remarks import Remarks
+from .sensitivity import Sensitivity
+from .table1 import Table1
+from .table2 import Table2
+from .toy import Toy
+from .uncertainty import Uncertainty
+
+EXPERIMENTS: dict[str, type[Experiment]] = {
+    "toy": Toy,
+    "remarks": Remarks,
+    "bound": Bound,
+    "table1": Table1,
+    "table2": Table2,
+    "uncertainty": Uncertainty,
+    "sensitivity": Sensitivity,
+    "fewdata": FewData,
+    "clients": Clients,
+}
+
+__all__ = ["EXPERIMENTS", "PROTOCOLS", "Ask", "Experiment", "Findings", "Hear", "page", "run", "run_part"]
+
+
+def page(folder: Path, title: str | None = None) -> str:
+    """The page of the finished reproduction in a folder, drawn anew; see `fedabml.experiments.paper.experiment`."""
+    ask = Ask.read(folder)
+    if ask.experiment not in EXPERIMENTS:
+        raise InputError(f"'{folder}' holds the experiment '{ask.experiment}', which this version does not know.")
+    return experiment.page(EXPERIMENTS[ask.experiment](), ask, folder, title)

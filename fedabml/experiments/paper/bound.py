@@ -1,0 +1,315 @@
+"""The bound: how fast a client's posterior comes to its truth as its data grow.
+
+Ten clients with y = f_i(x) + N(0, σ²); θ is learned federatedly, λ = 1. The paper bounds the posterior's mean of
+d²(P_w, P_i) = E_x[1 − exp(−(f_w − f_i)²/8σ²)] by a constant times ε_n² = r_n log^{2δ} n plus the approximation error ξ,
+r_n = ((L+1)d/n) log M + (d/n) log(s₀√(n/d)), with d weights, L hidden layers of width M, and s₀ inputs. The constants
+are unknown and ε_n² exceeds 1 at small n, so the *rate* is tested: d² against n on a log-log plot beside r_n, with its
+slope; that d²/r_n stays bounded; a plateau where the teacher is wider than the student (ξ > 0); and width and depth.
+Beside it are the parts of Lemma 1's right side, E_q[ℓ_n]/n and KL/n, where ℓ_n = Σ log p_i/p_w over the client's data.
+
+The sanity arm is mean-field Bayesian linear regression with d = 10: its posterior has variance σ²/n around a mean that
+is off by as much, so d² ≈ 2d(σ²/n)/8σ² = d/4n, slope −1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import nn
+
+from ...data import Federation
+from ...engine.rounds import Simulation
+from ...gaussian import Gaussian, kl
+from ...models import build
+from ...report.canvas import Series, line_chart
+from ...report.frame import Axis, Look
+from ...runs.config import RunConfig, Table
+from ..ledger import Cell
+from ..statistics import mean, student_quantile
+from ..study import Study
+from .experiment import Desk, Done, Experiment
+from .findings import Drawing, Findings, Sheet, number
+from .pictures import banded, by_label, power
+
+CLIENTS, TEST, NOISE = 10, 500, 0.5
+INPUTS = 4  # s₀ of the networks
+LINEAR = 10  # d of the linear arm
+APART = 0.3  # deviation of the clients' weights around a common teacher, of the networks; 1 of the linear arm
+SIZES, QUICK_SIZES = tuple(2**k for k in range(5, 14)), tuple(2**k for k in range(5, 10))
+WIDTHS, DEPTHS, TEACHER = (2, 4, 8, 16, 32), (1, 2, 3), 64
+MIDDLE, QUICK_MIDDLE = 2**10, 2**8  # n of the sweeps
+Row = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Teachers(Study):
+    """Clients with n samples each of a teacher of their own, and a student of width M and depth L (0: linear)."""
+
+    n: int
+    width: int = 8
+    depth: int = 1
+    teacher: int = 8  # its width; its depth is the student's
+
+    @property
+    def inputs(self) -> int:
+        """s₀."""
+        return INPUTS if self.depth else LINEAR
+
+    def federation(self, config: RunConfig) -> Federation:
+        return _world(self, config.seed)[0]
+
+    def network(self, config: RunConfig, fed: Federation) -> nn.Module:
+        return student(self, self.width, config.seed + 1)
+
+    def look(self, sim: Simulation) -> Table:
+        cohort, everyone = sim.cohort, list(range(CLIENTS))
+        rows = [np.concatenate([cohort.fed.test[c], cohort.fed.train[c]]) for c in everyone]
+        with torch.no_grad():
+            lanes = cohort.lanes(sim.theta, everyone, sim.round)
+            q = lanes.personalise({})
+            f = lanes.predict(q, rows)[..., 0].double().cpu().numpy().reshape(-1, CLIENTS, TEST + self.n)
+            prior = Gaussian(sim.theta["mean"], sim.theta["logstd"])
+            apart = torch.stack([kl(Gaussian(*lane), prior) for lane in zip(*q, strict=True)]).double().cpu().numpy()
+        truth = _world(self, cohort.seed)[1]
+        y = np.stack([cohort.fed.y[own[TEST:], 0] for own in rows]).astype(float)
+        away = (f - truth)[..., :TEST]
+        ratio = ((y - f[..., TEST:]) ** 2 - (y - truth[:, TEST:]) ** 2) / (2 * NOISE**2)
+        return {
+            "d2": float((1 - np.exp(-(away**2) / (8 * NOISE**2))).mean()),
+            "loss": float(ratio.mean()),
+            "kl": float(apart.mean() / self.n),
+            "weights": cohort.network.layout.size,
+        }
+
+
+def student(study: Teachers, width: int, seed: int) -> nn.Module:
+    """A network of the study's depth, or a linear function."""
+    if not study.depth:
+        return nn.Linear(study.inputs, 1, bias=False)
+    return build("mlp", (study.inputs,), 1, seed, hidden=(width,) * study.depth)
+
+
+@lru_cache(maxsize=4)
+def _world(study: Teachers, seed: int) -> tuple[Federation, np.ndarray]:
+    """The clients' data, and f_i of their test and training inputs [clients, test + n]."""
+    dice = np.random.Generator(np.random.PCG64([seed, study.n]))
+    common = student(study, study.teacher, seed)
+    apart = APART if study.depth else 1.0
+    train, test, truth = [], [], []
+    for _ in range(CLIENTS):
+        own = [w + apart * torch.from_numpy(dice.normal(size=w.shape)).float() * _scale(w) for w in common.parameters()]
+        x = dice.normal(size=(TEST + study.n, study.inputs)).astype(np.float32)
+        names = [name for name, _ in common.named_parameters()]
+        with torch.no_grad():
+            f = torch.func.functional_call(common, dict(zip(names, own, strict=True)), torch.from_numpy(x))
+        f = (f if not study.depth else 2 * f).double().numpy()
+        y = f + NOISE * dice.normal(size=f.shape)
+        train.append((x[TEST:], y[TEST:].astype(np.float32)))
+        test.append((x[:TEST], f[:TEST].astype(np.float32)))
+        truth.append(f[:, 0])
+    fed = Federation.from_arrays(train, test, task="regression", normalize="none", dataset="teachers")
+    return fed, np.stack(truth)
+
+
+def _scale(w: torch.Tensor) -> float:
+    """What weights of this shape are usually as large as."""
+    return 1 / math.sqrt(w.shape[-1]) if w.ndim > 1 and w.shape[0] > 1 else 1.0
+
+
+def rate(n: float, weights: int, width: int, depth: int, inputs: int) -> float:
+    """r_n."""
+    return (depth + 1) * weights / n * math.log(width) + weights / n * math.log(inputs * math.sqrt(n / weights))
+
+
+def slope(n: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """The slope of a line through log values over log n, and half of its 95% interval."""
+    x, y = np.log(n), np.log(values)
+    x = x - x.mean()
+    found = float(x @ y / (x @ x))
+    rest = y - y.mean() - found * x
+    error = math.sqrt(float(rest @ rest) / max(len(x) - 2, 1) / float(x @ x))
+    return found, student_quantile(max(len(x) - 2, 1)) * error
+
+
+ARMS = ("linear", "network", "wider teacher")
+
+
+class Bound(Experiment):
+    """The bound."""
+
+    title = "The bound: how fast posteriors come to the truth"
+    partial = False
+    claim = "A client's posterior is within ε_n² = r_n log^{2δ} n of its truth, plus the approximation error ξ."
+    seeds = (3, 1)
+
+    def cells(self, desk: Desk) -> list[Cell]:
+        quick = desk.ask.quick
+        sizes, middle = (QUICK_SIZES, QUICK_MIDDLE) if quick else (SIZES, MIDDLE)
+        studies = {f"linear {n}": Teachers(n, 1, 0, 1) for n in sizes}
+        studies |= {f"network {n}": Teachers(n) for n in sizes}
+        studies |= {f"wider teacher {n}": Teachers(n, teacher=TEACHER) for n in sizes}
+        studies |= {f"width {m}": Teachers(middle, m, 1, TEACHER) for m in (WIDTHS[:3] if quick else WIDTHS)}
+        studies |= {f"depth {k}": Teachers(middle, 8, k, TEACHER) for k in (DEPTHS[:2] if quick else DEPTHS)}
+        hyper: Table = {
+            "lr": 0.03,
+            "momentum": 0.9,
+            "lam": 1.0,
+            "nu0": -1.0,
+            "s": 2,
+            "antithetic": True,
+            "average": 0.0,
+            "server_momentum": 0.0,
+        }
+        hyper |= {"personal_lr": 0.03, "personal_epochs": 100 if quick else 2000, "predict_samples": 20}
+        hyper |= {"prior_std": "learned", "rho_std": 0.3, "posterior_std": "natural", "lr_std": 0.1}
+        config = desk.config(
+            algorithm="fedabml", clients=CLIENTS, noise=NOISE, learn_noise=False, participation=1.0,
+            rounds=10 if quick else 50, epochs=20, batch_size=max(sizes),
+        ).with_changes(hyper=hyper | {"label_prior": "none"})  # fmt: skip
+        return [
+            Cell(label, config.with_changes(seed=seed), study=study)
+            for label, study in studies.items()
+            for seed in desk.ask.seed_list
+        ]
+
+    def findings(self, desk: Desk, done: Sequence[Done]) -> Findings:
+        own = by_label(done)
+        lines = {arm: _line(arm, own) for arm in ARMS}
+        fits = {arm: slope(*zip(*((r["n"], r["d2"]) for r in _points(arm, own)), strict=True)) for arm in ARMS}
+        bound = {
+            arm: slope([r["n"] for r in rows], [r["rate"] for r in rows])[0]
+            for arm, rows in lines.items()
+            if arm != "linear"
+        }
+        records = [{"arm": arm, **row} for arm, rows in lines.items() for row in rows]
+        sweeps = {what: _sweep(what, own) for what in ("width", "depth")}
+        records += [{"arm": what, **row} for what, rows in sweeps.items() for row in rows]
+        head = ["", "slope of d²", "of r_n", "d²/r_n, largest", "d² at the least n", "at the most"]
+        table = [
+            [
+                arm, f"{fits[arm][0]:.2f} ± {fits[arm][1]:.2f}", number(bound.get(arm)),
+                "–" if arm == "linear" else f"{max(r['d2'] / r['rate'] for r in rows):.4f}",
+                f"{rows[0]['d2']:.5f}", f"{rows[-1]['d2']:.5f}",
+            ]
+            for arm, rows in lines.items()
+        ]  # fmt: skip
+        sheets = [Sheet("Rates", head, table, "± is half of the 95% interval of the slope of a line through log d².")]
+        sheets += [_numbers(lines), _swept(sweeps)]
+        return Findings(
+            self.title, self.claim, _said(fits, bound, lines), sheets, _drawings(lines, own), records, desk.notes
+        )
+
+
+def _points(arm: str, own: Mapping[str, Sequence[Done]]) -> list[Row]:
+    """d² of every n and seed."""
+    return [
+        {"n": d.cell.study.n, "d2": d.result.found["d2"]}  # type: ignore[union-attr]
+        for label, cells in own.items()
+        for d in cells
+        if label.rpartition(" ")[0] == arm
+    ]
+
+
+def _row(own: Sequence[Done]) -> Row:
+    """The means over seeds of a setting, with r_n."""
+    study = own[0].cell.study
+    assert isinstance(study, Teachers)
+    found = {key: mean([d.result.found[key] for d in own])[0] for key in ("d2", "loss", "kl")}
+    weights = own[0].result.found["weights"]
+    known = rate(study.n, weights, max(study.width, 2), study.depth, study.inputs)
+    return {"n": study.n, **found, "rate": known, "weights": weights, "width": study.width, "depth": study.depth}
+
+
+def _line(arm: str, own: Mapping[str, Sequence[Done]]) -> list[Row]:
+    return [_row(cells) for label, cells in own.items() if label.rpartition(" ")[0] == arm]
+
+
+def _sweep(what: str, own: Mapping[str, Sequence[Done]]) -> list[Row]:
+    return [_row(cells) for label, cells in own.items() if label.split()[0] == what]
+
+
+def _numbers(lines: Mapping[str, Sequence[Row]]) -> Sheet:
+    head = ["n", *(f"{arm}: {word}" for arm in lines for word in ("d²", "E_q[ℓ_n]/n", "KL/n")), "d/4n", "r_n"]
+    table = []
+    for rows in zip(*lines.values(), strict=True):
+        cells = [f"{row[key]:.4g}" for row in rows for key in ("d2", "loss", "kl")]
+        table.append([f"{rows[0]['n']:.0f}", *cells, f"{LINEAR / 4 / rows[0]['n']:.4g}", f"{rows[1]['rate']:.3g}"])
+    note = "Means over clients and seeds. d/4n is what the linear arm should have; r_n is the network's, M = 8, L = 1."
+    return Sheet("By the number of samples", head, table, note)
+
+
+def _swept(sweeps: Mapping[str, Sequence[Row]]) -> Sheet:
+    table = [
+        [
+            f"{what} {row[what]:.0f}",
+            f"{row['weights']:.0f}",
+            f"{row['d2']:.5f}",
+            f"{row['loss']:.4f}",
+            f"{row['kl']:.4f}",
+        ]
+        for what, rows in sweeps.items()
+        for row in rows
+    ]
+    n = next(iter(sweeps.values()))[0]["n"]
+    note = (
+        f"n = {n:.0f}; the teacher has width {TEACHER} and the student's depth. Width sweeps have L = 1, depth M = 8."
+    )
+    return Sheet("Width and depth", ["student", "weights", "d²", "E_q[ℓ_n]/n", "KL/n"], table, note)
+
+
+def _said(
+    fits: Mapping[str, tuple[float, float]], bound: Mapping[str, float], lines: Mapping[str, Sequence[Row]]
+) -> list[str]:
+    linear, network, wide = (fits[arm] for arm in ARMS)
+    fine = abs(linear[0] + 1) <= 0.1
+    ratio = [row["d2"] / row["rate"] for row in lines["network"]]
+    return [
+        f"Linear: slope {linear[0]:.2f} ± {linear[1]:.2f}; it {'is' if fine else 'is not'} the −1 ± 0.1 it should be.",
+        f"Network: slope {network[0]:.2f} ± {network[1]:.2f} beside {bound['network']:.2f} of r_n; d²/r_n lies between "
+        f"{min(ratio):.4f} and {max(ratio):.4f}: {'it grows with n' if ratio[-1] > 1.5 * ratio[0] else 'bounded'}.",
+        f"Wider teacher: slope {wide[0]:.2f} ± {wide[1]:.2f}; at the most n its d² is "
+        f"{lines['wider teacher'][-1]['d2'] / lines['network'][-1]['d2']:.1f} times the network's (the plateau of ξ).",
+    ]
+
+
+def _drawings(lines: Mapping[str, Sequence[Row]], own: Mapping[str, Sequence[Done]]) -> list[Drawing]:
+    n = [row["n"] for row in lines["network"]]
+    across = [power(v) for v in n]
+
+    def curve(name: str, values: Sequence[float]) -> Series:
+        return Series(name, [power(v) for v in values], across)
+
+    def rates(look: Look) -> str:
+        series = []
+        for arm, rows in lines.items():
+            cells = [own[f"{arm} {row['n']:.0f}"] for row in rows]
+            by_seed = zip(*([d.result.found["d2"] for d in each] for each in cells), strict=True)
+            series.append(banded(f"d², {arm}", across, [list(s) for s in by_seed], log=True))  # type: ignore[arg-type]
+        series.append(curve("d/4n", [LINEAR / 4 / v for v in n]))
+        series.append(curve("r_n of the network", [row["rate"] for row in lines["network"]]))
+        return line_chart(
+            series, title="d² against n", x=Axis("samples of a client", "power"), y=Axis("d²", "power"), look=look
+        )
+
+    def lemma(look: Look) -> str:
+        rows = lines["network"]
+        series = [curve("d²", [r["d2"] for r in rows]), curve("E_q[ℓ_n]/n", [r["loss"] for r in rows])]
+        series += [curve("KL/n", [r["kl"] for r in rows]), curve("their sum", [r["loss"] + r["kl"] for r in rows])]
+        return line_chart(
+            series, title="Lemma 1", x=Axis("samples of a client", "power"), y=Axis("", "power"), look=look
+        )
+
+    return [
+        Drawing(
+            "rates",
+            "d² against n",
+            "Both axes are logarithmic: a rate is a slope. The level of r_n is arbitrary.",
+            rates,
+        ),
+        Drawing("lemma", "Lemma 1's right side", "The network arm; d² stays below the sum up to a constant.", lemma),
+    ]

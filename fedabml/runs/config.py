@@ -1,0 +1,461 @@
+"""A run in words: what `fedabml train` is told by defaults, a TOML file, flags and `--set`, each overruling the former.
+
+    dataset = "digits"            # top-level keys are the fields of `RunConfig`, named like the flags
+    clients = 20
+    algorithm = "fedabml"
+
+    [fedabml]                     # hyperparameters: a table per algorithm, that of the chosen one is used
+    lam = 0.1
+
+    [model_options]
+    hidden = [64]
+
+    [personalize]                 # flags of another command: one file may serve all of them
+    epochs = 10
+
+This module is light: torch and the algorithms are imported when a federation or an algorithm is made.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from ..arguments import MOST
+from ..errors import InputError, nearest, short
+from ..files.limits import MAX_TOML, parse_toml
+from ..files.sealed import read_text, warn_if_changed
+
+if TYPE_CHECKING:
+    from ..algorithms import Algorithm
+    from ..data import Dataset, Federation
+    from ..data.download import Progress
+
+Table = dict[str, Any]
+
+PARTITIONS = ("auto", "classes", "dirichlet", "dirichlet-classes", "dirichlet-clients", "iid", "natural")
+TASKS = ("classification", "regression")
+TABLES = (".csv", ".parquet", ".pq")
+TABLE_KEYS = ("client_column", "target_column", "test_share")  # what is for tables alone
+# The commands that a TOML file may serve, each with a table of its own.
+COMMANDS = ("train", "compare", "tune", "evaluate", "personalize", "predict", "inspect", "get")
+
+# Keys that bear on a dataset by name alone, and those that bear on the user's own data alone.
+_DATASET_KEYS = ("dataset", "clients", "classes_per_client", "distinct", "dirichlet_alpha", "data_dir")
+_OWN_DATA_KEYS = ("data", "client_column", "target_column", "task", "test_share")
+
+
+def key(default: Any, doc: str, choices: tuple[str, ...] = ()) -> Any:
+    """A key of the configuration: its default, its meaning, its choices."""
+    return field(default=default, metadata={"doc": doc, "choices": choices})
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a run. Every field is a key of the TOML file, and most are a flag of `fedabml train`."""
+
+    dataset: str | None = key(None, "dataset by name, see `fedabml data list` (none: digits)")
+    data: str | None = key(None, "your own data: a folder with one .npz per client, or a .csv or .parquet table")
+    client_column: str | None = key(None, "column of the table that says whose row it is")
+    target_column: str | None = key(None, "column of the table to predict")
+    task: str | None = key(None, "classification or regression (none: told from the targets)", TASKS)
+    test_share: float = key(0.2, "share of each client's table rows kept for testing")
+    partition: str = key(
+        "auto",
+        "how data are divided: classes, dirichlet (the usual draw, per class), "
+        "dirichlet-clients (per client, sizes near equal) or iid; your own data: natural",
+        PARTITIONS,
+    )
+    clients: int = key(100, "number of clients a dataset is divided among")
+    classes_per_client: int = key(2, "partition classes: at most so many classes per client")
+    distinct: bool = key(False, "partition classes: never deal a client the same class twice")
+    dirichlet_alpha: float = key(0.5, "partition dirichlet: small means few classes per client")
+    partition_seed: int | None = key(None, "seed of the partition (none: seed)")
+    validation: float = key(
+        0.0, "share of each client's training data held out; the run is scored on it instead of test data"
+    )
+    drop_small: bool = key(False, "leave out clients with fewer than two training samples")
+    algorithm: str = key("fedabml", "algorithm by name, see `fedabml algorithms`")
+    hyper: Table = field(default_factory=dict, metadata={"doc": "hyperparameters of the algorithm, in its own table"})
+    model: str = key("mlp", "network by name: mlr, mlp, cnn, cnn100, resnet18")
+    model_options: Table = field(
+        default_factory=dict, metadata={"doc": "options of the network, such as hidden = [64]"}
+    )
+    pretrained: str | None = key(None, "a .safetensors file of weights for the network to start from")
+    rounds: int = key(50, "T: rounds of communication")
+    participation: float = key(0.1, "τ: share of the clients that take part in a round")
+    epochs: int = key(5, "R: passes over a client's data in a round")
+    batch_size: int = key(50, "samples in a minibatch")
+    lr: float | None = key(
+        None, "η: step size of training, short for the hyperparameter lr (personal steps: personal_lr)"
+    )
+    noise: float = key(0.5, "regression: noise deviation (at the start), in units of the standardised target")
+    learn_noise: bool = key(True, "regression: the noise is learned, not fixed")
+    seed: int = key(0, "seed of everything random")
+    device: str = key("auto", "auto, cpu or cuda")
+    dtype: str = key(
+        "float32",
+        "float32, tf32 (a GPU may round products to 10 bits), bf16 (the network in bfloat16) or float64",
+        ("float32", "tf32", "bf16", "float64"),
+    )
+    backend: str = key(
+        "auto", "vmap (clients as one batched program), loop (one by one), auto", ("auto", "vmap", "loop")
+    )
+    chunk: int | None = key(
+        None, "clients that run at once (none: what fits in memory; $FEDABML_PROCESSES: so many processes share a GPU)"
+    )
+    compile: bool | None = key(
+        None, "fuse the operations of a step by torch.compile (auto: on a GPU, once the first rounds show that it pays)"
+    )
+    evaluate: bool = key(True, "personalise and score every client at the end")
+    eval_every: int = key(0, "score every client each so many rounds, too (0: only at the end)")
+    eval_clients: int | None = key(None, "so many clients, always the same, are scored then (none: all, at most 10000)")
+    eval_all: bool = key(True, "at the end every client is scored, not only eval_clients of them")
+    data_dir: str | None = key(None, "folder of datasets (none: $FEDABML_DATA, or ~/.cache/fedabml/data)")
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            object.__setattr__(self, f.name, _checked(f.name, str(f.type), getattr(self, f.name), f.metadata))
+        if self.partition == "dirichlet":
+            object.__setattr__(self, "partition", "dirichlet-classes")  # the one name that is stored: see `stored`
+        for kind in ("dataset", "algorithm", "model"):
+            word = getattr(self, kind)
+            if word is not None and word not in names(kind):
+                raise InputError(f"There is no {kind} '{word}'.{nearest(word, names(kind))}")
+        if self.dataset and self.data:
+            raise InputError(f"Both dataset '{self.dataset}' and data '{self.data}' are given; a run has one of them.")
+        if self.data and self.partition not in ("auto", "natural"):
+            raise InputError(
+                f"partition {self.partition} divides a dataset; your own data are divided already (natural)."
+            )
+        if not self.data and self.partition == "natural":
+            raise InputError("partition natural is for your own data (--data); a dataset has no owners of samples.")
+        if not self.data or Path(self.data).suffix.lower() not in TABLES:
+            here = f"the data are {self.data or self.dataset or 'digits'}"
+            for name in TABLE_KEYS:
+                if getattr(self, name) != getattr(type(self), name):
+                    raise InputError(
+                        f"{name} is for a table (--data with a .csv or .parquet file), but {here}. Leave "
+                        f"--{name.replace('_', '-')} out."
+                    )
+            if not self.data and self.task == "regression":
+                raise InputError(f"task regression is for your own data (--data), but {here}, which has classes.")
+        if min(self.seed, self.partition_seed or 0) < 0:
+            raise InputError("seed and partition_seed must be whole numbers of at least 0.")
+
+    def __repr__(self) -> str:
+        """Shows the keys that are not the defaults."""
+        return short(f"RunConfig({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})")
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Self:
+        """The configuration in a TOML file; the tables of commands are left to them."""
+        return cls.of(without_commands(read_toml(path)))
+
+    @classmethod
+    def of(cls, *layers: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> Self:
+        """From nested keys and values, a later layer overruling an earlier one.
+
+        A layer's `lr` is the chosen algorithm's, unless the same layer has it in the algorithm's own table. A layer may
+        have tables for other algorithms; not so `told`, the last one (--set), where that would be a mistake.
+        """
+        layers = (*layers, told or {})
+        chosen = next((layer["algorithm"] for layer in reversed(layers) if "algorithm" in layer), cls.algorithm)
+        known, algorithms = {f.name for f in fields(cls)} - {"hyper"}, names("algorithm")
+        stray = next((name for name in told or {} if name in algorithms and name != chosen), None)
+        if stray is not None and chosen in algorithms:
+            raise InputError(
+                f"--set {stray}.… is for the algorithm {stray}, but the run's is {chosen}: write {chosen}.…, or choose "
+                f"the other with --algorithm {stray}."
+            )
+        merged: Table = {}
+        for layer in layers:
+            for name, value in layer.items():
+                if name not in known and name not in algorithms:
+                    raise InputError(_unknown(name, chosen, known))
+                if name in algorithms or name == "model_options":
+                    if not isinstance(value, Mapping):
+                        raise InputError(f"'{name}' is a table of options, such as [{name}]; it is {value!r}.")
+                    if name in algorithms and name != chosen:
+                        _check_hyper(name, value)
+                    merged[name] = {**merged.get(name, {}), **value}
+                elif name != "lr":
+                    merged[name] = value
+            if layer.get("lr") is not None:
+                merged[chosen] = {**merged.get(chosen, {}), **{"lr": layer["lr"], **layer.get(chosen, {})}}
+        hyper = merged.get(chosen, {})
+        return cls(**{name: value for name, value in merged.items() if name not in algorithms}, hyper=hyper)
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+    def to_dict(self, everything: bool = False) -> Table:
+        """Nested keys and values that `of` reads back: those that differ from the defaults, or all."""
+        flat = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name not in ("hyper", "model_options") and (everything or getattr(self, f.name) != f.default)
+        }
+        tables = {"model_options": dict(self.model_options), self.algorithm: dict(self.hyper)}
+        return flat | {name: table for name, table in tables.items() if table}
+
+    def relevant(self) -> Table:
+        """All keys and values but those without one and those that do not bear on this run's data.
+
+        The keys that divide a dataset have defaults that say nothing about a user's own, divided data.
+        """
+        idle = _DATASET_KEYS if self.data else _OWN_DATA_KEYS
+        return {k: v for k, v in self.to_dict(everything=True).items() if v is not None and k not in idle}
+
+    def to_toml(self) -> str:
+        """The configuration as a TOML file; keys without a value are left out."""
+        content = self.to_dict(everything=True)
+        lines = [f"{k} = {_toml(v)}" for k, v in content.items() if v is not None and not isinstance(v, dict)]
+        for name, table in content.items():
+            if isinstance(table, dict):
+                lines += [
+                    "",
+                    f"[{name}]",
+                    *(f"{_toml_key(k)} = {_toml('none' if v is None else v)}" for k, v in table.items()),
+                ]
+        return "\n".join(lines) + "\n"
+
+    def command(self, out: str | Path | None = None) -> str:
+        """The shell command that starts this run."""
+        words = ["fedabml", "train"]
+        for name, value in self.to_dict().items():
+            flag = name.replace("_", "-")
+            if isinstance(value, dict):
+                for k, v in value.items():
+                    words += ["--set", f"{name}.{k}={v if isinstance(v, str) else _toml('none' if v is None else v)}"]
+            elif isinstance(value, bool):
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                words += [f"--{flag}", str(value)]
+        return shlex.join([*words, "--out", str(out)] if out else words)
+
+    def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
+        """Keys in which two configurations differ, with both values."""
+        a, b = (_flat(c.to_dict(everything=True)) for c in (self, other))
+        return {name: (a.get(name), b.get(name)) for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)}
+
+    # -- making -----------------------------------------------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        """What a run of this configuration is called by default."""
+        return f"{Path(self.data).stem if self.data else self.dataset or 'digits'}-{self.algorithm}-{self.seed}"
+
+    def with_changes(self, **changes: Any) -> Self:
+        """A copy with changes."""
+        return replace(self, **changes)
+
+    def federation(self, progress: Progress | None = None, dataset: Dataset | None = None) -> Federation:
+        """The data, divided among clients. `progress` hears of downloads; a dataset may be at hand already."""
+        from .. import data
+
+        seed = self.seed if self.partition_seed is None else self.partition_seed
+        if not self.data:
+            fed = data.federate(
+                dataset or data.load(self.dataset or "digits", self.data_dir, progress=progress),
+                partition="classes" if self.partition == "auto" else self.partition,
+                clients=self.clients,
+                classes_per_client=self.classes_per_client,
+                alpha=self.dirichlet_alpha,
+                distinct=self.distinct,
+                drop_small=self.drop_small,
+                seed=seed,
+            )
+            return fed.hold_out(self.validation, seed)
+        from ..data.once import once
+
+        columns = (self.client_column, self.target_column)
+        options = (*columns, self.task, self.test_share, self.drop_small, self.validation, seed)
+        return once(self.data, options, lambda: self._own(str(self.data), seed).hold_out(self.validation, seed))
+
+    def _own(self, path: str, seed: int) -> Federation:
+        """The user's own data; those of a folder are the same for every seed."""
+        from .. import data
+        from ..data.once import once
+
+        if Path(path).suffix.lower() not in TABLES:
+            read = partial(data.Federation.from_folder, path, task=self.task, drop_small=self.drop_small)
+            return once(path, ("folder", self.task, self.drop_small), read)
+        if not (self.client_column and self.target_column):
+            raise InputError(
+                f"'{path}' is a table: say whose row each is and what to predict, with --client-column and "
+                "--target-column."
+            )
+        return data.read_table(
+            path,
+            client=self.client_column,
+            target=self.target_column,
+            task=self.task,
+            test_share=self.test_share,
+            seed=seed,
+            drop_small=self.drop_small,
+        )
+
+    def algorithm_object(self) -> Algorithm:
+        """The algorithm with its hyperparameters; where one may lack a value, the word none says so."""
+        from .. import algorithms
+
+        given = self.hyper if self.lr is None else {"lr": self.lr, **self.hyper}
+        lacking = {f.name for f in fields(algorithms.REGISTRY[self.algorithm].kind) if "None" in str(f.type)}
+        hyper = {name: None if name in lacking and value == "none" else value for name, value in given.items()}
+        return algorithms.make(self.algorithm, **hyper)
+
+    def words(self, fed: Federation) -> Table:
+        """The keywords of `fedabml.prepare` and `fedabml.train` for this configuration and its federation."""
+        from ..likelihoods import GaussianNoise
+
+        same = (
+            *("rounds", "participation", "epochs", "batch_size", "seed"),
+            *("device", "dtype", "backend", "chunk", "compile"),
+        )
+        noise = GaussianNoise(fed.y.shape[1], self.noise, self.learn_noise) if fed.task == "regression" else None
+        words = {name: getattr(self, name) for name in (*same, "model_options", "pretrained")}
+        return words | {"likelihood": noise}
+
+
+def stored(content: Mapping[str, Any]) -> Table:
+    """The configuration that a file of this program's own holds, in the words of today.
+
+    There `dirichlet` is the draw per client, which had this name in versions that knew no other draw; today's versions
+    never store the word. So runs, comparisons and cells of before keep their data. Keys of a table beside other data,
+    which had no effect, have their defaults.
+    """
+    table = str(content.get("data") or "").lower().endswith(TABLES)
+    changes: Table = {} if table else {k: getattr(RunConfig, k) for k in TABLE_KEYS if k in content}
+    changes |= {"partition": "dirichlet-clients"} if content.get("partition") == "dirichlet" else {}
+    return {**content, **changes}
+
+
+def read_toml(path: str | Path) -> Table:
+    """The content of a TOML file, or an error that says file and line."""
+    text = read_text(path, MAX_TOML)
+    warn_if_changed(text, path)
+    try:
+        content = parse_toml(text, f"'{path}'")
+        return stored(content) if text.startswith("# Made by: fedabml tune") else content
+    except tomllib.TOMLDecodeError as error:
+        reason = str(error).replace("at end of document", f"at line {text.count(chr(10)) + 1}, the end of the file")
+        raise InputError(f"'{path}' is not valid TOML, or is cut short: {reason}.") from error
+
+
+def without_commands(content: Mapping[str, Any]) -> Table:
+    """The content of a TOML file without the tables of commands, such as [personalize]."""
+    return {name: v for name, v in content.items() if not (name in COMMANDS and isinstance(v, Mapping))}
+
+
+def parse_set(words: Sequence[str]) -> Table:
+    """`fedabml.lam=0.1`, `rounds=20`, ... as nested keys. Values are TOML values; anything else is taken as a word."""
+    result: Table = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        parts = name.strip().split(".")
+        if not equals or len(parts) > 2 or not all(parts):
+            raise InputError(f"--set takes NAME=VALUE or TABLE.NAME=VALUE, such as fedabml.lam=0.1; it is '{word}'.")
+        try:
+            parsed = parse_toml(f"value = {text}", f"--set {name}")
+        except tomllib.TOMLDecodeError:
+            parsed = {}
+        value = parsed["value"] if parsed.keys() == {"value"} else text.strip()
+        if len(parts) == 2:
+            table = result.setdefault(parts[0], {})
+            if not isinstance(table, dict):
+                raise InputError(f"--set {word}: '{parts[0]}' has been given a value already; it is not a table.")
+            table[parts[1]] = value
+        else:
+            result[parts[0]] = value
+    return result
+
+
+@cache
+def names(kind: str) -> tuple[str, ...]:
+    """The registered names of an algorithm, model or dataset, read from the source: importing torch takes a second."""
+    file, variable = {
+        "algorithm": ("algorithms/__init__.py", "REGISTRY"),
+        "model": ("models.py", "MODELS"),
+        "dataset": ("data/sources.py", "SOURCES"),
+    }[kind]
+    for node in ast.parse((Path(__file__).parent.parent / file).read_text()).body:
+        if (
+            isinstance(node, ast.AnnAssign)
+            and getattr(node.target, "id", "") == variable
+            and isinstance(node.value, ast.Dict)
+        ):
+            return tuple(str(ast.literal_eval(k)) for k in node.value.keys if k is not None)
+    raise LookupError(f"{file} has no table {variable}")
+
+
+def _check_hyper(algorithm: str, table: Mapping[str, Any]) -> None:
+    """Refuses names that are no hyperparameters of an algorithm, be it the chosen one or not."""
+    from .. import algorithms
+
+    known = {f.name for f in fields(algorithms.REGISTRY[algorithm].kind)}
+    for name in table:
+        if name not in known:
+            raise InputError(f"Algorithm '{algorithm}' has no hyperparameter '{name}'.{nearest(name, known)}")
+
+
+def _unknown(name: str, algorithm: str, known: set[str]) -> str:
+    from .. import algorithms
+
+    owner = algorithms.REGISTRY.get(algorithm)
+    if owner and name in {f.name for f in fields(owner.kind)}:
+        return f"'{name}' is a hyperparameter of {algorithm}: write {algorithm}.{name}, or put it under [{algorithm}]."
+    return f"There is no key or algorithm '{name}' in a configuration.{nearest(name, {*known, *names('algorithm')})}"
+
+
+_SPOKEN = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a word or text",
+    "Table": "a table",
+}
+
+
+def _checked(name: str, kind: str, value: Any, meta: Mapping[str, Any]) -> Any:
+    """The value in the key's type, or an InputError that says what was expected."""
+    base, optional = kind.removesuffix(" | None"), kind.endswith("None")
+    if optional and (value in (None, "none") or (base == "bool" and value == "auto")):
+        return None
+    types = {"int": int, "float": (int, float), "bool": bool, "str": str, "Table": Mapping}
+    fits = isinstance(value, types[base]) and (base == "bool" or not isinstance(value, bool))  # type: ignore[arg-type]
+    if isinstance(value, int) and abs(value) > MOST:
+        raise InputError(f"'{name}' ({meta['doc']}) is beyond {MOST}, the largest number that is taken.")
+    if not fits or (base == "float" and not math.isfinite(value)) or (base == "str" and "\0" in value):
+        raise InputError(f"'{name}' ({meta['doc']}) must be {_SPOKEN[base]}; it is {value!r}.")
+    if meta.get("choices") and value not in meta["choices"]:
+        raise InputError(f"'{name}' is '{value}'.{nearest(value, meta['choices'])}")
+    return float(value) if base == "float" else value
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Table:
+    result: Table = {}
+    for name, value in table.items():
+        result |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return result
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_toml_key(k)} = {_toml(v)}' for k, v in value.items())} }}"
+    if isinstance(value, (bool, str)):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)

@@ -1,0 +1,245 @@
+"""The card of a prior or a posterior: how raw data become a network's inputs, and its outputs predictions.
+
+It travels in the file beside the tensors, so that whoever has the file can use it on data as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import likelihoods, models
+from ..data import Federation, TableRecipe
+from ..data.arrays import as_features, as_numpy, as_targets, check_finite
+from ..data.table import as_frame, targets
+from ..errors import InputError, short
+from ..files.sealed import group, prefixed
+from ..likelihoods import Categorical, Likelihood
+from ..vectors import Network
+from .tokens import check_tokens
+
+FORMAT = 1
+_NORM = ("shift", "scale", "y_shift", "y_scale")
+TABLE_WANTED = (
+    "The prior was trained on a table and knows how to read one: hand over the table itself, a DataFrame or a .csv or "
+    ".parquet file (in Python, features that recipe.apply has encoded already are taken with encoded=True)."
+)
+
+
+@dataclass(frozen=True)
+class Card:
+    """How raw data become a network's inputs, and its outputs become predictions."""
+
+    network: Network
+    likelihood: Likelihood
+    model: dict[str, Any] | None  # how to build the network again; None: a module of the user's own
+    shape: tuple[int, ...]  # of one input
+    shift: np.ndarray
+    scale: np.ndarray
+    y_shift: np.ndarray
+    y_scale: np.ndarray
+    dtype: str = "float32"  # of the samples: uint8 or float32
+    dataset: str = ""
+    recipe: TableRecipe | None = None
+
+    @classmethod
+    def of(cls, fed: Federation, network: Network, likelihood: Likelihood, model: dict[str, Any] | None) -> Card:
+        """The card of a federation and a network."""
+        norm = (fed.shift, fed.scale, fed.y_shift, fed.y_scale)
+        shape, dtype = tuple(fed.x.shape[1:]), str(fed.x.dtype)
+        return cls(network.to("cpu", torch.float32), likelihood, model, shape, *norm, dtype, fed.dataset, fed.recipe)
+
+    @property
+    def words(self) -> str:
+        """What the card is for, without any weight: data, network, inputs, outputs."""
+        name = self.model["name"] if self.model else type(self.network.module).__name__
+        outputs = self.likelihood.classes if isinstance(self.likelihood, Categorical) else self.likelihood.targets
+        what = f"{outputs} {'classes' if self.task == 'classification' else 'target(s)'}"
+        return f"{self.dataset}: {name} with {self.network.layout.size:,} weights, inputs {self.shape}, {what}"
+
+    def __repr__(self) -> str:
+        return short(f"Card({self.words})")
+
+    @property
+    def task(self) -> str:
+        return "classification" if isinstance(self.likelihood, Categorical) else "regression"
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What the table calls the classes; nothing where there was none."""
+        return self.recipe.class_names if self.recipe else ()
+
+    def table(self, x: Any, encoded: bool) -> Any:
+        """The frame of a table, where the prior reads one; None for arrays."""
+        named = isinstance(x, str | os.PathLike)
+        if self.recipe is None:
+            if named:
+                raise InputError(f"'{x}': the prior was not trained on a table. Give the inputs as an array.")
+            return None
+        if encoded:
+            return None
+        if not named and not (hasattr(x, "iloc") and hasattr(x, "columns")):
+            raise InputError(TABLE_WANTED)
+        return as_frame(x)
+
+    def inputs(self, x: Any, what: str = "The array of inputs", encoded: bool = False) -> np.ndarray:
+        """Checked inputs from an array or, where the prior reads one, a table."""
+        frame = self.table(x, encoded)
+        raw = as_features(x, what) if frame is None or self.recipe is None else self.recipe.apply(frame)
+        if not len(raw):
+            raise InputError(f"{what} is empty: it has no rows.")
+        if tuple(raw.shape[1:]) != self.shape or (raw.dtype == np.uint8) != (self.dtype == "uint8"):
+            raise InputError(
+                f"{what}: its rows are {raw.dtype} of shape {tuple(raw.shape[1:])}; the prior was trained on "
+                f"{self.dtype} of shape {self.shape}."
+            )
+        check_finite(raw, lambda row: f"{what}: row {row}")
+        if self.network.tokens:
+            check_tokens(self.network, raw, what)
+        return raw
+
+    def targets(self, y: Any, what: str = "y") -> np.ndarray:
+        """Checked targets from an array: int64 [n], or float32 [n, targets]."""
+        raw = as_numpy(y, what)
+        if raw.ndim == 0:
+            raise InputError(f"{what} is a single number; one value for each row of the inputs is needed.")
+        if isinstance(self.likelihood, Categorical):
+            raw, last = raw[:, 0] if raw.ndim == 2 and raw.shape[1] == 1 else raw, self.likelihood.classes - 1
+            if raw.ndim != 1:
+                raise InputError(f"{what} has the shape {list(raw.shape)}; one class number for each row is needed.")
+            known = (raw >= 0) & (raw <= last) & (np.floor(raw) == raw)
+            if not known.all():
+                row = int(np.argmin(known))
+                raise InputError(f"{what} has the label {raw[row]} in row {row}; the prior's classes are 0 to {last}.")
+            return raw.astype(np.int64)
+        raw = as_targets(raw, "regression", what)
+        if raw.shape[1] != self.likelihood.targets:
+            raise InputError(f"{what} has {raw.shape[1]} columns; the prior has {self.likelihood.targets} target(s).")
+        check_finite(raw, lambda row: f"{what}: row {row}")
+        return raw
+
+    def samples(self, x: Any, y: Any, encoded: bool = False, end: str = "") -> tuple[np.ndarray, np.ndarray]:
+        """Checked inputs and targets; of a table, `y` may be in it. `end` completes the names x and y in errors."""
+        frame = self.table(x, encoded)
+        if frame is not None and self.recipe is not None:
+            return self.inputs(frame), targets(frame, self.recipe, y)
+        if y is None:
+            raise InputError("There is no y: give the targets of the inputs.")
+        inputs, found = self.inputs(x, f"x{end}", encoded=True), self.targets(y, f"y{end}")
+        if len(inputs) != len(found):
+            raise InputError(f"x{end} has {len(inputs)} rows, y{end} has {len(found)}; each row needs its own y.")
+        return inputs, found
+
+    def federation(self, x: Any, y: Any = None, encoded: bool = False) -> Federation:
+        """One client's data as a federation of its own, normalised as the prior's was."""
+        x, y = self.samples(x, y, encoded)
+        if len(x) < 2:
+            raise InputError("There is a single sample; two are the least to personalise on.")
+        classes = self.likelihood.classes if isinstance(self.likelihood, Categorical) else None
+        fed = Federation.from_arrays([(x, y)], task=self.task, classes=classes, normalize="none", names=["client"])
+        return dataclasses.replace(fed, **{name: getattr(self, name) for name in _NORM}, recipe=self.recipe)
+
+    def normalised(self, raw: np.ndarray, device: torch.device) -> Tensor:
+        """Checked inputs as the network takes them."""
+        x32, shift, scale = (torch.as_tensor(np.asarray(a, np.float32)) for a in (raw, self.shift, self.scale))
+        return ((x32 - shift) * (1 / scale)).to(device)
+
+    def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and JSON facts for a file."""
+        norm = {n: torch.as_tensor(np.asarray(getattr(self, n), np.float32)) for n in _NORM}
+        facts = {
+            "format": FORMAT,
+            "model": self.model,
+            "layout": [
+                [n, list(s)] for n, s in zip(self.network.layout.names, self.network.layout.shapes, strict=True)
+            ],
+            "likelihood": likelihoods.to_json(self.likelihood),
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "dataset": self.dataset,
+            "recipe": self.recipe.to_json() if self.recipe else None,
+            **({"tokens": True} if self.network.tokens else {}),
+        }
+        return prefixed("norm", norm) | prefixed("constant", self.network.constants), facts
+
+    @classmethod
+    def unpack(cls, tensors: dict[str, Tensor], facts: dict[str, Any], module: nn.Module | None, path: str) -> Card:
+        """The inverse of `pack`; everything read is checked before it is used."""
+        if facts.get("format") != FORMAT:
+            raise InputError(f"'{path}' has format {facts.get('format')!r}; this version of fedabml reads {FORMAT}.")
+        likelihood = likelihoods.from_json(facts["likelihood"])
+        if module is None:
+            if facts["model"] is None:
+                raise InputError(
+                    f"'{path}' was trained with a module of your own, which a file cannot hold: give the same module "
+                    "as load_prior(path, model=module)."
+                )
+            spec = facts["model"]
+            most = max(1_000_000, sum(tensor.numel() for tensor in tensors.values()))
+            module = models.build(spec["name"], spec["shape"], spec["outputs"], **spec["options"], most=most)
+        network = Network(module, likelihood.own)
+        network.tokens = facts.get("tokens") is True
+        layout = [[n, list(s)] for n, s in zip(network.layout.names, network.layout.shapes, strict=True)]
+        if layout != facts["layout"]:
+            raise InputError(f"The model does not fit '{path}': its parameters have other names or shapes.")
+        constants, norm = group(tensors, "constant"), group(tensors, "norm")
+        check_fit(path, "constants", constants, {n: tuple(t.shape) for n, t in network.constants.items()})
+        for name, value in network.constants.items():
+            if constants[name].dtype != value.dtype:
+                raise InputError(f"'{path}': its constant '{name}' is {constants[name].dtype}, not {value.dtype}.")
+        network.module.load_state_dict({**network.module.state_dict(), **constants})
+        if "initial" in tensors:
+            check_fit(path, "initial weights", {"initial": tensors["initial"]}, {"initial": (network.layout.size,)})
+            network.initial = tensors["initial"]
+        recipe = TableRecipe.from_json(facts["recipe"]) if facts["recipe"] else None
+        card = cls(
+            network,
+            likelihood,
+            facts["model"],
+            tuple(int(v) for v in facts["shape"]),
+            **{n: norm[n].numpy() for n in _NORM},
+            dtype=str(facts["dtype"]),
+            dataset=str(facts["dataset"]),
+            recipe=recipe,
+        )
+        card._check(path)
+        return card
+
+    def _check(self, path: str) -> None:
+        """Refuses a normalisation or a recipe that does not fit the inputs and outputs."""
+        classes = self.likelihood.classes if isinstance(self.likelihood, Categorical) else 0
+        targets = () if isinstance(self.likelihood, Categorical) else (self.likelihood.targets,)
+        for name, full in zip(_NORM, (self.shape, self.shape, targets, targets), strict=True):
+            shape = getattr(self, name).shape
+            if len(shape) > len(full) or any(a not in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)):
+                raise InputError(f"'{path}': its {name} has the shape {shape}, the data have {full}; it is damaged.")
+        if (self.scale <= 0).any() or (self.y_scale <= 0).any():
+            raise InputError(f"'{path}': its normalisation has a scale that is not positive; it is damaged.")
+        if self.recipe and (
+            self.shape != (len(self.recipe.feature_names),)
+            or self.task != self.recipe.task
+            or len(self.recipe.class_names) != classes
+        ):
+            raise InputError(f"'{path}': its recipe for tables is not that of its network; it is damaged.")
+
+
+def check_fit(path: str, what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses tensors of other names or shapes than the network needs."""
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in sorted(found.keys() | expected.keys()):
+        if name not in found:
+            raise InputError(f"'{path}': its {what} lacks '{name}'; the file is damaged.")
+        if name not in expected:
+            raise InputError(f"'{path}': its {what} has '{name}', which does not belong there; the file is damaged.")
+        if found[name] != expected[name]:
+            raise InputError(
+                f"'{path}': '{name}' of its {what} has the shape {found[name]}, but the network needs "
+                f"{expected[name]}; the file is damaged, or of another network."
+            )

@@ -1,0 +1,77 @@
+"""How a run goes on, in words: the lines of train.log, which a terminal shows, too."""
+
+from __future__ import annotations
+
+import time
+from io import TextIOWrapper
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ..errors import InputError
+from ..files.sealed import open_append
+
+if TYPE_CHECKING:
+    from ..engine.rounds import Simulation
+    from .train import Setup
+
+
+class Pace:
+    """How far a run is, and how long it has taken since it began or was resumed."""
+
+    def __init__(self, setup: Setup, sim: Simulation):
+        self.rounds, self.first, self.saved, self.clients = setup.rounds, sim.round, sim.round, setup.cohort.fed.clients
+        self.began, self.left = time.perf_counter(), 0.0
+
+    def round(self, line: dict[str, Any]) -> str:
+        """Note a finished round, and describe it in a line."""
+        self.saved = line["round"]
+        elapsed = time.perf_counter() - self.began
+        self.left = elapsed / (self.saved - self.first) * (self.rounds - self.saved)
+        scores = line.get("eval", {})
+        words = [f"round {self.saved}/{self.rounds}", f"loss {line['loss']:.4f}"]
+        words += [f"{name} {scores[name]:.4f}" for name in ("accuracy", "rmse", "nll") if name in scores]
+        scored = scores.get("clients_scored", self.clients)
+        words += [f"({scored} clients)"] if scored < self.clients else []
+        return "  ".join([*words, f"elapsed {clock(elapsed)}", f"remaining {clock(self.left)}"])
+
+
+class RunLog:
+    """The file train.log of a run's folder: how the run began, what is to be noted, and a line for every round."""
+
+    def __init__(self, folder: Path, setup: Setup, sim: Simulation):
+        self.path, self.pace = folder / "train.log", Pace(setup, sim)
+        self.file = TextIOWrapper(open_append(self.path), encoding="utf-8", line_buffering=True)
+        config, many = setup.config, setup.config["processes"]
+        begin = f"{'resumed after' if sim.round else 'started at'} round {sim.round} of {setup.rounds}"
+        where = f"{config['device']}{f', {many} processes' if many > 1 else ''}"
+        for text in (*setup.notes, f"{begin}: {config['algorithm']['name']} on {config['dataset']}, {where}"):
+            self.write(text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.file.close()
+
+    def round(self, line: dict[str, Any]) -> None:
+        """Write the line of a finished round."""
+        self.write(self.pace.round(line))
+        if "note" in line:
+            self.write(line["note"])
+
+    def write(self, text: str) -> None:
+        """Write a line, with the time before it."""
+        try:
+            self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
+        except OSError as error:
+            raise InputError(
+                f"Cannot write '{self.path}': {error.strerror}. Every round so far is saved: free some space, then "
+                "--resume."
+            ) from error
+
+
+def clock(seconds: float) -> str:
+    """A duration as h:mm:ss."""
+    whole = int(seconds + 0.5)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

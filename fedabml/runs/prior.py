@@ -1,0 +1,305 @@
+"""What a federation hands over: the prior, and a client's posterior made from it.
+
+    prior = fedabml.load_prior("runs/demo/shared.safetensors")
+    posterior = prior.personalize(x, y, epochs=5)
+    p = posterior.predict(x_new)        # p.probs, p.entropy, p.mutual_information; regression: p.mean, p.std
+
+A prior trained on a table reads tables: `prior.personalize(frame)` and `posterior.predict("new.csv").decode()`.
+
+Both are one safetensors file: tensors, and a card of JSON facts that says how to use them (the network, the
+normalisation of inputs, the table's recipe, the algorithm with its hyperparameters).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from .. import algorithms, rng
+from ..algorithms.base import Algorithm, State
+from ..arguments import check_fields, checks_arguments, whole
+from ..engine.autotune import device_of
+from ..engine.loss import draw, draws_of, output
+from ..engine.setting import Cohort
+from ..engine.torch_settings import borrowed
+from ..errors import InputError, short
+from ..evaluation.scoring import Prediction, Regression
+from ..files.limits import host_memory
+from ..files.sealed import group, packed_tensors, prefixed, read_tensors, tensors_digest, write_tensors
+from ..gaussian import Distribution, Gaussian, Point, Samples
+from ..likelihoods import Categorical
+from .input_spec import Card, check_fit
+
+FLOATS = (torch.float32, torch.float64)  # of weights in a file
+MOST_SAMPLES = 100_000  # weight samples of a prediction
+_KINDS: dict[str, type[Any]] = {"Gaussian": Gaussian, "Point": Point, "Samples": Samples}
+
+
+@dataclass(frozen=True, repr=False)
+class TablePrediction(Prediction):
+    """A prediction for the rows of a table: its classes have names."""
+
+    classes: tuple[str, ...] = ()
+
+    def decode(self) -> list[str]:
+        """The name of each row's most probable class."""
+        return [self.classes[i] for i in self.label]
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What the server owns after training, ready to become any client's posterior.
+
+    `digest` names it: sites whose priors have the same digest have the same prior.
+    """
+
+    algorithm: Algorithm
+    shared: State
+    card: Card
+    batch_size: int = 50
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __repr__(self) -> str:
+        return short(f"Prior({algorithms.name_of(self.algorithm)}; {self.card.words}; digest {self.digest[:16]})")
+
+    @checks_arguments
+    @borrowed()
+    def personalize(
+        self,
+        x: Any,
+        y: Any = None,
+        epochs: int | None = None,
+        seed: int = 0,
+        lr: float | None = None,
+        batch_size: int | None = None,
+        device: str = "auto",
+        *,
+        encoded: bool = False,
+    ) -> Posterior:
+        """A client's posterior from its training data: φ = θ, then a few epochs of steps (the algorithm's default).
+
+        `x` and `y` are arrays. Where the prior was trained on a table, `x` is a table, too: a DataFrame or a path to
+        a .csv or .parquet file; `y` are raw values of the target, or None where the table has its column. `encoded`
+        says that `x` and `y` are arrays that the prior's recipe has encoded already.
+        """
+        changes: dict[str, Any] = {"personal_epochs": epochs, "personal_lr": lr}
+        algorithm = dataclasses.replace(self.algorithm, **{k: v for k, v in changes.items() if v is not None})
+        batch_size = self.batch_size if batch_size is None else whole(batch_size, "batch_size")
+        seed = whole(seed, "seed", 0)
+        place = device_of(device)
+        cohort = Cohort(
+            algorithm, self.card.network, self.card.likelihood, self.card.federation(x, y, encoded), seed=seed,
+            chunk=1, batch_size=batch_size, device=place, dtype=torch.float32, backend="loop",
+        )  # fmt: skip
+        shared = {k: v.to(place, torch.float32) for k, v in self.shared.items()}
+        with torch.no_grad():
+            lane = cohort.personalise(shared, cohort.keep(shared, [0]), [0])
+            offsets = cohort.lanes(shared, [0]).offset
+        q = type(lane)(*(leaf[0].cpu() for leaf in lane))
+        if not all(torch.isfinite(leaf).all() for leaf in q):
+            raise InputError("Personalising diverged: the posterior is not finite. Give a smaller lr or fewer epochs.")
+        level = None if offsets is None else offsets[0].cpu()
+        return Posterior(q, self.card, level, algorithm.predict_samples, self.digest)
+
+    @checks_arguments
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the prior to one safetensors file; a file of that name is replaced."""
+        return write_tensors(path, *self._packed())
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 digest of the prior, as its file carries it: 64 hexadecimal digits."""
+        return packed_tensors(*self._packed())[1]
+
+    def _packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tensors and facts of the prior's file."""
+        tensors, facts = self.card.pack()
+        algorithm = {"name": algorithms.name_of(self.algorithm), "hyper": self.algorithm.values()}
+        facts |= {"kind": "prior", "algorithm": algorithm, "batch_size": self.batch_size}
+        if self.algorithm.keeps:  # a new client's own state begins at the initial weights
+            tensors["initial"] = self.card.network.initial
+        return tensors | prefixed("shared", self.shared), facts
+
+    @classmethod
+    @checks_arguments
+    @borrowed()
+    def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Self:
+        """Reads what `save` wrote; `model` is the module, where it was the user's own."""
+        tensors, facts = _read(path, "prior")
+        with _sound(path):
+            spec = facts["algorithm"]
+            algorithm = algorithms.make(spec["name"], **spec["hyper"])
+            card = Card.unpack(tensors, facts, model, str(path))
+            if algorithm.keeps and "initial" not in tensors:
+                raise KeyError("initial")
+            shared = group(tensors, "shared")
+            expected = algorithm.init(card.network.initial, card.network.layout)
+            check_fit(str(path), "shared state", shared, {n: tuple(t.shape) for n, t in expected.items()})
+            prior = cls(algorithm, shared, card, whole(facts["batch_size"], "batch_size"))
+        if digest := tensors_digest(path):  # of the file as it is, whatever version wrote it
+            vars(prior)["digest"] = digest
+        return prior
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """A client's own model: a distribution over weights, and how to predict with it."""
+
+    q: Distribution
+    card: Card
+    offset: Tensor | None  # log π_i, the client's label level; it never leaves the client
+    samples: int = 10
+    prior: str = ""  # the digest of the prior it was made from; empty where that is not known
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __repr__(self) -> str:
+        return short(f"Posterior({type(self.q).__name__}, {self.samples} samples; {self.card.words})")
+
+    @checks_arguments
+    @borrowed()
+    @torch.no_grad()
+    def predict(
+        self, x: Any, samples: int | None = None, seed: int = 0, device: str = "auto", *, encoded: bool = False
+    ) -> Prediction | Regression:
+        """Predictions averaged over weight samples (0: the posterior mean, one pass), with their uncertainty.
+
+        Where the prior was trained on a table, `x` is one, as for `personalize`, and `decode()` names the classes.
+        """
+        place, samples = device_of(device), self.samples if samples is None else _samples(samples)
+        network = self.card.network.to(place, torch.float32)
+        inputs = self.card.normalised(self.card.inputs(x, encoded=encoded), place)
+        key = rng.key(whole(seed, "seed", 0), rng.PREDICT, device=place)
+        self._check_memory(len(inputs), samples)
+        q = type(self.q)(*(leaf.to(place) for leaf in self.q))
+        offset = None if self.offset is None else self.offset.to(place)
+        parts = []
+        for j in range(draws_of(q, samples)):
+            weights = draw(q, key, j, samples)
+            pieces = [output(network, self.card.likelihood, weights, part, offset) for part in inputs.split(1024)]
+            parts.append(torch.cat(pieces))
+        outputs = torch.stack(parts)
+        if not torch.isfinite(outputs).all():
+            raise InputError(
+                "The predictions are not finite: the posterior or the inputs are out of range. Compare the inputs with "
+                "the training data, or personalise anew with a smaller lr."
+            )
+        if self.card.task == "classification":
+            p = Prediction.of(outputs, offset)
+            names = self.card.class_names
+            return TablePrediction(p.probs, p.mutual_information, p.surprise, names) if names else p
+        return Regression.of(outputs, self.card.y_shift, self.card.y_scale)
+
+    def _check_memory(self, rows: int, samples: int) -> None:
+        """Refuses predictions that would not fit into memory: those of all weight samples are held at once."""
+        likelihood = self.card.likelihood
+        outputs = likelihood.classes if isinstance(likelihood, Categorical) else 2 * likelihood.targets
+        needed, free = 8 * max(1, samples) * rows * outputs, host_memory()[1]
+        if 0 < free < needed:
+            raise InputError(
+                f"{samples} weight samples for {rows} rows need about {needed:,} bytes of memory, and {free:,} are "
+                "free. Take fewer samples, or predict the rows in parts."
+            )
+
+    @borrowed()
+    def to_module(self) -> nn.Module:
+        """A plain module with the mean weights, for use outside of fedabml.
+
+        It knows neither the normalisation nor the client's label level: it expects inputs that are normalised already,
+        (x − card.shift) / card.scale (of a table, what `card.recipe.apply` gives), and returns the network's bare
+        outputs, without log π of the label level and, for regression, in units of the standardised target.
+        """
+        return self.card.network.to_module(self.q.mean)
+
+    @checks_arguments
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the posterior to one safetensors file, which its owner alone can read.
+
+        It tells of the client's data: keep it at the client. A file of that name is replaced.
+        """
+        tensors, facts = self.card.pack()
+        facts |= {"kind": "posterior", "distribution": type(self.q).__name__, "samples": self.samples}
+        facts |= {"prior": self.prior} if self.prior else {}
+        own = prefixed("q", self.q._asdict()) | ({} if self.offset is None else {"offset": self.offset})
+        return write_tensors(path, tensors | own, facts, private=True)
+
+    @classmethod
+    @checks_arguments
+    @borrowed()
+    def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Self:
+        """Reads what `save` wrote."""
+        tensors, facts = _read(path, "posterior")
+        with _sound(path):
+            card = Card.unpack(tensors, facts, model, str(path))
+            kind, leaves, size = _KINDS[facts["distribution"]], group(tensors, "q"), card.network.layout.size
+            chain = len(leaves["weights"]) if kind is Samples else 0
+            expected = {n: (max(1, chain), size) if kind is Samples else (size,) for n in kind._fields}
+            check_fit(str(path), "distribution", leaves, expected)
+            level = {"offset": tensors["offset"]} if "offset" in tensors else {}
+            if level:
+                classes = card.likelihood.classes if isinstance(card.likelihood, Categorical) else 0
+                check_fit(str(path), "label level", level, {"offset": (classes,)})
+            own = {name: leaf.to(torch.float32) for name, leaf in leaves.items()}
+            if not all(torch.isfinite(leaf).all() for leaf in own.values()):
+                raise InputError(f"'{path}' holds weights beyond the range of float32; it is damaged.")
+            samples = _samples(facts["samples"])
+            return cls(kind(**own), card, level.get("offset"), samples, facts.get("prior", ""))
+
+
+def _samples(count: Any) -> int:
+    """How many weight samples a prediction takes, checked."""
+    if whole(count, "samples", 0) > MOST_SAMPLES:
+        raise InputError(f"samples is {count}; a prediction takes at most {MOST_SAMPLES:,} weight samples.")
+    return int(count)
+
+
+def _read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors, facts = read_tensors(path)
+    if facts.get("kind") != kind:
+        raise InputError(f"'{path}' holds a {facts.get('kind', 'checkpoint')}, not a {kind}.")
+    for name, tensor in tensors.items():
+        if tensor.dtype in FLOATS and not torch.isfinite(tensor).all():
+            raise InputError(f"'{path}' holds values that are not finite, in '{name}'; it is damaged.")
+        if tensor.dtype not in FLOATS and not name.startswith("constant."):
+            raise InputError(f"'{path}' holds {tensor.dtype} in '{name}', where weights in float32 belong.")
+    return tensors, facts
+
+
+@contextmanager
+def _sound(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Whatever is missing or strange in a file's facts becomes an InputError."""
+    try:
+        yield
+    except InputError as error:
+        if str(path) in str(error):
+            raise
+        raise InputError(f"'{path}': {error}") from error
+    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError, IndexError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"'{path}' lacks something a fedabml file has ({reason}); it is damaged or of another version."
+        ) from error
+
+
+@checks_arguments
+def load_prior(path: str | os.PathLike[str], model: nn.Module | None = None) -> Prior:
+    """Reads a prior; `model` is the module where it was the user's own."""
+    return Prior.load(path, model)
+
+
+@checks_arguments
+def load_posterior(path: str | os.PathLike[str], model: nn.Module | None = None) -> Posterior:
+    """Reads a posterior; `model` is the module where it was the user's own."""
+    return Posterior.load(path, model)

@@ -1,0 +1,99 @@
+"""What a finished run says of itself: summary.json and clients.csv."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..data import Federation
+from ..engine.rounds import Simulation, last_ten
+from ..evaluation.scoring import Evaluation
+from ..files.sheets import csv_text
+from ..gaussian import Gaussian
+from ..vectors import LIKELIHOOD
+
+if TYPE_CHECKING:
+    from .train import Setup
+
+# The scores of a summary, null where a run was not evaluated.
+SCORES = {
+    "classification": (
+        *("accuracy", "nll", "ece", "brier", "entropy", "mutual_information", "accuracy_pooled", "accuracy_last10"),
+        *("accuracy_worst_decile", "prior_accuracy", "prior_nll", "prior_level_accuracy", "prior_level_nll"),
+    ),
+    "regression": ("rmse", "nll", "coverage", "rmse_pooled", "rmse_last10", "prior_rmse", "prior_nll"),
+}
+
+
+def summarise(
+    setup: Setup, sim: Simulation, history: list[dict[str, Any]], final: Evaluation | None, split: str, seconds: float
+) -> dict[str, Any]:
+    """What a run is remembered by: its setting, its scores, its cost."""
+    config, fed = setup.config, setup.cohort.fed
+    line = history[-1] if history else {"bytes_up": 0, "bytes_down": 0, "loss": None}
+    summary = {
+        k: config[k] for k in ("dataset", "model", "seed", "rounds", "clients", "parameters", "device", "backend")
+    }
+    summary |= {"algorithm": config["algorithm"]["name"], "task": fed.task, "split": split, "loss": line["loss"]}
+    summary["chunk"] = setup.cohort.chunk  # fewer clients at once than at the start, where memory did not suffice
+    if sim.compiled:
+        summary["compiled"] = sim.compiled  # the first round whose steps were
+    main = "accuracy" if fed.task == "classification" else "rmse"
+    if final is not None:
+        summary |= final.summary | final.details
+        summary[f"{main}_last10"] = last_ten(history, setup.rounds, main, final.summary[main])
+    else:
+        summary |= dict.fromkeys(SCORES[fed.task])
+    width = prior_width(setup, sim)
+    if width:
+        summary["prior_width"] = width
+    if setup.cohort.device.type == "cuda":
+        summary["peak_device_bytes"] = torch.cuda.max_memory_allocated(setup.cohort.device)
+    words = {"bytes_up": line.get("bytes_up", 0), "bytes_down": line.get("bytes_down", 0), "seconds": seconds}
+    return summary | words | {"peak_memory_bytes": peak_memory(), "partition_hash": config["partition_hash"]}
+
+
+def peak_memory() -> int | None:
+    """The most memory this process has held, where the system tells."""
+    try:  # on Linux getrusage also counts what the process that started this one had held
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration, ValueError):
+        pass
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def prior_width(setup: Setup, sim: Simulation) -> list[dict[str, Any]]:
+    """How wide the prior is in every layer: which parts of the network clients may make their own."""
+    prior = setup.cohort.algorithm.prior(sim.theta)
+    if not isinstance(prior, Gaussian):
+        return []
+    layout = setup.cohort.network.layout
+    if prior.logstd.max() == prior.logstd.min():
+        return []  # as wide as it began: nothing was learned about it
+    parts = layout.split(prior.logstd.exp())
+    return [
+        {"name": name, "mean_std": float(part.mean()), "parameters": part.numel()}
+        for name, part in parts.items()
+        if name != LIKELIHOOD
+    ]
+
+
+def clients_csv(fed: Federation, final: Evaluation, split: str) -> str:
+    """The scores of every client, a row each."""
+    sizes, columns = fed.rows(split).counts, final.clients.values()
+    return csv_text(
+        ["client", "name", "n_train", f"n_{split}" if split == "val" else "n_test", *final.clients],
+        (
+            [i, name, fed.train.counts[i], sizes[i], *("" if np.isnan(c[i]) else f"{c[i]:.6g}" for c in columns)]
+            for i, name in enumerate(fed.names)
+        ),
+    )

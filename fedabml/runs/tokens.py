@@ -1,0 +1,102 @@
+"""Inputs that a network looks up in an embedding (tokens): whole numbers, neither standardised nor turned into floats.
+
+A federation standardises its inputs before it knows the model. `take_tokens` finds out whether an embedding of the
+model looks the inputs up and, if so, returns the federation with its inputs as they are. An embedding of positions,
+which looks up the same numbers whatever the inputs, does not count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ..data import Federation
+from ..errors import InputError
+from ..vectors import Network
+
+CHUNK = 1 << 16  # samples that are looked through at once
+
+
+def take_tokens(fed: Federation, network: Network) -> tuple[Federation, str]:
+    """Returns the federation as the network needs it, and a note where its inputs are no longer standardised.
+
+    Sets `network.tokens` where the module takes integers.
+    """
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    layer = next((name for name, part in network.module.named_modules() if isinstance(part, kinds)), None)
+    raw = torch.as_tensor(fed.x[fed.train[0][:2]].astype(np.float32))
+    if layer is None or not _looks_up(network, raw):
+        return fed, ""
+    standardised = bool(np.any(fed.shift != 0) or np.any(fed.scale != 1))
+    if not all(_whole(fed.x[start : start + CHUNK]) for start in range(0, len(fed.x), CHUNK)):
+        if standardised:
+            raise InputError(
+                f"The model's layer '{layer}' looks its inputs up, but the inputs have fractions and are standardised. "
+                "Make the federation with normalize='none', scale the measurements among its columns yourself, and "
+                "have the model pick the others: x[:, :2].long()."
+            )
+        return fed, ""
+    as_integers, as_floats = (_call(network, x) for x in (raw.long(), raw))
+    network.tokens = as_integers is None or isinstance(as_integers, IndexError) or as_floats is not None
+    check_tokens(network, fed.x, "The federation's inputs")
+    if not standardised:
+        return fed, ""
+    plain = replace(fed, shift=np.zeros((), np.float32), scale=np.ones((), np.float32))
+    return plain, f"The inputs are not standardised: the model's layer '{layer}' looks them up."
+
+
+def check_tokens(network: Network, x: np.ndarray, what: str) -> None:
+    """Refuses inputs with fractions, or with numbers that an embedding of the network has no entry for."""
+    if not all(_whole(x[start : start + CHUNK]) for start in range(0, len(x), CHUNK)):
+        raise InputError(f"{what}: there are fractions, but the model looks its inputs up. Give whole numbers.")
+    flat = x.reshape(len(x), -1)
+    ends = torch.as_tensor(x[[int(flat.min(1).argmin()), int(flat.max(1).argmax())]].astype(np.float32))
+    if isinstance(_call(network, network.taken(ends)), IndexError):
+        raise InputError(
+            f"{what}: they go from {flat.min():g} to {flat.max():g}, and the model's embedding has no entry for some "
+            "of them. Number tokens from 0, and give the embedding an entry for each."
+        )
+
+
+class _Lookups(TorchFunctionMode):
+    """Records what is looked up in embeddings."""
+
+    def __init__(self) -> None:
+        self.found: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (nn.functional.embedding, nn.functional.embedding_bag) and args:
+            self.found.append(args[0].detach().clone())
+        return func(*args, **(kwargs or {}))
+
+
+def _looks_up(network: Network, raw: Tensor) -> bool:
+    """Returns whether what the network looks up depends on its inputs: other inputs, other lookups."""
+    seen = []
+    for x in (raw, (raw == 0).float()):
+        for each in (x.long(), x):
+            with _Lookups() as lookups:
+                failed = _call(network, each)
+            if failed is None:
+                break
+        seen.append(lookups.found)
+    return len(seen[0]) != len(seen[1]) or not all(map(torch.equal, *seen))
+
+
+def _call(network: Network, x: Tensor) -> Exception | None:
+    """Calls the module; returns what it raises."""
+    try:
+        with torch.no_grad():
+            network.module.eval()(x)
+    except Exception as error:  # modules fail in many ways
+        return error
+    return None
+
+
+def _whole(values: np.ndarray) -> bool:
+    return values.dtype.kind in "iub" or bool((np.floor(values) == values).all())

@@ -1,0 +1,415 @@
+"""`train`: the library's face of a whole run, and what it returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+import platform
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from .. import algorithms, engine, likelihoods, models
+from ..algorithms import Algorithm, FedABML
+from ..arguments import checks_arguments, whole
+from ..data import Federation, heat_map, save_manifest
+from ..engine.autotune import COARSE, backend_of, chunk_of, device_of, dtype_of, lane_bytes
+from ..engine.memory import hold_pages
+from ..engine.minibatches import cohort_size
+from ..engine.noise import Noise
+from ..engine.processes import World, agree, with_folder_lock
+from ..engine.processes import world as processes
+from ..engine.rounds import Simulation
+from ..engine.setting import Cohort
+from ..engine.torch_settings import borrowed
+from ..errors import InputError, short
+from ..evaluation.scoring import SOME, Evaluation, check_rows
+from ..evaluation.scoring import evaluate as score_clients
+from ..files.sealed import digests, write, write_json
+from ..likelihoods import Categorical, GaussianNoise, Likelihood
+from ..vectors import Network
+from ..version import __version__
+from .folder import Checkpoint, Folder
+from .input_spec import Card
+from .log import RunLog
+from .prior import Prior
+from .summary import clients_csv, summarise
+from .tokens import take_tokens
+
+log = logging.getLogger("fedabml")
+
+# What a resumed run may change: how long it is, how it is scored, and what is only noted down.
+PERSONAL = ("personal_epochs", "personal_lr", "predict_samples")
+FREE = {"rounds", "eval_every", "eval_clients", "eval_all", "split"}
+FREE |= {"run", "command", "versions", "fedabml", "processes", "launch", "workers"}
+FREE |= {f"algorithm.hyper.{name}" for name in PERSONAL}
+
+
+@dataclass(repr=False)
+class Run:
+    """A finished run."""
+
+    prior: Prior
+    summary: dict[str, Any]
+    history: list[dict[str, Any]]
+    config: dict[str, Any]
+    evaluation: Evaluation | None = None
+    folder: Path | None = None
+
+    def __repr__(self) -> str:
+        words = {
+            k: self.summary.get(k) for k in ("algorithm", "dataset", "model", "clients", "rounds", "accuracy", "nll")
+        }
+        return short(f"Run({', '.join(f'{k}={v}' for k, v in words.items() if v is not None)})")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything decided before the first round: `train` executes it, `--dry-run` prints it."""
+
+    cohort: Cohort
+    card: Card
+    config: dict[str, Any]
+    rounds: int
+    participation: float
+    epochs: int
+    notes: list[str]
+    lane: int  # bytes that one client of a batch takes, roughly
+
+    def __repr__(self) -> str:
+        name = self.config["algorithm"]["name"]
+        words = f"{self.config['clients']} clients, {self.rounds} rounds of {self.epochs} epochs"
+        return short(f"Setup({name}; {self.card.words}; {words}, {self.config['backend']} on {self.config['device']})")
+
+
+@checks_arguments
+@borrowed()
+def prepare(
+    fed: Federation,
+    model: nn.Module | str = "mlp",
+    algorithm: Algorithm | None = None,
+    *,
+    rounds: int = 50,
+    participation: float = 0.1,
+    epochs: int = 5,
+    batch_size: int = 50,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: str = "float32",
+    backend: str = "auto",
+    chunk: int | None = None,
+    compile: bool | None = None,
+    workers: int | None = None,
+    likelihood: Likelihood | None = None,
+    model_options: dict[str, Any] | None = None,
+    pretrained: str | os.PathLike[str] | None = None,
+) -> Setup:
+    """Checks everything a run needs and decides where and how it will run."""
+    algorithm = FedABML() if algorithm is None else algorithm
+    if fed.task == "regression" and algorithm.label_prior != "none":
+        algorithm = dataclasses.replace(algorithm, label_prior="none")  # there are no labels to have a prior over
+    rounds, epochs = whole(rounds, "rounds", 0), whole(epochs, "epochs", 1)
+    batch_size = whole(batch_size, "batch_size", 1)
+    seed, chunk = whole(seed, "seed", 0), None if chunk is None else whole(chunk, "chunk", 1)
+    if not 0 < participation <= 1:
+        raise InputError(
+            f"participation is the share of clients in a round, above 0 and at most 1; it is {participation!r}."
+        )
+    participation = float(participation)
+    if likelihood is None:
+        likelihood = Categorical(fed.classes) if fed.task == "classification" else GaussianNoise(fed.y.shape[1])
+    outputs = likelihood.classes if isinstance(likelihood, Categorical) else likelihood.targets
+    if (fed.task == "classification") != isinstance(likelihood, Categorical) or outputs != (
+        fed.classes or fed.y.shape[1]
+    ):
+        need = f"{fed.classes} classes" if fed.classes else f"{fed.y.shape[1]} target(s)"
+        raise InputError(f"The likelihood {likelihood} does not fit this data: a {fed.task} with {need}.")
+    spec: dict[str, Any] | None = None
+    if isinstance(model, str):
+        spec = {"name": model, "shape": list(fed.x.shape[1:]), "outputs": outputs, "options": model_options or {}}
+        module = models.build(model, spec["shape"], outputs, seed, **spec["options"])
+    else:
+        module = model
+    if pretrained is not None:
+        module = models.with_weights(module, pretrained)
+    place = device_of(device)
+    asked, dtype = dtype, "float32" if algorithm.fine and dtype in COARSE else dtype
+    arithmetic = dtype_of(dtype, place)
+    if place.type == "cpu" and engine.process_is_ours:
+        hold_pages()
+    network = Network(module, likelihood.own)
+    fed, unscaled = take_tokens(fed, network)
+    card = Card.of(fed, network, likelihood, spec)
+    raw = np.stack([fed.x[fed.train[0][0]]] * 2).astype(np.float32)
+    probe = torch.as_tensor((raw - np.asarray(fed.shift)) / np.asarray(fed.scale)).float()
+    algorithm.init(
+        network.initial, network.layout
+    )  # an algorithm may refuse a network: now, before anything is written
+    checked = network.to("cpu", torch.float32)
+    likelihood.check(_probed(checked, probe, torch.as_tensor(raw)))
+    network.dropout, network.activations = checked.dropout, checked.activations
+    way, note = backend_of(backend, checked, probe, place)
+    Noise.of(algorithm, checked, fed.x.shape[1:])  # how the module uses its weights is found out once, and here
+    backend, workers = way.backend, way.workers if workers is None else workers
+    smallest, largest = int(fed.train.counts.min()), int(fed.train.counts.max())
+    notes = algorithm.notes() + [each for each in (note, unscaled) if each]
+    if dtype != asked:
+        notes.append(f"The network runs in float32: {asked} would drown the differences of gradients that are taken.")
+    if fed.clients > 1 and cohort_size(fed.clients, participation) == 1:
+        notes.append(f"Only 1 of {fed.clients} clients takes part in a round; a larger participation learns faster.")
+    if batch_size > smallest:
+        which = "every client" if batch_size > largest else f"{int((fed.train.counts < batch_size).sum())} client(s)"
+        notes.append(f"The batch of {batch_size} is larger than the data of {which}; their batches are all they have.")
+    lane = lane_bytes(network, algorithm, min(batch_size, largest), raw[0].size, arithmetic.vectors.itemsize)
+    chunk = chunk_of(lane, place, fed.clients) if chunk is None else chunk
+    cohort = Cohort(
+        algorithm, network, likelihood, fed, batch_size=batch_size, seed=seed, device=place, dtype=arithmetic.vectors,
+        inside=arithmetic.network, backend=backend, chunk=chunk, fuse=compile, workers=workers, coarse=dtype in COARSE,
+    )  # fmt: skip
+    cohort.network.last = way.last  # its own, not the card's
+    if compile and not cohort.programs.fuse:
+        notes.append("Nothing is compiled: that is for the backend vmap, with samples on the device.")
+    if cohort.data.hosted:
+        notes.append(
+            "The samples would take more than half of the device's free memory: they stay on the host, and every round "
+            "moves those that it needs. Steps are launched one by one."
+        )
+    config = {
+        "fedabml": __version__,
+        "algorithm": {"name": algorithms.name_of(algorithm), "hyper": algorithm.values()},
+        "dataset": fed.dataset,
+        "model": spec["name"] if spec else type(module).__name__,
+        "model_options": model_options or {},
+        "likelihood": likelihoods.to_json(likelihood),
+        "parameters": network.layout.size,
+        "clients": fed.clients,
+        "rounds": rounds,
+        "participation": participation,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "seed": seed,
+        "device": str(place),
+        "dtype": dtype,
+        "backend": backend,
+        "chunk": chunk,
+        "workers": workers,
+        **({} if compile is False else {"compile": "auto" if compile is None else True}),
+        "partition_hash": fed.hash,
+        "weights": _fingerprint(network),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+    }
+    return Setup(cohort, card, config, rounds, participation, epochs, notes, lane)
+
+
+@checks_arguments
+@with_folder_lock()
+@borrowed()
+def train(
+    fed: Federation,
+    model: nn.Module | str = "mlp",
+    algorithm: Algorithm | None = None,
+    *,
+    rounds: int = 50,
+    participation: float = 0.1,
+    epochs: int = 5,
+    batch_size: int = 50,
+    seed: int = 0,
+    device: str = "auto",
+    evaluate: bool = True,
+    eval_every: int = 0,
+    eval_clients: int | None = None,
+    eval_all: bool = True,
+    split: str = "auto",
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    dtype: str = "float32",
+    backend: str = "auto",
+    chunk: int | None = None,
+    compile: bool | None = None,
+    likelihood: Likelihood | None = None,
+    model_options: dict[str, Any] | None = None,
+    pretrained: str | os.PathLike[str] | None = None,
+    extra: dict[str, Any] | None = None,
+    on_start: Callable[[Setup, Simulation], None] | None = None,
+    on_round: Callable[[dict[str, Any]], None] | None = None,
+) -> Run:
+    """Trains a federation and personalises every client.
+
+    `model` is any `nn.Module` (its weights, pretrained or not, are where training starts) or a name from
+    `fedabml.models`; `pretrained` is a .safetensors file of weights to start from. `algorithm` defaults to `FedABML()`.
+    With `evaluate` every client is personalised and scored at the end, and every `eval_every` rounds `eval_clients` of
+    them: all by default, at most 10,000, for a seed always the same (without `eval_all` they alone at the end, too).
+    `split` says on what: `auto` is the validation rows where the federation has any (then nothing is read from the
+    test rows) and the test rows otherwise. With `out` the run is written to a folder, a checkpoint and a line of
+    train.log every round, and `resume=True` goes on with it: the result is bit-equal to an uninterrupted run's.
+    `compile` fuses the operations of a step by torch.compile; None does so on a GPU once the first rounds show that it
+    pays, and notes it.
+
+    `on_start(setup, simulation)` is called before the first round, `on_round(line)` after every one. What is worth
+    knowing before a run, such as a module that runs client by client, is in `setup.notes`; without `on_start` these
+    are warnings of the logger "fedabml".
+
+    Under torchrun the processes train one federation together (docs/distributed.md). All of them get the result;
+    process 0 alone writes the folder and calls `on_start` and `on_round`.
+    """
+    world = processes()
+    folder = Folder(Path(out)) if out is not None else None
+    device, workers = world.place(device), None
+    if folder and resume:
+        given = folder.path, backend, chunk
+        backend, chunk, workers = world.decide(lambda: _as_before(*given))
+    setup = prepare(
+        fed, model, algorithm, rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size,
+        seed=seed, device=device, dtype=dtype, backend=backend, chunk=chunk, compile=compile, likelihood=likelihood,
+        model_options=model_options, pretrained=pretrained, workers=workers,
+    )  # fmt: skip
+    cohort = setup.cohort
+    _together(world, setup, chunk)
+    if evaluate:
+        split = resolve_split(fed, split)
+        check_rows(fed, split)  # now, not after hours of training
+    eval_every = whole(eval_every, "eval_every", 0)
+    some = SOME if eval_clients is None else whole(eval_clients, "eval_clients", 1)
+    scoring = {"eval_every": eval_every, "eval_clients": eval_clients, "eval_all": eval_all, "split": split}
+    config = setup.config | scoring | (extra or {})
+    state = world.lead(partial(_opened, folder, fed, config, cohort.algorithm, resume)) if folder else None
+    place = folder.path if folder else None
+    sim = Simulation(cohort, participation=participation, epochs=epochs, state=state, world=world, folder=place)
+    if folder:
+        folder.history = world.decide(folder.history.copy)
+    if world.rank == 0 and on_start is not None:
+        on_start(setup, sim)
+    elif world.rank == 0:
+        for note in setup.notes:
+            log.warning(note)
+    start = time.perf_counter()
+
+    def score(sim: Simulation, most: int | None) -> Evaluation:
+        return score_clients(cohort, sim.theta, sim.kept_for, split, sim.round, world, most)
+
+    def brief(sim: Simulation) -> dict[str, Any]:
+        return score(sim, some).summary
+
+    before = sim.seconds
+    with RunLog(folder.path, setup, sim) if folder and world.rank == 0 else nullcontext() as journal:
+
+        def finished(line: dict[str, Any]) -> None:
+            if journal:
+                journal.round(line)
+            if on_round:
+                on_round(line)
+
+        listener = finished if journal or on_round else None
+        history = sim.run(
+            rounds, folder=folder, score=brief if evaluate else None, eval_every=eval_every, on_round=listener
+        )
+    theta = {k: v.detach().cpu() for k, v in sim.theta.items()}
+    prior = Prior(cohort.algorithm, theta, setup.card, batch_size)
+    if folder:  # before the score: a client that diverges while it is scored must not cost the prior
+        world.lead(partial(prior.save, folder.path / "shared.safetensors"))
+    final = score(sim, None if eval_all else some) if evaluate else None
+    summary = summarise(setup, sim, history, final, split, before + time.perf_counter() - start)
+    run = Run(prior, summary, history, config, final, folder.path if folder else None)
+    if folder:
+        world.lead(partial(_finished, folder.path, fed, run))
+    return run
+
+
+def _probed(network: Network, x: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+    """Runs the network once; where it fails on normalised inputs alone, the error says that they are."""
+    try:
+        return network.probe(x)
+    except InputError as error:
+        try:
+            network.probe(raw)
+        except InputError:
+            raise error from None
+        raise InputError(
+            f"{error} It takes the inputs as they were given, but they are standardised, (x - mean) / std: make the "
+            "federation with normalize='none'."
+        ) from error
+
+
+def _together(world: World, setup: Setup, chunk: int | None) -> None:
+    """Sees to it that all processes have the same run, and settles what each has decided for itself."""
+    config, cohort = setup.config, setup.cohort
+    config["processes"] = world.size
+    if world.size == 1:
+        return
+    world.use(cohort.device)
+    config["device"] = cohort.device.type
+    crowd = -(-world.here // torch.cuda.device_count()) if config["device"] == "cuda" else 1
+    own = cohort.chunk if chunk else max(1, cohort.chunk // crowd)  # processes on one GPU share its memory
+    cohort.backend = config["backend"] = world.tell(cohort.backend)  # each has measured, and chosen, for itself
+    batched, programs = cohort.backend == "vmap", cohort.programs
+    programs.trace, programs.fuse = batched and cohort.device.type == "cpu", programs.fuse and batched
+    programs.auto = programs.auto and batched
+    same = {name: v for name, v in config.items() if name not in ("chunk", "workers", "versions")}
+    cohort.chunk = config["chunk"] = agree(world, same, own)
+
+
+def _opened(
+    folder: Folder, fed: Federation, config: dict[str, Any], algorithm: Algorithm, resume: bool
+) -> Checkpoint | None:
+    """Makes a run's folder, or finds where it stopped."""
+    neutral = {f"algorithm.hyper.{name}": value for name, value in algorithm.neutral().items()} | {"compile": "auto"}
+    state = None
+    if resume:
+        state = folder.reopen(config, FREE, neutral)
+    else:
+        folder.create(config)
+    if not (folder.path / "partition.svg").exists():
+        save_manifest(fed, folder.path / "manifest.json")
+        heat_map(fed, folder.path / "partition.svg")
+    return state
+
+
+def _finished(path: Path, fed: Federation, run: Run) -> None:
+    """Writes what a run is remembered by."""
+    from ..report import write as write_report
+
+    if run.evaluation is not None:
+        write(path / "clients.csv", clients_csv(fed, run.evaluation, run.config["split"]))
+    files = digests(path, ("clients.csv", "partition.svg"))  # what the page reads beside sealed files
+    write_json(path / "summary.json", run.summary | {"prior_digest": run.prior.digest, "files": files})
+    write_report([path], path / "report.html")
+
+
+def _fingerprint(network: Network) -> str:
+    """A hash of where training starts: the initial weights and what is frozen."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted({"": network.initial, **network.constants}.items()):
+        digest.update(name.encode() + tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _as_before(path: Path, backend: str, chunk: int | None) -> tuple[str, int | None, int | None]:
+    """A resumed run reuses the backend, the chunk and the threads it began with, so that its bits are the same."""
+    from ..files.sealed import read_json
+
+    if not (path / "config.json").exists():
+        return backend, chunk, None
+    old = read_json(path / "config.json")
+    if not isinstance(old, dict):
+        raise InputError(f"'{path / 'config.json'}' is not a run's configuration.")
+    mode = old.get("backend", backend) if backend == "auto" else backend
+    return mode, chunk or old.get("chunk"), old.get("workers", 1)
+
+
+def resolve_split(fed: Federation, split: str) -> str:
+    """`auto`: validation rows where there are any, else test rows."""
+    if split == "auto":
+        return "val" if fed.val.counts.any() else "test"
+    if split not in ("val", "test"):
+        raise InputError(f"split must be auto, val or test; it is {split!r}.")
+    return split

@@ -1,0 +1,137 @@
+"""Rounds launched before the last one has landed: the same runs, and one that diverges leaves no trace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import fedabml
+from fedabml.algorithms import make
+from fedabml.engine import rounds as simulate
+from fedabml.engine.rounds import Simulation, march
+from fedabml.errors import TrainingError
+
+ROUNDS = 5
+
+
+def federation():
+    g = np.random.default_rng(0)
+    pairs = [(g.normal(size=(12, 4)).astype(np.float32), g.integers(0, 3, 12)) for _ in range(6)]
+    return fedabml.Federation.from_arrays(pairs, classes=3)
+
+
+def simulation(fed, algorithm, seed=0):
+    setup = fedabml.prepare(
+        fed, "mlr", algorithm, rounds=ROUNDS, participation=0.5, epochs=1, batch_size=4, seed=seed, device="cpu",
+        dtype="float64", chunk=6, backend="vmap",
+    )  # fmt: skip
+    return Simulation(setup.cohort, participation=0.5, epochs=1)
+
+
+@pytest.fixture
+def early(monkeypatch):
+    """As on a GPU: the next round is launched before this one lands. Tells how many are under way at most."""
+    under_way, most = [], []
+    launch, land = simulate.launch, simulate.land
+
+    def launched(sims):
+        round = launch(sims)
+        under_way.append(round)
+        most.append(len(under_way))
+        return round
+
+    def landed(round, *args):
+        under_way.remove(round)
+        return land(round, *args)
+
+    monkeypatch.setattr(simulate, "_early", lambda sims: True)
+    monkeypatch.setattr(simulate, "launch", launched)
+    monkeypatch.setattr(simulate, "land", landed)
+    return most
+
+
+def test_the_run_is_the_same_to_the_bit(monkeypatch, early):
+    fed = federation()
+    lines = list(
+        march(
+            [ahead := simulation(fed, fedabml.FedABML(average=0.5, server_momentum=0.3))], ROUNDS, lambda round: False
+        )
+    )
+    assert max(early) == 2
+    monkeypatch.undo()
+    plain = simulation(fed, fedabml.FedABML(average=0.5, server_momentum=0.3))
+    for round, told in lines:
+        line = plain.step()
+        assert round == line["round"]
+        assert {k: v for k, v in told[0].items() if k != "seconds"} == {k: v for k, v in line.items() if k != "seconds"}
+    for one, other in ((ahead.shared, plain.shared), (ahead.average, plain.average)):
+        assert all(torch.equal(one[k], v) for k, v in other.items())
+    assert ahead.round == plain.round == ROUNDS
+
+
+def test_after_a_round_that_is_looked_at_the_server_is_there(early):
+    sim = simulation(federation(), fedabml.FedAvg())
+    for round, _ in march([sim], ROUNDS, lambda round: round % 2 == 0):
+        assert sim.round == (round if round % 2 == 0 or round == ROUNDS else round + 1)
+
+
+def test_a_run_that_diverges_ends_where_it_was_sound_and_the_others_go_on(early):
+    fed = federation()
+    sims = [
+        simulation(fed, fedabml.FedAvg(lr=lr, server_momentum=0.1), seed=i) for i, lr in enumerate((0.1, 1.7e308, 0.1))
+    ]
+    told = [dict(lines) for _, lines in march(sims, ROUNDS, lambda round: False)]
+    last = next(t for t, lines in enumerate(told) if isinstance(lines[1], TrainingError))
+    assert [sorted(lines) for lines in told] == [[0, 1, 2]] * (last + 1) + [[0, 2]] * (ROUNDS - last - 1)
+    assert last < ROUNDS - 1 and sims[1].round == last
+    assert all(torch.isfinite(v).all() for v in sims[1].shared.values())
+    alone = simulation(fed, fedabml.FedAvg(lr=0.1, server_momentum=0.1), seed=2)
+    alone.run(ROUNDS)
+    for k, v in alone.shared.items():
+        torch.testing.assert_close(sims[2].shared[k], v, rtol=0, atol=1e-12)
+
+
+def test_when_all_have_diverged_it_is_over(early):
+    sim = simulation(federation(), fedabml.FedAvg(lr=1.7e308))
+    with pytest.raises(TrainingError, match="diverged"):
+        sim.run(ROUNDS)
+    assert sim.round < ROUNDS and all(torch.isfinite(v).all() for v in sim.shared.values())
+
+
+@pytest.mark.parametrize("by", ["leaving", "a launch that fails"])
+def test_who_leaves_early_finds_the_last_round_that_landed(early, monkeypatch, by):
+    fed = federation()
+    sim, plain = (simulation(fed, fedabml.FedAvg(lr=0.1, server_momentum=0.3)) for _ in range(2))
+    rounds = march([sim], ROUNDS, lambda round: False)
+    next(rounds)
+    next(rounds)
+    assert sim.round == 3  # the third is under way
+    if by == "leaving":
+        rounds.close()
+    else:
+        monkeypatch.setattr(simulate, "launch", lambda sims: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            next(rounds)
+    monkeypatch.undo()
+    plain.step()
+    plain.step()
+    assert sim.round == 2 and torch.equal(sim.shared["mean"], plain.shared["mean"])
+    assert torch.equal(sim.velocity["mean"], plain.velocity["mean"])
+
+
+def test_whoever_is_told_of_a_round_may_look_at_it(early):
+    seen = []
+    sim = simulation(federation(), fedabml.FedAvg())
+    sim.run(ROUNDS, on_round=lambda line: seen.append((line["round"], sim.round)))
+    assert seen == [(t, t) for t in range(1, ROUNDS + 1)]
+
+
+def test_who_waits():
+    """A host is not ahead of itself, and what clients keep must be written down first."""
+    fed = federation()
+    plain, keeping = simulation(fed, fedabml.FedAvg()), simulation(fed, make("ditto"))
+    assert not simulate._early([plain])
+    for sim in (plain, keeping):
+        sim.cohort.device = torch.device("cuda")
+    assert simulate._early([plain]) and not simulate._early([keeping])

@@ -1,0 +1,388 @@
+"""The measures against torchmetrics, scikit-learn, scipy and by hand; and what is scored."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import logsumexp, softmax
+from scipy.stats import norm
+from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, mean_squared_error
+from torch import nn
+from torchmetrics.functional.classification import multiclass_accuracy, multiclass_calibration_error
+
+import fedabml
+from fedabml import FedABML, FedAvg, GaussianNoise, Local, Prediction, Regression
+from fedabml.engine import client as lanes
+from fedabml.engine.rounds import Simulation
+from fedabml.evaluation.scoring import (
+    BINS,
+    _classification,
+    _regression,
+    calibration,
+    drawn,
+    entropy,
+    evaluate,
+    surprise,
+    worst_decile,
+)
+
+CLIENTS, CLASSES = 4, 5
+
+
+@pytest.fixture(scope="module")
+def scored():
+    g = np.random.default_rng(0)
+    owner = np.repeat(np.arange(CLIENTS), [30, 1, 70, 200])
+    probs = softmax(2 * g.normal(size=(len(owner), CLASSES)), -1)
+    y = np.array([g.choice(CLASSES, p=0.7 * p + 0.3 / CLASSES) for p in probs])
+    prediction = Prediction(probs, np.zeros(len(y)))
+    return prediction, y, owner, *_classification(prediction, y, owner, CLIENTS)
+
+
+def groups(owner):
+    return [(c, owner == c) for c in range(CLIENTS)]
+
+
+def test_accuracy_equals_scikit_learn_and_torchmetrics(scored):
+    p, y, owner, clients, pooled, _ = scored
+    for c, own in groups(owner):
+        assert clients["accuracy"][c] == pytest.approx(accuracy_score(y[own], p.label[own]))
+    expected = multiclass_accuracy(torch.tensor(p.probs), torch.tensor(y), CLASSES, average="micro").item()
+    assert pooled["accuracy_pooled"] == pytest.approx(expected)
+
+
+def test_nll_equals_scikit_learn(scored):
+    p, y, owner, clients, pooled, _ = scored
+    for c, own in groups(owner):
+        assert clients["nll"][c] == pytest.approx(log_loss(y[own], p.probs[own], labels=range(CLASSES)))
+    assert pooled["nll_pooled"] == pytest.approx(log_loss(y, p.probs, labels=range(CLASSES)))
+
+
+def test_brier_equals_scikit_learn_and_its_definition(scored):
+    p, y, owner, clients, pooled, _ = scored
+    squared = ((p.probs - np.eye(CLASSES)[y]) ** 2).sum(1)
+    for c, own in groups(owner):
+        assert clients["brier"][c] == pytest.approx(squared[own].mean())
+    one_against_rest = sum(brier_score_loss(y == k, p.probs[:, k]) for k in range(CLASSES))
+    assert pooled["brier_pooled"] == pytest.approx(one_against_rest)
+
+
+def test_ece_equals_torchmetrics(scored):
+    p, y, owner, clients, pooled, _ = scored
+    ece = lambda own: multiclass_calibration_error(
+        torch.tensor(p.probs[own]), torch.tensor(y[own]), CLASSES, n_bins=15, norm="l1"
+    ).item()
+    for c, own in groups(owner):
+        assert clients["ece"][c] == pytest.approx(ece(own), abs=1e-6)
+    assert pooled["ece"] == pytest.approx(ece(slice(None)), abs=1e-6)
+    assert pooled["ece_clients"] == pytest.approx(clients["ece"].mean())
+    assert pooled["ece"] < pooled["ece_clients"]  # few samples bias it upwards, so the two must not be confused
+
+
+def test_bins_by_hand():
+    confidence = np.array([1 / 15, 0.0, 1.0, 0.5, 1e-9])
+    count, sure, hit = calibration(confidence, np.array([1, 0, 1, 0, 1]), np.zeros(5, int), 1)
+    assert count[0].tolist() == [3, *[0] * 6, 1, *[0] * 6, 1]
+    assert sure[0, 0] == pytest.approx(1 / 15) and hit[0, 0] == 2 and hit[0, 7] == 0 and hit[0, -1] == 1
+
+
+def test_reliability_and_histogram_hold_every_sample(scored):
+    p, y, _, _, pooled, details = scored
+    bins = details["reliability"]
+    assert len(bins) == BINS and sum(b["count"] for b in bins) == len(y)
+    ece = sum(b["count"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / len(y)
+    assert ece == pytest.approx(pooled["ece"])
+    histogram = details["entropy_histogram"]
+    assert sum(histogram["correct"]) == (p.label == y).sum() and sum(histogram["wrong"]) == (p.label != y).sum()
+
+
+def test_entropy_by_hand():
+    assert entropy(np.array([1.0, 0.0])) == 0
+    assert entropy(np.full(4, 0.25)) == pytest.approx(math.log(4))
+    assert entropy(np.array([0.5, 0.25, 0.25])) == pytest.approx(1.5 * math.log(2))
+
+
+def test_surprise_by_hand():
+    """K Σ π p: the density ratio of an input, by its labels."""
+    labels = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64).clamp_min(1e-12).log()
+    network = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25], [0.0, 0.1, 0.9, 0.0]], dtype=torch.float64)
+    wanted = [-math.log(2), 0.0, -math.log(4 * 0.05)]  # twice as likely here, as likely, a fifth as likely
+    assert surprise(network, labels).tolist() == pytest.approx(wanted, abs=1e-9)
+    # With a label level in the probabilities, it is taken out of each weight sample first.
+    pi = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    draws = torch.tensor([[[0.2, 0.3, 0.5]], [[0.6, 0.3, 0.1]]], dtype=torch.float64)
+    level = draws * pi / (draws * pi).sum(-1, keepdim=True)
+    wanted = -math.log(3 * float((draws.mean(0) * pi).sum()))
+    assert Prediction.of(level, pi.log()).surprise[0] == pytest.approx(wanted)
+    assert Prediction.of(level).surprise is None
+
+
+def test_mutual_information_by_hand():
+    sure = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])  # two certain models that disagree: all of it is the weights'
+    p = Prediction.of(sure)
+    assert p.probs.tolist() == [[0.5, 0.5]]
+    assert p.mutual_information[0] == pytest.approx(math.log(2)) and p.entropy[0] == pytest.approx(math.log(2))
+    same = Prediction.of(torch.tensor([[[0.5, 0.5]], [[0.5, 0.5]]]))  # two that agree: none of it is
+    assert same.mutual_information[0] == pytest.approx(0, abs=1e-12)
+    mixed = Prediction.of(torch.tensor([[[0.9, 0.1]], [[0.5, 0.5]]], dtype=torch.float64))
+    h = lambda p: -(p * math.log(p) + (1 - p) * math.log(1 - p))
+    assert mixed.mutual_information[0] == pytest.approx(h(0.7) - (h(0.9) + h(0.5)) / 2)
+    assert mixed.label.tolist() == [0]
+
+
+@pytest.mark.parametrize(("n", "expected"), [(1, 0.0), (9, 0.0), (10, 0.0), (20, 0.5), (35, 1.0)])
+def test_worst_decile(n, expected):
+    values = np.random.default_rng(0).permutation(n).astype(float)
+    assert worst_decile(values) == expected  # the mean of the n//10 (at least one) lowest of 0..n−1
+
+
+# -- regression ----------------------------------------------------------------------------------------------------
+def test_regression_in_the_units_of_the_data():
+    draws = torch.tensor([[[1.0, math.log(0.5)]], [[3.0, math.log(0.5)]]], dtype=torch.float64)
+    r = Regression.of(draws, np.array([10.0]), np.array([2.0]))
+    assert r.mean.tolist() == [[14.0]] and r.model_std.tolist() == [[2.0]]
+    assert r.std[0, 0] == pytest.approx(math.sqrt(1.0 + 4.0))  # noise .5·2, and the spread of the two means
+
+
+def test_nll_is_that_of_the_mixture():
+    g = np.random.default_rng(1)
+    draws = torch.tensor(np.concatenate([g.normal(size=(6, 8, 2)), 0.3 * g.normal(size=(6, 8, 2))], -1))
+    shift, scale, y = np.array([1.0, -2.0]), np.array([3.0, 0.5]), g.normal(size=(8, 2))
+    mean, std = draws[..., :2].numpy() * scale + shift, np.exp(draws[..., 2:].numpy()) * scale
+    each = norm.logpdf(y, mean, std).sum(-1)
+    np.testing.assert_allclose(Regression.of(draws, shift, scale).nll(y), math.log(6) - logsumexp(each, axis=0))
+
+
+def test_nll_far_away_stays_finite():
+    r = Regression.of(torch.tensor([[[0.0, 0.0]]]), np.zeros(1), np.ones(1))
+    assert r.nll(np.array([[1e3]]))[0] == pytest.approx(0.5e6 + 0.5 * math.log(2 * math.pi))
+
+
+def test_scores_of_a_calibrated_regression():
+    """Data drawn from the predictions themselves: nine in ten lie inside the interval."""
+    g = np.random.default_rng(2)
+    n = 40_000
+    mean, log = g.normal(size=(n, 1)), 0.5 * g.normal(size=(n, 1))
+    y = mean + np.exp(log) * g.normal(size=(n, 1))
+    p = Regression.of(torch.tensor(np.concatenate([mean, log], -1)[None]), np.zeros(1), np.ones(1))
+    owner = np.sort(g.integers(0, 3, n))
+    clients, pooled, _ = _regression(p, y, owner, 3)
+    assert pooled["coverage_pooled"] == pytest.approx(0.9, abs=5 * math.sqrt(0.09 / n)) and pooled["interval"] == 0.9
+    assert norm.cdf(1.6448536269514722) == pytest.approx(0.95)
+    for c in range(3):
+        own = owner == c
+        assert clients["rmse"][c] == pytest.approx(mean_squared_error(y[own], mean[own]) ** 0.5)
+        assert clients["nll"][c] == pytest.approx(-norm.logpdf(y[own], mean[own], np.exp(log[own])).mean())
+    assert pooled["rmse_pooled"] == pytest.approx(mean_squared_error(y, mean) ** 0.5)
+    assert (clients["model_std"] == 0).all()
+
+
+# -- what is scored ------------------------------------------------------------------------------------------------
+def data(task, sizes=(12, 30, 8), tests=(5, 9, 4)):
+    g = np.random.default_rng(3)
+
+    def client(n, c):
+        x = g.normal(size=(n, 4)).astype(np.float32)
+        if task == "regression":
+            return x, (x @ [1.0, -1.0, 2.0, 0.0] + c + 0.3 * g.normal(size=n)).astype(np.float32)
+        return x, g.choice([c % 3, (c + 1) % 3], n)
+
+    pairs = [client(n, c) for c, n in enumerate(sizes)], [client(n, c) for c, n in enumerate(tests)]
+    return fedabml.Federation.from_arrays(*pairs, classes=3 if task == "classification" else None)
+
+
+def evaluated(fed, algorithm, rounds=1, model="mlr", **options):
+    words = {"participation": 1, "epochs": 1, "batch_size": 8, "device": "cpu", "dtype": "float64"}
+    setup = fedabml.prepare(fed, model, algorithm, rounds=rounds, **(words | options))
+    sim = Simulation(setup.cohort, participation=1, epochs=1)
+    sim.run(rounds)
+    return evaluate(setup.cohort, sim.theta, sim.kept_for), sim
+
+
+def test_scores_of_a_linear_model_by_hand():
+    """0 personal epochs and the label level: p ∝ π_i·softmax(Wx + b), π_i = (counts + α)/(n + Kα)."""
+    fed = data("classification")
+    scores, sim = evaluated(fed, FedABML(personal_epochs=0, predict_samples=0, label_alpha=0.3, lr=0.1))
+    w, b = sim.shared["mean"].numpy()[:12].reshape(3, 4), sim.shared["mean"].numpy()[12:]
+    hits, plain_hits = [], []
+    for c in range(3):
+        x = (fed.x[fed.test[c]] - fed.shift) / fed.scale
+        y = fed.y[fed.test[c]]
+        counts = np.bincount(fed.y[fed.train[c]], minlength=3)
+        plain = softmax(x.astype(float) @ w.T + b, -1)
+        weighted = plain * (counts + 0.3) / (len(fed.train[c]) + 0.9)
+        probs = weighted / weighted.sum(1, keepdims=True)
+        each = -np.log(probs[np.arange(len(y)), y])
+        assert scores.clients["nll"][c] == pytest.approx(each.mean(), abs=1e-6)
+        assert scores.clients["accuracy"][c] == (probs.argmax(1) == y).mean()
+        assert scores.clients["prior_nll"][c] == pytest.approx(-np.log(plain[np.arange(len(y)), y]).mean(), abs=1e-6)
+        hits.append((probs.argmax(1) == y).mean())
+        plain_hits.append((plain.argmax(1) == y).mean())
+    assert scores.summary["accuracy"] == pytest.approx(np.mean(hits))
+    assert scores.summary["prior_accuracy"] == pytest.approx(np.mean(plain_hits))
+    assert (scores.clients["mutual_information"] < 1e-12).all()  # one pass of the mean
+
+
+def test_the_prior_with_the_label_level_by_hand():
+    """Without personal steps the personal model is the prior with the label level, so both have the same scores."""
+    fed = data("classification")
+    scores, _ = evaluated(fed, FedABML(personal_epochs=0, predict_samples=0, label_alpha=0.3, lr=0.1))
+    for name in ("accuracy", "nll", "brier", "ece", "entropy"):
+        np.testing.assert_allclose(scores.clients[f"prior_level_{name}"], scores.clients[name], atol=1e-9)
+        assert name == "entropy" or scores.summary[f"prior_level_{name}"] == pytest.approx(scores.summary[name])
+    assert not np.allclose(scores.clients["prior_level_nll"], scores.clients["prior_nll"])
+    personal, _ = evaluated(fed, FedABML(personal_epochs=5, predict_samples=0, label_alpha=0.3, lr=0.1))
+    np.testing.assert_allclose(personal.clients["prior_level_nll"], scores.clients["prior_level_nll"])
+    assert not np.allclose(personal.clients["nll"], scores.clients["nll"])
+
+
+def test_a_label_level_of_equal_counts_changes_nothing_and_one_of_a_single_class_gives_that_class():
+    rng, classes = np.random.default_rng(0), 3
+    even, single = np.tile(np.arange(classes), 20), np.full(60, 2)
+    pairs = [(rng.normal(size=(60, 4)).astype(np.float32), y) for y in (even, single)]
+    tests = [(rng.normal(size=(30, 4)).astype(np.float32), rng.integers(0, 3, 30)) for _ in pairs]
+    fed = fedabml.Federation.from_arrays(pairs, tests, classes=classes)
+    scores, _ = evaluated(fed, FedABML(predict_samples=3, label_alpha=1e-6, lr=0.001))
+    for name in ("accuracy", "nll", "brier", "mutual_information"):
+        assert scores.clients[f"prior_level_{name}"][0] == pytest.approx(scores.clients[f"prior_{name}"][0], abs=1e-12)
+    assert scores.clients["prior_level_accuracy"][1] == (tests[1][1] == 2).mean()
+    assert scores.clients["prior_level_entropy"][1] < 1e-4 < scores.clients["prior_entropy"][1]
+
+
+def test_an_algorithm_without_a_label_level_has_one_prior():
+    scores, _ = evaluated(data("classification"), FedAvg(lr=0.1))
+    assert not any("level" in name for name in (*scores.summary, *scores.clients))
+
+
+def test_clients_of_few_rows_are_counted_and_do_not_decide_the_worst_tenth():
+    fed = data("classification", sizes=(6, 8, 7), tests=(9, 10, 30))
+    scores, _ = evaluated(fed, FedAvg(lr=0.1))
+    assert scores.summary["clients_small"] == 1
+    assert scores.summary["accuracy_worst_decile_large"] == scores.clients["accuracy"][1:].min()
+    assert scores.summary["accuracy_worst_decile"] == scores.clients["accuracy"].min()
+    tiny, _ = evaluated(data("classification"), FedAvg(lr=0.1))
+    assert tiny.summary["clients_small"] == 3 and tiny.summary["accuracy_worst_decile_large"] is None
+    large, _ = evaluated(data("classification", tests=(10, 10, 10)), FedAvg(lr=0.1))
+    assert large.summary["clients_small"] == 0 and "accuracy_worst_decile_large" not in large.summary
+
+
+def test_the_summary_is_the_unweighted_mean_over_clients():
+    scores, _ = evaluated(data("classification"), FedAvg(lr=0.1))
+    for name in ("accuracy", "nll", "brier", "entropy", "mutual_information"):
+        assert scores.summary[name] == pytest.approx(scores.clients[name].mean())
+    sizes = np.array([5, 9, 4])
+    assert scores.summary["nll_pooled"] == pytest.approx((scores.clients["nll"] * sizes).sum() / 18)
+
+
+def test_regression_scores_of_a_linear_model_by_hand():
+    fed = data("regression")
+    options = {"likelihood": GaussianNoise(1, 0.7, learn=False)}
+    scores, sim = evaluated(fed, FedAvg(personal_epochs=0, lr=0.1), **options)
+    w, b = sim.shared["mean"].numpy()[:4], sim.shared["mean"].numpy()[4]
+    for c in range(3):
+        x = (fed.x[fed.test[c]] - fed.shift) / fed.scale
+        mean = (x.astype(float) @ w + b) * fed.y_scale[0] + fed.y_shift[0]
+        y, std = fed.y[fed.test[c]][:, 0], 0.7 * fed.y_scale[0]
+        assert scores.clients["rmse"][c] == pytest.approx(np.sqrt(((mean - y) ** 2).mean()), abs=1e-5)
+        assert scores.clients["nll"][c] == pytest.approx(-norm.logpdf(y, mean, std).mean(), abs=1e-5)
+        inside = np.abs(mean - y) < 1.6448536 * std
+        assert scores.clients["coverage"][c] == pytest.approx(inside.mean())
+        assert scores.clients["prior_rmse"][c] == pytest.approx(scores.clients["rmse"][c])
+        assert scores.clients["std"][c] == pytest.approx(std, abs=1e-5)
+
+
+def test_learned_noise_finds_its_level():
+    """y = a·x + N(0, .3²) and a linear model: after training the noise is the data's, not the .5 it starts at."""
+    fed = data("regression", sizes=(300,), tests=(300,))
+    scores, sim = evaluated(fed, FedAvg(lr=0.01, personal_lr=0.01), rounds=80, batch_size=50)
+    learned = 0.5 * math.exp(sim.shared["mean"][-1].item()) * fed.y_scale[0]
+    assert learned == pytest.approx(0.3, abs=5 * 0.3 / math.sqrt(2 * 300))  # five standard errors
+    assert scores.summary["coverage"] == pytest.approx(0.9, abs=5 * math.sqrt(0.09 / 300))
+    assert scores.summary["rmse"] == pytest.approx(0.3, abs=0.05)
+
+
+def test_a_server_without_a_model_has_no_prior_score():
+    scores, _ = evaluated(data("classification"), Local(lr=0.1))
+    assert scores.summary["prior_accuracy"] is None and scores.summary["prior_nll"] is None
+    assert not any(name.startswith("prior") for name in scores.clients)
+
+
+def test_the_prior_is_scored_in_pieces_and_joined():
+    fed = data("classification", tests=(5000, 4500, 3))
+    scores, sim = evaluated(fed, FedAvg(lr=0.1), rounds=0)
+    rows = fed.test.index
+    x = torch.tensor((fed.x[rows] - fed.shift) / fed.scale).double()
+    probs = sim.cohort.network(sim.shared["mean"], x).softmax(-1).numpy()
+    hit = probs.argmax(1) == fed.y[rows]
+    for c in range(3):
+        assert scores.clients["prior_accuracy"][c] == pytest.approx(hit[fed.test.owner == c].mean())
+
+
+def test_pieces_of_test_rows_do_not_matter(monkeypatch):
+    fed = data("classification", tests=(5, 300, 4))
+    whole, _ = evaluated(fed, FedABML())
+    monkeypatch.setattr(lanes, "PIECE", 7)
+    monkeypatch.setattr(lanes, "FLIGHT", 1)
+    parts, _ = evaluated(fed, FedABML())
+    assert parts.summary["nll"] == pytest.approx(whole.summary["nll"], abs=1e-12)
+    assert parts.summary["entropy"] == pytest.approx(whole.summary["entropy"], abs=1e-12)
+
+
+def test_rows_for_nobody_are_an_error_and_for_some_a_score_of_those():
+    fed = data("classification")
+    setup = fedabml.prepare(fed, "mlr", FedAvg(), device="cpu")
+    shared = {"mean": setup.cohort.network.initial}
+    with pytest.raises(fedabml.InputError, match="no client has val samples"):
+        evaluate(setup.cohort, shared, lambda part: {}, split="val")
+    whole = evaluate(setup.cohort, shared, lambda part: {})
+    rows = [fed.test[i] for i in range(fed.clients)]
+    rows[1] = rows[1][:0]
+    less = dataclasses.replace(fed, test=type(fed.test).of(rows))
+    setup = fedabml.prepare(less, "mlr", FedAvg(), device="cpu")
+    part = evaluate(setup.cohort, shared, lambda part: {})
+    assert np.isnan(part.clients["nll"][1]) and part.summary["clients_scored"] == fed.clients - 1
+    others = [i for i in range(fed.clients) if i != 1]
+    np.testing.assert_allclose(part.clients["nll"][others], whole.clients["nll"][others])
+    assert part.summary["nll"] == pytest.approx(whole.clients["nll"][others].mean())
+
+
+def test_mutual_information_grows_with_the_width_of_the_posterior():
+    fed = data("classification")
+    wide, narrow = (
+        evaluated(fed, FedABML(nu0=nu, personal_epochs=0, predict_samples=50), model=nn.Linear(4, 3), rounds=0)[0]
+        for nu in (0.0, -3.0)
+    )
+    assert wide.summary["mutual_information"] > 20 * narrow.summary["mutual_information"] > 0
+
+
+def test_personalising_that_diverges_names_the_clients():
+    fed = fedabml.federate(fedabml.load("digits"), clients=4, classes_per_client=3)
+    wild = fedabml.FedABML(kl_step="explicit", lam=10, nu0=-7, personal_lr=1.0, personal_epochs=20)
+    with pytest.raises(fedabml.TrainingError, match=r"Personalising diverged for .*client"):
+        fedabml.train(fed, "mlr", wild, rounds=0)
+
+
+def test_some_clients_score_what_they_do_among_all():
+    """Three of six are drawn by the seed alone; clients without test rows are not among them."""
+    fed = data("classification", sizes=(12, 30, 8, 9, 10, 11), tests=(5, 9, 0, 4, 3, 7))
+    everyone, sim = evaluated(fed, FedABML(personal_epochs=1, predict_samples=2))
+    some = evaluate(sim.cohort, sim.theta, sim.kept_for, most=3)
+    chosen = np.flatnonzero(~np.isnan(some.clients["nll"]))
+    assert chosen.tolist() == drawn(sim.cohort, "test", 3) and len(chosen) == 3 and 2 not in chosen
+    assert (some.summary["clients_scored"], everyone.summary["clients_scored"]) == (3, 5)
+    for name, values in some.clients.items():
+        np.testing.assert_allclose(values[chosen], everyone.clients[name][chosen], rtol=1e-9, err_msg=name)
+    assert some.summary["nll"] == pytest.approx(everyone.clients["nll"][chosen].mean())
+    assert some.summary["prior_accuracy"] == pytest.approx(everyone.clients["prior_accuracy"][chosen].mean())
+    counts = fed.test.counts[chosen]
+    assert some.summary["nll_pooled"] == pytest.approx(np.average(everyone.clients["nll"][chosen], weights=counts))
+    assert drawn(sim.cohort, "test", 5) == drawn(sim.cohort, "test") == [0, 1, 3, 4, 5]
+    others = set()
+    for seed in range(20):
+        sim.cohort.seed = seed
+        others.add(tuple(drawn(sim.cohort, "test", 3)))
+    assert len(others) > 5

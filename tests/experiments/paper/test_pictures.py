@@ -1,0 +1,132 @@
+"""What the experiments' pictures need of the charts: bands, lines among many, logarithmic axes."""
+
+import math
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedabml.experiments.paper import uncertainty
+from fedabml.experiments.paper.pictures import banded, banded_means, power
+from fedabml.report.canvas import Series, line_chart
+from fedabml.report.frame import LIGHT, PAGE, Axis, tick_labels
+from fedabml.runs.config import RunConfig
+
+
+def test_a_band_is_the_interval_and_needs_three_curves():
+    rows = [[1.0, 2.0], [2.0, 2.0], [3.0, 2.0]]
+    made = banded("x", [1, 2], rows)
+    half = 4.302653 / math.sqrt(3)
+    assert list(made.y) == [2, 2] and made.high == pytest.approx([2 + half, 2]) and made.low == pytest.approx([0, 2])
+    assert not banded("x", [1, 2], rows[:2]).low and list(banded("x", [1, 2], rows, most=3.0).high) == [3, 2]
+    logs = banded("x", [1, 2], rows, log=True)
+    assert list(logs.y) == [power(2), power(2)] and logs.low[0] == pytest.approx(power(2e-3))
+    below = banded_means("x", [1, 2], [(-1.0, 0.5), (math.nan, None)])
+    assert below.bands() == [[(1, -1.5), (1, -0.5)]] and below.points() == [(1, -1), None]
+    parted = banded_means("x", [1, 2, 3, 4], [(0.0, 1.0), (0.0, 2.0), (5.0, None), (0.0, 1.0)])
+    assert parted.bands() == [[(1, -1), (2, -2), (2, 2), (1, 1)], [(4, -1), (4, 1)]] and len(parted.points()) == 4
+    assert power(0.0) is None is power(math.nan) is power(None)
+
+
+def test_a_band_is_drawn_and_counts_for_the_range():
+    series = Series("x", [1.0, 1.0], [0, 1], low=[0.5, 0.5], high=[9.0, 9.0])
+    svg = line_chart([series], title="t", y=Axis("y"))
+    assert svg.count('fill-opacity=".18"') == 1 and ">10<" in svg
+    assert series.bands() == [[(0, 0.5), (1, 0.5), (1, 9), (0, 9)]]
+
+
+def test_a_thin_line_has_no_hover_text_and_gaps_cut_it():
+    thin = Series("many", [1, 2, None, 2, 3], [0, 1, None, 0, 1], thin=True)
+    svg = line_chart([thin, Series("one", [1, 2], [0, 1])], title="t", look=PAGE)
+    assert svg.count("<path") == 3 and "many: " not in svg and "one: " in svg
+
+
+def test_a_power_axis_says_the_numbers_themselves():
+    assert tick_labels([-2, -1, 0, 1, 2], "power") == ["0.01", "0.1", "1", "10", "100"]
+    assert Axis("n", "power").write(2) == "100"
+    svg = line_chart([Series("x", [0, 1], [1, 3])], title="t", x=Axis("n", "power"), y=Axis("d", "power"))
+    assert {"10", "100", "1000"} <= {*re.findall(r">([\d.]+)<", svg)}
+
+
+MANY = [[1.0, 4.0], [2.0, 2.0], [None, None]]
+CLIENTS = ["ann", "<bob>", "cid"]
+
+
+def test_many_lines_lie_pale_around_a_strong_one_and_say_whose_they_are():
+    strong = Series("inside", [1.5, 3.0], [0, 1], many=MANY, who=CLIENTS)
+    svg = line_chart([strong], title="t", look=PAGE)
+    thin = re.findall(r'stroke-opacity="([\d.]+)"[^>]* data-tip="([^"]*)" data-client="([^"]*)"', svg)
+    assert thin == [
+        ("0.5", "ann&#10;inside", "ann"),
+        ("0.5", "&lt;bob&gt;&#10;inside", "&lt;bob&gt;"),
+    ]  # cid has no values
+    assert 'class="hit"' not in svg  # which would lie above the lines
+    last = re.findall(r"<path[^>]*>", svg)[-2:]
+    assert [re.search(r'stroke="(.*?)" stroke-width="(\d)"', p).groups() for p in last] == [
+        ("var(--paper)", "5"),
+        ("var(--c0)", "2"),
+    ]
+    assert "data-" not in line_chart([strong], title="t", look=LIGHT).replace("data-label", "")
+    crowd = line_chart([replace(strong, many=MANY[:2] * 100, who=())], title="t", look=PAGE)
+    assert 'stroke-opacity="0.14"' in crowd and "data-client" not in crowd
+
+
+def test_a_mirror_axis_has_its_zero_in_the_middle_and_says_squares():
+    y = Axis("density", "mirror", (-2.0, 3.0))
+    svg = line_chart([Series("x", [-2, 3], [0, 1])], title="t", y=y, look=PAGE)
+    labels = re.findall(r'text-anchor="end" >([\d.]+)<', svg)
+    assert [float(v) for v in labels if float(v) in (0, 1, 4, 9)] == [4, 1, 0, 1, 4, 9]
+    assert y.write(-2.0) == "4" and Axis("", "number").write(-2.0) == "-2"
+    _, top, _, bottom = map(float, re.search(r'data-plot="([^"]*)"', svg)[1].split()[:4])
+    lines = [float(v) for v in re.findall(r'y1="([\d.]+)"[^>]*stroke="var\(--muted\)"', svg)]
+    assert lines == pytest.approx([bottom, top + 3 / 5 * (bottom - top)], abs=0.1)
+
+
+def test_a_line_chart_may_have_a_diagonal():
+    axes = {"x": Axis("x", span=(0.0, 1.0)), "y": Axis("y", span=(0.0, 1.0))}
+    svg = line_chart([Series("x", [0.2, 1.0], [0, 1])], title="t", **axes, look=PAGE, diagonal=True)
+    left, top, right, bottom = map(float, re.search(r'data-plot="([^"]*)"', svg)[1].split()[:4])
+    ends = re.search(r'<line x1="(\S+)" y1="(\S+)" x2="(\S+)" y2="(\S+)"[^>]*stroke-dasharray', svg).groups()
+    assert [float(v) for v in ends] == pytest.approx([left, bottom, right, top], abs=0.1)
+    assert "stroke-dasharray" not in line_chart([Series("x", [0.2, 1.0], [0, 1])], title="t", **axes, look=PAGE)
+
+
+def _finished(density, clients):
+    found = {"edges": [0.0, 1.0, 2.0], "density": density}
+    return SimpleNamespace(result=SimpleNamespace(found=found), cell=SimpleNamespace(config=RunConfig(clients=clients)))
+
+
+def test_densities_have_one_axis_for_all_methods_and_name_clients_whose_place_is_known():
+    kinds = {"in": [[0.0, 1.0], [0.25, 0.75]], "out": [[1.0, 0.0], [None, None]]}
+    peak = {"in": [[9.0, 0.0]], "out": [[0.5, 0.5]]}  # as an earlier version left a client out
+    own = {"fedabml": [_finished(kinds, 2)], "fedavg-ft": [_finished(peak, 2)]}
+    first, second = (drawing.draw(PAGE) for drawing in uncertainty._densities("digits", own, "paper"))
+    spans = [re.search(r'data-plot="([^"]*)"', svg)[1].split()[4:] for svg in (first, second)]
+    assert spans[0] == spans[1] == ["0", "2", "-1.02", "3.06"]
+    assert re.findall('data-client="(.*?),', first) == ["client 0", "client 1", "client 0"]
+    assert "data-client" not in second and second.count("<path") == 6
+
+
+def test_the_place_of_a_client_is_kept_where_it_has_no_samples():
+    edges = np.array([0.0, 1.0, 2.0])
+    assert uncertainty._density(np.array([]), edges) == [None, None]
+    assert uncertainty._density(np.array([0.5, 1.5, 1.5, 5.0]), edges) == [0.25, 0.75]
+
+
+def _scored(own, other):
+    score = SimpleNamespace(summary={"accuracy": own})
+    return SimpleNamespace(result=SimpleNamespace(scores=[score], found={"other_accuracy": other}))
+
+
+def test_where_labels_shift_the_share_is_said_below_which_the_label_level_pays():
+    own = {"fedabml": [_scored(0.9, 0.1)], "fedabml-plain": [_scored(0.8, 0.4)]}  # as far apart at a share of a quarter
+    assert uncertainty._pays("digits", own, "tuned")[0].endswith("FedABML + label level pays below 25.0%.")
+    (with_it, without) = uncertainty._shifted("t", own, "tuned").rows
+    assert with_it[4] == without[4] == "70.00" and (with_it[1], with_it[-1]) == ("90.00", "10.00")
+    for level, words in ((_scored(0.8, 0.3), "does not pay."), (_scored(0.9, 0.5), "pays at every share.")):
+        assert uncertainty._pays("digits", own | {"fedabml": [level]}, "tuned")[0].endswith(words)
+    assert uncertainty._pays("digits", {"fedabml": own["fedabml"]}, "tuned") == []
+    (line,) = re.findall(r'data-plot="([^"]*)"', uncertainty._shifts("digits", own, "tuned").draw(PAGE))
+    assert line.split()[4:] == ["0", "1", "0", "1"]
