@@ -112,7 +112,7 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def test_the_root_stays_small():
-    assert len([path for path in PACKAGE.glob("*.py")]) <= ROOT_MODULES
+    assert len(list(PACKAGE.glob("*.py"))) <= ROOT_MODULES
 
 
 def test_a_circle_is_found():

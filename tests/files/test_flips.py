@@ -1,4 +1,4 @@
-"""No flipped bit of any file is accepted silently (tests/files/flips.py), and a damaged checkpoint costs a round, no more."""
+"""No flipped bit of any file is accepted silently, and a damaged checkpoint costs a round, no more (see flips.py)."""
 
 import random
 import shutil
