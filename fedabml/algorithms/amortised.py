@@ -51,7 +51,7 @@ class Amortised(Variational):
         share = self.share(batch, site.n)
         with twice("curvature hessian_free or first_order"):
             total, value = through(
-                {**theta, **self.still(theta["mean"])},
+                {**theta, **self.zero_momentum(theta["mean"])},
                 theta,
                 [slope(j) for j in range(self.k)],
                 lambda phi, gradient, theta: self.move(phi, gradient, theta, site.n, self.lr, share),

@@ -41,7 +41,7 @@ class APFL(Algorithm):
         return {"mean": params, "alpha": params.new_zeros(()) + self.alpha}
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
-        mine = {"mean": kept["mean"], **self.still(kept["mean"])}
+        mine = {"mean": kept["mean"], **self.zero_momentum(kept["mean"])}
         carry = {**super().begin(shared, kept, site, key), "alpha": kept["alpha"]}
         carry["turn"] = torch.ones_like(kept["alpha"])  # is it α's turn to move?
         return carry | as_own(mine)
@@ -61,7 +61,7 @@ class APFL(Algorithm):
     def _own(self, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float) -> tuple[State, Tensor]:
         v, alpha = carry[OWN + "mean"], carry["alpha"]
         gradient, value = slope(self.mixture(carry), batch, key, loss)
-        direction, buffer = self.heavy(own(carry), alpha * gradient)
+        direction, buffer = self.momentum_step(own(carry), alpha * gradient)
         moved = {"mean": v - lr * direction, **buffer}
         rate = carry["turn"] * (lr if self.alpha_lr is None else self.alpha_lr)
         alpha = (alpha - rate * ((v - carry["mean"]) @ gradient)).clamp(0, 1)

@@ -130,7 +130,7 @@ class Algorithm:
         return short(f"{type(self).__name__}({', '.join(given)})")
 
     @property
-    def fine(self) -> bool:
+    def needs_full_precision(self) -> bool:
         """Whether it takes small differences of gradients, which the errors of coarse products would drown."""
         return False
 
@@ -143,7 +143,7 @@ class Algorithm:
         """The new shared state from the weighted mean of the updates."""
         return update
 
-    def roll(self, old: State, new: State, velocity: State) -> tuple[State, State]:
+    def apply_server_momentum(self, old: State, new: State, velocity: State) -> tuple[State, State]:
         """The server's heavy ball after `merge`: v ← βv + (new − old), m = old + v; the shared state and v.
 
         It is that of weights alone. An algorithm that means something else by this name sees to it itself; one with
@@ -172,7 +172,7 @@ class Algorithm:
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         """The carry of the first step."""
-        return {"mean": shared["mean"], **self.still(shared["mean"])}
+        return {"mean": shared["mean"], **self.zero_momentum(shared["mean"])}
 
     def phases(self, epochs: int) -> list[Phase]:
         """The local work of a round."""
@@ -208,7 +208,7 @@ class Algorithm:
         return Point(carry["mean"])
 
     # -- parts that algorithms share --------------------------------------------------------------------------------
-    def pace(self, round: int) -> float:
+    def lr_factor(self, round: int) -> float:
         """What the step size of a round is multiplied with, 1e-4 at the least; personal steps keep theirs."""
         return max(self.lr_decay ** (round - 1), 1e-4)
 
@@ -217,11 +217,11 @@ class Algorithm:
         """The personal step size."""
         return self.lr if self.personal_lr is None else self.personal_lr
 
-    def still(self, like: Tensor) -> State:
+    def zero_momentum(self, like: Tensor) -> State:
         """A momentum buffer at rest, where there is momentum."""
         return {"velocity": torch.zeros_like(like)} if self.momentum else {}
 
-    def heavy(self, carry: State, gradient: Tensor) -> tuple[Tensor, State]:
+    def momentum_step(self, carry: State, gradient: Tensor) -> tuple[Tensor, State]:
         """The direction of a heavy-ball step and the new buffer."""
         if not self.momentum:
             return gradient, {}
@@ -239,7 +239,7 @@ class Algorithm:
     ) -> tuple[State, Tensor]:
         """w ← w − η(∇f(w) + more), with momentum; `more` is a proximal pull or a control variate."""
         gradient, value = slope(carry["mean"], batch, key, loss)
-        direction, buffer = self.heavy(carry, gradient if more is None else gradient + more)
+        direction, buffer = self.momentum_step(carry, gradient if more is None else gradient + more)
         return {**carry, "mean": plus(carry["mean"], lr, direction, -1), **buffer}, value
 
     # -- hyperparameters --------------------------------------------------------------------------------------------
@@ -247,12 +247,12 @@ class Algorithm:
         """Every hyperparameter by name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
-    def telling(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Those that make a difference: all but the ones that came later and are as if they had not."""
-        neutral = self.neutral()
+        neutral = self.neutral_values()
         return {name: v for name, v in self.values().items() if name not in neutral or v != neutral[name]}
 
-    def neutral(self) -> dict[str, Any]:
+    def neutral_values(self) -> dict[str, Any]:
         """The values of those that came later at which they are as if they had not."""
         values = {f.name: f.metadata["neutral"] for f in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value is not None}

@@ -29,7 +29,7 @@ class Ditto(Algorithm):
         return {"mean": params}
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
-        mine = {"mean": kept["mean"], **self.still(kept["mean"])}
+        mine = {"mean": kept["mean"], **self.zero_momentum(kept["mean"])}
         return {**super().begin(shared, kept, site, key), **as_own(mine)}
 
     def phases(self, epochs: int) -> list[Phase]:

@@ -61,20 +61,20 @@ class Steered(Amortised):
         """What the server sends less its c: the prior."""
         return {name: value for name, value in shared.items() if name != "control"}
 
-    def off(self, shared: State, kept: State) -> State:
+    def initial_drift(self, shared: State, kept: State) -> State:
         """What a corrected client carries from step to step: how far it has gone, and its c_i."""
         if self.drift == "none":
             return {}
         return {"way": shared["mean"].new_zeros(()), **({"own": kept["control"]} if self.keeps else {})}
 
-    def steered(self, gradient: State, carry: State, shared: State) -> State:
+    def corrected_gradient(self, gradient: State, carry: State, shared: State) -> State:
         """The gradient with its correction."""
         if self.drift == "none":
             return gradient
         own = carry["own"] if self.keeps else gradient["mean"]
         return {**gradient, "mean": plus(gradient["mean"], self.drift_share, shared["control"] - own)}
 
-    def reached(self, carry: State, shared: State, kept: State, site: Site) -> tuple[State, State]:
+    def drift_update(self, carry: State, shared: State, kept: State, site: Site) -> tuple[State, State]:
         """What a client sends of its drift, beside its θ_i, and what it keeps."""
         if self.drift == "none":
             return {}, {}
@@ -88,7 +88,7 @@ class Steered(Amortised):
             return {"control": change}, {"control": own}
         return {"control": change / site.n, "share": 1 / site.n}, {"control": own}  # as SCAFFOLD: c is a plain mean
 
-    def turned(self, shared: State, update: State, step: float, share: float) -> State:
+    def next_server_control(self, shared: State, update: State, step: float, share: float) -> State:
         """The server's new c; `step` is what the updates' means have of the way m − m_θ, `share` is |A|/N."""
         if self.drift == "none":
             return {}

@@ -82,7 +82,7 @@ class FedABML(Steered):
             raise InputError(f"FedABML: these options contradict each other; {way}.")
 
     @property
-    def fine(self) -> bool:
+    def needs_full_precision(self) -> bool:
         """Where they stand for the curvature."""
         return self.prior_step == "amortised" and self.curvature == "hessian_free"
 
@@ -96,7 +96,7 @@ class FedABML(Steered):
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         own = {PRIOR + name: value for name, value in shared.items()} if self.prior_every == "batch" else {}
-        return {**self.personal(shared, kept, site, key), **self.off(shared, kept), **own}
+        return {**self.personal(shared, kept, site, key), **self.initial_drift(shared, kept), **own}
 
     def step(
         self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
@@ -110,14 +110,14 @@ class FedABML(Steered):
         else:
             for j in range(self.k):
                 gradient, value = self.gradient(phi, batches[0], rng.fold(key, j), loss)
-                phi = self.move(phi, self.steered(gradient, carry, shared), theta, site.n, self.lr, share)
+                phi = self.move(phi, self.corrected_gradient(gradient, carry, shared), theta, site.n, self.lr, share)
             if self.drift != "none":
                 phi["way"] = carry["way"] + self.k * self.lr * share
             theta = self.theta_step(theta, phi, site.n) if self.prior_every == "batch" else theta
         return phi | {name: theta[name[len(PRIOR) :]] for name in carry if name.startswith(PRIOR)}, value
 
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
-        drift, own = self.reached(carry, shared, kept, site)
+        drift, own = self.drift_update(carry, shared, kept, site)
         if self.aggregate == "moments":
             second = torch.exp(2 * carry["logstd"]) + (carry["mean"] - shared["mean"]) ** 2
             return {"mean": carry["mean"], "second": second, **drift}, own
@@ -126,7 +126,9 @@ class FedABML(Steered):
         return {name: carry[PRIOR + name] for name in shared}, {}
 
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
-        drift = self.turned(shared, update, 1.0 if self.aggregate == "moments" else self.rho, sampled / clients)
+        drift = self.next_server_control(
+            shared, update, 1.0 if self.aggregate == "moments" else self.rho, sampled / clients
+        )
         if self.aggregate == "mean":
             return {name: (update | drift)[name] for name in shared}
         fitted = moments(update["mean"], update["second"], shared["mean"])
@@ -141,7 +143,7 @@ class FedABML(Steered):
     def personal(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         phi = self.theta(shared)
         wide = {} if self.posterior == "point" else {"logstd": phi["logstd"] + self.start_gap}
-        return {**phi, **wide, **self.still(shared["mean"])}
+        return {**phi, **wide, **self.zero_momentum(shared["mean"])}
 
     @property
     def own_lr(self) -> float:

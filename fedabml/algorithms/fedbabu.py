@@ -34,7 +34,7 @@ class FedBABU(Headed):
 
     def personal(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         whole = self.whole({**shared, **kept})
-        return {"mean": whole, **self.still(whole)}
+        return {"mean": whole, **self.zero_momentum(whole)}
 
     def own_model(self, carry: State) -> Distribution:
         return Point(carry["mean"])

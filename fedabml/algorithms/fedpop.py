@@ -57,7 +57,12 @@ class FedPop(Headed):
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         z = kept["head"]
-        return {"body": shared["body"], "head": z, "heads": z.expand(self.chain, -1), **self.still(shared["body"])}
+        return {
+            "body": shared["body"],
+            "head": z,
+            "heads": z.expand(self.chain, -1),
+            **self.zero_momentum(shared["body"]),
+        }
 
     def langevin(
         self, carry: State, shared: State, batch: Batch, site: Site, key: Tensor, loss: Loss, gamma: Number
@@ -82,7 +87,7 @@ class FedPop(Headed):
         carry = {**carry, "heads": torch.stack(heads[self.burn :])}
         of_body = lambda body: loss(Branches(body, carry["heads"]), batches[0], key)  # noqa: E731
         gradient, value = derived(of_body, carry["body"])
-        direction, buffer = self.heavy(carry, gradient)
+        direction, buffer = self.momentum_step(carry, gradient)
         return {**carry, "body": carry["body"] - self.lr * direction, **buffer}, value
 
     def personal_step(

@@ -49,7 +49,7 @@ class Headed(Algorithm):
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         parts = {"body": shared["body"], "head": kept["head"]}
-        return parts | {f"{k}.{name}": v for name, part in parts.items() for k, v in self.still(part).items()}
+        return parts | {f"{k}.{name}": v for name, part in parts.items() for k, v in self.zero_momentum(part).items()}
 
     def whole(self, carry: State) -> Tensor:
         """The network's vector."""

@@ -38,7 +38,7 @@ class Local(Algorithm):
         return {"mean": params}
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
-        return {"mean": kept["mean"], **self.still(kept["mean"])}
+        return {"mean": kept["mean"], **self.zero_momentum(kept["mean"])}
 
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
         return {}, {"mean": carry["mean"]}

@@ -32,7 +32,7 @@ class PerFedAvg(Algorithm):
     batches_per_step: ClassVar[int] = 3
 
     @property
-    def fine(self) -> bool:
+    def needs_full_precision(self) -> bool:
         """It does."""
         return True
 
@@ -46,5 +46,5 @@ class PerFedAvg(Algorithm):
         first, value = at(w, 0)
         outer, _ = at(w - self.alpha * first, 1)
         curved = (at(w + self.delta * outer, 2)[0] - at(w - self.delta * outer, 2)[0]) / (2 * self.delta)
-        direction, buffer = self.heavy(carry, outer - self.alpha * curved)
+        direction, buffer = self.momentum_step(carry, outer - self.alpha * curved)
         return {**carry, "mean": w - self.lr * direction, **buffer}, value

@@ -50,7 +50,7 @@ class PFedBayes(FedABML):
         return self.around(params)
 
     def personal(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
-        return {**kept, **self.still(kept["mean"])}
+        return {**kept, **self.zero_momentum(kept["mean"])}
 
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
         return super().end(carry, shared, kept, site, steps)[0], {name: carry[name] for name in shared}

@@ -47,7 +47,7 @@ def drawn(
     """
     if not algorithm.momentum:
         return pulled(carry["mean"], gradient, centre, kappa, lr), {}
-    direction, buffer = algorithm.heavy(carry, gradient)
+    direction, buffer = algorithm.momentum_step(carry, gradient)
     rest = 1 - algorithm.momentum
     return pulled(carry["mean"], rest * direction, centre, kappa, lr / rest), buffer
 

@@ -101,14 +101,14 @@ class Variational(Algorithm):
         """
         lr = lr * share
         if self.posterior == "point":
-            direction, buffer = self.heavy(phi, gradient["mean"])
+            direction, buffer = self.momentum_step(phi, gradient["mean"])
             return {**phi, "mean": phi["mean"] - lr * direction, **buffer}
         weight, precision = self.lam / n, torch.exp(-2 * theta["logstd"])
         kappa = weight * precision
         if self.kl_step == "implicit":
             mean, buffer = drawn(self, phi, gradient["mean"], theta["mean"], kappa, lr)
         else:
-            direction, buffer = self.heavy(phi, gradient["mean"] + kappa * (phi["mean"] - theta["mean"]))
+            direction, buffer = self.momentum_step(phi, gradient["mean"] + kappa * (phi["mean"] - theta["mean"]))
             mean = phi["mean"] - lr * direction
         logstd, rate = phi["logstd"], lr if self.lr_std is None else self.lr_std * share
         if self.posterior_std == "sgd":

@@ -132,7 +132,7 @@ def _as_it_was(config: RunConfig, content: dict[str, Any]) -> RunConfig:
     if not isinstance(saved, dict):
         return config
     made = config.algorithm_object()
-    today, was = made.values(), made.neutral() | saved
+    today, was = made.values(), made.neutral_values() | saved
     other = {k: was[k] for k in today if k in was and k not in config.hyper and was[k] != today[k]}
     return config.with_changes(hyper=config.hyper | other)
 

@@ -137,7 +137,7 @@ class Simulation:
         check_like(self.shared, state.shared)
         check_like(self.shared, state.average)
         if state.round:
-            check_like(self.cohort.algorithm.roll(self.shared, self.shared, {})[1], state.velocity)
+            check_like(self.cohort.algorithm.apply_server_momentum(self.shared, self.shared, {})[1], state.velocity)
         for own in state.kept.values():
             check_like(self._kept_like, own)
 
@@ -219,7 +219,7 @@ class Simulation:
     def part(self, clients: list[int]) -> Part:
         """Some clients in the next round."""
         round = self.round + 1
-        return Part(self.cohort, self.shared, clients, round, self.cohort.algorithm.pace(round))
+        return Part(self.cohort, self.shared, clients, round, self.cohort.algorithm.lr_factor(round))
 
     def weights(self, clients: list[int]) -> Tensor:
         """Of a round's clients, the shares in the mean of those that this process works for."""
@@ -271,7 +271,7 @@ class Simulation:
         """Takes the mean of a round's updates in."""
         cohort, past = self.cohort, self.round
         merged = cohort.algorithm.merge(self.shared, total, len(clients), cohort.fed.clients)
-        shared, velocity = cohort.algorithm.roll(self.shared, merged, self.velocity)
+        shared, velocity = cohort.algorithm.apply_server_momentum(self.shared, merged, self.velocity)
         decay = min(cohort.algorithm.average, past / (past + 1))
         average = {k: decay * self.average[k] + (1 - decay) * v for k, v in shared.items()} if decay else shared
         self.server = Server(past + 1, shared, average, velocity)

@@ -55,7 +55,7 @@ class Cell:
         is not: a cell that one experiment has trained serves another, whatever either calls it.
         """
         config = {k: v for k, v in self.config.to_dict(everything=True).items() if k not in MACHINE}
-        config |= {"lr": None, self.config.algorithm: self.config.algorithm_object().telling()}
+        config |= {"lr": None, self.config.algorithm: self.config.algorithm_object().identity()}
         more = [list(self.curve), self.study and self.study.identity] if self.curve or self.study else []
         return json.dumps([config, list(self.personal), *more], sort_keys=True)
 

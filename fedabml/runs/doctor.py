@@ -149,7 +149,10 @@ def choices(setup: Setup, asked: dict[str, Any]) -> Facts:
         ("device", f"{device} ({why})"),
         ("backend", f"{cohort.backend} ({how}{', images channels-last' * cohort.network.last})"),
         *([("threads", _threads(cohort.workers))] if device.type == "cpu" else []),
-        ("precision", _exactly(told) if told in COARSE and algorithm.fine else f"{dtype} ({meaning[dtype]})"),
+        (
+            "precision",
+            _exactly(told) if told in COARSE and algorithm.needs_full_precision else f"{dtype} ({meaning[dtype]})",
+        ),
     ]
     if device.type == "cpu" and autotune.arm() and not torch._C._get_mkldnn_enabled():
         rows.append(("products", "torch's own: oneDNN, slow with small ones on ARM, is off in this process"))

@@ -143,7 +143,7 @@ def prepare(
     if pretrained is not None:
         module = models.with_weights(module, pretrained)
     place = device_of(device)
-    asked, dtype = dtype, "float32" if algorithm.fine and dtype in COARSE else dtype
+    asked, dtype = dtype, "float32" if algorithm.needs_full_precision and dtype in COARSE else dtype
     arithmetic = dtype_of(dtype, place)
     if place.type == "cpu" and engine.process_is_ours:
         hold_pages()
@@ -362,7 +362,9 @@ def _opened(
     folder: Folder, fed: Federation, config: dict[str, Any], algorithm: Algorithm, resume: bool
 ) -> Checkpoint | None:
     """Makes a run's folder, or finds where it stopped."""
-    neutral = {f"algorithm.hyper.{name}": value for name, value in algorithm.neutral().items()} | {"compile": "auto"}
+    neutral = {f"algorithm.hyper.{name}": value for name, value in algorithm.neutral_values().items()} | {
+        "compile": "auto"
+    }
     state = None
     if resume:
         state = folder.reopen(config, FREE, neutral)

@@ -103,7 +103,7 @@ def settled(algorithm, steps, rounds):
             update, kept[i] = algorithm.end(carry, shared, kept[i], SITE, torch.tensor(float(steps)))
             updates.append(update)
         mean = {k: (updates[0][k] + updates[1][k]) / 2 for k in updates[0]}
-        shared, velocity = algorithm.roll(shared, algorithm.merge(shared, mean, 2, 2), velocity)
+        shared, velocity = algorithm.apply_server_momentum(shared, algorithm.merge(shared, mean, 2, 2), velocity)
     return shared, kept
 
 

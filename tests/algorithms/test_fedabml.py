@@ -65,7 +65,7 @@ def close(a, b, atol=1e-12):
 
 # -- the φ-step ----------------------------------------------------------------------------------------------------
 def settle(algorithm, f, theta, steps=600, lr=0.1):
-    phi = {**theta, **algorithm.still(theta["mean"])}
+    phi = {**theta, **algorithm.zero_momentum(theta["mean"])}
     for _ in range(steps):
         phi, _ = algorithm.descend(phi, theta, BATCH, SITE, KEY, loss_of(f), lr)  # the same noise every time
     return phi

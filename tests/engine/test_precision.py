@@ -64,7 +64,7 @@ def check_near(fed, name, device, **options):
         simulate(fed, name, device, rounds=rounds, dtype=dtype, **(options if dtype == "bf16" else {}))
         for rounds, dtype in ((1, "float32"), (1, "bf16"), (0, "float32"))
     )
-    fine, clients = coarse.cohort.algorithm.fine, sorted(exact.kept.states)
+    fine, clients = coarse.cohort.algorithm.needs_full_precision, sorted(exact.kept.states)
     exact, coarse, start = (vector(sim, clients) for sim in (exact, coarse, start))
     assert (exact != start).any()
     assert (exact != coarse).any() != fine
