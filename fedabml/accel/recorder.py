@@ -131,42 +131,6 @@ def merge(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def doubled(step: fx.GraphModule, names: list[str]) -> list[str]:
-    """Lets a step carry 2x instead of x where it begins with 2x: the names of the parts that are to be doubled.
-
-    The step takes its carry first and gives (carry, something else). Doubling and halving are exact, so it has the same
-    bits (but for numbers below 1e-38 or above 1e38). What is 2x is there already; the double at the end, and the half
-    for those who need x, are two of many operations on the same entries, of which `fuse` makes one pass.
-    """
-    graph, output, found = step.graph, step.graph.output_node(), []
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    if any(changes(node) for node in graph.nodes):
-        return []
-    for name, x in zip(names, inputs, strict=False):
-        twice = [user for user in x.users if str(user.target) in TIMES and user.args == (x, 2)]
-        among = all(torch.Tag.pointwise in getattr(user.target, "tags", ()) for user in x.users)
-        if not twice or not among or output in twice[0].users or not x.meta["kind"][2].is_floating_point:
-            continue
-        results: Any = output.args[0]
-        carry, other = results
-        with graph.inserting_after(inputs[-1]):
-            half = graph.call_function(torch.ops.aten.mul.Tensor, (x, 0.5))
-        with graph.inserting_before(output):
-            double = graph.call_function(torch.ops.aten.mul.Tensor, (carry[name], 2))
-        half.meta, double.meta = dict(x.meta), dict(x.meta)
-        x.replace_all_uses_with(half, delete_user_cb=lambda user, half=half: user is not half)
-        for node in twice:
-            node.replace_all_uses_with(x)
-        output.args = (({**carry, name: double}, other),)
-        found.append(name)
-    graph.eliminate_dead_code()
-    step.recompile()
-    return found
-
-
-TIMES = ("aten.mul.Tensor", "aten.mul.Scalar")
-
-
 def settle(graph: fx.Graph) -> None:
     """Has torch's compiler write what our products read once; it would do so again for every view that is read."""
     read = [n for n in graph.nodes if n.op == "call_function" and str(n.target).startswith("fedabml.multiply")]

@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import rng
-from ..accel.fused_passes import Quickened, worth
+from ..accel.fused_passes import Quickened
 from ..accel.operators import plainly
-from ..accel.recorder import doubled, merge, once_and_again, record, settle
+from ..accel.recorder import merge, once_and_again, record, settle
 from ..algorithms.base import Site, State
 from .diagnose import uncompiled
 from .memory import uploaded
@@ -66,8 +66,8 @@ Move = Callable[[Inputs, Tensor, Tensor], tuple[State, Tensor]]
 Moved = Callable[[tuple[Any, ...], Tensor, Tensor], tuple[State, Tensor]]
 # A step of a phase: the carry, the losses, the sample numbers, the number of the step → the next carry and losses.
 OneStep = Callable[[State, Tensor, Tensor, Tensor], tuple[State, Tensor]]
-# A traced step: what its fixed inputs alone decide, the rest, and which parts of its carry are doubled.
-Trace = tuple[Callable[..., Any], Callable[..., Any], list[str]]
+# A traced step: what its fixed inputs alone decide, and the rest.
+Trace = tuple[Callable[..., Any], Callable[..., Any]]
 OF_LANES, OF_RUNS = 6, 2  # so many of the inputs have a lane each; so many have one if there are several runs
 
 
@@ -411,16 +411,12 @@ class Programs:
         found = self._found(name, shapes, lambda pool: Steps(moved, inputs, pool))
         if found is not None:
             return found.run(inputs)
-        step, doubles = self._step(name, move, moved, inputs, ragged)
+        step = self._step(name, move, moved, inputs, ragged)
         carry, losses = inputs.carry, inputs.losses
         if self.trace:  # a recorded step writes to the place of what it is given
             carry, losses = _cloned((carry, losses))
-        for part in doubles:
-            carry[part].mul_(2)
         for rows, now in zip(inputs.rows, _numbers(inputs), strict=True):
             carry, losses = step(carry, losses, rows, now)
-        for part in doubles:
-            carry[part].mul_(0.5)
         return carry, losses
 
     def _fused(self, key: tuple[Any, Hashable], move: Move, inputs: Inputs, ragged: bool) -> Moved:
@@ -433,39 +429,34 @@ class Programs:
             self.fused[key] = compiled(moved, (inputs.fixed, inputs.rows[0], inputs.first), self.said)
         return self.fused[key]
 
-    def _step(
-        self, name: Hashable, move: Move, moved: Moved, inputs: Inputs, ragged: bool
-    ) -> tuple[OneStep, list[str]]:
-        """A step that is not captured: as it is and on a CPU, once it has come often, its trace.
-
-        Also which parts of its carry are to be doubled before the first step, and halved after the last.
-        """
+    def _step(self, name: Hashable, move: Move, moved: Moved, inputs: Inputs, ragged: bool) -> OneStep:
+        """A step that is not captured: as it is and on a CPU, once it has come often, its trace."""
 
         def step(carry: State, losses: Tensor, rows: Tensor, now: Tensor) -> tuple[State, Tensor]:
             return moved(inputs._replace(carry=carry, losses=losses).fixed, rows, now)
 
         if not self.trace or not inputs.samples:
-            return step, []
+            return step
         fixed = inputs._replace(samples=tuple(t[:0] for t in inputs.samples)).fixed  # however many samples there are
         key = (name, ragged, _shapes(fixed), tuple(inputs.rows.shape[1:]))
         self.met[key] = self.met.get(key, 0) + len(inputs.rows)
         if self.met[key] < self.often and not self.fuse:
-            return step, []
+            return step
         if key not in self.traces:
             with TRACING.alone():
                 if key not in self.traces and len(self.traces) < self.LIMIT:
                     self.traces[key] = _trace(move, inputs, ragged, self.fuse, self.said)
         trace = self.traces.get(key)
         if trace is None:
-            return step, []
-        once, again, doubles = trace
+            return step
+        once, again = trace
         rest = [t for t in tree_leaves(inputs[2:-2]) if t is not None]
         names, ready = list(inputs.carry), once(*rest)
 
         def replay(carry: State, losses: Tensor, rows: Tensor, now: Tensor) -> tuple[State, Tensor]:
             return again(*(carry[k] for k in names), losses, *rest, rows, now, *ready)
 
-        return replay, doubles
+        return replay
 
 
 def _trace(move: Move, inputs: Inputs, ragged: bool, fuse: bool, said: set[str]) -> Trace | None:
@@ -491,15 +482,14 @@ def _trace(move: Move, inputs: Inputs, ragged: bool, fuse: bool, said: set[str])
         fixed = range(len(names) + 1, len(tensors) - 2)
         once, again = once_and_again(tape, fixed)
         if not fuse:
-            doubles = doubled(again, names) if worth(again) else []
-            return once, Quickened(again, len(names) + 1), doubles
+            return once, Quickened(again, len(names) + 1)
         fused = compiled(again, (*tensors, *once(*(tensors[i] for i in fixed))), said)
 
         def beside(*inputs: Tensor) -> Any:
             with TRACING.shared():
                 return fused(*inputs)
 
-        return once, beside, []
+        return once, beside
     except Exception as error:  # it goes as well without
         if fuse:
             _warn(f"A step is neither traced nor compiled: {uncompiled(error)}", said)

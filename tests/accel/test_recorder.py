@@ -14,7 +14,7 @@ from torch import nn
 
 from fedabml import FedABML, FedAvg, Federation, prepare, rng
 from fedabml.accel import convolutions
-from fedabml.accel.recorder import doubled, merge, once_and_again, record, reuse, settle
+from fedabml.accel.recorder import merge, once_and_again, record, reuse, settle
 from fedabml.engine.rounds import Simulation
 from tests.cli.command import MOST
 
@@ -260,7 +260,7 @@ def test_a_module_that_cannot_be_compiled_is_named(caplog):
     losses, _ = _losses(compile=True, model=Switched())
     assert np.isfinite(losses).all()
     (message,) = (r.message for r in caplog.records if r.levelname == "WARNING")
-    assert "neither traced nor compiled: `Switched.forward` (test_tape.py:" in message
+    assert "neither traced nor compiled: `Switched.forward` (test_recorder.py:" in message
     assert "looks at a value, in `self.switch > 0`. Choose by torch.where" in message
 
 
@@ -386,50 +386,3 @@ def test_axes_exchanged_twice_are_left_alone():
     tape.recompile()
     assert sum("transpose" in str(node.target) for node in tape.graph.nodes) == 1
     assert torch.equal(tape(*given), want)
-
-
-def test_a_step_carries_the_double_of_what_it_doubles():
-    def step(m, v, t, x):
-        return {"v": v - 0.1 * ((2 * v).exp() * x - v), "t": (t * 2).exp(), "m": m + v}, torch.ops.aten.mul.Scalar(
-            t, 2
-        ) * v
-
-    names = ["m", "v", "t"]
-    g = torch.Generator().manual_seed(1)
-    given = [torch.randn(4, 30, generator=g) for _ in range(4)]
-    tape = record(step, *given)
-    assert doubled(tape, names) == ["v", "t"]
-    product = [
-        n.args[1] for n in tape.graph.nodes if str(n.target).startswith("aten.mul") and len(n.all_input_nodes) == 1
-    ]
-    assert sorted(product) == [0.1, 0.5, 2, 2]  # v is halved, both are doubled at the end; nobody needs half of t
-    one = dict(zip(names, given, strict=False))
-    two = {"m": one["m"], "v": one["v"] * 2, "t": one["t"] * 2}
-    for _ in range(5):
-        (one, loss), (two, same) = step(*(one[k] for k in names), given[3]), tape(*(two[k] for k in names), given[3])
-        assert torch.equal(loss, same) and torch.equal(one["m"], two["m"])
-        assert torch.equal(one["v"] * 2, two["v"]) and torch.equal(one["t"] * 2, two["t"])
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: ({"x": x + (3 * x).exp()}, x.exp()),
-        lambda x: ({"x": x + (1 * x).exp()}, x.exp()),
-        lambda x: ({"x": x + (0.5 * x).exp()}, x.exp()),  # doubling it often enough is not exact
-        lambda x: ({"x": x + x.view(-1)[:3]}, (x * 2).exp()),  # others need x as it is
-        lambda x: ({"x": x}, (x * 2).exp()),  # handed on
-        lambda x: ({"x": x + 1}, 2 * x),  # itself a result
-        lambda x: ({"x": x.clone().add_((2 * x).exp())}, x.exp()),  # changes a tensor
-        lambda x: ({"x": x - 0.1 * x.exp()}, x.exp()),
-    ],
-)
-def test_other_steps_carry_what_they_carried(function):
-    tape = record(function, torch.eye(3))
-    before = tape.code
-    assert doubled(tape, ["x"]) == [] and tape.code == before
-
-
-def test_whole_numbers_are_not_halved():
-    assert doubled(record(lambda n: ({"n": n + 2 * n}, n + 1), torch.arange(3)), ["n"]) == []
-    assert doubled(record(lambda n: ({"n": n + 2 * n}, n + 1), torch.ones(3)), ["n"]) == ["n"]
