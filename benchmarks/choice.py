@@ -16,7 +16,9 @@ from typing import Any
 
 from fedabml.files.sealed.sealed import write
 
-from fedabml.experiments.ledger import Cell, Ledger, Result, execute
+from fedabml.experiments.cell import Cell, Result
+from fedabml.experiments.ledger import Ledger
+from fedabml.experiments.runner import execute
 from fedabml.experiments.statistics import interval
 from fedabml.runs.config import RunConfig
 

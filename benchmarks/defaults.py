@@ -23,9 +23,11 @@ from fedabml.files.sealed.sealed import write
 
 from fedabml.data import Federation
 from fedabml.errors import InputError
+from fedabml.experiments.cell import Cell, Result
 from fedabml.experiments.compare import FORMER, FORMER_OWN
-from fedabml.experiments.ledger import Cell, Ledger, Result, execute
+from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.paper.newcomers import few
+from fedabml.experiments.runner import execute
 from fedabml.experiments.study import Study, federation
 from fedabml.runs.config import RunConfig
 

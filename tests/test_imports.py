@@ -32,18 +32,12 @@ UPWARD = {
     ("cli", "__main__"),
     ("engine.autotune", "runs.provenance"),
     ("engine.rounds", "runs.folder"),
-    ("report.compare", "experiments.ranking"),
-    ("report.experiment", "experiments.paper.findings"),
 }
 CIRCLES = {
     frozenset({"__main__", "cli"}),
-    frozenset({"cli.plan", "cli.train"}),
     frozenset({"data.federation", "data.partition", "data.table"}),
     frozenset({"engine.client", "engine.executor", "engine.memory", "engine.samples", "engine.setting"}),
     frozenset({"engine.compiling", "engine.rounds"}),
-    frozenset({"experiments.ledger", "experiments.runner"}),
-    frozenset({"experiments.paper.columns", "experiments.paper.experiment"}),
-    frozenset({"experiments.paper.findings", "report.experiment"}),
     frozenset({"runs.log", "runs.summary", "runs.train"}),
 }
 

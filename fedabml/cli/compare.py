@@ -15,8 +15,8 @@ from .console import Board, complain, console, downloads, note, say, table, tell
 from .options import Config, Finished, Preset, Set, Told, completion, run_flags, told
 
 if TYPE_CHECKING:
+    from ..experiments.cell import Cell
     from ..experiments.compare import Request
-    from ..experiments.ledger import Cell
     from ..experiments.ranking import Comparison
 
 SEEDS = 5  # where none are given

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ..data.download import Progress as Hear
     from ..engine.rounds import Simulation
-    from ..experiments.ledger import Cell, Result
+    from ..experiments.cell import Cell, Result
     from ..runs.train import Setup
 
 

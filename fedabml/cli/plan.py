@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..runs.config import RunConfig
 from .console import note, say, size, table
@@ -13,16 +13,17 @@ if TYPE_CHECKING:
     from ..runs.train import Setup
 
 
-def show(plan: RunConfig, fed: Federation, out: Path, resume: bool) -> None:
-    """Says what a run would do, and refuses what the run would refuse."""
+def show(plan: RunConfig, fed: Federation, out: Path, saved: dict[str, Any] | None = None) -> None:
+    """Print what a run would do, and refuse what the run would refuse.
+
+    `saved` is the config.json of the run in `out` that is to be resumed; None for a new run.
+    """
     from ..evaluation.scoring import check_rows
     from ..runs.train import prepare, resolve_split
-    from .train import saved_config
 
-    if resume:  # a run goes on with the backend and chunk it began with
-        _, old = saved_config(out)
-        backend = old.get("backend", plan.backend) if plan.backend == "auto" else plan.backend
-        plan = plan.with_changes(backend=backend, chunk=plan.chunk or old.get("chunk"))
+    if saved is not None:  # a run goes on with the backend and chunk it began with
+        backend = saved.get("backend", plan.backend) if plan.backend == "auto" else plan.backend
+        plan = plan.with_changes(backend=backend, chunk=plan.chunk or saved.get("chunk"))
     setup = prepare(fed, plan.model, plan.algorithm_object(), **plan.words(fed))
     if plan.evaluate:
         check_rows(fed, resolve_split(fed, "auto"))
@@ -30,22 +31,22 @@ def show(plan: RunConfig, fed: Federation, out: Path, resume: bool) -> None:
         note(text)
     table(
         ("", ""),
-        [*facts(setup), ("writes", f"{out}{' (goes on with the run there)' if resume else ''}")],
+        [*facts(setup), ("writes", f"{out}{'' if saved is None else ' (resumes the run there)'}")],
         title="The plan",
     )
-    if not resume and (out / "config.json").exists():
-        note(f"'{out}' already holds a run: give --resume to go on with it, or another folder with --out.")
+    if saved is None and (out / "config.json").exists():
+        note(f"'{out}' already holds a run: resume it with --resume, or give another folder with --out.")
     say("No run was started.")
 
 
 def facts(setup: Setup) -> list[tuple[str, str]]:
-    """What a dry run tells."""
+    """Return the facts of a planned run, as pairs of a heading and a value."""
     from ..engine.minibatches import cohort_size
 
     cohort, config, fed = setup.cohort, setup.config, setup.cohort.fed
-    told = fed.describe()
-    low, middle, high = told["training_samples_per_client"]
-    samples = ", ".join(f"{count:,} {split}" for split, count in told["samples"].items() if count)
+    described = fed.describe()
+    low, middle, high = described["training_samples_per_client"]
+    samples = ", ".join(f"{count:,} {split}" for split, count in described["samples"].items() if count)
     least, most = (setup.epochs * -(-n // cohort.batch_size) for n in (fed.train.counts.min(), fed.train.counts.max()))
     down, up = traffic(setup)
     sampled = cohort_size(fed.clients, setup.participation)
@@ -73,7 +74,7 @@ def facts(setup: Setup) -> list[tuple[str, str]]:
 
 
 def traffic(setup: Setup) -> tuple[int, int]:
-    """Bytes down and up per client and round, from the messages themselves (a client's work of no epochs)."""
+    """Return the bytes down and up per client and round, measured on the messages of a client that trains no epoch."""
     import torch
 
     cohort = setup.cohort

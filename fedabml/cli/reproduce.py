@@ -15,7 +15,7 @@ from .options import Finished, completion
 from .tune import Trials
 
 if TYPE_CHECKING:
-    from ..experiments.ledger import Cell
+    from ..experiments.cell import Cell
     from ..experiments.paper import Findings
     from ..runs.config import RunConfig
 

@@ -68,7 +68,7 @@ def train(
         if rank == 0:
             plan, out = decided(ctx, out, resume)
             with downloads(plan.dataset or "", quiet) as hear:
-                planning.show(plan, plan.federation(hear), out, resume)
+                planning.show(plan, plan.federation(hear), out, saved_config(out)[1] if resume else None)
         return
 
     def settle() -> tuple[dict[str, Any], str, bool]:

@@ -17,7 +17,7 @@ from .console import Board, complain, downloads, note, number, say, table
 from .options import DATA, Config, Finished, Preset, Set, Told, completion, run_flags, told
 
 if TYPE_CHECKING:
-    from ..experiments.ledger import Result
+    from ..experiments.cell import Result
     from ..experiments.tune import Trial, Tuned
 
 SHARE, TRIALS, SEEDS, BATCH = 0.2, 16, (100,), 8  # where nothing else is said

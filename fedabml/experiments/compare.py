@@ -24,10 +24,12 @@ from ..engine.processes import with_folder_lock
 from ..engine.torch_settings import borrowed
 from ..errors import InputError, nearest
 from ..files.sealed import check_digest, digests, read_bytes, read_json, real, write, write_json
-from ..report.compare import render
 from ..runs.config import RunConfig, Table, names, stored
-from .ledger import MACHINE, Cell, Ledger, Result, along, execute
+from .cell import MACHINE, Cell, Result, along
+from .comparison_page import render
+from .ledger import Ledger
 from .ranking import TABLE, Comparison, make, write_all
+from .runner import execute
 
 if TYPE_CHECKING:
     from ..data.download import Progress

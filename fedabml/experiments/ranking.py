@@ -19,7 +19,7 @@ from ..files.sheets import csv_text
 from ..report.measures import size
 from ..runs.config import RunConfig, Table
 from ..version import __version__
-from .ledger import Result
+from .cell import Result
 from .statistics import SEEDS_TO_TEST, Paired, holm, interval, mean, paired
 
 LEVEL = 0.05  # of the tests

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import InputError
 from ..files.sealed import read_json, write_json
 from ..runs.config import Table, _flat, stored
-from .ledger import MACHINE
+from .cell import MACHINE
 
 
 def read(folder: Path, command: str, needed: Collection[str] = ()) -> Table:

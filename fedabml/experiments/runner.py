@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from ..data.once import reading_once
 from ..engine.autotune import chunk_of, free_bytes
 from ..engine.rounds import Simulation, march
 from ..engine.setting import Cohort
@@ -18,13 +19,42 @@ from ..errors import TrainingError
 from ..evaluation.scoring import Entry, Evaluation, evaluate_after
 from ..runs.provenance import code, hardware
 from ..runs.train import Setup, prepare, resolve_split
-from .ledger import Cell, Result, Score, ways_of
+from .cell import Cell, Result, Score, ways_of
+from .ledger import Ledger, Unfinished
 from .study import PLAIN, entry
 
 FACTS = ("device", "dtype", "backend", "chunk", "partition_hash", "versions", "fedabml", "parameters")
 MEASURES = ("accuracy", "rmse", "nll")  # of every client, for paired tests
 Listener = Callable[[float], None]  # of the share that is done
 TOGETHER = 64  # cells in a group at most: an interrupted group is lost
+
+
+def execute(
+    cells: Sequence[Cell],
+    ledger: Ledger,
+    *,
+    on_round: Callable[[list[Cell], float], None] = lambda cells, round: None,
+    on_done: Callable[[Result], None] = lambda result: None,
+) -> Iterator[Result]:
+    """Runs the cells that the ledger and those beside it lack, adds each to it when it is done, and yields it.
+
+    `on_round(cells, round)` hears of every finished round of the cells that run together just now and then, by parts of
+    rounds up to their `work`, of their scoring.
+    """
+    wanted = {cell.identity: cell for cell in cells if cell.identity not in ledger.results}
+    if ledger.closed and any(cell not in ledger for cell in wanted.values()):
+        raise Unfinished(f"Runs are missing in '{ledger.path.parent}'.")
+    if ledger.closed or not wanted:
+        return
+    with ledger.alone(), reading_once():
+        for identity in wanted:
+            if identity in ledger.others and identity not in ledger.results:
+                ledger.add(ledger.others[identity])
+        for group in groups([cell for cell in wanted.values() if cell not in ledger]):
+            for result in run_together(group, on_round):
+                ledger.add(result)
+                on_done(result)
+                yield result
 
 
 def groups(cells: Sequence[Cell]) -> Iterator[list[Cell]]:

@@ -27,8 +27,10 @@ from ..algorithms.hyper import Range
 from ..data import Federation
 from ..errors import InputError
 from ..runs.config import RunConfig, Table
-from .ledger import Cell, Ledger, Result, execute
+from .cell import Cell, Result
+from .ledger import Ledger
 from .points import Points, Space, combinations, finite
+from .runner import execute
 from .search_space import GRID, Grid, edge, personal_options, sound, space
 from .study import PLAIN, Study
 

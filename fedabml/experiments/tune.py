@@ -32,7 +32,8 @@ from ..files.sheets import csv_text
 from ..runs import presets
 from ..runs.config import RunConfig, Table, _toml
 from ..runs.train import prepare
-from .ledger import MACHINE, Cell, Ledger, Result
+from .cell import MACHINE, Cell, Result
+from .ledger import Ledger
 from .points import need_optuna
 from .request import claim, read
 from .search import Search, Trial

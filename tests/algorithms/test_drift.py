@@ -12,7 +12,7 @@ import fedabml
 from fedabml import FedABML, rng
 from fedabml.algorithms import PFedBayes
 from fedabml.algorithms.base import Batch, Site
-from fedabml.experiments.ledger import Cell
+from fedabml.experiments.cell import Cell
 from fedabml.runs.config import RunConfig
 from tests.algorithms.problem import CLIENTS, MOMENTA, SIZES, START, assert_apart, batches, close, drawn, models, slope
 from tests.algorithms.problem import simulate as engine

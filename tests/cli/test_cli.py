@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fedabml.files.sealed.sealed import read_json, write_json
 
 import fedabml
 from fedabml.cli import demo
 from fedabml.cli.train import scores
+from fedabml.files.sealed import read_json, write_json
 from tests.cli.command import SMALL, run
 
 pytestmark = pytest.mark.usefixtures("one_thread_here")

@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fedabml.files.sealed.sealed import read_tensors
 
 from fedabml import Federation, InputError, prepare
 from fedabml.engine import processes as distributed
 from fedabml.engine.processes import ALONE, World
 from fedabml.experiments.compare import compare
 from fedabml.experiments.tune import tune
+from fedabml.files.sealed import read_tensors
 from fedabml.runs.folder import Folder
 from fedabml.runs.train import _together
 from tests.cli.command import MOST, run

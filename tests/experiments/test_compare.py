@@ -17,15 +17,15 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from fedabml.files.sealed.sealed import parse_sealed, read_json, write_json
 from scipy import stats
 
 from fedabml.cli.console import Board
 from fedabml.errors import InputError
 from fedabml.experiments import runner
+from fedabml.experiments.cell import Cell, Result, Score
 from fedabml.experiments.compare import Request, compare, configs
-from fedabml.experiments.ledger import Cell, Result, Score
 from fedabml.experiments.ranking import explained, grid, make
+from fedabml.files.sealed import parse_sealed, read_json, write_json
 from fedabml.runs.config import RunConfig
 from tests.cli.command import MOST, run
 from tests.report.test_browser import CHROMIUM, tour

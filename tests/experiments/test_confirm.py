@@ -11,7 +11,8 @@ import pytest
 
 from fedabml.algorithms.hyper import Range
 from fedabml.errors import InputError
-from fedabml.experiments.ledger import Ledger, Result, Score
+from fedabml.experiments.cell import Result, Score
+from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.search import Search, Trial, _collapse
 from fedabml.experiments.search_space import edge, own_grid, read_grid
 from fedabml.experiments.tune import tune

@@ -4,14 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
-from fedabml.files.sealed.sealed import parse_sealed
 
 from benchmarks import choice
 from fedabml.algorithms import FedABML
 from fedabml.errors import InputError
 from fedabml.experiments import runner
+from fedabml.experiments.cell import Cell, Result, Score
 from fedabml.experiments.compare import configs
-from fedabml.experiments.ledger import Cell, Ledger, Result, Score, Unfinished, execute
+from fedabml.experiments.ledger import Ledger, Unfinished
+from fedabml.experiments.runner import execute
+from fedabml.files.sealed import parse_sealed
 from fedabml.runs.config import RunConfig, read_toml
 
 SMALL = RunConfig(clients=6, model="mlr", rounds=2, participation=0.5, epochs=1, batch_size=20)

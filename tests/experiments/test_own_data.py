@@ -10,9 +10,11 @@ import pytest
 from fedabml.data import federation as folders
 from fedabml.data import once, table
 from fedabml.experiments import runner
+from fedabml.experiments.cell import Cell
 from fedabml.experiments.compare import compare, configs
-from fedabml.experiments.ledger import Cell, Ledger, execute
+from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.paper.newcomers import Newcomers
+from fedabml.experiments.runner import execute
 from fedabml.runs.config import RunConfig
 
 pd = pytest.importorskip("pandas")

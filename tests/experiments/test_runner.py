@@ -13,8 +13,10 @@ from fedabml.engine.rounds import Simulation, advance
 from fedabml.engine.samples import Data
 from fedabml.errors import InputError
 from fedabml.experiments import runner
-from fedabml.experiments.ledger import Cell, Ledger, execute
+from fedabml.experiments.cell import Cell
+from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.paper.newcomers import Newcomers
+from fedabml.experiments.runner import execute
 from fedabml.runs.config import RunConfig
 
 SMALL = {"clients": 8, "rounds": 2, "participation": 0.5, "model": "mlr", "dtype": "float64"}

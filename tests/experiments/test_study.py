@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from fedabml.experiments.ledger import Cell, Ledger, Result, execute
+from fedabml.experiments.cell import Cell, Result
+from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.paper.newcomers import Newcomers
 from fedabml.experiments.paper.outside import auroc, with_outside
-from fedabml.experiments.runner import groups, run_together
+from fedabml.experiments.runner import execute, groups, run_together
 from fedabml.experiments.study import PLAIN, Study, federation
 from fedabml.runs.config import RunConfig
 

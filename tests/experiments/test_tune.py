@@ -20,7 +20,8 @@ from fedabml.cli import tune as tuning
 from fedabml.cli.tune import Trials
 from fedabml.engine.autotune import lane_bytes
 from fedabml.errors import InputError
-from fedabml.experiments.ledger import Cell, Ledger, Result, Score
+from fedabml.experiments.cell import Cell, Result, Score
+from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.points import Points, around
 from fedabml.experiments.search import Search, Trial
 from fedabml.experiments.search_space import GRID, own_grid, personal_options, read_grid, space

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fedabml.files.sealed.sealed import read_tensors, write, write_tensors
 from safetensors.torch import save_file
 
 import fedabml
@@ -23,6 +22,7 @@ from fedabml.data.table import read_frame
 from fedabml.engine import autotune
 from fedabml.errors import InputError
 from fedabml.experiments.ledger import Ledger
+from fedabml.files.sealed import read_tensors, write, write_tensors
 from fedabml.models import build, with_weights
 from fedabml.runs.config import RunConfig, parse_set, read_toml
 from fedabml.vectors import Network

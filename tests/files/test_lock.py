@@ -8,10 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from fedabml.files.sealed.sealed import folder_lock
 
 from fedabml.errors import InputError
-from fedabml.files.sealed import sealed
+from fedabml.files.sealed import folder_lock, sealed
 from tests.cli.command import SMALL
 from tests.cli.test_process import ENV, MOST, TRAIN, finish, start, wait_for_round
 

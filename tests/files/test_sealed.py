@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedabml.files.sealed.sealed import (
+
+from fedabml.errors import InputError
+from fedabml.files.sealed import (
     MAX_TEXT,
     open_regular,
     read_bytes,
@@ -20,8 +22,6 @@ from fedabml.files.sealed.sealed import (
     write_json,
     write_tensors,
 )
-
-from fedabml.errors import InputError
 
 FACTS = {"kind": "test", "name": "Zoë", "numbers": [1, 0.1, None]}
 TENSORS = {"a": torch.arange(3.0), "b": torch.eye(2, dtype=torch.float64)}

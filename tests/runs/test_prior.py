@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fedabml.files.sealed.sealed import read_tensors, write_tensors
 
 import fedabml
 from fedabml import FedABML, FedAvg, InputError, Local
+from fedabml.files.sealed import read_tensors, write_tensors
 
 QUICK = {"rounds": 2, "participation": 1.0, "epochs": 1, "batch_size": 10, "device": "cpu"}
 

@@ -8,12 +8,12 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from fedabml.files.sealed.sealed import read_json, unsealed
 from safetensors.torch import save_file
 from torch import nn
 
 import fedabml
 from fedabml import FedABML, FedAvg, InputError, Local
+from fedabml.files.sealed import read_json, unsealed
 
 QUICK = {"rounds": 2, "participation": 0.5, "epochs": 1, "batch_size": 8, "device": "cpu"}
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import InputError
-from . import experiment
+from . import reproduce
 from .bound import Bound
 from .clients import Clients
-from .experiment import PROTOCOLS, Ask, Experiment, Hear, run, run_part
+from .experiment import PROTOCOLS, Ask, Experiment, Hear
 from .fewdata import FewData
 from .findings import Findings
 from .remarks import Remarks
+from .reproduce import run, run_part
 from .sensitivity import Sensitivity
 from .table1 import Table1
 from .table2 import Table2
@@ -34,8 +35,8 @@ __all__ = ["EXPERIMENTS", "PROTOCOLS", "Ask", "Experiment", "Findings", "Hear", 
 
 
 def page(folder: Path, title: str | None = None) -> str:
-    """The page of the finished reproduction in a folder, drawn anew; see `fedabml.experiments.paper.experiment`."""
+    """The page of the finished reproduction in a folder, drawn anew; see `fedabml.experiments.paper.reproduce`."""
     ask = Ask.read(folder)
     if ask.experiment not in EXPERIMENTS:
         raise InputError(f"'{folder}' holds the experiment '{ask.experiment}', which this version does not know.")
-    return experiment.page(EXPERIMENTS[ask.experiment](), ask, folder, title)
+    return reproduce.page(EXPERIMENTS[ask.experiment](), ask, folder, title)

@@ -29,7 +29,7 @@ from ...models import build
 from ...report.canvas import Series, line_chart
 from ...report.frame import Axis, Look
 from ...runs.config import RunConfig, Table
-from ..ledger import Cell
+from ..cell import Cell
 from ..statistics import mean, student_quantile
 from ..study import Study
 from .experiment import Desk, Done, Experiment

@@ -21,7 +21,7 @@ from ...evaluation.scoring import Prediction
 from ...report.canvas import Series, scatter
 from ...report.frame import Axis, Look
 from ...runs.config import RunConfig, Table
-from ..ledger import Cell
+from ..cell import Cell
 from ..statistics import mean
 from ..study import Study
 from . import numbers

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...data.sources import EMBEDDED
 from ...errors import InputError, nearest
@@ -26,11 +25,9 @@ from ..search_space import own_grid, read_grid, searchable
 from ..study import Study, dataset, federation
 from ..tune import nothing_left, of_earlier_version, tune
 from . import numbers
+from .experiment import Desk
 
-if TYPE_CHECKING:
-    from .experiment import Desk
-
-TUNING_SEED, SHARE = 100, 0.2  # no seed of the test; of every client's training data
+SHARE = 0.2  # of every client's training data that searches hold out
 SETTING = ("dataset", "clients", "classes_per_client", "model", "partition")  # what makes a setting a column's
 
 

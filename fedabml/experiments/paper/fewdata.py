@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from ...report.canvas import line_chart
 from ...report.frame import Axis, Look
 from ...runs.config import Table
-from ..ledger import Cell
+from ..cell import Cell
 from ..statistics import mean
 from . import numbers
 from .columns import COLUMNS, columns, lent, rows

@@ -11,8 +11,9 @@ from typing import Any
 
 from ...files.sealed import write
 from ...files.sheets import csv_text
-from ...report.experiment import render
-from ...report.frame import LIGHT, Look
+from ...report import page as layout
+from ...report.figures import Figure
+from ...report.frame import LIGHT, PAGE, Look, text
 from ...runs.config import Table
 from ...version import __version__
 from ..statistics import (
@@ -92,7 +93,7 @@ def publish(found: Findings, folder: Path, command: str, facts: Mapping[str, Seq
 
 def page(found: Findings, command: str, facts: Mapping[str, Sequence[Any]]) -> str:
     """The page of it."""
-    return render(found, command, made(facts))
+    return _html(found, command, made(facts))
 
 
 def made(facts: Mapping[str, Sequence[Any]]) -> str:
@@ -126,3 +127,32 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return f"{value:.6g}" if math.isfinite(value) else ""
     return "" if value is None else value
+
+
+def _html(found: Findings, command: str, made: str) -> str:
+    """The whole page as one HTML document."""
+    answer = "".join(f"<li>{text(line)}</li>" for line in found.said)
+    figures = [Figure(d.heading, d.draw(PAGE), d.reading) for d in found.drawings]
+    notes = "".join(f'<p class="note">{text(line)}</p>' for line in (*found.notes, made))
+    body = [
+        layout.heading(found.title, text(f"The paper: {found.claim}")),
+        "<main>",
+        f'<section aria-label="Summary"><ul>{answer}</ul></section>' if answer else "",
+        *(_sheet(sheet) for sheet in found.sheets),
+        layout.section("Figures", figures),
+        f"<section><h2>How it was made</h2><pre>{text(command)}</pre>{notes}</section>",
+        "</main>",
+    ]
+    data = {"runs": [], "marks": [], "percent": True, "clients": [], "values": {}, "tally": {}}
+    return layout.document(found.title, body, data)
+
+
+def _sheet(sheet: Sheet) -> str:
+    """Return a sheet as a section of the page."""
+    rows = [
+        f'<tr><th scope="row">{text(first)}</th>{"".join(f"<td>{text(cell)}</td>" for cell in rest)}</tr>'
+        for first, *rest in sheet.rows
+    ]
+    note = f'<p class="note">{text(sheet.note)}</p>' if sheet.note else ""
+    table = layout.table([(word, "") for word in sheet.head], rows)
+    return f"<section><h2>{text(sheet.title)}</h2>{table}{note}</section>"

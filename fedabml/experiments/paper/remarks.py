@@ -25,7 +25,7 @@ from ...engine.rounds import Simulation
 from ...report.canvas import Series, scatter
 from ...report.frame import Axis, Look
 from ...runs.config import RunConfig, Table
-from ..ledger import Cell
+from ..cell import Cell
 from ..study import Study, dataset
 from .experiment import Desk, Done, Experiment
 from .findings import Drawing, Findings, Sheet

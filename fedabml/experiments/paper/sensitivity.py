@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from ...report.canvas import line_chart
 from ...report.frame import Axis, Look
-from ..ledger import Cell
+from ..cell import Cell
 from ..statistics import mean
 from .columns import COLUMNS, columns, rows
 from .experiment import Desk, Done, Experiment

@@ -13,9 +13,9 @@ from statistics import fmean
 
 from ...report import figures
 from ...report.canvas import Series, bars, scatter
-from ...report.compare import run_of
 from ...report.frame import Axis, Look
-from ..ledger import Cell, Result, along
+from ..cell import Cell, Result, along
+from ..comparison_page import run_of
 from ..ranking import Comparison, explained, grid, harm_grid, make
 from ..statistics import mean
 from . import numbers

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from ...report.canvas import line_chart
 from ...report.frame import Axis, Look
-from ..ledger import Cell
+from ..cell import Cell
 from ..statistics import mean
 from . import numbers as paper
 from .columns import COLUMNS, Search, columns, lent, rows

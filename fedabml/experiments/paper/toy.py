@@ -26,7 +26,7 @@ from ...engine.rounds import Simulation
 from ...report.canvas import Series, line_chart
 from ...report.frame import Axis, Look
 from ...runs.config import RunConfig, Table
-from ..ledger import Cell
+from ..cell import Cell
 from ..statistics import mean
 from ..study import Study
 from . import numbers

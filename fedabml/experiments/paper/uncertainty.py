@@ -33,7 +33,7 @@ from ...evaluation.scoring import Prediction, surprise
 from ...report.canvas import Series, line_chart
 from ...report.frame import Axis, Look
 from ...runs.config import RunConfig, Table
-from ..ledger import Cell
+from ..cell import Cell
 from ..statistics import mean
 from ..study import Study
 from . import numbers

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fedabml.files.sealed.sealed import folder_lock, parse_sealed
 
 from fedabml.errors import InputError
 from fedabml.experiments import runner
-from fedabml.experiments.ledger import Cell, Result, Unfinished
+from fedabml.experiments.cell import Cell, Result
+from fedabml.experiments.ledger import Unfinished
 from fedabml.experiments.paper import (
     EXPERIMENTS,
     Ask,
@@ -32,6 +32,7 @@ from fedabml.experiments.paper import (
 from fedabml.experiments.paper.experiment import Desk, Done
 from fedabml.experiments.paper.findings import against, mean, over, spread
 from fedabml.experiments.paper.table2 import _distances, _failed, _leads, _means, _smallest, _verdict
+from fedabml.files.sealed import folder_lock, parse_sealed
 from fedabml.report.frame import LIGHT
 from fedabml.runs.provenance import code
 from fedabml.version import __version__

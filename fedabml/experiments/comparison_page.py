@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..experiments.ranking import Comparison, Row, explained, grid, harm_grid, titled
-from . import page
-from .canvas import Series, scatter
-from .figures import Figure
-from .frame import PAGE, Axis, text
-from .read import Client, Run
-from .sanitise import plain_svg
+from ..report import page
+from ..report.canvas import Series, scatter
+from ..report.figures import Figure
+from ..report.frame import PAGE, Axis, text
+from ..report.read import Client, Run
+from ..report.sanitise import plain_svg
+from .ranking import Comparison, Row, explained, grid, harm_grid, titled
 
 
 def render(found: Comparison, command: str, title: str | None = None, partition: str | None = None) -> str:
