@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fedabml.files.sealed.sealed import write
 
 from fedabml.bench import table
 from fedabml.bench.measure import algorithms, ceilings, clear, contest, graphs_of, machine, steps_of
 from fedabml.bench.workloads import Workload, workload
 from fedabml.data import Federation
 from fedabml.engine.autotune import DTYPES
+from fedabml.files.sealed import write
 
 MODELS = ("mlr", "mlp", "cnn", "pfl", "resnet18")
 COARSE = tuple(name for name in ("tf32", "bf16", "bfloat16") if name in DTYPES)

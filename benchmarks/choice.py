@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedabml.files.sealed.sealed import write
-
 from fedabml.experiments.cell import Cell, Result
 from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.runner import execute
 from fedabml.experiments.statistics import interval
+from fedabml.files.sealed import write
 from fedabml.runs.config import RunConfig
 
 BASE = "weight s=2"

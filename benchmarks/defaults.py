@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fedabml.files.sealed.sealed import write
 
 from fedabml.data import Federation
 from fedabml.errors import InputError
@@ -29,6 +28,7 @@ from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.paper.newcomers import few
 from fedabml.experiments.runner import execute
 from fedabml.experiments.study import Study, federation
+from fedabml.files.sealed import write
 from fedabml.runs.config import RunConfig
 
 ALGORITHMS = (

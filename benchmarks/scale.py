@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedabml.files.sealed.sealed import write
 
 import fedabml
 from fedabml.algorithms import make
 from fedabml.bench.measure import machine
 from fedabml.engine.executor import SMALL, Programs, padding
 from fedabml.engine.minibatches import steps_of
+from fedabml.files.sealed import write
 from fedabml.runs.summary import peak_memory
 
 ROUNDS, COHORT, SAMPLES, FEATURES = 22, 100, 4, 8

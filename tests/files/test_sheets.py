@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from fedabml.files.sealed.sheets import csv_cell, csv_text, csv_value
 
 from fedabml.experiments.paper.findings import _csv
 from fedabml.experiments.search_space import GRID
 from fedabml.experiments.tune import Trial, _trials_csv
+from fedabml.files.sheets import csv_cell, csv_text, csv_value
 from fedabml.report.read import read_runs
 from tests.cli.command import run
 

@@ -30,8 +30,9 @@ from fedabml.experiments.paper import (
     toy,
 )
 from fedabml.experiments.paper.experiment import Desk, Done
-from fedabml.experiments.paper.findings import against, mean, over, spread
+from fedabml.experiments.paper.findings import against, over, spread
 from fedabml.experiments.paper.table2 import _distances, _failed, _leads, _means, _smallest, _verdict
+from fedabml.experiments.statistics import mean
 from fedabml.files.sealed import folder_lock, parse_sealed
 from fedabml.report.frame import LIGHT
 from fedabml.runs.provenance import code
