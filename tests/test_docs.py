@@ -144,7 +144,7 @@ def test_the_noise_of_the_page_is_the_same_in_every_lane(fednova):
 
 @pytest.mark.slow
 def test_the_registry_lines_of_the_page_are_all_that_the_command_line_needs(tmp_path):
-    """The package with the page's file and its two lines, and nothing else: the very command that the page names."""
+    """The package with the page's file and its line, and nothing else: the very command that the page names."""
     package = tmp_path / "fedabml"
     shutil.copytree(ROOT / "fedabml", package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "algorithms/fednova.py").write_text(FILE)

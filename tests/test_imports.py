@@ -35,7 +35,6 @@ UPWARD = {
 }
 CIRCLES = {
     frozenset({"__main__", "cli"}),
-    frozenset({"data.federation", "data.partition", "data.table"}),
     frozenset({"engine.client", "engine.executor", "engine.memory", "engine.samples", "engine.setting"}),
     frozenset({"engine.compiling", "engine.rounds"}),
     frozenset({"runs.log", "runs.summary", "runs.train"}),

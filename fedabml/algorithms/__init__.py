@@ -1,71 +1,85 @@
-"""The algorithms by name. A new one is one file and one line here."""
+"""The algorithms by name. A new one is one file and one line of `REGISTRY`.
+
+Importing this package imports no algorithm and no torch: a class is imported when it is first asked for, as
+`fedabml.algorithms.Scaffold`, `REGISTRY["scaffold"].kind` or `make("scaffold")`. So the command line knows the names at
+once.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from .. import asleep_while_waiting
-
-with asleep_while_waiting():
-    import torch  # noqa: F401  whoever imports a module of this package first
-
 from ..arguments import checks_arguments
 from ..errors import InputError, nearest
-from .apfl import APFL
-from .base import Algorithm
-from .ditto import Ditto
-from .fedabml import FedABML
-from .fedavg import FedAvg
-from .fedbabu import FedBABU
-from .fedpa import FedPA
-from .fedpop import FedPop
-from .fedprox import FedProx
-from .fedrep import FedRep
-from .fola import FOLA
-from .local import Local
-from .perfedavg import PerFedAvg
-from .pfedbayes import PFedBayes
-from .pfedme import PFedMe
-from .scaffold import Scaffold
+
+if TYPE_CHECKING:
+    from .apfl import APFL
+    from .base import Algorithm
+    from .ditto import Ditto
+    from .fedabml import FedABML
+    from .fedavg import FedAvg
+    from .fedbabu import FedBABU
+    from .fedpa import FedPA
+    from .fedpop import FedPop
+    from .fedprox import FedProx
+    from .fedrep import FedRep
+    from .fola import FOLA
+    from .local import Local
+    from .perfedavg import PerFedAvg
+    from .pfedbayes import PFedBayes
+    from .pfedme import PFedMe
+    from .scaffold import Scaffold
 
 
-class Entry(NamedTuple):
-    """A registered algorithm: its class, and the defaults that make it this variant of it."""
+@dataclass(frozen=True)
+class Entry:
+    """A registered algorithm: its class, or where it is ("module:Class"), and the defaults that make the variant."""
 
-    kind: type[Algorithm]
+    home: str | type[Algorithm]
     defaults: dict[str, Any]
+
+    @property
+    def kind(self) -> type[Algorithm]:
+        """The class, imported on first use."""
+        return _imported(self.home) if isinstance(self.home, str) else self.home
 
 
 REGISTRY: dict[str, Entry] = {
-    "fedabml": Entry(FedABML, {}),
-    "fedabml-plain": Entry(FedABML, {"label_prior": "none"}),  # the paper's, without the label level
-    "fedavg": Entry(FedAvg, {"personal_epochs": 0}),
-    "fedavg-ft": Entry(FedAvg, {}),
-    "local": Entry(Local, {}),
-    "fedprox": Entry(FedProx, {"personal_epochs": 0}),
-    "fedprox-ft": Entry(FedProx, {}),
-    "scaffold": Entry(Scaffold, {"personal_epochs": 0}),
-    "scaffold-ft": Entry(Scaffold, {}),
-    "fedrep": Entry(FedRep, {}),
-    "fedbabu": Entry(FedBABU, {}),
-    "fedpop": Entry(FedPop, {}),
-    "perfedavg": Entry(PerFedAvg, {}),
-    "pfedme": Entry(PFedMe, {}),
-    "ditto": Entry(Ditto, {}),
-    "pfedbayes": Entry(PFedBayes, {}),
-    "apfl": Entry(APFL, {}),
-    "fedpa": Entry(FedPA, {}),
-    "fola": Entry(FOLA, {}),
+    "fedabml": Entry("fedabml.algorithms.fedabml:FedABML", {}),
+    "fedabml-plain": Entry("fedabml.algorithms.fedabml:FedABML", {"label_prior": "none"}),  # the paper's FedABML
+    "fedavg": Entry("fedabml.algorithms.fedavg:FedAvg", {"personal_epochs": 0}),
+    "fedavg-ft": Entry("fedabml.algorithms.fedavg:FedAvg", {}),
+    "local": Entry("fedabml.algorithms.local:Local", {}),
+    "fedprox": Entry("fedabml.algorithms.fedprox:FedProx", {"personal_epochs": 0}),
+    "fedprox-ft": Entry("fedabml.algorithms.fedprox:FedProx", {}),
+    "scaffold": Entry("fedabml.algorithms.scaffold:Scaffold", {"personal_epochs": 0}),
+    "scaffold-ft": Entry("fedabml.algorithms.scaffold:Scaffold", {}),
+    "fedrep": Entry("fedabml.algorithms.fedrep:FedRep", {}),
+    "fedbabu": Entry("fedabml.algorithms.fedbabu:FedBABU", {}),
+    "fedpop": Entry("fedabml.algorithms.fedpop:FedPop", {}),
+    "perfedavg": Entry("fedabml.algorithms.perfedavg:PerFedAvg", {}),
+    "pfedme": Entry("fedabml.algorithms.pfedme:PFedMe", {}),
+    "ditto": Entry("fedabml.algorithms.ditto:Ditto", {}),
+    "pfedbayes": Entry("fedabml.algorithms.pfedbayes:PFedBayes", {}),
+    "apfl": Entry("fedabml.algorithms.apfl:APFL", {}),
+    "fedpa": Entry("fedabml.algorithms.fedpa:FedPA", {}),
+    "fola": Entry("fedabml.algorithms.fola:FOLA", {}),
 }
 
 
 @checks_arguments
 def make(name: str, **hyper: Any) -> Algorithm:
-    """An algorithm by its registered name, with hyperparameters in place of the defaults."""
+    """Return the algorithm with this registered name; `hyper` replaces defaults.
+
+    Raises InputError for an unknown name, an unknown hyperparameter, or a value outside its range.
+    """
     if name not in REGISTRY:
         raise InputError(f"There is no algorithm '{name}'.{nearest(name, REGISTRY)}")
-    kind, defaults = REGISTRY[name]
+    kind, defaults = REGISTRY[name].kind, REGISTRY[name].defaults
     known = {field.name for field in dataclasses.fields(kind)}
     for word in hyper:
         if word not in known:
@@ -74,13 +88,28 @@ def make(name: str, **hyper: Any) -> Algorithm:
 
 
 def name_of(algorithm: Algorithm) -> str:
-    """The registered name that describes an algorithm best; its class's name if it is not registered."""
+    """Return the registered name that describes an algorithm best; of an unregistered class its name in lower case."""
     fits = [
         (len(entry.defaults), name)
         for name, entry in REGISTRY.items()
         if type(algorithm) is entry.kind and all(getattr(algorithm, k) == v for k, v in entry.defaults.items())
     ]
     return max(fits)[1] if fits else type(algorithm).__name__.lower()
+
+
+def _imported(home: str) -> Any:
+    module, _, name = home.partition(":")
+    with asleep_while_waiting():
+        return getattr(import_module(module), name)
+
+
+def __getattr__(name: str) -> Any:
+    homes = [entry.home for entry in REGISTRY.values() if isinstance(entry.home, str)]
+    home = next((each for each in ("fedabml.algorithms.base:Algorithm", *homes) if each.endswith(f":{name}")), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = _imported(home)
+    return globals()[name]
 
 
 __all__ = [

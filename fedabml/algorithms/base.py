@@ -20,8 +20,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
-import torch
-from torch import Tensor
+from .. import asleep_while_waiting
+
+with asleep_while_waiting():  # whichever module of this package is imported first
+    import torch
+    from torch import Tensor
 
 from ..errors import InputError, short
 from ..gaussian import Distribution, Point

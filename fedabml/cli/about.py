@@ -37,7 +37,7 @@ def algorithms(
         return
     if name not in REGISTRY:
         raise InputError(f"There is no algorithm '{name}'.{nearest(name, REGISTRY)}")
-    kind, defaults = REGISTRY[name]
+    kind, defaults = REGISTRY[name].kind, REGISTRY[name].defaults
     say(_about(kind))
     hyper = [
         (field.name, _word(defaults.get(field.name, field.default)), _range(field), field.metadata["doc"])

@@ -37,7 +37,7 @@ def list_datasets(data_dir: DataDir = None) -> None:
 
 
 def _place(d: dict[str, object]) -> str:
-    from ..data.sources import EMBEDDED
+    from ..data.catalogue import EMBEDDED
 
     if d["name"] in EMBEDDED:
         return "comes with fedabml"

@@ -271,7 +271,7 @@ def _rows(p: Prediction | Regression, card: Card) -> tuple[list[str], list[list[
 
 def _class_names(card: Card, classes: int) -> tuple[str, ...]:
     """The names of the classes: the table's, the dataset's, or their numbers."""
-    from ..data.sources import SOURCES
+    from ..data.catalogue import SOURCES
 
     if card.class_names:
         return card.class_names

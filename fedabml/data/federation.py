@@ -21,7 +21,7 @@ from .rows import HOLD_OUT, Rows, draw
 from .statistics import moments
 
 if TYPE_CHECKING:
-    from .table import TableRecipe
+    from .recipe import TableRecipe
 
 __all__ = ["Federation", "Rows"]
 

@@ -6,7 +6,7 @@ changes on the way: the current GPU, cuDNN's and cuBLAS's switches, oneDNN on AR
 nested and may overlap in threads: the first sets, the last restores.
 
 Two settings cannot be given back. glibc's `mallopt` (`memory.hold_pages`) has no inverse, so it is called in a process
-that is ours alone. OMP_WAIT_POLICY is read once, while torch is imported: `fedabml.__getattr__` sets it for so long.
+that is ours alone. OMP_WAIT_POLICY is read once, while torch is imported (`fedabml.asleep_while_waiting`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 
-import torch
+from .. import asleep_while_waiting, engine
 
-from .. import engine
+with asleep_while_waiting():
+    import torch
+
 from ..accel.recorder import compiler_spared
 from . import threads as crew
 from .autotune import return_products

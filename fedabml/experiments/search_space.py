@@ -28,7 +28,7 @@ TO = ".."  # between the ends of a range
 
 def space(algorithm: str, fixed: Collection[str] = ()) -> Space:
     """What is searched for an algorithm: hyperparameters that declare it, unless they are fixed or make the variant."""
-    kind, variant = REGISTRY[algorithm]
+    kind, variant = REGISTRY[algorithm].kind, REGISTRY[algorithm].defaults
     held = {*GRID, *variant, *fixed}
     return {f.name: f.metadata["tune"] for f in fields(kind) if f.metadata["tune"] and f.name not in held}
 
@@ -70,7 +70,7 @@ def searches(grid: Mapping[str, Any]) -> bool:
 
 def searchable(algorithm: str) -> dict[str, Field[Any]]:
     """The hyperparameters of an algorithm but those that make the variant."""
-    kind, variant = REGISTRY[algorithm]
+    kind, variant = REGISTRY[algorithm].kind, REGISTRY[algorithm].defaults
     return {f.name: f for f in fields(kind) if f.name not in variant}
 
 
@@ -127,7 +127,7 @@ def personal_options(
     Each of the two is the grid's list, the declared list, or the value that is held. A step size that is given, as by
     a preset, comes first with its epochs. None, which means something else for every algorithm, is of no declared list.
     """
-    kind, variant = REGISTRY[config.algorithm]
+    kind, variant = REGISTRY[config.algorithm].kind, REGISTRY[config.algorithm].defaults
     given, declared = config.algorithm_object(), {f.name: f.metadata["tune"] for f in fields(kind)}
     held = {*variant, *fixed}
     own = [getattr(given, name) for name in GRID]

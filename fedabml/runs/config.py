@@ -378,22 +378,29 @@ def parse_set(words: Sequence[str]) -> Table:
     return result
 
 
-@cache
 def names(kind: str) -> tuple[str, ...]:
-    """The registered names of an algorithm, model or dataset, read from the source: importing torch takes a second."""
-    file, variable = {
-        "algorithm": ("algorithms/__init__.py", "REGISTRY"),
-        "model": ("models.py", "MODELS"),
-        "dataset": ("data/sources.py", "SOURCES"),
-    }[kind]
-    for node in ast.parse((Path(__file__).parent.parent / file).read_text()).body:
+    """Return the registered names of algorithms, models or datasets; importing them must not cost a second of torch."""
+    if kind == "algorithm":
+        from ..algorithms import REGISTRY
+
+        return tuple(REGISTRY)
+    if kind == "dataset":
+        from ..data.catalogue import SOURCES
+
+        return tuple(SOURCES)
+    return _model_names()
+
+
+@cache
+def _model_names() -> tuple[str, ...]:
+    for node in ast.parse((Path(__file__).parent.parent / "models.py").read_text()).body:
         if (
             isinstance(node, ast.AnnAssign)
-            and getattr(node.target, "id", "") == variable
+            and getattr(node.target, "id", "") == "MODELS"
             and isinstance(node.value, ast.Dict)
         ):
             return tuple(str(ast.literal_eval(k)) for k in node.value.keys if k is not None)
-    raise LookupError(f"{file} has no table {variable}")
+    raise LookupError("models.py has no table MODELS")
 
 
 def _check_hyper(algorithm: str, table: Mapping[str, Any]) -> None:

@@ -25,7 +25,8 @@ import torch
 
 import fedabml
 from fedabml.cli.train import saved_config
-from fedabml.data.sources import SOURCES, _checked
+from fedabml.data.catalogue import SOURCES
+from fedabml.data.sources import _checked
 from fedabml.engine import autotune
 from fedabml.errors import InputError
 from fedabml.experiments import request

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...data.sources import EMBEDDED
+from ...data.catalogue import EMBEDDED
 from ...errors import InputError, nearest
 from ...files.limits import MAX_TOML
 from ...files.sealed import read_text, write
