@@ -27,7 +27,8 @@ import numpy as np
 from fedabml import FedAvg, rng
 from fedabml.bench.measure import setup_of
 from fedabml.bench.workloads import Workload, workload
-from fedabml.engine.minibatches import minibatches, sample
+from fedabml.engine.minibatches import minibatches
+from fedabml.engine.server import draw_clients
 
 HERE = Path(__file__).parent / "peers"
 TITLES = {
@@ -54,7 +55,7 @@ def export(work: Workload, rounds: int, folder: Path) -> None:
 
     fed, lr = work.federation(), work.lr
     setup = setup_of(work, fed, FedAvg(lr=lr), "cpu", "float32")
-    cohort = [sample(work.clients, work.cohort / work.clients, 0, t + 1) for t in range(rounds)]
+    cohort = [draw_clients(work.clients, work.cohort / work.clients, 0, t + 1) for t in range(rounds)]
     places = torch.arange(work.samples).expand(work.cohort, -1)
     sizes = np.full(work.cohort, work.samples)
     order = []

@@ -30,13 +30,10 @@ ROOT_MODULES = 10
 UPWARD = {
     ("accel.convolutions", "rng"),
     ("cli", "__main__"),
-    ("engine.autotune", "runs.provenance"),
-    ("engine.rounds", "runs.folder"),
 }
 CIRCLES = {
     frozenset({"__main__", "cli"}),
     frozenset({"engine.client", "engine.executor", "engine.memory", "engine.samples", "engine.setting"}),
-    frozenset({"engine.compiling", "engine.rounds"}),
     frozenset({"runs.log", "runs.summary", "runs.train"}),
 }
 

@@ -22,7 +22,8 @@ from torch.nn.functional import cross_entropy
 from .. import rng
 from ..algorithms import FedABML, FedAvg
 from ..engine.loss import label_offset
-from ..engine.minibatches import minibatches, sample, steps_of
+from ..engine.minibatches import minibatches, steps_of
+from ..engine.server import draw_clients
 from ..errors import InputError
 from ..gaussian import Gaussian
 from ..runs.train import Setup
@@ -127,7 +128,7 @@ class Loop:
     def prepare(self) -> None:
         """Takes the clients and the minibatches of the next round from the engine's plan; never timed."""
         cohort, round = self.cohort, self.round + 1
-        clients = sample(cohort.fed.clients, self.participation, cohort.seed, round)
+        clients = draw_clients(cohort.fed.clients, self.participation, cohort.seed, round)
         sizes = cohort.fed.train.counts[clients]
         places = torch.arange(int(sizes.max())).expand(len(clients), -1)
         places = torch.where(places < torch.as_tensor(sizes).unsqueeze(-1), places, -1)

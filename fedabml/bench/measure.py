@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..algorithms import Algorithm, FedABML, FedAvg
 from ..data import Federation
 from ..engine.autotune import dtype_of
-from ..engine.rounds import Simulation, march
+from ..engine.rounds import Simulation, run_rounds
 from ..errors import TrainingError
 from ..runs.provenance import hardware
 from ..runs.train import Setup, prepare
@@ -64,7 +64,7 @@ class Engine:
         sim, rounds = self.simulation, self.simulation.round + self.many
 
         def run() -> None:
-            for _, told in march([sim], rounds, lambda round: round == rounds):
+            for _, told in run_rounds([sim], rounds, lambda round: round == rounds):
                 if isinstance(told[0], TrainingError):
                     raise told[0]
             wait(self.device)

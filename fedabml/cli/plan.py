@@ -41,7 +41,7 @@ def show(plan: RunConfig, fed: Federation, out: Path, saved: dict[str, Any] | No
 
 def facts(setup: Setup) -> list[tuple[str, str]]:
     """Return the facts of a planned run, as pairs of a heading and a value."""
-    from ..engine.minibatches import cohort_size
+    from ..engine.server import cohort_size
 
     cohort, config, fed = setup.cohort, setup.config, setup.cohort.fed
     described = fed.describe()

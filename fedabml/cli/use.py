@@ -85,8 +85,8 @@ def evaluate(
 
 def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: int) -> Evaluation:
     """Scores what the server owns, with what clients keep taken from the run's last checkpoint."""
+    from ..engine.checkpoint import check_like
     from ..engine.client_states import Kept
-    from ..engine.rounds import check_like
     from ..evaluation.scoring import evaluate as score
     from ..runs.folder import Folder
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from .. import rng
+from ..accel.machine import hardware
 from ..accel.quiet import quiet_vmap
 from ..algorithms.base import Algorithm
 from ..errors import InputError, nearest
 from ..files.sealed import read_json, write_json
-from ..runs.provenance import hardware
 from ..vectors import Network, derived
 from .diagnose import refusal
 from .threads import over

@@ -11,20 +11,13 @@ docs/speed.md. On a CPU `--compile` gained nothing or little (3.9× in place of 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING
 
 import torch
 
-from .. import engine
+from ..algorithms.base import Algorithm
 from ..vectors import Layout
-
-if TYPE_CHECKING:
-    from .rounds import Simulation
-
-log = logging.getLogger("fedabml")
 
 LOOK = 4  # the round after which it is decided: the first ones capture graphs
 GAIN_CONV, GAIN_DENSE, GAIN_BF16 = 1.5, 2.0, 2.3  # the CNN; the MLP (MLR 3.2); ResNet-18 in bf16 (the CNN 3)
@@ -57,37 +50,6 @@ def usual_seconds(times: Sequence[float]) -> float:
     return median(times[1:] or times)
 
 
-def steps_of_rounds(sim: Simulation) -> frozenset[str]:
-    """The names of the steps that a round takes."""
-    phases = sim.cohort.algorithm.phases(sim.epochs)
-    return frozenset(phase.step.__name__ for phase in phases)  # type: ignore[attr-defined]
-
-
-def consider(sims: Sequence[Simulation], times: Sequence[float], rounds: int) -> str | None:
-    """Decides for runs side by side, after a round that took the last of `times`, whether their next ones are compiled.
-
-    Nothing happens where somebody has decided already, or where nothing can be compiled. Nothing may be under way on
-    the device, because what was captured is dropped. Returns a note where they are, which is logged, too.
-    """
-    one, programs = sims[0], [sim.cohort.programs for sim in sims]
-    if not programs[0].auto:
-        return None
-    for each in programs:
-        each.auto = False
-    network, steps, done = one.cohort.network, steps_of_rounds(one), one.round
-    gain = expected_gain(network.layout, network.dtype)
-    cost = expected_cost(network.layout, max(1, sum(each.shapes_of(steps) for each in programs)))
-    if not one.world.decide(lambda: pays(times, rounds - done, gain, cost)):
-        return None
-    if one.cohort.device.type == "cuda":
-        torch.cuda.synchronize(one.cohort.device)
-    for sim in sims:
-        sim.compiled = done + 1
-        sim.cohort.programs.fuse_from_now(steps)
-    slow = (rounds - done) * usual_seconds(times)
-    note = (
-        f"From round {done + 1} on steps are compiled: the {rounds - done} rounds left would take about {slow:.0f} s, "
-        f"compiled {slow / gain:.0f} s after about {cost:.0f} s for compiling. --no-compile leaves it out."
-    )
-    log.log(logging.INFO if engine.process_is_ours else logging.WARNING, "%s", note)  # the command line prints it
-    return note
+def steps_of_rounds(algorithm: Algorithm, epochs: int) -> frozenset[str]:
+    """Return the names of the steps that a round takes."""
+    return frozenset(phase.step.__name__ for phase in algorithm.phases(epochs))  # type: ignore[attr-defined]

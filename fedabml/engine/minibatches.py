@@ -19,18 +19,6 @@ def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
-def cohort_size(clients: int, participation: float) -> int:
-    """τN, rounded, but at least one client."""
-    return min(clients, max(1, int(participation * clients + 0.5)))
-
-
-def sample(clients: int, participation: float, seed: int, round: int) -> list[int]:
-    """The clients of a round, τN of them drawn uniformly without replacement, in ascending order."""
-    size = cohort_size(clients, participation)
-    drawn = rng.generator(seed, rng.SAMPLE, round).choice(clients, size, replace=False)
-    return sorted(drawn.tolist())
-
-
 def steps_of(sizes: Sizes, epochs: int, batch: int, per_step: int) -> Sizes:
     """How many steps clients of these sizes take, where each is made of so many batches: at least one."""
     return (epochs * ((sizes + batch - 1) // batch) // per_step).clip(1)

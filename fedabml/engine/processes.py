@@ -96,7 +96,7 @@ class World:
         """The least of everyone's numbers."""
         return number
 
-    def share(self, tensor: Tensor) -> Tensor:
+    def broadcast(self, tensor: Tensor) -> Tensor:
         """Process 0's tensor on the host; the others give one of the same shape and type."""
         return tensor
 
@@ -175,10 +175,10 @@ class Ranks(World):
         import torch
 
         data = torch.frombuffer(bytearray(text.encode()) or bytearray(1), dtype=torch.uint8)
-        size = int(self.share(torch.tensor([len(text.encode())]))[0])
+        size = int(self.broadcast(torch.tensor([len(text.encode())]))[0])
         if size == 0:
             return ""
-        return bytes(self.share(data if self.rank == 0 else torch.zeros(size, dtype=torch.uint8)).tolist()).decode()
+        return bytes(self.broadcast(data if self.rank == 0 else torch.zeros(size, dtype=torch.uint8)).tolist()).decode()
 
     def lead(self, act: Callable[[], T]) -> T | None:
         found, error = None, None
@@ -212,7 +212,7 @@ class Ranks(World):
         numbers[self.rank] = number
         return int(self.sum(numbers).min())
 
-    def share(self, tensor: Tensor) -> Tensor:
+    def broadcast(self, tensor: Tensor) -> Tensor:
         import torch.distributed as dist
 
         self._wait(lambda: dist.broadcast(tensor, 0, group=self.host, async_op=True))

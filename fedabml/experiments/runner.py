@@ -13,7 +13,7 @@ from typing import Any
 
 from ..data.once import reading_once
 from ..engine.autotune import chunk_of, free_bytes
-from ..engine.rounds import Simulation, march
+from ..engine.rounds import Simulation, run_rounds
 from ..engine.setting import Cohort
 from ..errors import TrainingError
 from ..evaluation.scoring import Entry, Evaluation, evaluate_after
@@ -127,7 +127,7 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[float], None
     errors: dict[int, TrainingError] = {}
     scores: list[list[Score]] = [[] for _ in sims]
     curves: list[list[dict[str, Any]]] = [[] for _ in sims]
-    for round, news in march(sims, first.rounds, lambda round: round in curve):
+    for round, news in run_rounds(sims, first.rounds, lambda round: round in curve):
         for i, line in news.items():
             if isinstance(line, TrainingError):
                 errors[i] = line

@@ -27,8 +27,9 @@ from ..engine import autotune, compiling
 from ..engine.autotune import COARSE, free_bytes
 from ..engine.client import FLIGHT, PIECE
 from ..engine.executor import Programs, padding, segments
-from ..engine.minibatches import cohort_size, sample, steps_of
+from ..engine.minibatches import steps_of
 from ..engine.rounds import Simulation
+from ..engine.server import cohort_size, draw_clients
 from ..engine.setting import Cohort
 from ..errors import InputError
 from ..evaluation.scoring import Entry, evaluate_after
@@ -165,7 +166,7 @@ def choices(setup: Setup, asked: dict[str, Any]) -> Facts:
             "flipout": "noise with random signs per example: the same expectation, less variance",
         }
         rows.append(
-            ("estimator", f"{kind}, {hyper['s']} sample(s) per gradient ({told.get(kind, 'see the algorithm')})")
+            ("estimator", f"{kind}, {hyper['s']} draw_clients(s) per gradient ({told.get(kind, 'see the algorithm')})")
         )
     rows.append(("samples", "on the host, moved to the device when needed" if cohort.data.hosted else "on the device"))
     rows.append(("steps", _played(cohort.programs)))
@@ -227,7 +228,8 @@ def estimate(setup: Setup, scored: float) -> Estimate:
     """
     process = _peak()
     cohort, fed = setup.cohort, setup.cohort.fed
-    drawn, phases = sample(fed.clients, setup.participation, cohort.seed, 1), cohort.algorithm.phases(setup.epochs)
+    drawn = draw_clients(fed.clients, setup.participation, cohort.seed, 1)
+    phases = cohort.algorithm.phases(setup.epochs)
     few, more = (_short(fed, n * max(p.batches for p in phases) * cohort.batch_size) for n in (FEW, MORE))
     elapsed, chunk = _trial(setup, few)
     lanes = min(chunk, len(drawn))
@@ -247,7 +249,7 @@ def estimate(setup: Setup, scored: float) -> Estimate:
     reckoned = lambda steps, lanes: _reckoned(steps, lanes, cost, around, programs.least)  # noqa: E731
     rounds = []
     for t in range(min(ROUNDS, max(1, setup.rounds))):
-        clients = sample(fed.clients, setup.participation, cohort.seed, t + 1)
+        clients = draw_clients(fed.clients, setup.participation, cohort.seed, t + 1)
         rounds.append(reckoned(_steps(cohort, fed, clients, phases), lanes))
     per_round = float(np.mean([seconds for seconds, _ in rounds]))
     personal = [phase for phase in cohort.algorithm.personal_phases() if phase.epochs]
@@ -290,7 +292,8 @@ def _trial(setup: Setup, fed: Federation) -> tuple[float, int]:
     first = sim.server
 
     def timed() -> float:
-        sim.server, start = first, time.perf_counter()
+        sim.return_to(first)
+        start = time.perf_counter()
         sim.step()
         if brief.device.type == "cuda":
             torch.cuda.synchronize(brief.device)
@@ -309,7 +312,7 @@ def _saving(sim: Simulation, line: dict[str, Any]) -> float:
     try:
         with tempfile.TemporaryDirectory(prefix=".fedabml-doctor-", dir=here) as place:
             folder = Folder(Path(place))
-            return float(np.median([_seconds(lambda: sim._save(folder, line)) for _ in range(SAVES)]))
+            return float(np.median([_seconds(lambda: sim.save(folder.write_round, line)) for _ in range(SAVES)]))
     except (OSError, InputError):  # no space, say: the run will tell
         return 0.0
 

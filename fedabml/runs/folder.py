@@ -18,11 +18,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ..algorithms.base import State
+from ..engine.checkpoint import Checkpoint
 from ..errors import InputError
 from ..files.sealed import (
     check_tensors,
@@ -40,19 +41,6 @@ from ..files.sealed import (
 )
 
 log = logging.getLogger("fedabml")
-
-
-class Checkpoint(NamedTuple):
-    """The state between two rounds."""
-
-    round: int
-    shared: State
-    average: State
-    kept: Mapping[int, State]
-    seconds: float
-    chunk: int | None = None  # clients that run at once from here on: fewer than at first, where memory did not suffice
-    velocity: State = {}  # noqa: RUF012  the server's last step, where it has momentum
-    compiled: int | None = None  # the first round whose steps are compiled, if any so far
 
 
 class Saved(Mapping[int, State]):
@@ -216,6 +204,11 @@ class Folder:
                 f"'{self.path / 'metrics.jsonl'}' cannot be written: {error.strerror}. The checkpoint of the round "
                 "before is whole: free some space, then --resume."
             ) from error
+
+    def write_round(self, line: dict[str, Any], state: Checkpoint, changed: dict[int, State]) -> None:
+        """Write a round's line and the state after it; `changed` is what the round's clients keep."""
+        self.log(line)
+        self.save(state, changed)
 
     def save(self, state: Checkpoint, changed: dict[int, State]) -> None:
         """Saves the state after a round; `changed` is what its clients keep."""

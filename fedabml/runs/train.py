@@ -24,12 +24,13 @@ from ..algorithms import Algorithm, FedABML
 from ..arguments import checks_arguments, whole
 from ..data import Federation, heat_map, save_manifest
 from ..engine.autotune import COARSE, backend_of, chunk_of, device_of, dtype_of, lane_bytes
+from ..engine.checkpoint import Checkpoint
 from ..engine.memory import hold_pages
-from ..engine.minibatches import cohort_size
 from ..engine.noise import Noise
 from ..engine.processes import World, agree, with_folder_lock
 from ..engine.processes import world as processes
 from ..engine.rounds import Simulation
+from ..engine.server import cohort_size
 from ..engine.setting import Cohort
 from ..engine.torch_settings import borrowed
 from ..errors import InputError, short
@@ -39,7 +40,7 @@ from ..files.sealed import digests, write, write_json
 from ..likelihoods import Categorical, GaussianNoise, Likelihood
 from ..vectors import Network
 from ..version import __version__
-from .folder import Checkpoint, Folder
+from .folder import Folder
 from .input_spec import Card
 from .log import RunLog
 from .prior import Prior
@@ -311,8 +312,9 @@ def train(
 
         listener = finished if journal or on_round else None
         history = sim.run(
-            rounds, folder=folder, score=brief if evaluate else None, eval_every=eval_every, on_round=listener
-        )
+            rounds, history=folder.history if folder else (), save=folder.write_round if folder else None,
+            score=brief if evaluate else None, eval_every=eval_every, on_round=listener,
+        )  # fmt: skip
     theta = {k: v.detach().cpu() for k, v in sim.theta.items()}
     prior = Prior(cohort.algorithm, theta, setup.card, batch_size)
     if folder:  # before the score: a client that diverges while it is scored must not cost the prior

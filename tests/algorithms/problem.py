@@ -9,8 +9,8 @@ from torch import nn
 
 import fedabml
 from fedabml import rng
-from fedabml.engine.minibatches import sample
 from fedabml.engine.rounds import Simulation
+from fedabml.engine.server import draw_clients
 from tests.engine.plans import plan_of
 
 SIZES, BATCH, EPOCHS, SEED = (5, 9, 4, 2), 3, 2, 6  # this seed draws clients 0 and 1, then 0 and 2, and never 3
@@ -39,7 +39,7 @@ def simulate(algorithm, rounds=2, fed=None, **options):
 
 
 def drawn(round):
-    return sample(len(SIZES), 0.5, SEED, round)
+    return draw_clients(len(SIZES), 0.5, SEED, round)
 
 
 def batches(client, round, phase=0, epochs=EPOCHS, purpose=rng.NOISE, per_step=1):

@@ -12,10 +12,11 @@ import fedabml
 from fedabml import FedABML, FedAvg, Local
 from fedabml.algorithms import REGISTRY, FedBABU, make, name_of
 from fedabml.engine import executor
-from fedabml.engine.minibatches import sample
-from fedabml.engine.rounds import Simulation, advance
+from fedabml.engine.checkpoint import Checkpoint
+from fedabml.engine.rounds import Simulation, run_round
+from fedabml.engine.server import draw_clients
 from fedabml.evaluation.scoring import Entry, evaluate, evaluate_together
-from fedabml.runs.folder import Checkpoint, Folder
+from fedabml.runs.folder import Folder
 from fedabml.runs.prior import Prior
 
 SIZES = (6, 60, 13, 33, 25, 9)  # tenfold, and none a multiple of the batch but the first with its own size
@@ -103,7 +104,7 @@ def prepare(fed, algorithm, **options):
 def simulate(fed, algorithm, rounds=ROUNDS, state=None, folder=None, **options):
     setup = prepare(fed, algorithm, **options)
     sim = Simulation(setup.cohort, participation=setup.participation, epochs=setup.epochs, state=state)
-    sim.run(rounds, folder=folder)
+    sim.run(rounds, save=folder.write_round if folder else None)
     return sim, setup
 
 
@@ -181,7 +182,7 @@ def test_traced_steps_have_the_bits_of_those_that_are_not(fed, algorithm, monkey
 def test_what_clients_keep_is_their_own(fed, algorithm):
     """The sampled clients and no others; nothing in the memory of another client, of θ or of the initial weights."""
     sim, setup = simulate(fed, algorithm)
-    drawn = {c for t in range(1, ROUNDS + 1) for c in sample(len(SIZES), SHARE, SEED, t)}
+    drawn = {c for t in range(1, ROUNDS + 1) for c in draw_clients(len(SIZES), SHARE, SEED, t)}
     assert set(sim.kept.states) == (set() if isinstance(algorithm, FedBABU) else drawn)  # its head is rebuilt
     place = lambda t: t.untyped_storage().data_ptr()
     kept = [place(t) for own in sim.kept.states.values() for t in own.values()]
@@ -217,10 +218,10 @@ def test_a_sweep_as_lanes_equals_separate_runs(fed, algorithm):
     setups = [prepare(fed, a, chunk=5, **options) for a, options in runs]
     sims = [Simulation(s.cohort, participation=s.participation, epochs=s.epochs) for s in setups]
     for _ in range(ROUNDS):
-        lines = advance(sims)
+        lines = run_round(sims)
     for one, many, line in zip(alone, sims, lines, strict=True):
         assert_states_close(everything(many), everything(one), 1e-9)
-        assert line["round"] == ROUNDS and line["clients"] == sample(len(SIZES), SHARE, many.cohort.seed, ROUNDS)
+        assert line["round"] == ROUNDS and line["clients"] == draw_clients(len(SIZES), SHARE, many.cohort.seed, ROUNDS)
     first, second = (everything(sim) for sim in alone[:2])
     assert any(not torch.equal(first[name], second[name]) for name in first)
     together = evaluate_together([Entry(s.cohort, s.theta, s.kept_for) for s in sims])
@@ -252,7 +253,7 @@ def test_resuming_gives_the_same_bits(fed, algorithm, tmp_path):
 @EVERY
 def test_evaluation_of_all_clients_even_one_never_drawn(fed, algorithm):
     sim, setup = simulate(fed, algorithm)
-    drawn = {c for t in range(1, ROUNDS + 1) for c in sample(len(SIZES), SHARE, SEED, t)}
+    drawn = {c for t in range(1, ROUNDS + 1) for c in draw_clients(len(SIZES), SHARE, SEED, t)}
     assert 0 < len(drawn) < len(SIZES)
     scores = evaluate(setup.cohort, sim.theta, sim.kept_for)
     assert scores.clients["accuracy"].shape == (len(SIZES),)

@@ -173,10 +173,10 @@ def test_a_dry_run_tells_all_and_writes_nothing(tmp_path):
 
 @pytest.mark.parametrize(("clients", "share"), [(10, 0.25), (10, 0.01), (3, 1), (50, 0.05)])
 def test_a_dry_run_tells_the_engines_number_of_clients(clients, share):
-    from fedabml.engine.minibatches import sample
+    from fedabml.engine.server import draw_clients
 
     words = ["--clients", clients, "--participation", share, "--model", "mlr", "--partition", "iid"]
-    sampled = len(sample(clients, share, 0, 1))
+    sampled = len(draw_clients(clients, share, 0, 1))
     assert f"{sampled} of {clients} clients" in run("train", *words, "--dry-run").stdout
 
 

@@ -89,7 +89,7 @@ def equality(folder):
 
     def drifting(sim):
         if rank == 1 and sim.round == 1:
-            sim.shared = {k: v * (1 + 1e-15) for k, v in sim.shared.items()}
+            sim.return_to(sim.server._replace(shared={k: v * (1 + 1e-15) for k, v in sim.shared.items()}))
         return draw(sim)
 
     Simulation.draw = drifting

@@ -12,7 +12,7 @@ from fedabml import FedABML, InputError, rng
 from fedabml.algorithms import make
 from fedabml.engine.augment import MARGIN, PATH, augmented
 from fedabml.engine.noise import _STREAM
-from fedabml.engine.rounds import advance
+from fedabml.engine.rounds import run_round
 from fedabml.engine.samples import Data
 from fedabml.evaluation.scoring import evaluate
 from tests.engine.test_setting import SMALL, assert_close, federation, simulate
@@ -100,7 +100,7 @@ def test_runs_side_by_side_are_those_alone():
     alone = [simulate(fed, "cnn", a, seed=seed) for a, seed in runs]
     beside = [simulate(fed, "cnn", a, seed=seed, rounds=0) for a, seed in runs]
     for _ in range(3):
-        advance(beside)
+        run_round(beside)
     for a, b in zip(alone, beside, strict=True):
         assert_close(a, b, 1e-9)
 

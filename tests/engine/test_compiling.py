@@ -10,10 +10,11 @@ import torch
 
 import fedabml
 from fedabml.engine import compiling
-from fedabml.engine.rounds import Simulation, march
+from fedabml.engine.checkpoint import Checkpoint
+from fedabml.engine.rounds import Simulation, consider_compiling, run_rounds
 from fedabml.errors import InputError
 from fedabml.runs.config import RunConfig
-from fedabml.runs.folder import Checkpoint, Folder
+from fedabml.runs.folder import Folder
 from fedabml.vectors import Layout
 
 MLP = Layout(tuple("abcdef"), ((200, 784), (200,), (200, 200), (200,), (62, 200), (62,)))
@@ -59,20 +60,20 @@ def simulation(state=None, auto=True, rounds=6, **words):
 def test_runs_side_by_side_are_compiled_or_not_and_it_is_said(seconds, compiled, caplog):
     caplog.set_level(logging.INFO, "fedabml")
     sims = [simulation(), simulation()]
-    compiling.consider(sims, [seconds] * 4, 100)
+    consider_compiling(sims, [seconds] * 4, 100)
     for sim in sims:
         programs = sim.cohort.programs
         assert sim.compiled == compiled and programs.fuse == bool(compiled) and not programs.auto
         assert programs.only == (frozenset({"step"}) if compiled else None)
     said = [r.getMessage() for r in caplog.records if "compiled" in r.getMessage()]
     assert len(said) == bool(compiled) and all("From round 1 on" in text and "--no-compile" in text for text in said)
-    compiling.consider(sims, [1e6] * 4, 10**6)  # it is decided once
+    consider_compiling(sims, [1e6] * 4, 10**6)  # it is decided once
     assert sims[0].compiled == compiled
 
 
 def test_it_is_decided_after_one_round_and_kept_in_the_checkpoint(tmp_path):
     sim, seen = simulation(), []
-    for round, _ in march([sim], 6, lambda round: True):
+    for round, _ in run_rounds([sim], 6, lambda round: True):
         seen.append((round, sim.cohort.programs.auto))
     assert [auto for _, auto in seen] == [round < compiling.LOOK for round, _ in seen]
     folder = Folder(tmp_path)

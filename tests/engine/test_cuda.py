@@ -16,11 +16,11 @@ from fedabml.accel.convolutions import conv2d, linear
 from fedabml.accel.operators import plainly
 from fedabml.accel.recorder import changes
 from fedabml.algorithms import REGISTRY, make
+from fedabml.engine.checkpoint import Checkpoint
 from fedabml.engine.client import Lanes, _flagged
 from fedabml.engine.compiling import LOOK
-from fedabml.engine.rounds import Simulation, advance, march
+from fedabml.engine.rounds import Simulation, run_round, run_rounds
 from fedabml.evaluation.scoring import evaluate
-from fedabml.runs.folder import Checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -246,7 +246,7 @@ def test_several_runs_side_by_side(sizes):
     alone = [simulate(fed, a, seed=s) for a, s in runs]
     sims = [simulate(fed, a, seed=s, rounds=0) for a, s in runs]
     for _ in range(3):
-        advance(sims)
+        run_round(sims)
     for one, other in zip(alone, sims, strict=True):
         assert_close(one, other, 1e-9)
 
@@ -412,7 +412,7 @@ def test_a_long_run_is_compiled_once_that_pays_and_a_short_one_is_not(sizes, tmp
         words = {"participation": 0.67, "epochs": 2, "batch_size": 8, "seed": 6, "device": "cuda", "dtype": "float64"}
         setup = fedabml.prepare(fed, "mlp", algorithm, rounds=rounds, chunk=6, **(words | options))
         sim = Simulation(setup.cohort, participation=0.67, epochs=2, state=state)
-        with closing(march([sim], rounds, lambda round: False)) as lines:
+        with closing(run_rounds([sim], rounds, lambda round: False)) as lines:
             for round, _ in lines:
                 if round == 8:
                     break

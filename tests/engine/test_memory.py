@@ -24,7 +24,7 @@ from fedabml.engine.client import Lanes
 from fedabml.engine.client_states import Shelf
 from fedabml.engine.executor import Programs
 from fedabml.engine.memory import fitting
-from fedabml.engine.rounds import Simulation, advance
+from fedabml.engine.rounds import Simulation, run_round
 from fedabml.engine.samples import Data
 from fedabml.evaluation.scoring import Entry, evaluate_together
 from fedabml.runs.folder import Folder
@@ -229,10 +229,10 @@ def test_runs_side_by_side(monkeypatch, caplog):
     make_sims = lambda: [Simulation(s.cohort, participation=1.0, epochs=1) for s in setups]
     setups[0].cohort.chunk = 16
     wide = make_sims()
-    advance(wide)
+    run_round(wide)
     Device(monkeypatch, 5)
     sims = make_sims()
-    lines = advance(sims)
+    lines = run_round(sims)
     assert [s.cohort.chunk for s in sims] == [4, 4] and len(caplog.records) == 2
     for a, b, line in zip(wide, sims, lines, strict=True):
         assert line["round"] == 1

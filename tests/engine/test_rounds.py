@@ -8,8 +8,8 @@ import torch
 
 import fedabml
 from fedabml.algorithms import make
-from fedabml.engine import rounds as simulate
-from fedabml.engine.rounds import Simulation, march
+from fedabml.engine import rounds
+from fedabml.engine.rounds import Simulation, run_rounds
 from fedabml.errors import TrainingError
 
 ROUNDS = 5
@@ -31,30 +31,30 @@ def simulation(fed, algorithm, seed=0):
 
 @pytest.fixture
 def early(monkeypatch):
-    """As on a GPU: the next round is launched before this one lands. Tells how many are under way at most."""
-    under_way, most = [], []
-    launch, land = simulate.launch, simulate.land
+    """Start the next round before this one is finished, as on a GPU; list how many are in flight at every start."""
+    in_flight, counts = [], []
+    start, finish = rounds.start_round, rounds.finish_round
 
-    def launched(sims):
-        round = launch(sims)
-        under_way.append(round)
-        most.append(len(under_way))
+    def started(sims):
+        round = start(sims)
+        in_flight.append(round)
+        counts.append(len(in_flight))
         return round
 
-    def landed(round, *args):
-        under_way.remove(round)
-        return land(round, *args)
+    def finished(round, *args):
+        in_flight.remove(round)
+        return finish(round, *args)
 
-    monkeypatch.setattr(simulate, "_early", lambda sims: True)
-    monkeypatch.setattr(simulate, "launch", launched)
-    monkeypatch.setattr(simulate, "land", landed)
-    return most
+    monkeypatch.setattr(rounds, "_may_start_early", lambda sims: True)
+    monkeypatch.setattr(rounds, "start_round", started)
+    monkeypatch.setattr(rounds, "finish_round", finished)
+    return counts
 
 
 def test_the_run_is_the_same_to_the_bit(monkeypatch, early):
     fed = federation()
     lines = list(
-        march(
+        run_rounds(
             [ahead := simulation(fed, fedabml.FedABML(average=0.5, server_momentum=0.3))], ROUNDS, lambda round: False
         )
     )
@@ -72,7 +72,7 @@ def test_the_run_is_the_same_to_the_bit(monkeypatch, early):
 
 def test_after_a_round_that_is_looked_at_the_server_is_there(early):
     sim = simulation(federation(), fedabml.FedAvg())
-    for round, _ in march([sim], ROUNDS, lambda round: round % 2 == 0):
+    for round, _ in run_rounds([sim], ROUNDS, lambda round: round % 2 == 0):
         assert sim.round == (round if round % 2 == 0 or round == ROUNDS else round + 1)
 
 
@@ -81,7 +81,7 @@ def test_a_run_that_diverges_ends_where_it_was_sound_and_the_others_go_on(early)
     sims = [
         simulation(fed, fedabml.FedAvg(lr=lr, server_momentum=0.1), seed=i) for i, lr in enumerate((0.1, 1.7e308, 0.1))
     ]
-    told = [dict(lines) for _, lines in march(sims, ROUNDS, lambda round: False)]
+    told = [dict(lines) for _, lines in run_rounds(sims, ROUNDS, lambda round: False)]
     last = next(t for t, lines in enumerate(told) if isinstance(lines[1], TrainingError))
     assert [sorted(lines) for lines in told] == [[0, 1, 2]] * (last + 1) + [[0, 2]] * (ROUNDS - last - 1)
     assert last < ROUNDS - 1 and sims[1].round == last
@@ -99,20 +99,20 @@ def test_when_all_have_diverged_it_is_over(early):
     assert sim.round < ROUNDS and all(torch.isfinite(v).all() for v in sim.shared.values())
 
 
-@pytest.mark.parametrize("by", ["leaving", "a launch that fails"])
-def test_who_leaves_early_finds_the_last_round_that_landed(early, monkeypatch, by):
+@pytest.mark.parametrize("by", ["leaving", "a round that fails to start"])
+def test_a_caller_who_leaves_early_finds_the_last_finished_round(early, monkeypatch, by):
     fed = federation()
     sim, plain = (simulation(fed, fedabml.FedAvg(lr=0.1, server_momentum=0.3)) for _ in range(2))
-    rounds = march([sim], ROUNDS, lambda round: False)
-    next(rounds)
-    next(rounds)
+    found = run_rounds([sim], ROUNDS, lambda round: False)
+    next(found)
+    next(found)
     assert sim.round == 3  # the third is under way
     if by == "leaving":
-        rounds.close()
+        found.close()
     else:
-        monkeypatch.setattr(simulate, "launch", lambda sims: 1 / 0)
+        monkeypatch.setattr(rounds, "start_round", lambda sims: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            next(rounds)
+            next(found)
     monkeypatch.undo()
     plain.step()
     plain.step()
@@ -131,7 +131,7 @@ def test_who_waits():
     """A host is not ahead of itself, and what clients keep must be written down first."""
     fed = federation()
     plain, keeping = simulation(fed, fedabml.FedAvg()), simulation(fed, make("ditto"))
-    assert not simulate._early([plain])
+    assert not rounds._may_start_early([plain])
     for sim in (plain, keeping):
         sim.cohort.device = torch.device("cuda")
-    assert simulate._early([plain]) and not simulate._early([keeping])
+    assert rounds._may_start_early([plain]) and not rounds._may_start_early([keeping])

@@ -20,13 +20,15 @@ from fedabml.algorithms import make
 from fedabml.algorithms.hyper import hyper
 from fedabml.engine import autotune as backend
 from fedabml.engine.autotune import Way, backend_of, chunk_of, device_of, lane_bytes
+from fedabml.engine.checkpoint import Checkpoint
 from fedabml.engine.client import Lanes, _flagged
 from fedabml.engine.executor import HEAVY, Programs, padding, segments
 from fedabml.engine.loss import ClientLoss, label_offset
-from fedabml.engine.minibatches import minibatches, padded, sample
+from fedabml.engine.minibatches import minibatches, padded
 from fedabml.engine.rounds import Simulation
+from fedabml.engine.server import draw_clients
 from fedabml.evaluation.scoring import evaluate
-from fedabml.runs.folder import Checkpoint, Folder
+from fedabml.runs.folder import Folder
 from fedabml.vectors import Network
 from tests.engine.plans import plan_of
 
@@ -266,14 +268,14 @@ def test_loss_averages_over_draws():
     ("n", "share", "size"), [(100, 0.1, 10), (15, 0.1, 2), (7, 1.0, 7), (3, 0.01, 1), (200, 0.1, 20)]
 )
 def test_the_number_of_clients_of_a_round(n, share, size):
-    drawn = sample(n, share, 0, 1)
+    drawn = draw_clients(n, share, 0, 1)
     assert len(drawn) == len(set(drawn)) == size
     assert list(drawn) == sorted(drawn) and min(drawn) >= 0 and max(drawn) < n
 
 
 def test_clients_are_drawn_uniformly():
     rounds, n = 4000, 20
-    draws = np.array([sample(n, 0.25, 5, t) for t in range(rounds)])
+    draws = np.array([draw_clients(n, 0.25, 5, t) for t in range(rounds)])
     counts = np.bincount(draws.reshape(-1), minlength=n)
     # Without replacement the counts vary less than multinomially, so the statistic is scaled by (n − 1)/(n − size).
     statistic = ((counts - rounds / 4) ** 2 / (rounds / 4)).sum() * (n - 1) / (n - 5)
@@ -287,8 +289,8 @@ def test_clients_are_drawn_uniformly():
 
 
 def test_a_round_depends_on_the_seed_and_the_round_alone():
-    assert list(sample(50, 0.2, 1, 3)) == list(sample(50, 0.2, 1, 3))
-    assert len({tuple(sample(50, 0.2, s, t)) for s in range(3) for t in range(3)}) == 9
+    assert list(draw_clients(50, 0.2, 1, 3)) == list(draw_clients(50, 0.2, 1, 3))
+    assert len({tuple(draw_clients(50, 0.2, s, t)) for s in range(3) for t in range(3)}) == 9
 
 
 def test_every_step_of_every_client_has_its_own_key():
@@ -867,7 +869,7 @@ def test_the_server_takes_a_part_of_its_last_step_again(tmp_path):
     # A run that is resumed knows the step; a checkpoint without it is refused.
     folder = Folder(tmp_path)
     folder.create({})
-    two._save(folder, {"round": 2})
+    two.save(folder.write_round, {"round": 2})
     go = lambda state: Simulation(two.cohort, participation=two.participation, epochs=two.epochs, state=state)
     resumed = go(Folder(tmp_path).last())
     resumed.run(3)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedabml
-from fedabml.engine.rounds import Simulation, advance
+from fedabml.engine.rounds import Simulation, run_round
 from fedabml.engine.samples import Data
 from fedabml.errors import InputError
 from fedabml.experiments import runner
@@ -87,7 +87,7 @@ def test_runs_of_other_data_are_not_taken_for_one_batch():
     )
     for wrong in (other, third):
         with pytest.raises(ValueError, match="side by side"):
-            advance([one, wrong])
+            run_round([one, wrong])
     place = torch.device("cpu"), torch.float32
     assert Data.of(a, *place) is one.cohort.data
     plain = dataclasses.replace(a, shift=a.shift + 1)  # the same arrays, seen otherwise

@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 
 import fedabml
 from fedabml import FedABML, FedAvg, InputError, Local, TrainingError
+from fedabml.engine.checkpoint import Checkpoint
 from fedabml.engine.rounds import Simulation, last_ten
 from fedabml.files.sealed import sealed
-from fedabml.runs.folder import Checkpoint, Folder
+from fedabml.runs.folder import Folder
 
 
 def state(round, value=None):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 import shutil
 from pathlib import Path
-
-import torch
 
 import fedabml
 from fedabml.runs import provenance
@@ -27,15 +24,3 @@ def test_the_code_is_known_by_what_its_files_say(tmp_path, monkeypatch):
     with (package / "runs/train.py").open("a") as file:
         file.write("# another word")
     assert digest() != before
-
-
-def test_a_processor_has_a_name(monkeypatch):
-    assert provenance.hardware(torch.device("cpu")) == provenance._processor()
-    monkeypatch.setattr(provenance.Path, "read_text", lambda *args, **words: "no such line")
-    assert provenance._processor.__wrapped__()  # a system that says it elsewhere, or not at all
-
-
-def test_a_processor_without_a_name_has_numbers(monkeypatch):
-    told = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n\nprocessor\t: 1\nCPU part\t: 0xd05\n"
-    monkeypatch.setattr(provenance.Path, "read_text", lambda *args, **words: told)
-    assert provenance._processor.__wrapped__() == f"{platform.machine()}, implementer 0x41, part 0xd0c"
