@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .algorithms import Algorithm, FedABML, FedAvg, Local
     from .data import Federation, federate, load, read_table
     from .errors import InputError, TrainingError
-    from .evaluation.scoring import Prediction, Regression
+    from .evaluation.predictions import Prediction, Regression
     from .likelihoods import Categorical, GaussianNoise
     from .runs.prior import Posterior, Prior, TablePrediction, load_posterior, load_prior
     from .runs.train import Run, prepare, train
@@ -31,7 +31,7 @@ _HOMES = {
     "algorithms": ("Algorithm", "FedABML", "FedAvg", "Local"),
     "data": ("Federation", "federate", "load", "read_table"),
     "errors": ("InputError", "TrainingError"),
-    "evaluation.scoring": ("Prediction", "Regression"),
+    "evaluation.predictions": ("Prediction", "Regression"),
     "likelihoods": ("Categorical", "GaussianNoise"),
     "runs.prior": ("Posterior", "Prior", "TablePrediction", "load_posterior", "load_prior"),
     "runs.train": ("Run", "prepare", "train"),

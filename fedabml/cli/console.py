@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import short
+from ..evaluation.measures import size
 from ..runs.log import Pace, clock
 
 if TYPE_CHECKING:
@@ -64,15 +65,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None 
         made.add_row(*(Text(str(cell)) for cell in row))
     console().print(made)
     say()
-
-
-def size(count: float) -> str:
-    """Bytes in words."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:,.1f} GiB"
 
 
 def number(value: Any) -> str:

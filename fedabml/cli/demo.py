@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InputError
+from ..evaluation.measures import COMPARED, MEASURES, size
 from ..runs.config import RunConfig
-from .console import number, say, size, table
+from .console import number, say, table
 from .train import execute
 
 if TYPE_CHECKING:
@@ -33,13 +34,6 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 BINS = 12  # of the entropies
 MARK = "demo.txt"  # says that a folder was made by the demo, and may be made again
-ROWS = (
-    ("accuracy", "accuracy"),
-    ("accuracy_worst_decile", "accuracy, worst tenth"),
-    ("nll", "negative log likelihood"),
-    ("ece", "calibration error"),
-    ("brier", "Brier score"),
-)
 
 
 def demo(
@@ -92,7 +86,7 @@ def make_room(out: Path) -> None:
 def compare(runs: dict[str, Run], strange: dict[str, dict[str, Any]]) -> None:
     """Prints the runs side by side."""
     summaries = [run.summary for run in runs.values()]
-    rows = [(words, *(number(s[name]) for s in summaries)) for name, words in ROWS]
+    rows = [(MEASURES[key].name, *(number(s[key]) for s in summaries)) for key in COMPARED["classification"]]
     rows.append(("traffic per client and round", *(size(s["bytes_up"] + s["bytes_down"]) for s in summaries)))
     rows.append(("seconds", *(f"{s['seconds']:.1f}" for s in summaries)))
     for at, words in enumerate(("entropy, own test digits", "entropy, digits never seen")):
@@ -108,7 +102,7 @@ def unseen(run: Run, fed: Federation) -> dict[str, Any]:
     """
     import numpy as np
 
-    from ..evaluation.scoring import Prediction
+    from ..evaluation.predictions import Prediction
     from ..experiments.paper.outside import auroc
 
     def predict(posterior: Posterior, rows: np.ndarray) -> Prediction:

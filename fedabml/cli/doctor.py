@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..evaluation.measures import size
 from ..runs.config import RunConfig
 from ..runs.log import clock
-from .console import note, say, size, table
+from .console import note, say, table
 from .options import Config, Preset, Set, run_flags, told
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..evaluation.measures import size
 from ..runs.config import RunConfig
-from .console import note, say, size, table
+from .console import note, say, table
 
 if TYPE_CHECKING:
     from ..data import Federation

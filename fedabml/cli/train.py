@@ -10,11 +10,12 @@ import typer
 
 from ..engine import processes
 from ..errors import InputError
+from ..evaluation.measures import MEASURES, size
 from ..files.sealed import real
 from ..runs.config import RunConfig
 from ..runs.config import stored as stored_config
 from . import plan as planning
-from .console import Watch, complain, downloads, number, say, size, table
+from .console import Watch, complain, downloads, number, say, table
 from .options import Config, Preset, Set, Told, run_flags, told
 
 if TYPE_CHECKING:
@@ -238,17 +239,11 @@ def describe(summary: dict[str, Any]) -> str:
     return f"{words}, {summary['seconds']:.1f} s ({who}scored on {split} data)"
 
 
-MEASURES = {
-    "accuracy_pooled": "accuracy, all samples pooled",
-    "accuracy": "accuracy, mean over clients",
-    "accuracy_worst_decile": "accuracy, worst tenth of clients",
-    "rmse_pooled": "RMSE, all samples pooled",
-    "rmse": "RMSE, mean over clients",
-    "nll": "negative log likelihood",
-    "ece": "calibration error (ECE)",
-    "brier": "Brier score",
-    "coverage_pooled": "coverage of 90 % intervals, pooled",
-}
+# The rows of the scores, by their keys in `evaluation.measures`.
+ROWS = (
+    *("accuracy_pooled", "accuracy", "accuracy_worst_decile", "rmse_pooled", "rmse"),
+    *("nll", "ece", "brier", "coverage_pooled"),
+)
 # The columns of the scores: their headings, and how the summary's keys begin. A label level is not every algorithm's.
 MODELS = {"personalised": "", "prior + label level": "prior_level_", "prior": "prior_"}
 
@@ -259,7 +254,7 @@ def scores(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
     level = summary.get("prior_level_nll") is not None
     shown = {head: start for head, start in MODELS.items() if level or start != "prior_level_"}
-    measures, small = dict(MEASURES), summary.get("clients_small", 0)
+    measures, small = {key: MEASURES[key].name for key in ROWS}, summary.get("clients_small", 0)
     values = dict(summary)
     if small and "accuracy_worst_decile_large" in summary:
         measures["accuracy_worst_decile"] += f" of {FEW_ROWS} rows or more"

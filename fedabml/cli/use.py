@@ -19,7 +19,8 @@ from .options import Config, Force
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..evaluation.scoring import Evaluation, Prediction, Regression
+    from ..evaluation.predictions import Prediction, Regression
+    from ..evaluation.scoring import Evaluation
     from ..runs.input_spec import Card
     from ..runs.train import Setup
 
@@ -179,7 +180,7 @@ def _labelled(path: Path, card: Card) -> tuple[Any, Any, tuple[np.ndarray, np.nd
 def _scores(p: Prediction | Regression, y: np.ndarray) -> dict[str, float]:
     import numpy as np
 
-    from ..evaluation.scoring import Prediction
+    from ..evaluation.predictions import Prediction
 
     if isinstance(p, Prediction):
         true = p.probs[np.arange(len(y)), y]
@@ -248,7 +249,7 @@ def _inputs(path: Path, card: Card) -> Any:
 
 def _rows(p: Prediction | Regression, card: Card) -> tuple[list[str], list[list[Any]]]:
     """Head and rows of the CSV."""
-    from ..evaluation.scoring import Prediction
+    from ..evaluation.predictions import Prediction
 
     if isinstance(p, Prediction):
         classes = _class_names(card, p.probs.shape[1])

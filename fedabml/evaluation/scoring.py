@@ -1,7 +1,7 @@
-"""How good are the clients' own models, and do they know what they do not know?
+"""Scores of the clients' own models: how often they are right, and whether they know when they are not.
 
-`evaluate` personalises every client exactly as a new one would be and scores it on its own held-out samples. The
-measures are computed for all clients in one pass of segment sums; the tests hold them against torchmetrics.
+`evaluate` personalises every client exactly as a new client would be, and scores it on its own held-out samples. All
+clients are scored in one pass of segment sums; the tests compare the measures with torchmetrics and scikit-learn.
 """
 
 from __future__ import annotations
@@ -30,106 +30,19 @@ from ..engine.threads import over
 from ..errors import InputError, TrainingError
 from ..gaussian import Distribution
 from ..likelihoods import Categorical
+from .predictions import Prediction, Regression, with_label_level
 
-BINS = 15  # of the calibration error, the field's custom
-SOME = 10_000  # clients that are scored while a run trains, unless it is told otherwise
-COVERAGE = 0.9  # nominal coverage of the interval a regression is held against
+BINS = 15  # of the calibration error, as is customary
+SOME = 10_000  # clients that are scored while a run trains, by default
+COVERAGE = 0.9  # nominal coverage of the interval that a regression is tested against
 _Z90 = 1.6448536269514722
-FEW, ROWS = 64, 4096  # samples that the server's own model is given at once: at the least, and if there is memory
-
-
-def entropy(probs: np.ndarray) -> np.ndarray:
-    """H = −Σ p log p along the last axis."""
-    return -(probs * np.log(np.clip(probs, 1e-30, None))).sum(-1)
-
-
-def _entropy(probs: Tensor) -> Tensor:
-    """The same on the device."""
-    return -(probs * probs.clamp_min(1e-30).log()).sum(-1)
-
-
-def surprise(probs: Tensor, labels: Tensor) -> Tensor:
-    """−log p_i(x)/p(x): how much rarer inputs are at a client than among all, judged by the labels they may have.
-
-    `probs` [n, classes] are the network's own, without a label level; `labels` are log π_i, the client's. With the
-    federation's labels even, p_i(x)/p(x) = K Σ_y π_iy p(y|x): below 0 for inputs of the client's own classes.
-    """
-    return -(probs * labels.exp()).sum(-1).mul(probs.shape[-1]).clamp_min(1e-30).log()
-
-
-def with_label_level(draws: Tensor, labels: Tensor) -> Tensor:
-    """The network's own probabilities [draws, n, classes] times π_i, normalised; `labels` [n, classes] are log π_i."""
-    return torch.softmax(draws.double().clamp_min(1e-30).log() + labels.double(), -1)
-
-
-def _alone(draws: Tensor, labels: Tensor) -> Tensor:
-    """The network's own probabilities, of those that a label level has multiplied with π_i."""
-    return torch.softmax(draws.double().clamp_min(1e-30).log() - labels, -1).mean(0)
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Class probabilities with their uncertainty, a row per input."""
-
-    probs: np.ndarray  # [n, classes], averaged over weight samples
-    mutual_information: np.ndarray  # [n]: the part of the entropy that is due to the weights
-    surprise: np.ndarray | None = None  # [n]: see `surprise`; None without a label level
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.probs)} inputs, {self.probs.shape[-1]} classes)"
-
-    @property
-    def label(self) -> np.ndarray:
-        """The most probable class."""
-        return self.probs.argmax(-1)
-
-    @property
-    def entropy(self) -> np.ndarray:
-        """H of the averaged probabilities, in nats."""
-        return entropy(self.probs)
-
-    @staticmethod
-    def of(draws: Tensor, labels: Tensor | None = None) -> Prediction:
-        """From the probabilities under each weight sample [draws, n, classes], and the label level in them."""
-        probs = draws.mean(0, dtype=torch.float64)
-        within = torch.stack([_entropy(each.double()) for each in draws]).mean(0)
-        information = (_entropy(probs) - within).clamp_min(0)
-        odd = None if labels is None else surprise(_alone(draws, labels.double()), labels.double()).cpu().numpy()
-        return Prediction(probs.cpu().numpy(), information.cpu().numpy(), odd)
-
-
-@dataclass(frozen=True)
-class Regression:
-    """Predicted means and deviations, a row per input and a column per target, in the data's own units."""
-
-    mean: np.ndarray
-    std: np.ndarray  # of the predictive distribution: noise and weights together
-    model_std: np.ndarray  # the part that is due to the weights
-    draws: np.ndarray  # [draws, n, 2·targets]: mean and noise deviation under each weight sample
-
-    def __repr__(self) -> str:
-        return f"Regression({len(self.mean)} inputs, {self.mean.shape[-1]} target(s))"
-
-    def nll(self, y: np.ndarray) -> np.ndarray:
-        """−log of the mixture density of every row, summed over targets."""
-        mean, std = np.split(self.draws, 2, -1)
-        log = (-0.5 * ((y - mean) / std) ** 2 - np.log(std) - 0.5 * math.log(2 * math.pi)).sum(-1)
-        top = log.max(0)
-        return -(top + np.log(np.exp(log - top).mean(0)))
-
-    @staticmethod
-    def of(draws: Tensor, shift: np.ndarray, scale: np.ndarray) -> Regression:
-        """From [draws, n, mean and log noise deviation] in standardised units."""
-        mean, log = np.split(draws.double().cpu().numpy(), 2, -1)
-        mean, std = mean * scale + shift, np.exp(log) * scale
-        model = mean.std(0)
-        total = np.sqrt((std**2).mean(0) + model**2)
-        return Regression(mean.mean(0), total, model, np.concatenate([mean, std], -1))
+FEW, ROWS = 64, 4096  # samples in a batch of the server's own model: at least, and where memory allows
+Predictions = Prediction | Regression
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores: `summary` over all clients, `clients` a row each."""
+    """The scores of a run: `summary` over all clients, `clients` by measure with one value per client (or NaN)."""
 
     summary: dict[str, Any]
     clients: dict[str, np.ndarray]
@@ -140,15 +53,20 @@ class Evaluation:
         return f"Evaluation({len(next(iter(self.clients.values()), ()))} clients, {scores})"
 
 
-def prediction(cohort: Cohort, draws: Tensor) -> Any:
-    """The engine's outputs [draws, rows, ...], in the data's own units."""
+def prediction(cohort: Cohort, draws: Tensor) -> Predictions:
+    """Average the engine's outputs [draws, rows, ...] into predictions in the data's own units."""
     if isinstance(cohort.likelihood, Categorical):
         return Prediction.of(draws)
     return Regression.of(draws, cohort.fed.y_shift, cohort.fed.y_scale)
 
 
+def _kind(cohort: Cohort) -> Any:
+    """Return the class of the cohort's predictions, whose static methods join batches and read tables."""
+    return Prediction if isinstance(cohort.likelihood, Categorical) else Regression
+
+
 def check_rows(fed: Federation, split: str) -> Rows:
-    """The rows to score clients on; an error where no client has any."""
+    """Return the rows to score clients on; raise `InputError` if no client has any."""
     rows = fed.rows(split)
     if not rows.counts.any():
         raise InputError(
@@ -158,8 +76,8 @@ def check_rows(fed: Federation, split: str) -> Rows:
     return rows
 
 
-def drawn(cohort: Cohort, split: str, most: int | None = None) -> list[int]:
-    """The clients to score, in ascending order: those with rows or, if they are more than `most`, so many of them."""
+def clients_to_score(cohort: Cohort, split: str, most: int | None = None) -> list[int]:
+    """Return the clients that have rows to score, in ascending order; at most `most` of them, drawn by the seed."""
     able = np.flatnonzero(check_rows(cohort.fed, split).counts)
     if most is not None and most < len(able):
         able = np.sort(rng.generator(cohort.seed, rng.SAMPLE, 0).choice(able, most, replace=False))  # rounds begin at 1
@@ -167,11 +85,11 @@ def drawn(cohort: Cohort, split: str, most: int | None = None) -> list[int]:
 
 
 class Entry(NamedTuple):
-    """A trained run to be scored."""
+    """A trained run that is to be scored."""
 
     cohort: Cohort
     shared: State
-    kept: Callable[[list[int]], State]  # what clients keep between rounds, a lane each
+    kept: Callable[[list[int]], State]  # returns what these clients keep between rounds, one lane each
     round: int = 0
     world: World = ALONE
     most: int | None = None  # clients to score; None: all
@@ -186,13 +104,15 @@ def evaluate(
     world: World = ALONE,
     most: int | None = None,
 ) -> Evaluation:
-    """Personalises every client from `shared` on its training data and scores it on its `split` rows.
+    """Personalise every client from `shared` on its training data and score it on its `split` rows.
 
-    `kept(clients)` gives what those clients keep between rounds. The prior's own scores, without personalising, stand
-    beside it, on the same rows: `prior_*` without the label level and, where the algorithm has one, `prior_level_*`
-    with it, so that what personalising gains is not taken for what a client's label frequencies gain. Clients without
-    such rows have no score (NaN) and do not count. Of more clients than `most`, so many are drawn, for a seed always
-    the same. Where several processes call this, each personalises the clients that it owns, and all get all scores.
+    `kept(clients)` returns what those clients keep between rounds. The summary also scores the server's own model on
+    the same rows: `prior_*` without the label level and, where the algorithm has one, `prior_level_*` with it. The
+    difference to the latter is what personal training gains beyond a client's label frequencies.
+
+    Clients without such rows have no score (NaN) and do not count. At most `most` clients are scored, the same ones for
+    the same seed. If several processes call this function, each personalises the clients that it owns, and all of them
+    return all scores. Raises `TrainingError` if a client's model diverges.
     """
     (found,) = evaluate_together([Entry(cohort, shared, kept, round, world, most)], split)
     if isinstance(found, TrainingError):
@@ -204,9 +124,9 @@ def evaluate(
 def evaluate_together(
     entries: Sequence[Entry], split: str = "test", prior: bool = True
 ) -> list[Evaluation | TrainingError]:
-    """`evaluate` for several runs that may share a batch (see `engine.simulate.advance`), all clients side by side.
+    """Evaluate several runs that may share a batch, all clients side by side; see `evaluate`.
 
-    Without `prior` the server's own model is not scored.
+    Returns one evaluation, or the error, per run. Without `prior` the server's own model is not scored.
     """
     epochs = entries[0].cohort.algorithm.personal_epochs
     (found,) = evaluate_after((epochs,), entries, split, prior=epochs if prior else None)
@@ -219,15 +139,16 @@ def evaluate_after(
     entries: Sequence[Entry],
     split: str = "test",
     prior: int | None = None,
-    hear: Callable[[float], None] = lambda share: None,
+    on_progress: Callable[[float], None] = lambda share: None,
 ) -> list[list[Evaluation | TrainingError]]:
-    """The same after each of these numbers of personal epochs, ascending: for each, the scores of all runs.
+    """Evaluate several runs after each of the given numbers of personal epochs, which must ascend.
 
-    The server's own model is scored with those after `prior` epochs. `hear` is told what share of the clients is done.
+    Returns a list of all runs' scores for each number of epochs. The server's own model is scored together with the
+    models after `prior` epochs. `on_progress` is called with the share of clients that is done.
     """
-    scored = [drawn(e.cohort, split, e.most) for e in entries]
+    scored = [clients_to_score(e.cohort, split, e.most) for e in entries]
     own = [_ours(e, clients) for e, clients in zip(entries, scored, strict=True)]
-    work = partial(_personal, epochs, entries, split, own, hear)
+    work = partial(_personal, epochs, entries, split, own, on_progress)
     stages = fitting([e.cohort for e in entries], sum(map(len, own)), work)
     return [
         [
@@ -243,10 +164,10 @@ def _personal(
     entries: Sequence[Entry],
     split: str,
     clients: list[list[int]],
-    hear: Callable[[float], None],
+    on_progress: Callable[[float], None],
     chunk: int,
 ) -> list[tuple[list[list[Any]], list[list[int]]]]:
-    """After each number of epochs every run's predictions for these clients, and the clients whose models diverged."""
+    """Return, for each number of epochs, every run's predictions for its clients and the clients that diverged."""
     stages: list[tuple[list[list[Any]], list[list[int]]]] = [
         ([[] for _ in entries], [[] for _ in entries]) for _ in epochs
     ]
@@ -274,12 +195,12 @@ def _personal(
             for (i, client), good in zip(((i, c) for i, own in part.items() for c in own), fine, strict=True):
                 bad[i] += [] if good else [client]
         done += sum(map(len, part.values()))
-        hear(done / total)
+        on_progress(done / total)
     return stages
 
 
 def _ours(entry: Entry, clients: list[int]) -> list[int]:
-    """Of some clients, those that this process owns."""
+    """Select the clients that this process owns."""
     fed, world = entry.cohort.fed, entry.world
     if world.size == 1:
         return clients
@@ -290,7 +211,7 @@ def _ours(entry: Entry, clients: list[int]) -> list[int]:
 def _whole(
     entry: Entry, split: str, clients: list[int], parts: list[Any], bad: list[int], prior: bool
 ) -> Evaluation | TrainingError:
-    """The scores of a run from the predictions for the clients that are ours, together with the other processes'."""
+    """Score a run from this process's predictions, `parts`, and those of the other processes."""
     rows, scored = entry.cohort.fed.rows(split).select(clients), np.array(clients)
     if entry.world.size > 1:
         owner = scored[rows.owner]
@@ -299,23 +220,21 @@ def _whole(
         bad = np.unique(owner[wrong > 0]).tolist()
     if bad:
         return _diverged(entry.cohort, bad, "weights")
-    found = _joined(parts) if entry.world.size == 1 else personal
-    numbers = [found.probs] if isinstance(found, Prediction) else [found.mean, found.std]
-    finite = np.all([np.isfinite(each).all(1) for each in numbers], 0)
-    if not finite.all():  # finite weights, but too large for the network
-        return _diverged(entry.cohort, np.unique(scored[rows.owner[~finite]]).tolist(), "predictions")
+    found = _kind(entry.cohort).concatenate(parts) if entry.world.size == 1 else personal
+    if not found.finite.all():  # finite weights, but too large for the network
+        return _diverged(entry.cohort, np.unique(scored[rows.owner[~found.finite]]).tolist(), "predictions")
     return _scored(entry, rows, scored, found, prior)
 
 
 def _together(
     entry: Entry, count: int, place: list[np.ndarray], parts: list[Any], flags: np.ndarray
 ) -> tuple[Any, np.ndarray]:
-    """Predictions for `count` samples, of which this process has those at `place`; and a flag for each sample.
+    """Collect predictions and flags for `count` samples from all processes; this one holds the samples at `place`.
 
     Each process writes its rows into a table of zeros, and the tables are summed, which changes no number.
     """
-    world = entry.world
-    own = _columns(_joined(parts)) if parts else np.zeros((0, 0))
+    world, kind = entry.world, _kind(entry.cohort)
+    own = kind.concatenate(parts).columns() if parts else np.zeros((0, 0))
     widths = torch.zeros(world.size, dtype=torch.float64)
     widths[world.rank] = own.shape[1]  # a process without clients cannot know how many draws there are
     table = np.zeros((count, int(world.sum(widths).max()) + 1))
@@ -323,27 +242,11 @@ def _together(
         table[np.concatenate(place), 1:] = own
     table[:, 0] = flags
     found = world.sum(torch.from_numpy(table)).numpy()
-    return _of_columns(entry.cohort, np.ascontiguousarray(found[:, 1:])), found[:, 0]
-
-
-def _columns(p: Any) -> np.ndarray:
-    """Predictions as a table, a row per sample."""
-    if isinstance(p, Prediction):
-        return np.column_stack([p.probs, p.mutual_information])
-    return np.column_stack([p.mean, p.std, p.model_std, *p.draws])
-
-
-def _of_columns(cohort: Cohort, table: np.ndarray) -> Any:
-    """The inverse."""
-    if isinstance(cohort.likelihood, Categorical):
-        return Prediction(np.ascontiguousarray(table[:, :-1]), table[:, -1].copy())
-    targets = cohort.fed.y.shape[1]
-    mean, std, model, draws = np.split(table, np.arange(1, 4) * targets, 1)
-    return Regression(mean, std, model, np.stack(np.split(draws, draws.shape[1] // (2 * targets), 1)))
+    return kind.from_columns(np.ascontiguousarray(found[:, 1:]), entry.cohort.fed.y.shape[-1]), found[:, 0]
 
 
 def _scored(entry: Entry, rows: Rows, scored: np.ndarray, personal: Any, with_prior: bool) -> Evaluation:
-    """The scores of a run from the predictions for its scored clients, whose rows these are."""
+    """Score a run from the predictions for the rows of its scored clients."""
     cohort, fed, owner = entry.cohort, entry.cohort.fed, rows.owner
     prior = cohort.algorithm.prior(entry.shared) if with_prior else None
     y = fed.y[rows.index]
@@ -366,13 +269,14 @@ def _scored(entry: Entry, rows: Rows, scored: np.ndarray, personal: Any, with_pr
 
 
 def _spread_out(values: np.ndarray, scored: np.ndarray, clients: int) -> np.ndarray:
+    """Place the values of the scored clients among all clients; the others get NaN."""
     out = np.full(clients, np.nan)
     out[scored] = values
     return out
 
 
 def _diverged(cohort: Cohort, clients: list[int], what: str) -> TrainingError:
-    """The error for clients that have no score, because their weights or predictions are not finite."""
+    """Return the error for clients without a score, because their weights or predictions are not finite."""
     names = ", ".join(cohort.fed.names[c] for c in clients[:8])
     return TrainingError(
         f"Personalising diverged for {len(clients)} client(s), {names} among them: their {what} are not finite. "
@@ -381,10 +285,10 @@ def _diverged(cohort: Cohort, clients: list[int], what: str) -> TrainingError:
 
 
 def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray, owner: np.ndarray) -> dict[str, Any]:
-    """What the server's own model predicts for every sample, by the first word of its scores.
+    """Predict every sample with the server's own model; the keys are the prefixes of its scores.
 
-    `prior` is without a label level. `prior_level`, where there is one, has that of the sample's owner: it takes no
-    pass of its own through the network.
+    `prior` is without a label level. `prior_level`, where the algorithm has one, uses the label level of the sample's
+    owner; it needs no further pass through the network.
     """
     cohort, world, round = entry.cohort, entry.world, entry.round
     lane = type(prior)(*(leaf.unsqueeze(0) for leaf in prior))
@@ -393,7 +297,7 @@ def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray, own
     labels = label_offset(cohort.algorithm, cohort.tables.constants)
 
     def work(chunk: int) -> list[dict[str, Any]]:
-        # Where memory is short, what so many clients can be trained on can be scored.
+        # Where memory is short, as many samples fit as in a training step of `chunk` clients.
         most = 2 * ROWS if chunk >= cohort.fed.clients else max(FEW, min(2 * ROWS, chunk * cohort.batch_size))
         pieces = [piece for rows in place for piece in np.array_split(rows, -(-len(rows) // most))]
         found = []
@@ -408,25 +312,19 @@ def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray, own
     parts = fitting([cohort], cohort.chunk, work)
     none = np.zeros(len(index))
     return {
-        word: _joined(own) if world.size == 1 else _together(entry, len(index), place, own, none)[0]
+        word: _kind(cohort).concatenate(own) if world.size == 1 else _together(entry, len(index), place, own, none)[0]
         for word in (("prior",) if labels is None else ("prior", "prior_level"))
         for own in [[part[word] for part in parts]]
     }
 
 
-def _joined(parts: list[Any]) -> Any:
-    if isinstance(parts[0], Prediction):
-        return Prediction(*(np.concatenate([getattr(p, n) for p in parts]) for n in ("probs", "mutual_information")))
-    mean, std, model = (np.concatenate([getattr(p, n) for p in parts]) for n in ("mean", "std", "model_std"))
-    return Regression(mean, std, model, np.concatenate([p.draws for p in parts], 1))
-
-
 def _mean_by(owner: np.ndarray, clients: int, values: np.ndarray) -> np.ndarray:
+    """Average values [n] over the samples of each client."""
     return np.bincount(owner, values, clients) / np.bincount(owner, minlength=clients)
 
 
 def calibration(confidence: np.ndarray, correct: np.ndarray, owner: np.ndarray, clients: int) -> tuple[np.ndarray, ...]:
-    """Per client and bin of confidence: how many, their summed confidence, their summed hits."""
+    """Return for each client and bin of confidence [clients, BINS]: samples, summed confidence, correct predictions."""
     bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
     cell = owner * BINS + bins
     sums = (np.bincount(cell, w, clients * BINS) for w in (np.ones(len(cell)), confidence, correct.astype(float)))
@@ -436,6 +334,7 @@ def calibration(confidence: np.ndarray, correct: np.ndarray, owner: np.ndarray, 
 def _classification(
     p: Prediction, y: np.ndarray, owner: np.ndarray, clients: int
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
+    """Return the measures of each client, the pooled measures, and the diagrams of all predictions."""
     true = p.probs[np.arange(len(y)), y]
     correct, confidence = p.label == y, p.probs.max(-1)
     rows = {
@@ -472,6 +371,7 @@ def _classification(
 def _regression(
     p: Regression, y: np.ndarray, owner: np.ndarray, clients: int
 ) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
+    """Return the measures of each client and the pooled measures; a regression has no diagrams."""
     squared = ((p.mean - y) ** 2).mean(-1)
     inside = (np.abs(p.mean - y) <= _Z90 * p.std).mean(-1)
     nll = p.nll(y)

@@ -101,10 +101,10 @@ def _intervals(found: Comparison, scored: list[Row]) -> Figure:
     for i, row in enumerate(scored):
         mean, half = row.scores[main.key]
         spread = half or 0.0
-        tips = [f"{row.label}: {main.text(mean)} ± {main.text(spread)}"] * 3
+        tips = [f"{row.label}: {main.cell(mean)} ± {main.cell(spread)}"] * 3
         ends = [mean - spread, mean, mean + spread]
         series.append(Series(row.label, ends, [i + 1.0] * 3, tips, sizes=(1.5, 5.0, 1.5), slot=i))
-    y = Axis(main.head.removesuffix(" %"), "percent" if main.factor == 100 else "number")
+    y = Axis(main.label, "percent" if main.kind == "percent" else "number")
     x = Axis("algorithms, the best first", "whole", (0.5, len(scored) + 0.5))
     svg = scatter(series, title="Means and intervals", x=x, y=y, look=replace(PAGE, height=350), connect=True)
     reading = (

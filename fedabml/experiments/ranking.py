@@ -14,9 +14,9 @@ import numpy as np
 
 from ..data.rows import FEW_ROWS
 from ..data.statistics import worst_decile
+from ..evaluation.measures import COMPARED, MEASURES, POOLED, Measure, size
 from ..files.sealed import write, write_json
 from ..files.sheets import csv_text
-from ..report.measures import size
 from ..runs.config import RunConfig, Table
 from ..version import __version__
 from .cell import Result
@@ -29,40 +29,6 @@ NONE = "–"
 TABLE = "table.json"
 
 
-class Column(NamedTuple):
-    """A measure of the table: where it is found, its heading, how it is written, and which way is better."""
-
-    key: str
-    head: str
-    factor: float
-    digits: int
-    better: int
-
-    def text(self, value: float) -> str:
-        """A value as the table has it."""
-        return f"{self.factor * value:.{self.digits}f}"
-
-
-COLUMNS = {
-    "classification": (
-        Column("accuracy", "accuracy %", 100, 2, +1),
-        Column("accuracy_worst_decile", "worst tenth", 100, 1, +1),
-        Column("nll", "NLL", 1, 3, -1),
-        Column("ece", "ECE", 1, 3, -1),
-        Column("brier", "Brier", 1, 3, -1),
-    ),
-    "regression": (
-        Column("rmse", "RMSE", 1, 4, -1),
-        Column("nll", "NLL", 1, 3, -1),
-        Column("coverage", "coverage %", 100, 1, 0),
-    ),
-}
-# Where clients are small, a mean over clients is chance's; these count every row alike.
-POOLED = {
-    "accuracy": Column("accuracy_pooled", "pooled %", 100, 2, +1),
-    "rmse": Column("rmse_pooled", "pooled RMSE", 1, 4, -1),
-    "coverage": Column("coverage_pooled", "coverage %", 100, 1, 0),
-}
 WORST_TENTH = "accuracy_worst_decile"
 
 
@@ -126,19 +92,19 @@ class Comparison:
     same_clients: bool
 
     @cached_property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[Measure, ...]:
         """The measures of the table, the one that decides first; with small clients, pooled ones too."""
-        main, *others = COLUMNS[self.task]
+        main, *others = (MEASURES[key] for key in COMPARED[self.task])
         if not self.small:
             return (main, *others)
         if self.small == self.scored:
             others = [column for column in others if column.key != WORST_TENTH]
-        return (main, POOLED[main.key], *(POOLED.get(column.key, column) for column in others))
+        return (main, MEASURES[POOLED[main.key]], *(MEASURES[POOLED.get(column.key, column.key)] for column in others))
 
     @property
     def measures(self) -> list[str]:
         """The keys of all measures that the files have: those of the table, and those it would usually have."""
-        return list(dict.fromkeys(column.key for column in (*self.columns, *COLUMNS[self.task])))
+        return list(dict.fromkeys([*(column.key for column in self.columns), *COMPARED[self.task]]))
 
     @cached_property
     def counts(self) -> dict[int, np.ndarray]:
@@ -292,7 +258,8 @@ def grid(found: Comparison, brief: bool = False, behind: bool = False) -> tuple[
 
     With `behind` the second column has the difference to the best, where any row is tested.
     """
-    head = ["algorithm", *(c.head for c in found.columns), "traffic", "seconds", *(["harmed"] if found.local else [])]
+    harmed = ["harmed"] if found.local else []
+    head = ["algorithm", *(measure.heading for measure in found.columns), "traffic", "seconds", *harmed]
     rows = [_cells(found, row, brief) for row in found.rows]
     if behind and _tested(found):
         head.insert(2, "behind")
@@ -311,7 +278,7 @@ def _behind(found: Comparison, row: Row) -> str:
     if row.behind is None:
         return NONE
     column, half = found.columns[0], row.behind.half
-    return column.text(row.behind.mean) + ("" if half is None else f" ± {column.text(half)}")
+    return column.cell(row.behind.mean) + ("" if half is None else f" ± {column.cell(half)}")
 
 
 def _cells(found: Comparison, row: Row, brief: bool) -> list[str]:
@@ -324,8 +291,8 @@ def _cells(found: Comparison, row: Row, brief: bool) -> list[str]:
             cells.append(NONE)
             continue
         mean, half = row.scores[column.key]
-        known = "" if half is None or (brief and i > 1) else f" ± {column.text(half)}"
-        cells.append(f"{'' if i else _mark(row)}{column.text(mean)}{known}")
+        known = "" if half is None or (brief and i > 1) else f" ± {column.cell(half)}"
+        cells.append(f"{'' if i else _mark(row)}{column.cell(mean)}{known}")
     harmed = [NONE if row.harm is None else f"{row.harm.share:.0%}"] if found.local else []
     return [*cells, size(row.traffic or 0), f"{row.seconds:.1f}", *harmed]
 
@@ -357,7 +324,7 @@ def explained(found: Comparison, behind: bool = False) -> list[str]:
     if rivals:
         each = [len(names) for names in found.people.values()]
         clients = each[0] if found.same_clients else sum(each)
-        best = f"* best {main.head.removesuffix(' %')}; ≈ not distinguishable from it"
+        best = f"* best {main.label}; ≈ not distinguishable from it"
         level = f"at {LEVEL:.0%}" + (f", Holm-corrected for {rivals} rivals" if rivals > 1 else "")
         if count >= SEEDS_TO_TEST:
             said.append(
@@ -402,8 +369,8 @@ def _power(found: Comparison) -> str:
     return f" With {len(found.seeds)} seeds a gap below about {words} is not seen."
 
 
-def _unit(column: Column) -> str:
-    return "points" if column.factor == 100 else column.head
+def _unit(column: Measure) -> str:
+    return "points" if column.factor == 100 else column.heading
 
 
 def harm_grid(found: Comparison) -> tuple[list[str], list[list[str]]]:
@@ -413,7 +380,7 @@ def harm_grid(found: Comparison) -> tuple[list[str], list[list[str]]]:
     rows = []
     for row in found.rows:
         if row.harm:
-            loss = main.text(row.harm.loss) if row.harm.worse else NONE
+            loss = main.cell(row.harm.loss) if row.harm.worse else NONE
             worst = _hit(found, row.harm.worst[0]) if row.harm.worst else NONE
             rows.append([row.label, str(row.harm.worse), str(row.harm.equal), str(row.harm.better), loss, worst])
     return head, rows
@@ -424,7 +391,7 @@ def _hit(found: Comparison, loss: Loss) -> str:
     if (counts := found.counts.get(loss.seed)) is not None:
         count = int(counts[list(found.people[loss.seed]).index(loss.client)])
         rows = f", {count} row{'s' * (count != 1)}" if count < FEW_ROWS else ""
-    return f"{loss.client} (seed {loss.seed}{rows}): {main.text(loss.alone)} → {main.text(loss.here)}"
+    return f"{loss.client} (seed {loss.seed}{rows}): {main.cell(loss.alone)} → {main.cell(loss.here)}"
 
 
 def titled(found: Comparison) -> str:

@@ -26,6 +26,7 @@ from ..data.once import reading_once
 from ..engine.processes import with_folder_lock
 from ..engine.torch_settings import borrowed
 from ..errors import InputError, nearest
+from ..evaluation.measures import main_measure
 from ..evaluation.scoring import check_rows
 from ..files.sealed import real, sealed_text, write
 from ..files.sheets import csv_text
@@ -235,7 +236,7 @@ def _data(config: RunConfig, seed: int, progress: Progress | None) -> Federation
 
 
 def _measure(fed: Federation, measure: str | None) -> str:
-    known = ("accuracy" if fed.task == "classification" else "rmse", "nll")
+    known = (main_measure(fed.task), "nll")
     if measure is not None and measure not in known:
         raise InputError(f"Tuning a {fed.task} goes by {' or '.join(known)}; the measure is '{measure}'.")
     return measure or known[0]

@@ -11,27 +11,22 @@ from typing import Any
 import numpy as np
 
 from ..data.rows import FEW_ROWS
+from ..evaluation.measures import MEASURES, Measure
 from . import figures, heat_map, thin, unseen
 from .figures import Figure
 from .frame import DARK, LIGHT, PAGE, Look, text
-from .measures import MEASURES, MISSING, TOO_FEW, Measure, decimals, percent
 from .read import Run
 
-_COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("n_train", "Train", "{:.0f}".format),
-    ("n_val", "Validation", "{:.0f}".format),
-    ("n_test", "Test", "{:.0f}".format),
-    ("accuracy", "Accuracy", percent),
-    ("prior_accuracy", "Prior alone", percent),
-    ("prior_level_accuracy", "Prior + label level", percent),
-    ("rmse", "RMSE", decimals),
-    ("prior_rmse", "Prior alone", decimals),
-    ("nll", "NLL", decimals),
-    ("ece", "ECE", decimals),
-    ("brier", "Brier", decimals),
-    ("coverage", "Coverage", percent),
-    ("entropy", "Entropy", decimals),
-    ("mutual_information", "Mutual inf.", decimals),
+MISSING, TOO_FEW = "–", "too few test rows"
+_TILES = (
+    *("accuracy", "rmse", "nll", "ece", "coverage_pooled", "accuracy_worst_decile"),
+    *("prior_accuracy", "prior_rmse", "prior_level_accuracy", "traffic", "seconds"),
+)
+
+_SAMPLES = {"n_train": "Train", "n_val": "Validation", "n_test": "Test"}
+_CLIENT_COLUMNS = (
+    *("accuracy", "prior_accuracy", "prior_level_accuracy", "rmse", "prior_rmse"),
+    *("nll", "ece", "brier", "coverage", "entropy", "mutual_information"),
 )
 
 
@@ -161,13 +156,45 @@ def heading(title: str, line: str) -> str:
 def _tiles(run: Run) -> str:
     """The first numbers, large. The leading measure is always there; others only where the run has them."""
     tiles = []
-    for measure in MEASURES:
-        if measure.tile(run):
-            value = measure.show(run)
-            kind = " lead" if measure.key == run.metric else " words" if value == TOO_FEW else ""
-            parts = f"<dt>{text(measure.label)}</dt><dd>{text(value)}</dd><p>{text(measure.about(run))}</p>"
+    for key, measure in MEASURES.items():
+        if _has_tile(run, key):
+            value = _shown(run, measure)
+            kind = " lead" if key == run.metric else " words" if value == TOO_FEW else ""
+            meaning = measure.meaning + f" with at least {FEW_ROWS} {run.split} rows" * _of_large(run, key)
+            parts = f"<dt>{text(measure.title)}</dt><dd>{text(value)}</dd><p>{text(meaning)}</p>"
             tiles.append(f'<div class="tile{kind}">{parts}</div>')
     return f'<section aria-label="Summary"><dl class="tiles">{"".join(tiles)}</dl>{small_note(run)}</section>'
+
+
+def _of_large(run: Run, key: str) -> bool:
+    """Whether the run's value is taken over clients with enough rows alone."""
+    return key == "accuracy_worst_decile" and bool(run.small_clients)
+
+
+def _has_tile(run: Run, key: str) -> bool:
+    """Whether a measure has a tile: the main one always, pooled ones only where the run has small clients."""
+    if key in (f"{run.metric}_pooled", f"{run.metric}_worst_decile") and run.small_clients:
+        return True
+    return key in _TILES and (key == run.metric or run.number(key) is not None)
+
+
+def _shown(run: Run, measure: Measure) -> str:
+    """Format the run's value of a measure, or say why there is none."""
+    value = run.number(measure.key)
+    if value is None:
+        return TOO_FEW if _of_large(run, measure.key) else MISSING
+    return measure.format(value)
+
+
+def best_runs(runs: Sequence[Run], measure: Measure) -> set[str]:
+    """Return the names of the best runs by a measure, each among the runs on the same data."""
+    winners = set[str]()
+    for data in {run.dataset for run in runs} if measure.target is not None else ():
+        known = [(run.name, v) for run in runs if run.dataset == data and (v := run.number(measure.key)) is not None]
+        distances = {name: measure.distance(value) for name, value in known}
+        least = min(distances.values(), default=0.0)
+        winners |= {name for name, distance in distances.items() if distance == least < max(distances.values())}
+    return winners
 
 
 def small_note(run: Run) -> str:
@@ -199,10 +226,10 @@ def swatch(run: int) -> str:
 
 
 def _comparison(runs: Sequence[Run]) -> str:
-    shown = [m for m in MEASURES if any(run.number(m.key) is not None for run in runs)]
+    shown = [m for m in MEASURES.values() if any(run.number(m.key) is not None for run in runs)]
     facts = [key for key in ("dataset", "model", "seed", "rounds") if len({str(run.fact(key)) for run in runs}) > 1]
-    best = {measure.key: measure.best(runs) for measure in shown}
-    head = [("Run", ""), *((key.capitalize(), "") for key in facts), *((m.label, m.meaning) for m in shown)]
+    best = {measure.key: best_runs(runs, measure) for measure in shown}
+    head = [("Run", ""), *((key.capitalize(), "") for key in facts), *((m.title, m.meaning) for m in shown)]
     rows = []
     for i, run in enumerate(runs):
         cells = [f'<th scope="row" data-v="{i}">{swatch(i)}{text(run.name)}</th>']
@@ -218,7 +245,7 @@ def _comparison(runs: Sequence[Run]) -> str:
 def _cell(measure: Measure, run: Run, best: bool) -> str:
     value, star = run.number(measure.key), '<b aria-label="best">★</b>' if best else ""
     attributes = "" if value is None else f' data-v="{value:.9g}"'
-    return f"<td{' class=best' if best else ''}{attributes}>{text(measure.show(run))}{star}</td>"
+    return f"<td{' class=best' if best else ''}{attributes}>{text(_shown(run, measure))}{star}</td>"
 
 
 def table(head: Iterable[tuple[str, str]], rows: Iterable[str], kind: str = "") -> str:
@@ -264,7 +291,9 @@ def _client_tables(runs: Sequence[Run]) -> str:
 
 
 def _client_table(run: Run, named: bool, most: int) -> str:
-    shown = [c for c in _COLUMNS if any(client.values.get(c[0]) is not None for client in run.clients)]
+    columns: dict[str, tuple[str, Callable[[float], str]]] = {k: (v, "{:.0f}".format) for k, v in _SAMPLES.items()}
+    columns |= {key: (MEASURES[key].title, MEASURES[key].format) for key in _CLIENT_COLUMNS}
+    shown = [(key, *c) for key, c in columns.items() if any(each.values.get(key) is not None for each in run.clients)]
     rows = []
     places = thin.ends_and_sample([client.values.get(run.metric) for client in run.clients], most)
     for i in places:

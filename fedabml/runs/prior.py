@@ -32,7 +32,7 @@ from ..engine.loss import draw, draws_of, output
 from ..engine.setting import Cohort
 from ..engine.torch_settings import borrowed
 from ..errors import InputError, short
-from ..evaluation.scoring import Prediction, Regression
+from ..evaluation.predictions import Prediction, Regression
 from ..files.limits import host_memory
 from ..files.sealed import group, packed_tensors, prefixed, read_tensors, tensors_digest, write_tensors
 from ..gaussian import Distribution, Gaussian, Point, Samples

@@ -11,6 +11,7 @@ import torch
 
 from ..data import Federation
 from ..engine.rounds import Simulation, last_ten
+from ..evaluation.measures import main_measure
 from ..evaluation.scoring import Evaluation
 from ..files.sheets import csv_text
 from ..gaussian import Gaussian
@@ -42,7 +43,7 @@ def summarise(
     summary["chunk"] = setup.cohort.chunk  # fewer clients at once than at the start, where memory did not suffice
     if sim.compiled:
         summary["compiled"] = sim.compiled  # the first round whose steps were
-    main = "accuracy" if fed.task == "classification" else "rmse"
+    main = main_measure(fed.task)
     if final is not None:
         summary |= final.summary | final.details
         summary[f"{main}_last10"] = last_ten(history, setup.rounds, main, final.summary[main])

@@ -18,15 +18,14 @@ import fedabml
 from fedabml import FedABML, FedAvg, GaussianNoise, Local, Prediction, Regression
 from fedabml.engine import client as lanes
 from fedabml.engine.rounds import Simulation
+from fedabml.evaluation.predictions import entropy, surprise
 from fedabml.evaluation.scoring import (
     BINS,
     _classification,
     _regression,
     calibration,
-    drawn,
-    entropy,
+    clients_to_score,
     evaluate,
-    surprise,
     worst_decile,
 )
 
@@ -372,7 +371,7 @@ def test_some_clients_score_what_they_do_among_all():
     everyone, sim = evaluated(fed, FedABML(personal_epochs=1, predict_samples=2))
     some = evaluate(sim.cohort, sim.theta, sim.kept_for, most=3)
     chosen = np.flatnonzero(~np.isnan(some.clients["nll"]))
-    assert chosen.tolist() == drawn(sim.cohort, "test", 3) and len(chosen) == 3 and 2 not in chosen
+    assert chosen.tolist() == clients_to_score(sim.cohort, "test", 3) and len(chosen) == 3 and 2 not in chosen
     assert (some.summary["clients_scored"], everyone.summary["clients_scored"]) == (3, 5)
     for name, values in some.clients.items():
         np.testing.assert_allclose(values[chosen], everyone.clients[name][chosen], rtol=1e-9, err_msg=name)
@@ -380,9 +379,9 @@ def test_some_clients_score_what_they_do_among_all():
     assert some.summary["prior_accuracy"] == pytest.approx(everyone.clients["prior_accuracy"][chosen].mean())
     counts = fed.test.counts[chosen]
     assert some.summary["nll_pooled"] == pytest.approx(np.average(everyone.clients["nll"][chosen], weights=counts))
-    assert drawn(sim.cohort, "test", 5) == drawn(sim.cohort, "test") == [0, 1, 3, 4, 5]
+    assert clients_to_score(sim.cohort, "test", 5) == clients_to_score(sim.cohort, "test") == [0, 1, 3, 4, 5]
     others = set()
     for seed in range(20):
         sim.cohort.seed = seed
-        others.add(tuple(drawn(sim.cohort, "test", 3)))
+        others.add(tuple(clients_to_score(sim.cohort, "test", 3)))
     assert len(others) > 5

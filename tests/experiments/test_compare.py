@@ -589,7 +589,7 @@ def test_own_data_are_described_by_their_own_clients(tmp_path):
     cell = json.loads((tmp_path / "c/cells.jsonl").read_text().splitlines()[0])
     assert cell["facts"]["rows"] == [3] * 3 + [12] * 9
     text = (tmp_path / "c/table.md").read_text()
-    assert "| pooled % |" in text and "3 of 12 clients have fewer than 10 test rows" in text
+    assert "| pooled accuracy % |" in text and "3 of 12 clients have fewer than 10 test rows" in text
     for row in table["rows"]:
         own = [float(r["accuracy"]) for r in rows(tmp_path / "c/clients.csv") if r["algorithm"] == row["label"]]
         assert row["accuracy_worst_decile"] == pytest.approx(min(own[3:]), abs=1e-4)
@@ -604,7 +604,7 @@ def test_the_worst_tenth_of_small_clients_is_left_out():
         result.scores[0].summary["accuracy_pooled"] = 0.5
     own = {"good": RunConfig(algorithm="fedavg"), "local": RunConfig(algorithm="local")}
     found = make(own, results, {}, {0: ("a", "b")}, same_clients=False)
-    assert "worst tenth" not in grid(found)[0] and "pooled %" in grid(found)[0]
+    assert "worst tenth %" not in grid(found)[0] and "pooled accuracy %" in grid(found)[0]
     assert "2 of 2 clients have fewer than 10 test rows" in " ".join(explained(found))
 
 

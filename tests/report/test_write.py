@@ -19,9 +19,9 @@ from safetensors.numpy import save_file
 from fedabml.data import federate, heat_map, load
 from fedabml.data.picture import BAR
 from fedabml.errors import InputError
+from fedabml.evaluation.measures import decimals
 from fedabml.report import write
 from fedabml.report.figures import people
-from fedabml.report.measures import decimals
 from fedabml.report.read import read_runs
 
 MakeRun = Callable[..., Path]
@@ -406,24 +406,24 @@ def test_clients_of_few_rows_are_marked_and_decide_no_tile(make_run: MakeRun, tm
     page, _ = page_of(write([run], tmp_path / "r.html"))
     tiles = tiles_of(page)
     large = sorted(c.values["accuracy"] or 0.0 for c in read_runs([run])[0].clients if c.values["n_test"] != 9)
-    assert tiles["Worst decile"] == (
-        f"{np.mean(large[:3]):.1%}", "accuracy of the worst-off tenth of clients with at least 10 test rows"
+    assert tiles["Worst tenth"] == (
+        f"{np.mean(large[:3]):.1%}", "mean accuracy of the worst-off tenth of clients with at least 10 test rows"
     )  # fmt: skip
-    assert next(iter(tiles)) == "Accuracy, pooled"
+    assert next(iter(tiles)) == "Pooled accuracy"
     assert "10 of 40 clients (marked °) have fewer than 10 test rows" in page
     assert ">clinic 0 °</th>" in page and ">clinic 1</th>" in page
     assert "Smaller dots are clients with fewer than 10 test rows" in page
     sizes = [re.findall(rf'<circle [^>]*r="([\d.]+)"[^>]*data-client="clinic {i}"', page) for i in (0, 1)]
     assert sizes == [["2.0"] * 2, ["4.0"] * 2]
     all_small = tiles_of(page_of(write([make_run("tiny", rows=(1, 3))], tmp_path / "r.html"))[0])
-    assert all_small["Worst decile"][0] == "too few test rows"
+    assert all_small["Worst tenth"][0] == "too few test rows"
     none_small = tiles_of(page_of(write([make_run("plain")], tmp_path / "r.html"))[0])
-    assert next(iter(none_small)) == "Accuracy" and "at least" not in none_small["Worst decile"][1]
+    assert next(iter(none_small)) == "Accuracy" and "at least" not in none_small["Worst tenth"][1]
 
 
 def test_coverage_is_counted_over_all_rows(make_run: MakeRun, tmp_path: Path) -> None:
     tiles = tiles_of(page_of(write([make_run(regression=True, rows=(1, 50))], tmp_path / "r.html"))[0])
-    assert tiles["Coverage"][0] == "87.0%" and tiles["RMSE, pooled"][0] == "0.710"
+    assert tiles["Coverage"][0] == "87.0%" and tiles["Pooled RMSE"][0] == "0.710"
 
 
 def test_the_prior_is_shown_with_and_without_the_label_level(make_run: MakeRun, tmp_path: Path) -> None:

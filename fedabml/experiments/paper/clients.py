@@ -17,7 +17,7 @@ import torch
 from ... import rng
 from ...data import Federation, Rows
 from ...engine.rounds import Simulation
-from ...evaluation.scoring import Prediction
+from ...evaluation.predictions import Prediction
 from ...report.canvas import Series, scatter
 from ...report.frame import Axis, Look
 from ...runs.config import RunConfig, Table

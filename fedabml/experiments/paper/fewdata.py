@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from ...evaluation.measures import MEASURES
 from ...report.canvas import line_chart
 from ...report.frame import Axis, Look
 from ...runs.config import Table
@@ -33,7 +34,7 @@ EMBEDDED_HYPER: dict[str, Table] = {
     "fedabml-plain": {"personal_lr": 0.01},
     "local": {"personal_lr": 0.1},
 }
-MEASURES = {"accuracy": ("accuracy %", 100, 2), "nll": ("NLL", 1, 3), "ece": ("ECE", 1, 3)}
+SHOWN = {key: MEASURES[key] for key in ("accuracy", "nll", "ece")}
 
 
 class FewData(Experiment):
@@ -64,20 +65,20 @@ class FewData(Experiment):
         for column in dict.fromkeys(column for column, _ in groups):
             own = {name: cells for (c, name), cells in groups.items() if c == column}
             sizes = [score.on for score in next(iter(own.values()))[0].result.scores]
-            found = {key: {name: _means(cells, key) for name, cells in own.items()} for key in MEASURES}
-            for key, (word, factor, digits) in MEASURES.items():
+            found = {key: {name: _means(cells, key) for name, cells in own.items()} for key in SHOWN}
+            for key, measure in SHOWN.items():
                 table = [
-                    [numbers.name(name, protocol), *(spread(_times(v, factor), digits) for v in values)]
+                    [numbers.name(name, protocol), *(spread(_times(v, measure.factor), measure.digits) for v in values)]
                     for name, values in found[key].items()
                 ]
-                sheets.append(Sheet(f"{COLUMNS[column].title}: {word}", ["samples", *sizes], table))
+                sheets.append(Sheet(f"{COLUMNS[column].title}: {measure.heading}", ["samples", *sizes], table))
                 drawings.append(_curves(column, key, own, protocol))
             records += [
                 {
                     "column": column,
                     "algorithm": name,
                     "samples": int(n),
-                    **{key: found[key][name][i][0] for key in MEASURES},
+                    **{key: found[key][name][i][0] for key in SHOWN},
                 }
                 for name in own
                 for i, n in enumerate(sizes)
@@ -101,7 +102,7 @@ def _by_seed(own: Sequence[Done], key: str) -> list[list[float]]:
 
 
 def _curves(column: str, key: str, own: Mapping[str, Sequence[Done]], protocol: str) -> Drawing:
-    word = MEASURES[key][0].removesuffix(" %")
+    word = MEASURES[key].label
 
     def draw(look: Look) -> str:
         across = [power(float(score.on)) for score in next(iter(own.values()))[0].result.scores]

@@ -9,7 +9,7 @@ own data.
 With a label level a client gives classes that it never saw almost no probability: that must hurt on other classes. Of a
 client whose labels shift away from its counts, so that a share of its samples are of classes that it never saw, the
 accuracy is (1 − share) of that on its own classes and the share of that on the others; where the level no longer pays
-is said. Entropy under the label level is then the wrong question; surprise (`evaluation.scoring.surprise`) asks the
+is said. Entropy under the label level is then the wrong question; surprise (`evaluation.predictions.surprise`) asks the
 network alone.
 """
 
@@ -29,7 +29,7 @@ from ... import rng
 from ...data import Federation
 from ...engine.rounds import Simulation
 from ...engine.setting import Cohort
-from ...evaluation.scoring import Prediction, surprise
+from ...evaluation.predictions import Prediction, surprise
 from ...report.canvas import Series, line_chart
 from ...report.frame import Axis, Look
 from ...runs.config import RunConfig, Table

@@ -1,0 +1,147 @@
+"""Every measure of a run, declared once: its key in files, its names, its format, and which way is better.
+
+Pages, tables, the terminal and comparisons take their headings and formats from `MEASURES`. To add a measure, compute
+it in `evaluation.scoring` and declare it here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+HIGHER, LOWER = float("inf"), 0.0  # targets of measures without a best value of their own
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that describes a run or a client.
+
+    `key` names it in summary.json and clients.csv. `label` is a short heading, `name` a row of the terminal's table,
+    and `meaning` explains it under its value. `target` is the value it should be near: `HIGHER`, `LOWER`, or a number
+    such as 0.9; `None` where no direction is better. `digits` are the decimals in tables of comparisons.
+    """
+
+    key: str
+    label: str
+    name: str
+    meaning: str
+    kind: Literal["percent", "number", "bytes", "seconds"] = "number"
+    target: float | None = LOWER
+    digits: int = 3
+
+    @property
+    def better(self) -> int:
+        """+1 where higher is better, -1 where lower is better, 0 where the target lies between."""
+        return {HIGHER: 1, LOWER: -1}.get(self.target, 0) if self.target is not None else 0
+
+    @property
+    def factor(self) -> float:
+        """What a value is multiplied by in a table: 100 for percentages."""
+        return 100.0 if self.kind == "percent" else 1.0
+
+    @property
+    def heading(self) -> str:
+        """The heading of a table's column, with the unit."""
+        return f"{self.label} %" if self.kind == "percent" else self.label
+
+    @property
+    def title(self) -> str:
+        """The label with a capital letter."""
+        return self.label[0].upper() + self.label[1:]
+
+    def cell(self, value: float) -> str:
+        """Format a value for a table's cell under `heading`, without the unit."""
+        return f"{self.factor * value:.{self.digits}f}"
+
+    def format(self, value: float) -> str:
+        """Format a value with its unit, for a page."""
+        return _FORMATS[self.kind](value)
+
+    def distance(self, value: float) -> float:
+        """Return how far a value is from the target, up to a constant: the lowest distance is the best value."""
+        assert self.target is not None
+        return -value if self.target == HIGHER else abs(value - self.target)
+
+
+def percent(value: float) -> str:
+    """Format a share as a percentage, such as 81.2%."""
+    return f"{value:.1%}"
+
+
+def decimals(value: float) -> str:
+    """Format a number with three decimals and three significant digits, or as a power of ten if it has many zeros."""
+    if value == 0 or 1 <= abs(value) < 1e5:
+        return f"{value:.3f}"
+    return f"{value:#.3g}" if 1e-4 <= abs(value) < 1 else f"{value:.2e}"
+
+
+def size(value: float) -> str:
+    """Format a number of bytes in the unit that fits, from B to GiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(value) < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:,.1f} GiB"
+
+
+def duration(value: float) -> str:
+    """Format seconds, as 4.2 s, 3 min 20 s or 2 h 5 min."""
+    if value < 60:
+        return f"{value:.3g} s"
+    minutes, seconds = divmod(round(value), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {seconds} s"
+
+
+_FORMATS = {"percent": percent, "number": decimals, "bytes": size, "seconds": duration}
+
+_LEVEL = "with the client's own label frequencies"
+MEASURES = {
+    measure.key: measure
+    for measure in (
+        Measure("accuracy_pooled", "pooled accuracy", "accuracy, all samples pooled",
+                "over the samples of all clients together", "percent", HIGHER, 2),
+        Measure("accuracy", "accuracy", "accuracy, mean over clients",
+                "mean over clients, each with its own model", "percent", HIGHER, 2),
+        Measure("accuracy_worst_decile", "worst tenth", "accuracy, worst tenth of clients",
+                "mean accuracy of the worst-off tenth of clients", "percent", HIGHER, 1),
+        Measure("rmse_pooled", "pooled RMSE", "RMSE, all samples pooled",
+                "over the samples of all clients together", digits=4),
+        Measure("rmse", "RMSE", "RMSE, mean over clients",
+                "root mean squared error, mean over clients, each with its own model", digits=4),
+        Measure("nll", "NLL", "negative log likelihood", "negative log-likelihood; lower is better"),
+        Measure("ece", "ECE", "calibration error (ECE)",
+                "calibration error: the mean gap between confidence and accuracy; 0 is best"),
+        Measure("brier", "Brier", "Brier score", "squared error of the probabilities; lower is better"),
+        Measure("coverage_pooled", "coverage", "coverage of 90 % intervals, pooled",
+                "share of all targets inside the 90% interval; 90% is best", "percent", 0.9, 1),
+        Measure("coverage", "coverage", "coverage of 90 % intervals, mean over clients",
+                "share of targets inside the 90% interval, mean over clients; 90% is best", "percent", 0.9, 1),
+        Measure("prior_accuracy", "prior alone", "accuracy of the prior alone",
+                "accuracy before any personal training", "percent", HIGHER),
+        Measure("prior_rmse", "prior alone", "RMSE of the prior alone", "RMSE before any personal training"),
+        Measure("prior_level_accuracy", "prior + label level", "accuracy of the prior + label level",
+                f"accuracy of the prior {_LEVEL}", "percent", HIGHER),
+        Measure("accuracy_last10", "last ten", "accuracy, last ten evaluations",
+                "mean accuracy of the last ten evaluations", "percent", HIGHER),
+        Measure("rmse_last10", "last ten", "RMSE, last ten evaluations", "mean RMSE of the last ten evaluations"),
+        Measure("entropy", "entropy", "entropy", "uncertainty of the predictions, in nats", target=None),
+        Measure("mutual_information", "mutual information", "mutual information",
+                "part of the entropy that is due to uncertain weights, in nats", target=None),
+        Measure("traffic", "traffic", "traffic per client and round", "up and down, per client and round", "bytes"),
+        Measure("seconds", "time", "seconds", "wall-clock time of the whole run", "seconds"),
+        Measure("peak_memory_bytes", "memory", "peak memory", "peak memory of the process", "bytes"),
+    )
+}  # fmt: skip
+
+# The measures of a comparison's table by task; the first one decides who is best.
+COMPARED = {
+    "classification": ("accuracy", "accuracy_worst_decile", "nll", "ece", "brier"),
+    "regression": ("rmse", "nll", "coverage"),
+}
+# The pooled measure that stands for a mean over clients where many clients have too few rows to be judged alone.
+POOLED = {"accuracy": "accuracy_pooled", "rmse": "rmse_pooled", "coverage": "coverage_pooled"}
+
+
+def main_measure(task: str) -> str:
+    """Return the key of the measure by which models of a task are judged first."""
+    return COMPARED[task][0]

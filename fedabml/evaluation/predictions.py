@@ -1,0 +1,151 @@
+"""Predictions with their uncertainty: `Prediction` for classes, `Regression` for numbers.
+
+Scoring expects three things of both: `concatenate` joins the predictions of several batches, `columns` and
+`from_columns` turn them into a table and back (processes sum such tables), and `finite` marks the usable rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def entropy(probs: np.ndarray) -> np.ndarray:
+    """Return H = −Σ p log p along the last axis, in nats."""
+    return -(probs * np.log(np.clip(probs, 1e-30, None))).sum(-1)
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    """Compute `entropy` on the device of `probs`."""
+    return -(probs * probs.clamp_min(1e-30).log()).sum(-1)
+
+
+def surprise(probs: Tensor, labels: Tensor) -> Tensor:
+    """Return −log p_i(x)/p(x): how much rarer inputs are at a client than among all clients, judged by their labels.
+
+    `probs` [n, classes] are the network's own probabilities, without a label level; `labels` are log π_i of the client.
+    If the federation's labels are balanced, p_i(x)/p(x) = K Σ_y π_iy p(y|x). Inputs of the client's own classes have a
+    surprise below 0.
+    """
+    return -(probs * labels.exp()).sum(-1).mul(probs.shape[-1]).clamp_min(1e-30).log()
+
+
+def with_label_level(draws: Tensor, labels: Tensor) -> Tensor:
+    """Multiply probabilities [draws, n, classes] by π_i and normalise; `labels` is log π_i [n, classes]."""
+    return torch.softmax(draws.double().clamp_min(1e-30).log() + labels.double(), -1)
+
+
+def _without_label_level(draws: Tensor, labels: Tensor) -> Tensor:
+    """Divide probabilities by π_i, normalise, and average over draws: the inverse of `with_label_level`."""
+    return torch.softmax(draws.double().clamp_min(1e-30).log() - labels, -1).mean(0)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Class probabilities with their uncertainty, one row per input."""
+
+    probs: np.ndarray  # [n, classes], averaged over weight samples
+    mutual_information: np.ndarray  # [n]: the part of the entropy that is due to the weights
+    surprise: np.ndarray | None = None  # [n]: see `surprise`; None without a label level
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.probs)} inputs, {self.probs.shape[-1]} classes)"
+
+    @property
+    def label(self) -> np.ndarray:
+        """The most probable class of each input."""
+        return self.probs.argmax(-1)
+
+    @property
+    def entropy(self) -> np.ndarray:
+        """The entropy H of the averaged probabilities of each input, in nats."""
+        return entropy(self.probs)
+
+    @property
+    def finite(self) -> np.ndarray:
+        """Which rows hold finite probabilities [n]."""
+        return np.isfinite(self.probs).all(1)
+
+    @staticmethod
+    def of(draws: Tensor, labels: Tensor | None = None) -> Prediction:
+        """Average the probabilities under each weight sample [draws, n, classes].
+
+        `labels` is the label level log π_i that the probabilities contain, if any: it gives the surprise.
+        """
+        probs = draws.mean(0, dtype=torch.float64)
+        within = torch.stack([_entropy(each.double()) for each in draws]).mean(0)
+        information = (_entropy(probs) - within).clamp_min(0)
+        odd = None
+        if labels is not None:
+            level = labels.double()
+            odd = surprise(_without_label_level(draws, level), level).cpu().numpy()
+        return Prediction(probs.cpu().numpy(), information.cpu().numpy(), odd)
+
+    @staticmethod
+    def concatenate(parts: Sequence[Prediction]) -> Prediction:
+        """Join predictions for several batches; their surprise is dropped, because no score needs it."""
+        return Prediction(*(np.concatenate([getattr(p, n) for p in parts]) for n in ("probs", "mutual_information")))
+
+    def columns(self) -> np.ndarray:
+        """Return the predictions as a table with one row per input."""
+        return np.column_stack([self.probs, self.mutual_information])
+
+    @staticmethod
+    def from_columns(table: np.ndarray, targets: int) -> Prediction:
+        """Invert `columns`; `targets` has no meaning for classes."""
+        return Prediction(np.ascontiguousarray(table[:, :-1]), table[:, -1].copy())
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Predicted means and standard deviations, one row per input and one column per target, in the data's own units."""
+
+    mean: np.ndarray
+    std: np.ndarray  # of the predictive distribution: noise and weights together
+    model_std: np.ndarray  # the part that is due to the weights
+    draws: np.ndarray  # [draws, n, 2·targets]: mean and noise deviation under each weight sample
+
+    def __repr__(self) -> str:
+        return f"Regression({len(self.mean)} inputs, {self.mean.shape[-1]} target(s))"
+
+    @property
+    def finite(self) -> np.ndarray:
+        """Which rows hold finite means and deviations [n]."""
+        return np.isfinite(self.mean).all(1) & np.isfinite(self.std).all(1)
+
+    def nll(self, y: np.ndarray) -> np.ndarray:
+        """Return −log of the mixture density of every row of `y` [n, targets], summed over targets."""
+        mean, std = np.split(self.draws, 2, -1)
+        log = (-0.5 * ((y - mean) / std) ** 2 - np.log(std) - 0.5 * math.log(2 * math.pi)).sum(-1)
+        top = log.max(0)
+        return -(top + np.log(np.exp(log - top).mean(0)))
+
+    @staticmethod
+    def of(draws: Tensor, shift: np.ndarray, scale: np.ndarray) -> Regression:
+        """Average over weight samples: `draws` [draws, n, mean and log noise deviation] is in standardised units."""
+        mean, log = np.split(draws.double().cpu().numpy(), 2, -1)
+        mean, std = mean * scale + shift, np.exp(log) * scale
+        model = mean.std(0)
+        total = np.sqrt((std**2).mean(0) + model**2)
+        return Regression(mean.mean(0), total, model, np.concatenate([mean, std], -1))
+
+    @staticmethod
+    def concatenate(parts: Sequence[Regression]) -> Regression:
+        """Join predictions for several batches."""
+        mean, std, model = (np.concatenate([getattr(p, n) for p in parts]) for n in ("mean", "std", "model_std"))
+        return Regression(mean, std, model, np.concatenate([p.draws for p in parts], 1))
+
+    def columns(self) -> np.ndarray:
+        """Return the predictions as a table with one row per input."""
+        return np.column_stack([self.mean, self.std, self.model_std, *self.draws])
+
+    @staticmethod
+    def from_columns(table: np.ndarray, targets: int) -> Regression:
+        """Invert `columns` for a given number of targets."""
+        mean, std, model, draws = np.split(table, np.arange(1, 4) * targets, 1)
+        return Regression(mean, std, model, np.stack(np.split(draws, draws.shape[1] // (2 * targets), 1)))
