@@ -29,7 +29,7 @@ from fedabml import algorithms
 from fedabml.data import federate, load
 from fedabml.engine.rounds import Simulation
 from fedabml.evaluation.scoring import evaluate
-from fedabml.runs.train import prepare
+from fedabml.runs.prepare import prepare
 
 TUNING_SEED = 100
 Cell = dict[str, Any]

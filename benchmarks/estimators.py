@@ -23,7 +23,7 @@ from fedabml.engine.loss import ClientLoss
 from fedabml.engine.noise import Noise, gradient_variance
 from fedabml.engine.rounds import Simulation
 from fedabml.gaussian import Gaussian
-from fedabml.runs.train import prepare
+from fedabml.runs.prepare import prepare
 
 # The dataset, clients, classes of a client, clients of a round, backend.
 COLUMNS: dict[str, tuple[str, int, int, int, str]] = {

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from .errors import InputError, TrainingError
     from .evaluation.predictions import Prediction, Regression
     from .likelihoods import Categorical, GaussianNoise
+    from .runs.prepare import prepare
     from .runs.prior import Posterior, Prior, TablePrediction, load_posterior, load_prior
-    from .runs.train import Run, prepare, train
+    from .runs.train import Run, train
     from .vectors import replace_batchnorm
 
 POLICY = "OMP_WAIT_POLICY"
@@ -33,8 +34,9 @@ _HOMES = {
     "errors": ("InputError", "TrainingError"),
     "evaluation.predictions": ("Prediction", "Regression"),
     "likelihoods": ("Categorical", "GaussianNoise"),
+    "runs.prepare": ("prepare",),
     "runs.prior": ("Posterior", "Prior", "TablePrediction", "load_posterior", "load_prior"),
-    "runs.train": ("Run", "prepare", "train"),
+    "runs.train": ("Run", "train"),
     "vectors": ("replace_batchnorm",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

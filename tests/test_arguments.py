@@ -155,11 +155,17 @@ def calls(t):
         "posterior.save": (posterior.save, {"path": "posterior.safetensors"}),
         "Prior": (
             fedabml.Prior,
-            {"algorithm": prior.algorithm, "shared": prior.shared, "card": prior.card, "batch_size": 5},
+            {"algorithm": prior.algorithm, "shared": prior.shared, "input_spec": prior.input_spec, "batch_size": 5},
         ),
         "Posterior": (
             fedabml.Posterior,
-            {"q": posterior.q, "card": posterior.card, "offset": posterior.offset, "samples": 3, "prior": ""},
+            {
+                "q": posterior.q,
+                "input_spec": posterior.input_spec,
+                "offset": posterior.offset,
+                "samples": 3,
+                "prior": "",
+            },
         ),
         "FedABML": (fedabml.FedABML, hyper),
         "make": (algorithms.make, {"name": "fedavg", **hyper}),

@@ -26,7 +26,7 @@ from ..engine.minibatches import minibatches, steps_of
 from ..engine.server import draw_clients
 from ..errors import InputError
 from ..gaussian import Gaussian
-from ..runs.train import Setup
+from ..runs.prepare import Setup
 from ..vectors import _KeyedDropout
 
 # The variant of the algorithms that the loop computes.

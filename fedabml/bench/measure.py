@@ -20,8 +20,8 @@ from ..data import Federation
 from ..engine.autotune import dtype_of
 from ..engine.rounds import Simulation, run_rounds
 from ..errors import TrainingError
+from ..runs.prepare import Setup, prepare
 from ..runs.provenance import hardware
-from ..runs.train import Setup, prepare
 from ..version import __version__
 from .loop import KNOWN, Loop, best_format
 from .workloads import Workload

@@ -10,7 +10,6 @@ import typer
 from typer.core import TyperGroup
 
 from .. import engine
-from ..__main__ import handle_signals
 from ..engine import processes
 from ..errors import InputError, TrainingError
 from ..version import __version__
@@ -122,7 +121,6 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     engine.process_is_ours = True
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see fedabml.asleep_while_waiting
-    handle_signals()
     try:
         app(prog_name="fedabml")
     except SystemExit as end:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..data.download import Progress as Hear
     from ..engine.rounds import Simulation
     from ..experiments.cell import Cell, Result
-    from ..runs.train import Setup
+    from ..runs.prepare import Setup
 
 
 def console(stderr: bool = False) -> Console:

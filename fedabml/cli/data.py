@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import InputError, nearest
-from ..runs.config import RunConfig, names
+from ..runs.config import RunConfig, names, saved_config
 from .console import downloads, say, table
 from .options import DATA, Config, Force, completion, given, option, run_keys
 
@@ -124,8 +124,6 @@ def inspect(
             raise InputError("Say what to inspect: a dataset, a folder, a table or a run; or a --config that has one.")
         plan = RunConfig.of(keys, flags)
     elif (Path(what) / "config.json").is_file():
-        from .train import saved_config
-
         plan = RunConfig.of(saved_config(Path(what))[0].to_dict(everything=True), others, flags)
     else:
         named = what in names("dataset") or not (Path(what).suffix or "/" in what or Path(what).exists())

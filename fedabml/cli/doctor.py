@@ -14,7 +14,7 @@ from .options import Config, Preset, Set, run_flags, told
 
 if TYPE_CHECKING:
     from ..runs.doctor import Estimate
-    from ..runs.train import Setup
+    from ..runs.prepare import Setup
 
 
 @run_flags()
@@ -39,7 +39,7 @@ def doctor(
     from ..data.sources import datasets
     from ..engine.autotune import choices_file
     from ..runs import doctor as look
-    from ..runs.train import prepare
+    from ..runs.prepare import prepare
     from .plan import facts
 
     plan = told(ctx).config()

@@ -11,7 +11,7 @@ from .console import note, say, table
 
 if TYPE_CHECKING:
     from ..data import Federation
-    from ..runs.train import Setup
+    from ..runs.prepare import Setup
 
 
 def show(plan: RunConfig, fed: Federation, out: Path, saved: dict[str, Any] | None = None) -> None:
@@ -20,7 +20,7 @@ def show(plan: RunConfig, fed: Federation, out: Path, saved: dict[str, Any] | No
     `saved` is the config.json of the run in `out` that is to be resumed; None for a new run.
     """
     from ..evaluation.scoring import check_rows
-    from ..runs.train import prepare, resolve_split
+    from ..runs.prepare import prepare, resolve_split
 
     if saved is not None:  # a run goes on with the backend and chunk it began with
         backend = saved.get("backend", plan.backend) if plan.backend == "auto" else plan.backend

@@ -12,8 +12,7 @@ from ..engine import processes
 from ..errors import InputError
 from ..evaluation.measures import MEASURES, size
 from ..files.sealed import real
-from ..runs.config import RunConfig
-from ..runs.config import stored as stored_config
+from ..runs.config import RunConfig, saved_config
 from . import plan as planning
 from .console import Watch, complain, downloads, number, say, table
 from .options import Config, Preset, Set, Told, run_flags, told
@@ -106,38 +105,6 @@ def restarted(out: Path) -> bool:
     return bool(name and times and (out / "config.json").is_file() and saved_config(out)[1].get("launch") == name)
 
 
-def saved_config(run: Path) -> tuple[RunConfig, dict[str, Any]]:
-    """The configuration of a run that `fedabml train` made, and its config.json."""
-    from ..files.sealed import read_json
-
-    if not (run / "config.json").is_file():
-        raise InputError(f"There is no run in '{run}': it has no config.json.")
-    content = read_json(run / "config.json")
-    if not isinstance(content, dict) or not isinstance(content.get("run"), dict):
-        raise InputError(
-            f"'{run / 'config.json'}' does not say how its data were made, so they cannot be made again: only runs of "
-            "`fedabml train` can be resumed and evaluated here. From Python, use fedabml.train(..., resume=True)."
-        )
-    saved = stored_config(content["run"])
-    if saved.get("data") and not saved.get("task"):  # float targets of a few whole numbers were once a regression
-        likelihood = content.get("likelihood")
-        kind = likelihood.get("kind") if isinstance(likelihood, dict) else None
-        saved["task"] = {"Categorical": "classification", "GaussianNoise": "regression"}.get(str(kind))
-    return _as_it_was(RunConfig.of(saved), content), content
-
-
-def _as_it_was(config: RunConfig, content: dict[str, Any]) -> RunConfig:
-    """The configuration with the defaults of the version that began the run, where those of today are others."""
-    algorithm = content.get("algorithm")
-    saved = algorithm.get("hyper") if isinstance(algorithm, dict) else None
-    if not isinstance(saved, dict):
-        return config
-    made = config.algorithm_object()
-    today, was = made.values(), made.neutral_values() | saved
-    other = {k: was[k] for k in today if k in was and k not in config.hyper and was[k] != today[k]}
-    return config.with_changes(hyper=config.hyper | other)
-
-
 def reopened(out: Path, asked: Told) -> RunConfig:
     """A run's own configuration, changed by what is given now, where that may change."""
     from ..runs.folder import Folder
@@ -226,7 +193,7 @@ def show(run: Run, out: Path) -> None:
     say(f"report   {out / 'report.html'}")
     say(f"prior    {out / 'shared.safetensors'}")
     say(f"digest   {run.prior.digest[:16]} (first 16 digits; the same at every site that has this prior)")
-    file = "CLIENT.csv" if run.prior.card.recipe else "CLIENT.npz"
+    file = "CLIENT.csv" if run.prior.input_spec.recipe else "CLIENT.npz"
     say(f"next     fedabml personalize {shlex.quote(str(out))} --data {file} --out posterior.safetensors")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InputError
-from ..runs.config import TABLES
+from ..runs.config import TABLES, saved_config
 from .console import downloads, note, number, say, table
 from .options import Config, Force
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from ..evaluation.predictions import Prediction, Regression
     from ..evaluation.scoring import Evaluation
-    from ..runs.input_spec import Card
-    from ..runs.train import Setup
+    from ..runs.input_spec import InputSpec
+    from ..runs.prepare import Setup
 
 
 def evaluate(
@@ -47,10 +47,10 @@ def evaluate(
     Example: `fedabml evaluate runs/digits-few-fedabml-0 --epochs 10`
     """
     from ..files.sealed import check_new, digests, folder_lock, write, write_json
+    from ..runs.prepare import prepare, resolve_split
     from ..runs.prior import load_prior
     from ..runs.summary import clients_csv
-    from ..runs.train import prepare, resolve_split
-    from .train import saved_config, scores
+    from .train import scores
 
     plan, saved = saved_config(run)
     out = out or run
@@ -138,7 +138,7 @@ def personalize(
     _check_apart(out, data, source)
     check_new(out, force=force)
     found = load_prior(source)
-    x, y, test = _labelled(data, found.card)
+    x, y, test = _labelled(data, found.input_spec)
     posterior = found.personalize(x, y, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, device=device)
     told = [f"samples     {len(x)}"]
     if test:
@@ -156,13 +156,13 @@ def _check_apart(out: Path, *read: Path) -> None:
         raise InputError(f"'{out}' is read by this command and would be overwritten. Give another file with --out.")
 
 
-def _labelled(path: Path, card: Card) -> tuple[Any, Any, tuple[np.ndarray, np.ndarray] | None]:
+def _labelled(path: Path, input_spec: InputSpec) -> tuple[Any, Any, tuple[np.ndarray, np.ndarray] | None]:
     """A client's inputs and targets, and its checked test samples: of an .npz, or of a table that the prior reads."""
-    if _is_table(path, card):
+    if _is_table(path, input_spec):
         from ..data.table import read_frame
 
         frame = read_frame(path)
-        client = card.recipe.client if card.recipe else ""
+        client = input_spec.recipe.client if input_spec.recipe else ""
         if client in frame.columns and frame[client].nunique() > 1:
             raise InputError(
                 f"'{path}' has the rows of {frame[client].nunique()} clients in its column '{client}'; a posterior is "
@@ -173,7 +173,7 @@ def _labelled(path: Path, card: Card) -> tuple[Any, Any, tuple[np.ndarray, np.nd
 
     arrays = read_client(path)
     tested = "x_test" in arrays and (arrays["x_test"].size or arrays["y_test"].size)
-    test = card.samples(arrays["x_test"], arrays["y_test"], end="_test") if tested else None
+    test = input_spec.samples(arrays["x_test"], arrays["y_test"], end="_test") if tested else None
     return arrays["x_train"], arrays["y_train"], test
 
 
@@ -220,9 +220,9 @@ def predict(
     _check_apart(out, data, posterior)
     check_new(out, force=force)
     found = load_posterior(posterior)
-    x = _inputs(data, found.card)
+    x = _inputs(data, found.input_spec)
     p = found.predict(x, samples=samples, seed=seed, device=device)
-    head, rows = _rows(p, found.card)
+    head, rows = _rows(p, found.input_spec)
     write(out, csv_text(head, rows))
     say(f"inputs        {len(x)}")
     if found.prior:
@@ -230,9 +230,9 @@ def predict(
     say(f"predictions   {out}")
 
 
-def _inputs(path: Path, card: Card) -> Any:
+def _inputs(path: Path, input_spec: InputSpec) -> Any:
     """The inputs to predict: a table, or the x of an .npz; of a client's whole file its test inputs."""
-    if _is_table(path, card):
+    if _is_table(path, input_spec):
         from ..data.table import read_frame
 
         return read_frame(path)
@@ -247,12 +247,12 @@ def _inputs(path: Path, card: Card) -> Any:
     return arrays[name]
 
 
-def _rows(p: Prediction | Regression, card: Card) -> tuple[list[str], list[list[Any]]]:
+def _rows(p: Prediction | Regression, input_spec: InputSpec) -> tuple[list[str], list[list[Any]]]:
     """Head and rows of the CSV."""
     from ..evaluation.predictions import Prediction
 
     if isinstance(p, Prediction):
-        classes = _class_names(card, p.probs.shape[1])
+        classes = _class_names(input_spec, p.probs.shape[1])
         measures = {"entropy": p.entropy, "mutual_information": p.mutual_information}
         measures |= {} if p.surprise is None else {"surprise": p.surprise}
         head = ["row", "label", *(f"p_{name}" for name in classes), *measures]
@@ -270,25 +270,25 @@ def _rows(p: Prediction | Regression, card: Card) -> tuple[list[str], list[list[
     return head, [[i, *(f"{part[i, j]:.6g}" for j in range(targets) for part in parts)] for i in range(len(p.mean))]
 
 
-def _class_names(card: Card, classes: int) -> tuple[str, ...]:
+def _class_names(input_spec: InputSpec, classes: int) -> tuple[str, ...]:
     """The names of the classes: the table's, the dataset's, or their numbers."""
     from ..data.catalogue import SOURCES
 
-    if card.class_names:
-        return card.class_names
-    known = SOURCES[card.dataset].class_names if card.dataset in SOURCES else ()
+    if input_spec.class_names:
+        return input_spec.class_names
+    known = SOURCES[input_spec.dataset].class_names if input_spec.dataset in SOURCES else ()
     return known if len(known) == classes else tuple(map(str, range(classes)))
 
 
-def _is_table(path: Path, card: Card) -> bool:
+def _is_table(path: Path, input_spec: InputSpec) -> bool:
     """Whether a file is a table; the prior must have been trained on one, or on none, accordingly."""
     from ..runs.input_spec import TABLE_WANTED
 
     table = path.suffix.lower() in TABLES
-    if table and card.recipe is None:
+    if table and input_spec.recipe is None:
         raise InputError(
             f"'{path}' is a table, but the prior was not trained on one: give the inputs as an .npz with x."
         )
-    if card.recipe and not table:
+    if input_spec.recipe and not table:
         raise InputError(f"'{path}' is no table. {TABLE_WANTED}")
     return table

@@ -323,7 +323,7 @@ def _refused(
         return {}, [], {}
     from ..data.picture import drawn
     from ..evaluation.scoring import check_rows
-    from ..runs.train import prepare, resolve_split
+    from ..runs.prepare import prepare, resolve_split
 
     first = todo[0].config
     fed = first.federation(progress)

@@ -17,8 +17,8 @@ from ..engine.rounds import Simulation, run_rounds
 from ..engine.setting import Cohort
 from ..errors import TrainingError
 from ..evaluation.scoring import Entry, Evaluation, evaluate_after
+from ..runs.prepare import Setup, prepare, resolve_split
 from ..runs.provenance import code, hardware
-from ..runs.train import Setup, prepare, resolve_split
 from .cell import Cell, Result, Score, ways_of
 from .ledger import Ledger, Unfinished
 from .study import PLAIN, entry

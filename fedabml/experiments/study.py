@@ -20,7 +20,7 @@ from ..engine.setting import Cohort
 from ..errors import TrainingError
 from ..evaluation.scoring import Entry, evaluate_together
 from ..runs.config import RunConfig, Table
-from ..runs.train import resolve_split
+from ..runs.prepare import resolve_split
 
 WATCHED = ("accuracy", "rmse", "nll")  # after a round of the curve
 

@@ -32,7 +32,7 @@ from ..files.sealed import real, sealed_text, write
 from ..files.sheets import csv_text
 from ..runs import presets
 from ..runs.config import RunConfig, Table, _toml
-from ..runs.train import prepare
+from ..runs.prepare import prepare
 from .cell import MACHINE, Cell, Result
 from .ledger import Ledger
 from .points import need_optuna

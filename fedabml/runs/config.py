@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..arguments import MOST
 from ..errors import InputError, nearest, short
 from ..files.limits import MAX_TOML, parse_toml
-from ..files.sealed import read_text, warn_if_changed
+from ..files.sealed import read_json, read_text, warn_if_changed
 
 if TYPE_CHECKING:
     from ..algorithms import Algorithm
@@ -336,6 +336,36 @@ def stored(content: Mapping[str, Any]) -> Table:
     changes: Table = {} if table else {k: getattr(RunConfig, k) for k in TABLE_KEYS if k in content}
     changes |= {"partition": "dirichlet-clients"} if content.get("partition") == "dirichlet" else {}
     return {**content, **changes}
+
+
+def saved_config(run: Path) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration of a run that `fedabml train` made, and its config.json."""
+    if not (run / "config.json").is_file():
+        raise InputError(f"There is no run in '{run}': it has no config.json.")
+    content = read_json(run / "config.json")
+    if not isinstance(content, dict) or not isinstance(content.get("run"), dict):
+        raise InputError(
+            f"'{run / 'config.json'}' does not say how its data were made, so they cannot be made again: only runs of "
+            "`fedabml train` can be resumed and evaluated here. From Python, use fedabml.train(..., resume=True)."
+        )
+    saved = stored(content["run"])
+    if saved.get("data") and not saved.get("task"):  # float targets of a few whole numbers were once a regression
+        likelihood = content.get("likelihood")
+        kind = likelihood.get("kind") if isinstance(likelihood, dict) else None
+        saved["task"] = {"Categorical": "classification", "GaussianNoise": "regression"}.get(str(kind))
+    return _as_it_was(RunConfig.of(saved), content), content
+
+
+def _as_it_was(config: RunConfig, content: dict[str, Any]) -> RunConfig:
+    """The configuration with the defaults of the version that began the run, where those of today are others."""
+    algorithm = content.get("algorithm")
+    saved = algorithm.get("hyper") if isinstance(algorithm, dict) else None
+    if not isinstance(saved, dict):
+        return config
+    made = config.algorithm_object()
+    today, was = made.values(), made.neutral_values() | saved
+    other = {k: was[k] for k in today if k in was and k not in config.hyper and was[k] != today[k]}
+    return config.with_changes(hyper=config.hyper | other)
 
 
 def read_toml(path: str | Path) -> Table:

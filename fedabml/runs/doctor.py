@@ -36,8 +36,8 @@ from ..evaluation.scoring import Entry, evaluate_after
 from ..files.limits import host_memory
 from ..version import __version__
 from .folder import Folder
+from .prepare import Setup, resolve_split
 from .summary import peak_memory
-from .train import Setup, resolve_split
 
 EXTRAS = {
     "pandas": "tables (CSV): pip install 'fedabml[tables]'",

@@ -1,6 +1,6 @@
-"""The card of a prior or a posterior: how raw data become a network's inputs, and its outputs predictions.
+"""The input specification of a prior or a posterior: how raw data become a network's inputs, and outputs predictions.
 
-It travels in the file beside the tensors, so that whoever has the file can use it on data as they are.
+`InputSpec` travels in the file beside the tensors, so that whoever has the file can use it on raw data.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TABLE_WANTED = (
 
 
 @dataclass(frozen=True)
-class Card:
+class InputSpec:
     """How raw data become a network's inputs, and its outputs become predictions."""
 
     network: Network
@@ -50,22 +50,22 @@ class Card:
     recipe: TableRecipe | None = None
 
     @classmethod
-    def of(cls, fed: Federation, network: Network, likelihood: Likelihood, model: dict[str, Any] | None) -> Card:
-        """The card of a federation and a network."""
+    def of(cls, fed: Federation, network: Network, likelihood: Likelihood, model: dict[str, Any] | None) -> InputSpec:
+        """Return the specification of a federation and a network."""
         norm = (fed.shift, fed.scale, fed.y_shift, fed.y_scale)
         shape, dtype = tuple(fed.x.shape[1:]), str(fed.x.dtype)
         return cls(network.to("cpu", torch.float32), likelihood, model, shape, *norm, dtype, fed.dataset, fed.recipe)
 
     @property
     def words(self) -> str:
-        """What the card is for, without any weight: data, network, inputs, outputs."""
+        """Describe data, network, inputs and outputs in one line."""
         name = self.model["name"] if self.model else type(self.network.module).__name__
         outputs = self.likelihood.classes if isinstance(self.likelihood, Categorical) else self.likelihood.targets
         what = f"{outputs} {'classes' if self.task == 'classification' else 'target(s)'}"
         return f"{self.dataset}: {name} with {self.network.layout.size:,} weights, inputs {self.shape}, {what}"
 
     def __repr__(self) -> str:
-        return short(f"Card({self.words})")
+        return short(f"InputSpec({self.words})")
 
     @property
     def task(self) -> str:
@@ -170,7 +170,9 @@ class Card:
         return prefixed("norm", norm) | prefixed("constant", self.network.constants), facts
 
     @classmethod
-    def unpack(cls, tensors: dict[str, Tensor], facts: dict[str, Any], module: nn.Module | None, path: str) -> Card:
+    def unpack(
+        cls, tensors: dict[str, Tensor], facts: dict[str, Any], module: nn.Module | None, path: str
+    ) -> InputSpec:
         """The inverse of `pack`; everything read is checked before it is used."""
         if facts.get("format") != FORMAT:
             raise InputError(f"'{path}' has format {facts.get('format')!r}; this version of fedabml reads {FORMAT}.")
@@ -199,7 +201,7 @@ class Card:
             check_fit(path, "initial weights", {"initial": tensors["initial"]}, {"initial": (network.layout.size,)})
             network.initial = tensors["initial"]
         recipe = TableRecipe.from_json(facts["recipe"]) if facts["recipe"] else None
-        card = cls(
+        input_spec = cls(
             network,
             likelihood,
             facts["model"],
@@ -209,8 +211,8 @@ class Card:
             dataset=str(facts["dataset"]),
             recipe=recipe,
         )
-        card._check(path)
-        return card
+        input_spec._check(path)
+        return input_spec
 
     def _check(self, path: str) -> None:
         """Refuses a normalisation or a recipe that does not fit the inputs and outputs."""

@@ -13,7 +13,7 @@ from ..files.sealed import open_append
 
 if TYPE_CHECKING:
     from ..engine.rounds import Simulation
-    from .train import Setup
+    from .prepare import Setup
 
 
 class Pace:

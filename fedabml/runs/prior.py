@@ -6,7 +6,7 @@
 
 A prior trained on a table reads tables: `prior.personalize(frame)` and `posterior.predict("new.csv").decode()`.
 
-Both are one safetensors file: tensors, and a card of JSON facts that says how to use them (the network, the
+Both are one safetensors file: tensors, and an `InputSpec` of JSON facts that says how to use them (the network, the
 normalisation of inputs, the table's recipe, the algorithm with its hyperparameters).
 """
 
@@ -37,7 +37,7 @@ from ..files.limits import host_memory
 from ..files.sealed import group, packed_tensors, prefixed, read_tensors, tensors_digest, write_tensors
 from ..gaussian import Distribution, Gaussian, Point, Samples
 from ..likelihoods import Categorical
-from .input_spec import Card, check_fit
+from .input_spec import InputSpec, check_fit
 
 FLOATS = (torch.float32, torch.float64)  # of weights in a file
 MOST_SAMPLES = 100_000  # weight samples of a prediction
@@ -64,14 +64,14 @@ class Prior:
 
     algorithm: Algorithm
     shared: State
-    card: Card
+    input_spec: InputSpec
     batch_size: int = 50
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def __repr__(self) -> str:
-        return short(f"Prior({algorithms.name_of(self.algorithm)}; {self.card.words}; digest {self.digest[:16]})")
+        return short(f"Prior({algorithms.name_of(self.algorithm)}; {self.input_spec.words}; digest {self.digest[:16]})")
 
     @checks_arguments
     @borrowed()
@@ -98,8 +98,9 @@ class Prior:
         batch_size = self.batch_size if batch_size is None else whole(batch_size, "batch_size")
         seed = whole(seed, "seed", 0)
         place = device_of(device)
+        spec = self.input_spec
         cohort = Cohort(
-            algorithm, self.card.network, self.card.likelihood, self.card.federation(x, y, encoded), seed=seed,
+            algorithm, spec.network, spec.likelihood, spec.federation(x, y, encoded), seed=seed,
             chunk=1, batch_size=batch_size, device=place, dtype=torch.float32, backend="loop",
         )  # fmt: skip
         shared = {k: v.to(place, torch.float32) for k, v in self.shared.items()}
@@ -110,7 +111,7 @@ class Prior:
         if not all(torch.isfinite(leaf).all() for leaf in q):
             raise InputError("Personalising diverged: the posterior is not finite. Give a smaller lr or fewer epochs.")
         level = None if offsets is None else offsets[0].cpu()
-        return Posterior(q, self.card, level, algorithm.predict_samples, self.digest)
+        return Posterior(q, self.input_spec, level, algorithm.predict_samples, self.digest)
 
     @checks_arguments
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -124,11 +125,11 @@ class Prior:
 
     def _packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The tensors and facts of the prior's file."""
-        tensors, facts = self.card.pack()
+        tensors, facts = self.input_spec.pack()
         algorithm = {"name": algorithms.name_of(self.algorithm), "hyper": self.algorithm.values()}
         facts |= {"kind": "prior", "algorithm": algorithm, "batch_size": self.batch_size}
         if self.algorithm.keeps:  # a new client's own state begins at the initial weights
-            tensors["initial"] = self.card.network.initial
+            tensors["initial"] = self.input_spec.network.initial
         return tensors | prefixed("shared", self.shared), facts
 
     @classmethod
@@ -140,13 +141,13 @@ class Prior:
         with _sound(path):
             spec = facts["algorithm"]
             algorithm = algorithms.make(spec["name"], **spec["hyper"])
-            card = Card.unpack(tensors, facts, model, str(path))
+            input_spec = InputSpec.unpack(tensors, facts, model, str(path))
             if algorithm.keeps and "initial" not in tensors:
                 raise KeyError("initial")
             shared = group(tensors, "shared")
-            expected = algorithm.init(card.network.initial, card.network.layout)
+            expected = algorithm.init(input_spec.network.initial, input_spec.network.layout)
             check_fit(str(path), "shared state", shared, {n: tuple(t.shape) for n, t in expected.items()})
-            prior = cls(algorithm, shared, card, whole(facts["batch_size"], "batch_size"))
+            prior = cls(algorithm, shared, input_spec, whole(facts["batch_size"], "batch_size"))
         if digest := tensors_digest(path):  # of the file as it is, whatever version wrote it
             vars(prior)["digest"] = digest
         return prior
@@ -157,7 +158,7 @@ class Posterior:
     """A client's own model: a distribution over weights, and how to predict with it."""
 
     q: Distribution
-    card: Card
+    input_spec: InputSpec
     offset: Tensor | None  # log π_i, the client's label level; it never leaves the client
     samples: int = 10
     prior: str = ""  # the digest of the prior it was made from; empty where that is not known
@@ -166,7 +167,7 @@ class Posterior:
         check_fields(self)
 
     def __repr__(self) -> str:
-        return short(f"Posterior({type(self.q).__name__}, {self.samples} samples; {self.card.words})")
+        return short(f"Posterior({type(self.q).__name__}, {self.samples} samples; {self.input_spec.words})")
 
     @checks_arguments
     @borrowed()
@@ -179,8 +180,8 @@ class Posterior:
         Where the prior was trained on a table, `x` is one, as for `personalize`, and `decode()` names the classes.
         """
         place, samples = device_of(device), self.samples if samples is None else _samples(samples)
-        network = self.card.network.to(place, torch.float32)
-        inputs = self.card.normalised(self.card.inputs(x, encoded=encoded), place)
+        network = self.input_spec.network.to(place, torch.float32)
+        inputs = self.input_spec.normalised(self.input_spec.inputs(x, encoded=encoded), place)
         key = rng.key(whole(seed, "seed", 0), rng.PREDICT, device=place)
         self._check_memory(len(inputs), samples)
         q = type(self.q)(*(leaf.to(place) for leaf in self.q))
@@ -188,7 +189,7 @@ class Posterior:
         parts = []
         for j in range(draws_of(q, samples)):
             weights = draw(q, key, j, samples)
-            pieces = [output(network, self.card.likelihood, weights, part, offset) for part in inputs.split(1024)]
+            pieces = [output(network, self.input_spec.likelihood, weights, part, offset) for part in inputs.split(1024)]
             parts.append(torch.cat(pieces))
         outputs = torch.stack(parts)
         if not torch.isfinite(outputs).all():
@@ -196,15 +197,15 @@ class Posterior:
                 "The predictions are not finite: the posterior or the inputs are out of range. Compare the inputs with "
                 "the training data, or personalise anew with a smaller lr."
             )
-        if self.card.task == "classification":
+        if self.input_spec.task == "classification":
             p = Prediction.of(outputs, offset)
-            names = self.card.class_names
+            names = self.input_spec.class_names
             return TablePrediction(p.probs, p.mutual_information, p.surprise, names) if names else p
-        return Regression.of(outputs, self.card.y_shift, self.card.y_scale)
+        return Regression.of(outputs, self.input_spec.y_shift, self.input_spec.y_scale)
 
     def _check_memory(self, rows: int, samples: int) -> None:
         """Refuses predictions that would not fit into memory: those of all weight samples are held at once."""
-        likelihood = self.card.likelihood
+        likelihood = self.input_spec.likelihood
         outputs = likelihood.classes if isinstance(likelihood, Categorical) else 2 * likelihood.targets
         needed, free = 8 * max(1, samples) * rows * outputs, host_memory()[1]
         if 0 < free < needed:
@@ -217,11 +218,11 @@ class Posterior:
     def to_module(self) -> nn.Module:
         """A plain module with the mean weights, for use outside of fedabml.
 
-        It knows neither the normalisation nor the client's label level: it expects inputs that are normalised already,
-        (x − card.shift) / card.scale (of a table, what `card.recipe.apply` gives), and returns the network's bare
-        outputs, without log π of the label level and, for regression, in units of the standardised target.
+        The module expects normalised inputs, (x − input_spec.shift) / input_spec.scale; the inputs of a table are what
+        `input_spec.recipe.apply` returns. It returns the network's bare outputs: without log π of the client's label
+        level and, for regression, in units of the standardised target.
         """
-        return self.card.network.to_module(self.q.mean)
+        return self.input_spec.network.to_module(self.q.mean)
 
     @checks_arguments
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -229,7 +230,7 @@ class Posterior:
 
         It tells of the client's data: keep it at the client. A file of that name is replaced.
         """
-        tensors, facts = self.card.pack()
+        tensors, facts = self.input_spec.pack()
         facts |= {"kind": "posterior", "distribution": type(self.q).__name__, "samples": self.samples}
         facts |= {"prior": self.prior} if self.prior else {}
         own = prefixed("q", self.q._asdict()) | ({} if self.offset is None else {"offset": self.offset})
@@ -242,20 +243,20 @@ class Posterior:
         """Reads what `save` wrote."""
         tensors, facts = _read(path, "posterior")
         with _sound(path):
-            card = Card.unpack(tensors, facts, model, str(path))
-            kind, leaves, size = _KINDS[facts["distribution"]], group(tensors, "q"), card.network.layout.size
+            input_spec = InputSpec.unpack(tensors, facts, model, str(path))
+            kind, leaves, size = _KINDS[facts["distribution"]], group(tensors, "q"), input_spec.network.layout.size
             chain = len(leaves["weights"]) if kind is Samples else 0
             expected = {n: (max(1, chain), size) if kind is Samples else (size,) for n in kind._fields}
             check_fit(str(path), "distribution", leaves, expected)
             level = {"offset": tensors["offset"]} if "offset" in tensors else {}
             if level:
-                classes = card.likelihood.classes if isinstance(card.likelihood, Categorical) else 0
+                classes = input_spec.likelihood.classes if isinstance(input_spec.likelihood, Categorical) else 0
                 check_fit(str(path), "label level", level, {"offset": (classes,)})
             own = {name: leaf.to(torch.float32) for name, leaf in leaves.items()}
             if not all(torch.isfinite(leaf).all() for leaf in own.values()):
                 raise InputError(f"'{path}' holds weights beyond the range of float32; it is damaged.")
             samples = _samples(facts["samples"])
-            return cls(kind(**own), card, level.get("offset"), samples, facts.get("prior", ""))
+            return cls(kind(**own), input_spec, level.get("offset"), samples, facts.get("prior", ""))
 
 
 def _samples(count: Any) -> int:

@@ -18,7 +18,7 @@ from ..gaussian import Gaussian
 from ..vectors import LIKELIHOOD
 
 if TYPE_CHECKING:
-    from .train import Setup
+    from .prepare import Setup
 
 # The scores of a summary, null where a run was not evaluated.
 SCORES = {

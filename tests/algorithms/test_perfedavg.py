@@ -13,7 +13,7 @@ from fedabml.algorithms import FedABML, FedAvg, PerFedAvg
 from fedabml.algorithms.base import Site
 from fedabml.engine.autotune import dtype_of
 from fedabml.runs import train
-from fedabml.runs.train import prepare
+from fedabml.runs.prepare import prepare
 from tests.algorithms.problem import (
     CLIENTS,
     MOMENTA,

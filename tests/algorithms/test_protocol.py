@@ -267,7 +267,7 @@ def test_evaluation_of_all_clients_even_one_never_drawn(fed, algorithm):
 @EVERY
 def test_a_new_client_is_personalised_predicts_and_is_saved(fed, algorithm, tmp_path):
     sim, setup = simulate(fed, algorithm, rounds=1, dtype="float32")
-    prior = Prior(algorithm, sim.theta, setup.card, BATCH)
+    prior = Prior(algorithm, sim.theta, setup.input_spec, BATCH)
     x, y = client(21, 50)
     posterior = prior.personalize(x, y, seed=1, device="cpu")
     p = posterior.predict(x[:4], device="cpu")
@@ -290,7 +290,7 @@ def test_a_new_client_is_personalised_predicts_and_is_saved(fed, algorithm, tmp_
 def test_more_personal_epochs_fit_the_training_data_better(fed, algorithm):
     """Personalising must move the client's own model towards its data, whatever the algorithm."""
     sim, setup = simulate(fed, algorithm, rounds=1, dtype="float32")
-    prior = Prior(algorithm, sim.theta, setup.card, BATCH)
+    prior = Prior(algorithm, sim.theta, setup.input_spec, BATCH)
     x, y = client(40, 51)
     nll = [
         -np.log(

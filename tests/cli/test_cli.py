@@ -295,8 +295,8 @@ def test_regression_end_to_end(patients, tmp_path):
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["task"] == "regression" and summary["rmse"] < 2 and 0 <= summary["coverage"] <= 1
     run("train", "--data", "all.csv", *words.split(), "--no-learn-noise", "--noise", 0.3, "--out", "fixed", "--quiet")
-    card = fedabml.load_prior(tmp_path / "fixed/shared.safetensors").card
-    assert card.likelihood == fedabml.GaussianNoise(1, 0.3, False)
+    input_spec = fedabml.load_prior(tmp_path / "fixed/shared.safetensors").input_spec
+    assert input_spec.likelihood == fedabml.GaussianNoise(1, 0.3, False)
     one = patients[patients.hospital == patients.hospital.iloc[0]].drop(columns="outcome")
     one.to_csv(tmp_path / "one.csv", index=False)
     run("personalize", "run", "--data", "one.csv", "--out", "p.safetensors")

@@ -128,7 +128,7 @@ def test_threads_change_nothing(fed, name, backend):
 def test_a_resumed_run_shares_its_clients_out_as_before(fed, tmp_path, monkeypatch):
     words = {"participation": 0.8, "epochs": 1, "batch_size": 8, "model_options": {"hidden": (4,)}, "backend": "vmap"}
     from fedabml.engine.autotune import Way
-    from fedabml.runs import train as run
+    from fedabml.runs import prepare as run
 
     asked = []
     monkeypatch.setattr(run, "backend_of", lambda *args: (asked.append(args), (Way("vmap", 2), ""))[1])

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 import fedabml
-from fedabml.cli.train import saved_config
 from fedabml.data.catalogue import SOURCES
 from fedabml.data.sources import _checked
 from fedabml.engine import autotune
@@ -35,7 +34,7 @@ from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.paper import Ask
 from fedabml.files.sealed import sealed
 from fedabml.report.read import read_runs
-from fedabml.runs.config import RunConfig, read_toml
+from fedabml.runs.config import RunConfig, read_toml, saved_config
 from fedabml.runs.folder import Folder
 from tests.cli.command import SMALL, run
 

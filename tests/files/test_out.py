@@ -148,12 +148,12 @@ def test_predictions_that_are_not_finite_are_refused(here):
     """Weights that are finite but overflow in the network."""
     posterior = fedabml.load_posterior("posterior.safetensors")
     wild = type(posterior.q)(posterior.q.mean.sign() * 3e38, posterior.q.logstd)
-    type(posterior)(wild, posterior.card, posterior.offset, posterior.samples).save("wild.safetensors")
+    type(posterior)(wild, posterior.input_spec, posterior.offset, posterior.samples).save("wild.safetensors")
     said = run("predict", "wild.safetensors", "--data", "client.npz", "--out", "p.csv", code=2).stderr
     assert "not finite" in said and not (here / "p.csv").exists()
     prior = fedabml.load_prior("run/shared.safetensors")
     shared = prior.shared | {"mean": prior.shared["mean"].sign() * 3e38}
-    type(prior)(prior.algorithm, shared, prior.card, prior.batch_size).save("run/shared.safetensors")
+    type(prior)(prior.algorithm, shared, prior.input_spec, prior.batch_size).save("run/shared.safetensors")
     said = run("evaluate", "run", "--epochs", 0, code=2).stderr
     assert "not finite" in said and not (here / "run/evaluation.json").exists()
 
@@ -161,10 +161,10 @@ def test_predictions_that_are_not_finite_are_refused(here):
 def test_the_digest_of_a_prior_is_that_of_its_file(here):
     prior = fedabml.load_prior("run/shared.safetensors")
     summary = json.loads((here / "run/summary.json").read_text())
-    same = type(prior)(prior.algorithm, prior.shared, prior.card, prior.batch_size)
+    same = type(prior)(prior.algorithm, prior.shared, prior.input_spec, prior.batch_size)
     assert prior.digest == same.digest == summary["prior_digest"] and len(prior.digest) == 64
     assert fedabml.load_posterior("posterior.safetensors").prior == prior.digest
     assert f"digest {prior.digest[:16]}" in repr(prior)
-    other = type(prior)(prior.algorithm, prior.shared, prior.card, prior.batch_size + 1)
+    other = type(prior)(prior.algorithm, prior.shared, prior.input_spec, prior.batch_size + 1)
     other.save("other.safetensors")
     assert prior.digest != other.digest == fedabml.load_prior("other.safetensors").digest

@@ -48,7 +48,7 @@ def probs(posterior, x, **words):
 # -- tables -----------------------------------------------------
 def test_a_prior_of_a_table_reads_tables_in_every_form(tmp_path):
     prior = table_prior(tmp_path)
-    recipe, new = prior.card.recipe, patients(30, 1)
+    recipe, new = prior.input_spec.recipe, patients(30, 1)
     x, y = recipe.apply(new), recipe.encode_target(new["ill"])
     expected = prior.personalize(x, y, device="cpu", encoded=True)
     new.to_csv(tmp_path / "new.csv", index=False)
@@ -90,7 +90,7 @@ def test_measurements_of_a_table_keep_their_units(tmp_path):
 
 def test_a_bare_array_for_a_table_is_refused(tmp_path):
     prior = table_prior(tmp_path)
-    x, y = prior.card.recipe.apply(patients()), np.arange(60) % 2
+    x, y = prior.input_spec.recipe.apply(patients()), np.arange(60) % 2
     posterior = prior.personalize(x, y, device="cpu", encoded=True)
     for given in (x, torch.as_tensor(x), x.tolist(), patients().iloc[0]):
         for call in (lambda: prior.personalize(given, y), lambda: posterior.predict(given)):
@@ -191,7 +191,7 @@ def test_impossible_numbers_of_predicting(words):
 def test_the_module_is_told_to_want_normalised_inputs():
     posterior, (x, _) = array_prior().personalize(*arrays(), device="cpu"), arrays(9, 5)
     with torch.no_grad():
-        outputs = posterior.to_module()(torch.as_tensor((x - posterior.card.shift) / posterior.card.scale))
+        outputs = posterior.to_module()(torch.as_tensor((x - posterior.input_spec.shift) / posterior.input_spec.scale))
     offset = 0 if posterior.offset is None else posterior.offset
     np.testing.assert_allclose((outputs + offset).softmax(-1), probs(posterior, x, samples=0), atol=1e-5)
     assert "normalised already" in posterior.to_module.__doc__ and "label level" in posterior.to_module.__doc__

@@ -33,9 +33,9 @@ def objects():
         run = fedabml.train(fed, "mlr", fedabml.FedABML(personal_epochs=1), **QUICK)
         client = (digits.x_train[:50], digits.y_train[:50]) if fed is images else (frame if fed is table else words,)
         posterior = run.prior.personalize(*client, epochs=1)
-        yield from (fed, fed.train, fed.recipe, run, run.prior, run.prior.card, run.prior.card.network)
+        yield from (fed, fed.train, fed.recipe, run, run.prior, run.prior.input_spec, run.prior.input_spec.network)
         yield from (
-            run.prior.card.network.layout,
+            run.prior.input_spec.network.layout,
             run.evaluation,
             posterior,
             posterior.q,

@@ -110,7 +110,7 @@ def test_an_embedding_without_an_entry_for_every_token_is_refused():
 def test_an_embedding_of_positions_leaves_inputs_standardised():
     fed = fedabml.Federation.from_arrays(sentences())
     setup = fedabml.prepare(fed, Positions(), **QUICK)
-    assert setup.cohort.fed is fed and not setup.card.network.tokens and (fed.scale != 1).all()
+    assert setup.cohort.fed is fed and not setup.input_spec.network.tokens and (fed.scale != 1).all()
     assert fedabml.prepare(fed, "mlr", **QUICK).cohort.fed is fed
 
 
@@ -119,7 +119,7 @@ def test_a_mixture_of_tokens_and_measurements_is_the_users_to_scale():
     with pytest.raises(InputError, match=r"looks its inputs up.*normalize='none'"):
         fedabml.prepare(fedabml.Federation.from_arrays(mixed), Mixed(), **QUICK)
     setup = fedabml.prepare(fedabml.Federation.from_arrays(mixed, normalize="none"), Mixed(), **QUICK)
-    assert not setup.card.network.tokens
+    assert not setup.input_spec.network.tokens
 
 
 def test_a_module_that_fails_on_standardised_inputs_alone_is_refused_with_the_reason():

@@ -256,7 +256,7 @@ def test_a_damaged_prior_is_refused(tmp_path):
     run = fedabml.train(federation(), "mlr", FedABML(), **QUICK)
     shared = {"mean": run.prior.shared["mean"].clone(), "logstd": run.prior.shared["logstd"]}
     shared["mean"][0] = float("nan")
-    path = fedabml.Prior(run.prior.algorithm, shared, run.prior.card).save(tmp_path / "p.safetensors")
+    path = fedabml.Prior(run.prior.algorithm, shared, run.prior.input_spec).save(tmp_path / "p.safetensors")
     with pytest.raises(InputError, match=r"not finite, in 'shared\.mean'"):
         fedabml.load_prior(path)
 
@@ -310,14 +310,14 @@ def test_a_tables_recipe_travels_with_the_prior(tmp_path):
     fed = fedabml.read_table(tmp_path / "t.csv", client="hospital", target="ill")
     run = fedabml.train(fed, "mlr", FedABML(), **QUICK)
     prior = fedabml.load_prior(run.prior.save(tmp_path / "p.safetensors"))
-    assert prior.card.recipe == fed.recipe and prior.card.recipe is not None
-    x = fedabml.data.features(tmp_path / "t.csv", prior.card.recipe)
+    assert prior.input_spec.recipe == fed.recipe and prior.input_spec.recipe is not None
+    x = fedabml.data.features(tmp_path / "t.csv", prior.input_spec.recipe)
     assert np.array_equal(np.sort(x, 0), np.sort(fed.x, 0))
     with pytest.raises(InputError, match="hand over the table"):
         prior.personalize(x, np.arange(60) % 2, device="cpu")
     posterior = prior.personalize(x, np.arange(60) % 2, device="cpu", encoded=True)
     saved = fedabml.load_posterior(posterior.save(tmp_path / "q.safetensors"))
-    assert saved.card.recipe == fed.recipe
+    assert saved.input_spec.recipe == fed.recipe
     told, read = saved.predict(x, device="cpu", encoded=True), posterior.predict(tmp_path / "t.csv", device="cpu")
     assert np.array_equal(told.probs, read.probs)
 

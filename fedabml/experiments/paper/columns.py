@@ -18,7 +18,7 @@ from ...files.limits import MAX_TOML
 from ...files.sealed import read_text, write
 from ...runs import presets
 from ...runs.config import RunConfig, Table, names, read_toml
-from ...runs.train import prepare
+from ...runs.prepare import prepare
 from ..compare import configs
 from ..ledger import Unfinished
 from ..search_space import own_grid, read_grid, searchable

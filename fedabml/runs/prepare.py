@@ -1,0 +1,203 @@
+"""`prepare`: everything that a run decides before its first round."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from .. import algorithms, engine, likelihoods, models
+from ..algorithms import Algorithm, FedABML
+from ..arguments import checks_arguments, whole
+from ..data import Federation
+from ..engine.autotune import COARSE, backend_of, chunk_of, device_of, dtype_of, lane_bytes
+from ..engine.memory import hold_pages
+from ..engine.noise import Noise
+from ..engine.server import cohort_size
+from ..engine.setting import Cohort
+from ..engine.torch_settings import borrowed
+from ..errors import InputError, short
+from ..likelihoods import Categorical, GaussianNoise, Likelihood
+from ..vectors import Network
+from ..version import __version__
+from .input_spec import InputSpec
+from .tokens import take_tokens
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything decided before the first round: `train` executes it, `--dry-run` prints it."""
+
+    cohort: Cohort
+    input_spec: InputSpec
+    config: dict[str, Any]
+    rounds: int
+    participation: float
+    epochs: int
+    notes: list[str]
+    lane: int  # bytes that one client of a batch takes, roughly
+
+    def __repr__(self) -> str:
+        name = self.config["algorithm"]["name"]
+        words = f"{self.config['clients']} clients, {self.rounds} rounds of {self.epochs} epochs"
+        return short(
+            f"Setup({name}; {self.input_spec.words}; {words}; {self.config['backend']} on {self.config['device']})"
+        )
+
+
+@checks_arguments
+@borrowed()
+def prepare(
+    fed: Federation,
+    model: nn.Module | str = "mlp",
+    algorithm: Algorithm | None = None,
+    *,
+    rounds: int = 50,
+    participation: float = 0.1,
+    epochs: int = 5,
+    batch_size: int = 50,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: str = "float32",
+    backend: str = "auto",
+    chunk: int | None = None,
+    compile: bool | None = None,
+    workers: int | None = None,
+    likelihood: Likelihood | None = None,
+    model_options: dict[str, Any] | None = None,
+    pretrained: str | os.PathLike[str] | None = None,
+) -> Setup:
+    """Checks everything a run needs and decides where and how it will run."""
+    algorithm = FedABML() if algorithm is None else algorithm
+    if fed.task == "regression" and algorithm.label_prior != "none":
+        algorithm = dataclasses.replace(algorithm, label_prior="none")  # there are no labels to have a prior over
+    rounds, epochs = whole(rounds, "rounds", 0), whole(epochs, "epochs", 1)
+    batch_size = whole(batch_size, "batch_size", 1)
+    seed, chunk = whole(seed, "seed", 0), None if chunk is None else whole(chunk, "chunk", 1)
+    if not 0 < participation <= 1:
+        raise InputError(
+            f"participation is the share of clients in a round, above 0 and at most 1; it is {participation!r}."
+        )
+    participation = float(participation)
+    if likelihood is None:
+        likelihood = Categorical(fed.classes) if fed.task == "classification" else GaussianNoise(fed.y.shape[1])
+    outputs = likelihood.classes if isinstance(likelihood, Categorical) else likelihood.targets
+    if (fed.task == "classification") != isinstance(likelihood, Categorical) or outputs != (
+        fed.classes or fed.y.shape[1]
+    ):
+        need = f"{fed.classes} classes" if fed.classes else f"{fed.y.shape[1]} target(s)"
+        raise InputError(f"The likelihood {likelihood} does not fit this data: a {fed.task} with {need}.")
+    spec: dict[str, Any] | None = None
+    if isinstance(model, str):
+        spec = {"name": model, "shape": list(fed.x.shape[1:]), "outputs": outputs, "options": model_options or {}}
+        module = models.build(model, spec["shape"], outputs, seed, **spec["options"])
+    else:
+        module = model
+    if pretrained is not None:
+        module = models.with_weights(module, pretrained)
+    place = device_of(device)
+    asked, dtype = dtype, "float32" if algorithm.needs_full_precision and dtype in COARSE else dtype
+    arithmetic = dtype_of(dtype, place)
+    if place.type == "cpu" and engine.process_is_ours:
+        hold_pages()
+    network = Network(module, likelihood.own)
+    fed, unscaled = take_tokens(fed, network)
+    input_spec = InputSpec.of(fed, network, likelihood, spec)
+    raw = np.stack([fed.x[fed.train[0][0]]] * 2).astype(np.float32)
+    probe = torch.as_tensor((raw - np.asarray(fed.shift)) / np.asarray(fed.scale)).float()
+    algorithm.init(
+        network.initial, network.layout
+    )  # an algorithm may refuse a network: now, before anything is written
+    checked = network.to("cpu", torch.float32)
+    likelihood.check(_probed(checked, probe, torch.as_tensor(raw)))
+    network.dropout, network.activations = checked.dropout, checked.activations
+    way, note = backend_of(backend, checked, probe, place)
+    Noise.of(algorithm, checked, fed.x.shape[1:])  # how the module uses its weights is found out once, and here
+    backend, workers = way.backend, way.workers if workers is None else workers
+    smallest, largest = int(fed.train.counts.min()), int(fed.train.counts.max())
+    notes = algorithm.notes() + [each for each in (note, unscaled) if each]
+    if dtype != asked:
+        notes.append(f"The network runs in float32: {asked} would drown the differences of gradients that are taken.")
+    if fed.clients > 1 and cohort_size(fed.clients, participation) == 1:
+        notes.append(f"Only 1 of {fed.clients} clients takes part in a round; a larger participation learns faster.")
+    if batch_size > smallest:
+        which = "every client" if batch_size > largest else f"{int((fed.train.counts < batch_size).sum())} client(s)"
+        notes.append(f"The batch of {batch_size} is larger than the data of {which}; their batches are all they have.")
+    lane = lane_bytes(network, algorithm, min(batch_size, largest), raw[0].size, arithmetic.vectors.itemsize)
+    chunk = chunk_of(lane, place, fed.clients) if chunk is None else chunk
+    cohort = Cohort(
+        algorithm, network, likelihood, fed, batch_size=batch_size, seed=seed, device=place, dtype=arithmetic.vectors,
+        inside=arithmetic.network, backend=backend, chunk=chunk, fuse=compile, workers=workers, coarse=dtype in COARSE,
+    )  # fmt: skip
+    cohort.network.last = way.last  # not that of `input_spec`
+    if compile and not cohort.programs.fuse:
+        notes.append("Nothing is compiled: that is for the backend vmap, with samples on the device.")
+    if cohort.data.hosted:
+        notes.append(
+            "The samples would take more than half of the device's free memory: they stay on the host, and every round "
+            "moves those that it needs. Steps are launched one by one."
+        )
+    config = {
+        "fedabml": __version__,
+        "algorithm": {"name": algorithms.name_of(algorithm), "hyper": algorithm.values()},
+        "dataset": fed.dataset,
+        "model": spec["name"] if spec else type(module).__name__,
+        "model_options": model_options or {},
+        "likelihood": likelihoods.to_json(likelihood),
+        "parameters": network.layout.size,
+        "clients": fed.clients,
+        "rounds": rounds,
+        "participation": participation,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "seed": seed,
+        "device": str(place),
+        "dtype": dtype,
+        "backend": backend,
+        "chunk": chunk,
+        "workers": workers,
+        **({} if compile is False else {"compile": "auto" if compile is None else True}),
+        "partition_hash": fed.hash,
+        "weights": _fingerprint(network),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+    }
+    return Setup(cohort, input_spec, config, rounds, participation, epochs, notes, lane)
+
+
+def _probed(network: Network, x: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+    """Runs the network once; where it fails on normalised inputs alone, the error says that they are."""
+    try:
+        return network.probe(x)
+    except InputError as error:
+        try:
+            network.probe(raw)
+        except InputError:
+            raise error from None
+        raise InputError(
+            f"{error} It takes the inputs as they were given, but they are standardised, (x - mean) / std: make the "
+            "federation with normalize='none'."
+        ) from error
+
+
+def _fingerprint(network: Network) -> str:
+    """A hash of where training starts: the initial weights and what is frozen."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted({"": network.initial, **network.constants}.items()):
+        digest.update(name.encode() + tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def resolve_split(fed: Federation, split: str) -> str:
+    """`auto`: validation rows where there are any, else test rows."""
+    if split == "auto":
+        return "val" if fed.val.counts.any() else "test"
+    if split not in ("val", "test"):
+        raise InputError(f"split must be auto, val or test; it is {split!r}.")
+    return split
