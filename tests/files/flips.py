@@ -32,7 +32,7 @@ from fedabml.experiments import request
 from fedabml.experiments.compare import Request, _told_refused, page
 from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.paper import Ask
-from fedabml.files.sealed import sealed
+from fedabml.files import sealed
 from fedabml.report.read import read_runs
 from fedabml.runs.config import RunConfig, read_toml, saved_config
 from fedabml.runs.folder import Folder

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from fedabml.errors import InputError
-from fedabml.files.sealed import folder_lock, sealed
+from fedabml.files import sealed
+from fedabml.files.sealed import folder_lock
 from tests.cli.command import SMALL
 from tests.cli.test_process import ENV, MOST, TRAIN, finish, start, wait_for_round
 

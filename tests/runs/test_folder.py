@@ -15,7 +15,7 @@ import fedabml
 from fedabml import FedABML, FedAvg, InputError, Local, TrainingError
 from fedabml.engine.checkpoint import Checkpoint
 from fedabml.engine.rounds import Simulation, last_ten
-from fedabml.files.sealed import sealed
+from fedabml.files import sealed
 from fedabml.runs.folder import Folder
 
 

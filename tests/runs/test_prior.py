@@ -188,13 +188,13 @@ def test_impossible_numbers_of_predicting(words):
         posterior.predict(arrays()[0], device="cpu", **words)
 
 
-def test_the_module_is_told_to_want_normalised_inputs():
+def test_the_module_expects_normalised_inputs():
     posterior, (x, _) = array_prior().personalize(*arrays(), device="cpu"), arrays(9, 5)
     with torch.no_grad():
         outputs = posterior.to_module()(torch.as_tensor((x - posterior.input_spec.shift) / posterior.input_spec.scale))
     offset = 0 if posterior.offset is None else posterior.offset
     np.testing.assert_allclose((outputs + offset).softmax(-1), probs(posterior, x, samples=0), atol=1e-5)
-    assert "normalised already" in posterior.to_module.__doc__ and "label level" in posterior.to_module.__doc__
+    assert "normalised inputs" in posterior.to_module.__doc__ and "label level" in posterior.to_module.__doc__
 
 
 # -- files ------------------------------------------------------
