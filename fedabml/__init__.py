@@ -6,13 +6,10 @@ posterior = run.prior.personalize(x_new_client, y_new_client)
 p = posterior.predict(x)        # p.probs, p.entropy, p.mutual_information
 """
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .accel import threads_sleep_while_waiting
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
     from .runs.train import Run, train
     from .vectors import replace_batchnorm
 
-POLICY = "OMP_WAIT_POLICY"
 # The public names are imported when they are first used, so that `fedabml --help` need not wait for torch.
 _HOMES = {
     "algorithms": ("Algorithm", "FedABML", "FedAvg", "Local"),
@@ -70,27 +66,10 @@ __all__ = [
 ]
 
 
-@contextmanager
-def asleep_while_waiting() -> Iterator[None]:
-    """Lets torch's threads sleep while they wait, if torch is imported within; the environment is the same afterwards.
-
-    Threads that wait by spinning make small steps ten times slower as soon as anything else wants a core; sleeping
-    costs nothing measurable otherwise. OpenMP reads it when torch is first imported; a user's own setting is kept.
-    """
-    if "torch" in sys.modules or POLICY in os.environ:
-        yield
-        return
-    os.environ[POLICY] = "PASSIVE"
-    try:
-        yield
-    finally:
-        del os.environ[POLICY]
-
-
 def __getattr__(name: str) -> Any:
     if name not in _HOME and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with asleep_while_waiting():
+    with threads_sleep_while_waiting():
         value = import_module(f".{_HOME.get(name, name)}", __name__)
     value = getattr(value, name) if name in _HOME else value
     globals()[name] = value

@@ -12,11 +12,9 @@ Triton is at hand. The streams differ between the two; within one device they ar
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 import math
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .accel.mersenne import TWISTER
-from .accel.operators import operator, plain
+from .accel.operators import kernel, operator, plain, triton_usable
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -99,14 +97,14 @@ def folds(key: Tensor, count: int, first: int = 0) -> Tensor:
 
 def _ours(key: Tensor) -> bool:
     """Whether a kernel folds: it does at once what plain operations take several passes for."""
-    return key.is_cuda and not plain() and fused()
+    return key.is_cuda and not plain() and triton_usable()
 
 
 def normal(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Standard normal deviates of shape key.shape + size."""
     if key.device.type == "cpu":
         return _normal_cpu(key, list(size), dtype)
-    return _normal_cuda(key, list(size), dtype) if fused() else _normal_hashed(key, size, dtype)
+    return _normal_cuda(key, list(size), dtype) if triton_usable() else _normal_hashed(key, size, dtype)
 
 
 def uniform(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -140,48 +138,11 @@ def _draw(key: Tensor, size: Sequence[int], dtype: torch.dtype, kind: str) -> Te
     return out.reshape(*key.shape, *size)
 
 
-@cache
-def fused() -> bool:
-    """Whether there are kernels for a GPU: Triton, and a compiler that it can use.
-
-    It is found out by a trial, which inside of torch.func's transforms would fail: ask once before.
-    """
-    if importlib.util.find_spec("triton") is None:
-        return False
-    try:
-        from .accel import triton_kernels
-
-        triton_kernels.normal(key(0, device="cuda"), (2,), torch.float32)
-    except Exception as error:  # whatever is wrong with an installation, there is another way
-        why = (str(error).splitlines() or [""])[0]
-        logging.getLogger("fedabml").warning("A GPU without Triton is slower: %s: %s", type(error).__name__, why)
-        return False
-    return True
-
-
-def _kernel_fold(key: Tensor, value: Tensor) -> Tensor:
-    from .accel import triton_kernels
-
-    return triton_kernels.fold(key, value)
-
-
-def _kernel_folds(key: Tensor, count: int, first: int) -> Tensor:
-    from .accel import triton_kernels
-
-    return triton_kernels.folds(key, count, first)
-
-
 def _fold_lanes(info: Any, dims: Sequence[int | None], key: Tensor, value: Tensor) -> Any:
     """Lanes in front; after them, as many axes in both."""
     rank = max(t.ndim - (d is not None) for t, d in zip((key, value), dims, strict=True))
     own = [t.unsqueeze(0) if d is None else t.movedim(d, 0) for t, d in zip((key, value), dims, strict=True)]
     return _fold_cuda(*(t.view(len(t), *[1] * (rank + 1 - t.ndim), *t.shape[1:]) for t in own)), 0
-
-
-def _kernel(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    from .accel import triton_kernels
-
-    return triton_kernels.normal(key, size, dtype)
 
 
 def _shape(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -200,18 +161,18 @@ def _operator(name: str, device: str, draw: Callable[[Tensor, Sequence[int], tor
 
 _normal_cpu = _operator("normal", "CPU", partial(_draw, kind="normal"))
 _uniform_cpu = _operator("uniform", "CPU", partial(_draw, kind="uniform"))
-_normal_cuda = _operator("normal_cuda", "CUDA", _kernel)
+_normal_cuda = _operator("normal_cuda", "CUDA", kernel("normal"))
 _fold_cuda: Any = operator(
     "fold(Tensor key, Tensor value) -> Tensor",
     "CUDA",
-    _kernel_fold,
+    kernel("fold"),
     lambda key, value: key.new_empty(torch.broadcast_shapes(key.shape, value.shape)),
     _fold_lanes,
 )
 _folds_cuda: Any = operator(
     "folds(Tensor key, int count, int first) -> Tensor",
     "CUDA",
-    _kernel_folds,
+    kernel("folds"),
     lambda key, count, first: key.new_empty(*key.shape, count),
     lambda info, dims, key, count, first: (_folds_cuda(key.movedim(dims[0], 0), count, first), 0),
 )

@@ -25,8 +25,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from .. import rng
-from .operators import operator, plain
+from .operators import kernel, operator, plain, triton_usable
 
 Pair = Sequence[int]
 
@@ -124,7 +123,10 @@ def _capable(x: Tensor) -> bool:
     """Whether a tensor's device and type are those of our kernels."""
     if not x.is_cuda or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return False
-    return rng.fused() and torch.cuda.get_device_capability(x.device) >= (8, 0)  # with bf16, TF32 and room for tiles
+    return triton_usable() and torch.cuda.get_device_capability(x.device) >= (
+        8,
+        0,
+    )  # with bf16, TF32 and room for tiles
 
 
 def _large(x: Tensor, channels: int, out: int, shape: Shape) -> bool:
@@ -207,7 +209,7 @@ def _to_images(g: Tensor, w: Tensor, shape: Shape) -> Tensor:
         like = g.new_zeros(g.shape[1], w.shape[2], height, width)
         return _one_by_one(lambda g, w: _derivative(g, like, w, shape, 0), g, w, coarse=_coarse(g))
     matrix = w.movedim(2, -1).flatten(2, 4)
-    kernel = torch.ops.fedabml.gather if g.is_cuda and rng.fused() else _scattered
+    kernel = torch.ops.fedabml.gather if g.is_cuda and triton_usable() else _scattered
     parts = []
     for part in g.split(_room(g, matrix.shape[2], shape), 1):
         patches = torch.bmm(_rows(part), matrix).flatten(0, 1)
@@ -234,22 +236,11 @@ def _scattered(
     return image[:, top : top + height, left : left + width].to(patches.dtype)
 
 
-def _kernel(name: str) -> Callable[..., Tensor]:
-    """One of our kernels, which are loaded where there is a GPU alone."""
-
-    def run(*args: Any) -> Tensor:
-        from . import triton_kernels
-
-        return getattr(triton_kernels, name)(*args)
-
-    return run
-
-
 operator(
     "gather(Tensor patches, SymInt images, SymInt channels, SymInt[] kernel, SymInt[] stride, SymInt[] padding, "
     "SymInt[] dilation, SymInt[] size, SymInt[] out) -> Tensor",
     "CUDA",
-    _kernel("gather"),
+    kernel("gather"),
     lambda patches, images, channels, kernel, stride, padding, dilation, size, out: patches.new_empty(
         images, *size, channels
     ),
@@ -257,19 +248,19 @@ operator(
 operator(
     "convolve(Tensor x, Tensor w, SymInt[] kernel, SymInt[] stride, SymInt[] out, bool coarse) -> Tensor",
     "CUDA",
-    _kernel("convolve"),
+    kernel("convolve"),
     lambda x, w, kernel, stride, out, coarse: x.new_empty(len(x), x.shape[1] * out[0] * out[1], w.shape[1]),
 )
 operator(
     "to_weights(Tensor x, Tensor g, SymInt[] kernel, SymInt[] stride, SymInt[] out) -> Tensor",
     "CUDA",
-    _kernel("to_weights"),
+    kernel("to_weights"),
     lambda x, g, kernel, stride, out: x.new_empty(len(x), kernel[0] * kernel[1] * x.shape[-1], g.shape[-1]),
 )
 operator(
     "multiply(Tensor a, Tensor b, bool coarse) -> Tensor",
     "CUDA",
-    _kernel("multiply"),
+    kernel("multiply"),
     lambda a, b, coarse: a.new_empty(len(a), a.shape[1], b.shape[1]),
 )
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
+from . import enabled
 from .c_library import beside, compiler, library, share
 from .recorder import changes, item, reuse
 
@@ -124,7 +125,7 @@ def fused(tape: fx.GraphModule, owned: int = 0) -> Callable[[], fx.GraphModule] 
 
 def worth(tape: fx.GraphModule) -> bool:
     """Whether there is a compiler, and enough for it to do."""
-    if compiler() is None or any(changes(node) for node in tape.graph.nodes):
+    if not enabled("passes") or compiler() is None or any(changes(node) for node in tape.graph.nodes):
         return False
     return sum(len(group) * group[0].meta["kind"][0].numel() for group in _groups(tape.graph)) >= WORTH
 

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor
 
-from . import c_library
+from . import c_library, enabled
 
 log = logging.getLogger("fedabml")
 
@@ -152,7 +152,7 @@ class Twister:
     def fill(self, rows: Tensor, seeds: Tensor, kind: str) -> bool:
         """Draws a row ("normal" or "uniform") for every seed, of which 32 bits count; False if torch has to."""
         count, n = rows.shape
-        if rows.dtype != torch.float32 or n < LEAST or kind not in self._ready(count * n):
+        if not enabled("twister") or rows.dtype != torch.float32 or n < LEAST or kind not in self._ready(count * n):
             return False
         draw, seeds = self._ready(0)[kind], seeds.to(torch.int64).contiguous()
 

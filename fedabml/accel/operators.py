@@ -6,11 +6,16 @@ run.
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
+
+from . import enabled
 
 _LIBRARY = torch.library.Library("fedabml", "FRAGMENT")
 
@@ -54,3 +59,33 @@ def operator(
     if batched is not None:
         torch.library.register_vmap(f"fedabml::{name}", batched, lib=_LIBRARY)
     return getattr(torch.ops.fedabml, name)
+
+
+@cache
+def triton_usable() -> bool:
+    """Return whether there are kernels for a GPU: Triton, and a compiler that it can use.
+
+    A trial decides, which inside of torch.func's transforms would fail: call this once before.
+    """
+    if importlib.util.find_spec("triton") is None or not enabled("triton"):
+        return False
+    try:
+        from . import triton_kernels
+
+        triton_kernels.normal(torch.zeros((), dtype=torch.int64, device="cuda"), (2,), torch.float32)
+    except Exception as error:  # whatever is wrong with an installation, there is another way
+        why = (str(error).splitlines() or [""])[0]
+        logging.getLogger("fedabml").warning("A GPU without Triton is slower: %s: %s", type(error).__name__, why)
+        return False
+    return True
+
+
+def kernel(name: str) -> Callable[..., torch.Tensor]:
+    """Return one of `triton_kernels`, which are imported only when one of them is called, on a GPU."""
+
+    def run(*args: Any) -> torch.Tensor:
+        from . import triton_kernels
+
+        return getattr(triton_kernels, name)(*args)
+
+    return run

@@ -8,11 +8,7 @@ it.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import sys
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -242,26 +238,3 @@ def changes(node: fx.Node) -> bool:
     if node.op != "call_function" or not hasattr(operation, "_schema"):
         return False
     return operation._schema.is_mutable or torch.Tag.nondeterministic_seeded in operation.tags
-
-
-class _Late(types.ModuleType):
-    """Stands for `torch._dynamo` until somebody needs more of it than to switch off what it has not switched on."""
-
-    compiled_autograd = types.SimpleNamespace(_disable=contextlib.nullcontext)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module("torch._dynamo"), name)  # which takes this one's place
-
-
-@contextlib.contextmanager
-def compiler_spared() -> Iterator[None]:
-    """Lets `torch.func.grad` work without loading torch's compiler, which it asks only to stay away."""
-    if "torch._dynamo" in sys.modules or "_dynamo" in vars(torch):
-        yield
-        return
-    torch._dynamo = late = _Late("torch._dynamo")
-    try:
-        yield
-    finally:
-        if vars(torch).get("_dynamo") is late:  # else somebody has needed the compiler, and it is there
-            del torch._dynamo

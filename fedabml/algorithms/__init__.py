@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .. import asleep_while_waiting
+from ..accel import threads_sleep_while_waiting
 from ..arguments import checks_arguments
 from ..errors import InputError, nearest
 
@@ -99,7 +99,7 @@ def name_of(algorithm: Algorithm) -> str:
 
 def _imported(home: str) -> Any:
     module, _, name = home.partition(":")
-    with asleep_while_waiting():
+    with threads_sleep_while_waiting():
         return getattr(import_module(module), name)
 
 

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
-from .. import asleep_while_waiting
+from ..accel import threads_sleep_while_waiting
 
-with asleep_while_waiting():  # whichever module of this package is imported first
+with threads_sleep_while_waiting():  # whichever module of this package is imported first
     import torch
     from torch import Tensor
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from .. import engine
+from ..accel import own_process
 from ..engine import processes
 from ..errors import InputError, TrainingError
 from ..version import __version__
@@ -119,8 +119,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # names of classes and symbols must not break a narrow locale
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    engine.process_is_ours = True
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see fedabml.asleep_while_waiting
+    own_process()
     try:
         app(prog_name="fedabml")
     except SystemExit as end:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import math
 import os
@@ -17,7 +16,10 @@ import torch
 from torch import Tensor
 
 from .. import rng
+from ..accel import enabled
 from ..accel.machine import hardware
+from ..accel.operators import triton_usable
+from ..accel.process import set_products, uses_arm_library
 from ..accel.quiet import quiet_vmap
 from ..algorithms.base import Algorithm
 from ..errors import InputError, nearest
@@ -75,57 +77,9 @@ def dtype_of(name: str, device: torch.device) -> Arithmetic:
     if name not in DTYPES:
         raise InputError(f"There is no dtype '{name}'.{nearest(name, DTYPES)}")
     if device.type == "cuda":
-        rng.fused()
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        rounded(name in COARSE)
-        # Sums of products stay in float32.
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    else:
-        products_of(DTYPES[name].network)
+        triton_usable()  # a trial, which inside of torch.func's transforms would fail
+    set_products(device, DTYPES[name].network, name in COARSE)
     return DTYPES[name]
-
-
-@functools.cache
-def arm() -> bool:
-    """Whether this torch hands products on a CPU to ARM's library, by way of oneDNN."""
-    asked = getattr(torch.ops.mkldnn, "_is_mkldnn_acl_supported", lambda: False)  # is_acl_available is newer
-    return bool(asked())
-
-
-@functools.cache
-def halves() -> bool:
-    """Whether oneDNN can multiply bfloat16 on this processor; where it cannot torch does, after a long warning."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-_ours = False  # whether oneDNN is off by our doing
-
-
-def products_of(network: torch.dtype) -> None:
-    """Whose products a network on ARM takes, from now on and in the whole process: torch's own, not oneDNN's.
-
-    x wᵀ of clients' small matrices takes oneDNN 1.3 to 5 times as long (a Neoverse N1; docs/design.md). bfloat16 keeps
-    it where the processor has products of that. Who has switched it off is left alone.
-    """
-    global _ours
-    if not arm():
-        return
-    on, wanted = torch._C._get_mkldnn_enabled(), network == torch.bfloat16 and halves()
-    if on != wanted and (on or _ours):
-        torch._C._set_mkldnn_enabled(wanted)
-        _ours = not wanted
-
-
-def return_products(on: bool) -> None:
-    """Gives oneDNN's switch back as it was found."""
-    global _ours
-    torch._C._set_mkldnn_enabled(on)
-    _ours = False
-
-
-def rounded(coarse: bool) -> None:
-    """Whether a GPU may round what it multiplies to TF32, from now on and in the whole process."""
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = coarse
 
 
 LANES, ROWS = 8, 32  # the trial by which a backend is chosen
@@ -254,7 +208,7 @@ class _Trial:
         """
         layers = [f"{type(m).__name__} {m.extra_repr()}" for m in self.network.module.modules()]
         here = torch.__version__, torch.get_num_threads(), platform.machine(), hardware(torch.device("cpu"))
-        products = [torch._C._get_mkldnn_enabled()] * arm()
+        products = [torch._C._get_mkldnn_enabled()] * uses_arm_library()
         words = (*layers, (ROWS, *self.x.shape[1:]), *here, *products)
         return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
 
@@ -264,7 +218,7 @@ def _faster(trial: _Trial, backends: tuple[str, ...]) -> Way:
 
     Threads that need not wait for each other at every operation lose less where other programs run, too.
     """
-    threads = min(torch.get_num_threads(), LANES)
+    threads = min(torch.get_num_threads(), LANES) if enabled("threads") else 1
     ways = [Way(backend, n) for backend in backends for n in sorted({threads, 1}, reverse=True)]
     if trial.images:
         ways += [way._replace(last=True) for way in ways if way.backend == "loop"]

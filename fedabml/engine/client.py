@@ -21,12 +21,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .. import rng
+from ..accel import enabled
 from ..accel.convolutions import Narrow, Products
+from ..accel.operators import triton_usable
+from ..accel.process import set_products
 from ..accel.quiet import quiet_vmap
 from ..algorithms.base import Phase, Site, State, Step
 from ..gaussian import Distribution
 from .augment import PATH, augmented
-from .autotune import products_of, rounded
 from .executor import Inputs, Move, Programs
 from .loss import ClientLoss, draw, draws_of, label_offset, output
 from .memory import uploaded
@@ -83,7 +85,7 @@ def each_run(state: State, sizes: list[int]) -> list[State]:
 def _flagged(losses: Tensor, values: list[Tensor]) -> Tensor:
     """The losses, NaN where any of the values is not finite."""
     values = [value for value in values if value.is_floating_point()]
-    if losses.is_cuda and rng.fused():
+    if losses.is_cuda and triton_usable():
         from ..accel import triton_kernels
 
         return triton_kernels.flag(losses, values)
@@ -121,10 +123,7 @@ class Lanes:
             hyper = [part.hyper for part in parts]
             given = Given(clients, list(rounds.unbind()), [part.shared for part in parts], hyper)
         self.given = given
-        if self.one.device.type == "cuda":  # another run may have asked for something else
-            rounded(self.one.coarse)
-        else:
-            products_of(self.one.network.dtype)
+        set_products(self.one.device, self.one.network.dtype, self.one.coarse)  # another run may have set others
 
     def __len__(self) -> int:
         return sum(len(part.clients) for part in self.parts)
@@ -191,6 +190,8 @@ class Lanes:
 
     def _products(self) -> contextlib.AbstractContextManager[object]:
         """How the network's products are computed: a GPU has kernels of ours, a CPU another way with narrow layers."""
+        if not enabled("convolutions"):
+            return contextlib.nullcontext()
         if self.one.device.type == "cuda":
             return Products()
         narrow = any(map(Narrow.suits, self.one.network.layout.shapes))

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import rng
+from ..accel import enabled
 from ..accel.fused_passes import Quickened
 from ..accel.operators import plainly
 from ..accel.recorder import merge, once_and_again, record, settle
@@ -435,7 +436,7 @@ class Programs:
         def step(carry: State, losses: Tensor, rows: Tensor, now: Tensor) -> tuple[State, Tensor]:
             return moved(inputs._replace(carry=carry, losses=losses).fixed, rows, now)
 
-        if not self.trace or not inputs.samples:
+        if not self.trace or not inputs.samples or not enabled("recorder"):
             return step
         fixed = inputs._replace(samples=tuple(t[:0] for t in inputs.samples)).fixed  # however many samples there are
         key = (name, ragged, _shapes(fixed), tuple(inputs.rows.shape[1:]))

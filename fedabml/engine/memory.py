@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
-import os
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -27,24 +24,6 @@ SIGNS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough m
 def uploaded(values: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host on the device, without a wait for what that is at work on."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
-
-
-@cache
-def hold_pages() -> None:
-    """Lets the C library keep memory that is freed, rather than give it back and ask anew for every large tensor.
-
-    On a CPU fresh pages cost as much as the arithmetic of a step. It is glibc's `mallopt`; elsewhere, and where the
-    environment has its own settings (MALLOC_…), nothing is done.
-    """
-    if any(name.startswith("MALLOC_") for name in os.environ):
-        return
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return
-    trim, pad, mmap, arenas = -1, -2, -3, -8
-    for option, size in ((mmap, 1 << 30), (trim, (1 << 31) - 1), (pad, 1 << 26), (arenas, 1)):
-        mallopt(option, size)
 
 
 def fitting(cohorts: Sequence[Cohort], clients: int, work: Callable[[int], T]) -> T:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import engine
+from ..accel import owns_process
 from ..algorithms.base import State
 from ..errors import TrainingError
 from . import compiling
@@ -511,7 +511,7 @@ def consider_compiling(sims: Sequence[Simulation], times: Sequence[float], round
         f"From round {done + 1} on steps are compiled: the {rounds - done} rounds left would take about {slow:.0f} s, "
         f"compiled {slow / gain:.0f} s after about {cost:.0f} s for compiling. --no-compile leaves it out."
     )
-    log.log(logging.INFO if engine.process_is_ours else logging.WARNING, "%s", note)  # the command line prints it
+    log.log(logging.INFO if owns_process() else logging.WARNING, "%s", note)  # the command line prints it
     return note
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import rng
+from ..accel import enabled
 from ..algorithms.base import Algorithm, Site, State
 from ..data import Federation
 from ..gaussian import Distribution
@@ -93,7 +94,7 @@ class Cohort:
         cpu = device.type == "cpu"
         put_out = self.network.activations * min(batch_size, int(fed.train.counts.max()))
         self.programs = Programs(
-            capture=here and not cpu,
+            capture=here and not cpu and enabled("graphs"),
             fuse=bool(fuse) and here and batched,
             auto=fuse is None and here and batched and not cpu,
             trace=batched and cpu,

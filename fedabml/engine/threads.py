@@ -17,6 +17,8 @@ from typing import TypeVar
 
 import torch
 
+from ..accel.process import stop_threads_with
+
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -68,6 +70,8 @@ def dismiss() -> bool:
         pool.shutdown()
     return bool(pools)
 
+
+stop_threads_with(dismiss)
 
 if hasattr(os, "register_at_fork"):  # a child has no threads but its own, and nobody who would open the lock
     os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)

@@ -1,6 +1,6 @@
 """Experiments: each declares its cells, one runner executes them, and what is finished is never run twice."""
 
-from .. import asleep_while_waiting
+from ..accel import threads_sleep_while_waiting
 
-with asleep_while_waiting():
+with threads_sleep_while_waiting():
     import torch  # noqa: F401  whoever imports a module of this package first

@@ -18,10 +18,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..accel.process import borrowed
 from ..arguments import MOST, whole
 from ..data.once import reading_once
 from ..engine.processes import with_folder_lock
-from ..engine.torch_settings import borrowed
 from ..errors import InputError, nearest
 from ..files.sealed import check_digest, digests, read_bytes, read_json, real, write, write_json
 from ..runs.config import RunConfig, Table, names, stored

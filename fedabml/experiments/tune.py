@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..accel.process import borrowed
 from ..algorithms import REGISTRY
 from ..algorithms.hyper import Range
 from ..arguments import whole
 from ..data.once import reading_once
 from ..engine.processes import with_folder_lock
-from ..engine.torch_settings import borrowed
 from ..errors import InputError, nearest
 from ..evaluation.measures import main_measure
 from ..evaluation.scoring import check_rows

@@ -18,12 +18,13 @@ import numpy as np
 import torch
 
 from ..accel.c_library import compiler
+from ..accel.process import uses_arm_library
 from ..algorithms.base import Phase
 from ..data import Federation
 from ..data.files import data_dir
 from ..data.rows import Rows
 from ..data.sources import datasets
-from ..engine import autotune, compiling
+from ..engine import compiling
 from ..engine.autotune import COARSE, free_bytes
 from ..engine.client import FLIGHT, PIECE
 from ..engine.executor import Programs, padding, segments
@@ -155,7 +156,7 @@ def choices(setup: Setup, asked: dict[str, Any]) -> Facts:
             _exactly(told) if told in COARSE and algorithm.needs_full_precision else f"{dtype} ({meaning[dtype]})",
         ),
     ]
-    if device.type == "cpu" and autotune.arm() and not torch._C._get_mkldnn_enabled():
+    if device.type == "cpu" and uses_arm_library() and not torch._C._get_mkldnn_enabled():
         rows.append(("products", "torch's own: oneDNN, slow with small ones on ARM, is off in this process"))
     hyper = algorithm.values()
     if "s" in hyper:

@@ -13,16 +13,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from .. import algorithms, engine, likelihoods, models
+from .. import algorithms, likelihoods, models
+from ..accel.process import borrowed, keep_freed_memory
 from ..algorithms import Algorithm, FedABML
 from ..arguments import checks_arguments, whole
 from ..data import Federation
 from ..engine.autotune import COARSE, backend_of, chunk_of, device_of, dtype_of, lane_bytes
-from ..engine.memory import hold_pages
 from ..engine.noise import Noise
 from ..engine.server import cohort_size
 from ..engine.setting import Cohort
-from ..engine.torch_settings import borrowed
 from ..errors import InputError, short
 from ..likelihoods import Categorical, GaussianNoise, Likelihood
 from ..vectors import Network
@@ -105,8 +104,8 @@ def prepare(
     place = device_of(device)
     asked, dtype = dtype, "float32" if algorithm.needs_full_precision and dtype in COARSE else dtype
     arithmetic = dtype_of(dtype, place)
-    if place.type == "cpu" and engine.process_is_ours:
-        hold_pages()
+    if place.type == "cpu":
+        keep_freed_memory()
     network = Network(module, likelihood.own)
     fed, unscaled = take_tokens(fed, network)
     input_spec = InputSpec.of(fed, network, likelihood, spec)

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from .. import algorithms, rng
+from ..accel.process import borrowed
 from ..algorithms.base import Algorithm, State
 from ..arguments import check_fields, checks_arguments, whole
 from ..engine.autotune import device_of
 from ..engine.loss import draw, draws_of, output
 from ..engine.setting import Cohort
-from ..engine.torch_settings import borrowed
 from ..errors import InputError, short
 from ..evaluation.predictions import Prediction, Regression
 from ..files.limits import host_memory

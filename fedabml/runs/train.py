@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..accel.process import borrowed
 from ..algorithms import Algorithm
 from ..arguments import checks_arguments, whole
 from ..data import Federation, heat_map, save_manifest
@@ -22,7 +23,6 @@ from ..engine.checkpoint import Checkpoint
 from ..engine.processes import World, agree, with_folder_lock
 from ..engine.processes import world as processes
 from ..engine.rounds import Simulation
-from ..engine.torch_settings import borrowed
 from ..errors import InputError, short
 from ..evaluation.scoring import SOME, Evaluation, check_rows
 from ..evaluation.scoring import evaluate as score_clients

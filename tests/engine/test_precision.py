@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import fedabml
+from fedabml.accel import process
+from fedabml.accel.process import borrowed, set_products
 from fedabml.algorithms import REGISTRY, make
 from fedabml.engine import autotune
 from fedabml.engine.rounds import Simulation
-from fedabml.engine.torch_settings import borrowed
 from fedabml.vectors import Network
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -118,9 +119,10 @@ class OneDNN:
         self.on = on
         monkeypatch.setattr(torch._C, "_get_mkldnn_enabled", lambda: self.on)
         monkeypatch.setattr(torch._C, "_set_mkldnn_enabled", lambda on: setattr(self, "on", on))
-        monkeypatch.setattr(autotune, "arm", lambda: arm)
-        monkeypatch.setattr(autotune, "halves", lambda: halves)
-        monkeypatch.setattr(autotune, "_ours", False)
+        monkeypatch.setattr(process, "uses_arm_library", lambda: arm)
+        monkeypatch.setattr(process, "multiplies_bfloat16", lambda: halves)
+        monkeypatch.setattr(process, "_onednn_off", False)
+        monkeypatch.setattr(autotune, "uses_arm_library", lambda: arm)
 
 
 @pytest.mark.parametrize("arm", [True, False])
@@ -135,25 +137,25 @@ def test_products_on_arm_are_torch_s_own_but_for_bfloat16_s(fed, monkeypatch, ar
             autotune.dtype_of(other, torch.device("cpu"))
             setup.cohort.lanes({}, [0])
             assert switch.on == (wanted or not arm)
-        assert switch.on and not autotune._ours
+        assert switch.on and not process._onednn_off
 
 
 def test_a_processor_without_products_of_bfloat16_has_torch_s_own(monkeypatch):
     switch = OneDNN(monkeypatch, True, True, halves=False)
     for dtype in (torch.bfloat16, torch.float32, torch.bfloat16):
-        autotune.products_of(dtype)
+        set_products(torch.device("cpu"), dtype, False)
         assert not switch.on
 
 
 def test_who_has_switched_onednn_off_is_left_alone(monkeypatch):
     switch = OneDNN(monkeypatch, False, True)
     for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16):
-        autotune.products_of(dtype)
+        set_products(torch.device("cpu"), dtype, False)
         assert not switch.on
     switch.on = True  # it was asked for
-    autotune.products_of(torch.float32)
+    set_products(torch.device("cpu"), torch.float32, False)
     assert not switch.on
-    autotune.products_of(torch.bfloat16)
+    set_products(torch.device("cpu"), torch.bfloat16, False)
     assert switch.on
 
 

@@ -14,7 +14,7 @@ import torch
 
 import fedabml
 from fedabml import models
-from fedabml.engine import torch_settings
+from fedabml.accel import process
 from tests.cli.command import MOST
 
 ROOT = Path(__file__).parents[2]
@@ -77,12 +77,13 @@ import torch
 before = state()
 import fedabml
 {CALLS}
-from fedabml.engine import crew, process
+from fedabml.accel import process
+from fedabml.engine import threads
 from fedabml.experiments.compare import compare, configs
 small = {{"dataset": "digits", "clients": 8, "rounds": 2, "participation": 1.0, "model": "mlr", "device": "cpu"}}
 compare(configs(["fedabml", "fedavg"], small), 1, out="comparison")
-with process.borrowed():  # a crew of two, whatever this machine has chosen
-    assert [*crew.over(lambda i: torch.get_num_threads(), range(3), 2)] == [1, 1, 1]
+with process.borrowed():  # two threads, whatever this machine has chosen
+    assert [*threads.over(lambda i: torch.get_num_threads(), range(3), 2)] == [1, 1, 1]
 after = state()
 for name in before:
     assert before[name] == after[name], (name, before[name], after[name])
@@ -114,7 +115,7 @@ import os, sys, torch, warnings
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)  # OpenMP's own threads do not survive a fork
 import fedabml
-from fedabml.engine import crew
+from fedabml.engine import threads
 from fedabml.engine.rounds import Simulation
 {CALLS}
 setup = fedabml.prepare(fed, "mlr", fedabml.FedABML(), backend="vmap", workers=2, **words)
@@ -122,8 +123,8 @@ setup = fedabml.prepare(fed, "mlr", fedabml.FedABML(), backend="vmap", workers=2
 def loss():
     return Simulation(setup.cohort, participation=1.0, epochs=1).step()["loss"]
 
-mine = loss()  # outside of a call: the crew stays
-assert crew._pools
+mine = loss()  # outside of a call: the threads stay
+assert threads._pools
 pid = os.fork()
 if pid == 0:
     same = loss() == mine and fedabml.train(fed, "mlr", fedabml.FedABML(), **words).summary["nll"] == run.summary["nll"]
@@ -139,7 +140,7 @@ def test_a_child_forked_while_another_thread_is_in_a_call_has_the_users_settings
 import os, threading, torch, warnings
 warnings.simplefilter("ignore")
 import fedabml
-from fedabml.engine.torch_settings import borrowed
+from fedabml.accel.process import borrowed
 torch.set_default_dtype(torch.float64)
 inside, leave = threading.Event(), threading.Event()
 
@@ -275,7 +276,7 @@ def test_a_model_is_not_blamed_for_what_another_thread_draws():
 def test_calls_that_overlap_give_back_what_the_first_has_found():
     try:
         torch.set_default_dtype(torch.float64)
-        first, second = torch_settings.borrowed(), torch_settings.borrowed()
+        first, second = process.borrowed(), process.borrowed()
         first.__enter__()
         second.__enter__()
         first.__exit__(None, None, None)
