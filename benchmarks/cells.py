@@ -17,7 +17,7 @@ from fedabml.bench.measure import algorithms, ceilings, clear, contest, graphs_o
 from fedabml.bench.workloads import Workload, workload
 from fedabml.data import Federation
 from fedabml.engine.autotune import DTYPES
-from fedabml.files.sealed import write
+from fedabml.files.paths import write
 
 MODELS = ("mlr", "mlp", "cnn", "pfl", "resnet18")
 COARSE = tuple(name for name in ("tf32", "bf16", "bfloat16") if name in DTYPES)

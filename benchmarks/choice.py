@@ -18,7 +18,7 @@ from fedabml.experiments.cell import Cell, Result
 from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.runner import execute
 from fedabml.experiments.statistics import interval
-from fedabml.files.sealed import write
+from fedabml.files.paths import write
 from fedabml.runs.config import RunConfig
 
 BASE = "weight s=2"

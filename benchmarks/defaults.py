@@ -28,7 +28,7 @@ from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.paper.newcomers import few
 from fedabml.experiments.runner import execute
 from fedabml.experiments.study import Study, federation
-from fedabml.files.sealed import write
+from fedabml.files.paths import write
 from fedabml.runs.config import RunConfig
 
 ALGORITHMS = (

@@ -26,7 +26,7 @@ from fedabml.algorithms import make
 from fedabml.bench.measure import machine
 from fedabml.engine.executor import SMALL, Programs, padding
 from fedabml.engine.minibatches import steps_of
-from fedabml.files.sealed import write
+from fedabml.files.paths import write
 from fedabml.runs.summary import peak_memory
 
 ROUNDS, COHORT, SAMPLES, FEATURES = 22, 100, 4, 8

@@ -19,7 +19,7 @@ from . import rng
 from .arguments import check, checks_arguments, whole
 from .errors import InputError, nearest
 from .files.limits import host_memory
-from .files.sealed import open_regular
+from .files.paths import open_regular
 
 
 def mlr(shape: Sequence[int], outputs: int) -> nn.Module:

@@ -113,7 +113,7 @@ def inspect(
     - `fedabml data inspect runs/digits-few-fedabml-0`
     """
     from ..data import heat_map, save_manifest
-    from ..files.sealed import check_new, folder_lock
+    from ..files.paths import check_new, folder_lock
 
     if out:
         check_new(out / "manifest.json", out / "partition.svg", force=force)

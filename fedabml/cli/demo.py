@@ -50,7 +50,8 @@ def demo(
     40 rounds of 10 clients, then every client gets its own model and is scored on its own test digits, and on digits it
     never saw. It needs no network.
     """
-    from ..files.sealed import folder_lock, write_json
+    from ..files.paths import folder_lock
+    from ..files.sealed import write_json
     from ..report import write
 
     with folder_lock(out):
@@ -72,7 +73,7 @@ def demo(
 
 def make_room(out: Path) -> None:
     """An empty folder with the demo's mark: a former demo's own files are removed, anything else is never touched."""
-    from ..files.sealed import write
+    from ..files.paths import write
 
     if any(not file.name.startswith(".") for file in out.iterdir()) and not (out / MARK).is_file():
         raise InputError(f"'{out}' holds files that the demo did not make. Give another folder with --out.")

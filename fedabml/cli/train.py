@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,6 @@ import typer
 from ..engine import processes
 from ..errors import InputError
 from ..evaluation.measures import MEASURES, size
-from ..files.sealed import real
 from ..runs.config import RunConfig, saved_config
 from . import plan as planning
 from .console import Watch, complain, downloads, number, say, table
@@ -143,7 +143,7 @@ def check_vacant(out: Path) -> None:
 def stored(plan: RunConfig) -> dict[str, Any]:
     """A configuration as a run keeps it: a path to data holds from every working folder."""
     content = plan.to_dict(everything=True)
-    return content | ({"data": real(plan.data)} if plan.data else {})
+    return content | ({"data": os.path.realpath(plan.data)} if plan.data else {})
 
 
 def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = False, label: str = "training") -> Run:

@@ -46,7 +46,8 @@ def evaluate(
 
     Example: `fedabml evaluate runs/digits-few-fedabml-0 --epochs 10`
     """
-    from ..files.sealed import check_new, digests, folder_lock, write, write_json
+    from ..files.paths import check_new, folder_lock, write
+    from ..files.sealed import digests, write_json
     from ..runs.prepare import prepare, resolve_split
     from ..runs.prior import load_prior
     from ..runs.summary import clients_csv
@@ -131,7 +132,7 @@ def personalize(
 
     Example: `fedabml personalize runs/digits-few-fedabml-0 --data client.npz --out posterior.safetensors`
     """
-    from ..files.sealed import check_new
+    from ..files.paths import check_new
     from ..runs.prior import load_prior
 
     source = prior / "shared.safetensors" if prior.is_dir() else prior
@@ -213,7 +214,7 @@ def predict(
 
     Example: `fedabml predict posterior.safetensors --data inputs.npz --out predictions.csv --samples 20`
     """
-    from ..files.sealed import check_new, write
+    from ..files.paths import check_new, write
     from ..files.sheets import csv_text
     from ..runs.prior import load_posterior
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import InputError
-from ..files.sealed import open_append, open_regular
+from ..files.paths import open_append, open_regular
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes done and, where the server says so, the bytes in all."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..arguments import checks_arguments
 from ..errors import InputError, nearest, short
-from ..files.sealed import readable_name
+from ..files.paths import readable_name
 from .arrays import SPLITS, Pair, by_owners, gather
 from .files import read_client
 from .rows import HOLD_OUT, Rows, draw

@@ -16,7 +16,7 @@ import numpy as np
 from ..arguments import checks_arguments
 from ..errors import InputError, nearest
 from ..files.limits import check_unpacked
-from ..files.sealed import open_regular
+from ..files.paths import open_regular
 
 MOST_ARRAYS = 1000  # in an .npz file; each costs time, however small it is
 CLIENT_KEYS = ("x_train", "y_train", "x_test", "y_test")

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..files.limits import host_memory
-from ..files.sealed import real
 
 T = TypeVar("T")
 LIMIT = 64  # results kept at most, the oldest dropped first (a table is one for each seed); few where memory is short
@@ -50,7 +49,7 @@ def once(path: str | os.PathLike[str], options: Hashable, read: Callable[[], T])
     """
     if not _open:
         return read()
-    key = (real(path), options, _fingerprint(Path(path)))
+    key = (os.path.realpath(path), options, _fingerprint(Path(path)))
     with _LOCK:
         if key in _KEPT:
             _KEPT.move_to_end(key)

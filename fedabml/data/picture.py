@@ -10,7 +10,7 @@ from html import escape
 import numpy as np
 
 from ..arguments import checks_arguments
-from ..files.sealed import write_aside
+from ..files.paths import write_aside
 from .federation import Federation
 
 INK, FAINT, PAPER, EMPTY, BAR, LINE = "#24292f", "#6e7781", "#ffffff", "#f6f7f9", "#8c959f", "#d0d7de"

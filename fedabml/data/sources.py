@@ -14,7 +14,7 @@ import numpy as np
 
 from ..arguments import checks_arguments
 from ..errors import InputError, nearest, short
-from ..files.sealed import write_aside
+from ..files.paths import write_aside
 from .arrays import channels_first
 from .catalogue import EMBEDDED, SOURCES, Source
 from .files import CLIENT_KEYS, data_dir, read_npz

@@ -11,7 +11,7 @@ import numpy as np
 from ..arguments import checks_arguments
 from ..errors import InputError, nearest, shown
 from ..files.limits import check_unpacked
-from ..files.sealed import open_regular
+from ..files.paths import open_regular
 from .arrays import as_array, check_task, large_enough
 from .federation import Federation
 from .once import once

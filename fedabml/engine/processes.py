@@ -26,7 +26,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ..errors import InputError, TrainingError
-from ..files.sealed import folder_lock
+from ..files.paths import folder_lock
 
 if TYPE_CHECKING:
     import numpy as np

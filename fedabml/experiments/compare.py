@@ -23,7 +23,8 @@ from ..arguments import MOST, whole
 from ..data.once import reading_once
 from ..engine.processes import with_folder_lock
 from ..errors import InputError, nearest
-from ..files.sealed import check_digest, digests, read_bytes, read_json, real, write, write_json
+from ..files.paths import read_bytes, write
+from ..files.sealed import check_digest, digests, read_json, write_json
 from ..runs.config import RunConfig, Table, names, stored
 from .cell import MACHINE, Cell, Result, along
 from .comparison_page import render
@@ -381,7 +382,7 @@ def _people(seed: int, results: Mapping[tuple[str, int], Result]) -> Sequence[st
 
 def _settled(config: RunConfig) -> RunConfig:
     """A row's configuration in one form: its step size among the hyperparameters, paths that hold from everywhere."""
-    paths = {k: real(v) for k in ("data", "pretrained") if (v := getattr(config, k))}
+    paths = {k: os.path.realpath(v) for k in ("data", "pretrained") if (v := getattr(config, k))}
     hyper = dict(config.hyper) if config.lr is None else {"lr": config.lr, **config.hyper}
     return config.with_changes(hyper=hyper, lr=None, seed=0, evaluate=True, eval_clients=None, eval_all=True, **paths)
 

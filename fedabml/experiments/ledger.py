@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 
 from ..errors import InputError
-from ..files.sealed import folder_lock, open_append, read_bytes
+from ..files.paths import folder_lock, open_append, read_bytes
 from .cell import Cell, Result
 
 MAX_LEDGER = 1 << 32  # bytes

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import InputError
-from ..files.sealed import check_new
+from ..files.paths import check_new
 from ..report import save, write
 
 PAGE = "report.html"

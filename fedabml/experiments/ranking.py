@@ -15,7 +15,8 @@ import numpy as np
 from ..data.rows import FEW_ROWS
 from ..data.statistics import worst_decile
 from ..evaluation.measures import COMPARED, MEASURES, POOLED, Measure, size
-from ..files.sealed import write, write_json
+from ..files.paths import write
+from ..files.sealed import write_json
 from ..files.sheets import csv_text
 from ..runs.config import RunConfig, Table
 from ..version import __version__

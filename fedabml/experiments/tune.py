@@ -28,7 +28,8 @@ from ..engine.processes import with_folder_lock
 from ..errors import InputError, nearest
 from ..evaluation.measures import main_measure
 from ..evaluation.scoring import check_rows
-from ..files.sealed import real, sealed_text, write
+from ..files.paths import write
+from ..files.sealed import sealed_text
 from ..files.sheets import csv_text
 from ..runs import presets
 from ..runs.config import RunConfig, Table, _toml
@@ -193,7 +194,7 @@ def of_earlier_version(folder: Path) -> bool:
 # -- before anything is trained ---------------------------------------------------------------------------------
 def _bare(config: RunConfig) -> RunConfig:
     """The run's keys without an algorithm and a seed; its paths hold from every working folder."""
-    paths = {name: real(v) for name in ("data", "pretrained") if (v := getattr(config, name))}
+    paths = {name: os.path.realpath(v) for name in ("data", "pretrained") if (v := getattr(config, name))}
     plain = {name: getattr(RunConfig, name) for name in ("algorithm", "lr", "seed", "evaluate", "eval_every")}
     return config.with_changes(**plain, hyper={}, **paths)
 

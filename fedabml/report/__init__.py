@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..arguments import checks_arguments
 from ..errors import InputError
-from ..files.sealed import write as write_file
+from ..files.paths import write as write_file
 from .page import render
 from .read import read_runs
 

@@ -18,7 +18,8 @@ from safetensors import SafetensorError, safe_open
 from ..data.rows import FEW_ROWS
 from ..data.statistics import worst_decile
 from ..errors import InputError
-from ..files.sealed import check_digest, check_tensors, parse_sealed, read_bytes
+from ..files.paths import read_bytes
+from ..files.sealed import check_digest, check_tensors, parse_sealed
 from ..files.sheets import csv_value
 from .frame import finite
 from .sanitise import plain_svg

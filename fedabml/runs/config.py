@@ -33,7 +33,8 @@ from typing import TYPE_CHECKING, Any, Self
 from ..arguments import MOST
 from ..errors import InputError, nearest, short
 from ..files.limits import MAX_TOML, parse_toml
-from ..files.sealed import read_json, read_text, warn_if_changed
+from ..files.paths import read_text
+from ..files.sealed import read_json, warn_if_changed
 
 if TYPE_CHECKING:
     from ..algorithms import Algorithm

@@ -25,17 +25,15 @@ import torch
 from ..algorithms.base import State
 from ..engine.checkpoint import Checkpoint
 from ..errors import InputError
+from ..files.paths import open_append, read_bytes, write
 from ..files.sealed import (
     check_tensors,
     group,
-    open_append,
     parse_sealed,
     prefixed,
-    read_bytes,
     read_json,
     read_tensors,
     sealed_line,
-    write,
     write_json,
     write_tensors,
 )

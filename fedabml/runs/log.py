@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..errors import InputError
-from ..files.sealed import open_append
+from ..files.paths import open_append
 
 if TYPE_CHECKING:
     from ..engine.rounds import Simulation

@@ -26,7 +26,8 @@ from ..engine.rounds import Simulation
 from ..errors import InputError, short
 from ..evaluation.scoring import SOME, Evaluation, check_rows
 from ..evaluation.scoring import evaluate as score_clients
-from ..files.sealed import digests, write, write_json
+from ..files.paths import write
+from ..files.sealed import digests, write_json
 from ..likelihoods import Likelihood
 from .folder import Folder
 from .log import RunLog

@@ -22,7 +22,8 @@ from fedabml.data.table import read_frame
 from fedabml.engine import autotune
 from fedabml.errors import InputError
 from fedabml.experiments.ledger import Ledger
-from fedabml.files.sealed import read_tensors, write, write_tensors
+from fedabml.files.paths import write
+from fedabml.files.sealed import read_tensors, write_tensors
 from fedabml.models import build, with_weights
 from fedabml.runs.config import RunConfig, parse_set, read_toml
 from fedabml.vectors import Network

@@ -10,14 +10,14 @@ import sys
 import pytest
 
 from fedabml.errors import InputError
-from fedabml.files import sealed
-from fedabml.files.sealed import folder_lock
+from fedabml.files import paths
+from fedabml.files.paths import folder_lock
 from tests.cli.command import SMALL
 from tests.cli.test_process import ENV, MOST, TRAIN, finish, start, wait_for_round
 
 HOLD = """
 import sys
-from fedabml.files.sealed import folder_lock
+from fedabml.files.paths import folder_lock
 with folder_lock(sys.argv[1]):
     print("held", flush=True)
     input()
@@ -29,7 +29,7 @@ def test_a_folder_has_one_lock(tmp_path):
         with pytest.raises(InputError, match="Another process is at work in"), folder_lock(tmp_path / "deep/run"):
             pass
         with folder_lock(tmp_path / "deep"), folder_lock(tmp_path / "deep/run", ".other"):
-            sealed.write(tmp_path / "deep/run/a", "x")
+            paths.write(tmp_path / "deep/run/a", "x")
     with folder_lock(tmp_path / "deep/run"):
         pass
     assert [path.name for path in (tmp_path / "deep/run").iterdir()] == ["a"]
@@ -38,8 +38,8 @@ def test_a_folder_has_one_lock(tmp_path):
 def test_a_shared_lock_admits_others_that_share(tmp_path):
     with folder_lock(tmp_path, shared=True):
         with folder_lock(tmp_path, shared=True):
-            sealed.write(tmp_path / "a", "x")
-        sealed.write(tmp_path / "b", "x")
+            paths.write(tmp_path / "a", "x")
+        paths.write(tmp_path / "b", "x")
         with pytest.raises(InputError, match="Another process"), folder_lock(tmp_path):
             pass
     with folder_lock(tmp_path), pytest.raises(InputError, match="Another"), folder_lock(tmp_path, shared=True):
@@ -71,11 +71,11 @@ def test_what_is_no_folder_is_refused(tmp_path):
 def test_a_removed_folder_does_not_come_back(tmp_path, name, replaced):
     out = tmp_path / "run"
     with folder_lock(out):
-        sealed.write(out / name, "x")
+        paths.write(out / name, "x")
         shutil.rmtree(out)
         if replaced:
             out.mkdir()
-        for act in (sealed.write, lambda path, text: sealed.open_append(path).close()):
+        for act in (paths.write, lambda path, text: paths.open_append(path).close()):
             with pytest.raises(InputError, match="was removed or replaced"):
                 act(out / name, "x")
     assert not [*out.iterdir()] if replaced else not out.exists()

@@ -9,19 +9,8 @@ import pytest
 import torch
 
 from fedabml.errors import InputError
-from fedabml.files.sealed import (
-    MAX_TEXT,
-    open_regular,
-    read_bytes,
-    read_json,
-    read_tensors,
-    sealed_text,
-    warn_if_changed,
-    write,
-    write_aside,
-    write_json,
-    write_tensors,
-)
+from fedabml.files.paths import MAX_TEXT, open_regular, read_bytes, write, write_aside
+from fedabml.files.sealed import read_json, read_tensors, sealed_text, warn_if_changed, write_json, write_tensors
 
 FACTS = {"kind": "test", "name": "Zoë", "numbers": [1, 0.1, None]}
 TENSORS = {"a": torch.arange(3.0), "b": torch.eye(2, dtype=torch.float64)}

@@ -15,7 +15,7 @@ import fedabml
 from fedabml import FedABML, FedAvg, InputError, Local, TrainingError
 from fedabml.engine.checkpoint import Checkpoint
 from fedabml.engine.rounds import Simulation, last_ten
-from fedabml.files import sealed
+from fedabml.files import paths, sealed
 from fedabml.runs.folder import Folder
 
 
@@ -45,22 +45,22 @@ def again(folder):
 
 # -- files ---------------------------------------------------------------------------------------------------------
 def test_a_failing_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = sealed.write(tmp_path / "a.json", "old")
+    path = paths.write(tmp_path / "a.json", "old")
 
     for name in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(os, name, full)
             with pytest.raises(InputError, match="No space left on device"):
-                sealed.write(path, "new")
+                paths.write(path, "new")
     assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a.json"]
-    sealed.write(path, "new")
+    paths.write(path, "new")
     assert path.read_text() == "new" and [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_a_folder_that_cannot_be_written_is_an_input_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match=r"file.*Not a directory"):
-        sealed.write(tmp_path / "file" / "below" / "a.json", "x")
+        paths.write(tmp_path / "file" / "below" / "a.json", "x")
     assert (tmp_path / "file").read_text() == "in the way"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from ...data.catalogue import EMBEDDED
 from ...errors import InputError, nearest
 from ...files.limits import MAX_TOML
-from ...files.sealed import read_text, write
+from ...files.paths import read_text, write
 from ...runs import presets
 from ...runs.config import RunConfig, Table, names, read_toml
 from ...runs.prepare import prepare

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...files.sealed import write
+from ...files.paths import write
 from ...files.sheets import csv_text
 from ...report import page as layout
 from ...report.figures import Figure

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from ...engine.processes import refuse
 from ...errors import InputError
-from ...files.sealed import folder_lock
+from ...files.paths import folder_lock
 from ...runs.config import Table
 from ..cell import Cell
 from ..compare import whole_seeds

@@ -33,7 +33,8 @@ from fedabml.experiments.paper.experiment import Desk, Done
 from fedabml.experiments.paper.findings import against, over, spread
 from fedabml.experiments.paper.table2 import _distances, _failed, _leads, _means, _smallest, _verdict
 from fedabml.experiments.statistics import mean
-from fedabml.files.sealed import folder_lock, parse_sealed
+from fedabml.files.paths import folder_lock
+from fedabml.files.sealed import parse_sealed
 from fedabml.report.frame import LIGHT
 from fedabml.runs.provenance import code
 from fedabml.version import __version__
