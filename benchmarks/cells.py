@@ -1,10 +1,19 @@
-"""Cells of a benchmark: each one race, one JSON line when it is done, never run twice by a run that is resumed."""
+"""The races of a speed benchmark, the file of their records, and the page and history made from them.
+
+A race is one cell: a name and a function that returns its record. A machine's file, OUT/MACHINE.jsonl, holds the newest
+record of every cell with the date and the commit of its race; OUT/MACHINE.md shows them as tables. OUT/history.csv
+keeps the ratios of all races: date, machine, row, ratio, commit. A ratio tells how many times faster ours is; in rows
+that begin with `step/` it tells how many steps of FedAvg a step of FedABML costs.
+"""
 
 from __future__ import annotations
 
 import argparse
+import csv
+import datetime
 import functools
 import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,105 +28,137 @@ from fedabml.data import Federation
 from fedabml.engine.autotune import DTYPES
 from fedabml.files.paths import write
 
+from . import rivals
+
 MODELS = ("mlr", "mlp", "cnn", "pfl", "resnet18")
+KINDS = ("machine", "loop", "step", "graphs", "peers")
 COARSE = tuple(name for name in ("tf32", "bf16", "bfloat16") if name in DTYPES)
+SIDES = {"loop": "", "local": " noise on activations", "loop_sgd": " against torch.optim"}
+SIDES |= {"loop_bf16": " against the loop in bf16", "launches": " against single launches"}
+TITLES = {"xeon": "two cores of an Intel Xeon", "arm": "two cores of an ARM Neoverse N1", "h200": "one NVIDIA H200"}
 Cell = tuple[str, Callable[[], dict[str, Any]]]
 
 
 @functools.lru_cache
 def federation(work: Workload) -> Federation:
-    """The data of a workload, made once."""
+    """Return the data of a workload, made once per process."""
     return work.federation()
 
 
 def _compiles(work: Workload, device: torch.device, name: str) -> bool:
-    """Whether it is raced compiled, too: of large networks (ResNet-18 takes a minute to compile) FedAvg alone."""
+    """Return whether a race has a compiled side; large networks have one for FedAvg alone (a minute of compiling)."""
     return device.type == "cuda" and (work.name in ("mlr", "mlp", "cnn") or name == "fedavg")
 
 
-def _step(work: Workload, words: dict[str, Any], dtype: str = "float32") -> dict[str, Any]:
-    compile = _compiles(work, words["device"], "fedabml")
-    return {"kind": "step", **steps_of(work, federation(work), dtype=dtype, compile=compile, **words)}
-
-
 def cells(suite: str, device: torch.device, turns: int, budget: float) -> Iterator[Cell]:
-    """All races, those of one workload together."""
-    words: dict[str, Any] = {"device": device, "turns": turns, "budget": budget}
+    """Yield all races against the eager loop and between our own steps, those of one workload together."""
+    options: dict[str, Any] = {"device": device, "turns": turns, "budget": budget}
 
-    def against(work: Workload, name: str, dtype: str) -> Callable[[], dict[str, Any]]:
-        option = {"dtype": dtype, "compile": _compiles(work, device, name), **words}
-        make = lambda: contest(work, federation(work), algorithms(work.lr)[name], **option)  # noqa: E731
-        return lambda: {"kind": "loop", "algorithm": name, **make()}
+    def loop(work: Workload, name: str, dtype: str) -> dict[str, Any]:
+        own = {"dtype": dtype, "compile": _compiles(work, device, name), **options}
+        return {"kind": "loop", "algorithm": name, **contest(work, federation(work), algorithms(work.lr)[name], **own)}
+
+    def step(work: Workload, dtype: str) -> dict[str, Any]:
+        own = {"dtype": dtype, "compile": _compiles(work, device, "fedabml"), **options}
+        return {"kind": "step", **steps_of(work, federation(work), **own)}
+
+    def graphs(work: Workload, name: str) -> dict[str, Any]:
+        race = graphs_of(work, federation(work), algorithms(work.lr)[name], **options)
+        return {"kind": "graphs", "algorithm": name, **race}
 
     for model in MODELS:
         work = workload(model, suite)
-        for name in ("fedavg", "fedabml5"):
-            yield f"loop/{model}/{name}/float32", against(work, name, "float32")
-        step = functools.partial(_step, work, words)
-        yield f"step/{model}/float32", step
-        if device.type != "cuda":
-            continue
-        for dtype in COARSE if model != "mlr" else ():
+        for dtype in ("float32", *(COARSE if device.type == "cuda" and model != "mlr" else ())):
             for name in ("fedavg", "fedabml5"):
-                yield f"loop/{model}/{name}/{dtype}", against(work, name, dtype)
-            yield f"step/{model}/{dtype}", functools.partial(step, dtype)
-        for name in ("fedavg", "fedabml5") if model != "resnet18" else ("fedavg",):
-            race = lambda work=work, name=name: graphs_of(work, federation(work), algorithms(work.lr)[name], **words)  # noqa: E731
-            yield f"graphs/{model}/{name}", lambda race=race, name=name: {"kind": "graphs", "algorithm": name, **race()}
+                yield f"loop/{model}/{name}/{dtype}", functools.partial(loop, work, name, dtype)
+            yield f"step/{model}/{dtype}", functools.partial(step, work, dtype)
+        if device.type == "cuda":
+            for name in ("fedavg", "fedabml5") if model != "resnet18" else ("fedavg",):
+                yield f"graphs/{model}/{name}", functools.partial(graphs, work, name)
 
 
-def arguments(doc: str, minutes: float) -> argparse.ArgumentParser:
-    """The words that both commands take."""
+def arguments(doc: str, name: str, minutes: float) -> argparse.ArgumentParser:
+    """Return the options that both commands share."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="cells whose name holds one of these words, separated by commas: mlr,step/cnn")
+    parser.add_argument("--only", help="only cells whose name contains one of these words: mlr,step/cnn")
     parser.add_argument("--quick", action="store_true", help="smaller workloads, fewer turns")
-    parser.add_argument("--resume", action="store_true", help="go on with the cells that are not in the file yet")
-    parser.add_argument("--turns", type=int, help="rounds of every side that are timed at most")
-    parser.add_argument("--minutes", type=float, default=minutes, help="begin no cell after so long")
-    parser.add_argument("--out", type=Path, default=Path("results/speed"), help="folder for the .jsonl and .md files")
+    parser.add_argument("--resume", action="store_true", help="skip the cells that this commit has raced already")
+    parser.add_argument("--turns", type=int, help="how many rounds of every side are timed at most")
+    parser.add_argument("--minutes", type=float, default=minutes, help="begin no cell after this many minutes")
+    parser.add_argument("--machine", default=name, help="the name of the machine's files: xeon, arm, h200")
+    parser.add_argument("--commit", help="the version that is raced, where git cannot tell")
+    parser.add_argument("--out", type=Path, default=Path("runs/speed"), help="results/speed to publish the race")
     return parser
 
 
 class Book:
-    """The file of a benchmark's cells."""
+    """Hold the newest records of a machine's cells and the files that they are written to."""
 
-    def __init__(self, path: Path, resume: bool):
-        self.path, self.began = path, time.perf_counter()
+    def __init__(self, path: Path, commit: str | None = None, resume: bool = False):
+        self.path, self.resume, self.began = path, resume, time.perf_counter()
+        described = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+        self.commit = commit or described.stdout.strip()
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not resume:
-            path.unlink(missing_ok=True)
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = path.read_text("utf-8").splitlines() if path.exists() else []
         self.records: list[dict[str, Any]] = [json.loads(line) for line in lines]
 
     def has(self, name: str) -> bool:
-        """Whether a cell is done."""
-        return any(r["cell"] == name and "error" not in r for r in self.records)
+        """Return whether this commit has raced a cell without an error."""
+        return any(r["cell"] == name and r["commit"] == self.commit and "error" not in r for r in self.records)
 
     def add(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Runs a cell and writes its line."""
+        """Run a cell, keep its record, which holds an error where the cell failed, and return it."""
         start = time.perf_counter()
         try:
             record = work()
         except Exception as error:  # the other cells are still worth having
             record = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
-        record = {"cell": name, **record, "took": time.perf_counter() - start}
-        self.records = [r for r in self.records if r["cell"] != name] + [record]
-        with open(self.path, "a") as file:
-            file.write(json.dumps(record) + "\n")
-        said = record.get("error") or json.dumps(record.get("ratio", {}))
-        print(f"{time.perf_counter() - self.began:6.0f} s  {name}: {said}", flush=True)
+        found = {"cell": name, **record, "took": time.perf_counter() - start}
+        self.enter(found | {"date": str(datetime.date.today()), "commit": self.commit})
+        outcome = record.get("error") or json.dumps(record.get("ratio", {}))
+        print(f"{time.perf_counter() - self.began:6.0f} s  {name}: {outcome}", flush=True)
         return record
 
+    def enter(self, record: dict[str, Any]) -> None:
+        """Put a record in the place of the one that its cell had, and its ratios into the history."""
+        newest = {r["cell"]: r for r in [*self.records, record]}.values()
+        self.records = sorted(newest, key=lambda r: (KINDS.index(r["cell"].split("/")[0]), _place(r)))
+        write(self.path, "".join(json.dumps(r) + "\n" for r in self.records))
+        file = self.path.parent / "history.csv"
+        with open(file, "a", newline="", encoding="utf-8") as lines:
+            rows = csv.writer(lines, lineterminator="\n")
+            if not lines.tell():
+                rows.writerow(("date", "machine", "row", "ratio", "commit"))
+            for row, ratio in ratios(record).items():
+                rows.writerow((record["date"], self.path.stem, row, f"{ratio:.4g}", record["commit"]))
+
     def of(self, name: str) -> dict[str, Any] | None:
-        """The record of a cell."""
+        """Return the record of a cell, or None where it failed or was not raced."""
         return next((r for r in self.records if r["cell"] == name and "error" not in r), None)
 
 
+def _place(record: dict[str, Any]) -> tuple[int, bool, str]:
+    model = record.get("workload")
+    return MODELS.index(model) if model in MODELS else len(MODELS), "fedabml" in record["cell"], record["cell"]
+
+
+def ratios(record: dict[str, Any]) -> dict[str, float]:
+    """Return the rows of history.csv that a record gives, each with its ratio."""
+    if record.get("kind") == "peers":
+        sides = dict(record["sides"])
+        ours = sides.pop("ours", None)
+        kinds = {"wall": "start to finish", "warm": "warm round"} if ours else {}
+        return {
+            f"{record['cell']}/{s} {word}": own[k] / ours[k] for s, own in sides.items() for k, word in kinds.items()
+        }
+    return {f"{record['cell']}{SIDES.get(s, f' {s}')}": ratio for s, ratio in record.get("ratio", {}).items()}
+
+
 def execute(book: Book, todo: list[Cell], minutes: float, device: torch.device) -> list[str]:
-    """Runs the cells that are not done; those that there was no time for."""
+    """Run the cells, less those to be skipped; return the names of those that there was no time for."""
     left = []
     for name, work in todo:
-        if book.has(name):
+        if book.resume and book.has(name):
             continue
         if time.perf_counter() - book.began > 60 * minutes:
             left.append(name)
@@ -130,54 +171,41 @@ def execute(book: Book, todo: list[Cell], minutes: float, device: torch.device) 
 
 
 def chosen(found: Iterator[Cell], only: str | None) -> list[Cell]:
-    """The cells asked for."""
+    """Return the cells that --only selects."""
     words = only.split(",") if only else [""]
     return [cell for cell in found if any(word in cell[0] for word in words)]
 
 
-def opening(book: Book, device: torch.device, dtypes: tuple[str, ...]) -> dict[str, float] | None:
-    """Notes the machine and its ceilings; the ceilings."""
-    if not book.has("machine"):
-        book.add("machine", lambda: {"machine": machine(device), "ceilings": ceilings(device, dtypes)})
-    found = book.of("machine")
-    return found["ceilings"] if found else None
+def opening(book: Book, device: torch.device, dtypes: tuple[str, ...]) -> None:
+    """Record the machine and its ceilings, in operations and bytes per second."""
+    book.add("machine", lambda: {"machine": machine(device), "ceilings": ceilings(device, dtypes)})
 
 
-HOW = """Every row is one race in one process: the sides take turns, and the medians of the warm rounds are compared. A
-turn is a round; on a GPU ours is as many as fit in a tenth of a second, at most fifty, because in a run that
-is not saved after every round the host prepares a round while the device is at the one before. `first round`
-is what comes before them: ours counts from the network and the arrays (checks, the choice of a backend, data
-to the device, on a GPU the capture of graphs), the loop's from data that are on the device already. Every
-side has a second round that is not timed (on a CPU steps are recorded in it). Our round
-includes the draw of clients, shuffles, the averaging and the bookkeeping; the loop gets its shuffles for
-nothing. Both train on the same random bytes
-(speed does not depend on the values), the same minibatches in the same order; the mean losses of the first
-round must agree (float32: 1e-4, with the same noise). The loop is `fedabml/bench/loop.py`: flat buffers,
-foreach, no synchronisation inside a round, the faster of channels-last and contiguous and on a GPU cuDNN's
-autotuner; `than torch.optim` is the ratio against the same loop stepping with
-`torch.optim.SGD(foreach=True)`. `with noise on activations` is our engine with `estimator local` against the
-same loop: the same expectation, not the same arithmetic. The operations of a step are those of its matrix
-products and convolutions; its bytes count weights (posterior and prior) once each way, inputs, and outputs of
-layers with weights once each way.
-"""
-
-
-def page(title: str, book: Book, command: str, ceiling: dict[str, float] | None, more: list[str]) -> str:
-    """The results as Markdown."""
-    found = book.of("machine")
-    facts = ", ".join(f"{k} {v}" for k, v in found["machine"].items()) if found else ""
-    parts = [f"# {title}\n", f"`{command}` on: {facts}.\n", HOW]
-    parts += [made.markdown() for made in table.tables(book.records, ceiling)]
-    said = {r["workload"]: r["said"] for r in book.records if "said" in r}
-    parts += ["## Workloads\n", *(f"- `{name}`: {text}" for name, text in said.items()), ""]
-    wrong = [r for r in book.records if "error" in r]
-    if wrong:
-        parts += ["## Cells that failed\n", *(f"- {r['cell']}: {r['error']}" for r in wrong), ""]
-    return "\n".join(parts + more)
-
-
-def closing(path: Path, text: str) -> None:
-    """Writes the page and shows it."""
-    write(path, text)
+def closing(book: Book) -> None:
+    """Write the page of a machine's records and print it."""
+    found = book.of("machine") or {"machine": {}, "ceilings": None, "commit": None}
+    facts = ", ".join(f"{k} {v}" for k, v in found["machine"].items() if k not in ("fedabml", "load"))
+    good, failed = [r for r in book.records if "error" not in r], [r for r in book.records if "error" in r]
+    parts = [
+        f"# Speed on {TITLES.get(book.path.stem, book.path.stem)}\n",
+        f"Machine: {facts}. Every row is the last race of that row.\n",
+    ]
+    parts += [made.markdown() for made in table.tables(good, None)]
+    # A machine's ceilings change from day to day, so they are held against the races of the same day's commit alone.
+    same = [r for r in good if r.get("kind") == "loop" and r["commit"] == found["commit"]]
+    if same and found["ceilings"]:
+        parts.append(table.rooflines(same, found["ceilings"]).markdown())
+    if peers := [r for r in good if r.get("kind") == "peers"]:
+        parts += ["## Other libraries, FedAvg, a process each\n", *rivals.table(peers), ""]
+    workloads = {r["workload"]: r["said"] for r in good if "said" in r}
+    parts += ["## Workloads\n", *(f"- `{name}`: {text}" for name, text in workloads.items()), ""]
+    when: dict[str, list[str]] = {}
+    for r in good:
+        when.setdefault(f"{r['date']}, commit {r['commit'] or 'not recorded'}", []).append(f"`{r['cell']}`")
+    parts += ["## When each row was raced\n", *(f"- {day}: {', '.join(own)}" for day, own in sorted(when.items())), ""]
+    if failed:
+        parts += ["## Cells that failed\n", *(f"- {r['cell']}: {r['error']}" for r in failed), ""]
+    text = "\n".join(parts)
+    write(book.path.with_suffix(".md"), text)
     print(text)
-    print(f"written: {path} and {path.with_suffix('.jsonl')}")
+    print(f"written: {book.path.with_suffix('.md')} and {book.path}")

@@ -1,66 +1,72 @@
-"""The tables and pictures of results/, drawn anew from the cells there; nothing is trained.
+"""Draw the pages of results/ again from the cells beside them; nothing is trained.
 
-    python -m benchmarks.draw [NAME ...] [--out results]
+    python -m benchmarks.draw [results/table1/cifar10-5 ...]
 
-A line of benchmarks/lists/draw.txt is `FOLDER/NAME DATASETS: reproduce ... --so-far --out OUT`. Its table becomes
-FOLDER/NAME.md, its pictures FOLDER/figures/NAME/. The data must be there ($FEDABML_DATA), for partitions are made of
-them.
+A page is the README.md of an experiment's folder. The first block of a page holds the command that drew it, so that
+command is what this module runs. Everything from the line "## Notes" on is written by hand and stays. The datasets must
+be in $FEDABML_DATA, because partitions are made from them.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from .queue import Chain, chains
-
 ROOT = Path(__file__).parents[1]
-LIST = ROOT / "benchmarks" / "lists" / "draw.txt"
+RESULTS = ROOT / "results"
+COMMAND = re.compile(r"^```\n(fedabml reproduce [^\n]*--finished [^\n]*)\n```$", re.MULTILINE)
+NOTES = "\n## Notes\n"
 
 
-def lines() -> dict[str, Chain]:
-    """What there is to draw, by name."""
-    return {chain.name: chain for chain in chains(LIST.read_text(encoding="utf-8"))}
+def folders() -> list[Path]:
+    """Return the folders whose page was drawn by `fedabml reproduce`."""
+    return sorted(page.parent for page in RESULTS.rglob("README.md") if COMMAND.search(page.read_text("utf-8")))
 
 
-def draw(chain: Chain, folder: Path) -> str:
-    """Draws a line into a folder, and returns its table as Markdown; cells that are missing are an error."""
-    words = [str(folder) if word == "OUT" else word for word in chain.commands[0]]
-    done = subprocess.run(
-        [sys.executable, "-m", "fedabml", *words], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+def command(folder: Path) -> list[str]:
+    """Return the arguments of the command that drew the page of `folder`, without `fedabml`."""
+    found = COMMAND.search((folder / "README.md").read_text("utf-8"))
+    if found is None:
+        raise SystemExit(
+            f"{folder}/README.md names no `fedabml reproduce ... --finished FILE` command to draw it with."
+        )
+    return shlex.split(found[1])[1:]
+
+
+def draw(words: list[str], out: Path) -> str:
+    """Run a page's command into the folder `out` and return its table as Markdown.
+
+    Raises SystemExit where the command fails or where cells are missing.
+    """
+    words = [str(out) if word == "OUT" else word for word in words]
+    done = subprocess.run([sys.executable, "-m", "fedabml", *words], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{chain.name}: {done.stderr}")
-    table = (folder / "table.md").read_text(encoding="utf-8").replace(str(folder), "OUT")
+        raise SystemExit(done.stderr)
+    table = (out / "table.md").read_text("utf-8").replace(str(out), "OUT")
     if "Not finished" in table or "not searched" in table:
-        raise SystemExit(f"{chain.name}: cells are missing. {done.stderr}")
+        raise SystemExit(f"Cells are missing: {' '.join(words)}\n{done.stderr}")
     return table
 
 
 def main() -> None:
-    """Draws what is asked for, or all."""
+    """Draw the pages of the given folders, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = lines()
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(known)}")
-    parser.add_argument("--out", type=Path, default=ROOT / "results")
-    asked = parser.parse_args()
-    if unknown := [name for name in asked.names if name not in known]:
-        raise SystemExit(f"There is no {unknown[0]}; there are {', '.join(known)}.")
-    for name in asked.names or known:
-        with tempfile.TemporaryDirectory() as folder:
-            made = Path(folder) / "drawn"
-            table = draw(known[name], made)
-            target = asked.out / f"{name}.md"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            pictures = target.parent / "figures" / target.stem
-            target.write_text(table.replace("(figures/", f"(figures/{target.stem}/"), encoding="utf-8")
-            shutil.rmtree(pictures, ignore_errors=True)
-            shutil.copytree(made / "figures", pictures)
-        print(target)
+    parser.add_argument("folders", nargs="*", type=Path, help="folders with a page; all of results/ by default")
+    for folder in parser.parse_args().folders or folders():
+        with tempfile.TemporaryDirectory() as temporary:
+            made, page = Path(temporary) / "drawn", folder / "README.md"
+            table = draw(command(folder), made)
+            _, mark, notes = page.read_text("utf-8").partition(NOTES)
+            page.write_text(table.rstrip() + "\n" + mark + notes, encoding="utf-8")
+            shutil.rmtree(folder / "figures", ignore_errors=True)
+            shutil.copytree(made / "figures", folder / "figures")
+        print(page, flush=True)
 
 
 if __name__ == "__main__":

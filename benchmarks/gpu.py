@@ -1,18 +1,15 @@
-"""Speed on a machine with an accelerator, one command: ours against an eager loop, side by side.
+"""Measure speed on a machine with an accelerator: ours against an eager loop, side by side.
 
-    python -m benchmarks.gpu [--only mlr,cnn] [--quick] [--resume] [--minutes 7]
+    python -m benchmarks.gpu [--only mlr,cnn] [--quick] [--resume] [--minutes 7] [--machine h200 --out results/speed]
 
-needs torch and numpy, no network, and less than eight minutes; it writes results/speed/gpu.jsonl (a line per race) and
-gpu.md (the tables).
+It needs torch and numpy, no network, and less than eight minutes. What is written where: benchmarks/cells.py.
 """
 
 from __future__ import annotations
 
-import sys
-
 import torch
 
-from .cells import COARSE, Book, arguments, cells, chosen, closing, execute, opening, page
+from .cells import COARSE, Book, arguments, cells, chosen, closing, execute, opening
 
 AIMS = (
     "loop/mlr/fedavg/float32",
@@ -30,26 +27,25 @@ AIMS = (
     "loop/cnn/fedabml5/tf32",
     "loop/resnet18/fedavg/tf32",
     "loop/cnn/fedavg/bf16",
-)  # cells that the aims of results/README.md speak of, in the order of worth
+)  # the cells of the aims in results/speed/README.md, the most important first
 
 
 def main() -> None:
-    """The command."""
-    parser = arguments(__doc__ or "", 7)
+    """Read the arguments, run the races and write their page."""
+    parser = arguments(__doc__ or "", "gpu", 7)
     parser.add_argument("--device", default="cuda")
-    told = parser.parse_args()
-    device = torch.device(told.device)
+    given = parser.parse_args()
+    device = torch.device(given.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("This torch sees no GPU. `python -m benchmarks.cpu` measures a CPU.")
-    book = Book(told.out / "gpu.jsonl", told.resume)
-    ceiling = opening(book, device, ("float32", *COARSE) if device.type == "cuda" else ("float32",))
-    turns, budget = told.turns or (2 if told.quick else 5), 2.0 if told.quick else 6.0
-    todo = chosen(cells("quick" if told.quick else "gpu", device, turns, budget), told.only)
-    # What the aims speak of comes first, in case time runs out; the data are made again for the rest.
+    book = Book(given.out / f"{given.machine}.jsonl", given.commit, given.resume)
+    opening(book, device, ("float32", *COARSE) if device.type == "cuda" else ("float32",))
+    turns, budget = given.turns or (2 if given.quick else 5), 2.0 if given.quick else 6.0
+    todo = chosen(cells("quick" if given.quick else "gpu", device, turns, budget), given.only)
+    # The cells of the aims come first, in case time runs out; the data are made again for the rest.
     todo.sort(key=lambda cell: (AIMS.index(cell[0]) if cell[0] in AIMS else len(AIMS), "graphs" in cell[0]))
-    execute(book, todo, told.minutes, device)
-    command = "python -m benchmarks.gpu " + " ".join(sys.argv[1:])
-    closing(told.out / "gpu.md", page("Speed on a GPU", book, command.strip(), ceiling, []))
+    execute(book, todo, given.minutes, device)
+    closing(book)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,14 @@
-"""Other libraries beside ours: the same network, data, minibatches and number of steps, each in a process of its own.
+"""Race other libraries against ours: the same network, data, minibatches and number of steps, each in its own process.
 
-    python -m benchmarks.rivals --peers VENV        # a virtual environment with flwr[simulation], pfl[pytorch], ...
-
-A federation is written to a folder once: samples, first weights, the clients of every round, the order of their
-samples. Every side reads it, trains FedAvg, tells how long its rounds took, and leaves its last weights. First each
-trains for one round that is not timed, without dropout: its weights must be ours, or the table says that they differ in
-place of a ratio. Start to finish is the life of the process, imports included; a warm round is any but the first. The
-time that a script takes to make batches ready for its library is in neither.
+`python -m benchmarks.cpu --peers VENV` calls it. A federation is written to a folder once: samples, first weights, the
+clients of every round, the order of their samples. Every side reads it, trains FedAvg, reports how long its rounds
+took, and leaves its last weights. First each side trains for one round that is not timed, without dropout: its weights
+must equal ours, or the table says that they differ in place of a ratio. Start to finish is the life of the process,
+imports included; a warm round is any but the first. The time that a script takes to prepare its batches is in neither.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -26,7 +23,7 @@ import numpy as np
 
 from fedabml import FedAvg, rng
 from fedabml.bench.measure import setup_of
-from fedabml.bench.workloads import Workload, workload
+from fedabml.bench.workloads import Workload
 from fedabml.engine.minibatches import minibatches
 from fedabml.engine.server import draw_clients
 
@@ -50,7 +47,7 @@ CONTESTS = {"mlp100": tuple(TITLES), **dict.fromkeys(MODELS, ("ours", "flower", 
 
 
 def export(work: Workload, rounds: int, folder: Path) -> None:
-    """Writes a workload's federation and the plan of its rounds, exactly as our engine will take them."""
+    """Write a workload's federation and the plan of its rounds, exactly as our engine will take them."""
     import torch
 
     fed, lr = work.federation(), work.lr
@@ -82,139 +79,126 @@ def export(work: Workload, rounds: int, folder: Path) -> None:
 
 
 def revise(folder: Path, **facts: Any) -> None:
-    """Changes what a federation's task says."""
+    """Change some facts in the task of an exported federation."""
     file = folder / "task.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | facts))
 
 
 def share(ours: np.ndarray, theirs: np.ndarray, first: np.ndarray) -> float:
-    """How far weights are apart, as a share of the way that ours have gone."""
+    """Return how far weights are apart, as a share of the way that ours have gone."""
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(ours - first))
 
 
 def installed(python: str, package: str) -> bool:
-    """Whether a Python has a package."""
-    ask = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
-    return subprocess.run([python, "-c", ask], check=False, capture_output=True).returncode == 0
+    """Return whether a Python has a package."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    return subprocess.run([python, "-c", code], check=False, capture_output=True).returncode == 0
 
 
 def launch(side: str, python: str, folder: Path, limit: float) -> dict[str, Any]:
-    """One side from start to finish: its answer, or why there is none."""
-    env = os.environ | {"PYTHONPATH": str(HERE.parents[1]) if side == "ours" else ""}
+    """Run one side from start to finish; return its times and weights, or under "error" why there are none."""
+    env = os.environ | {"PYTHONPATH": str(HERE.parents[1]) if side == "ours" else "", "FLWR_HOME": str(folder / "flwr")}
     env |= {"OMP_WAIT_POLICY": "PASSIVE"}  # ours sets it itself; the others profit, too, where cores are shared
     env |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    if side != "ours":
-        env["FLWR_HOME"] = str(folder / "flwr")
     start = time.perf_counter()
     try:
-        done = subprocess.run(
-            [python, str(HERE / f"run_{side}.py"), str(folder)],
-            env=env, capture_output=True, text=True, timeout=limit, check=False, cwd=folder,
-        )  # fmt: skip
+        words = [python, str(HERE / f"run_{side}.py"), str(folder)]
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=limit, check=False, cwd=folder)
     except subprocess.TimeoutExpired:
         return {"error": f"not done within {limit:g} s"}
     wall = time.perf_counter() - start
-    lines = (done.stdout + "\n" + done.stderr).splitlines()
+    lines = [line for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
     answer = next((line for line in lines if line.startswith("ANSWER ")), None)
     if answer is None:
-        if done.returncode < 0:
-            return {"error": f"killed by signal {-done.returncode}"}
         skip = next((line[5:] for line in lines if line.startswith("SKIP ")), None)
-        return {"error": skip or " ".join([line for line in lines if line.strip()][-1:])[:300] or "no answer"}
-    told = json.loads(answer.removeprefix("ANSWER "))
-    return {**told, "wall": wall - told["aside"], "weights": np.load(folder / f"last-run_{side}.npy")}
+        signal = f"killed by signal {-done.returncode}" if done.returncode < 0 else None
+        return {"error": signal or skip or " ".join(lines[-1:])[:300] or "no answer"}
+    times = json.loads(answer.removeprefix("ANSWER "))
+    return {**times, "wall": wall - times["aside"], "weights": np.load(folder / f"last-run_{side}.npy")}
 
 
 def compare(name: str, work: Workload, peers: str | None, repeats: int, limit: float = 600.0) -> dict[str, Any]:
-    """All sides of one workload, in turns: a record for a table."""
-    pythons = {side: sys.executable if side == "ours" else peers or "" for side in CONTESTS[name]}
+    """Run all sides of one workload in turns and return the record of the race.
+
+    `peers` is the Python of the other libraries, or None; `limit` is in seconds and for one process.
+    """
     record: dict[str, Any] = {"workload": name, "said": work.said, "rounds": ROUNDS, "sides": {}, "skipped": {}}
+    pythons = {side: sys.executable if side == "ours" else peers or "" for side in CONTESTS[name]}
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for side, python in pythons.items():
+        if not python:
+            record["skipped"][side] = "no --peers VENV was given"
+        elif side != "ours" and not installed(python, PACKAGES[side]):
+            record["skipped"][side] = f"{PACKAGES[side]} is not installed in {python}"
+        else:
+            runs[side] = []
+
+    def timed(side: str, folder: Path) -> dict[str, Any] | None:
+        """Launch a side that has not failed yet; None where it fails."""
+        done = {"error": ""} if side in record["skipped"] else launch(side, pythons[side], folder, limit)
+        if done.get("error"):
+            record["skipped"][side] = done["error"]
+        return None if "error" in done else done
+
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         export(work, ROUNDS, folder)
-        runs: dict[str, list[dict[str, Any]]] = {}
-        for side, python in pythons.items():
-            if not python:
-                record["skipped"][side] = "no --peers VENV was given"
-            elif side != "ours" and not installed(python, PACKAGES[side]):
-                record["skipped"][side] = f"{PACKAGES[side]} is not installed in {python}"
-            else:
-                runs[side] = []
         revise(folder, rounds=1, dropout=False)
-        once: dict[str, np.ndarray] = {}
-        for side in runs:
-            told = launch(side, pythons[side], folder, limit)
-            if "error" in told:
-                record["skipped"][side] = told["error"]
-            else:
-                once[side] = told["weights"]
+        once = {side: done["weights"] for side in runs if (done := timed(side, folder))}
         revise(folder, rounds=ROUNDS, dropout=True)
         for turn in range(repeats):
             for i in range(len(runs)):
                 side = list(runs)[(turn + i) % len(runs)]
-                if side in record["skipped"]:
-                    continue
-                told = launch(side, pythons[side], folder, limit)
-                if "error" in told:
-                    record["skipped"][side] = told["error"]
-                else:
-                    runs[side].append(told)
+                if done := timed(side, folder):
+                    runs[side].append(done)
         first = np.load(folder / "first.npy")
-        for side, told_all in runs.items():
-            if not told_all:
-                continue
-            round1 = share(once["ours"], once[side], first) if "ours" in once else None
-            apart = None
-            if runs["ours"] and work.model != "pfl":  # dropout draws another mask everywhere
-                apart = share(runs["ours"][-1]["weights"], told_all[-1]["weights"], first)
-            record["sides"][side] = {
-                "wall": statistics.median(t["wall"] for t in told_all),
-                "first": statistics.median(t["first"] for t in told_all),
-                "warm": statistics.median(s for t in told_all for s in t["warm"]),
-                "version": told_all[0].get("version"),
-                "round1": round1,
-                "limit": LIMITS.get(name, LIMIT),
-                "agree": None if round1 is None else round1 <= LIMITS.get(name, LIMIT),
-                "apart": apart,
-            }
+    for side, all_times in runs.items():
+        if not all_times:
+            continue
+        round1 = share(once["ours"], once[side], first) if "ours" in once else None
+        apart = None
+        if runs["ours"] and work.model != "pfl":  # dropout draws another mask everywhere
+            apart = share(runs["ours"][-1]["weights"], all_times[-1]["weights"], first)
+        record["sides"][side] = {
+            "wall": statistics.median(t["wall"] for t in all_times),
+            "first": statistics.median(t["first"] for t in all_times),
+            "warm": statistics.median(s for t in all_times for s in t["warm"]),
+            "version": all_times[0].get("version"),
+            "round1": round1,
+            "limit": LIMITS.get(name, LIMIT),
+            "agree": None if round1 is None else round1 <= LIMITS.get(name, LIMIT),
+            "apart": apart,
+        }
     return record
 
 
 def table(records: list[dict[str, Any]]) -> list[str]:
-    """The records as lines of Markdown."""
+    """Return the records as lines of a Markdown table."""
     lines = [
         f"| workload | library | start to finish, {ROUNDS} rounds | ours is faster by | warm round | ours is faster by "
         f"| weights apart after a round (limit) | after {ROUNDS} |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for record in records:
-        ours = record["sides"].get("ours")
-        for side, told in record["sides"].items():
-            wrong = told.get("agree") is False
-            by = lambda what, told=told, side=side, ours=ours, wrong=wrong: (  # noqa: E731
-                "–"
-                if side == "ours" or ours is None
-                else "weights differ"
-                if wrong
-                else f"**{told[what] / ours[what]:.2f}×**"
-            )
-            round1, apart = (
-                "–" if side == "ours" or told.get(name) is None else f"{told[name]:.0e}" for name in ("round1", "apart")
-            )
-            said = round1 if round1 == "–" else f"{'**weights differ**: ' * wrong}{round1} ({told['limit']:.0e})"
+        ours, name = record["sides"].get("ours"), record["workload"]
+        for side, times in record["sides"].items():
+            wrong, by, apart, round1 = times.get("agree") is False, dict.fromkeys(("wall", "warm"), "–"), "–", "–"
+            if side != "ours":
+                if ours is not None:
+                    by = {k: "weights differ" if wrong else f"**{times[k] / ours[k]:.2f}×**" for k in by}
+                if times.get("round1") is not None:
+                    round1 = f"{'**weights differ**: ' * wrong}{times['round1']:.0e} ({times['limit']:.0e})"
+                apart = "–" if times.get("apart") is None else f"{times['apart']:.0e}"
             lines.append(
-                f"| {record['workload']} | {TITLES[side]} {told['version']} | {told['wall']:.2f} s | {by('wall')} "
-                f"| {told['warm'] * 1e3:.0f} ms | {by('warm')} | {said} | {apart} |"
+                f"| {name} | {TITLES[side]} {times['version']} | {times['wall']:.2f} s | {by['wall']} "
+                f"| {times['warm'] * 1e3:.0f} ms | {by['warm']} | {round1} | {apart} |"
             )
-        lines += [
-            f"| {record['workload']} | {TITLES[side]} | not run: {why} | | | | | |"
-            for side, why in record["skipped"].items()
-        ]
+        lines += [f"| {name} | {TITLES[side]} | not run: {why} | | | | | |" for side, why in record["skipped"].items()]
     return lines
 
 
 def python_of(venv: str | None) -> str | None:
-    """The Python of a virtual environment, given its folder or the Python itself."""
+    """Return the Python of a virtual environment, given its folder or the Python itself."""
     if venv is None:
         return None
     path = Path(venv)
@@ -222,23 +206,3 @@ def python_of(venv: str | None) -> str | None:
     if not found.exists():
         raise SystemExit(f"There is no Python at '{found}'.")
     return str(found)
-
-
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", help="virtual environment of the other libraries, or its Python")
-    parser.add_argument("--only", help="workloads, separated by commas")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quick", action="store_true")
-    told = parser.parse_args()
-    names = told.only.split(",") if told.only else list(CONTESTS)
-    records = []
-    for name in names:
-        work = workload(name, "quick" if told.quick else "cpu")
-        records.append(compare(name, work, python_of(told.peers), told.repeats))
-        print("\n".join(table(records[-1:])), flush=True)
-
-
-if __name__ == "__main__":
-    main()

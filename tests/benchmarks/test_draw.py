@@ -1,58 +1,83 @@
-"""The published tables are what their cells give: drawn anew they say the same, and no cell is missing."""
+"""The published pages hold what their cells give: drawn again they are equal, and no cell is missing."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from benchmarks import draw
 
-RESULTS = draw.ROOT / "results"
 DATA = Path(os.environ.get("FEDABML_DATA") or "nowhere")
-CHAINS = draw.lines()
-DRAWN = ("table1/cifar10-2-equal", "table2/cifar10-5", "sensitivity/emnist", "fewdata/cifar10-5")
+DRAWN = ("table1/cifar10-2", "table2/cifar10-5", "sensitivity/emnist", "fewdata/cifar10-5")
+PAGES = sorted(draw.RESULTS.rglob("*.md"))
 
 
-def said(table):
-    """All but when and by which version it was drawn, and the line that tells where."""
+def lines_of(table):
+    """Return the lines of a page, without its date, its command and the line that names a folder."""
     lines = (line for line in table.splitlines() if not re.match(r"\d{4}-\d\d-\d\d |fedabml reproduce ", line))
-    return [re.sub(r"\(figures/.*/", "(figures/", line) for line in lines if "were chosen before" not in line]
+    return [line for line in lines if "were chosen before" not in line]
+
+
+def needed(words):
+    """Return the datasets that a command reads."""
+    columns = words[words.index("--columns") + 1].split(",")
+    return {re.sub(r"-\d+$", "", column) for column in columns}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
-def test_a_published_table_is_what_its_cells_give(name, tmp_path):
-    if missing := [need for need in CHAINS[name].needs if not (DATA / f"{need}.npz").exists()]:
-        pytest.skip(f"$FEDABML_DATA has no {missing[0]}.npz")
-    table = draw.draw(CHAINS[name], tmp_path / "drawn")
-    assert said(table) == said((RESULTS / f"{name}.md").read_text(encoding="utf-8"))
+def test_a_published_page_is_what_its_cells_give(name, tmp_path):
+    words = draw.command(draw.RESULTS / name)
+    if lacking := [need for need in needed(words) if not (DATA / f"{need}.npz").exists()]:
+        pytest.skip(f"$FEDABML_DATA has no {lacking[0]}.npz")
+    published = (draw.RESULTS / name / "README.md").read_text(encoding="utf-8").partition(draw.NOTES)[0]
+    assert lines_of(draw.draw(words, tmp_path / "drawn")) == lines_of(published)
 
 
-def test_every_line_draws_and_trains_nothing():
-    for chain in CHAINS.values():
-        (command,) = chain.commands
-        assert command[0] == "reproduce" and command[-3:] == ("--so-far", "--out", "OUT")
-        files = [word for word in command if word.startswith("results/")]
+def test_every_page_is_drawn_from_files_that_exist_and_trains_nothing():
+    found = draw.folders()
+    assert {str(folder.relative_to(draw.RESULTS)) for folder in found} > {*DRAWN}
+    for folder in found:
+        words = draw.command(folder)
+        assert words[0] == "reproduce" and "--so-far" in words and words[words.index("--out") + 1] == "OUT"
+        files = [word for word in words if word.startswith("results/")]
         assert files and all((draw.ROOT / file).exists() for file in files)
-        assert (RESULTS / f"{chain.name}.md").exists()
 
 
-def test_pictures_that_tables_show_are_there():
-    for table in RESULTS.rglob("*.md"):
-        for link in re.findall(r"\]\(([^)#:]+\.svg)\)", table.read_text(encoding="utf-8")):
-            assert (table.parent / link).exists(), f"{table}: {link}"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(draw.RESULTS)))
+def test_links_and_pictures_of_a_page_exist(page):
+    text = re.sub(r"`[^`]*`", "", page.read_text(encoding="utf-8"))
+    for link in re.findall(r"\]\(([^)#:\s]+)\)", text):
+        assert (page.parent / link).exists(), link
+
+
+def test_every_picture_stands_on_a_page():
+    for picture in draw.RESULTS.rglob("*.svg"):
+        assert f"(figures/{picture.name})" in (picture.parents[1] / "README.md").read_text(encoding="utf-8"), picture
+
+
+def test_no_name_holds_a_commit():
+    for file in draw.RESULTS.rglob("*"):
+        assert not re.search(r"(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])\b[0-9a-f]{7}\b", file.name), file
+
+
+def test_every_fenced_command_is_one_line_that_a_shell_can_split():
+    for page in PAGES:
+        for block in re.findall(r"^```\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            assert all(shlex.split(line, comments=True) is not None for line in block.splitlines())
 
 
 @pytest.mark.slow
 def test_cells_that_are_missing_are_an_error(tmp_path):
-    chain = CHAINS["sensitivity/emnist"]
+    folder = draw.RESULTS / "sensitivity/emnist"
     if not (DATA / "emnist.npz").exists():
         pytest.skip("$FEDABML_DATA has no emnist.npz")
-    lines = (RESULTS / "sensitivity/emnist.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = (folder / "cells.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "some.jsonl").write_text("".join(lines[1:]), encoding="utf-8")
-    words = tuple(str(tmp_path / "some.jsonl") if word.startswith("results/") else word for word in chain.commands[0])
-    with pytest.raises(SystemExit, match="cells are missing"):
-        draw.draw(chain._replace(commands=(words,)), tmp_path / "drawn")
+    words = [str(tmp_path / "some.jsonl") if word.startswith("results/") else word for word in draw.command(folder)]
+    with pytest.raises(SystemExit, match="Cells are missing"):
+        draw.draw(words, tmp_path / "drawn")

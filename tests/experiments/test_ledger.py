@@ -1,11 +1,11 @@
 """Cells and their ledger: what is finished is on disk, is read back, and is never run again."""
 
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
 
-from benchmarks import choice
 from fedabml.algorithms import FedABML
 from fedabml.errors import InputError
 from fedabml.experiments import runner
@@ -206,6 +206,32 @@ def test_cells_of_before_a_hyperparameter_came_are_cells_of_now():
 RESULTS = Path(__file__).parents[2] / "results"
 
 
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    """The cells and settings of earlier searches, whose identities must stay what they were."""
+    folder = tmp_path_factory.mktemp("archive")
+    with tarfile.open(RESULTS / "archive.tar.xz") as tar:
+        tar.extractall(folder, filter="data")
+    return folder
+
+
+def missing(settings, cells, seeds):
+    """The labels of the cells that published settings name and a published ledger lacks."""
+    given, ledger = read_toml(settings), Ledger(cells)
+    systems = [name for name, value in given.items() if isinstance(value, dict)]
+    made = [
+        Cell(name, config.with_changes(seed=seed)) for name, config in configs(systems, given).items() for seed in seeds
+    ]
+    return [cell.label for cell in made if cell not in ledger]
+
+
+@pytest.mark.parametrize("column", ["cifar10-2", "cifar10-5", "emnist", "fashionmnist", "cifar100-5", "cifar100-20"])
+def test_published_cells_are_those_of_the_published_settings(column):
+    """A default that changes must not change which cells are finished."""
+    folder, seeds = RESULTS / "table1" / column, range(5) if column.startswith("cifar100") else range(10, 15)
+    assert missing(folder / "settings.toml", folder / "cells.jsonl", seeds) == []
+
+
 @pytest.mark.parametrize(
     ("settings", "cells", "seeds"),
     [
@@ -216,21 +242,22 @@ RESULTS = Path(__file__).parents[2] / "results"
         ("momentum/cifar10-5", "momentum/cifar10-5-compare", range(5, 10)),
     ],
 )
-def test_published_cells_are_those_of_the_published_settings(settings, cells, seeds):
-    """A default that changes must not make others of them."""
-    told, ledger = read_toml(RESULTS / f"{settings}.toml"), Ledger(RESULTS / f"{cells}.jsonl")
-    systems = [name for name, value in told.items() if isinstance(value, dict)]
-    made = [
-        Cell(name, config.with_changes(seed=seed)) for name, config in configs(systems, told).items() for seed in seeds
-    ]
-    assert [cell.label for cell in made if cell not in ledger] == []
+def test_archived_cells_are_those_of_the_archived_settings(archive, settings, cells, seeds):
+    assert missing(archive / f"{settings}.toml", archive / f"{cells}.jsonl", seeds) == []
 
 
-def test_published_estimators_are_found():
-    ledger = Ledger(RESULTS / "estimators" / "cells.jsonl")
-    for column, more in (("emnist", {}), ("fashionmnist", {}), ("cifar10", {"dtype": "bf16"})):
-        for own in choice.cells(column, 3, more).values():
-            assert all(cell in ledger for cell in own), column
+def test_cells_of_the_estimators_keep_their_identities():
+    ledger = Ledger(RESULTS / "research" / "estimators.jsonl")
+    config = RunConfig(dataset="emnist", clients=150, classes_per_client=3, rounds=100, validation=0.2)
+    hyper = {"lr": 0.12, "lam": 0.0107, "nu0": -3.5, "personal_epochs": 20, "personal_lr": 0.01, "server_momentum": 0.0}
+    for estimator, s, antithetic in [
+        ("weight", 2, False),
+        ("weight", 2, True),
+        ("local", 1, False),
+        ("flipout", 1, False),
+    ]:
+        own = hyper | {"estimator": estimator, "s": s, "antithetic": antithetic}
+        assert all(Cell("", config.with_changes(hyper=own, seed=seed)) in ledger for seed in (100, 101, 102)), own
 
 
 def test_a_stored_dirichlet_is_the_draw_that_it_was(tmp_path):
