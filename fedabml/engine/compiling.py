@@ -4,7 +4,7 @@ Compiled, a step takes 1/gain of its time, but every shape of a step has to be c
 and `left` rounds to go, compiling pays where left · t · (1 − 1/gain) exceeds what it costs. The steps of rounds alone
 are compiled then; personalising runs as before, because a score or two would not pay for it.
 
-The figures are of one H200: gains from results/README.md ("against the eager loop", compiled and not), costs from
+The figures are of one H200: gains from results/speed/h200.md ("against the eager loop", compiled and not), costs from
 docs/speed.md. On a CPU `--compile` gained nothing or little (3.9× in place of 3.2× in one race, nothing in another), so
 `auto` means no there.
 """
