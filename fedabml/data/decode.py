@@ -1,4 +1,7 @@
-"""The official files of the image datasets, as arrays. No file is unpacked to disk, and none is unpickled."""
+"""Decoding the official files of the image datasets. No file is unpacked to disk, and none is unpickled.
+
+A decoder maps the downloaded files, by name, to x_train, y_train, x_test and y_test.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import gzip
 import math
 import tarfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -16,20 +19,17 @@ from ..errors import InputError
 from .rows import EMNIST, generator, shuffled
 
 Arrays = dict[str, np.ndarray]
-Decoder = Callable[[Mapping[str, Path]], Arrays]
-"""From the downloaded files by name to x_train, y_train, x_test, y_test."""
-
-LARGEST = 1 << 30  # bytes in one array: more than any file here, less than a machine's memory
+MAX_BYTES = 1 << 30  # in one array: more than any file here, less than a machine's memory
 
 
 def idx(file: IO[bytes], what: str) -> np.ndarray:
-    """An array of bytes in the IDX format of MNIST."""
+    """Read an array of bytes in the IDX format of MNIST; `what` names it in errors."""
     head = file.read(4)
     if len(head) < 4 or head[:3] != b"\0\0\x08" or not 1 <= head[3] <= 4:
         raise InputError(f"{what} is not an IDX file of bytes.")
     shape = tuple(int.from_bytes(file.read(4), "big") for _ in range(head[3]))
     size = math.prod(shape)
-    if size > LARGEST:
+    if size > MAX_BYTES:
         raise InputError(f"{what} claims the shape {list(shape)}, which is too large to be true.")
     raw = file.read(size + 1)
     if len(raw) != size:
@@ -38,22 +38,19 @@ def idx(file: IO[bytes], what: str) -> np.ndarray:
 
 
 def mnist(files: Mapping[str, Path]) -> Arrays:
-    """MNIST and FashionMNIST: four gzipped IDX files."""
+    """Decode MNIST and FashionMNIST: four gzipped IDX files."""
 
     def part(name: str) -> np.ndarray:
         with gzip.open(files[name]) as file:
             return idx(file, name)  # type: ignore[arg-type]
 
-    return {
-        "x_train": part("train-images-idx3-ubyte.gz"),
-        "y_train": part("train-labels-idx1-ubyte.gz"),
-        "x_test": part("t10k-images-idx3-ubyte.gz"),
-        "y_test": part("t10k-labels-idx1-ubyte.gz"),
-    }
+    x_train, y_train = part("train-images-idx3-ubyte.gz"), part("train-labels-idx1-ubyte.gz")
+    x_test, y_test = part("t10k-images-idx3-ubyte.gz"), part("t10k-labels-idx1-ubyte.gz")
+    return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
 
 
 def emnist(files: Mapping[str, Path]) -> Arrays:
-    """A tenth of EMNIST by-class, drawn once and for all, split 6:1 inside every class; the images set upright."""
+    """Decode a tenth of EMNIST by-class, a fixed draw, split 6:1 inside every class; the images are set upright."""
 
     def part(archive: zipfile.ZipFile, name: str) -> np.ndarray:
         member = f"gzip/emnist-byclass-{name}-ubyte.gz"
@@ -73,7 +70,7 @@ def emnist(files: Mapping[str, Path]) -> Arrays:
 
 
 def split_by_class(x: np.ndarray, y: np.ndarray, every: int) -> Arrays:
-    """Every so-manieth sample of each class, in a fixed random order, becomes a test sample."""
+    """Make every `every`-th sample of each class, in a fixed random order, a test sample."""
     order = np.random.default_rng(0).permutation(len(y))
     rank = np.empty(len(y), np.int64)
     for c in np.unique(y):
@@ -84,13 +81,13 @@ def split_by_class(x: np.ndarray, y: np.ndarray, every: int) -> Arrays:
 
 
 def cifar10(files: Mapping[str, Path]) -> Arrays:
-    """CIFAR-10, the binary version: records of a label and 3072 bytes of pixels."""
+    """Decode CIFAR-10, the binary version: records of a label and 3072 bytes of pixels."""
     members = [f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)]
     return _cifar(files["cifar-10-binary.tar.gz"], members, "cifar-10-batches-bin/test_batch.bin", labels=1)
 
 
 def cifar100(files: Mapping[str, Path]) -> Arrays:
-    """CIFAR-100, the binary version: records of a coarse label, a fine one (which is taken) and 3072 bytes."""
+    """Decode CIFAR-100, the binary version: records of a coarse label, a fine label (which is used) and 3072 bytes."""
     folder = "cifar-100-binary"
     return _cifar(files["cifar-100-binary.tar.gz"], [f"{folder}/train.bin"], f"{folder}/test.bin", labels=2)
 
@@ -104,7 +101,7 @@ def _cifar(path: Path, train: list[str], test: str, labels: int) -> Arrays:
         except KeyError as error:
             raise InputError(f"{path.name} has no {name}.") from error
         file = archive.extractfile(member) if member.isfile() else None
-        if file is None or member.size % record or not 0 < member.size <= LARGEST:
+        if file is None or member.size % record or not 0 < member.size <= MAX_BYTES:
             raise InputError(f"{name} in {path.name} is not a file of whole records of {record} bytes.")
         table = np.frombuffer(file.read(), np.uint8).reshape(-1, record)
         images = table[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -118,7 +115,7 @@ def _cifar(path: Path, train: list[str], test: str, labels: int) -> Arrays:
 
 
 def svhn(files: Mapping[str, Path]) -> Arrays:
-    """The test split of SVHN (cropped digits), a MATLAB file; its label 10 means the digit 0."""
+    """Decode the test split of SVHN (cropped digits), a MATLAB file; its label 10 means the digit 0."""
     try:
         from scipy.io import loadmat
     except ImportError as error:

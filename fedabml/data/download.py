@@ -1,4 +1,4 @@
-"""Fetching a file whole: resumed where it broke off, from the next mirror where one fails, checked before use."""
+"""Downloading a file: resumed where it broke off, from the next mirror where one fails, checked before use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..files.paths import open_append, open_regular
 
 Progress = Callable[[int, int | None], None]
-"""Called with the bytes done and, where the server says so, the bytes in all."""
+"""A callback with the bytes done and, where the server gives it, the total of bytes."""
 
 BLOCK = 1 << 18
 TRIES = 3
@@ -31,10 +31,11 @@ def download(
     timeout: float = 30.0,
     pause: float = 1.0,
 ) -> Path:
-    """Puts the file with this md5 at `path`, from the first of `urls` that can give it.
+    """Download the file with this md5 to `path`, from the first of `urls` that has it; return the path.
 
-    What has arrived lies in `path` + ".part": a later call goes on from there. A file of the wrong checksum is removed,
-    and `path` itself only ever holds the right one. `pause` is the wait between tries, in seconds.
+    What has arrived lies in `path` + ".part", and a later call resumes there. A file with a wrong checksum is removed,
+    so `path` itself only ever holds the right one. `timeout` and `pause`, the wait between tries, are in seconds.
+    Raises InputError with every address's failure.
     """
     path = Path(path)
     part = path.with_name(path.name + ".part")
@@ -63,7 +64,7 @@ def download(
                 return path
             part.unlink()
             failure = f"{url}: the file has the md5 {got} instead of {md5}, so it was removed"
-            if not resumed:  # a whole file, and the wrong one: asking again would give the same
+            if not resumed:  # a whole file, and the wrong one: another request would give the same
                 break
         failures.append(failure)
     if made:
@@ -73,13 +74,13 @@ def download(
 
 
 def digest(path: Path) -> str:
-    """The md5 of a file: the checksum that the official sources publish."""
+    """Return the md5 of a file, the checksum that the official sources publish."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def _fetch(url: str, part: Path, progress: Progress | None, timeout: float) -> None:
-    """Brings `part` to its full length, from where it stands if the server allows."""
+    """Complete `part`, from its present length if the server allows it, else from the start."""
     done = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "fedabml"})
     if done:
@@ -87,14 +88,14 @@ def _fetch(url: str, part: Path, progress: Progress | None, timeout: float) -> N
     try:
         response = urllib.request.urlopen(request, timeout=timeout)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and done:  # nothing after what we have: the checksum will tell whether that is all
+        if error.code == 416 and done:  # there is nothing after our bytes: the checksum decides whether they are all
             return
         raise
     with response:
         if response.status != 206 or not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
             if response.status == 206:
                 part.unlink()
-                raise OSError("the server sent another part of the file than was asked for")
+                raise OSError("the server sent another part of the file than the one requested")
             done = 0
         length = response.headers.get("Content-Length")
         total = done + int(length) if length is not None else None

@@ -1,4 +1,4 @@
-"""A federation: every sample once, and who owns which."""
+"""A federation: every sample once, and the rows that every client owns."""
 
 from __future__ import annotations
 
@@ -8,32 +8,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..arguments import checks_arguments
 from ..errors import InputError, nearest, short
 from ..files.paths import readable_name
-from .arrays import SPLITS, Pair, by_owners, gather
+from .arrays import SPLITS, Checked, Pair, by_owners, gather
 from .files import read_client
-from .rows import HOLD_OUT, Rows, draw
+from .recipe import TableRecipe
+from .rows import HOLD_OUT, Rows, check_share, draw, quota
 from .statistics import moments
 
-if TYPE_CHECKING:
-    from .recipe import TableRecipe
-
-__all__ = ["Federation", "Rows"]
-
-MANY, MANY_ROWS = 1_000_000, 2_000_000  # counts by client and class, and samples, that a manifest lists at most
+MAX_COUNTS, MAX_ROWS = 1_000_000, 2_000_000  # counts by client and class, and samples, that a manifest lists at most
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """Samples, targets, and the rows of every client.
 
-    `x` is uint8 [n, C, H, W] for images and float32 [n, ...] for anything else; a model sees (x - shift) / scale.
-    `y` is int64 [n] for classification; float32 [n, targets] for regression, seen as (y - y_shift) / y_scale.
+    `x` is uint8 [n, C, H, W] for images and float32 [n, ...] for anything else; a model gets (x - shift) / scale.
+    `y` is int64 [n] for classification; for regression float32 [n, targets], and a model gets (y - y_shift) / y_scale.
     The four statistics come from training samples only. `val` and `test` may be empty.
     """
 
@@ -56,23 +52,18 @@ class Federation:
     @classmethod
     def assemble(
         cls,
-        x: np.ndarray,
-        y: np.ndarray,
-        rows: tuple[Rows, Rows, Rows],
+        checked: Checked,
         *,
-        task: str,
-        classes: int,
-        names: tuple[str, ...],
         dataset: str,
-        normalize: str = "auto",
         manifest: dict[str, Any],
+        normalize: str = "auto",
         recipe: TableRecipe | None = None,
     ) -> Federation:
-        """A federation of checked arrays and (train, val, test) rows; takes the statistics, completes the manifest.
+        """Make a federation of checked samples: take the statistics, and complete the manifest.
 
-        `normalize`: "auto" standardises features and regression targets, "targets" the latter alone, "none" nothing.
+        `normalize` is "auto" to standardise features and regression targets, "targets" for the latter alone, or "none".
         """
-        train, val, test = rows
+        x, y, (train, val, test), task, classes, names = checked
         fit = np.concatenate([train.index, val.index])
         zeros, ones = np.zeros(y.shape[1:], np.float32), np.ones(y.shape[1:], np.float32)
         shift, scale = moments(x, fit) if normalize == "auto" else (np.float32(0), np.float32(1))
@@ -98,29 +89,19 @@ class Federation:
         dataset: str = "arrays",
         drop_small: bool = False,
     ) -> Federation:
-        """A federation from one (x, y) per client, numpy or torch; a client without test data has None there.
+        """Make a federation from one (x, y) per client, numpy or torch; a client without test data has None there.
 
-        uint8 arrays of three or four axes are images (`arrays.as_features` tells the order of their axes). Labels of a
-        whole-number type mean classification, floats regression; `task` overrides, and must be given for a few whole
-        numbers of a float type. `classes` is the highest training label plus one unless given. Features are
+        uint8 arrays of three or four axes are images (`arrays.as_features` documents the order of their axes). Labels
+        of a whole-number type mean classification, floats regression; `task` overrides, and must be given for a few
+        whole numbers of a float type. `classes` is the highest training label plus one unless given. Features are
         standardised, integers too, unless the model looks them up in an embedding (tokens) or `normalize` is "none".
         `drop_small` leaves out clients with fewer than two training samples.
         """
-        if normalize not in ("auto", "none"):
-            raise InputError(f"normalize is {normalize!r}; it must be 'auto' or 'none'.")
-        people = [f"client-{i}" for i in range(len(train))] if names is None else [str(name) for name in names]
-        found = gather({"train": train, "val": val, "test": test}, people, task, classes, drop_small)
-        return cls.assemble(
-            found.x,
-            found.y,
-            found.rows,
-            task=found.task,
-            classes=found.classes,
-            names=found.names,
-            dataset=dataset,
-            normalize=normalize,
-            manifest={"partition": {"kind": "given"}},
-        )
+        _check_normalize(normalize)
+        clients = [f"client-{i}" for i in range(len(train))] if names is None else [str(name) for name in names]
+        checked = gather({"train": train, "val": val, "test": test}, clients, task, classes, drop_small)
+        manifest = {"partition": {"kind": "given"}}
+        return cls.assemble(checked, dataset=dataset, normalize=normalize, manifest=manifest)
 
     @classmethod
     @checks_arguments
@@ -137,31 +118,21 @@ class Federation:
         dataset: str = "arrays",
         drop_small: bool = False,
     ) -> Federation:
-        """A federation from samples and the owner of each; `test` marks those that are kept for testing.
+        """Make a federation from samples x [n, ...] and the owner [n] of each; `test` [n] marks test samples.
 
-        For very many clients: `x` is taken as it is, uint8 [n, C, H, W] or float32 [n, ...], and may be memory-mapped
+        For very many clients: `x` is not copied, uint8 [n, C, H, W] or float32 [n, ...], and may be memory-mapped
         (`np.load(file, mmap_mode="c")`), so that a run reads only the samples of the clients it draws. Its values are
-        looked through once, for the statistics and the hash.
+        read once, for the statistics and the hash.
         """
-        if normalize not in ("auto", "none"):
-            raise InputError(f"normalize is {normalize!r}; it must be 'auto' or 'none'.")
-        found = by_owners(x, y, owner, test, task, classes, drop_small)
-        return cls.assemble(
-            found.x,
-            found.y,
-            found.rows,
-            task=found.task,
-            classes=found.classes,
-            names=found.names,
-            dataset=dataset,
-            normalize=normalize,
-            manifest={"partition": {"kind": "natural"}},
-        )
+        _check_normalize(normalize)
+        checked = by_owners(x, y, owner, test, task, classes, drop_small)
+        manifest = {"partition": {"kind": "natural"}}
+        return cls.assemble(checked, dataset=dataset, normalize=normalize, manifest=manifest)
 
     @classmethod
     @checks_arguments
     def from_folder(cls, path: str | os.PathLike[str], task: str | None = None, drop_small: bool = False) -> Federation:
-        """One .npz per client, named after it, with x_train, y_train and perhaps x_test, y_test (or just x, y)."""
+        """Read one .npz per client, named after it, with x_train, y_train and perhaps x_test, y_test (or just x, y)."""
         folder = Path(path)
         if not folder.is_dir():
             raise InputError(f"{folder} is not a folder. A federation is a folder with one .npz file per client.")
@@ -179,7 +150,7 @@ class Federation:
         )
 
     def __repr__(self) -> str:
-        """Sizes only: a federation's data must not end up in a notebook or a log."""
+        """Show sizes only: a federation's data must not end up in a notebook or a log."""
         sizes = " / ".join(f"{self.rows(s).counts.sum()} {s}" for s in SPLITS)
         what = f"{self.classes} classes" if self.classes else f"{self.y.shape[1]} targets"
         shape = tuple(self.x.shape[1:])
@@ -187,19 +158,19 @@ class Federation:
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return len(self.train)
 
     @checks_arguments
     def rows(self, split: str) -> Rows:
-        """The rows of "train", "val" or "test"."""
+        """Return the rows of "train", "val" or "test"."""
         if split not in SPLITS:
             raise InputError(f"There is no split called '{split}'.{nearest(split, SPLITS)}")
         return getattr(self, split)
 
     @checks_arguments
     def label_counts(self, split: str = "train") -> np.ndarray:
-        """How often each client has each class, int64 [N, classes]; [N, 0] for regression."""
+        """Count each client's samples of each class, int64 [N, classes]; [N, 0] for regression."""
         rows = self.rows(split)
         if not self.classes:
             return np.zeros((self.clients, 0), np.int64)
@@ -207,7 +178,7 @@ class Federation:
         return np.bincount(cells, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
 
     def describe(self) -> dict[str, Any]:
-        """The facts a report begins with, ready for JSON."""
+        """Return the facts that a report begins with, ready for JSON."""
         sizes = self.train.counts + self.val.counts
         facts: dict[str, Any] = {
             "dataset": self.dataset,
@@ -225,25 +196,23 @@ class Federation:
 
     @checks_arguments
     def hold_out(self, share: float, seed: int = 0) -> Federation:
-        """Moves a share of each client's training rows into `val`, spread over its labels.
+        """Move a share of each client's training rows into `val`, spread over its labels.
 
         At least one sample stays and, where there are two, at least one moves. The draw depends on the seed and the
         client's own samples, so `hold_out` and `select` give the same in either order. The statistics stay.
         """
-        if not 0 <= share < 1:
-            raise InputError(f"The validation share is {share}; it must be at least 0 and below 1.")
+        check_share(share, "validation")
         if share == 0:
             return self
-        n = self.train.counts
-        quota = np.clip(np.rint(share * n).astype(np.int64), np.minimum(1, n // 2), np.maximum(n - 1, 0))
+        moving = quota(self.train.counts, share, stay=1)
         labels = self.y if self.classes else np.zeros(len(self.y), np.int64)
-        train, moved = self.train.split(draw(self.train, quota, labels, seed, HOLD_OUT))
+        train, moved = self.train.split(draw(self.train, moving, labels, seed, HOLD_OUT))
         note = {"hold_out": {"share": share, "seed": int(seed)}}
         return self._with(note, train=train, val=self.val.merge(moved))
 
     @checks_arguments
     def select(self, clients: Sequence[int]) -> Federation:
-        """The federation of these clients alone, sharing the arrays."""
+        """Return the federation of these clients alone, in this order; it shares the arrays."""
         wrong = next((c for c in clients if not 0 <= c < self.clients), None)
         if wrong is not None or not len(clients):
             raise InputError(
@@ -255,7 +224,7 @@ class Federation:
 
     @cached_property
     def hash(self) -> str:
-        """sha256 over samples, targets, normalisation and rows: two federations of one hash are the same."""
+        """The sha256 over samples, targets, normalisation and rows: two federations with one hash are the same."""
         digest = hashlib.sha256(self.rows_hash.encode())
         for array in (self.x, self.y, self.shift, self.scale, self.y_shift, self.y_scale):
             digest.update(f"{array.dtype.str}{array.shape}".encode())
@@ -264,7 +233,7 @@ class Federation:
 
     @cached_property
     def rows_hash(self) -> str:
-        """sha256 over the rows of all three splits."""
+        """The sha256 over the rows of all three splits."""
         digest = hashlib.sha256()
         for split in SPLITS:
             rows = self.rows(split)
@@ -272,18 +241,18 @@ class Federation:
         return digest.hexdigest()
 
     def manifest_rows(self) -> dict[str, Any]:
-        """The manifest with the sample numbers of every client: its training samples, then validation and test.
+        """Return the manifest with the sample numbers and label counts of every client in every split.
 
-        Of very many clients or samples they are left out: the hash stands for them.
+        They are left out where clients or samples are very many: the hash stands for them.
         """
-        if self.clients * max(1, self.classes) > MANY or len(self.y) > MANY_ROWS:
+        if self.clients * max(1, self.classes) > MAX_COUNTS or len(self.y) > MAX_ROWS:
             return {**self.manifest, "rows": None}
         lists = {split: [self.rows(split)[i].tolist() for i in range(self.clients)] for split in SPLITS}
         counts = {split: self.label_counts(split).tolist() for split in SPLITS}
         return {**self.manifest, "names": list(self.names), "counts": counts, "rows": lists}
 
     def _with(self, note: dict[str, Any], **changes: Any) -> Federation:
-        """A copy with changes, its manifest brought up to date."""
+        """Return a copy with changes, its manifest brought up to date."""
         made = replace(self, **changes)
         facts = {
             "version": 1,
@@ -297,3 +266,8 @@ class Federation:
         if "counts" in facts:
             facts["counts"] = {split: made.label_counts(split).tolist() for split in SPLITS}
         return replace(made, manifest=facts)
+
+
+def _check_normalize(normalize: str) -> None:
+    if normalize not in ("auto", "none"):
+        raise InputError(f"normalize is {normalize!r}; it must be 'auto' or 'none'.")

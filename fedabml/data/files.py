@@ -1,4 +1,4 @@
-"""Reading a client's arrays with care: nothing pickled is loaded."""
+"""Reading a client's arrays with care: nothing pickled is loaded, and no false size is believed."""
 
 from __future__ import annotations
 
@@ -18,31 +18,35 @@ from ..errors import InputError, nearest
 from ..files.limits import check_unpacked
 from ..files.paths import open_regular
 
-MOST_ARRAYS = 1000  # in an .npz file; each costs time, however small it is
+MAX_ARRAYS = 1000  # in an .npz file; each costs time, however small it is
 CLIENT_KEYS = ("x_train", "y_train", "x_test", "y_test")
+# What zipfile, zlib and numpy raise for damaged bytes; numpy reads a header with Python's own tokenizer and parser, and
+# warns of some, which may be an error where warnings are.
+_DAMAGE = (
+    *(ValueError, EOFError, LookupError, TypeError, OverflowError, MemoryError, RecursionError, SyntaxError),
+    *(zlib.error, NotImplementedError, RuntimeError, struct.error, tokenize.TokenError, Warning),
+)
 
 
 def data_dir(given: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of datasets: the one given, else $FEDABML_DATA, else ~/.cache/fedabml/data."""
+    """Return the folder of datasets: the one given, else $FEDABML_DATA, else ~/.cache/fedabml/data."""
     named = given or os.environ.get("FEDABML_DATA") or "~/.cache/fedabml/data"
     return Path(os.path.expanduser(named))  # noqa: PTH111  pathlib's raises where there is no such home
 
 
 def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Reads every array of an .npz file; pickled objects, damage and false sizes are InputErrors that name the file."""
+    """Read every array of an .npz file; pickled objects, damage and false sizes are InputErrors that name the file."""
     path = Path(path)
     with open_regular(path) as file:
         try:
             with zipfile.ZipFile(_ShortReads(file)) as archive:
                 members = archive.infolist()
-                if len(members) > MOST_ARRAYS:
-                    raise InputError(f"{path} holds {len(members):,} arrays; at most {MOST_ARRAYS:,} are read.")
+                if len(members) > MAX_ARRAYS:
+                    raise InputError(f"{path} holds {len(members):,} arrays; at most {MAX_ARRAYS:,} are read.")
                 check_unpacked(path, os.fstat(file.fileno()).st_size, sum(m.file_size for m in members))
-                return {member.filename.removesuffix(".npy"): _array(archive, member) for member in members}
+                return {member.filename.removesuffix(".npy"): _array(path, archive, member) for member in members}
         except InputError:
             raise
-        except _NoArray as error:
-            raise InputError(f"{path} {error}") from error
         except zipfile.BadZipFile as error:
             raise InputError(
                 f"{path} is not an .npz file, or is damaged or cut short ({error}). Write it with numpy.savez and copy "
@@ -52,40 +56,29 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             raise InputError(f"{path} is damaged ({error}). Write it again with numpy.savez.") from error
 
 
-class _NoArray(Exception):
-    """A member of an archive is not an array that is read; the message goes on where the file's name ends."""
-
-
-# What zipfile, zlib and numpy make of damaged bytes; numpy reads a header with Python's own tokenizer and parser, and
-# warns of some, which may be an error where warnings are.
-_DAMAGE = (
-    *(ValueError, EOFError, LookupError, TypeError, OverflowError, MemoryError, RecursionError, SyntaxError),
-    *(zlib.error, NotImplementedError, RuntimeError, struct.error, tokenize.TokenError, Warning),
-)
-
-
-def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """One array of an archive. Its header must declare as many bytes as there are before any are allocated."""
-    if not member.filename.endswith(".npy"):
-        raise _NoArray(f"holds '{member.filename}', which is no array. Write the file with numpy.savez.")
+def _array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    """Read one array. Its header must declare as many bytes as there are before any are allocated."""
+    name = member.filename
+    if not name.endswith(".npy"):
+        raise InputError(f"{path} holds '{name}', which is no array. Write the file with numpy.savez.")
     if member.flag_bits & 1:
-        raise _NoArray(f"has an encrypted entry, '{member.filename}', or is damaged. Write it with numpy.savez.")
+        raise InputError(f"{path} has an encrypted entry, '{name}', or is damaged. Write it with numpy.savez.")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise _NoArray(f"packs '{member.filename}' in a way that numpy does not. Write it with numpy.savez.")
+        raise InputError(f"{path} packs '{name}' in a way that numpy does not. Write it with numpy.savez.")
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         if version not in header:
-            raise _NoArray(f"has '{member.filename}' in version {version} of the format. Save plain arrays of numbers.")
+            raise InputError(f"{path} has '{name}' in version {version} of the format. Save plain arrays of numbers.")
         shape, _, dtype = header[version](file)
         if dtype.hasobject:
-            raise _NoArray(
-                "holds Python objects, which fedabml never loads because they can run code. Save plain arrays of "
-                "numbers (dtype object is what to avoid)."
+            raise InputError(
+                f"{path} holds Python objects, which fedabml never loads because they can run code. Save plain arrays "
+                "of numbers (dtype object is what to avoid)."
             )
         if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != member.file_size - file.tell():
-            raise _NoArray(
-                f"is damaged: '{member.filename}' declares {dtype} of shape {list(shape)}, which does not fit its "
+            raise InputError(
+                f"{path} is damaged: '{name}' declares {dtype} of shape {list(shape)}, which does not fit its "
                 f"{member.file_size} bytes. Write it again with numpy.savez."
             )
         file.seek(0)
@@ -93,9 +86,9 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
 
 
 class _ShortReads:
-    """A file for `zipfile`, which would else read whatever length an archive declares for its directory."""
+    """A file for `zipfile`, which would otherwise read whatever length an archive declares for its directory."""
 
-    MOST = 16 << 20
+    MOST = 16 << 20  # bytes
 
     def __init__(self, file: IO[bytes]):
         self.seek, self.tell, self.seekable, self._file = file.seek, file.tell, file.seekable, file
@@ -106,11 +99,17 @@ class _ShortReads:
 
 @checks_arguments
 def read_client(path: str | os.PathLike[str], *, labels: bool = True) -> dict[str, np.ndarray]:
-    """One client's .npz: x_train, y_train and, if it has them, x_test, y_test. `x` and `y` mean training data.
+    """Read one client's .npz: x_train, y_train and, if it has them, x_test, y_test. `x` and `y` mean training data.
 
     With `labels=False` a file of inputs alone will do, as for prediction.
     """
-    arrays = {{"x": "x_train", "y": "y_train"}.get(key, key): value for key, value in _own_keys(path).items()}
+    found = read_npz(path)
+    for key in found:
+        if key not in (*CLIENT_KEYS, "x", "y"):
+            raise InputError(f"{path} holds '{key}', which no client's file has.{nearest(key, CLIENT_KEYS)}")
+        if f"{key}_train" in found:
+            raise InputError(f"{path} holds both {key} and {key}_train, which mean the same. Keep one of them.")
+    arrays = {{"x": "x_train", "y": "y_train"}.get(key, key): value for key, value in found.items()}
     needed = {"x_train"} | ({"y_train"} if labels else set())
     needed |= {f"y{key[1:]}" for key in arrays if labels and key[0] == "x"}
     needed |= {f"x{key[1:]}" for key in arrays if key[0] == "y"}
@@ -119,14 +118,4 @@ def read_client(path: str | os.PathLike[str], *, labels: bool = True) -> dict[st
             f"{path} lacks {' and '.join(missing)}. A client's file holds x_train and y_train (or x and y), "
             f"and x_test and y_test if there are test data."
         )
-    return arrays
-
-
-def _own_keys(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    arrays = read_npz(path)
-    for key in arrays:
-        if key not in (*CLIENT_KEYS, "x", "y"):
-            raise InputError(f"{path} holds '{key}', which no client's file has.{nearest(key, CLIENT_KEYS)}")
-        if f"{key}_train" in arrays:
-            raise InputError(f"{path} holds both {key} and {key}_train, which mean the same. Keep one of them.")
     return arrays

@@ -1,4 +1,8 @@
-"""Dividing a dataset among clients: at most S classes each, Dirichlet (two ways), at random, or by owners."""
+"""Dividing a dataset among clients: at most S classes each, by Dirichlet draws (two ways), at random, or by owners.
+
+Every draw takes the labels of both splits, int64 [n], and returns (training rows, test rows), both numbered from 0.
+Every sample has exactly one owner.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import numpy as np
 from ..arguments import checks_arguments, whole
 from ..errors import InputError, nearest
 from ..files.sealed import write_json
-from .arrays import as_array, large_enough
+from .arrays import Checked, as_array, large_enough
 from .federation import Federation
 from .rows import BY_CLASS, DIRICHLET, DIRICHLET_CLASSES, IID, Rows, generator, shuffled
 from .sources import Dataset
@@ -26,12 +30,12 @@ Groups = Sequence[Any] | np.ndarray
 def by_class(
     y_train: np.ndarray, y_test: np.ndarray, clients: int, classes_per_client: int, seed: int, distinct: bool = False
 ) -> tuple[Rows, Rows]:
-    """At most S classes per client: (training rows, test rows), the latter numbered from 0 too.
+    """Give every client at most S = `classes_per_client` classes.
 
-    With N clients and K classes, every class is cut into N·S/K shards (where that is not whole, each class gets the
-    floor and the rest is spread at random); the list of classes, each repeated that often, is shuffled and cut into N
-    rows of S; a row takes one shard of each of its classes, in both splits. A class may come twice in a row unless
-    `distinct`. Every sample is used once.
+    With N clients and K classes, every class is cut into N·S/K shards. (Where that is not whole, each class gets the
+    floor and the rest is spread at random.) The list of classes, each repeated that often, is shuffled and cut into N
+    hands of S. A client gets one shard of each class in its hand, in both splits. A class may come twice in a hand
+    unless `distinct`.
     """
     _check_clients(clients, len(y_train))
     classes = int(max(np.max(y_train), np.max(y_test, initial=0))) + 1
@@ -56,16 +60,17 @@ def dirichlet_classes(
 ) -> tuple[Rows, Rows]:
     """Divide each class k by its own proportions p_k ~ Dirichlet(alpha, ..., alpha) over the clients.
 
-    This is the usual draw (Yurochkin et al. 2019; Hsu et al. 2019; PFLlib and FedLab have it): small alpha, few classes
-    and very unequal sizes; large alpha, equal shares. Both splits have the same proportions, and every sample is used
-    once. All proportions are redrawn, a bounded number of times, until everyone has `min_samples` training samples.
+    This is the usual draw (Yurochkin et al. 2019; Hsu et al. 2019; PFLlib and FedLab have it). A small alpha gives few
+    classes and very unequal sizes, a large one equal shares. Both splits have the same proportions. All proportions are
+    redrawn, at most `REDRAWS` times, until every client has `min_samples` training samples.
     """
     classes = _check_dirichlet(y_train, y_test, clients, alpha, min_samples)
     rng, held = generator(seed, DIRICHLET_CLASSES), np.bincount(y_train, minlength=classes)
     for _ in range(REDRAWS):
         share = rng.dirichlet(np.full(clients, alpha), classes).T
         if _dealt(share, held).sum(1).min() >= min_samples:
-            return tuple(Rows.by_owner(_proportional(y, share, rng), clients) for y in (y_train, y_test))  # type: ignore[return-value]
+            train = Rows.by_owner(_proportional(y_train, share, rng), clients)
+            return train, Rows.by_owner(_proportional(y_test, share, rng), clients)
     raise _no_draw(alpha, clients, min_samples)
 
 
@@ -74,9 +79,8 @@ def dirichlet_clients(
 ) -> tuple[Rows, Rows]:
     """Divide the classes by proportions that each client draws: few classes each for small alpha, sizes near equal.
 
-    Client i draws proportions q_i ~ Dirichlet(alpha) over the classes; class k is divided among the clients in
-    proportion to q_i(k), by the same proportions in both splits. Every sample is used once. Redrawn, a bounded number
-    of times, until everyone has `min_samples`.
+    Client i draws proportions q_i ~ Dirichlet(alpha) over the classes. Class k is divided among the clients in
+    proportion to q_i(k), the same in both splits. Redraws are those of `dirichlet_classes`.
     """
     classes = _check_dirichlet(y_train, y_test, clients, alpha, min_samples)
     rng = generator(seed, DIRICHLET)
@@ -92,7 +96,7 @@ def dirichlet_clients(
 
 
 def _check_dirichlet(y_train: np.ndarray, y_test: np.ndarray, clients: int, alpha: float, min_samples: int) -> int:
-    """Refuse what no draw can satisfy; the number of classes."""
+    """Refuse what no draw can satisfy; return the number of classes."""
     _check_clients(clients, len(y_train), min_samples)
     if not (alpha > 0 and np.isfinite(alpha)):
         raise InputError(f"alpha is {alpha}; a Dirichlet distribution needs a finite number above 0.")
@@ -110,7 +114,7 @@ DRAWS = {"dirichlet-classes": dirichlet_classes, "dirichlet-clients": dirichlet_
 
 
 def iid(y_train: np.ndarray, y_test: np.ndarray, clients: int, seed: int) -> tuple[Rows, Rows]:
-    """Every client an equal share of both splits, drawn at random."""
+    """Give every client an equal share of both splits, drawn at random."""
     _check_clients(clients, len(y_train))
     rng = generator(seed, IID)
 
@@ -123,7 +127,7 @@ def iid(y_train: np.ndarray, y_test: np.ndarray, clients: int, seed: int) -> tup
 
 
 def natural(groups_train: Groups, groups_test: Groups = ()) -> tuple[Rows, Rows, tuple[str, ...]]:
-    """The owner of every sample decides: (training rows, test rows, names of the clients in sorted order)."""
+    """Give every sample to its owner: return (training rows, test rows, names of the clients in sorted order)."""
     owners, train = np.unique(np.asarray(groups_train), return_inverse=True)
     known = {owner: i for i, owner in enumerate(owners.tolist())}
     strangers = [group for group in np.asarray(groups_test).tolist() if group not in known]
@@ -150,11 +154,16 @@ def federate(
     drop_small: bool = False,
     seed: int = 0,
 ) -> Federation:
-    """A dataset divided among clients. `partition` is classes, dirichlet, iid or natural (with `groups`).
+    """Divide a dataset among clients. `partition` is one of `KINDS`.
 
-    `dirichlet` is short for `dirichlet-classes`, the usual draw (`dirichlet_classes`); `dirichlet-clients` has clients
-    of nearly equal sizes (`dirichlet_clients`).
-    Samples are numbered through: the dataset's training samples first, then its test samples.
+    - classes: at most `classes_per_client` classes each; with `distinct`, never the same class twice.
+    - dirichlet, short for dirichlet-classes: the usual draw with `alpha`; every client has `min_samples` or more.
+    - dirichlet-clients: the same with clients of nearly equal sizes.
+    - iid: equal shares at random.
+    - natural: `groups` is (owner of every training sample, owner of every test sample).
+
+    The samples are numbered through: the dataset's training samples first, then its test samples. `drop_small` leaves
+    out clients with fewer than two training samples, which are an InputError otherwise.
     """
     y_train, y_test = dataset.y_train.astype(np.int64), dataset.y_test.astype(np.int64)
     if not len(y_train):
@@ -184,31 +193,26 @@ def federate(
     names = names or tuple(f"client-{i}" for i in range(len(train)))
     kept = large_enough(train.counts.tolist(), names, drop_small)
     train, test = train.select(kept), Rows(test.index + len(y_train), test.offsets).select(kept)
-    return Federation.assemble(
-        *dataset.samples,
-        (train, Rows.empty(len(train)), test),
-        task="classification",
-        classes=dataset.classes,
-        names=tuple(names[i] for i in kept),
-        dataset=dataset.name,
-        manifest={"partition": kind, "seed": int(seed), "counts": {}},
-    )
+    rows, names = (train, Rows.empty(len(train)), test), tuple(names[i] for i in kept)
+    checked = Checked(*dataset.samples, rows, "classification", dataset.classes, names)
+    manifest = {"partition": kind, "seed": int(seed), "counts": {}}
+    return Federation.assemble(checked, dataset=dataset.name, manifest=manifest)
 
 
 @checks_arguments
 def save_manifest(federation: Federation, path: str | os.PathLike[str]) -> None:
-    """Writes seed, parameters, rows, label counts and hash of a federation as JSON."""
+    """Write seed, parameters, rows, label counts and hash of a federation as JSON."""
     write_json(path, federation.manifest_rows(), indent=None)
 
 
 def _deal(shards: np.ndarray, clients: int, hand: int, rng: np.random.Generator) -> np.ndarray:
-    """The class of every shard of every client, [N, S]: the deck shuffled and cut."""
+    """Return the class of every shard of every client, int [N, S]: the deck of `shards` [K] shuffled and cut."""
     deck = np.repeat(np.arange(len(shards)), shards)
     return deck[shuffled(len(deck), rng)].reshape(clients, hand)
 
 
 def _deal_distinct(shards: np.ndarray, clients: int, hand: int, rng: np.random.Generator) -> np.ndarray:
-    """As `_deal` with no class twice in a hand, in one pass that cannot fail.
+    """Deal as `_deal` does, but no class twice in a hand, in one pass that cannot fail.
 
     A class with as many shards left as there are hands must be in this one; the others are drawn by weight. So no class
     ever has more shards than hands left, and since S shards per hand remain, at least S classes always do.
@@ -226,7 +230,7 @@ def _deal_distinct(shards: np.ndarray, clients: int, hand: int, rng: np.random.G
 
 
 def _cut(y: np.ndarray, hands: np.ndarray, rng: np.random.Generator, split: str) -> Rows:
-    """Divides each class evenly among the shards dealt, in random order."""
+    """Divide each class evenly among the shards dealt, in random order."""
     clients, hand = hands.shape
     owner = np.empty(len(y), np.int64)
     for c in range(hands.max() + 1 if len(y) else 0):
@@ -242,17 +246,17 @@ def _cut(y: np.ndarray, hands: np.ndarray, rng: np.random.Generator, split: str)
 
 
 def _bounds(share: np.ndarray, held: int) -> np.ndarray:
-    """Where each client's part of a class with so many samples ends, but for the last client's."""
+    """Return where each client's part of a class with `held` samples ends, but for the last client's."""
     return np.rint(np.cumsum(share)[:-1] * held).astype(np.int64)
 
 
 def _dealt(share: np.ndarray, held: np.ndarray) -> np.ndarray:
-    """How many samples of each class [N, K] the clients get that `_proportional` would give them."""
+    """Count the samples that `_proportional` would give each client of each class, int [N, K]."""
     return np.stack([np.diff(_bounds(own, n), prepend=0, append=n) for own, n in zip(share.T, held, strict=True)], 1)
 
 
 def _proportional(y: np.ndarray, share: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The owner of every sample, class k divided by `share[:, k]`."""
+    """Return the owner of every sample, int64 [n], class k divided by the proportions `share[:, k]`."""
     owner = np.empty(len(y), np.int64)
     for c in range(share.shape[1]):
         samples = np.flatnonzero(y == c)

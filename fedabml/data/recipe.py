@@ -1,4 +1,4 @@
-"""How the columns of a table become numbers, learned from training rows and kept for every later row."""
+"""The recipe that turns the columns of a table into numbers, learned from training rows and kept for later rows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InputError, nearest, short
-from .arrays import FEW
+from .arrays import FEW_CLASSES, few_whole_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MANY = 256  # a column of words with more values is an identifier or free text, not a category
+MAX_CATEGORIES = 256  # a column of words with more values is an identifier or free text, not a category
 OTHER = "other"
 # d.m.Y, d/m/y, Y-m-d and their like, with a time of day or without; 1.2.10 is a version
 DATE = (
@@ -26,7 +26,7 @@ MOSTLY = 0.8  # a column of words with a larger share of numbers is a column of 
 
 
 def pandas() -> ModuleType:
-    """pandas, or a sentence that says how to get it."""
+    """Return pandas; an InputError says how to install it."""
     try:
         import pandas as pd
     except ImportError as error:
@@ -36,7 +36,7 @@ def pandas() -> ModuleType:
 
 @dataclass(frozen=True)
 class Numeric:
-    """A column of numbers: gaps take the median, then (value - mean) / std; `gaps` adds a column that marks them."""
+    """A column of numbers: gaps become the median, then (value - mean) / std; `gaps` adds a column that marks them."""
 
     median: float
     mean: float
@@ -46,7 +46,7 @@ class Numeric:
 
 @dataclass(frozen=True)
 class TableRecipe:
-    """The columns that are read, in order, and what becomes of each; the target and its classes.
+    """The columns of a table in order, the rule that encodes each, and the target with its classes.
 
     A column is in `numeric`, or in `categories` with its known values: one output column per value and one for
     everything else (unknown or missing).
@@ -68,7 +68,7 @@ class TableRecipe:
     def fit(
         cls, frame: pd.DataFrame, *, client: str, target: str, task: str, class_names: Sequence[str] = ()
     ) -> TableRecipe:
-        """Learns medians, means, deviations and categories from a frame of training rows."""
+        """Learn medians, means, deviations and categories from a frame of training rows."""
         columns = tuple(str(name) for name in frame.columns if name not in (client, target))
         if not columns:
             raise InputError(f"There is no column besides '{client}' and '{target}', so nothing to predict from.")
@@ -81,17 +81,17 @@ class TableRecipe:
                 numeric[name] = _fit_numeric(numbers(column, name))
             else:
                 known = tuple(sorted(set(as_text(column.dropna())) - {""}))
-                if len(known) > MANY:
+                if len(known) > MAX_CATEGORIES:
                     raise InputError(
                         f"Column '{name}' has {len(known)} different words: an identifier or free text, it seems. "
-                        f"Leave it out, or turn it into numbers or at most {MANY} categories."
+                        f"Leave it out, or turn it into numbers or at most {MAX_CATEGORIES} categories."
                     )
                 categories[name] = known
         return cls(columns, numeric, categories, client, target, task, tuple(class_names))
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """What the columns of `apply`'s result mean."""
+        """The names of the columns that `apply` returns."""
         names: list[str] = []
         for name in self.columns:
             if name in self.numeric:
@@ -101,7 +101,7 @@ class TableRecipe:
         return tuple(names)
 
     def apply(self, frame: pd.DataFrame) -> np.ndarray:
-        """The features of every row, float32 [n, features]. Columns that were not learned are ignored."""
+        """Return the features of every row, float32 [n, features]. Columns that were not learned are ignored."""
         parts: list[np.ndarray] = []
         for name in self.columns:
             if name not in frame.columns:
@@ -118,10 +118,8 @@ class TableRecipe:
         return np.concatenate(parts, axis=1).astype(np.float32)
 
     def encode_target(self, values: pd.Series) -> np.ndarray:
-        """int64 class numbers, or float32 [n, 1] measurements."""
-        if values.isna().any():
-            row = int(np.argmax(values.isna().to_numpy()))
-            raise InputError(f"The target '{self.target}' is missing in row {row + 1}. Fill it or leave the row out.")
+        """Return class numbers, int64 [n], or measurements, float32 [n, 1]."""
+        refuse_gaps(values, f"The target '{self.target}' is missing")
         if self.task == "regression":
             return numbers(values, self.target).astype(np.float32)[:, None]
         place = {name: i for i, name in enumerate(self.class_names)}
@@ -132,18 +130,18 @@ class TableRecipe:
         return np.array([place[word] for word in words], np.int64)
 
     def decode(self, targets: np.ndarray) -> list[str] | np.ndarray:
-        """Class names from class numbers; measurements come back as they are."""
+        """Return the class names of class numbers; measurements come back unchanged."""
         if self.task == "regression":
             return np.asarray(targets)
         return [self.class_names[int(number)] for number in np.asarray(targets).reshape(-1)]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionaries, lists, numbers and words."""
+        """Return the recipe as plain dictionaries, lists, numbers and words."""
         return {"version": 1, **asdict(self)}
 
     @classmethod
     def from_json(cls, content: Any) -> TableRecipe:
-        """A recipe from `to_json`'s result; anything else is refused."""
+        """Return the recipe that `to_json` wrote; anything else is an InputError."""
         try:
             numeric = {str(k): Numeric(**v) for k, v in content["numeric"].items()}
             categories = {str(k): _words(v) for k, v in content["categories"].items()}
@@ -168,17 +166,24 @@ class TableRecipe:
 
 
 def choose_task(values: pd.Series, task: str | None) -> str:
-    """Classification for words, truth values and few whole numbers; regression for the rest; `task` overrides."""
+    """Return classification for words, truth values and few whole numbers, else regression; `task` overrides."""
     if task is not None:
         return task
     if not is_numeric(values, str(values.name)):
         return "classification"
-    found = np.unique(numbers(values.dropna(), str(values.name)))
-    return "classification" if len(found) <= FEW and (np.floor(found) == found).all() else "regression"
+    found = few_whole_numbers([numbers(values, str(values.name))])
+    return "regression" if found is None else "classification"
+
+
+def refuse_gaps(column: pd.Series, what: str) -> None:
+    """Refuse a column with a missing value; `what` begins the error, which goes on with the row's number."""
+    if column.isna().any():
+        row = int(np.argmax(column.isna().to_numpy())) + 1
+        raise InputError(f"{what} in row {row}. Fill it or leave the row out.")
 
 
 def is_numeric(column: pd.Series, name: str) -> bool:
-    """Whether a column holds numbers rather than categories; dates and nested values are refused."""
+    """Return whether a column holds numbers rather than categories; dates and nested values are refused."""
     kinds = pandas().api.types
     if kinds.is_datetime64_any_dtype(column) or kinds.is_timedelta64_dtype(column):
         raise InputError(
@@ -199,7 +204,7 @@ def is_numeric(column: pd.Series, name: str) -> bool:
 
 
 def _refuse_dates_and_commas(words: pd.Series, name: str) -> None:
-    """Refuses a column of dates, or of numbers with commas, whose every value would become a category of its own."""
+    """Refuse a column of dates, or of numbers with commas, whose every value would become a category of its own."""
     dates, commas = words.str.fullmatch(DATE), words.str.fullmatch(COMMA_NUMBER)
     if dates.mean() > MOSTLY:
         raise InputError(
@@ -216,9 +221,9 @@ def _refuse_dates_and_commas(words: pd.Series, name: str) -> None:
 
 
 def _refuse_spoiled_numbers(words: pd.Series, name: str) -> None:
-    """Refuses numbers with a stray word among them: a measurement must not become a hundred categories."""
+    """Refuse numbers with a stray word among them: a measurement must not become a hundred categories."""
     plain = pandas().to_numeric(words.str.replace(",", ".", n=1), errors="coerce").notna()
-    if plain.mean() > MOSTLY and plain.sum() > FEW:
+    if plain.mean() > MOSTLY and plain.sum() > FEW_CLASSES:
         stray = words[pandas().to_numeric(words, errors="coerce").isna()]
         which = f", but '{stray.iloc[0]}' in row {stray.index[0] + 1} is none" if len(stray) else ", written as text"
         raise InputError(
@@ -228,21 +233,22 @@ def _refuse_spoiled_numbers(words: pd.Series, name: str) -> None:
 
 
 def numbers(column: pd.Series, name: str) -> np.ndarray:
-    """float64 values with NaN in the gaps; infinity and words are refused."""
+    """Return float64 values [n] with NaN in the gaps; infinity and words are refused."""
     values = pandas().to_numeric(column.astype(object).where(column.notna(), np.nan), errors="coerce")
     values = values.to_numpy(dtype=np.float64, na_value=np.nan)
     wrong = np.isnan(values) & column.notna().to_numpy()
     if wrong.any():
         row = int(np.argmax(wrong))
         raise InputError(f"Column '{name}' has {column.iloc[row]!r} in row {row + 1}, where a number is needed.")
-    if np.isinf(values).any() or (np.abs(values) > np.finfo(np.float32).max).any():
-        row = int(np.argmax(~(np.abs(values) <= np.finfo(np.float32).max)))
+    huge = np.abs(values) > np.finfo(np.float32).max  # infinity is
+    if huge.any():
+        row = int(np.argmax(huge))
         raise InputError(f"Column '{name}' has an infinite (or far too large) number in row {row + 1}. Mend it first.")
     return values
 
 
 def as_text(column: pd.Series) -> list[str]:
-    """Every value as a word, "" where it is missing. 1.0 reads 1: in pandas, gaps turn integers into floats."""
+    """Return every value as a word, "" where it is missing; 1.0 is "1", as gaps turn pandas' integers into floats."""
 
     def word(value: Any) -> str:
         return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -19,12 +19,12 @@ FEW_ROWS = 10
 
 
 def generator(seed: int, purpose: int) -> np.random.Generator:
-    """The random numbers of one purpose. Only `random` is drawn where possible: its stream is the steadiest."""
+    """Return the random numbers of one purpose. Draw with `random` where possible: its stream is the steadiest."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([whole(seed, "The seed", 0), purpose])))
 
 
 def shuffled(n: int, rng: np.random.Generator) -> np.ndarray:
-    """The numbers 0..n-1 in random order."""
+    """Return the numbers 0..n-1 in random order."""
     return np.argsort(rng.random(n), kind="stable")
 
 
@@ -32,7 +32,8 @@ def shuffled(n: int, rng: np.random.Generator) -> np.ndarray:
 class Rows:
     """One list of sample numbers per client. Client i owns `index[offsets[i]:offsets[i + 1]]`.
 
-    Two flat arrays rather than a list of arrays: a million clients cost 8 bytes each.
+    `index` has one integer per owned sample and `offsets` one more than there are clients. They are two flat arrays
+    rather than a list of arrays: a million clients cost 8 bytes each.
     """
 
     index: np.ndarray
@@ -49,20 +50,20 @@ class Rows:
     @classmethod
     @checks_arguments
     def of(cls, lists: Sequence[Sequence[int]]) -> Rows:
-        """Rows from one sequence of sample numbers per client."""
+        """Make rows from one sequence of sample numbers per client."""
         parts = [np.asarray(part, dtype=np.int64) for part in lists]
         index = np.concatenate([np.empty(0, np.int64), *parts])
         return cls(index, _offsets(np.array([len(part) for part in parts], dtype=np.int64)))
 
     @classmethod
     def by_owner(cls, owner: np.ndarray, clients: int, first: int = 0) -> Rows:
-        """Rows from the client number of every sample; the samples are numbered from `first`."""
+        """Make rows from the client number of every sample, int [n]; the samples are numbered from `first`."""
         order = np.argsort(owner, kind="stable").astype(np.int64)
         return cls(order + first, _offsets(np.bincount(owner, minlength=clients)))
 
     @classmethod
     def empty(cls, clients: int) -> Rows:
-        """No sample for anyone."""
+        """Make rows in which no client owns a sample."""
         return cls(np.empty(0, np.int64), np.zeros(clients + 1, np.int64))
 
     def __repr__(self) -> str:
@@ -77,16 +78,16 @@ class Rows:
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """How many samples each client has, int64 [N]."""
+        """The number of samples of every client, int64 [N]."""
         return np.diff(self.offsets)
 
     @property
     def owner(self) -> np.ndarray:
-        """The client of every entry of `index`."""
+        """The client number of every entry of `index`."""
         return np.repeat(np.arange(len(self)), self.counts)
 
     def select(self, clients: Sequence[int] | np.ndarray) -> Rows:
-        """The rows of these clients, in this order."""
+        """Return the rows of these clients, in this order."""
         chosen = np.asarray(clients, dtype=np.int64)
         counts = self.counts[chosen]
         offsets = _offsets(counts)
@@ -94,23 +95,40 @@ class Rows:
         return Rows(self.index[where], offsets)
 
     def split(self, taken: np.ndarray) -> tuple[Rows, Rows]:
-        """(what stays, what is taken), `taken` one truth value for every entry of `index`."""
+        """Return (what stays, what is taken); `taken` has one truth value for every entry of `index`."""
         ends = np.concatenate([[0], np.cumsum(taken)])[self.offsets].astype(np.int64)
         return Rows(self.index[~taken], self.offsets - ends), Rows(self.index[taken], ends)
 
     def merge(self, other: Rows) -> Rows:
-        """Each client's samples from both."""
+        """Return each client's samples from both rows."""
         owner = np.concatenate([self.owner, other.owner])
         order = np.argsort(owner, kind="stable")
         return Rows(np.concatenate([self.index, other.index])[order], self.offsets + other.offsets)
 
 
-def draw(rows: Rows, quota: np.ndarray, labels: np.ndarray, seed: int, purpose: int) -> np.ndarray:
-    """Marks `quota[i]` of client i's samples, spread over its labels: a truth value for every entry of `rows.index`.
+def check_share(share: float, what: str) -> None:
+    """Refuse a share outside [0, 1); `what` names it."""
+    if not 0 <= share < 1:
+        raise InputError(f"The {what} share is {share}; it must be at least 0 and below 1.")
 
-    Systematic sampling: a client's samples are sorted by label (at random within one) and every (n/quota)-th is
-    taken from a random start, so each label gives its share to within one sample. What is drawn depends on the
-    seed and on the client's own sample numbers alone: not on the other clients, nor on their order.
+
+def quota(counts: np.ndarray, share: float, stay: int) -> np.ndarray:
+    """Return how many of each client's `counts` [N] samples a share takes, such that `stay` of them stay.
+
+    Where there are more than `stay` samples, at least one is taken unless the share is 0.
+    """
+    if share == 0:
+        return 0 * counts
+    wanted = np.rint(share * counts).astype(np.int64)
+    return np.clip(wanted, np.minimum(1, counts // (stay + 1)), np.maximum(counts - stay, 0))
+
+
+def draw(rows: Rows, quota: np.ndarray, labels: np.ndarray, seed: int, purpose: int) -> np.ndarray:
+    """Mark `quota[i]` of client i's samples, spread over its labels: a truth value for every entry of `rows.index`.
+
+    `labels` [n] has one integer per sample. Systematic sampling: a client's samples are sorted by label (at random
+    within one) and every (n/quota)-th is taken from a random start, so each label gives its share to within one sample.
+    The draw depends on the seed and on the client's own sample numbers alone: not on the other clients or their order.
     """
     size = int(rows.index.max(initial=-1)) + 1
     noise, start = generator(seed, purpose).random((size, 2)).T

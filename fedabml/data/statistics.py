@@ -1,4 +1,4 @@
-"""Means and deviations of training samples, in passes over small chunks; the mean of the worst-off clients."""
+"""Means and standard deviations of training samples, in passes over small chunks; the mean of the worst clients."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ CHUNK = 512  # samples per pass: no wide copy of a whole dataset is made, and a 
 
 
 def worst_decile(values: np.ndarray) -> float:
-    """The mean over the worst tenth of the clients (at least one)."""
+    """Return the mean of the lowest tenth of `values` [N], at least one."""
     return float(np.sort(values)[: max(1, len(values) // 10)].mean())
 
 
 def moments(x: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation (never 0) of these samples: per channel, per feature, or one for all.
+    """Return the mean and the standard deviation (never 0), float32, of the samples x[index].
 
-    uint8 images: per channel, [C, 1, 1]. Floats [n, f]: per feature, [f]. Any other floats: one number.
+    uint8 images have one per channel, [C, 1, 1]; floats [n, f] one per feature, [f]; any other floats one number, [].
     """
     if x.dtype == np.uint8:
         mean, deviation = _of_bytes(x, index)
@@ -28,13 +28,13 @@ def moments(x: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean = sum((c.sum(axes, dtype=np.float64) for c in _chunks(x, index)), np.zeros(shape)) / total
         square = sum((np.square(c - mean).sum(axes) for c in _chunks(x, index)), np.zeros(shape))
         deviation = np.sqrt(square / total)
-    # A constant feature tells nothing: it is shifted to zero and left unscaled. The bound allows for rounding.
+    # A constant feature has no information: it is shifted to zero and left unscaled. The bound allows for rounding.
     scale = np.where(deviation > 1e-7 * np.abs(mean) + 1e-30, deviation, 1.0)
     return mean.reshape(shape).astype(np.float32), scale.reshape(shape).astype(np.float32)
 
 
 def _of_bytes(x: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Exact, and five times faster than in floats: counting how often each of the 256 values comes."""
+    """Return exact moments per channel by counting each of the 256 values, five times faster than in floats."""
     counts = np.zeros((x.shape[1], 256), np.int64)
     for chunk in _chunks(x, index):
         for channel, count in enumerate(counts):

@@ -1,4 +1,4 @@
-"""Tables with a client column (CSV or Parquet), read with pandas."""
+"""Reading tables with a client column (CSV or Parquet) with pandas."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from ..arguments import checks_arguments
 from ..errors import InputError, nearest, shown
 from ..files.limits import check_unpacked
 from ..files.paths import open_regular
-from .arrays import as_array, check_task, large_enough
+from .arrays import Checked, as_array, check_task, large_enough
 from .federation import Federation
 from .once import once
 from .partition import natural
-from .recipe import TableRecipe, as_text, choose_task, is_numeric, numbers, pandas
-from .rows import TABLE, Rows, draw
+from .recipe import TableRecipe, as_text, choose_task, is_numeric, numbers, pandas, refuse_gaps
+from .rows import TABLE, Rows, check_share, draw, quota
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_COLUMNS, MAX_LINE = 16_384, 16 << 20  # as a spreadsheet has; bytes of a head that is looked at
-
-__all__ = ["TableRecipe", "as_frame", "features", "read_table", "targets"]
+MAX_COLUMNS, MAX_LINE = 16_384, 16 << 20  # columns, as many as a spreadsheet has; bytes of a CSV file's first line
 
 
 @checks_arguments
@@ -38,15 +36,14 @@ def read_table(
     seed: int = 0,
     drop_small: bool = False,
 ) -> Federation:
-    """A federation from a table: the rows of each value of the `client` column, the `target` column to predict.
+    """Make a federation from a table: each value of the column `client` is a client, the column `target` is predicted.
 
-    `path` is a .csv or .parquet file or, in its place, a DataFrame of pandas.
-    Of each client's rows a share is kept for testing, spread over its labels; at least two rows always train. Words and
-    truth values become one column each, numbers are standardised, gaps are filled and marked; all of it is learned from
-    training rows (the names of the classes alone come from the whole table) and kept in `federation.recipe`.
+    `path` is a .csv or .parquet file, or a DataFrame of pandas. A share of each client's rows is kept for testing,
+    spread over its labels; at least two rows always train. Words and truth values become one column each, numbers are
+    standardised, gaps are filled and marked. All of it is learned from training rows (the names of the classes alone
+    come from the whole table) and kept in `federation.recipe`.
     """
-    if not 0 <= test_share < 1:
-        raise InputError(f"The test share is {test_share}; it must be at least 0 and below 1.")
+    check_share(test_share, "test")
     if isinstance(path, str | os.PathLike):
         where, dataset = str(path), Path(path).stem
         frame = once(path, "frame", lambda: read_frame(path)).copy(deep=False)
@@ -55,9 +52,7 @@ def read_table(
     for name in (client, target):
         if name not in frame.columns:
             raise InputError(f"{where} has no column '{name}'.{nearest(name, map(str, frame.columns))}")
-        if frame[name].isna().any():
-            row = int(np.argmax(frame[name].isna().to_numpy())) + 1
-            raise InputError(f"{where}: column '{name}' has no value in row {row}. Fill it or leave the row out.")
+        refuse_gaps(frame[name], f"{where}: column '{name}' has no value")
     if client == target:
         raise InputError(f"'{client}' cannot be both the client and the target.")
     if not pandas().api.types.is_numeric_dtype(frame[client]) or frame[client].dtype.kind in "bc":
@@ -71,36 +66,27 @@ def read_table(
     if len(classes) == 1:
         raise InputError(f"{where}: the target '{target}' is '{classes[0]}' in every row; there is nothing to learn.")
 
-    n = owners.counts
-    quota = np.clip(np.rint(test_share * n).astype(np.int64), np.minimum(1, n // 3), n - 2) if test_share else 0 * n
     words = np.array(as_text(frame[target]) if classes else [""] * len(frame), dtype=str)
-    train, test = owners.split(draw(owners, quota, np.unique(words, return_inverse=True)[1], seed, TABLE))
+    tested, labels = quota(owners.counts, test_share, stay=2), np.unique(words, return_inverse=True)[1]
+    train, test = owners.split(draw(owners, tested, labels, seed, TABLE))
 
     recipe = TableRecipe.fit(
         frame.iloc[np.sort(train.index)], client=client, target=target, task=task, class_names=classes
     )
-    return Federation.assemble(
-        recipe.apply(frame),
-        recipe.encode_target(frame[target]),
-        (train, Rows.empty(len(names)), test),
-        task=task,
-        classes=len(classes),
-        names=names,
-        dataset=dataset,
-        normalize="targets",
-        manifest={"partition": {"kind": "natural", "column": client, "test_share": test_share}, "seed": int(seed)},
-        recipe=recipe,
-    )
+    x, y, rows = recipe.apply(frame), recipe.encode_target(frame[target]), (train, Rows.empty(len(names)), test)
+    manifest = {"partition": {"kind": "natural", "column": client, "test_share": test_share}, "seed": int(seed)}
+    checked = Checked(x, y, rows, task, len(classes), names)
+    return Federation.assemble(checked, dataset=dataset, normalize="targets", manifest=manifest, recipe=recipe)
 
 
 @checks_arguments
 def features(table: str | os.PathLike[str] | pd.DataFrame, recipe: TableRecipe) -> np.ndarray:
-    """The inputs of a file or frame as the model wants them, float32 [n, features]."""
+    """Return the model's inputs, float32 [n, features], of a file or frame."""
     return recipe.apply(as_frame(table))
 
 
 def targets(frame: pd.DataFrame, recipe: TableRecipe, values: Any = None) -> np.ndarray:
-    """The targets of a frame's rows as the model wants them: of its target column, or of raw `values` beside it."""
+    """Return the model's targets of a frame's rows: from its target column, or from raw `values` [n] beside it."""
     if values is None:
         if recipe.target not in frame.columns:
             raise InputError(
@@ -119,7 +105,7 @@ def targets(frame: pd.DataFrame, recipe: TableRecipe, values: Any = None) -> np.
 
 
 def as_frame(table: str | os.PathLike[str] | pd.DataFrame) -> pd.DataFrame:
-    """The frame of a file, or a frame as a file's would be: its columns named by words, each once, and some rows."""
+    """Return the frame of a file, or a frame that has rows and columns named by distinct words, as a file's has."""
     if isinstance(table, str | os.PathLike):
         return read_frame(table)
     if not isinstance(table, pandas().DataFrame):
@@ -136,7 +122,7 @@ def as_frame(table: str | os.PathLike[str] | pd.DataFrame) -> pd.DataFrame:
 
 
 def read_frame(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """A CSV or Parquet file, told apart by the end of its name."""
+    """Read a CSV or Parquet file; the end of its name says which."""
     pd = pandas()
     kind = Path(path).suffix.lower()
     readers = {".csv": pd.read_csv, ".parquet": pd.read_parquet, ".pq": pd.read_parquet}
@@ -144,7 +130,7 @@ def read_frame(path: str | os.PathLike[str]) -> pd.DataFrame:
         raise InputError(f"{path} ends in '{kind}'; a table's name ends in .csv or .parquet.")
     with open_regular(path) as file:
         try:
-            (_check_csv if kind == ".csv" else _check_parquet)(path, file)
+            _check_size(path, file, kind)
             file.seek(0)
             frame = readers[kind](file)
         except InputError:
@@ -163,26 +149,23 @@ def read_frame(path: str | os.PathLike[str]) -> pd.DataFrame:
     return frame
 
 
-def _check_csv(path: str | os.PathLike[str], file: IO[bytes]) -> None:
-    """Refuses a table with more columns than a spreadsheet has: pandas takes minutes for them."""
-    if file.readline(MAX_LINE).count(b",") >= MAX_COLUMNS:
+def _check_size(path: str | os.PathLike[str], file: IO[bytes], kind: str) -> None:
+    """Refuse columns for which pandas takes minutes, and a Parquet file that declares more cells than it can hold."""
+    facts = None
+    if kind != ".csv":
+        from pyarrow.parquet import ParquetFile
+
+        facts = ParquetFile(file).metadata
+    columns = facts.num_columns if facts else file.readline(MAX_LINE).count(b",") + 1
+    if columns > MAX_COLUMNS:
         raise InputError(f"{path} has more than {MAX_COLUMNS:,} columns. Leave some out, or give arrays (.npz).")
-
-
-def _check_parquet(path: str | os.PathLike[str], file: IO[bytes]) -> None:
-    """Refuses a file that declares far more cells than it can hold."""
-    from pyarrow.parquet import ParquetFile
-
-    facts = ParquetFile(file).metadata
-    if facts.num_columns > MAX_COLUMNS:
-        raise InputError(f"{path} has more than {MAX_COLUMNS:,} columns. Leave some out, or give arrays (.npz).")
-    packed = os.fstat(file.fileno()).st_size
-    declared = sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
-    check_unpacked(path, packed, max(declared, facts.num_rows * facts.num_columns))
+    if facts:
+        declared = sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
+        check_unpacked(path, os.fstat(file.fileno()).st_size, max(declared, facts.num_rows * columns))
 
 
 def _class_names(values: pd.Series, target: str) -> tuple[str, ...]:
-    """The values of the target as words, numbers in their order."""
+    """Return the different values of the target as words, numbers in their order."""
     words = set(as_text(values))
     if is_numeric(values, target):
         found = np.unique(numbers(values, target))

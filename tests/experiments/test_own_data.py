@@ -160,7 +160,7 @@ def test_nothing_is_held_when_no_experiment_runs(csv, folder, reads):
             assert config.federation() is config.federation()
         one, two = (RunConfig.of(SMALL, folder, {"validation": 0.3, "seed": s}).federation() for s in (0, 1))
         assert one.x is two.x and one.hash != two.hash and len(reads) == 3 + CLIENTS
-    assert not once._KEPT
+    assert not once._CACHE
 
 
 def test_a_file_that_changes_within_an_experiment_is_read_again(csv, reads):
