@@ -18,7 +18,6 @@ This module is light: torch and the algorithms are imported when a federation or
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import re
@@ -26,7 +25,7 @@ import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -419,19 +418,9 @@ def names(kind: str) -> tuple[str, ...]:
         from ..data.catalogue import SOURCES
 
         return tuple(SOURCES)
-    return _model_names()
+    from ..models import NAMES
 
-
-@cache
-def _model_names() -> tuple[str, ...]:
-    for node in ast.parse((Path(__file__).parent.parent / "models.py").read_text()).body:
-        if (
-            isinstance(node, ast.AnnAssign)
-            and getattr(node.target, "id", "") == "MODELS"
-            and isinstance(node.value, ast.Dict)
-        ):
-            return tuple(str(ast.literal_eval(k)) for k in node.value.keys if k is not None)
-    raise LookupError("models.py has no table MODELS")
+    return NAMES
 
 
 def _check_hyper(algorithm: str, table: Mapping[str, Any]) -> None:

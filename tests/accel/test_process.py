@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fedabml
-from fedabml import models
+from fedabml import models, rng
 from fedabml.accel import process
 from tests.cli.command import MOST
 
@@ -194,7 +194,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "shape", "outputs", "options"), CASES)
 def test_initial_weights_are_those_of_torchs_own_generator(name, shape, outputs, options, monkeypatch):
     """Published results began with them."""
-    seed = models.rng.number(5, models.rng.INIT) & 0x7FFFFFFF
+    seed = rng.number(5, rng.INIT) & 0x7FFFFFFF
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         plain = models.MODELS[name](shape, outputs, **options).state_dict()

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedabml
 from fedabml.accel.fused_passes import Quickened
@@ -91,10 +92,10 @@ def test_a_dataset_that_is_not_here_is_not_fetched(tmp_path):
 
 
 def test_own_data_and_a_model_that_cannot_be_batched():
-    class Odd(fedabml.models.nn.Module):
+    class Odd(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layer = fedabml.models.nn.Linear(3, 2)
+            self.layer = nn.Linear(3, 2)
 
         def forward(self, x):
             return self.layer(x) if self.layer.weight.sum().item() < 1e9 else x

@@ -1,11 +1,15 @@
-"""The paper's networks as plain modules. A user's own `nn.Module` works the same way everywhere."""
+"""The paper's networks as plain modules, and `build`, which makes one by name from a seed.
+
+A network is a function (shape, outputs, options) → module; `shape` is that of one example without the batch axis, as
+(784,) or (3, 32, 32), and the module maps [batch, *shape] to [batch, outputs].
+"""
 
 from __future__ import annotations
 
 import copy
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,20 +19,21 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from . import rng
-from .arguments import check, checks_arguments, whole
-from .errors import InputError, nearest
-from .files.limits import host_memory
-from .files.paths import open_regular
+from .. import rng
+from ..arguments import check, checks_arguments, whole
+from ..errors import InputError, nearest
+from ..files.limits import host_memory
+from ..files.paths import open_regular
+from . import MODELS
 
 
 def mlr(shape: Sequence[int], outputs: int) -> nn.Module:
-    """Multinomial logistic regression (for regression data: a linear model)."""
+    """Return multinomial logistic regression, f(x) = Wx + b; for regression data this is a linear model."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
 
 
 def mlp(shape: Sequence[int], outputs: int, hidden: Sequence[int] = (200, 200)) -> nn.Module:
-    """Fully connected, ReLU: 784→200→200→62 on EMNIST."""
+    """Return fully connected layers with ReLUs between them: 784→200→200→62 on EMNIST."""
     widths = [math.prod(shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for a, b in pairwise(widths):
@@ -39,7 +44,10 @@ def mlp(shape: Sequence[int], outputs: int, hidden: Sequence[int] = (200, 200)) 
 def cnn(
     shape: Sequence[int], outputs: int, channels: Sequence[int] = (64, 64), hidden: Sequence[int] = (120, 64)
 ) -> nn.Module:
-    """Two 5×5 convolutions with pooling, then fully connected layers: 307,842 parameters on CIFAR-10."""
+    """Return 5×5 convolutions, each with ReLU and 2×2 pooling, then fully connected layers.
+
+    On CIFAR-10 it has 307,842 parameters. Raises InputError for images of fewer than 16×16 pixels.
+    """
     if len(shape) != 3 or min(shape[1:]) < 16:
         raise InputError(f"Model 'cnn' needs images of at least 16×16 pixels; this data has shape {tuple(shape)}.")
     layers: list[nn.Module] = []
@@ -51,11 +59,13 @@ def cnn(
 
 
 def cnn100(shape: Sequence[int], outputs: int) -> nn.Module:
-    """The CNN widened for CIFAR-100: 3→64→128, 3200→256→128→100; 1,075,044 parameters."""
+    """Return the CNN widened for CIFAR-100: 3→64→128, 3200→256→128→100; 1,075,044 parameters."""
     return cnn(shape, outputs, channels=(64, 128), hidden=(256, 128))
 
 
 class _Block(nn.Module):
+    """A residual block: y = ReLU(body(x) + skip(x)), with a 1×1 convolution as the skip where shapes differ."""
+
     def __init__(self, a: int, b: int, stride: int):
         super().__init__()
         self.body = nn.Sequential(
@@ -73,7 +83,7 @@ class _Block(nn.Module):
 
 
 def resnet18(shape: Sequence[int], outputs: int) -> nn.Module:
-    """ResNet-18 with a 3×3 stem and GroupNorm (11.2 M parameters)."""
+    """Return ResNet-18 with a 3×3 stem and GroupNorm (11.2 M parameters); raises InputError unless x is an image."""
     if len(shape) != 3:
         raise InputError(f"Model 'resnet18' needs images; this data has shape {tuple(shape)}.")
     widths = [64, 64, 128, 256, 512]
@@ -84,25 +94,18 @@ def resnet18(shape: Sequence[int], outputs: int) -> nn.Module:
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, outputs))
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "mlr": mlr,
-    "mlp": mlp,
-    "cnn": cnn,
-    "cnn100": cnn100,
-    "resnet18": resnet18,
-}
-
-
-MOST_LAYERS = 1000  # of an option, such as `hidden`: a file that names more is not built to be measured
+MOST_LAYERS = 1000  # that an option such as `hidden` may name: building more only to count parameters takes too long
 
 
 @checks_arguments
 def build(
     name: str, shape: Sequence[int], outputs: int, seed: int = 0, most: int | None = None, **options: Any
 ) -> nn.Module:
-    """A network by name, its initial weights a function of the seed alone.
+    """Return a network by name, its initial weights a function of the seed alone.
 
-    `most` bounds its parameters, as where a file says what to build; without it, what fits into memory is the bound.
+    Arguments: the `shape` of one example; the number of `outputs`; `options` of the network, each a list of sizes;
+    `most`, a bound on its parameters for a network that a file describes (otherwise memory is the bound). Raises
+    InputError for an unknown name or option and for a network that is too large.
     """
     if name not in MODELS:
         raise InputError(f"There is no model '{name}'.{nearest(name, MODELS)}")
@@ -120,14 +123,14 @@ def build(
 
 
 def _check_size(name: str, shape: Sequence[int], outputs: int, options: dict[str, Any], most: int | None) -> None:
-    """Refuses options that the network does not take, and one that is too large, before it costs memory."""
+    """Raise InputError for options that the network does not take, or if it is too large, before it takes memory."""
     try:
-        with torch.device("meta"):  # which takes neither time nor memory nor random numbers
+        with torch.device("meta"):  # there tensors take no time, no memory and no random numbers
             parameters = sum(p.numel() for p in MODELS[name](shape, outputs, **options).parameters())
     except (TypeError, RuntimeError, OverflowError, ZeroDivisionError) as error:
         reason = str(error).split("\n")[0]
         raise InputError(f"Model '{name}' does not take these options: {reason}.") from error
-    free = host_memory()[1] // 4  # bytes of a parameter; beside the network there will be a few vectors like it
+    free = host_memory()[1] // 4  # in parameters of 4 bytes; a run holds a few more vectors of this size
     if most is not None and parameters > most:
         raise InputError(f"Model '{name}' with these options has {parameters:,} parameters, more than the file holds.")
     if 0 < free < 2 * parameters:
@@ -137,10 +140,10 @@ def _check_size(name: str, shape: Sequence[int], outputs: int, options: dict[str
 
 
 class Seeded(TorchFunctionMode):
-    """Within it, modules are made in float32 on the CPU, their weights drawn from a generator of their own.
+    """A context in which modules are made in float32 on the CPU, with weights drawn from a generator of their own.
 
-    They have the bits that torch.manual_seed(seed) would give them, and neither torch's own generator nor its default
-    type and device matter or change, in this thread and in others.
+    The weights have the bits that torch.manual_seed(seed) would give them. Neither torch's own generator nor its
+    default type and device matter or change, in this thread or in others.
     """
 
     MADE = (torch.empty, torch.zeros, torch.ones)
@@ -167,9 +170,12 @@ class Seeded(TorchFunctionMode):
 
 @checks_arguments
 def with_weights(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
-    """A copy of a network with the weights of a .safetensors file, which must have the same names and shapes."""
+    """Return a copy of a network with the weights of a .safetensors file, which must have the same names and shapes.
+
+    Raises InputError if the file cannot be read or does not fit.
+    """
     try:
-        with open_regular(path):  # a FIFO or a device would be waited for
+        with open_regular(path):  # reading a FIFO or a device might never end
             weights = load_file(path)
     except (SafetensorError, OSError) as error:
         raise InputError(
