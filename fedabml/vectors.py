@@ -166,16 +166,22 @@ class Network:
         self.activations = self.layout.size  # numbers kept per example, a guess until `probe`
         self.dtype = self.initial.dtype  # of the module's arithmetic
         self.tokens = False  # whether the module takes integers, which it looks up in an embedding
-        self.last = False  # whether the module is given images channels-last, which may be faster
+        self.channels_last = False  # whether the module is given images channels-last, which may be faster
         self._copies: dict[int, nn.Module] = {}  # by thread: a call changes the module for its duration
 
     def __repr__(self) -> str:
         return short(f"Network({type(self.module).__name__}, {self.layout})")
 
-    def to(self, device: torch.device | str, dtype: torch.dtype, inside: torch.dtype | None = None) -> Network:
+    def to(
+        self,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        inside: torch.dtype | None = None,
+        channels_last: bool = False,
+    ) -> Network:
         """A copy on a device, its vectors of a dtype; `inside`, if other, is that of the module's arithmetic."""
         other = copy.copy(self)
-        other.dtype = inside or dtype
+        other.dtype, other.channels_last = inside or dtype, channels_last
         other.module, other._copies = copy.deepcopy(self.module).to(device=device, dtype=other.dtype), {}
         other.initial = self.initial.to(device=device, dtype=dtype)
         return other
@@ -192,7 +198,7 @@ class Network:
     def call(self, weights: dict[str, Tensor], x: Tensor, key: Tensor | None = None) -> Tensor:
         """The same with named weights, which are of the module's type; the output is of the initial vector's."""
         module, x = self._mine(), self.taken(x)
-        if self.last:
+        if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
         if module.training != (key is not None):
             module.train(key is not None)

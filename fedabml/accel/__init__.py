@@ -8,7 +8,7 @@
 | `convolutions` | computes many clients' convolutions and products as batched matrix products | convolutions.py |
 | `triton` | has GPU kernels for noise, keys, convolutions and products | triton_kernels.py |
 | `graphs` | captures steps and rounds as CUDA graphs | engine/executor.py |
-| `threads` | gives worker threads on a CPU clients of their own | engine/threads.py |
+| `threads` | gives worker threads on a CPU clients of their own | engine/workers.py |
 | `process` | sets torch's, the allocator's and OpenMP's process-wide switches | process.py, this file |
 
 `FEDABML_PLAIN=1` in the environment leaves all of them out; `FEDABML_PLAIN=recorder,twister` leaves out those two.

@@ -1,13 +1,17 @@
-"""The machine that a process runs on: the names of its processor and of its GPUs."""
+"""The machine that a process runs on: names of its hardware, free memory, and transfers to a device."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import platform
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
+from ..errors import InputError
 
 
 def hardware(device: torch.device) -> str:
@@ -29,3 +33,30 @@ def _processor() -> str:
         if numbers := [f"{key[4:]} {facts[key]}" for key in ("CPU implementer", "CPU part") if key in facts]:
             return f"{platform.machine()}, {', '.join(numbers)}"
     return platform.processor() or platform.machine()
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return how much memory a chunk may take: half of what a GPU has free, on a CPU at most 1 GiB.
+
+    More gains nothing on a CPU. Where several processes share a GPU, $FEDABML_PROCESSES says how many: each takes its
+    part of that half.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // (2 * _processes())
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        free = 1 << 31
+    return min(free // 2, 1 << 30)
+
+
+def _processes() -> int:
+    text = os.environ.get("FEDABML_PROCESSES") or "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise InputError(f"FEDABML_PROCESSES, how many processes share a GPU, is a number from 1 on, not '{text}'.")
+    return int(text)
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host on the device, without waiting for what the device is at work on."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)

@@ -48,7 +48,7 @@ class Engine:
 
     def __init__(self, setup: Setup):
         self.device, self.many = setup.cohort.device, 1
-        self.simulation = Simulation(setup.cohort, participation=setup.participation, epochs=setup.epochs)
+        self.simulation = Simulation(setup.cohort)
 
     def prepare(self) -> None:
         """Nothing: shuffles are part of a round here."""
@@ -281,8 +281,8 @@ def graphs_of(
     budget: float = 30.0,
 ) -> dict[str, Any]:
     """Steps replayed from CUDA graphs against steps launched one by one, both ours: a record for a table."""
-    setups = {name: setup_of(work, fed, algorithm, str(device), dtype) for name in ("graphs", "launches")}
-    setups["launches"].cohort.programs.capture = False
+    setup = setup_of(work, fed, algorithm, str(device), dtype)
+    setups = {"graphs": setup, "launches": dataclasses.replace(setup, cohort=setup.cohort.at(graphs=False))}
     runners = {
         name: Runner(lambda setup=setup: Engine(setup), lambda: dtype_of(dtype, device))  # type: ignore[misc]
         for name, setup in setups.items()
@@ -290,7 +290,7 @@ def graphs_of(
     times = race(runners, device, turns, budget)
     record = told(work, setups["graphs"], dtype, times)
     record["ratio"] = {"launches": times["launches"].round / times["graphs"].round}
-    return record | {"captured": setups["graphs"].cohort.programs.capture}
+    return record | {"captured": setup.cohort.executor.capture}
 
 
 def told(work: Workload, setup: Setup, dtype: str, times: Mapping[str, Times]) -> dict[str, Any]:

@@ -78,9 +78,12 @@ def traffic(setup: Setup) -> tuple[int, int]:
     """Return the bytes down and up per client and round, measured on the messages of a client that trains no epoch."""
     import torch
 
+    from ..engine.client import no_update
+    from ..engine.server import initial_state
+
     cohort = setup.cohort
     with torch.no_grad():
-        shared = cohort.algorithm.init(cohort.network.initial, cohort.network.layout)
-        update, _, _ = cohort.train(shared, cohort.keep(shared, [0]), [0], 1, 0)
+        shared = initial_state(cohort.algorithm, cohort.network).shared
+        update = no_update(cohort, shared)
     down, up = (sum(v.numel() * v.element_size() for v in state.values()) for state in (shared, update))
     return down, up

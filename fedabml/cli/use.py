@@ -88,6 +88,7 @@ def evaluate(
 def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: int) -> Evaluation:
     """Scores what the server owns, with what clients keep taken from the run's last checkpoint."""
     from ..engine.checkpoint import check_like
+    from ..engine.client import Lanes, initial_kept
     from ..engine.client_states import Kept
     from ..evaluation.scoring import evaluate as score
     from ..runs.folder import Folder
@@ -100,7 +101,7 @@ def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: i
             f"The clients of the run in '{run}' keep a state of their own, and that of round {round} is missing or "
             f"damaged. Finish the run first: fedabml train --resume --out {shlex.quote(str(run))}"
         )
-    like = {name: value[0] for name, value in cohort.keep(theta, [0]).items()} if last else {}
+    like = {name: value[0] for name, value in initial_kept(Lanes.of(cohort, theta, [0])).items()} if last else {}
     for own in last.kept.values() if last else ():
         check_like(like, own)
     kept = Kept(cohort, last.kept if last else {})

@@ -9,6 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from .. import rng
 from ..accel import enabled
-from ..accel.machine import hardware
+from ..accel.machine import free_bytes, hardware
 from ..accel.operators import triton_usable
 from ..accel.process import set_products, uses_arm_library
 from ..accel.quiet import quiet_vmap
@@ -26,7 +27,7 @@ from ..errors import InputError, nearest
 from ..files.sealed import read_json, write_json
 from ..vectors import Network, derived
 from .diagnose import refusal
-from .threads import over
+from .workers import map_in_threads
 
 BACKENDS = ("auto", "vmap", "loop")
 
@@ -91,7 +92,7 @@ class Way(NamedTuple):
 
     backend: str
     workers: int
-    last: bool = False  # whether images lie channels-last
+    channels_last: bool = False  # how images lie in memory
 
 
 def backend_of(name: str, network: Network, x: Tensor, device: torch.device) -> tuple[Way, str]:
@@ -164,40 +165,43 @@ class _Trial:
 
     def __init__(self, network: Network, x: Tensor):
         self.network, self.x = network, x.repeat(ROWS // len(x), *[1] * (x.ndim - 1))
-        self.gradient = lambda w, key: derived(lambda w: network(w, self.x, key).sum(), w)
         self.lanes, self.times = LANES, 4
         self.images = x.ndim == 4 and any(len(shape) == 4 for shape in network.layout.shapes)  # and convolutions
         self.weights, self.keys = network.initial.expand(LANES, -1).contiguous(), rng.keys((0,), range(LANES))
 
+    def gradients(self, network: Network, backend: str, lanes: int) -> None:
+        """Take the gradients of some clients."""
+
+        def gradient(w: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+            return derived(lambda w: network(w, self.x, key).sum(), w)
+
+        if backend == "vmap":
+            with quiet_vmap():
+                torch.vmap(gradient)(self.weights[:lanes], self.keys[:lanes])
+            return
+        for w, key in zip(self.weights[:lanes], self.keys[:lanes], strict=True):
+            gradient(w, key)
+
     def fit(self) -> None:
-        """Leaves less to do, where the network is large."""
-        self.looped(1)
-        if _seconds(lambda: self.looped(1)) > SLOW:
+        """Leave less to do, where the network is large."""
+        self.gradients(self.network, "loop", 1)
+        if _seconds(lambda: self.gradients(self.network, "loop", 1)) > SLOW:
             self.x, self.lanes, self.times = self.x[: ROWS // 4], LANES // 2, 1
 
-    def batched(self, lanes: int = LANES) -> None:
-        with quiet_vmap():
-            torch.vmap(self.gradient)(self.weights[:lanes], self.keys[:lanes])
-
-    def looped(self, lanes: int = LANES) -> None:
-        for w, key in zip(self.weights[:lanes], self.keys[:lanes], strict=True):
-            self.gradient(w, key)
-
     def seconds(self, way: Way) -> float:
-        """What a client takes, at best; infinitely long where the module cannot take images that lie so."""
-        work = self.batched if way.backend == "vmap" else self.looped
+        """Return what a client takes, at best; infinity where the module cannot take images that lie so."""
+        own = self.network
+        network = own.to("cpu", own.initial.dtype, own.dtype, way.channels_last) if way.channels_last else own
+        work = partial(self.gradients, network, way.backend)
         shares = [max(1, self.lanes // way.workers)] * way.workers
-        self.network.last = way.last
         try:
-            if way.last:  # a library for many images may lay its results out in another way than one for few
-                self.network(self.weights[0], self.x[:2], self.keys[0])
-            seconds = min(_seconds(lambda: [*over(work, shares, way.workers)]) for _ in range(self.times))
+            if way.channels_last:  # a library for many images may lay its results out in another way than one for few
+                network(self.weights[0], self.x[:2], self.keys[0])
+            seconds = min(_seconds(lambda: [*map_in_threads(work, shares, way.workers)]) for _ in range(self.times))
         except RuntimeError:  # of a view, say
-            if not way.last:
+            if not way.channels_last:
                 raise
             return math.inf
-        finally:
-            self.network.last = False
         return seconds / sum(shares)
 
     @property
@@ -221,7 +225,7 @@ def _faster(trial: _Trial, backends: tuple[str, ...]) -> Way:
     threads = min(torch.get_num_threads(), LANES) if enabled("threads") else 1
     ways = [Way(backend, n) for backend in backends for n in sorted({threads, 1}, reverse=True)]
     if trial.images:
-        ways += [way._replace(last=True) for way in ways if way.backend == "loop"]
+        ways += [way._replace(channels_last=True) for way in ways if way.backend == "loop"]
     if len(ways) == 1:
         return ways[0]
     asked = [*backends, *["last"] * trial.images]
@@ -280,27 +284,6 @@ def lane_bytes(network: Network, algorithm: Algorithm, batch: int, inputs: int, 
     kept = samples * outputs * (2 if algorithm.estimator == "weight" else 2.5)
     examples = inputs * (1 + algorithm.batches_per_step) + kept
     return itemsize * int(vectors * network.layout.size + batch * examples)
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory a chunk may take: half of what a GPU has free; on a CPU at most 1 GiB, beyond which nothing is gained.
-
-    Where several processes share a GPU, $FEDABML_PROCESSES says how many: each takes its part of that half.
-    """
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] // (2 * _processes())
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        free = 1 << 31
-    return min(free // 2, 1 << 30)
-
-
-def _processes() -> int:
-    told = os.environ.get("FEDABML_PROCESSES") or "1"
-    if not told.isdecimal() or int(told) < 1:
-        raise InputError(f"FEDABML_PROCESSES, how many processes share a GPU, is a number from 1 on, not '{told}'.")
-    return int(told)
 
 
 def chunk_of(lane: int, device: torch.device, clients: int) -> int:

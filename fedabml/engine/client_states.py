@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..accel.machine import free_bytes
 from ..algorithms.base import State
 from ..errors import InputError
 from ..files.limits import host_memory
-from .autotune import free_bytes
+from .client import Lanes, initial_kept
 from .processes import ALONE, World, packed, unpacked
 from .setting import Cohort
 
@@ -112,7 +113,7 @@ class Kept:
         if not self.needed:
             return {}
         missing = [c for c in clients if c not in self.states]
-        fresh = self.cohort.keep(shared, missing) if missing else {}
+        fresh = initial_kept(Lanes.of(self.cohort, shared, missing)) if missing else {}
         if not self.states and missing == list(clients):
             return fresh
         lane = {c: i for i, c in enumerate(missing)}

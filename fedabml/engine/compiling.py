@@ -19,7 +19,6 @@ import torch
 from ..algorithms.base import Algorithm
 from ..vectors import Layout
 
-LOOK = 4  # the round after which it is decided: the first ones capture graphs
 GAIN_CONV, GAIN_DENSE, GAIN_BF16 = 1.5, 2.0, 2.3  # the CNN; the MLP (MLR 3.2); ResNet-18 in bf16 (the CNN 3)
 SECONDS, SECONDS_PER_TENSOR = 5.0, 0.9  # for a shape of a step: 10 s with an MLP's 6 tensors, 60 s with ResNet-18's 62
 

@@ -1,14 +1,16 @@
-"""The steps of a phase, one after another: eagerly, or on a GPU as CUDA graphs replayed.
+"""How the steps of a phase are executed: eagerly, recorded (CPU), as CUDA graphs, or compiled.
 
 Launching the kernels of a small step costs far more than running them. A graph launches all of them at once, without
 the host; it reads and writes buffers of its own, so a phase copies its inputs in, replays, and copies the result out.
-A graph is a step, or a whole round, in which steps follow each other as they are (`Programs.inside`).
-With `fuse` the operations of a step are first fused by torch.compile, which takes a while for every shape of the
-inputs; on a CPU, too, where a step that comes often is otherwise recorded and played back (`tape`).
+A graph is one step, or a whole round (`Executor.inside`). With `compile` the operations of a step are first fused by
+torch.compile, which takes a while for every shape of the inputs. On a CPU a step that comes often is recorded, which
+resolves the transforms of torch.func once, and played back (`accel.recorder`).
 
 Lanes whose clients have few samples are done before the others. The lanes are therefore sorted by their number of steps
-and the batch shrinks as they finish: eagerly with every lane that is done, in graphs in coarser steps, because
-each size is a graph of its own (`padding` says what that wastes).
+and the batch shrinks as they finish: eagerly with every lane that is done, in graphs in coarser steps, because each
+size is a graph of its own (`padding` says what that wastes).
+
+The executor knows neither algorithms nor clients: it is handed functions of tensors.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ import copy
 import gc
 import logging
 import math
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -30,14 +34,32 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from .. import rng
 from ..accel import enabled
 from ..accel.fused_passes import Quickened
+from ..accel.machine import to_device
 from ..accel.operators import plainly
 from ..accel.recorder import merge, once_and_again, record, settle
 from ..algorithms.base import Site, State
+from . import policy as thresholds
 from .diagnose import uncompiled
-from .memory import uploaded
-from .threads import Gate
+from .policy import Policy
 
 log = logging.getLogger("fedabml")
+
+
+# -- what a step reads ------------------------------------------------------------------------------------------------
+class LaneInputs(NamedTuple):
+    """Inputs of which every lane has a row."""
+
+    site: Site
+    offset: Tensor | None  # log π of the label level
+    keys: Tensor
+    steps: Tensor  # how many of the phase's steps are the lane's own
+
+
+class RunInputs(NamedTuple):
+    """Inputs of which a run has one: without an axis if all lanes belong to one run, else a row for every lane."""
+
+    hyper: State
+    shared: State
 
 
 class Inputs(NamedTuple):
@@ -45,40 +67,44 @@ class Inputs(NamedTuple):
 
     carry: State
     losses: Tensor
-    site: Site
-    offset: Tensor | None
-    keys: Tensor
-    owned: Tensor  # how many of the steps are a lane's own
-    hyper: State
-    shared: State
+    lanes: LaneInputs
+    runs: RunInputs
     samples: tuple[Tensor, ...]  # where minibatches are taken from, if that is not the same in every round
     first: Tensor  # the number of the first step
-    rows: Tensor  # sample numbers, [steps, batches of a step, lanes, batch]
 
-    @property
-    def fixed(self) -> tuple[Any, ...]:
-        """All but the sample numbers."""
-        return self[:-1]
+    def select(self, pick: Callable[[Tensor], Tensor], several_runs: bool) -> Inputs:
+        """Return the inputs of some lanes, which `pick` takes from a tensor with a row for every lane."""
 
+        def picked(tree: Any) -> Any:
+            return tree_map(lambda t: None if t is None else pick(t), tree)
 
-# One step of all lanes: the inputs, the sample numbers, the keys → the moved carry and the losses.
-Move = Callable[[Inputs, Tensor, Tensor], tuple[State, Tensor]]
-# The same by its number: all inputs but the sample numbers, those of the step, its number → carry and losses.
-Moved = Callable[[tuple[Any, ...], Tensor, Tensor], tuple[State, Tensor]]
-# A step of a phase: the carry, the losses, the sample numbers, the number of the step → the next carry and losses.
-OneStep = Callable[[State, Tensor, Tensor, Tensor], tuple[State, Tensor]]
-# A traced step: what its fixed inputs alone decide, and the rest.
-Trace = tuple[Callable[..., Any], Callable[..., Any]]
-OF_LANES, OF_RUNS = 6, 2  # so many of the inputs have a lane each; so many have one if there are several runs
+        runs = picked(self.runs) if several_runs else self.runs
+        return Inputs(
+            picked(self.carry), picked(self.losses), picked(self.lanes), runs, self.samples, self.first
+        )  # fmt: skip
 
 
-SMALL, SHRINK = 16, 0.7  # lanes of a graph below which fewer are not faster; from one size to the next
-HEAVY = 1 << 20  # numbers that a lane's layers put out in a step, from which every lane counts
-ROOM = 128  # steps of a graph's plan; longer phases are cut
-TRACING = Gate()  # a trace changes torch for its duration, for all threads: nothing that is compiled may run then
-OFTEN = 30  # steps of the same shapes after which one is traced
+class StepName(NamedTuple):
+    """What tells a step from others whose inputs have the same shapes."""
+
+    step: str
+    several_runs: bool
+    whole: bool  # whether no minibatch has padding
+    options: tuple[Any, ...]
 
 
+Moved = tuple[State, Tensor]  # the next carry and the losses
+# One step of all lanes: the inputs, the step's sample numbers [batches, lanes, batch], the lanes' keys of the step.
+BatchedStep = Callable[[Inputs, Tensor, Tensor], Moved]
+# The same by its number: the inputs, the step's sample numbers, the number; the losses are summed.
+NumberedStep = Callable[[Inputs, Tensor, Tensor], Moved]
+# A step of a phase whose other inputs are fixed: the carry, the losses, the sample numbers, the number.
+NextStep = Callable[[State, Tensor, Tensor, Tensor], Moved]
+# A recorded step: what its fixed inputs alone decide, and the rest.
+Recording = tuple[Callable[..., Any], Callable[..., Any]]
+
+
+# -- how a batch shrinks ----------------------------------------------------------------------------------------------
 class Segment(NamedTuple):
     """Steps from `first` to `last` (not included) of the first `lanes` lanes, sorted by their number of steps."""
 
@@ -87,58 +113,54 @@ class Segment(NamedTuple):
     lanes: int
 
 
-def segments(steps: np.ndarray, least: int) -> list[Segment]:
-    """How the batch shrinks; `steps` are sorted, the most first.
+def segments(steps: np.ndarray, least: int, shrink: float = thresholds.DEFAULT.shrink) -> list[Segment]:
+    """Return how the batch shrinks, for numbers of steps in descending order.
 
-    In coarse steps, to the first size of so many lanes or fewer; where that is 0, with every lane that is done.
+    The batch shrinks in coarse steps down to `least` lanes or fewer; where `least` is 0, with every lane that is done.
     """
     count = len(steps)
     sizes = [count]
     while sizes[-1] > max(1, least):
-        sizes.append(min(sizes[-1] - 1, math.ceil(sizes[-1] * SHRINK)) if least else sizes[-1] - 1)
-    ends = [int(steps[size]) if size < count else 0 for size in sizes]  # a size will do once the next lane is done
+        sizes.append(min(sizes[-1] - 1, math.ceil(sizes[-1] * shrink)) if least else sizes[-1] - 1)
+    ends = [int(steps[size]) if size < count else 0 for size in sizes]  # a size suffices once the next lane is done
     cuts = [Segment(a, b, n) for a, b, n in zip(ends, [*ends[1:], int(steps[0])], sizes, strict=True)]
     return [cut for cut in cuts if cut.first < cut.last]
 
 
 def padding(steps: np.ndarray, least: int) -> float:
-    """The share of the steps taken that belong to lanes which were done."""
+    """Return the share of the steps taken that belong to lanes which were done."""
     order = np.sort(steps)[::-1]
     taken = sum((cut.last - cut.first) * cut.lanes for cut in segments(order, least))
     return 1 - float(order.sum()) / taken
 
 
-def _held(inputs: Inputs, moved: tuple[State, Tensor], t: Tensor | None) -> tuple[State, Tensor]:
-    """The carry and the losses after a step; lanes that are done at step t stay where they are."""
-    carry, losses = moved
-    if t is None:
-        return carry, inputs.losses + losses
-    going = inputs.owned > t
-    wide = {k: going.view(-1, *[1] * (v.ndim - 1)) for k, v in carry.items()}
-    carry = {k: torch.where(wide[k], v, inputs.carry[k]) for k, v in carry.items()}
-    return carry, inputs.losses + torch.where(going, losses, 0)
+# -- steps ------------------------------------------------------------------------------------------------------------
+def _numbered(step: BatchedStep, ragged: bool) -> NumberedStep:
+    """Return a step by its number; if `ragged`, lanes that are done stay where they are."""
+
+    def numbered(inputs: Inputs, rows: Tensor, number: Tensor) -> Moved:
+        carry, losses = step(inputs, rows, rng.fold(inputs.lanes.keys, number))
+        if not ragged:
+            return carry, inputs.losses + losses
+        going = inputs.lanes.steps > number
+        wide = {k: going.view(-1, *[1] * (v.ndim - 1)) for k, v in carry.items()}
+        carry = {k: torch.where(wide[k], v, inputs.carry[k]) for k, v in carry.items()}
+        return carry, inputs.losses + torch.where(going, losses, 0)
+
+    return numbered
 
 
-def _moved(move: Move, ragged: bool) -> Moved:
-    """A step and its end; if `ragged`, some lanes may be done."""
-
-    def moved(fixed: tuple[Any, ...], rows: Tensor, now: Tensor) -> tuple[State, Tensor]:
-        given = Inputs._make([*fixed, rows])
-        return _held(given, move(given, rows, rng.fold(given.keys, now)), now if ragged else None)
-
-    return moved
+def _numbers(first: Tensor, steps: int) -> tuple[Tensor, ...]:
+    """Return the numbers of steps. Fused programs want inputs aligned to sixteen bytes, so each has twice its room."""
+    count = torch.arange(steps, device=first.device)
+    room = count.new_empty(steps, 2)
+    return torch.add(first, count, out=room[:, 0]).unbind()
 
 
-def _numbers(inputs: Inputs) -> tuple[Tensor, ...]:
-    """Of the steps. Fused programs want inputs that begin at multiples of sixteen bytes, so each has twice its room."""
-    count = torch.arange(len(inputs.rows), device=inputs.rows.device)
-    room = count.new_empty(len(count), 2)
-    return torch.add(inputs.first, count, out=room[:, 0]).unbind()
-
-
+# -- CUDA graphs ------------------------------------------------------------------------------------------------------
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """While a graph is captured no other may be destroyed, which Python's collector might do at any moment."""
+def _no_collection() -> Iterator[None]:
+    """Keep Python's collector, which might destroy another graph, from running while a graph is captured."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -149,25 +171,33 @@ def _nothing_collected() -> Iterator[None]:
 
 
 class Captured:
-    """A function of tensors, captured for inputs of these shapes. It reads and writes buffers of its own."""
+    """A function of tensors, captured for inputs of these shapes. It reads and writes buffers of its own.
 
-    def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], pool: Any, keep: Any = None):
-        self.buffers = _cloned(inputs)
-        self.keep = keep  # what the function reads beside its inputs must outlive it
+    `keep` is what the function reads beside its inputs and must outlive it; `steps` names the steps inside.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        inputs: tuple[Any, ...],
+        pool: Any,
+        keep: Any = None,
+        steps: frozenset[str] = frozenset(),
+    ):
+        self.buffers, self.keep, self.steps = _cloned(inputs), keep, steps
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             function(*self.buffers)  # libraries choose and allocate on first use, which a capture must not see
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with _nothing_collected(), torch.cuda.graph(self.graph, pool=pool):
+        with _no_collection(), torch.cuda.graph(self.graph, pool=pool):
             self.outputs = function(*self.buffers)
 
     def load(self, *inputs: Any) -> None:
-        """Fills the buffers."""
-        pairs = zip(_leaves(self.buffers[: len(inputs)]), _leaves(inputs), strict=True)
+        """Copy inputs into the first buffers."""
         by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-        for target, source in pairs:
+        for target, source in zip(_leaves(self.buffers[: len(inputs)]), _leaves(inputs), strict=True):
             if target is not None:
                 targets, sources = by_type.setdefault(target.dtype, ([], []))
                 targets.append(target)
@@ -181,42 +211,97 @@ class Captured:
         return _cloned(self.outputs)
 
 
-class Steps:
-    """One step, captured, to be replayed for every step of a phase."""
+class CapturedStep:
+    """One step, captured, which is replayed for every step of a phase; its plan has room for `room` steps."""
 
-    def __init__(self, moved: Moved, inputs: Inputs, pool: Any):
-        rows = inputs.rows.new_zeros((ROOM, *inputs.rows.shape[1:]))
-
-        def step(fixed: tuple[Any, ...], rows: Tensor, t: Tensor) -> None:
-            given = Inputs._make([*fixed, rows])
-            own = rows.index_select(0, t.unsqueeze(0)).squeeze(0)
-            carry, losses = moved(fixed, own, t + given.first)
-            for name, value in carry.items():
-                given.carry[name].copy_(value)
-            given.losses.copy_(losses)
+    def __init__(self, name: StepName, step: NumberedStep, inputs: Inputs, plan: Tensor, pool: Any, room: int):
+        def body(inputs: Inputs, plan: Tensor, t: Tensor) -> None:
+            rows = plan.index_select(0, t.unsqueeze(0)).squeeze(0)
+            carry, losses = step(inputs, rows, t + inputs.first)
+            for part, value in carry.items():
+                inputs.carry[part].copy_(value)
+            inputs.losses.copy_(losses)
             t.add_(1)
 
-        self.captured = Captured(step, (inputs.fixed, rows, torch.zeros_like(inputs.first)), pool, keep=moved)
+        buffers = (inputs, plan.new_zeros((room, *plan.shape[1:])), torch.zeros_like(inputs.first))
+        self.steps = frozenset({name.step})
+        self.captured = Captured(body, buffers, pool, keep=step)
 
-    def run(self, inputs: Inputs) -> tuple[State, Tensor]:
-        """All steps."""
-        self.captured.load(inputs.fixed)
-        fixed, plan, t = self.captured.buffers
-        given = Inputs._make([*fixed, plan])
-        for rows in inputs.rows.split(ROOM):
-            plan[: len(rows)].copy_(rows)
+    def run(self, inputs: Inputs, plan: Tensor) -> Moved:
+        """Take all steps of a plan."""
+        self.captured.load(inputs)
+        buffers, room, t = self.captured.buffers
+        for rows in plan.split(len(room)):
+            room[: len(rows)].copy_(rows)
             t.zero_()
             for _ in range(len(rows)):
                 self.captured.graph.replay()
-            given.first.add_(len(rows))
-        return {k: v.clone() for k, v in given.carry.items()}, given.losses.clone()
+            buffers.first.add_(len(rows))
+        return {k: v.clone() for k, v in buffers.carry.items()}, buffers.losses.clone()
 
 
-def compiled(function: Callable[..., Any], inputs: tuple[Any, ...], said: set[str]) -> Callable[..., Any]:
-    """The function by torch.compile for inputs of these shapes; as it is, with a message, where that fails.
+# These walk through a program's inputs in every round. For plain nestings torch's own take several times as long.
+def _leaves(tree: Any) -> Iterator[Tensor | None]:
+    if tree is None or isinstance(tree, Tensor):
+        yield tree
+    else:
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _leaves(part)
+
+
+def _cloned(tree: Any) -> Any:
+    if tree is None or isinstance(tree, Tensor):
+        return tree if tree is None else tree.clone(memory_format=torch.contiguous_format)
+    if isinstance(tree, dict):
+        return {name: _cloned(part) for name, part in tree.items()}
+    parts = map(_cloned, tree)
+    return tree._make(parts) if hasattr(tree, "_make") else type(tree)(parts)
+
+
+def _shapes(tree: Any) -> Hashable:
+    """Return what a captured program depends on of its inputs: their names, shapes and types."""
+    if tree is None or isinstance(tree, Tensor):
+        return tree if tree is None else (tree.shape, tree.dtype)
+    if isinstance(tree, dict):
+        return tuple((name, _shapes(part)) for name, part in tree.items())
+    return tuple(map(_shapes, tree))
+
+
+# -- compiled and recorded steps --------------------------------------------------------------------------------------
+class Gate:
+    """A lock that many threads may share, or one have alone."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Condition(), 0
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Wait for a thread that is alone."""
+        with self._lock:
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                self._lock.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait for all other threads, which then wait until this one is done."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._inside == 0)
+            yield
+
+
+RECORDING = Gate()  # recording changes torch for its duration, for all threads: nothing compiled may run then
+
+
+def compiled(function: Callable[..., Any], inputs: tuple[Any, ...], warned: set[str]) -> Callable[..., Any]:
+    """Return the function by torch.compile for inputs of these shapes; where that fails, warn and return it unchanged.
 
     What is compiled is a trace, in which the transforms of torch.func, our convolutions and our noise are resolved.
-    What was `said` is not said again.
+    Warnings in `warned` are not repeated.
     """
     leaves, kind = tree_flatten(inputs)
     given = [i for i, leaf in enumerate(leaves) if leaf is not None]
@@ -236,108 +321,142 @@ def compiled(function: Callable[..., Any], inputs: tuple[Any, ...], said: set[st
         merge(trace.graph)
         settle(trace.graph)
         trace.recompile()
-        fused = torch.compile(trace, dynamic=False)
-        fused(*tensors)
+        program = torch.compile(trace, dynamic=False)
+        program(*tensors)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # compilers fail in many ways, and never should a run
-        _warn(f"A step runs without torch.compile, which fails: {uncompiled(error)}", said)
+        _warn(f"A step runs without torch.compile, which fails: {uncompiled(error)}", warned)
         return function
-    return lambda *inputs: fused(*(leaf for leaf in tree_leaves(inputs) if leaf is not None))
+    return lambda *inputs: program(*(leaf for leaf in tree_leaves(inputs) if leaf is not None))
 
 
-def _warn(text: str, said: set[str]) -> None:
-    if text not in said:
-        said.add(text)
+def _warn(text: str, warned: set[str]) -> None:
+    if text not in warned:
+        warned.add(text)
         log.warning("%s", text)
 
 
-# These walk through what a program is given, in every round. For plain nestings torch's own take several times as long.
-def _leaves(tree: Any) -> Iterator[Tensor | None]:
-    if tree is None or isinstance(tree, Tensor):
-        yield tree
-    else:
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from _leaves(part)
+def _fixed_tensors(inputs: Inputs) -> tuple[Any, ...]:
+    """Return what is the same in all steps of a phase."""
+    return inputs.lanes, inputs.runs, inputs.samples
 
 
-def _cloned(tree: Any) -> Any:
-    if tree is None or isinstance(tree, Tensor):
-        return tree if tree is None else tree.clone(memory_format=torch.contiguous_format)
-    if isinstance(tree, dict):
-        return {name: _cloned(part) for name, part in tree.items()}
-    parts = map(_cloned, tree)
-    return tree._make(parts) if hasattr(tree, "_make") else type(tree)(parts)
+def _recorded(
+    step: NumberedStep, inputs: Inputs, plan: Tensor, compile: bool, warned: set[str]
+) -> Recording | None:  # fmt: skip
+    """Return a step as plain operations, in which the transforms of torch.func are resolved; None where that fails.
+
+    With `compile`, what is done in every step is compiled.
+    """
+    leaves, kind = tree_flatten(_fixed_tensors(inputs))
+    given = [i for i, leaf in enumerate(leaves) if leaf is not None]
+    names = list(inputs.carry)
+
+    def flat(*tensors: Tensor) -> Moved:
+        *carry, losses = tensors[: len(names) + 1]
+        *fixed, rows, number = tensors[len(names) + 1 :]
+        full = list(leaves)
+        for i, tensor in zip(given, fixed, strict=True):
+            full[i] = tensor
+        lanes, runs, samples = tree_unflatten(full, kind)
+        return step(Inputs(dict(zip(names, carry, strict=True)), losses, lanes, runs, samples, number), rows, number)
+
+    tensors = [*inputs.carry.values(), inputs.losses, *(leaves[i] for i in given), plan[0], inputs.first]
+    try:
+        tape = record(flat, *map(torch.clone, tensors))  # it takes one tensor given twice for one input
+        fixed = range(len(names) + 1, len(tensors) - 2)
+        once, again = once_and_again(tape, fixed)
+        if not compile:
+            return once, Quickened(again, len(names) + 1)
+        program = compiled(again, (*tensors, *once(*(tensors[i] for i in fixed))), warned)
+
+        def beside(*inputs: Tensor) -> Any:
+            with RECORDING.shared():
+                return program(*inputs)
+
+        return once, beside
+    except Exception as error:  # the step runs as well without
+        if compile:
+            _warn(f"A step is neither recorded nor compiled: {uncompiled(error)}", warned)
+        log.debug("A step is not recorded: %s: %s", type(error).__name__, error)
+        return None
 
 
-def _shapes(tree: Any) -> Hashable:
-    """What a captured program depends on of its inputs: their names, shapes and types."""
-    if tree is None or isinstance(tree, Tensor):
-        return tree if tree is None else (tree.shape, tree.dtype)
-    if isinstance(tree, dict):
-        return tuple((name, _shapes(part)) for name, part in tree.items())
-    return tuple(map(_shapes, tree))
+# -- the executor -----------------------------------------------------------------------------------------------------
+class Executor:
+    """How a run's programs are executed; it keeps the latest captured and recorded ones.
 
+    `capture`: as CUDA graphs. `record`: recorded, on a CPU. `compile`: by torch.compile; `undecided`: that is decided
+    later (`rounds.consider_compiling`). `heavy`: every lane takes its time, so that padding lanes is not free.
+    """
 
-class Programs:
-    """How a run's programs are executed: as they are, or captured. Captured ones are kept, the latest of them."""
-
-    LIMIT = 64
-
-    def __init__(self, capture: bool, fuse: bool = False, trace: bool = False, heavy: bool = False, auto: bool = False):
-        self.auto = auto  # whether it is yet to be decided if steps are compiled (`compiling`)
-        self.only: frozenset[str] | None = None  # the names of the steps that are; None: all
-        self.capture, self.fuse, self.trace, self.heavy, self.often = capture, fuse, trace, heavy, OFTEN
-        self.graphs: OrderedDict[Hashable, Any] = OrderedDict()
+    def __init__(
+        self,
+        capture: bool = False,
+        *,
+        compile: bool = False,
+        record: bool = False,
+        heavy: bool = False,
+        undecided: bool = False,
+        policy: Policy | None = None,
+    ):
+        self.capture, self.compile, self.record, self.heavy = capture, compile, record, heavy
+        self.undecided, self.policy = undecided, policy or thresholds.DEFAULT
+        self.compiled_steps: frozenset[str] | None = None  # the names of the steps that are compiled; None: all
+        self.graphs: OrderedDict[Hashable, Captured | CapturedStep] = OrderedDict()
         self.refused: set[Hashable] = set()  # names of what cannot be captured
-        self.said: set[str] = set()  # what a person was told
-        self.relieved = False  # whether all was dropped once to make room
-        self.fused: dict[Hashable, Moved] = {}
-        self.met: dict[Hashable, int] = {}  # how often a step was taken
-        self.traces: dict[Hashable, Trace | None] = {}
+        self.warned: set[str] = set()
+        self.compiled: dict[Hashable, NumberedStep] = {}
+        self.taken: dict[Hashable, int] = {}  # how often a step was taken
+        self.recordings: dict[Hashable, Recording | None] = {}
         self.pool: Any = None
+        self._released = False
 
     @property
-    def few(self) -> bool:
-        """Whether another shape of the inputs is dearer than padding."""
-        return self.capture or self.fuse
+    def prefers_padding(self) -> bool:
+        """Whether another shape of the inputs costs more than padding."""
+        return self.capture or self.compile
 
     @property
-    def least(self) -> int:
-        """Lanes below which the batch does not shrink: a graph more is soon worth it, another compiled one is not."""
-        return 0 if not self.few else 1 if self.heavy and not self.fuse else SMALL
+    def smallest_batch(self) -> int:
+        """Lanes below which the batch does not shrink: one more graph soon pays, one more compiled step does not."""
+        return 0 if not self.prefers_padding else 1 if self.heavy and not self.compile else self.policy.small_batch
 
     @property
     def settled(self) -> bool:
-        """Whether no recorded step will become faster yet."""
-        played = [trace[1] for trace in self.traces.values() if trace is not None]
+        """Whether no recorded step will become faster any more."""
+        played = [recording[1] for recording in self.recordings.values() if recording is not None]
         return not any(isinstance(each, Quickened) and each.soon is not None for each in played)
 
-    def forget(self) -> None:
-        """Drops all that was captured or traced, and what is known of it."""
-        self.graphs.clear()
-        self.refused.clear()
-        self.fused.clear()
-        self.met.clear()
-        self.traces.clear()
-        self.pool = None
-
-    def shapes_of(self, steps: Collection[str]) -> int:
-        """How many shapes of these steps are captured, each of which would have to be compiled."""
-        names = [cast(Any, key)[0][0] for key in self.graphs]
-        return sum(len(steps) if name == "round" else name in steps for name in names)
-
-    def fuse_from_now(self, steps: frozenset[str]) -> None:
-        """Compiles these steps from now on; what was captured without is dropped."""
-        self.fuse, self.auto, self.only = True, False, steps
-        self.forget()
-
     @property
-    def inside(self) -> Programs:
-        """The same for parts of a program that is itself captured: they run as they are."""
+    def inside(self) -> Executor:
+        """The executor for the parts of a program that is itself captured: they are not captured again."""
         other = copy.copy(self)
         other.capture = False
         return other
+
+    def may_release(self) -> bool:
+        """Return whether captured programs may be dropped to make room, which is tried once in a run."""
+        first, self._released = not self._released, True
+        return first
+
+    def forget(self) -> None:
+        """Drop all that was captured, compiled or recorded, and what is known of it."""
+        for store in (self.graphs, self.refused, self.compiled, self.taken, self.recordings):
+            store.clear()
+        self.pool = None
+
+    def shapes_of(self, steps: frozenset[str]) -> int:
+        """Return how many shapes of these steps are captured, each of which would have to be compiled."""
+        return sum(len(program.steps & steps) for program in self.graphs.values())
+
+    def decide(self, steps: frozenset[str] | None) -> None:
+        """Compile these steps from now on, and drop what was captured without; None: compile nothing."""
+        self.undecided = False
+        if steps is not None:
+            self.compile, self.compiled_steps = True, steps
+            self.forget()
 
     def call(
         self,
@@ -345,20 +464,20 @@ class Programs:
         function: Callable[..., Any],
         *inputs: Any,
         keep: Any = None,
-        instead: Callable[[], Any] | None = None,
+        steps: frozenset[str] = frozenset(),
+        fallback: Callable[[], Any] | None = None,
     ) -> Any:
-        """A function of tensors alone; what to do `instead` where it cannot be captured, if that is something else.
+        """Call a function of tensors alone, captured; where it cannot be, call the fallback or the function itself.
 
-        `name` and the inputs' shapes tell it from all others.
+        `name` and the shapes of the inputs tell the function from all others. For `keep` and `steps` see `Captured`.
         """
-        make = lambda pool: Captured(function, inputs, pool, keep)  # noqa: E731
-        found = self._found(name, _shapes(inputs), make)
-        if found is None:
-            return function(*inputs) if instead is None else instead()
-        return found(*inputs)
+        program = self._program(name, _shapes(inputs), lambda pool: Captured(function, inputs, pool, keep, steps))
+        if program is None:
+            return function(*inputs) if fallback is None else fallback()
+        return program(*inputs)
 
-    def _found(self, name: Hashable, shapes: Hashable, make: Callable[[Any], Any]) -> Any:
-        """What is captured under a name for these shapes, now or before; None if it is to run as it is."""
+    def _program(self, name: Hashable, shapes: Hashable, make: Callable[[Any], Any]) -> Any:
+        """Return what is captured under a name for these shapes, now or before; None if it is not to be captured."""
         if not self.capture or name in self.refused:
             return None
         key = (name, shapes)
@@ -374,125 +493,88 @@ class Programs:
                 why = str(error).splitlines()[0]
                 log.warning("A part of the work is launched step by step, for it cannot be a CUDA graph: %s", why)
                 return None
-            if len(self.graphs) > self.LIMIT:
+            if len(self.graphs) > self.policy.programs:
                 self.graphs.popitem(last=False)
         self.graphs.move_to_end(key)
         return self.graphs[key]
 
-    def run(self, name: Hashable, move: Move, inputs: Inputs, steps: np.ndarray, runs: bool) -> tuple[State, Tensor]:
-        """All steps of a phase: the last carry and the summed losses.
+    def run(
+        self, name: StepName, step: BatchedStep, inputs: Inputs, plan: Tensor, steps: np.ndarray
+    ) -> Moved:  # fmt: skip
+        """Take all steps of a phase and return the last carry and the summed losses.
 
-        `name` tells apart steps that do different things with inputs of the same shapes, `steps` are the lanes' own,
-        and `runs` says that the lanes belong to several runs.
+        `plan` has the sample numbers of all steps [steps, batches of a step, lanes, batch], `steps` how many of them
+        are each lane's own.
         """
         if steps.min() == steps.max():
-            return self._segment(name, move, inputs, False)
-        order = uploaded(torch.as_tensor(np.argsort(-steps, kind="stable")), inputs.rows.device)
-        at = OF_LANES + OF_RUNS * runs
-        pick = lambda t: None if t is None else t[order]  # noqa: E731
-        inputs = Inputs._make([*tree_map(pick, inputs[:at]), *inputs[at:-1], inputs.rows[:, :, order]])
+            return self._segment(name, step, inputs, plan, False)
+        order = to_device(torch.as_tensor(np.argsort(-steps, kind="stable")), plan.device)
+        inputs, plan = inputs.select(itemgetter(order), name.several_runs), plan[:, :, order]
         counts = np.sort(steps)[::-1]
         carry, losses = {k: v.clone() for k, v in inputs.carry.items()}, inputs.losses.clone()
-        for first, last, lanes in segments(counts, self.least):
-            head = lambda t, n=lanes: None if t is None else t[:n]  # noqa: E731
-            now = inputs._replace(carry=carry, losses=losses)
-            part = Inputs._make([*tree_map(head, now[:at]), *now[at:-1], inputs.rows[first:last, :, :lanes]])
-            part = part._replace(first=inputs.first + first)
-            moved, value = self._segment(name, move, part, bool(counts[lanes - 1] < last))
+        for first, last, lanes in segments(counts, self.smallest_batch, self.policy.shrink):
+            part = inputs._replace(carry=carry, losses=losses, first=inputs.first + first)
+            part = part.select(itemgetter(slice(lanes)), name.several_runs)
+            moved, value = self._segment(name, step, part, plan[first:last, :, :lanes], counts[lanes - 1] < last)
             for k, v in moved.items():
                 carry[k][:lanes] = v
             losses[:lanes] = value
         back = torch.argsort(order)
         return {k: v[back] for k, v in carry.items()}, losses[back]
 
-    def _segment(self, name: Hashable, move: Move, inputs: Inputs, ragged: bool) -> tuple[State, Tensor]:
-        """Steps of the same lanes; if `ragged`, some of them are done on the way."""
-        shapes = (ragged, _shapes(inputs.fixed), tuple(inputs.rows.shape[1:]))
-        moved = self._fused((name, shapes), move, inputs, ragged)
-        found = self._found(name, shapes, lambda pool: Steps(moved, inputs, pool))
-        if found is not None:
-            return found.run(inputs)
-        step = self._step(name, move, moved, inputs, ragged)
+    def _segment(self, name: StepName, step: BatchedStep, inputs: Inputs, plan: Tensor, ragged: bool) -> Moved:
+        """Take steps of the same lanes; if `ragged`, some of them are done on the way."""
+        shapes = (bool(ragged), _shapes(inputs), tuple(plan.shape[1:]))
+        numbered = self._compiled(name, shapes, _numbered(step, ragged), inputs, plan)
+        room = self.policy.graph_steps
+        program = self._program(name, shapes, lambda pool: CapturedStep(name, numbered, inputs, plan, pool, room))
+        if program is not None:
+            return program.run(inputs, plan)
+        following = self._next(name, numbered, inputs, plan, ragged)
         carry, losses = inputs.carry, inputs.losses
-        if self.trace:  # a recorded step writes to the place of what it is given
+        if self.record:  # a recorded step writes to the place of what it is given
             carry, losses = _cloned((carry, losses))
-        for rows, now in zip(inputs.rows, _numbers(inputs), strict=True):
-            carry, losses = step(carry, losses, rows, now)
+        for rows, number in zip(plan, _numbers(inputs.first, len(plan)), strict=True):
+            carry, losses = following(carry, losses, rows, number)
         return carry, losses
 
-    def _fused(self, key: tuple[Any, Hashable], move: Move, inputs: Inputs, ragged: bool) -> Moved:
-        """A step as it is or, where that is wanted, compiled."""
-        moved = _moved(move, ragged)
-        ours = self.only is None or key[0][0] in self.only
-        if not (self.fuse and ours) or inputs.rows.device.type == "cpu":
-            return moved
-        if key not in self.fused:
-            self.fused[key] = compiled(moved, (inputs.fixed, inputs.rows[0], inputs.first), self.said)
-        return self.fused[key]
-
-    def _step(self, name: Hashable, move: Move, moved: Moved, inputs: Inputs, ragged: bool) -> OneStep:
-        """A step that is not captured: as it is and on a CPU, once it has come often, its trace."""
-
-        def step(carry: State, losses: Tensor, rows: Tensor, now: Tensor) -> tuple[State, Tensor]:
-            return moved(inputs._replace(carry=carry, losses=losses).fixed, rows, now)
-
-        if not self.trace or not inputs.samples or not enabled("recorder"):
+    def _compiled(
+        self, name: StepName, shapes: Hashable, step: NumberedStep, inputs: Inputs, plan: Tensor
+    ) -> NumberedStep:
+        """Return a step compiled, where that is wanted and not on a CPU; otherwise the step itself."""
+        ours = self.compiled_steps is None or name.step in self.compiled_steps
+        if not (self.compile and ours) or plan.device.type == "cpu":
             return step
-        fixed = inputs._replace(samples=tuple(t[:0] for t in inputs.samples)).fixed  # however many samples there are
-        key = (name, ragged, _shapes(fixed), tuple(inputs.rows.shape[1:]))
-        self.met[key] = self.met.get(key, 0) + len(inputs.rows)
-        if self.met[key] < self.often and not self.fuse:
-            return step
-        if key not in self.traces:
-            with TRACING.alone():
-                if key not in self.traces and len(self.traces) < self.LIMIT:
-                    self.traces[key] = _trace(move, inputs, ragged, self.fuse, self.said)
-        trace = self.traces.get(key)
-        if trace is None:
-            return step
-        once, again = trace
-        rest = [t for t in tree_leaves(inputs[2:-2]) if t is not None]
-        names, ready = list(inputs.carry), once(*rest)
+        key = (name, shapes)
+        if key not in self.compiled:
+            self.compiled[key] = compiled(step, (inputs, plan[0], inputs.first), self.warned)
+        return self.compiled[key]
 
-        def replay(carry: State, losses: Tensor, rows: Tensor, now: Tensor) -> tuple[State, Tensor]:
-            return again(*(carry[k] for k in names), losses, *rest, rows, now, *ready)
+    def _next(self, name: StepName, step: NumberedStep, inputs: Inputs, plan: Tensor, ragged: bool) -> NextStep:
+        """Return a step that is not captured: eager or, on a CPU once it has come often, recorded."""
+
+        def eager(carry: State, losses: Tensor, rows: Tensor, number: Tensor) -> Moved:
+            return step(inputs._replace(carry=carry, losses=losses), rows, number)
+
+        if not self.record or not inputs.samples or not enabled("recorder"):
+            return eager
+        few = inputs._replace(samples=tuple(t[:0] for t in inputs.samples))  # however many samples there are
+        key = (name, bool(ragged), _shapes(few), tuple(plan.shape[1:]))
+        self.taken[key] = self.taken.get(key, 0) + len(plan)
+        if self.taken[key] < self.policy.record_after and not self.compile:
+            return eager
+        if key not in self.recordings:
+            with RECORDING.alone():
+                if key not in self.recordings and len(self.recordings) < self.policy.programs:
+                    self.recordings[key] = _recorded(step, inputs, plan, self.compile, self.warned)
+        recording = self.recordings.get(key)
+        if recording is None:
+            return eager
+        once, again = recording
+        fixed = [t for t in tree_leaves(_fixed_tensors(inputs)) if t is not None]
+        names, ready = list(inputs.carry), once(*fixed)
+
+        def replay(carry: State, losses: Tensor, rows: Tensor, number: Tensor) -> Moved:
+            return again(*(carry[k] for k in names), losses, *fixed, rows, number, *ready)
 
         return replay
-
-
-def _trace(move: Move, inputs: Inputs, ragged: bool, fuse: bool, said: set[str]) -> Trace | None:
-    """A step as plain operations, in which the transforms of torch.func are resolved once; None if that fails.
-
-    With `fuse`, what is done in every step is compiled.
-    """
-    leaves, kind = tree_flatten(inputs[2:-2])
-    given = [i for i, leaf in enumerate(leaves) if leaf is not None]
-    names = list(inputs.carry)
-
-    def flat(*tensors: Tensor) -> tuple[State, Tensor]:
-        carry, losses = dict(zip(names, tensors, strict=False)), tensors[len(names)]
-        full = list(leaves)
-        for i, tensor in zip(given, tensors[len(names) + 1 : -2], strict=True):
-            full[i] = tensor
-        rows, now = tensors[-2:]
-        return _moved(move, ragged)((carry, losses, *tree_unflatten(full, kind), now), rows, now)
-
-    tensors = [*inputs.carry.values(), inputs.losses, *(leaves[i] for i in given), inputs.rows[0], inputs.first]
-    try:
-        tape = record(flat, *map(torch.clone, tensors))  # it takes one tensor given twice for one input
-        fixed = range(len(names) + 1, len(tensors) - 2)
-        once, again = once_and_again(tape, fixed)
-        if not fuse:
-            return once, Quickened(again, len(names) + 1)
-        fused = compiled(again, (*tensors, *once(*(tensors[i] for i in fixed))), said)
-
-        def beside(*inputs: Tensor) -> Any:
-            with TRACING.shared():
-                return fused(*inputs)
-
-        return once, beside
-    except Exception as error:  # it goes as well without
-        if fuse:
-            _warn(f"A step is neither traced nor compiled: {uncompiled(error)}", said)
-        log.debug("A step is not traced: %s: %s", type(error).__name__, error)
-        return None

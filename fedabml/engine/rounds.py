@@ -25,13 +25,12 @@ from ..algorithms.base import State
 from ..errors import TrainingError
 from . import compiling
 from .checkpoint import Checkpoint, broadcast, check_like
-from .client import Lanes, Part, chunked, each_run, joined
+from .client import ClientGroup, Lanes, initial_kept, join_states, no_update, split_state, weighted_round
 from .client_states import Kept
-from .memory import fitting
 from .processes import ALONE, PeerLost, World, fingerprint, packed, unpacked
 from .server import ServerState, client_weights, draw_clients, initial_state, server_step, theta
 from .setting import Cohort
-from .threads import over
+from .workers import chunks, fit_in_memory, map_in_threads
 
 log = logging.getLogger("fedabml")
 Line = dict[str, Any]  # of a round in the history
@@ -104,15 +103,13 @@ class Simulation:
         self,
         cohort: Cohort,
         *,
-        participation: float,
-        epochs: int,
         state: Checkpoint | None = None,
         world: World = ALONE,
         folder: Path | None = None,
     ):
-        self.cohort, self.participation, self.epochs, self.world = cohort, participation, epochs, world
+        self.cohort, self.setting, self.world = cohort, cohort.setting, world
         self.seconds = 0.0
-        self.compiled = 1 if cohort.programs.fuse else None  # the first round whose steps are compiled
+        self.compiled = 1 if cohort.executor.compile else None  # the first round whose steps are compiled
         self.server = initial_state(cohort.algorithm, cohort.network)
         self.kept = Kept(cohort, folder=folder, world=world)
         world.lead(lambda: self._check(state))
@@ -136,18 +133,19 @@ class Simulation:
             check_like(self._kept_like, own)
 
     def _go_on_from(self, state: Checkpoint) -> None:
-        cohort, programs = self.cohort, self.cohort.programs
+        cohort, executor = self.cohort, self.cohort.executor
         states = (
             {k: v.to(cohort.device, cohort.dtype) for k, v in part.items()}
             for part in (state.shared, state.average, state.velocity)
         )
         self.server, self.seconds = ServerState(state.round, *states), state.seconds
         self.kept.restore(state.kept)
-        cohort.chunk = state.chunk or cohort.chunk
-        if programs.auto and state.compiled:  # what was decided before is not decided again
+        cohort.limit.set(state.chunk or cohort.chunk)
+        if executor.undecided and state.compiled:  # what was decided before is not decided again
             self.compiled = state.compiled
-            programs.fuse_from_now(compiling.steps_of_rounds(cohort.algorithm, self.epochs))
-        programs.auto = programs.auto and state.round < compiling.LOOK
+            executor.decide(compiling.steps_of_rounds(cohort.algorithm, self.setting.epochs))
+        elif executor.undecided and state.round >= executor.policy.decide_round:
+            executor.decide(None)
 
     def return_to(self, server: ServerState) -> None:
         """Set the server's state, to that before a round that does not count."""
@@ -187,14 +185,7 @@ class Simulation:
     @cached_property
     def _kept_like(self) -> State:
         """A kept state with the names and shapes of every client's."""
-        return {name: v[0].cpu() for name, v in self.cohort.keep(self.shared, [0]).items()}
-
-    @cached_property
-    def _no_update(self) -> State:
-        """The sum of the updates of no client."""
-        kept = self.cohort.keep(self.shared, [0])
-        update, _, _ = self.cohort.train(self.shared, kept, [0], 1, 0)
-        return {name: torch.zeros_like(v[0]) for name, v in update.items()}
+        return {name: v[0].cpu() for name, v in initial_kept(Lanes.of(self.cohort, self.shared, [0])).items()}
 
     def kept_for(self, clients: Sequence[int]) -> State:
         """Return the kept states of clients, one row each, as `evaluate` needs them."""
@@ -202,7 +193,7 @@ class Simulation:
 
     def draw(self) -> list[int]:
         """Return the clients of the next round."""
-        return draw_clients(self.cohort.fed.clients, self.participation, self.cohort.seed, self.round + 1)
+        return draw_clients(self.cohort.fed.clients, self.setting.participation, self.cohort.seed, self.round + 1)
 
     def deal(self, clients: list[int]) -> list[int]:
         """Return this process's clients of a round: those that it owns or, where nothing is kept, a fair share."""
@@ -213,10 +204,9 @@ class Simulation:
             self.shares = self.world.deal(clients, self.cohort.fed.train.counts)
         return self.shares[self.world.rank]
 
-    def part(self, clients: list[int]) -> Part:
+    def group(self, clients: list[int]) -> ClientGroup:
         """Return some clients in the next round."""
-        round = self.round + 1
-        return Part(self.cohort, self.shared, clients, round, self.cohort.algorithm.lr_factor(round))
+        return ClientGroup.in_round(self.cohort, self.shared, clients, self.round + 1)
 
     def weights(self, clients: list[int]) -> Tensor:
         """Return the weights, among a round's clients, of those that this process works for."""
@@ -230,7 +220,7 @@ class Simulation:
     def summed(self, work: list[Work]) -> State:
         """Return this process's part of the weighted mean of a round's updates."""
         if not work:
-            return self._no_update
+            return no_update(self.cohort, self.shared)
         return {name: sum((w.update[name] for w in work[1:]), first) for name, first in work[0].update.items()}
 
     def reduce(self, clients: list[int], update: State, losses: Tensor) -> tuple[State, list[float]]:
@@ -338,7 +328,7 @@ class Simulation:
     def save(self, write: Save, line: Line) -> None:
         """Have process 0 write a round's line and the state after it."""
         changed = self._collect_changed()
-        self.cohort.chunk = self.world.least(self.cohort.chunk)
+        self.cohort.limit.set(self.world.least(self.cohort.chunk))
         now = self.server
         state = Checkpoint(
             now.round, now.shared, now.average, {}, self.seconds, self.cohort.chunk, now.velocity, self.compiled
@@ -366,7 +356,7 @@ def start_round(sims: Sequence[Simulation]) -> RoundInFlight:
     drawn = [sim.draw() for sim in sims]
     mine = [sim.deal(clients) for sim, clients in zip(sims, drawn, strict=True)]
     weights = [sim.weights(clients) for sim, clients in zip(sims, drawn, strict=True)]
-    work = fitting([sim.cohort for sim in sims], sum(map(len, mine)), partial(_work, sims, mine, weights))
+    work = fit_in_memory([sim.cohort for sim in sims], sum(map(len, mine)), partial(_work, sims, mine, weights))
     updates = [sim.summed(parts) for sim, parts in zip(sims, work, strict=True)]
     each = [w.losses for parts in work for w in parts]
     losses = torch.cat(each) if each else sims[0].cohort.network.initial.new_zeros(0)
@@ -391,7 +381,7 @@ def _work(sims: Sequence[Simulation], clients: list[list[int]], weights: list[Te
     left = list(weights)
     workers = sims[0].cohort.workers
     parts: list[tuple[dict[int, list[int]], list[Tensor]]] = []
-    for part in chunked(clients, chunk, workers):
+    for part in chunks(clients, chunk, workers):
         shares = []
         for i, own in part.items():
             share, left[i] = left[i].split([len(own), len(left[i]) - len(own)])
@@ -400,13 +390,13 @@ def _work(sims: Sequence[Simulation], clients: list[list[int]], weights: list[Te
 
     def train(one: tuple[dict[int, list[int]], list[Tensor]]) -> tuple[list[State], State, Tensor]:
         part, shares = one
-        lanes = Lanes([sims[i].part(own) for i, own in part.items()])
-        kept = joined([sims[i].kept.get(sims[i].shared, own) for i, own in part.items()])
-        return lanes.work(kept, shares, sims[0].epochs)
+        lanes = Lanes([sims[i].group(own) for i, own in part.items()])
+        kept = join_states([sims[i].kept.get(sims[i].shared, own) for i, own in part.items()])
+        return weighted_round(lanes, kept, shares, sims[0].setting.epochs)
 
-    for (part, _), (updates, kept, losses) in zip(parts, over(train, parts, workers), strict=True):
+    for (part, _), (updates, kept, losses) in zip(parts, map_in_threads(train, parts, workers), strict=True):
         sizes = [len(own) for own in part.values()]
-        for i, done in zip(part, map(Work, updates, each_run(kept, sizes), losses.split(sizes)), strict=True):
+        for i, done in zip(part, map(Work, updates, split_state(kept, sizes), losses.split(sizes)), strict=True):
             work[i].append(done)
     return work
 
@@ -449,7 +439,7 @@ def run_rounds(
     `finish_round` remembers. Then the servers are ahead, but never after rounds that are `watched`. A run that diverged
     has ended.
     """
-    going, since = dict(enumerate(sims)), 0.0
+    going, since, policy = dict(enumerate(sims)), 0.0, sims[0].cohort.place.policy
     times: list[float] = []  # of the rounds so far, by which compiling is decided
     ended: list[Simulation] = []
     ahead: RoundInFlight | None = None
@@ -457,7 +447,7 @@ def run_rounds(
         now = ahead or start_round([*going.values()])
         in_flight = [now]
         try:
-            decides = round == compiling.LOOK and sims[0].cohort.programs.auto
+            decides = round == policy.decide_round and sims[0].cohort.executor.undecided
             early = round < rounds and _may_start_early(sims) and not watched(round) and not decides
             ahead = start_round([*going.values()]) if early else None
             in_flight += [ahead] if ahead else []
@@ -490,22 +480,23 @@ def consider_compiling(sims: Sequence[Simulation], times: Sequence[float], round
     `times` are the seconds of the rounds so far. No round may be in flight, because captured graphs are dropped.
     Nothing happens where it is decided already, or where nothing can be compiled.
     """
-    one, programs = sims[0], [sim.cohort.programs for sim in sims]
-    if not programs[0].auto:
+    one, executors = sims[0], [sim.cohort.executor for sim in sims]
+    if not executors[0].undecided:
         return None
-    for each in programs:
-        each.auto = False
-    cohort, steps, done = one.cohort, compiling.steps_of_rounds(one.cohort.algorithm, one.epochs), one.round
+    cohort, done = one.cohort, one.round
+    steps = compiling.steps_of_rounds(cohort.algorithm, one.setting.epochs)
     gain = compiling.expected_gain(cohort.network.layout, cohort.network.dtype)
-    shapes = max(1, sum(each.shapes_of(steps) for each in programs))
+    shapes = max(1, sum(each.shapes_of(steps) for each in executors))
     cost = compiling.expected_cost(cohort.network.layout, shapes)
     if not one.world.decide(lambda: compiling.pays(times, rounds - done, gain, cost)):
+        for executor in executors:
+            executor.decide(None)
         return None
     if cohort.device.type == "cuda":
         torch.cuda.synchronize(cohort.device)
     for sim in sims:
         sim.compiled = done + 1
-        sim.cohort.programs.fuse_from_now(steps)
+        sim.cohort.executor.decide(steps)
     slow = (rounds - done) * compiling.usual_seconds(times)
     note = (
         f"From round {done + 1} on steps are compiled: the {rounds - done} rounds left would take about {slow:.0f} s, "

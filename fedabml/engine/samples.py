@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..accel.machine import free_bytes, to_device
 from ..algorithms.base import Batch
 from ..data import Federation
-from .autotune import free_bytes
-from .memory import uploaded
 
 
 class Data:
@@ -94,14 +93,14 @@ class Data:
 
     def _moved(self, index: Tensor) -> Tensor:
         """Samples from the host, on the device."""
-        return uploaded(taken(self.x, index.cpu()), self.device)
+        return to_device(taken(self.x, index.cpu()), self.device)
 
     def batch(self, index: Tensor, whole: bool = False) -> Batch:
         """A batch for sample numbers where −1 is padding, of which `whole` ones have none."""
         own, mask = real(index, self.dtype, whole)
         return Batch(self.inputs(own), taken(self.y, own), mask)
 
-    def local(self, rows: Tensor) -> tuple[Source, Tensor]:
+    def local(self, rows: Tensor, most: int) -> tuple[Source, Tensor]:
         """Where to take minibatches of these samples from, and their numbers there.
 
         On a CPU converting and normalising a sample costs more than a step of a small model, so it is done once for
@@ -111,8 +110,8 @@ class Data:
             real = rows >= 0
             here = copy.copy(self)
             here.x, here.y, here.hosted = self._moved(rows[real]), self.y[rows[real]], False
-            return here.local(torch.where(real, real.view(-1).cumsum(0).view(rows.shape) - 1, -1))
-        if self.device.type != "cpu" or rows.numel() * self.x[0].numel() * self.dtype.itemsize > LOCAL:
+            return here.local(torch.where(real, real.view(-1).cumsum(0).view(rows.shape) - 1, -1), most)
+        if self.device.type != "cpu" or rows.numel() * self.x[0].numel() * self.dtype.itemsize > most:
             return self, rows
         own = rows.clamp_min(0).view(-1)
         numbers = torch.arange(rows.numel()).view(rows.shape)
@@ -137,9 +136,6 @@ def real(index: Tensor, dtype: torch.dtype, whole: bool) -> tuple[Tensor, Tensor
     if whole:
         return index, torch.ones(index.shape, dtype=dtype, device=index.device)
     return index.clamp_min(0), (index >= 0).to(dtype)
-
-
-LOCAL = 1 << 28  # bytes of samples that a batch of lanes may hold normalised
 
 
 @dataclass(frozen=True)

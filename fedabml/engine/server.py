@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from .. import rng
+from ..accel.machine import to_device
 from ..algorithms.base import Algorithm, State
 from ..vectors import Network
-from .memory import uploaded
 
 
 class ServerState(NamedTuple):
@@ -63,7 +63,7 @@ def client_weights(algorithm: Algorithm, counts: np.ndarray, like: Tensor) -> Te
     if algorithm.weights == "uniform":
         return torch.full((len(counts),), 1 / len(counts), dtype=like.dtype, device=like.device)
     n = counts.astype(float)
-    return uploaded(torch.as_tensor(n / n.sum()).to(like.dtype), like.device)
+    return to_device(torch.as_tensor(n / n.sum()).to(like.dtype), like.device)
 
 
 def weighted_sum(weights: Tensor, updates: State) -> State:

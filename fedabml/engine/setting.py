@@ -1,50 +1,87 @@
-"""One run's clients: an algorithm, a network, a federation, and where and how they run."""
+"""What is trained (`Setting`), where and how (`Place`), and both with the data on the device (`Cohort`)."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from .. import rng
 from ..accel import enabled
+from ..accel.machine import to_device
 from ..algorithms.base import Algorithm, Site, State
 from ..data import Federation
-from ..gaussian import Distribution
 from ..likelihoods import Likelihood
 from ..vectors import Network
 from . import augment
-from .client import Lanes, Part
-from .executor import HEAVY, Programs
-from .memory import uploaded
+from . import policy as thresholds
+from .executor import Executor
 from .noise import Noise
+from .policy import Policy
 from .samples import Data
+from .workers import ChunkLimit
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What is trained: everything that the numbers of a run depend on."""
+
+    algorithm: Algorithm
+    network: Network
+    likelihood: Likelihood
+    federation: Federation
+    batch_size: int
+    seed: int = 0
+    epochs: int = 1  # of a client in a round
+    participation: float = 1.0  # the share of clients in a round
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how a run is executed; results differ between places by the rounding of sums alone."""
+
+    device: torch.device
+    dtype: torch.dtype
+    network_dtype: torch.dtype | None = None  # of the network's own arithmetic, if another
+    backend: str = "vmap"  # all clients of a chunk in one batched program, or "loop": one by one
+    chunk: int = 1  # clients that run at once, at first
+    workers: int = 1  # threads of a CPU that share a chunk
+    compile: bool | None = False  # whether steps are compiled; None: decided later, on a GPU
+    coarse: bool = False  # whether a GPU may round what it multiplies (TF32)
+    channels_last: bool = False  # how images lie in memory
+    graphs: bool = True  # whether a GPU's steps are captured as CUDA graphs
+    policy: Policy = field(default_factory=lambda: thresholds.DEFAULT)
 
 
 class Tables:
     """What is known of all clients, on the device: constants, where their samples are, the roots of their keys."""
 
     def __init__(self, fed: Federation, seed: int, device: torch.device, dtype: torch.dtype, first: int = 0):
-        put = lambda a: torch.as_tensor(a).to(device)  # noqa: E731
-        self.constants = Site(*(put(a).to(dtype) for a in (fed.train.counts, fed.label_counts("train"))))
-        self.index, self.offsets = put(fed.train.index) + first, put(fed.train.offsets)
+        self.constants = Site(
+            torch.as_tensor(fed.train.counts).to(device).to(dtype),
+            torch.as_tensor(fed.label_counts("train")).to(device).to(dtype),
+        )
+        self.index = torch.as_tensor(fed.train.index).to(device) + first
+        self.offsets = torch.as_tensor(fed.train.offsets).to(device)
         self.counts, sizes = self.offsets.diff(), fed.train.counts
-        self.same = int(sizes.max()) if sizes.min() == sizes.max() else None  # how many samples, if all have as many
+        self.equal_size = int(sizes.max()) if sizes.min() == sizes.max() else None  # of all clients, where they agree
         self.roots = rng.keys((seed,), range(rng.PURPOSES), device)
 
     def site(self, clients: Tensor) -> Site:
-        """The constants of some clients, a lane each."""
+        """Return the constants of some clients, a row each."""
         return Site(*(column.index_select(0, clients) for column in self.constants))
 
     def sizes(self, clients: Tensor) -> Tensor:
-        """How many training samples they have."""
+        """Return how many training samples some clients have."""
         return self.counts.index_select(0, clients)
 
     def rows(self, clients: Tensor, width: int) -> Tensor:
-        """Their training samples, [lanes, width], padded with −1."""
-        if width == self.same:
+        """Return the numbers of some clients' training samples, [clients, width], padded with −1."""
+        if width == self.equal_size:
             return self.index.view(-1, width).index_select(0, clients)
         number = torch.arange(width, device=clients.device)
         place = self.offsets.index_select(0, clients).unsqueeze(-1) + number
@@ -52,7 +89,7 @@ class Tables:
         return torch.where(own, self.index[place.clamp_max(len(self.index) - 1)], -1)
 
     def keys(self, clients: Tensor, purpose: int, *path: Tensor | int) -> Tensor:
-        """A key per client, as rng.key(seed, purpose, *path, client) would give."""
+        """Return a key per client: rng.key(seed, purpose, *path, client)."""
         root = self.roots[purpose]
         for part in path:
             root = rng.fold(root, part)
@@ -60,85 +97,79 @@ class Tables:
 
 
 class Cohort:
-    """The client side of one run. The work itself is done by `Lanes`, for some of its clients at a time."""
+    """The clients of one run at one place: a setting, its data and network on the device, and an executor.
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        network: Network,
-        likelihood: Likelihood,
-        fed: Federation,
-        *,
-        batch_size: int,
-        seed: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        backend: str,
-        chunk: int,
-        inside: torch.dtype | None = None,  # of the network's own arithmetic
-        fuse: bool | None = False,  # whether steps are compiled; None: on a GPU, where that pays
-        workers: int = 1,  # threads, on a CPU
-        coarse: bool = False,  # whether a GPU may round what it multiplies
-        data: Data | None = None,  # where the federation's samples lie, if among those of others
-        first: int = 0,  # the number that the federation's first sample has there
-    ):
+    The samples may lie among those of other federations, in `data`; `first` is then the number of the first one.
+    `client` has the functions that let clients work.
+    """
+
+    def __init__(self, setting: Setting, place: Place, data: Data | None = None, first: int = 0):
+        fed, algorithm = setting.federation, setting.algorithm
         augment.check(algorithm.augment, fed.x.shape[1:])
-        self.algorithm, self.likelihood, self.fed = algorithm, likelihood, fed
-        self.network = network.to(device, dtype, inside)
-        self.data, self.first = data or Data.of(fed, device, dtype), first
-        self.batch_size, self.seed, self.backend, self._chunk = batch_size, seed, backend, [chunk]
-        self.device, self.dtype, self.workers = device, dtype, workers
-        self.hyper = self._tensors(algorithm)
-        # A captured or compiled program would read samples where they lay when it was made.
-        here, batched = not self.data.hosted, backend == "vmap"
-        cpu = device.type == "cpu"
-        put_out = self.network.activations * min(batch_size, int(fed.train.counts.max()))
-        self.programs = Programs(
-            capture=here and not cpu and enabled("graphs"),
-            fuse=bool(fuse) and here and batched,
-            auto=fuse is None and here and batched and not cpu,
-            trace=batched and cpu,
-            heavy=not batched or put_out >= HEAVY,  # one by one every lane takes its time
-        )
-        self.coarse = coarse
+        self.setting, self.place = setting, place
+        self.algorithm, self.likelihood, self.fed = algorithm, setting.likelihood, fed
+        self.batch_size, self.seed = setting.batch_size, setting.seed
+        self.device, self.dtype, self.backend, self.workers = place.device, place.dtype, place.backend, place.workers
+        self.network = setting.network.to(place.device, place.dtype, place.network_dtype, place.channels_last)
+        self.data, self.first = data or Data.of(fed, place.device, place.dtype), first
+        self.limit = ChunkLimit(place.chunk)
         self.shortest, self.longest = int(fed.train.counts.min()), int(fed.train.counts.max())
-        self.tables = Tables(fed, seed, device, dtype, first)
+        # A captured or compiled program would read samples where they lay when it was made.
+        here, batched, cpu = not self.data.hosted, place.backend == "vmap", place.device.type == "cpu"
+        outputs = self.network.activations * min(setting.batch_size, self.longest)
+        self.executor = Executor(
+            capture=here and not cpu and place.graphs and enabled("graphs"),
+            compile=bool(place.compile) and here and batched,
+            undecided=place.compile is None and here and batched and not cpu,
+            record=batched and cpu,
+            heavy=not batched or outputs >= place.policy.heavy_outputs,  # one by one every lane takes its time
+            policy=place.policy,
+        )
+        self.tables = Tables(fed, setting.seed, place.device, place.dtype, first)
+        self.hyper = self._tensors(algorithm)
 
     @property
     def chunk(self) -> int:
-        """How many clients run at once: one number for this cohort and all that `using` makes of it."""
-        return self._chunk[0]
-
-    @chunk.setter
-    def chunk(self, size: int) -> None:
-        self._chunk[0] = size
+        """How many clients run at once."""
+        return self.limit.size
 
     def _tensors(self, algorithm: Algorithm) -> State:
         hyper = algorithm.continuous().items()
         return {k: torch.tensor(v, dtype=self.dtype, device=self.device) for k, v in hyper}
 
     def using(self, algorithm: Algorithm) -> Cohort:
-        """The same clients, data and network under other hyperparameters."""
+        """Return the same clients, data, network, chunk and programs under other hyperparameters."""
         other = copy.copy(self)
-        other.algorithm, other.hyper = algorithm, other._tensors(algorithm)
-        Noise.of(algorithm, self.network, self.fed.x.shape[1:])  # found out here, for threads must not
+        other.setting, other.algorithm = dataclasses.replace(self.setting, algorithm=algorithm), algorithm
+        other.hyper = other._tensors(algorithm)
+        Noise.of(algorithm, self.network, self.fed.x.shape[1:])  # found out here, because threads must not
         return other
 
-    def among(self, fed: Federation) -> Cohort:
-        """The same algorithm and network, for the clients of another federation."""
-        if fed is self.fed:
+    def among(self, fed: Federation, **options: object) -> Cohort:
+        """Return the same algorithm and network for the clients of another federation; options change the place.
+
+        Steps are compiled only if they are from the first round on.
+        """
+        if fed is self.fed and not options:
             return self
         same = Data.key(fed, self.device, self.dtype) == Data.key(self.fed, self.device, self.dtype)
+        compile = self.executor.compile and self.executor.compiled_steps is None
+        changes = {"chunk": self.chunk, "compile": compile} | options
         return Cohort(
-            self.algorithm, self.network, self.likelihood, fed, batch_size=self.batch_size, seed=self.seed,
-            device=self.device, dtype=self.dtype, backend=self.backend, chunk=self.chunk, inside=self.network.dtype,
-            fuse=self.programs.fuse and self.programs.only is None, workers=self.workers, coarse=self.coarse,
-            data=self.data if same else None, first=self.first if same else 0,
-        )  # fmt: skip
+            dataclasses.replace(self.setting, federation=fed, network=self.network),
+            dataclasses.replace(self.place, **changes),  # type: ignore[arg-type]
+            data=self.data if same else None,
+            first=self.first if same else 0,
+        )
+
+    def at(self, **options: object) -> Cohort:
+        """Return the same clients at a place that differs in these options."""
+        place = dataclasses.replace(self.place, **options)  # type: ignore[arg-type]
+        return Cohort(dataclasses.replace(self.setting, network=self.network), place, self.data, self.first)
 
     @staticmethod
     def join(cohorts: Sequence[Cohort]) -> None:
-        """Lets the samples of cohorts whose data are alike lie in one array, as runs side by side need it."""
+        """Put the samples of cohorts with data of one kind into one array, as runs side by side need it."""
         if all(cohort.data is cohorts[0].data for cohort in cohorts):
             return
         whole, firsts = Data.joined([cohort.data for cohort in cohorts])
@@ -146,40 +177,14 @@ class Cohort:
             cohort.data, cohort.first = whole, first
             cohort.tables = Tables(cohort.fed, cohort.seed, cohort.device, cohort.dtype, first)
 
-    def lanes(self, shared: State, clients: Sequence[int], round: int = 0) -> Lanes:
-        """Some clients side by side."""
-        return Lanes([Part(self, shared, [int(c) for c in clients], round)])
-
     def numbers(self, clients: Sequence[int]) -> Tensor:
-        """Clients on the device."""
-        return uploaded(torch.as_tensor(clients, dtype=torch.int64), self.device)
+        """Return the numbers of clients as a tensor on the device."""
+        return to_device(torch.as_tensor(clients, dtype=torch.int64), self.device)
 
     def site(self, clients: Sequence[int]) -> Site:
-        """The constants of some clients, a lane each."""
+        """Return the constants of some clients, a row each."""
         return self.tables.site(self.numbers(clients))
 
     def keys(self, purpose: int, round: int, clients: Sequence[int]) -> Tensor:
-        """A key per client."""
+        """Return a key per client."""
         return self.tables.keys(self.numbers(clients), purpose, round)
-
-    def weights(self, clients: Sequence[int]) -> Tensor:
-        """The clients' shares of the server's mean."""
-        if self.algorithm.weights == "uniform":
-            return torch.full((len(clients),), 1 / len(clients), dtype=self.dtype, device=self.device)
-        n = self.fed.train.counts[clients].astype(float)
-        return uploaded(torch.as_tensor(n / n.sum()).to(self.dtype), self.device)
-
-    # -- the lanes' work for clients of this run alone ----------------------------------------------------------------
-    def keep(self, shared: State, clients: Sequence[int]) -> State:
-        """The kept state of clients that have none yet, a lane each."""
-        return self.lanes(shared, clients).keep()
-
-    def train(
-        self, shared: State, kept: State, clients: Sequence[int], round: int, epochs: int
-    ) -> tuple[State, State, Tensor]:
-        """The local work of some of a round's clients: their updates, what they keep, their mean losses."""
-        return self.lanes(shared, clients, round).train(kept, epochs)
-
-    def personalise(self, shared: State, kept: State, clients: Sequence[int], round: int = 0) -> Distribution:
-        """Every client's own distribution over weights, a lane each."""
-        return self.lanes(shared, clients, round).personalise(kept)

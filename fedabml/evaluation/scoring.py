@@ -21,12 +21,11 @@ from ..algorithms.base import State
 from ..data import Federation, Rows
 from ..data.rows import FEW_ROWS
 from ..data.statistics import worst_decile
-from ..engine.client import Lanes, Part, chunked, joined
+from ..engine.client import ClientGroup, Lanes, join_states, outputs, personalise_after, predict
 from ..engine.loss import label_offset
-from ..engine.memory import fitting
 from ..engine.processes import ALONE, World
 from ..engine.setting import Cohort
-from ..engine.threads import over
+from ..engine.workers import chunks, fit_in_memory, map_in_threads
 from ..errors import InputError, TrainingError
 from ..gaussian import Distribution
 from ..likelihoods import Categorical
@@ -149,7 +148,7 @@ def evaluate_after(
     scored = [clients_to_score(e.cohort, split, e.most) for e in entries]
     own = [_ours(e, clients) for e, clients in zip(entries, scored, strict=True)]
     work = partial(_personal, epochs, entries, split, own, on_progress)
-    stages = fitting([e.cohort for e in entries], sum(map(len, own)), work)
+    stages = fit_in_memory([e.cohort for e in entries], sum(map(len, own)), work)
     return [
         [
             _whole(entry, split, clients, parts, wrong, many == prior)
@@ -172,23 +171,23 @@ def _personal(
         ([[] for _ in entries], [[] for _ in entries]) for _ in epochs
     ]
     workers = entries[0].cohort.workers
-    chunks = list(chunked(clients, chunk, workers))
+    parts = list(chunks(clients, chunk, workers))
 
     def scored(part: dict[int, list[int]]) -> list[tuple[list[Any], list[bool]]]:
         run = {i: entries[i] for i in part}
-        lanes = Lanes([Part(run[i].cohort, run[i].shared, own, run[i].round) for i, own in part.items()])
-        kept = joined([run[i].kept(own) for i, own in part.items()])
+        lanes = Lanes([ClientGroup(run[i].cohort, run[i].shared, own, run[i].round) for i, own in part.items()])
+        kept = join_states([run[i].kept(own) for i, own in part.items()])
         rows = {i: [run[i].cohort.fed.rows(split)[c] for c in own] for i, own in part.items()}
         found = []
-        for models in lanes.personalised(kept, epochs):
-            draws = lanes.predict(models, [own for many in rows.values() for own in many])
+        for models in personalise_after(lanes, kept, epochs):
+            draws = predict(lanes, models, [own for many in rows.values() for own in many])
             pieces = draws.split([sum(map(len, many)) for many in rows.values()], 1)
             fine = torch.stack([torch.isfinite(leaf).flatten(1).all(1) for leaf in models]).all(0).tolist()
             found.append(([prediction(run[i].cohort, p) for i, p in zip(part, pieces, strict=True)], fine))
         return found
 
     done, total = 0, sum(map(len, clients))
-    for part, found in zip(chunks, over(scored, chunks, workers), strict=True):
+    for part, found in zip(parts, map_in_threads(scored, parts, workers), strict=True):
         for (personal, bad), (pieces, fine) in zip(stages, found, strict=True):
             for i, piece in zip(part, pieces, strict=True):
                 personal[i].append(piece)
@@ -292,7 +291,7 @@ def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray, own
     """
     cohort, world, round = entry.cohort, entry.world, entry.round
     lane = type(prior)(*(leaf.unsqueeze(0) for leaf in prior))
-    key, lanes = cohort.keys(rng.PREDICT, round, [-1]), cohort.lanes(entry.shared, [0], round)
+    key, lanes = cohort.keys(rng.PREDICT, round, [-1]), Lanes.of(cohort, entry.shared, [0], round)
     place = np.array_split(np.arange(len(index)), max(1, len(index) // ROWS))[world.rank :: world.size]
     labels = label_offset(cohort.algorithm, cohort.tables.constants)
 
@@ -302,14 +301,14 @@ def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray, own
         pieces = [piece for rows in place for piece in np.array_split(rows, -(-len(rows) // most))]
         found = []
         for piece in pieces:
-            draws = lanes.outputs(lane, [index[piece]], None, key)
+            draws = outputs(lanes, lane, [index[piece]], None, key)
             found.append({"prior": prediction(cohort, draws)})
             if labels is not None:
                 own = labels.index_select(0, cohort.numbers(owner[piece].tolist()))
                 found[-1]["prior_level"] = prediction(cohort, with_label_level(draws, own))
         return found
 
-    parts = fitting([cohort], cohort.chunk, work)
+    parts = fit_in_memory([cohort], cohort.chunk, work)
     none = np.zeros(len(index))
     return {
         word: _kind(cohort).concatenate(own) if world.size == 1 else _together(entry, len(index), place, own, none)[0]

@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from ..accel.machine import free_bytes
 from ..data.once import reading_once
-from ..engine.autotune import chunk_of, free_bytes
+from ..engine.autotune import chunk_of
 from ..engine.rounds import Simulation, run_rounds
 from ..engine.setting import Cohort
 from ..errors import TrainingError
@@ -120,9 +121,10 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[float], None
     start, made = time.perf_counter(), code()  # as it was when training began
     first = batch[0][1]
     if batch[0][0].config.chunk is None:
-        first.cohort.chunk = chunk_of(first.lane, first.cohort.device, sum(s.cohort.fed.clients for _, s in batch))
+        clients = sum(s.cohort.fed.clients for _, s in batch)
+        first.cohort.limit.set(chunk_of(first.lane, first.cohort.device, clients))
     study, curve = batch[0][0].study or PLAIN, batch[0][0].curve
-    sims = [Simulation(s.cohort, participation=s.participation, epochs=s.epochs) for _, s in batch]
+    sims = [Simulation(s.cohort) for _, s in batch]
     lines: list[dict[str, Any]] = [{"bytes_up": 0, "bytes_down": 0} for _ in sims]
     errors: dict[int, TrainingError] = {}
     scores: list[list[Score]] = [[] for _ in sims]

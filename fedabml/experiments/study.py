@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..data import Dataset, Federation, load
+from ..engine.client import Lanes, initial_kept
 from ..engine.rounds import Simulation
 from ..engine.setting import Cohort
 from ..errors import TrainingError
@@ -74,7 +75,11 @@ def entry(sim: Simulation, cohort: Cohort) -> Entry:
     if cohort.fed is sim.cohort.fed:
         return Entry(cohort, sim.theta, sim.kept_for, sim.round)
     keeps = cohort.algorithm.keeps
-    return Entry(cohort, sim.theta, lambda some: cohort.keep(sim.theta, some) if keeps else {}, sim.round)
+
+    def kept(clients: list[int]) -> dict[str, Tensor]:
+        return initial_kept(Lanes.of(cohort, sim.theta, clients)) if keeps else {}
+
+    return Entry(cohort, sim.theta, kept, sim.round)
 
 
 @cache

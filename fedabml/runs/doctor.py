@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import platform
@@ -18,16 +19,15 @@ import numpy as np
 import torch
 
 from ..accel.c_library import compiler
+from ..accel.machine import free_bytes
 from ..accel.process import uses_arm_library
 from ..algorithms.base import Phase
 from ..data import Federation
 from ..data.files import data_dir
 from ..data.rows import Rows
 from ..data.sources import datasets
-from ..engine import compiling
-from ..engine.autotune import COARSE, free_bytes
-from ..engine.client import FLIGHT, PIECE
-from ..engine.executor import Programs, padding, segments
+from ..engine.autotune import COARSE
+from ..engine.executor import Executor, padding, segments
 from ..engine.minibatches import steps_of
 from ..engine.rounds import Simulation
 from ..engine.server import cohort_size, draw_clients
@@ -149,7 +149,7 @@ def choices(setup: Setup, asked: dict[str, Any]) -> Facts:
     dtype, told = setup.config["dtype"], asked.get("dtype")
     rows = [
         ("device", f"{device} ({why})"),
-        ("backend", f"{cohort.backend} ({how}{', images channels-last' * cohort.network.last})"),
+        ("backend", f"{cohort.backend} ({how}{', images channels-last' * cohort.network.channels_last})"),
         *([("threads", _threads(cohort.workers))] if device.type == "cpu" else []),
         (
             "precision",
@@ -167,10 +167,10 @@ def choices(setup: Setup, asked: dict[str, Any]) -> Facts:
             "flipout": "noise with random signs per example: the same expectation, less variance",
         }
         rows.append(
-            ("estimator", f"{kind}, {hyper['s']} draw_clients(s) per gradient ({told.get(kind, 'see the algorithm')})")
+            ("estimator", f"{kind}, {hyper['s']} sample(s) per gradient ({told.get(kind, 'see the algorithm')})")
         )
     rows.append(("samples", "on the host, moved to the device when needed" if cohort.data.hosted else "on the device"))
-    rows.append(("steps", _played(cohort.programs)))
+    rows.append(("steps", _played(cohort.executor)))
     return rows
 
 
@@ -178,15 +178,15 @@ def _exactly(asked: Any) -> str:
     return f"float32 (not {asked}: the algorithm takes small differences of gradients)"
 
 
-def _played(programs: Programs) -> str:
-    fused = ", compiled (the first round waits for that)" * programs.fuse
-    fused += f", compiled after round {compiling.LOOK} if that pays" * programs.auto
-    if programs.capture:
+def _played(executor: Executor) -> str:
+    fused = ", compiled (the first round waits for that)" * executor.compile
+    fused += f", compiled after round {executor.policy.decide_round} if that pays" * executor.undecided
+    if executor.capture:
         return f"CUDA graphs, replayed{fused}"
-    if not programs.trace:
+    if not executor.record:
         return "launched one by one"
-    quick = "; large ones fused by the C compiler" if compiler() and not programs.fuse else ""
-    return f"recorded once they have come {programs.often} times, and played back{fused or quick}"
+    quick = "; large ones fused by the C compiler" if compiler() and not executor.compile else ""
+    return f"recorded once they have come {executor.policy.record_after} times, and played back{fused or quick}"
 
 
 class Estimate(NamedTuple):
@@ -241,13 +241,13 @@ def estimate(setup: Setup, scored: float) -> Estimate:
         longer, _ = _trial(setup, more)
         step = max((longer - elapsed) / ((most - least) * chunks), 0.1 * step)
         around = max(0.0, elapsed / chunks - least * step)
-    programs, gpu = cohort.programs, cohort.device.type == "cuda"
+    executor, gpu = cohort.executor, cohort.device.type == "cuda"
 
     def cost(now: int) -> float:
         """Of a step of fewer or more clients: in proportion, but that few small ones are hardly faster on a GPU."""
-        return step * (max(1.0, now / lanes) if gpu and not programs.heavy else now / lanes)
+        return step * (max(1.0, now / lanes) if gpu and not executor.heavy else now / lanes)
 
-    reckoned = lambda steps, lanes: _reckoned(steps, lanes, cost, around, programs.least)  # noqa: E731
+    reckoned = lambda steps, lanes: _reckoned(steps, lanes, cost, around, executor.smallest_batch)  # noqa: E731
     rounds = []
     for t in range(min(ROUNDS, max(1, setup.rounds))):
         clients = draw_clients(fed.clients, setup.participation, cohort.seed, t + 1)
@@ -255,8 +255,7 @@ def estimate(setup: Setup, scored: float) -> Estimate:
     per_round = float(np.mean([seconds for seconds, _ in rounds]))
     personal = [phase for phase in cohort.algorithm.personal_phases() if phase.epochs]
     personal_seconds = reckoned(_steps(cohort, fed, range(fed.clients), personal), chunk)[0] if personal else 0.0
-    sim = Simulation(cohort.among(few), participation=setup.participation, epochs=setup.epochs)
-    sim.cohort.chunk = chunk
+    sim = Simulation(cohort.among(few, chunk=chunk))
     saving, predicting = _saving(sim, sim.step()), _predicting(sim) if scored else 0.0
     counts = fed.train.counts.astype(float)
     width = min(cohort.batch_size, int(counts.max()))
@@ -287,9 +286,9 @@ def _trial(setup: Setup, fed: Federation) -> tuple[float, int]:
 
     That is fewer than planned, where memory did not suffice. Steps are recorded at once, as they are in a long run.
     """
-    brief = setup.cohort.among(fed)
-    brief.programs.often = 0
-    sim = Simulation(brief, participation=setup.participation, epochs=setup.epochs)
+    policy = dataclasses.replace(setup.cohort.place.policy, record_after=0)
+    brief = setup.cohort.among(fed, policy=policy)
+    sim = Simulation(brief)
     first = sim.server
 
     def timed() -> float:
@@ -302,7 +301,7 @@ def _trial(setup: Setup, fed: Federation) -> tuple[float, int]:
 
     timed()
     seconds = [timed()]
-    while sum(seconds) < PATIENCE and not (brief.programs.settled and len(seconds) >= 4):
+    while sum(seconds) < PATIENCE and not (brief.executor.settled and len(seconds) >= 4):
         seconds.append(timed())
     return float(np.median(seconds[-3:])), brief.chunk
 
@@ -340,7 +339,7 @@ def _predicting(sim: Simulation) -> float:
     few = min(GLANCE, int(counts.max()))
     scored(few, min(1, cohort.algorithm.personal_epochs))  # what is done but once, and the memory of it all
     elapsed = scored(few)
-    more = min(PIECE, int(counts.max()), int(few * LOOK / elapsed))
+    more = min(cohort.place.policy.rows_per_lane, int(counts.max()), int(few * LOOK / elapsed))
     each, around = elapsed / (few * lanes), 0.0
     if more > few:
         longer = scored(more)
@@ -355,7 +354,9 @@ def _flight(cohort: Cohort, chunk: int) -> int:
     """Bytes of the samples that a CPU predicts at once when clients are scored: raw, normalised, and in the network."""
     fed = cohort.fed
     lanes, inputs, activations = min(chunk, fed.clients), math.prod(fed.x.shape[1:]), max(1, cohort.network.activations)
-    rows = min(max(PIECE, FLIGHT // activations // lanes), int(fed.rows(resolve_split(fed, "auto")).counts.max()))
+    policy = cohort.place.policy
+    rows = max(policy.rows_per_lane, policy.activations_on_cpu // activations // lanes)
+    rows = min(rows, int(fed.rows(resolve_split(fed, "auto")).counts.max()))
     return lanes * rows * (2 * inputs + activations) * cohort.dtype.itemsize
 
 

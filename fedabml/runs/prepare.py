@@ -21,7 +21,7 @@ from ..data import Federation
 from ..engine.autotune import COARSE, backend_of, chunk_of, device_of, dtype_of, lane_bytes
 from ..engine.noise import Noise
 from ..engine.server import cohort_size
-from ..engine.setting import Cohort
+from ..engine.setting import Cohort, Place, Setting
 from ..errors import InputError, short
 from ..likelihoods import Categorical, GaussianNoise, Likelihood
 from ..vectors import Network
@@ -132,11 +132,13 @@ def prepare(
     lane = lane_bytes(network, algorithm, min(batch_size, largest), raw[0].size, arithmetic.vectors.itemsize)
     chunk = chunk_of(lane, place, fed.clients) if chunk is None else chunk
     cohort = Cohort(
-        algorithm, network, likelihood, fed, batch_size=batch_size, seed=seed, device=place, dtype=arithmetic.vectors,
-        inside=arithmetic.network, backend=backend, chunk=chunk, fuse=compile, workers=workers, coarse=dtype in COARSE,
+        Setting(algorithm, network, likelihood, fed, batch_size, seed, epochs, participation),
+        Place(
+            place, arithmetic.vectors, arithmetic.network, backend, chunk, workers, compile,
+            coarse=dtype in COARSE, channels_last=way.channels_last,
+        ),
     )  # fmt: skip
-    cohort.network.last = way.last  # not that of `input_spec`
-    if compile and not cohort.programs.fuse:
+    if compile and not cohort.executor.compile:
         notes.append("Nothing is compiled: that is for the backend vmap, with samples on the device.")
     if cohort.data.hosted:
         notes.append(

@@ -29,8 +29,9 @@ from ..accel.process import borrowed
 from ..algorithms.base import Algorithm, State
 from ..arguments import check_fields, checks_arguments, whole
 from ..engine.autotune import device_of
+from ..engine.client import Lanes, initial_kept, personalise
 from ..engine.loss import draw, draws_of, output
-from ..engine.setting import Cohort
+from ..engine.setting import Cohort, Place, Setting
 from ..errors import InputError, short
 from ..evaluation.predictions import Prediction, Regression
 from ..files.limits import host_memory
@@ -99,14 +100,15 @@ class Prior:
         seed = whole(seed, "seed", 0)
         place = device_of(device)
         spec = self.input_spec
+        federation = spec.federation(x, y, encoded)
         cohort = Cohort(
-            algorithm, spec.network, spec.likelihood, spec.federation(x, y, encoded), seed=seed,
-            chunk=1, batch_size=batch_size, device=place, dtype=torch.float32, backend="loop",
-        )  # fmt: skip
+            Setting(algorithm, spec.network, spec.likelihood, federation, batch_size, seed),
+            Place(place, torch.float32, backend="loop"),
+        )
         shared = {k: v.to(place, torch.float32) for k, v in self.shared.items()}
         with torch.no_grad():
-            lane = cohort.personalise(shared, cohort.keep(shared, [0]), [0])
-            offsets = cohort.lanes(shared, [0]).offset
+            lanes = Lanes.of(cohort, shared, [0])
+            lane, offsets = personalise(lanes, initial_kept(lanes)), lanes.offset
         q = type(lane)(*(leaf[0].cpu() for leaf in lane))
         if not all(torch.isfinite(leaf).all() for leaf in q):
             raise InputError("Personalising diverged: the posterior is not finite. Give a smaller lr or fewer epochs.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
@@ -124,8 +125,8 @@ def train(
         seed=seed, device=device, dtype=dtype, backend=backend, chunk=chunk, compile=compile, likelihood=likelihood,
         model_options=model_options, pretrained=pretrained, workers=workers,
     )  # fmt: skip
+    setup = _together(world, setup, chunk)
     cohort = setup.cohort
-    _together(world, setup, chunk)
     if evaluate:
         split = resolve_split(fed, split)
         check_rows(fed, split)  # now, not after hours of training
@@ -135,7 +136,7 @@ def train(
     config = setup.config | scoring | (extra or {})
     state = world.lead(partial(_opened, folder, fed, config, cohort.algorithm, resume)) if folder else None
     place = folder.path if folder else None
-    sim = Simulation(cohort, participation=participation, epochs=epochs, state=state, world=world, folder=place)
+    sim = Simulation(cohort, state=state, world=world, folder=place)
     if folder:
         folder.history = world.decide(folder.history.copy)
     if world.rank == 0 and on_start is not None:
@@ -177,22 +178,21 @@ def train(
     return run
 
 
-def _together(world: World, setup: Setup, chunk: int | None) -> None:
-    """Sees to it that all processes have the same run, and settles what each has decided for itself."""
-    config, cohort = setup.config, setup.cohort
-    config["processes"] = world.size
+def _together(world: World, setup: Setup, chunk: int | None) -> Setup:
+    """Check that all processes have the same run; return it with what each has decided for itself settled."""
+    cohort = setup.cohort
+    config = setup.config | {"processes": world.size}
     if world.size == 1:
-        return
+        return dataclasses.replace(setup, config=config)
     world.use(cohort.device)
     config["device"] = cohort.device.type
     crowd = -(-world.here // torch.cuda.device_count()) if config["device"] == "cuda" else 1
     own = cohort.chunk if chunk else max(1, cohort.chunk // crowd)  # processes on one GPU share its memory
-    cohort.backend = config["backend"] = world.tell(cohort.backend)  # each has measured, and chosen, for itself
-    batched, programs = cohort.backend == "vmap", cohort.programs
-    programs.trace, programs.fuse = batched and cohort.device.type == "cpu", programs.fuse and batched
-    programs.auto = programs.auto and batched
+    config["backend"] = world.tell(cohort.backend)  # each has measured, and chosen, for itself
     same = {name: v for name, v in config.items() if name not in ("chunk", "workers", "versions")}
-    cohort.chunk = config["chunk"] = agree(world, same, own)
+    config["chunk"] = agree(world, same, own)
+    cohort = cohort.at(backend=config["backend"], chunk=config["chunk"])
+    return dataclasses.replace(setup, config=config, cohort=cohort)
 
 
 def _opened(

@@ -179,11 +179,11 @@ ALGORITHMS = {
 def trained(algorithm, dtype="float32", workers=1):
     g = np.random.default_rng(0)
     rows = [(g.normal(size=(n, 9)).astype(np.float32), np.arange(n) % 3) for n in (60, 60, 44)]
-    words = {"batch_size": 5, "device": "cpu", "dtype": dtype, "backend": "vmap", "workers": workers}
+    words = {"batch_size": 5, "device": "cpu", "dtype": dtype, "backend": "vmap", "workers": workers, "epochs": 3}
     setup = prepare(Federation.from_arrays(rows, rows), "mlp", algorithm, participation=1.0, **words)
-    sim = Simulation(setup.cohort, participation=1.0, epochs=3)
+    sim = Simulation(setup.cohort)
     losses = [sim.step()["loss"] for _ in range(3)]
-    return losses, {name: value.clone() for name, value in sim.shared.items()}, setup.cohort.programs
+    return losses, {name: value.clone() for name, value in sim.shared.items()}, setup.cohort.executor
 
 
 @needs_compiler
@@ -193,10 +193,10 @@ def trained(algorithm, dtype="float32", workers=1):
 def test_fused_steps_have_the_same_bits(name, eager, monkeypatch, caplog):
     with caplog.at_level(logging.DEBUG, "fedabml"):
         losses, shared, programs = trained(ALGORITHMS[name])
-    assert "not fused" not in caplog.text and "neither traced" not in caplog.text
-    graphs = [trace[1].now.graph for trace in programs.traces.values() if trace is not None]
+    assert "not fused" not in caplog.text and "neither recorded" not in caplog.text
+    graphs = [trace[1].now.graph for trace in programs.recordings.values() if trace is not None]
     assert graphs and all(any(hasattr(n.target, "makes") for n in graph.nodes) for graph in graphs)
-    doubles = any(trace[2] for trace in programs.traces.values() if trace is not None)
+    doubles = any(trace[2] for trace in programs.recordings.values() if trace is not None)
     assert doubles == isinstance(ALGORITHMS[name], FedABML)  # which begins with 2 log(sigma)
     monkeypatch.setenv("CC", "no-such-compiler")
     before, plain, _ = trained(ALGORITHMS[name])
@@ -222,7 +222,7 @@ def test_without_a_compiler_all_goes_on_as_before(command, eager, monkeypatch, c
     c_library._library.cache_clear()  # of what another test has compiled
     with caplog.at_level(logging.DEBUG, "fedabml"):
         losses, _, programs = trained(FedAvg(lr=0.1))
-    assert all(np.isfinite(losses)) and any(trace is not None for trace in programs.traces.values())
+    assert all(np.isfinite(losses)) and any(trace is not None for trace in programs.recordings.values())
     assert ("not fused" in caplog.text) == (command == "false")
 
 

@@ -78,12 +78,12 @@ before = state()
 import fedabml
 {CALLS}
 from fedabml.accel import process
-from fedabml.engine import threads
+from fedabml.engine import workers
 from fedabml.experiments.compare import compare, configs
 small = {{"dataset": "digits", "clients": 8, "rounds": 2, "participation": 1.0, "model": "mlr", "device": "cpu"}}
 compare(configs(["fedabml", "fedavg"], small), 1, out="comparison")
 with process.borrowed():  # two threads, whatever this machine has chosen
-    assert [*threads.over(lambda i: torch.get_num_threads(), range(3), 2)] == [1, 1, 1]
+    assert [*workers.map_in_threads(lambda i: torch.get_num_threads(), range(3), 2)] == [1, 1, 1]
 after = state()
 for name in before:
     assert before[name] == after[name], (name, before[name], after[name])
@@ -115,16 +115,16 @@ import os, sys, torch, warnings
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)  # OpenMP's own threads do not survive a fork
 import fedabml
-from fedabml.engine import threads
+from fedabml.engine import workers
 from fedabml.engine.rounds import Simulation
 {CALLS}
-setup = fedabml.prepare(fed, "mlr", fedabml.FedABML(), backend="vmap", workers=2, **words)
+setup = fedabml.prepare(fed, "mlr", fedabml.FedABML(), epochs=1, backend="vmap", workers=2, **words)
 
 def loss():
-    return Simulation(setup.cohort, participation=1.0, epochs=1).step()["loss"]
+    return Simulation(setup.cohort).step()["loss"]
 
 mine = loss()  # outside of a call: the threads stay
-assert threads._pools
+assert workers._pools
 pid = os.fork()
 if pid == 0:
     same = loss() == mine and fedabml.train(fed, "mlr", fedabml.FedABML(), **words).summary["nll"] == run.summary["nll"]

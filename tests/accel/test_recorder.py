@@ -162,11 +162,11 @@ def test_what_changes_nothing_is_left_out():
 def _losses(compile, rounds=3, sizes=(40, 33, 12), workers=1, model="mlr"):
     g = np.random.default_rng(0)
     rows = [(g.normal(size=(n, 3)).astype(np.float32), np.arange(n) % 2) for n in sizes]
-    words = {"batch_size": 5, "device": "cpu", "dtype": "float64", "backend": "vmap", "compile": compile}
+    words = {"batch_size": 5, "device": "cpu", "dtype": "float64", "backend": "vmap", "compile": compile, "epochs": 2}
     words |= {"workers": workers}
     setup = prepare(Federation.from_arrays(rows, rows), model, FedABML(lr=0.1), participation=1.0, **words)
-    sim = Simulation(setup.cohort, participation=1.0, epochs=2)
-    return [sim.step()["loss"] for _ in range(rounds)], setup.cohort.programs
+    sim = Simulation(setup.cohort)
+    return [sim.step()["loss"] for _ in range(rounds)], setup.cohort.executor
 
 
 @pytest.mark.slow
@@ -175,8 +175,8 @@ def test_a_compiled_step_does_what_it_did(caplog):
     plain, _ = _losses(compile=False)
     fused, programs = _losses(compile=True)
     np.testing.assert_allclose(fused, plain, rtol=1e-9)
-    assert "without torch.compile" not in caplog.text and "neither traced" not in caplog.text
-    assert 1 <= len(programs.traces) <= 2  # clients of unequal size are padded: few shapes
+    assert "without torch.compile" not in caplog.text and "neither recorded" not in caplog.text
+    assert 1 <= len(programs.recordings) <= 2  # clients of unequal size are padded: few shapes
 
 
 @pytest.mark.slow
@@ -186,8 +186,8 @@ def test_threads_compile_beside_each_other(caplog):
     plain, _ = _losses(compile=False, rounds=1, sizes=(400, 400, 400), workers=2)
     fused, programs = _losses(compile=True, rounds=1, sizes=(400, 400, 400), workers=2)
     np.testing.assert_allclose(fused, plain, rtol=1e-9)
-    assert "without torch.compile" not in caplog.text and "neither traced" not in caplog.text
-    assert len(programs.traces) == 2
+    assert "without torch.compile" not in caplog.text and "neither recorded" not in caplog.text
+    assert len(programs.recordings) == 2
 
 
 NO_COMPILER = """InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')
@@ -229,7 +229,7 @@ def test_a_step_that_cannot_be_compiled_runs_as_it_is(case, monkeypatch, caplog)
     plain, _ = _losses(compile=False, **words)
     fused, programs = _losses(compile=True, **words)
     np.testing.assert_allclose(fused, plain, rtol=1e-9)
-    assert len(programs.traces) == 2  # as many shapes, and one message
+    assert len(programs.recordings) == 2  # as many shapes, and one message
     (message,) = (r.message for r in caplog.records if "without torch.compile" in r.message)
     assert said in message and message.endswith(".") and "\n" not in message
 
@@ -260,7 +260,7 @@ def test_a_module_that_cannot_be_compiled_is_named(caplog):
     losses, _ = _losses(compile=True, model=Switched())
     assert np.isfinite(losses).all()
     (message,) = (r.message for r in caplog.records if r.levelname == "WARNING")
-    assert "neither traced nor compiled: `Switched.forward` (test_recorder.py:" in message
+    assert "neither recorded nor compiled: `Switched.forward` (test_recorder.py:" in message
     assert "looks at a value, in `self.switch > 0`. Choose by torch.where" in message
 
 
@@ -292,7 +292,7 @@ def test_a_step_that_decides_by_values_decides_anew_in_every_round():
     losses = []
     for backend in ("loop", "vmap"):
         setup = prepare(fed, "mlr", Stops(lr=0.1), participation=1.0, batch_size=5, device="cpu", backend=backend)
-        sim = Simulation(setup.cohort, participation=1.0, epochs=5)
+        sim = Simulation(setup.cohort)
         losses.append([sim.step()["loss"] for _ in range(6)])
     np.testing.assert_allclose(*losses, rtol=1e-6)
     assert losses[0][4] == pytest.approx(losses[0][5], abs=1e-6) and losses[0][1] < losses[0][0]

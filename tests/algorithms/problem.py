@@ -9,6 +9,7 @@ from torch import nn
 
 import fedabml
 from fedabml import rng
+from fedabml.engine.client import Lanes, personalise
 from fedabml.engine.rounds import Simulation
 from fedabml.engine.server import draw_clients
 from tests.engine.plans import plan_of
@@ -34,7 +35,7 @@ def simulate(algorithm, rounds=2, fed=None, **options):
         "likelihood": fedabml.GaussianNoise(1, 1.0, learn=False),
     }  # fmt: skip
     setup = fedabml.prepare(fed or federation(), module, algorithm, **(words | options))
-    sim = Simulation(setup.cohort, participation=setup.participation, epochs=setup.epochs)
+    sim = Simulation(setup.cohort)
     return sim, sim.run(rounds)
 
 
@@ -73,7 +74,7 @@ def tuning(client, epochs):
 def models(sim):
     """Every client's own model, as it would be scored."""
     with torch.no_grad():
-        return sim.cohort.personalise(sim.theta, sim.kept_for(CLIENTS), list(CLIENTS))
+        return personalise(Lanes.of(sim.cohort, sim.theta, CLIENTS), sim.kept_for(CLIENTS))
 
 
 def close(a, b, atol=1e-12):

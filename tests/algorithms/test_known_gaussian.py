@@ -15,7 +15,8 @@ from torch import nn
 
 import fedabml
 from fedabml import FedABML, GaussianNoise, rng
-from fedabml.engine.setting import Cohort
+from fedabml.engine.client import Lanes, begin_personal, take_steps
+from fedabml.engine.setting import Cohort, Place, Setting
 from fedabml.vectors import Network
 
 NOISE, N, D, NU = 0.4, 40, 3, -0.7
@@ -42,9 +43,9 @@ def cohort_of(algorithm, seed=0):
     nn.init.constant_(module.weight, 0.3)
     likelihood = GaussianNoise(1, NOISE, learn=False)
     return Cohort(
-        algorithm, Network(module), likelihood, fed, batch_size=N, seed=seed, device=torch.device("cpu"),
-        dtype=torch.float64, backend="vmap", chunk=1,
-    )  # fmt: skip
+        Setting(algorithm, Network(module), likelihood, fed, batch_size=N, seed=seed),
+        Place(torch.device("cpu"), torch.float64, backend="vmap"),
+    )
 
 
 @torch.no_grad()
@@ -55,10 +56,10 @@ def personalised(stages, **options):
     for i, (lr, lr_std, epochs) in enumerate(stages):
         algorithm = FedABML(lam=1, s=32, personal_lr=lr, lr_std=lr_std, personal_epochs=epochs, **options)
         cohort = cohort_of(algorithm, seed=i)
-        lanes = cohort.lanes(shared, [0])
+        lanes = Lanes.of(cohort, shared, [0])
         if carry is None:
-            carry = lanes.each("personal", (None, 0, 0, 0), shared, {}, lanes.site, lanes.keys(rng.PERSONAL))
-        carry, _, _ = lanes.steps(carry, algorithm.personal_phases(), rng.PERSONAL)
+            carry = begin_personal(lanes, {})
+        carry, _, _ = take_steps(lanes, carry, algorithm.personal_phases(), rng.PERSONAL)
     return carry["mean"][0].numpy(), carry["logstd"][0].numpy()
 
 

@@ -11,8 +11,9 @@ import torch
 import fedabml
 from fedabml import FedABML, FedAvg, Local
 from fedabml.algorithms import REGISTRY, FedBABU, make, name_of
-from fedabml.engine import executor
+from fedabml.engine import policy
 from fedabml.engine.checkpoint import Checkpoint
+from fedabml.engine.client import Lanes, initial_kept
 from fedabml.engine.rounds import Simulation, run_round
 from fedabml.engine.server import draw_clients
 from fedabml.evaluation.scoring import Entry, evaluate, evaluate_together
@@ -103,7 +104,7 @@ def prepare(fed, algorithm, **options):
 
 def simulate(fed, algorithm, rounds=ROUNDS, state=None, folder=None, **options):
     setup = prepare(fed, algorithm, **options)
-    sim = Simulation(setup.cohort, participation=setup.participation, epochs=setup.epochs, state=state)
+    sim = Simulation(setup.cohort, state=state)
     sim.run(rounds, save=folder.write_round if folder else None)
     return sim, setup
 
@@ -167,11 +168,11 @@ def test_loop_equals_vmap_and_chunks_do_not_matter(fed, algorithm):
 def test_traced_steps_have_the_bits_of_those_that_are_not(fed, algorithm, monkeypatch):
     """So it does not matter when, in a run or in the rest of one that was stopped, a step is traced."""
     options = {"dtype": "float32", "epochs": 2}
-    monkeypatch.setattr(executor, "OFTEN", 10**9)
+    monkeypatch.setattr(policy, "DEFAULT", policy.Policy(record_after=10**9))
     plain, _ = simulate(fed, algorithm, **options)
-    monkeypatch.setattr(executor, "OFTEN", 0)
+    monkeypatch.setattr(policy, "DEFAULT", policy.Policy(record_after=0))
     traced, setup = simulate(fed, algorithm, **options)
-    traces = setup.cohort.programs.traces
+    traces = setup.cohort.executor.recordings
     assert traces and all(traces.values())
     a, b = everything(plain), everything(traced)
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
@@ -190,7 +191,7 @@ def test_what_clients_keep_is_their_own(fed, algorithm):
     assert len(set(kept)) == len(kept) and not others & set(kept)
     begun = algorithm.init(setup.cohort.network.initial, setup.cohort.network.layout)
     never = (set(range(len(SIZES))) - drawn).pop()
-    start, now = (setup.cohort.keep(shared, [never]) for shared in (begun, sim.shared))
+    start, now = (initial_kept(Lanes.of(setup.cohort, shared, [never])) for shared in (begun, sim.shared))
     for name, value in sim.kept_for([never]).items():  # one never drawn begins where all began
         assert torch.equal(value, start[name]) and torch.equal(now[name], start[name])
 
@@ -216,7 +217,7 @@ def test_a_sweep_as_lanes_equals_separate_runs(fed, algorithm):
     runs = [(algorithm, {}), (other(algorithm, 0.9), {}), (other(algorithm, 0.95), {"seed": SEED + 1})]
     alone = [simulate(fed, a, **options)[0] for a, options in runs]
     setups = [prepare(fed, a, chunk=5, **options) for a, options in runs]
-    sims = [Simulation(s.cohort, participation=s.participation, epochs=s.epochs) for s in setups]
+    sims = [Simulation(s.cohort) for s in setups]
     for _ in range(ROUNDS):
         lines = run_round(sims)
     for one, many, line in zip(alone, sims, lines, strict=True):

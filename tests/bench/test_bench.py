@@ -45,7 +45,7 @@ def unequal(work):
 def both(work, fed, algorithm, rounds=2, **options):
     """Losses and vectors of the engine and of the loop, in float64."""
     setup = measure.setup_of(work, fed, algorithm, "cpu", "float64")
-    sim = Simulation(setup.cohort, participation=setup.participation, epochs=setup.epochs)
+    sim = Simulation(setup.cohort)
     loop = Loop(setup, keyed=True, **options)
     losses = []
     for _ in range(rounds):
@@ -175,7 +175,7 @@ def test_records_and_tables(monkeypatch, caplog):
     assert step["ratio"].keys() == {"fedabml", "fedabml-batch"} and step["steps"] == work.steps
     monkeypatch.setattr(executor, "compiled", lambda function, inputs, said: function)  # which takes long
     both = measure.steps_of(work, fed, device=CPU, compile=True, turns=2, budget=0)
-    assert "neither traced nor compiled" not in caplog.text
+    assert "neither recorded nor compiled" not in caplog.text
     assert both["ratio"].keys() == {f"fedabml{kind}{how}" for kind in ("", "-batch") for how in ("", " compiled")}
     graphs = measure.graphs_of(work, fed, fedabml.FedAvg(lr=0.1), device=CPU, turns=2, budget=0)
     records += [

@@ -11,6 +11,7 @@ import torch
 import fedabml
 from fedabml.engine import compiling
 from fedabml.engine.checkpoint import Checkpoint
+from fedabml.engine.policy import DEFAULT
 from fedabml.engine.rounds import Simulation, consider_compiling, run_rounds
 from fedabml.errors import InputError
 from fedabml.runs.config import RunConfig
@@ -52,8 +53,8 @@ def simulation(state=None, auto=True, rounds=6, **words):
         federation(), "mlr", fedabml.FedAvg(), rounds=rounds, participation=1.0, epochs=1, batch_size=3, device="cpu",
         backend="vmap", **words,
     )  # fmt: skip
-    setup.cohort.programs.auto = auto  # as on a GPU
-    return Simulation(setup.cohort, participation=1.0, epochs=1, state=state)
+    setup.cohort.executor.undecided = auto  # as on a GPU
+    return Simulation(setup.cohort, state=state)
 
 
 @pytest.mark.parametrize(("seconds", "compiled"), [(0.01, None), (100.0, 1)])
@@ -62,9 +63,9 @@ def test_runs_side_by_side_are_compiled_or_not_and_it_is_said(seconds, compiled,
     sims = [simulation(), simulation()]
     consider_compiling(sims, [seconds] * 4, 100)
     for sim in sims:
-        programs = sim.cohort.programs
-        assert sim.compiled == compiled and programs.fuse == bool(compiled) and not programs.auto
-        assert programs.only == (frozenset({"step"}) if compiled else None)
+        programs = sim.cohort.executor
+        assert sim.compiled == compiled and programs.compile == bool(compiled) and not programs.undecided
+        assert programs.compiled_steps == (frozenset({"step"}) if compiled else None)
     said = [r.getMessage() for r in caplog.records if "compiled" in r.getMessage()]
     assert len(said) == bool(compiled) and all("From round 1 on" in text and "--no-compile" in text for text in said)
     consider_compiling(sims, [1e6] * 4, 10**6)  # it is decided once
@@ -74,8 +75,8 @@ def test_runs_side_by_side_are_compiled_or_not_and_it_is_said(seconds, compiled,
 def test_it_is_decided_after_one_round_and_kept_in_the_checkpoint(tmp_path):
     sim, seen = simulation(), []
     for round, _ in run_rounds([sim], 6, lambda round: True):
-        seen.append((round, sim.cohort.programs.auto))
-    assert [auto for _, auto in seen] == [round < compiling.LOOK for round, _ in seen]
+        seen.append((round, sim.cohort.executor.undecided))
+    assert [auto for _, auto in seen] == [round < DEFAULT.decide_round for round, _ in seen]
     folder = Folder(tmp_path)
     for compiled in (None, 5):
         state = Checkpoint(6, sim.shared, sim.average, {}, 1.0, 4, {}, compiled)
@@ -83,19 +84,19 @@ def test_it_is_decided_after_one_round_and_kept_in_the_checkpoint(tmp_path):
         found = Folder(tmp_path).last()
         assert found.compiled == compiled
         again = simulation(found)
-        assert again.compiled == compiled and again.cohort.programs.fuse == bool(compiled)
-        assert not again.cohort.programs.auto  # it was decided before
+        assert again.compiled == compiled and again.cohort.executor.compile == bool(compiled)
+        assert not again.cohort.executor.undecided  # it was decided before
     early = Checkpoint(2, sim.shared, sim.average, {}, 1.0, 4)
-    assert simulation(early).cohort.programs.auto and not simulation(found, auto=False).cohort.programs.fuse
+    assert simulation(early).cohort.executor.undecided and not simulation(found, auto=False).cohort.executor.compile
 
 
 def test_on_a_cpu_nothing_is_compiled_unless_somebody_says_so(tmp_path):
     words = {"rounds": 6, "participation": 1.0, "epochs": 1, "device": "cpu", "backend": "vmap"}
     for given, stored in ((None, "auto"), (False, None)):
         setup = fedabml.prepare(federation(), "mlr", fedabml.FedAvg(), compile=given, **words)
-        assert not setup.cohort.programs.fuse and not setup.cohort.programs.auto
+        assert not setup.cohort.executor.compile and not setup.cohort.executor.undecided
         assert setup.config.get("compile") == stored
-    assert fedabml.prepare(federation(), "mlr", fedabml.FedAvg(), compile=True, **words).cohort.programs.fuse
+    assert fedabml.prepare(federation(), "mlr", fedabml.FedAvg(), compile=True, **words).cohort.executor.compile
     with pytest.raises(InputError, match="compile must be"):
         fedabml.prepare(federation(), "mlr", fedabml.FedAvg(), compile="always", **words)
     run = fedabml.train(federation(), "mlr", fedabml.FedAvg(), **words)

@@ -16,9 +16,10 @@ from fedabml.accel.convolutions import conv2d, linear
 from fedabml.accel.operators import plainly, triton_usable
 from fedabml.accel.recorder import changes
 from fedabml.algorithms import REGISTRY, make
+from fedabml.engine import client as client_module
+from fedabml.engine import policy
 from fedabml.engine.checkpoint import Checkpoint
-from fedabml.engine.client import Lanes, _flagged
-from fedabml.engine.compiling import LOOK
+from fedabml.engine.client import Lanes, _flagged, personalise, personalise_after, schedule_steps
 from fedabml.engine.rounds import Simulation, run_round, run_rounds
 from fedabml.evaluation.scoring import evaluate
 
@@ -47,10 +48,9 @@ def simulate(fed, algorithm, *, capture=True, rounds=3, model="mlp", refused=0, 
         "model_options": {"hidden": (4,)} if model == "mlp" else {"channels": (3, 4), "hidden": (5,)},
     }  # fmt: skip
     setup = fedabml.prepare(fed, model, algorithm, **(words | options))
-    setup.cohort.programs.capture = capture
-    sim = Simulation(setup.cohort, participation=setup.participation, epochs=setup.epochs)
+    sim = Simulation(setup.cohort.at(graphs=capture))
     sim.run(rounds)
-    assert len(setup.cohort.programs.refused) == refused, "capturing failed"
+    assert len(sim.cohort.executor.refused) == refused, "capturing failed"
     return sim
 
 
@@ -60,10 +60,10 @@ def test_personalising_on_the_way_is_personalising_anew(sizes):
     shared, clients = cohort.algorithm.init(cohort.network.initial, cohort.network.layout), list(range(6))
     shared = {name: value.to("cuda") for name, value in shared.items()}
     epochs = (0, 1, 3, 7)
-    seen = [q.mean.clone() for q in cohort.lanes(shared, clients).personalised({}, epochs)]
+    seen = [q.mean.clone() for q in personalise_after(Lanes.of(cohort, shared, clients), {}, epochs)]
     for many, mean in zip(epochs, seen, strict=True):
         other = cohort.using(dataclasses.replace(cohort.algorithm, personal_epochs=many))
-        torch.testing.assert_close(mean, other.lanes(shared, clients).personalise({}).mean, rtol=0, atol=1e-12)
+        torch.testing.assert_close(mean, personalise(Lanes.of(other, shared, clients), {}).mean, rtol=0, atol=1e-12)
     assert (seen[1] - seen[3]).abs().max() > 1e-6
 
 
@@ -96,7 +96,7 @@ def test_graphs_equal_eager_steps_and_the_loop(name):
 
 
 def whole_rounds(sim):
-    return [name for name, _ in sim.cohort.programs.graphs if name[0] == "round"]
+    return [name for name, _ in sim.cohort.executor.graphs if name[0] == "whole_round"]
 
 
 @pytest.mark.parametrize("compile", [False, True])
@@ -115,9 +115,9 @@ def test_a_whole_round_is_one_program_where_clients_take_as_many_steps(name, com
 def test_a_heavy_batch_shrinks_to_one_lane(name, monkeypatch):
     fed, algorithm = federation(), make(name, lr=0.1)
     light = simulate(fed, algorithm)
-    monkeypatch.setattr("fedabml.engine.setting.HEAVY", 0)
+    monkeypatch.setattr(policy, "DEFAULT", policy.Policy(heavy_outputs=0))
     heavy = simulate(fed, algorithm)
-    assert len(heavy.cohort.programs.graphs) > len(light.cohort.programs.graphs)
+    assert len(heavy.cohort.executor.graphs) > len(light.cohort.executor.graphs)
     assert_close(heavy, light, 1e-9)
 
 
@@ -126,11 +126,11 @@ def test_where_a_round_is_too_long_or_refused_its_steps_are_captured(refused, mo
     fed, algorithm = federation(sizes=EVEN), make("fedabml", lr=0.1)
     expected = simulate(fed, algorithm)
     if refused:
-        monkeypatch.setattr(Lanes, "round", refused_at_first(Lanes.round))
+        monkeypatch.setattr(client_module, "whole_round", refused_at_first(client_module.whole_round))
     else:
-        monkeypatch.setattr("fedabml.engine.client.WHOLE", 1)
+        monkeypatch.setattr(policy, "DEFAULT", policy.Policy(round_steps=1))
     sim = simulate(fed, algorithm, refused=int(refused))
-    assert not whole_rounds(sim) and any(hasattr(graph, "captured") for graph in sim.cohort.programs.graphs.values())
+    assert not whole_rounds(sim) and any(hasattr(graph, "captured") for graph in sim.cohort.executor.graphs.values())
     assert ("no round today" in caplog.text) == refused
     assert all(torch.equal(v, everything(sim)[k]) for k, v in everything(expected).items())
 
@@ -200,12 +200,12 @@ def test_the_kernel_folds_as_plain_operations_do():
 def test_a_schedule_is_that_of_a_cpu(sizes):
     def made(device):
         cohort = simulate(federation(sizes=sizes), make("fedavg"), rounds=0, device=device).cohort
-        cohort.programs.capture = True  # for rows of one width
-        given = cohort.lanes({}, [2, 0, 1], round=5)
-        lanes = Lanes(given.parts, given.given, cohort.programs.inside)
-        lanes.__dict__["source"] = cohort.data, cohort.tables.rows(given.given.clients[0], lanes.longest)
-        ready, (_, done) = lanes.schedule(rng.NOISE, ((3, 1), (2, 2)))
-        return [*(t for inputs in ready for t in (inputs.rows, inputs.keys, inputs.owned)), done]
+        cohort.executor.capture = True  # for rows of one width
+        given = Lanes.of(cohort, {}, [2, 0, 1], round=5)
+        lanes = Lanes(given.groups, given.tensors, cohort.executor.inside)
+        lanes.__dict__["source"] = cohort.data, cohort.tables.rows(given.tensors.clients[0], lanes.longest)
+        schedule = schedule_steps(lanes, rng.NOISE, ((3, 1), (2, 2)))
+        return [*(t for own, plan in schedule.phases for t in (plan, own.lanes.keys, own.lanes.steps)), schedule.steps]
 
     for own, other in zip(made("cuda"), made("cpu"), strict=True):
         assert torch.equal(own.cpu(), other)
@@ -411,7 +411,7 @@ def test_a_long_run_is_compiled_once_that_pays_and_a_short_one_is_not(sizes, tmp
     def begun(rounds, state=None, **options):
         words = {"participation": 0.67, "epochs": 2, "batch_size": 8, "seed": 6, "device": "cuda", "dtype": "float64"}
         setup = fedabml.prepare(fed, "mlp", algorithm, rounds=rounds, chunk=6, **(words | options))
-        sim = Simulation(setup.cohort, participation=0.67, epochs=2, state=state)
+        sim = Simulation(setup.cohort, state=state)
         with closing(run_rounds([sim], rounds, lambda round: False)) as lines:
             for round, _ in lines:
                 if round == 8:
@@ -420,15 +420,15 @@ def test_a_long_run_is_compiled_once_that_pays_and_a_short_one_is_not(sizes, tmp
 
     with caplog.at_level("INFO", "fedabml"):
         long, short = begun(10**7), begun(8)
-    assert long.cohort.programs.fused and long.compiled == LOOK + 1
-    assert not short.cohort.programs.fused and short.compiled is None
+    assert long.cohort.executor.compiled and long.compiled == policy.DEFAULT.decide_round + 1
+    assert not short.cohort.executor.compiled and short.compiled is None
     assert sum("steps are compiled" in record.getMessage() for record in caplog.records) == 1
     assert "without torch.compile" not in caplog.text
     assert_close(long, short, 1e-9)
     assert_close(short, begun(8, compile=False), 0)
     state = Checkpoint(8, long.shared, long.average, {}, 1.0, 6, long.velocity, long.compiled)
     again = begun(9, state)
-    assert again.cohort.programs.fused and again.compiled == LOOK + 1 and again.round == 9
-    names = {name for (name, *_), _ in long.cohort.programs.fused}
+    assert again.cohort.executor.compiled and again.compiled == policy.DEFAULT.decide_round + 1 and again.round == 9
+    names = {name for (name, *_), _ in long.cohort.executor.compiled}
     evaluate(long.cohort, long.theta, long.kept_for)
-    assert {name for (name, *_), _ in long.cohort.programs.fused} == names  # personalising is not compiled for it
+    assert {name for (name, *_), _ in long.cohort.executor.compiled} == names  # personalising is not compiled for it

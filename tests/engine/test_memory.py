@@ -18,14 +18,14 @@ import fedabml
 import fedabml.evaluation.scoring as scoring
 from fedabml import FedABML, FedAvg, InputError
 from fedabml.algorithms import make
+from fedabml.engine import client, policy
 from fedabml.engine import client_states as keeping
 from fedabml.engine import samples as data
-from fedabml.engine.client import Lanes
 from fedabml.engine.client_states import Shelf
-from fedabml.engine.executor import Programs
-from fedabml.engine.memory import fitting
+from fedabml.engine.executor import Executor
 from fedabml.engine.rounds import Simulation, run_round
 from fedabml.engine.samples import Data
+from fedabml.engine.workers import ChunkLimit, fit_in_memory
 from fedabml.evaluation.scoring import Entry, evaluate_together
 from fedabml.runs.folder import Folder
 from tests.cli.command import MOST
@@ -48,9 +48,9 @@ def train(out=None, algorithm=None, rounds=3, **options):
 class Device:
     """A device on which only so many lanes fit; `room` may change, and calls are counted."""
 
-    def __init__(self, monkeypatch, room, method="train"):
+    def __init__(self, monkeypatch, room, place=client, name="client_round"):
         self.room, self.sizes = room, []
-        real = getattr(Lanes, method)
+        real = getattr(place, name)
 
         def limited(lanes, *args):
             self.sizes.append(len(lanes))
@@ -58,7 +58,7 @@ class Device:
                 raise torch.OutOfMemoryError(f"Tried to allocate {len(lanes)} lanes.\nAnd more words.")
             return real(lanes, *args)
 
-        monkeypatch.setattr(Lanes, method, limited)
+        monkeypatch.setattr(place, name, limited)
 
 
 def assert_same(a, b):
@@ -93,7 +93,7 @@ def test_the_chunk_is_halved_until_it_fits(monkeypatch, caplog, name):
 @pytest.mark.parametrize("name", ["fedabml", "local"])
 def test_so_it_is_when_clients_are_scored(monkeypatch, caplog, name):
     plain = train(algorithm=make(name), eval_every=1)
-    device = Device(monkeypatch, 3, "personalised")
+    device = Device(monkeypatch, 3, scoring, "personalise_after")
     found = train(algorithm=make(name), eval_every=1)
     assert len(_of_memory(caplog)) == 2 and device.sizes[:3] == [8, 4, 2] and set(device.sizes[2:]) == {2}
     for a, b in zip(plain.history, found.history, strict=True):
@@ -107,7 +107,7 @@ def test_so_it_is_when_the_prior_itself_is_scored(monkeypatch, caplog):
     """The server's own model gets fewer samples at once, which changes no score."""
     monkeypatch.setattr(scoring, "FEW", 4)
     enough = train()
-    real, sizes = Lanes.outputs, []
+    real, sizes = scoring.outputs, []
 
     def limited(lanes, model, rows, *args):
         if len(lanes) == 1 and len(rows) == 1 and len(rows[0]) > 10:  # all clients' samples are 40
@@ -115,7 +115,7 @@ def test_so_it_is_when_the_prior_itself_is_scored(monkeypatch, caplog):
             raise torch.OutOfMemoryError("Tried to allocate too much.")
         return real(lanes, model, rows, *args)
 
-    monkeypatch.setattr(Lanes, "outputs", limited)
+    monkeypatch.setattr(scoring, "outputs", limited)
     with caplog.at_level(logging.WARNING, "fedabml"):
         found = train()
     assert sizes and _of_memory(caplog)
@@ -126,7 +126,7 @@ def test_so_it_is_when_the_prior_itself_is_scored(monkeypatch, caplog):
 def test_a_round_that_fails_midway_is_done_anew(monkeypatch, caplog):
     """The second chunk fails, when the first has been trained: its clients must not be trained twice."""
     small, large = (train(algorithm=make("scaffold"), chunk=chunk, rounds=1) for chunk in (2, 4))
-    real, calls = Lanes.train, []
+    real, calls = client.client_round, []
 
     def limited(lanes, *args):
         calls.append(len(lanes))
@@ -134,7 +134,7 @@ def test_a_round_that_fails_midway_is_done_anew(monkeypatch, caplog):
             raise torch.OutOfMemoryError("full")
         return real(lanes, *args)
 
-    monkeypatch.setattr(Lanes, "train", limited)
+    monkeypatch.setattr(client, "client_round", limited)
     found = train(algorithm=make("scaffold"), chunk=4, rounds=1)
     assert calls == [4, 4, 2, 2, 2, 2] and caplog.text.count("does not suffice") == 1
     assert_same(small, found)
@@ -154,9 +154,9 @@ def test_a_round_that_fails_midway_is_done_anew(monkeypatch, caplog):
     ],
 )
 def test_what_counts_as_too_little_memory(error, halved):
-    cohort = SimpleNamespace(chunk=6, device=torch.device("cpu"), programs=Programs(capture=False))
-    cohort.programs.graphs["step"] = cohort.programs.pool = object()
-    cohort.programs.refused.add("other step")
+    cohort = SimpleNamespace(limit=ChunkLimit(6), device=torch.device("cpu"), executor=Executor())
+    cohort.executor.graphs["step"] = cohort.executor.pool = object()
+    cohort.executor.refused.add("other step")
 
     def work(chunk):
         if chunk > 3:
@@ -165,16 +165,16 @@ def test_what_counts_as_too_little_memory(error, halved):
 
     if not halved:
         with pytest.raises(type(error)):
-            fitting([cohort], 100, work)
-        assert cohort.chunk == 6 and cohort.programs.graphs
+            fit_in_memory([cohort], 100, work)
+        assert cohort.limit.size == 6 and cohort.executor.graphs
         return
-    assert fitting([cohort], 100, work) == cohort.chunk == 3
-    assert not cohort.programs.graphs and not cohort.programs.refused and cohort.programs.pool is None
+    assert fit_in_memory([cohort], 100, work) == cohort.limit.size == 3
+    assert not cohort.executor.graphs and not cohort.executor.refused and cohort.executor.pool is None
 
 
 def test_what_was_captured_is_given_back_once_before_fewer_run_at_once(caplog):
-    cohort = SimpleNamespace(chunk=6, device=torch.device("cpu"), programs=Programs(capture=False))
-    held, tried = cohort.programs.graphs, []
+    cohort = SimpleNamespace(limit=ChunkLimit(6), device=torch.device("cpu"), executor=Executor())
+    held, tried = cohort.executor.graphs, []
 
     def work(chunk):
         tried.append((chunk, len(held)))
@@ -183,10 +183,10 @@ def test_what_was_captured_is_given_back_once_before_fewer_run_at_once(caplog):
         return chunk
 
     held["step"] = object()
-    assert fitting([cohort], 100, work) == cohort.chunk == 6 and tried == [(6, 1), (6, 0)]
+    assert fit_in_memory([cohort], 100, work) == cohort.limit.size == 6 and tried == [(6, 1), (6, 0)]
     assert not caplog.records
     held["step"] = object()  # now it fills the memory again and again
-    assert fitting([cohort], 100, work) == cohort.chunk == 1 and tried[2:] == [(6, 1), (3, 0), (1, 0)]
+    assert fit_in_memory([cohort], 100, work) == cohort.limit.size == 1 and tried[2:] == [(6, 1), (3, 0), (1, 0)]
     assert len(caplog.records) == 2
 
 
@@ -224,10 +224,10 @@ def test_a_resumed_run_goes_on_with_the_chunk_that_fitted(monkeypatch, tmp_path,
 
 def test_runs_side_by_side(monkeypatch, caplog):
     """Two runs share a batch; with too little memory they are what they are alone."""
-    fed, words = federation(), {"participation": 1.0, "batch_size": 8, "device": "cpu", "backend": "vmap"}
+    fed, words = federation(), {"participation": 1.0, "epochs": 1, "batch_size": 8, "device": "cpu", "backend": "vmap"}
     setups = [fedabml.prepare(fed, "mlr", FedAvg(lr=lr), **words) for lr in (0.1, 0.2)]
-    make_sims = lambda: [Simulation(s.cohort, participation=1.0, epochs=1) for s in setups]
-    setups[0].cohort.chunk = 16
+    make_sims = lambda: [Simulation(s.cohort) for s in setups]
+    setups[0].cohort.limit.set(16)
     wide = make_sims()
     run_round(wide)
     Device(monkeypatch, 5)
@@ -238,7 +238,7 @@ def test_runs_side_by_side(monkeypatch, caplog):
         assert line["round"] == 1
         torch.testing.assert_close(a.shared["mean"], b.shared["mean"])
     copies = [s.cohort.using(FedAvg(personal_epochs=1)) for s in sims]
-    Device(monkeypatch, 2, "personalised")
+    Device(monkeypatch, 2, scoring, "personalise_after")
     scores = evaluate_together([Entry(c, s.theta, s.kept_for) for c, s in zip(copies, sims, strict=True)])
     assert [s.summary["clients_scored"] for s in scores] == [8, 8]
     assert [s.cohort.chunk for s in sims] == [2, 2]  # a copy with other options has the same device
@@ -253,11 +253,11 @@ def test_a_shelf_is_a_dictionary_of_states(tmp_path):
     shelf = Shelf(state(0.0), 1000, tmp_path)
     assert not shelf and 3 not in shelf and "3" not in shelf and 1000 not in shelf and -1 not in shelf
     expected = {}
-    for client, value in ((999, 1.5), (0, 2.5), (7, -1e-40), (0, 3.5)):
-        shelf[client] = expected[client] = state(value)
+    for number, value in ((999, 1.5), (0, 2.5), (7, -1e-40), (0, 3.5)):
+        shelf[number] = expected[number] = state(value)
     assert list(shelf) == [0, 7, 999] and len(shelf) == 3
-    for client, own in shelf.items():
-        for name, tensor in expected[client].items():
+    for number, own in shelf.items():
+        for name, tensor in expected[number].items():
             assert torch.equal(own[name], tensor) and own[name].dtype == tensor.dtype
     shelf[0]["w"].zero_()  # a copy
     assert shelf[0]["w"].tolist() == [3.5] * 3
@@ -316,10 +316,16 @@ def test_what_fits_stays_in_memory(monkeypatch):
     for free, kind in ((4 * 8 * 35 * 4, dict), (4 * 8 * 35 * 4 - 1, Shelf), (0, dict)):
         monkeypatch.setattr(keeping, "host_memory", lambda free=free: (1 << 40, free))
         setup = fedabml.prepare(
-            federation(), "mlp", make("scaffold"), device="cpu", participation=0.5, model_options={"hidden": (4,)}
+            federation(),
+            "mlp",
+            make("scaffold"),
+            device="cpu",
+            participation=0.5,
+            epochs=1,
+            model_options={"hidden": (4,)},
         )
         assert setup.config["parameters"] == 35
-        sim = Simulation(setup.cohort, participation=0.5, epochs=1)
+        sim = Simulation(setup.cohort)
         sim.step()
         assert type(sim.kept.states) is kind
 
@@ -344,8 +350,8 @@ for estimator, s in cases:  # each in a process of its own, which need not impor
 else:
     sys.exit()
 algorithm = fedabml.FedAvg() if estimator == "none" else fedabml.FedABML(s=s, estimator=estimator)
-setup = fedabml.prepare(fed, model, algorithm, participation=1.0, device="cpu", backend="vmap", chunk=lanes)
-sim = Simulation(setup.cohort, participation=1.0, epochs=1)
+setup = fedabml.prepare(fed, model, algorithm, participation=1.0, epochs=1, device="cpu", backend="vmap", chunk=lanes)
+sim = Simulation(setup.cohort)
 resident = lambda word: int(Path("/proc/self/status").read_text().split(word)[1].split()[0]) * 1024
 gc.collect()
 Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
@@ -384,7 +390,9 @@ def test_samples_on_the_host_give_the_same_run(monkeypatch, task, local):
     fed = fedabml.Federation.from_arrays([client(n) for n in SIZES], [client(n % 4) for n in SIZES])
     words = {"rounds": 2, "participation": 0.5, "epochs": 2, "batch_size": 8, "device": "cpu", "eval_every": 1}
     runs, moved, real = [], [], Data._moved
-    monkeypatch.setattr(data, "LOCAL", local)  # normalised once for all epochs, or on the way
+    monkeypatch.setattr(
+        policy, "DEFAULT", policy.Policy(normalised_bytes=local)
+    )  # normalised once for all epochs, or on the way
     monkeypatch.setattr(Data, "_moved", lambda self, index: moved.append(len(index)) or real(self, index))
     for large in (False, True):
         monkeypatch.setattr(data, "too_large", lambda samples, device, large=large: large)

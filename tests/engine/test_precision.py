@@ -11,6 +11,7 @@ from fedabml.accel import process
 from fedabml.accel.process import borrowed, set_products
 from fedabml.algorithms import REGISTRY, make
 from fedabml.engine import autotune
+from fedabml.engine.client import Lanes
 from fedabml.engine.rounds import Simulation
 from fedabml.vectors import Network
 
@@ -47,10 +48,10 @@ def simulate(fed, name, device, *, rounds=1, capture=True, **options):
     }  # fmt: skip
     algorithm = make(name, **({"lr": 0.01} | OPTIONS.get(name, {})))
     setup = fedabml.prepare(fed, "cnn", algorithm, **(words | options))
-    setup.cohort.programs.capture &= capture
-    sim = Simulation(setup.cohort, participation=setup.participation, epochs=setup.epochs)
+    setup.cohort.executor.capture &= capture
+    sim = Simulation(setup.cohort)
     sim.run(rounds)
-    assert not setup.cohort.programs.refused, "capturing failed"
+    assert not setup.cohort.executor.refused, "capturing failed"
     return sim
 
 
@@ -135,7 +136,7 @@ def test_products_on_arm_are_torch_s_own_but_for_bfloat16_s(fed, monkeypatch, ar
             assert switch.on == (wanted or not arm)
             other = "float32" if wanted else "bf16"
             autotune.dtype_of(other, torch.device("cpu"))
-            setup.cohort.lanes({}, [0])
+            Lanes.of(setup.cohort, {}, [0])
             assert switch.on == (wanted or not arm)
         assert switch.on and not process._onednn_off
 

@@ -117,7 +117,7 @@ def test_processes_take_the_first_ones_backend():
     setup = prepare(Federation.from_arrays(samples, samples), "mlr", device="cpu")
     setup.cohort.backend = setup.config["backend"] = "vmap"
     _together(Second(), setup, 3)
-    assert (setup.cohort.backend, setup.config["backend"], setup.cohort.programs.trace) == ("loop", "loop", False)
+    assert (setup.cohort.backend, setup.config["backend"], setup.cohort.executor.record) == ("loop", "loop", False)
 
 
 @pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("one", "2"), ("0", "0"), ("0", "")])

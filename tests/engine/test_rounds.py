@@ -26,7 +26,7 @@ def simulation(fed, algorithm, seed=0):
         fed, "mlr", algorithm, rounds=ROUNDS, participation=0.5, epochs=1, batch_size=4, seed=seed, device="cpu",
         dtype="float64", chunk=6, backend="vmap",
     )  # fmt: skip
-    return Simulation(setup.cohort, participation=0.5, epochs=1)
+    return Simulation(setup.cohort)
 
 
 @pytest.fixture

@@ -51,10 +51,10 @@ import numpy as np
 import fedabml
 from pathlib import Path
 from fedabml.algorithms import make
-from fedabml.engine import kept
+from fedabml.engine import client_states
 way, folder, clients = sys.argv[1], sys.argv[2], 100_000
 if way == "file":
-    kept.host_memory = lambda: (1 << 30, 1 << 20)
+    client_states.host_memory = lambda: (1 << 30, 1 << 20)
 g = np.random.default_rng(0)
 x, y = g.normal(size=(2 * clients, 99)).astype(np.float32), g.integers(0, 10, 2 * clients)
 fed = fedabml.Federation.from_owners(x, y, np.repeat(np.arange(clients), 2))

@@ -21,10 +21,11 @@ from fedabml.algorithms.hyper import hyper
 from fedabml.engine import autotune as backend
 from fedabml.engine.autotune import Way, backend_of, chunk_of, device_of, lane_bytes
 from fedabml.engine.checkpoint import Checkpoint
-from fedabml.engine.client import Lanes, _flagged
-from fedabml.engine.executor import HEAVY, Programs, padding, segments
+from fedabml.engine.client import Lanes, _flagged, client_round, personalise, personalise_after, predict
+from fedabml.engine.executor import Executor, padding, segments
 from fedabml.engine.loss import ClientLoss, label_offset
 from fedabml.engine.minibatches import minibatches, padded
+from fedabml.engine.policy import DEFAULT
 from fedabml.engine.rounds import Simulation
 from fedabml.engine.server import draw_clients
 from fedabml.evaluation.scoring import evaluate
@@ -64,7 +65,7 @@ def simulate(fed, model, algorithm=ALGORITHM, rounds=3, **options):
         "dtype": "float64", "model_options": extra, "backend": "vmap", "chunk": 3,
     }  # fmt: skip
     setup = fedabml.prepare(fed, name, algorithm, **(words | options))
-    sim = Simulation(setup.cohort, participation=setup.participation, epochs=setup.epochs)
+    sim = Simulation(setup.cohort)
     sim.run(rounds)
     return sim
 
@@ -127,7 +128,7 @@ def test_the_order_of_clients_in_chunks_does_not_matter():
     results = {}
     for parts in ([[0, 1, 2, 3]], [[2, 0], [3, 1]], [[3], [1], [0], [2]], [[1, 3, 0], [2]]):
         for part in parts:
-            update, _, loss = cohort.train(sim.shared, {}, part, 1, 2)
+            update, _, loss = client_round(Lanes.in_round(cohort, sim.shared, part, 1), {}, 2)
             for i, client in enumerate(part):
                 results.setdefault(client, []).append((update["mean"][i], update["logstd"][i], loss[i]))
     assert len(results) == n
@@ -141,9 +142,9 @@ def test_lanes_that_are_done_stop_moving():
     fed = federation("mlp")
     sim = simulate(fed, "mlp", rounds=0)
     cohort = sim.cohort
-    together, _, losses = cohort.train(sim.shared, {}, [0, 1, 2], 1, 2)
+    together, _, losses = client_round(Lanes.in_round(cohort, sim.shared, [0, 1, 2], 1), {}, 2)
     for client in range(3):
-        alone, _, loss = cohort.train(sim.shared, {}, [client], 1, 2)
+        alone, _, loss = client_round(Lanes.in_round(cohort, sim.shared, [client], 1), {}, 2)
         for name in alone:
             torch.testing.assert_close(together[name][client], alone[name][0], rtol=0, atol=1e-12)
         torch.testing.assert_close(losses[client], loss[0], rtol=0, atol=1e-12)
@@ -186,7 +187,9 @@ def test_a_client_alone_does_not_depend_on_the_data_of_the_others():
         [(fed.x[fed.train[c]], fed.y[fed.train[c]]) for c in range(3)], classes=3, normalize="none"
     )
     a, b = (simulate(f, "mlp", rounds=0) for f in (plain, other))
-    (first, _, _), (second, _, _) = (s.cohort.train(s.shared, {}, [0, 1, 2], 1, 2) for s in (a, b))
+    (first, _, _), (second, _, _) = (
+        client_round(Lanes.in_round(s.cohort, s.shared, [0, 1, 2], 1), {}, 2) for s in (a, b)
+    )
     torch.testing.assert_close(first["mean"][1], second["mean"][1], rtol=0, atol=1e-13)
     assert (first["mean"][0] - second["mean"][0]).abs().max() > 1e-3
 
@@ -206,7 +209,7 @@ def test_label_level_by_hand():
     cohort = simulate(fed, "mlr", FedABML(label_alpha=0.5), rounds=0).cohort
     expected = np.log(np.array([3.5, 0.5, 1.5]) / 5.5)
     np.testing.assert_allclose(
-        cohort.lanes(cohort.algorithm.init(cohort.network.initial, cohort.network.layout), [1]).offset[0].numpy(),
+        Lanes.of(cohort, cohort.algorithm.init(cohort.network.initial, cohort.network.layout), [1]).offset[0].numpy(),
         expected,
     )
     assert np.exp(expected).sum() == pytest.approx(1)
@@ -220,9 +223,9 @@ def test_label_level_by_hand():
 def test_predictions_of_many_rows_are_cut_in_pieces_and_joined():
     fed = federation("mlr", (4, 300, 129))
     cohort = simulate(fed, "mlr", FedAvg(lr=0.1), rounds=0).cohort
-    lanes = cohort.lanes({"mean": cohort.network.initial}, [0, 1, 2])
-    models = lanes.personalise({})
-    outputs = lanes.predict(models, [fed.train[c] for c in range(3)]).split([4, 300, 129], 1)
+    lanes = Lanes.of(cohort, {"mean": cohort.network.initial}, [0, 1, 2])
+    models = personalise(lanes, {})
+    outputs = predict(lanes, models, [fed.train[c] for c in range(3)]).split([4, 300, 129], 1)
     for c, out in enumerate(outputs):
         assert out.shape == (1, len(fed.train[c]), 3)
         expected = cohort.network(models.mean[c], cohort.data.inputs(torch.as_tensor(fed.train[c]))).softmax(-1)
@@ -238,13 +241,15 @@ def test_personalising_on_the_way_is_personalising_anew(backend, sizes, monkeypa
     epochs, anew, taken = (0, 1, 2, 5), [], []
     for many in epochs:
         other = cohort.using(dataclasses.replace(cohort.algorithm, personal_epochs=many))
-        anew.append(other.lanes(shared, [0, 1, 2]).personalise({}))
-    honest = cohort.programs.run
-    count = lambda name, move, inputs, steps, several: (
-        taken.append(steps.sum()) or honest(name, move, inputs, steps, several)
-    )
-    monkeypatch.setattr(cohort.programs, "run", count)
-    for one, other in zip(cohort.lanes(shared, [0, 1, 2]).personalised({}, epochs), anew, strict=True):
+        anew.append(personalise(Lanes.of(other, shared, [0, 1, 2]), {}))
+    honest = cohort.executor.run
+
+    def count(name, step, inputs, plan, steps):
+        taken.append(steps.sum())
+        return honest(name, step, inputs, plan, steps)
+
+    monkeypatch.setattr(cohort.executor, "run", count)
+    for one, other in zip(personalise_after(Lanes.of(cohort, shared, [0, 1, 2]), {}, epochs), anew, strict=True):
         for a, b in zip(one, other, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
     steps = sum(-(-n // 5) for n in sizes)  # of an epoch
@@ -412,17 +417,18 @@ def test_a_batch_shrinks_as_lanes_are_done(steps, least):
 
 
 def test_how_far_a_batch_shrinks():
-    least = lambda **words: Programs(**words).least
-    assert least(capture=False, heavy=True) == 0 and least(capture=False, fuse=True, heavy=True) == 16
+    least = lambda **words: Executor(**words).smallest_batch
+    assert least(capture=False, heavy=True) == 0 and least(capture=False, compile=True, heavy=True) == 16
     assert least(capture=True) == 16 and least(capture=True, heavy=True) == 1
-    assert least(capture=True, fuse=True, heavy=True) == 16
+    assert least(capture=True, compile=True, heavy=True) == 16
     fed = federation("mlp")
     cohort = simulate(fed, "mlp", FedAvg(lr=0.1), rounds=0, backend="vmap").cohort
     rows = min(cohort.batch_size, int(fed.train.counts.max()))
-    for activations, heavy in (((HEAVY - 1) // rows, False), (-(-HEAVY // rows), True)):
+    many = DEFAULT.heavy_outputs
+    for activations, heavy in (((many - 1) // rows, False), (-(-many // rows), True)):
         cohort.network.activations = activations
-        assert cohort.among(dataclasses.replace(fed)).programs.heavy == heavy
-    assert simulate(fed, "mlp", FedAvg(lr=0.1), rounds=0, backend="loop").cohort.programs.heavy
+        assert cohort.among(dataclasses.replace(fed)).executor.heavy == heavy
+    assert simulate(fed, "mlp", FedAvg(lr=0.1), rounds=0, backend="loop").cohort.executor.heavy
 
 
 def test_padded():
@@ -451,22 +457,24 @@ def test_the_faster_way_is_found_once_and_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDABML_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     times = {Way("vmap", 2): 3.0, Way("vmap", 1): 3.5, Way("loop", 2): 1.4, Way("loop", 1): 1.2}
-    times |= {Way("loop", 2, last=True): 1.1, Way("loop", 1, last=True): 1.0}
+    times |= {Way("loop", 2, channels_last=True): 1.1, Way("loop", 1, channels_last=True): 1.0}
     ran = []
     monkeypatch.setattr(backend._Trial, "seconds", lambda trial, way: (ran.append(way), times[way])[1])
     conv, image, cpu = Network(nn.Conv2d(1, 1, 3)), torch.rand(2, 1, 5, 5), torch.device("cpu")
-    assert backend_of("auto", conv, image, cpu) == (Way("loop", 1, last=True), "") and set(ran) == set(times)
+    assert backend_of("auto", conv, image, cpu) == (Way("loop", 1, channels_last=True), "") and set(ran) == set(times)
     times |= {Way("vmap", 2): 1.02, Way("vmap", 1): 1.0}  # a tie goes to the batched program, and to threads
     ran.clear()
-    assert backend_of("auto", conv, image, cpu) == (Way("loop", 1, last=True), "") and not ran
+    assert backend_of("auto", conv, image, cpu) == (Way("loop", 1, channels_last=True), "") and not ran
     with monkeypatch.context() as elsewhere:  # another processor, that shares this home
         elsewhere.setattr(backend, "hardware", lambda device: "Another CPU @ 1 GHz")
         assert backend_of("auto", conv, image, cpu) == (Way("vmap", 2), "") and ran
     ran.clear()
-    assert backend_of("auto", conv, image, cpu) == (Way("loop", 1, last=True), "") and not ran  # both are remembered
+    assert (
+        backend_of("auto", conv, image, cpu) == (Way("loop", 1, channels_last=True), "") and not ran
+    )  # both are remembered
     assert backend_of("auto", Network(nn.Conv2d(1, 2, 3)), image, cpu) == (Way("vmap", 2), "") and ran  # another model
     assert backend_of("loop", conv, image, cpu) == (
-        Way("loop", 1, last=True),
+        Way("loop", 1, channels_last=True),
         "",
     )  # told, with threads of its own
     (tmp_path / "cache" / "backends.json").write_text("{ broken")
@@ -499,7 +507,9 @@ class Viewing(nn.Module):
 def test_images_may_lie_channels_last(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDABML_CACHE", str(tmp_path))
     seconds = backend._Trial.seconds
-    monkeypatch.setattr(backend._Trial, "seconds", lambda trial, way: seconds(trial, way) * (1e-9 if way.last else 1))
+    monkeypatch.setattr(
+        backend._Trial, "seconds", lambda trial, way: seconds(trial, way) * (1e-9 if way.channels_last else 1)
+    )
     laid = []
     for module in (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(36, 2)), Viewing()):
         g = np.random.default_rng(0)
@@ -510,7 +520,7 @@ def test_images_may_lie_channels_last(tmp_path, monkeypatch):
         assert_close(one, other, 1e-9)
         scores = [evaluate(s.cohort, s.theta, s.kept_for).clients["nll"] for s in (one, other)]
         np.testing.assert_allclose(*scores, atol=1e-8)
-        laid.append((one.cohort.network.last, other.cohort.network.last))
+        laid.append((one.cohort.network.channels_last, other.cohort.network.channels_last))
     assert laid == [(True, False), (False, False)]
 
 
@@ -642,7 +652,7 @@ def test_a_module_that_cannot_be_batched_runs_client_by_client(case):
     fed, words = federation("mlr"), {"dtype": "float32", "rounds": 1}
     setup = fedabml.prepare(fed, Ending(end), **words)
     (note,) = (note for note in setup.notes if "cannot be batched over clients" in note)
-    found = re.fullmatch(r".* clients: `(.*?)` \(test_cohort\.py:(\d+)\) (.*), in `(.*?)`\. (.*)\.", note)
+    found = re.fullmatch(r".* clients: `(.*?)` \(test_setting\.py:(\d+)\) (.*), in `(.*?)`\. (.*)\.", note)
     name, line, said, quoted, advice = found.groups()
     assert code in linecache.getline(__file__, int(line)) and name in ("<lambda>", "copied", "put", "filled")
     assert quoted == code and said.startswith(what) and fix in advice
@@ -651,7 +661,7 @@ def test_a_module_that_cannot_be_batched_runs_client_by_client(case):
     assert not torch.equal(sim.theta["mean"], sim.cohort.network.initial)
     with pytest.raises(InputError, match=re.escape(advice) + r"\. Or use the backend auto or loop") as refused:
         fedabml.train(fed, Ending(end), backend="vmap", **words)
-    assert f"(test_cohort.py:{line}) {what}" in str(refused.value)
+    assert f"(test_setting.py:{line}) {what}" in str(refused.value)
     mended = simulate(fed, Ending(instead), backend="vmap", **words)
     assert torch.isfinite(mended.theta["mean"]).all()
 
@@ -661,7 +671,7 @@ def test_a_note_names_the_module_that_cannot_be_batched():
     line = inspect.getsourcelines(Branching.forward)[1] + 2
     assert note == (
         "This model runs client by client, because it cannot be batched over clients: "
-        f"`Branching.forward` (test_cohort.py:{line}) looks at a value, in `out.sum() > 0`. "
+        f"`Branching.forward` (test_setting.py:{line}) looks at a value, in `out.sum() > 0`. "
         "Choose by torch.where (no if, no assert), and leave numbers tensors (no .item(), float() or int())."
     )
 
@@ -860,7 +870,7 @@ def test_the_server_takes_a_part_of_its_last_step_again(tmp_path):
     assert torch.equal(one.shared["mean"], start + (first - start)) and one.velocity["mean"].equal(first - start)
     plain = simulate(fed, "mlr", FedAvg(lr=0.1), rounds=0)
     after = Checkpoint(1, one.shared, one.average, {}, 0.0, None)
-    second = Simulation(plain.cohort, participation=plain.participation, epochs=plain.epochs, state=after)
+    second = Simulation(plain.cohort, state=after)
     second.run(2)
     two = simulate(fed, "mlr", heavy, rounds=2)
     expected = second.shared["mean"] + 0.5 * (first - start)
@@ -870,7 +880,7 @@ def test_the_server_takes_a_part_of_its_last_step_again(tmp_path):
     folder = Folder(tmp_path)
     folder.create({})
     two.save(folder.write_round, {"round": 2})
-    go = lambda state: Simulation(two.cohort, participation=two.participation, epochs=two.epochs, state=state)
+    go = lambda state: Simulation(two.cohort, state=state)
     resumed = go(Folder(tmp_path).last())
     resumed.run(3)
     assert torch.equal(resumed.shared["mean"], simulate(fed, "mlr", heavy, rounds=3).shared["mean"])
@@ -892,9 +902,9 @@ def test_batches_without_padding_need_no_mask_and_give_the_same_bits(monkeypatch
             with monkeypatch.context() as patch:
                 if not known:
                     patch.setattr(Lanes, "whole", False)
-                lanes = setup.cohort.lanes(setup.cohort.algorithm.init(setup.cohort.network.initial, None), [0])
+                lanes = Lanes.of(setup.cohort, setup.cohort.algorithm.init(setup.cohort.network.initial, None), [0])
                 assert lanes.whole == (known and name in ("even", "small"))
-                sim = Simulation(setup.cohort, participation=0.8, epochs=2)
+                sim = Simulation(setup.cohort)
                 sim.run(8)  # long enough for recorded steps
             runs.append(sim.shared)
         assert all(torch.equal(v, runs[1][k]) for k, v in runs[0].items())
@@ -919,12 +929,12 @@ def test_the_step_size_decays_with_the_rounds():
     steps = [simulate(fed, "mlr", one, rounds=1)]
     after = Checkpoint(1, steps[0].shared, steps[0].average, {}, 0.0, None)
     halved = simulate(fed, "mlr", FedAvg(lr=0.05), rounds=0)
-    resumed = Simulation(halved.cohort, participation=halved.participation, epochs=halved.epochs, state=after)
+    resumed = Simulation(halved.cohort, state=after)
     resumed.run(2)
     assert torch.equal(decayed.shared["mean"], resumed.shared["mean"])
     # A client's own steps are no round: they keep their size.
     plain = simulate(fed, "mlr", one, rounds=0)
-    models = [s.cohort.personalise(decayed.shared, {}, [0, 1], round=2).mean for s in (plain, decayed)]
+    models = [personalise(Lanes.of(s.cohort, decayed.shared, [0, 1], 2), {}).mean for s in (plain, decayed)]
     assert torch.equal(*models)
 
 

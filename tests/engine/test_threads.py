@@ -12,10 +12,11 @@ import torch
 
 import fedabml
 from fedabml.algorithms import make
-from fedabml.engine import executor
+from fedabml.engine import policy
 from fedabml.engine.client_states import Shelf
+from fedabml.engine.executor import Gate
 from fedabml.engine.rounds import Simulation
-from fedabml.engine.threads import Gate, over
+from fedabml.engine.workers import map_in_threads
 from fedabml.evaluation.scoring import evaluate
 from tests.cli.command import MOST
 
@@ -31,9 +32,9 @@ def test_results_come_in_order_from_several_threads():
             time.sleep(0.02)  # and the first ends later, most of the time
         return i, torch.is_grad_enabled(), torch.get_num_threads()
 
-    assert list(over(work, range(4), 2)) == [(i, False, 1) for i in range(4)]
+    assert list(map_in_threads(work, range(4), 2)) == [(i, False, 1) for i in range(4)]
     assert len(names) == 2 and threading.get_ident() not in names
-    assert [i for i, *_ in over(work, range(2, 5), 1)] == [2, 3, 4]
+    assert [i for i, *_ in map_in_threads(work, range(2, 5), 1)] == [2, 3, 4]
 
 
 def test_an_error_is_raised_when_no_thread_is_at_work():
@@ -47,7 +48,7 @@ def test_an_error_is_raised_when_no_thread_is_at_work():
         running.remove(i)
 
     with pytest.raises(ValueError, match="the first"):
-        list(over(work, range(6), 2))
+        list(map_in_threads(work, range(6), 2))
     assert running == [0]
 
 
@@ -113,7 +114,7 @@ def test_threads_change_nothing(fed, name, backend):
             fed, "mlp", make(name), participation=0.8, epochs=2, batch_size=8, dtype="float64", backend=backend,
             model_options={"hidden": (4,)}, workers=workers,
         )  # fmt: skip
-        sim = Simulation(setup.cohort, participation=0.8, epochs=2)
+        sim = Simulation(setup.cohort)
         history = sim.run(2)
         scores = evaluate(setup.cohort, sim.theta, sim.kept_for).summary
         return sim.shared, [line["loss"] for line in history], scores
@@ -146,7 +147,7 @@ def test_threads_read_a_shelf_side_by_side():
     for client in range(50):
         shelf[client] = {"v": torch.full((2000,), float(client))}
     read = lambda client: bool((shelf[client]["v"] == client).all())
-    assert all(over(read, list(range(50)) * 20, 2))
+    assert all(map_in_threads(read, list(range(50)) * 20, 2))
 
 
 def test_no_more_results_are_held_than_there_are_threads():
@@ -158,7 +159,7 @@ def test_no_more_results_are_held_than_there_are_threads():
         return out
 
     most = 0
-    for _ in over(work, range(30), 2):
+    for _ in map_in_threads(work, range(30), 2):
         most = max(most, sum(ref() is not None for ref in made))
     assert len(made) == 30 and most <= 6
 
@@ -175,12 +176,12 @@ def test_how_weights_are_used_is_known_before_threads_start(fed, estimator):
 
 def test_a_step_is_traced_for_carries_of_any_layout(monkeypatch):
     """A network of one parameter, clients of unequal sizes: the first carry is the same memory for all lanes."""
-    monkeypatch.setattr(executor, "OFTEN", 0)
+    monkeypatch.setattr(policy, "DEFAULT", policy.Policy(record_after=0))
     g = np.random.default_rng(0)
     pairs = [(g.normal(size=(n, 1, 2, 2)).astype("f"), g.integers(0, 3, n)) for n in (8, 16, 8, 8)]
     fed = fedabml.Federation.from_arrays(pairs, pairs, classes=3)
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 2, bias=False), torch.nn.Flatten())
     words = {"participation": 1.0, "epochs": 1, "batch_size": 8, "backend": "vmap", "chunk": 2, "workers": 1}
     setup = fedabml.prepare(fed, model, make("fedavg"), **words)
-    Simulation(setup.cohort, participation=1.0, epochs=1).run(2)
-    assert all(setup.cohort.programs.traces.values())
+    Simulation(setup.cohort).run(2)
+    assert all(setup.cohort.executor.recordings.values())

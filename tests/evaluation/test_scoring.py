@@ -16,7 +16,7 @@ from torchmetrics.functional.classification import multiclass_accuracy, multicla
 
 import fedabml
 from fedabml import FedABML, FedAvg, GaussianNoise, Local, Prediction, Regression
-from fedabml.engine import client as lanes
+from fedabml.engine import policy
 from fedabml.engine.rounds import Simulation
 from fedabml.evaluation.predictions import entropy, surprise
 from fedabml.evaluation.scoring import (
@@ -197,7 +197,7 @@ def data(task, sizes=(12, 30, 8), tests=(5, 9, 4)):
 def evaluated(fed, algorithm, rounds=1, model="mlr", **options):
     words = {"participation": 1, "epochs": 1, "batch_size": 8, "device": "cpu", "dtype": "float64"}
     setup = fedabml.prepare(fed, model, algorithm, rounds=rounds, **(words | options))
-    sim = Simulation(setup.cohort, participation=1, epochs=1)
+    sim = Simulation(setup.cohort)
     sim.run(rounds)
     return evaluate(setup.cohort, sim.theta, sim.kept_for), sim
 
@@ -324,8 +324,7 @@ def test_the_prior_is_scored_in_pieces_and_joined():
 def test_pieces_of_test_rows_do_not_matter(monkeypatch):
     fed = data("classification", tests=(5, 300, 4))
     whole, _ = evaluated(fed, FedABML())
-    monkeypatch.setattr(lanes, "PIECE", 7)
-    monkeypatch.setattr(lanes, "FLIGHT", 1)
+    monkeypatch.setattr(policy, "DEFAULT", policy.Policy(rows_per_lane=7, activations_on_cpu=1))
     parts, _ = evaluated(fed, FedABML())
     assert parts.summary["nll"] == pytest.approx(whole.summary["nll"], abs=1e-12)
     assert parts.summary["entropy"] == pytest.approx(whole.summary["entropy"], abs=1e-12)

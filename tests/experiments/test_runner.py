@@ -81,7 +81,7 @@ def test_runs_of_other_data_are_not_taken_for_one_batch():
     )
     one, other, third = (
         Simulation(
-            fedabml.prepare(f, "mlr", fedabml.FedAvg(**h), device="cpu", chunk=4).cohort, participation=1, epochs=1
+            fedabml.prepare(f, "mlr", fedabml.FedAvg(**h), participation=1, epochs=1, device="cpu", chunk=4).cohort
         )
         for f, h in ((a, {}), (b, {}), (a, {"momentum": 0.5}))
     )

@@ -13,7 +13,7 @@ import fedabml
 from fedabml.accel.fused_passes import Quickened
 from fedabml.cli.doctor import spoken
 from fedabml.engine import autotune
-from fedabml.engine.executor import Programs
+from fedabml.engine.executor import Executor
 from fedabml.engine.rounds import Simulation
 from fedabml.runs import doctor
 from tests.cli.command import SMALL, run
@@ -166,7 +166,7 @@ def test_predictions_by_hand(monkeypatch):
     monkeypatch.setattr(
         doctor, "evaluate_after", lambda epochs, entries, *words, **more: scored.append(entries[0].cohort)
     )
-    sim = Simulation(setup.cohort, participation=1.0, epochs=1)
+    sim = Simulation(setup.cohort)
     # Five clients have something to predict: chunks of 40 and 10, 8 and 8, 8.
     assert doctor._predicting(sim) == pytest.approx(0.5 * 5 / 2 + 0.01 * (2 * 40 + 2 * 8 + 8))
     assert [int(c.fed.test.counts.max()) for c in scored] == [4, 4, 13]
@@ -199,7 +199,7 @@ def test_an_estimate_is_near_what_a_run_takes(name):
     near = lambda: 0.55 < np.median(ratios) < 1.7
     while len(ratios) < 3 or (len(ratios) < 15 and not near()):  # others may be at work on the machine
         setup = fedabml.prepare(fed, "mlp", fedabml.algorithms.make(name), **words)
-        sim = Simulation(setup.cohort, participation=0.5, epochs=3)
+        sim = Simulation(setup.cohort)
         sim.step()
         told, start = doctor.estimate(setup, scored=0).round, time.perf_counter()
         sim.step()
@@ -216,7 +216,7 @@ def test_a_trial_waits_for_the_compiler_and_always_trains_the_same_round(monkeyp
         return step(sim)
 
     monkeypatch.setattr(Simulation, "step", spied)
-    monkeypatch.setattr(Programs, "settled", property(lambda programs: len(seen) > 9))
+    monkeypatch.setattr(Executor, "settled", property(lambda executor: len(seen) > 9))
     doctor._trial(setup, setup.cohort.fed)
     assert len(seen) == 10 and len(set(seen)) == 1
     monkeypatch.setattr(doctor, "PATIENCE", 0)
@@ -225,10 +225,10 @@ def test_a_trial_waits_for_the_compiler_and_always_trains_the_same_round(monkeyp
 
 
 def test_a_program_is_settled_once_its_steps_are_compiled():
-    programs, step = Programs(False, trace=True), object.__new__(Quickened)
+    programs, step = Executor(record=True), object.__new__(Quickened)
     step.soon = Future()
     assert programs.settled
-    programs.traces["step"] = (None, step, [])
+    programs.recordings["step"] = (None, step)
     assert not programs.settled
     step.soon = None
     assert programs.settled

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from ...data import Federation
+from ...engine.client import Lanes, personalise, predict
 from ...engine.rounds import Simulation
 from ...gaussian import Gaussian, kl
 from ...models import build
@@ -70,9 +71,9 @@ class Teachers(Study):
         cohort, everyone = sim.cohort, list(range(CLIENTS))
         rows = [np.concatenate([cohort.fed.test[c], cohort.fed.train[c]]) for c in everyone]
         with torch.no_grad():
-            lanes = cohort.lanes(sim.theta, everyone, sim.round)
-            q = lanes.personalise({})
-            f = lanes.predict(q, rows)[..., 0].double().cpu().numpy().reshape(-1, CLIENTS, TEST + self.n)
+            lanes = Lanes.of(cohort, sim.theta, everyone, sim.round)
+            q = personalise(lanes, {})
+            f = predict(lanes, q, rows)[..., 0].double().cpu().numpy().reshape(-1, CLIENTS, TEST + self.n)
             prior = Gaussian(sim.theta["mean"], sim.theta["logstd"])
             apart = torch.stack([kl(Gaussian(*lane), prior) for lane in zip(*q, strict=True)]).double().cpu().numpy()
         truth = _world(self, cohort.seed)[1]

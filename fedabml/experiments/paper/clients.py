@@ -16,6 +16,7 @@ import torch
 
 from ... import rng
 from ...data import Federation, Rows
+from ...engine.client import Lanes, outputs
 from ...engine.rounds import Simulation
 from ...evaluation.predictions import Prediction
 from ...report.canvas import Series, scatter
@@ -56,11 +57,11 @@ class Strangers(Study):
         """The entropy of the server's model on every client's training inputs."""
         cohort, prior = sim.cohort, sim.cohort.algorithm.prior(sim.theta)
         assert prior is not None
-        lane, lanes = type(prior)(*(leaf.unsqueeze(0) for leaf in prior)), cohort.lanes(sim.theta, [0], sim.round)
+        lane, lanes = type(prior)(*(leaf.unsqueeze(0) for leaf in prior)), Lanes.of(cohort, sim.theta, [0], sim.round)
         key = cohort.keys(rng.PREDICT, sim.round, [-1])
         rows = [cohort.fed.train[client][:MOST] for client in range(cohort.fed.clients)]
         with torch.no_grad():
-            seen = [Prediction.of(lanes.outputs(lane, [own], None, key)).entropy.mean() for own in rows]
+            seen = [Prediction.of(outputs(lanes, lane, [own], None, key)).entropy.mean() for own in rows]
         return {"entropy": [round(float(v), 5) for v in seen]}
 
 

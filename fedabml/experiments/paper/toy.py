@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ...data import Federation
-from ...engine.client import Lanes, Part, joined
+from ...engine.client import ClientGroup, Lanes, join_states, personalise
 from ...engine.rounds import Simulation
 from ...report.canvas import Series, line_chart
 from ...report.frame import Axis, Look
@@ -72,8 +72,8 @@ class Quadratics(Study):
     def watch(self, sims: Sequence[Simulation]) -> list[Table]:
         both = [0, 1]
         with torch.no_grad():
-            lanes = Lanes([Part(sim.cohort, sim.theta, both, sim.round) for sim in sims])
-            tuned = lanes.personalise(joined([sim.kept_for(both) for sim in sims])).mean.double().cpu().numpy()
+            lanes = Lanes([ClientGroup(sim.cohort, sim.theta, both, sim.round) for sim in sims])
+            tuned = personalise(lanes, join_states([sim.kept_for(both) for sim in sims])).mean.double().cpu().numpy()
         seen = []
         for sim, own in zip(sims, tuned.reshape(-1, 2, 2), strict=True):
             at = sim.theta["mean"].double().cpu().numpy()

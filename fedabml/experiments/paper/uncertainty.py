@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ... import rng
 from ...data import Federation
+from ...engine.client import Lanes, outputs, personalise, predict
 from ...engine.rounds import Simulation
 from ...engine.setting import Cohort
 from ...evaluation.predictions import Prediction, surprise
@@ -71,10 +72,10 @@ class Outside(Study):
         for begin in range(0, len(seen), cohort.chunk):
             some = list(range(begin, min(begin + cohort.chunk, len(seen))))
             with torch.no_grad():
-                lanes = cohort.lanes(sim.theta, some, sim.round)
-                models, own = lanes.personalise(sim.kept_for(some)), [np.concatenate(seen[c]) for c in some]
-                draws = lanes.predict(models, own)
-                alone = draws if lanes.offset is None else lanes.outputs(models, own, None, lanes.keys(rng.PREDICT))
+                lanes = Lanes.of(cohort, sim.theta, some, sim.round)
+                models, own = personalise(lanes, sim.kept_for(some)), [np.concatenate(seen[c]) for c in some]
+                draws = predict(lanes, models, own)
+                alone = draws if lanes.offset is None else outputs(lanes, models, own, None, lanes.keys(rng.PREDICT))
             p = Prediction.of(draws)
             table = {"entropy": p.entropy, "mutual_information": p.mutual_information, "doubt": 1 - p.probs.max(-1)}
             table["surprise"] = _surprise(cohort, some, [len(rows) for rows in own], alone)
