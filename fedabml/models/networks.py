@@ -24,7 +24,7 @@ from ..arguments import check, checks_arguments, whole
 from ..errors import InputError, nearest
 from ..files.limits import host_memory
 from ..files.paths import open_regular
-from . import MODELS
+from .registry import MODELS
 
 
 def mlr(shape: Sequence[int], outputs: int) -> nn.Module:
