@@ -1,1 +1,44 @@
-"""The engine: how many clients run at once, where, and in which process."""
+"""The engine: how many clients run at once, where, and in which process.
+
+The way of an update: `rounds` (draw clients, merge) → `workers` (which clients together) → `executor` (eager, recorded,
+graph, compiled) → `client` (one client's round, for many at once) → the algorithm, and the result back up once.
+
+    setting       Setting (what is trained), Place (where and how), Cohort (both, with the data on the device)
+    policy        thresholds, in one frozen object
+    client        client_round, personalise, predict: functions over lanes, which are clients side by side
+    server        draw_clients, client_weights, weighted_sum, server_step: pure functions of a ServerState
+    rounds        Simulation: one round of one run or of several side by side
+    checkpoint    the state between two rounds · client_states: what clients keep · processes: torch.distributed
+    minibatches, samples, augment, loss, noise      what a step reads and computes
+    autotune, compiling, diagnose                   how to run, and why a module cannot
+
+One client's round and one server's step are callable alone, with the same keys and minibatches as in a simulation:
+
+    state = initial_state(algorithm, cohort.network)
+    lanes = Lanes.in_round(cohort, state.shared, [client], round)
+    result = client_round(lanes, initial_kept(lanes), epochs)           # ClientResult: update, kept, losses; a row each
+    weights = client_weights(algorithm, counts, cohort.network.initial)
+    state = server_step(algorithm, state, weighted_sum(weights, updates), sampled, clients)
+
+`tests/engine/test_by_hand.py` runs whole federations in this way. These names are loaded on use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    **dict.fromkeys(("ClientResult", "Lanes", "client_round", "initial_kept", "personalise", "predict"), "client"),
+    **dict.fromkeys(("ServerState", "client_weights", "draw_clients", "initial_state"), "server"),
+    **dict.fromkeys(("server_step", "theta", "weighted_sum"), "server"),
+    **dict.fromkeys(("Cohort", "Place", "Setting"), "setting"),
+    "Simulation": "rounds",
+}
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
