@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 INDEX = ROOT / "docs/algorithms/README.md"
 TUTORIAL = ROOT / "docs/add-your-own-algorithm.md"
 PAGES = sorted(set(INDEX.parent.glob("*.md")) - {INDEX})
-TEXTS = [ROOT / "README.md", ROOT / "results/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXTS = [ROOT / "README.md", *sorted((ROOT / "results").rglob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 by_path = lambda path: str(path.relative_to(ROOT)) if isinstance(path, Path) else None
 
@@ -426,3 +426,27 @@ def test_public_names_exist(path):
     code = "\n".join([*blocks(path, "python"), *re.findall(r"`([^`]+)`", prose(path))])
     for name in set(re.findall(r"(?<![\w/\"'-])fedabml\.([A-Za-z_]+)\b(?!\s*=)", code)):
         assert hasattr(fedabml, name), name
+
+
+# -- the README -----------------------------------------------------------------------------------------------------
+def test_the_quickstart_prints_what_the_readme_shows(tmp_path, monkeypatch, capsys):
+    """The numbers may differ a little between machines; the lines may not."""
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks(ROOT / "README.md", "python")[0], "README.md", "exec"), {})
+    (shown,) = blocks(ROOT / "README.md", "text")
+    number = re.compile(r"-?\d+\.\d+")
+    printed = capsys.readouterr().out
+    assert number.sub("#", printed) == number.sub("#", shown)
+    pairs = zip(number.findall(printed), number.findall(shown), strict=True)
+    assert all(abs(float(a) - float(b)) <= 0.05 + 0.2 * abs(float(b)) for a, b in pairs), printed
+
+
+def test_the_readme_shows_the_whole_class_of_fedprox():
+    lines = blocks(ROOT / "README.md", "python")[1].splitlines()
+    body = "".join((ROOT / "fedabml/algorithms/fedprox.py").read_text().split())
+    assert all("".join(line.split()) in body for line in lines if "def step" not in line)
+
+
+def test_the_readme_and_the_results_page_stay_short():
+    for name, most in (("README.md", 150), ("results/README.md", 120)):
+        assert len((ROOT / name).read_text().splitlines()) <= most, name
