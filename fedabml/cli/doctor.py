@@ -54,7 +54,7 @@ def doctor(
         note(f"{plan.dataset} is not here yet, so its run is not looked at: fedabml data get {plan.dataset}")
         return
     fed = plan.federation()
-    setup = prepare(fed, plan.model, plan.algorithm_object(), **plan.words(fed))
+    setup = prepare(fed, plan.model, plan.algorithm_object(), **plan.train_options(fed))
     table(("", ""), facts(setup), title="The run")
     table(("", ""), look.choices(setup, plan.to_dict(everything=True)), title="How it would run, and why")
     for text in setup.notes:

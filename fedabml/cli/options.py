@@ -185,7 +185,7 @@ class Told(NamedTuple):
 
     def config(self) -> RunConfig:
         """The run that this makes."""
-        return RunConfig.of(*self.layers, told=self.sets)
+        return RunConfig.of(*self.layers, overrides=self.sets)
 
     def key(self, name: str) -> Any:
         """A key of the run as it was told last; None if it was not."""

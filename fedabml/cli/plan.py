@@ -25,7 +25,7 @@ def show(plan: RunConfig, fed: Federation, out: Path, saved: dict[str, Any] | No
     if saved is not None:  # a run goes on with the backend and chunk it began with
         backend = saved.get("backend", plan.backend) if plan.backend == "auto" else plan.backend
         plan = plan.with_changes(backend=backend, chunk=plan.chunk or saved.get("chunk"))
-    setup = prepare(fed, plan.model, plan.algorithm_object(), **plan.words(fed))
+    setup = prepare(fed, plan.model, plan.algorithm_object(), **plan.train_options(fed))
     if plan.evaluate:
         check_rows(fed, resolve_split(fed, "auto"))
     for text in setup.notes:

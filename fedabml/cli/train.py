@@ -12,6 +12,7 @@ import typer
 from ..engine import processes
 from ..errors import InputError
 from ..evaluation.measures import MEASURES, size
+from ..runs import request
 from ..runs.config import RunConfig, saved_config
 from . import plan as planning
 from .console import Watch, complain, downloads, number, say, table
@@ -111,30 +112,25 @@ def reopened(out: Path, asked: Told) -> RunConfig:
     from ..runs.train import PERSONAL
 
     saved, _ = saved_config(out)
-    now = RunConfig.of(saved.to_dict(everything=True), *asked.layers, told=asked.sets)
+    now = RunConfig.of(saved.to_dict(everything=True), *asked.layers, overrides=asked.sets)
     free = FREE | {f"{saved.algorithm}.{name}" for name in PERSONAL}
     differ = {name: pair for name, pair in saved.differences(now).items() if name not in free}
     if differ:
-        words = "; ".join(f"{name} (was {_word(a)}, now {_word(b)})" for name, (a, b) in differ.items())
         raise InputError(
-            f"The run in '{out}' was started with another configuration: {words}. Resume it as it was "
-            f"(fedabml train --resume --out {shlex.quote(str(out))}), or start a new run in another folder."
+            f"The run in '{out}' was started with another configuration: {request.describe(differ)}. Resume it "
+            f"unchanged ({request.resume_command('train', out)}), or start a new run in another folder."
         )
     if (round := Folder(out).newest()) > now.rounds:
         raise InputError(f"The run in '{out}' has {round} rounds already; --rounds {now.rounds} is less than that.")
     return now
 
 
-def _word(value: Any) -> str:
-    return "unset" if value is None else repr(value)
-
-
 def check_vacant(out: Path) -> None:
     """Refuses a folder that holds something; what a crash left before the run began does not count."""
     if (out / "config.json").exists():
         raise InputError(
-            f"'{out}' already holds a run. Go on with it: fedabml train --resume --out {shlex.quote(str(out))}; or "
-            "give another folder with --out."
+            f"'{out}' already holds a run. Go on with it: {request.resume_command('train', out)}; or give "
+            "another folder with --out."
         )
     if out.is_dir() and any(not file.name.startswith(".") for file in out.iterdir()):
         raise InputError(f"'{out}' holds other files. A run wants a folder of its own: give another one with --out.")
@@ -150,7 +146,7 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
     """Trains into a folder with progress shown and logged; Ctrl-C says how to go on."""
     from ..runs.train import train as run_training
 
-    go_on = f"fedabml train --resume --out {shlex.quote(str(out))}"
+    go_on = request.resume_command("train", out)
     (rank, size), (job, times, most) = processes.told(), processes.launch()
     quiet, begun = quiet or rank > 0, False
     with Watch(quiet, label) as watch:
@@ -171,7 +167,7 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
                 extra={"run": stored(plan), "command": plan.command(out)} | ({"launch": job} if job else {}),
                 on_start=watch.start,
                 on_round=watch.round,
-                **plan.words(fed),
+                **plan.train_options(fed),
             )
         except (KeyboardInterrupt, processes.PeerLost) as stop:
             lost = not isinstance(stop, KeyboardInterrupt)

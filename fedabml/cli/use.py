@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ import typer
 
 from ..errors import InputError
 from ..runs.config import TABLES, saved_config
+from ..runs.request import resume_command
 from .console import downloads, note, number, say, table
 from .options import Config, Force
 
@@ -58,8 +58,8 @@ def evaluate(
     if os.path.realpath(out) != os.path.realpath(run):
         check_new(out / "evaluation.json", out / "evaluation.csv", force=force)
     if not (run / "shared.safetensors").exists():
-        way = f"fedabml train --resume --out {shlex.quote(str(run))}"
-        raise InputError(f"The run in '{run}' is not finished: it has no shared.safetensors. Go on with it: {way}")
+        again = resume_command("train", run)
+        raise InputError(f"The run in '{run}' is not finished: it has no shared.safetensors. Go on with it: {again}")
     backend, chunk = saved.get("backend", plan.backend), saved.get("chunk", plan.chunk)
     plan = plan.with_changes(data_dir=data_dir or plan.data_dir, backend=backend, chunk=chunk)
     plan = plan.with_changes(device=device or plan.device)
@@ -71,7 +71,7 @@ def evaluate(
         )
     prior = load_prior(run / "shared.safetensors")
     algorithm = prior.algorithm if epochs is None else dataclasses.replace(prior.algorithm, personal_epochs=epochs)
-    setup = prepare(fed, plan.model, algorithm, **plan.words(fed))
+    setup = prepare(fed, plan.model, algorithm, **plan.train_options(fed))
     split = resolve_split(fed, saved.get("split", "auto") if split == "auto" else split)
     with folder_lock(out):
         found = _score(run, setup, prior.shared, split, plan.rounds)
@@ -99,7 +99,7 @@ def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: i
     if cohort.algorithm.keeps and (last is None or last.round != round):
         raise InputError(
             f"The clients of the run in '{run}' keep a state of their own, and that of round {round} is missing or "
-            f"damaged. Finish the run first: fedabml train --resume --out {shlex.quote(str(run))}"
+            f"damaged. Finish the run first: {resume_command('train', run)}"
         )
     like = {name: value[0] for name, value in initial_kept(Lanes.of(cohort, theta, [0])).items()} if last else {}
     for own in last.kept.values() if last else ():

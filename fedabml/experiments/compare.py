@@ -26,6 +26,7 @@ from ..errors import InputError, nearest
 from ..files.paths import read_bytes, write
 from ..files.sealed import check_digest, digests, read_json, write_json
 from ..runs.config import RunConfig, Table, names, stored
+from ..runs.request import command, flags
 from .cell import MACHINE, Cell, Result, along
 from .comparison_page import render
 from .ledger import Ledger
@@ -69,7 +70,7 @@ def configs(algorithms: Sequence[str], *layers: Mapping[str, Any], told: Mapping
         name: RunConfig.of(
             *({k: v for k, v in layer.items() if k not in OWN} for layer in layers),
             {"algorithm": name},
-            told={k: v for k, v in told.items() if k not in known or k == name},
+            overrides={k: v for k, v in told.items() if k not in known or k == name},
         )
         for name in algorithms
     }
@@ -148,12 +149,9 @@ class Request:
     def command(self, out: Path) -> str:
         """The shell command for it, where its labels are names of algorithms."""
         plain = self.setting.with_changes(algorithm=RunConfig.algorithm, hyper={})
-        words = ["fedabml", "compare", "--algorithms", ",".join(self.rows), "--seeds", _seeds(self.seeds)]
-        words += shlex.split(plain.command())[2:]
-        for config in self.rows.values():
-            own = shlex.split(RunConfig(algorithm=config.algorithm, hyper=config.hyper).command())
-            words += own[own.index("--set") :] if "--set" in own else []
-        return shlex.join([*words, "--out", str(out)])
+        options: Table = {"algorithms": ",".join(self.rows), "seeds": _seeds(self.seeds)} | plain.to_dict()
+        options |= {config.algorithm: dict(config.hyper) for config in self.rows.values()}
+        return command("compare", flags(options), out)
 
     # -- on disk ----------------------------------------------------------------------------------------------------
     def to_dict(self) -> Table:
@@ -337,7 +335,7 @@ def _refused(
     for cell in todo:
         config = cell.config
         try:
-            setup = prepare(fed, config.model, config.algorithm_object(), **config.words(fed))
+            setup = prepare(fed, config.model, config.algorithm_object(), **config.train_options(fed))
             notes |= dict.fromkeys(setup.notes)
         except InputError as error:
             refused[cell.label] = str(error)

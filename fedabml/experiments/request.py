@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from ..errors import InputError
 from ..files.sealed import read_json, write_json
-from ..runs.config import Table, _flat, stored
+from ..runs.config import Table, stored
+from ..runs.request import describe, differences
 from .cell import MACHINE
 
 
@@ -42,21 +42,15 @@ def claim(
     file = folder / f"{command}.json"
     used = folder.is_dir() and any(not child.name.startswith(".") for child in folder.iterdir())
     if file.exists() or resume:  # looked for after the others: another process may begin the same here
-        old, new = _flat(read(folder, command)), _flat(request)
-        keys = sorted((old.keys() | new.keys()) - {f"run.{name}" for name in MACHINE})
-        differ = [key for key in keys if old.get(key) != new.get(key)]
-        bad = [key for key in differ if key not in free]
-        words = "; ".join(f"{key} (was {_word(old.get(key))}, now {_word(new.get(key))})" for key in bad or differ)
+        found, machine = differences(read(folder, command), request), {f"run.{name}" for name in MACHINE}
+        differ = {key: pair for key, pair in found.items() if key not in machine}
+        bad = {key: pair for key, pair in differ.items() if key not in free}
         if bad or (differ and not resume):
             raise InputError(
-                f"'{folder}' was started with other settings: {words}. Resume it as it was "
+                f"'{folder}' was started with other settings: {describe(bad or differ)}. Resume it as it was "
                 f"(fedabml {command} {again}--out {shlex.quote(str(folder))}), or give another folder with --out."
             )
     elif used:
         raise InputError(f"'{folder}' holds other files. {command} wants a folder of its own: give another --out.")
     if not (look and file.exists()):
         write_json(file, request)
-
-
-def _word(value: Any) -> str:
-    return "unset" if value is None else repr(value)

@@ -114,7 +114,7 @@ def prepared(cell: Cell) -> Setup:
     """Everything decided before a cell's first round; an InputError where it cannot run."""
     study, config = cell.study or PLAIN, cell.config
     fed = study.federation(config)
-    return prepare(fed, study.network(config, fed), config.algorithm_object(), **config.words(fed))
+    return prepare(fed, study.network(config, fed), config.algorithm_object(), **config.train_options(fed))
 
 
 def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[float], None]) -> Iterator[Result]:

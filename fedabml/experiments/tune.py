@@ -32,8 +32,9 @@ from ..files.paths import write
 from ..files.sealed import sealed_text
 from ..files.sheets import csv_text
 from ..runs import presets
-from ..runs.config import RunConfig, Table, _toml
+from ..runs.config import RunConfig, Table, to_toml
 from ..runs.prepare import prepare
+from ..runs.request import command, flags
 from .cell import MACHINE, Cell, Result
 from .ledger import Ledger
 from .points import need_optuna
@@ -128,7 +129,7 @@ def tune(
         told = bare.with_changes(algorithm=name, hyper=start.get(name, {}) | own)
         search = Search(told, own, seeds, batch, own_grid(name, values), is_searched(values), study)
         try:
-            setup = prepare(fed, bare.model, search.config.algorithm_object(), **bare.words(fed))
+            setup = prepare(fed, bare.model, search.config.algorithm_object(), **bare.train_options(fed))
         except InputError as error:  # some algorithms need a network with a body and a head
             if algorithms is not None:
                 raise
@@ -181,7 +182,7 @@ def tune(
     if closed:
         return tuned
     write(folder / "trials.csv", _trials_csv(tuned.trials))
-    made = command(bare, request, folder) + (f" (in Python, with study={study})" if study else "")
+    made = tune_command(bare, request, folder) + (f" (in Python, with study={study})" if study else "")
     write(tuned.file, sealed_text(_tuned_toml(tuned, bare, searches, made)))
     return tuned
 
@@ -244,25 +245,16 @@ def _measure(fed: Federation, measure: str | None) -> str:
 
 
 # -- what is written ----------------------------------------------------------------------------------------------
-def command(config: RunConfig, request: Table, out: Path) -> str:
+def tune_command(config: RunConfig, request: Table, out: Path) -> str:
     """The shell command that makes this search, wherever it runs."""
     config = config.with_changes(**{name: getattr(RunConfig, name) for name in MACHINE})
-    words = ["fedabml", "tune", "--algorithms", ",".join(request["algorithms"])]
-    words += ["--preset", request["preset"]] if request["preset"] else []
-    for k in ("trials", "batch", "measure"):
-        words += [f"--{k}", str(request[k])]
-    words += ["--seeds", ",".join(map(str, request["seeds"])), *shlex.split(config.command())[2:]]
-    for name, table in request["fixed"].items():
-        for k, v in table.items():
-            words += ["--set", f"{name}.{k}={_word(v)}"]
+    options = {name: request[name] or None for name in ("preset", "trials", "batch", "measure")}
+    options |= {"algorithms": ",".join(request["algorithms"]), "seeds": ",".join(map(str, request["seeds"]))}
+    words = flags(options | config.to_dict() | request["fixed"])
     for name, own in request.get("grid", {}).items():
         for k, v in own.items() if name in REGISTRY else [("", own)]:
             words += ["--grid", f"{name}{'.' * bool(k)}{k}={v if isinstance(v, str) else spoken(v)}"]
-    return shlex.join([*words, "--out", str(out)])
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else _toml("none" if value is None else value)
+    return command("tune", words, out)
 
 
 def _trials_csv(found: Mapping[str, list[Trial]]) -> str:
@@ -294,12 +286,9 @@ def _tuned_toml(tuned: Tuned, config: RunConfig, searches: Mapping[str, Search],
     lines.append(f"# Use it: fedabml train --config {shlex.quote(str(tuned.file))} --algorithm {next(iter(searches))}")
     own = (*MACHINE, "validation", "algorithm", "seed", "model_options")
     run = {k: v for k, v in config.relevant().items() if k not in own}
-    lines += ["", *(f"{k} = {_toml(v)}" for k, v in run.items())]
-    tables = {"model_options": config.model_options} if config.model_options else {}
-    tables |= {name: searches[name].config.hyper | trial.hyper for name, trial in best.items()}
-    for name, table in tables.items():
-        lines += ["", f"[{name}]", *(f"{k} = {_toml('none' if v is None else v)}" for k, v in table.items())]
-    return "\n".join(lines) + "\n"
+    run |= {"model_options": config.model_options} if config.model_options else {}
+    run |= {name: searches[name].config.hyper | trial.hyper for name, trial in best.items()}
+    return "\n".join([*lines, "", to_toml(run)])
 
 
 def _figures(measure: str, trial: Trial) -> str:

@@ -1,10 +1,10 @@
-"""A run in words: what `fedabml train` is told by defaults, a TOML file, flags and `--set`, each overruling the former.
+"""The configuration of a run: defaults, a TOML file, flags and `--set`, where each layer overrides the one before.
 
     dataset = "digits"            # top-level keys are the fields of `RunConfig`, named like the flags
     clients = 20
     algorithm = "fedabml"
 
-    [fedabml]                     # hyperparameters: a table per algorithm, that of the chosen one is used
+    [fedabml]                     # hyperparameters: one table per algorithm; a run reads that of its own algorithm
     lam = 0.1
 
     [model_options]
@@ -13,15 +13,12 @@
     [personalize]                 # flags of another command: one file may serve all of them
     epochs = 10
 
-This module is light: torch and the algorithms are imported when a federation or an algorithm is made.
+This module imports neither torch nor an algorithm before a federation or an algorithm is made.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import re
-import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -34,6 +31,7 @@ from ..errors import InputError, nearest, short
 from ..files.limits import MAX_TOML, parse_toml
 from ..files.paths import read_text
 from ..files.sealed import read_json, warn_if_changed
+from . import request
 
 if TYPE_CHECKING:
     from ..algorithms import Algorithm
@@ -45,43 +43,43 @@ Table = dict[str, Any]
 PARTITIONS = ("auto", "classes", "dirichlet", "dirichlet-classes", "dirichlet-clients", "iid", "natural")
 TASKS = ("classification", "regression")
 TABLES = (".csv", ".parquet", ".pq")
-TABLE_KEYS = ("client_column", "target_column", "test_share")  # what is for tables alone
-# The commands that a TOML file may serve, each with a table of its own.
+TABLE_KEYS = ("client_column", "target_column", "test_share")  # keys for tables only
+# The commands that may have a table of their own in a TOML file.
 COMMANDS = ("train", "compare", "tune", "evaluate", "personalize", "predict", "inspect", "get")
 
-# Keys that bear on a dataset by name alone, and those that bear on the user's own data alone.
+# Keys that apply only to a dataset by name, and keys that apply only to the user's own data.
 _DATASET_KEYS = ("dataset", "clients", "classes_per_client", "distinct", "dirichlet_alpha", "data_dir")
 _OWN_DATA_KEYS = ("data", "client_column", "target_column", "task", "test_share")
 
 
 def key(default: Any, doc: str, choices: tuple[str, ...] = ()) -> Any:
-    """A key of the configuration: its default, its meaning, its choices."""
+    """Declare a key of the configuration: its default, its meaning, its choices."""
     return field(default=default, metadata={"doc": doc, "choices": choices})
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run. Every field is a key of the TOML file, and most are a flag of `fedabml train`."""
+    """Everything that decides a run. Every field is a key of the TOML file, and most are flags of `fedabml train`."""
 
-    dataset: str | None = key(None, "dataset by name, see `fedabml data list` (none: digits)")
-    data: str | None = key(None, "your own data: a folder with one .npz per client, or a .csv or .parquet table")
-    client_column: str | None = key(None, "column of the table that says whose row it is")
-    target_column: str | None = key(None, "column of the table to predict")
-    task: str | None = key(None, "classification or regression (none: told from the targets)", TASKS)
+    dataset: str | None = key(None, "dataset by name, see `fedabml data list` (default: digits)")
+    data: str | None = key(None, "your own data: a folder with one .npz file per client, or a .csv or .parquet table")
+    client_column: str | None = key(None, "table column that names the client of each row")
+    target_column: str | None = key(None, "table column to predict")
+    task: str | None = key(None, "classification or regression (default: derived from the targets)", TASKS)
     test_share: float = key(0.2, "share of each client's table rows kept for testing")
     partition: str = key(
         "auto",
-        "how data are divided: classes, dirichlet (the usual draw, per class), "
-        "dirichlet-clients (per client, sizes near equal) or iid; your own data: natural",
+        "how a dataset is divided among clients: classes, dirichlet (drawn per class), dirichlet-clients (drawn per "
+        "client, nearly equal sizes) or iid; your own data are natural",
         PARTITIONS,
     )
-    clients: int = key(100, "number of clients a dataset is divided among")
-    classes_per_client: int = key(2, "partition classes: at most so many classes per client")
-    distinct: bool = key(False, "partition classes: never deal a client the same class twice")
-    dirichlet_alpha: float = key(0.5, "partition dirichlet: small means few classes per client")
-    partition_seed: int | None = key(None, "seed of the partition (none: seed)")
+    clients: int = key(100, "number of clients that share a dataset")
+    classes_per_client: int = key(2, "partition classes: largest number of classes per client")
+    distinct: bool = key(False, "partition classes: no client draws the same class twice")
+    dirichlet_alpha: float = key(0.5, "partition dirichlet: a small value gives each client few classes")
+    partition_seed: int | None = key(None, "seed of the partition (default: seed)")
     validation: float = key(
-        0.0, "share of each client's training data held out; the run is scored on it instead of test data"
+        0.0, "share of each client's training data held out; the run is scored on it, not on test data"
     )
     drop_small: bool = key(False, "leave out clients with fewer than two training samples")
     algorithm: str = key("fedabml", "algorithm by name, see `fedabml algorithms`")
@@ -90,17 +88,17 @@ class RunConfig:
     model_options: Table = field(
         default_factory=dict, metadata={"doc": "options of the network, such as hidden = [64]"}
     )
-    pretrained: str | None = key(None, "a .safetensors file of weights for the network to start from")
+    pretrained: str | None = key(None, "a .safetensors file with the network's initial weights")
     rounds: int = key(50, "T: rounds of communication")
     participation: float = key(0.1, "τ: share of the clients that take part in a round")
     epochs: int = key(5, "R: passes over a client's data in a round")
     batch_size: int = key(50, "samples in a minibatch")
     lr: float | None = key(
-        None, "η: step size of training, short for the hyperparameter lr (personal steps: personal_lr)"
+        None, "η: step size of training, short for the hyperparameter lr (personalisation uses personal_lr)"
     )
-    noise: float = key(0.5, "regression: noise deviation (at the start), in units of the standardised target")
-    learn_noise: bool = key(True, "regression: the noise is learned, not fixed")
-    seed: int = key(0, "seed of everything random")
+    noise: float = key(0.5, "regression: initial standard deviation of the noise, for a standardised target")
+    learn_noise: bool = key(True, "regression: learn the noise instead of fixing it")
+    seed: int = key(0, "seed of every random number")
     device: str = key("auto", "auto, cpu or cuda")
     dtype: str = key(
         "float32",
@@ -108,37 +106,37 @@ class RunConfig:
         ("float32", "tf32", "bf16", "float64"),
     )
     backend: str = key(
-        "auto", "vmap (clients as one batched program), loop (one by one), auto", ("auto", "vmap", "loop")
+        "auto", "vmap (clients as one batched program), loop (one client at a time) or auto", ("auto", "vmap", "loop")
     )
     chunk: int | None = key(
-        None, "clients that run at once (none: what fits in memory; $FEDABML_PROCESSES: so many processes share a GPU)"
+        None, "clients that run at once (default: as many as fit in memory; $FEDABML_PROCESSES processes share a GPU)"
     )
     compile: bool | None = key(
-        None, "fuse the operations of a step by torch.compile (auto: on a GPU, once the first rounds show that it pays)"
+        None, "compile the steps with torch.compile (auto: on a GPU, once the first rounds show that it pays)"
     )
     evaluate: bool = key(True, "personalise and score every client at the end")
-    eval_every: int = key(0, "score every client each so many rounds, too (0: only at the end)")
-    eval_clients: int | None = key(None, "so many clients, always the same, are scored then (none: all, at most 10000)")
-    eval_all: bool = key(True, "at the end every client is scored, not only eval_clients of them")
-    data_dir: str | None = key(None, "folder of datasets (none: $FEDABML_DATA, or ~/.cache/fedabml/data)")
+    eval_every: int = key(0, "also score the clients every N rounds (0: only at the end)")
+    eval_clients: int | None = key(None, "number of clients scored every eval_every rounds (default: all, up to 10000)")
+    eval_all: bool = key(True, "score every client at the end, not only eval_clients of them")
+    data_dir: str | None = key(None, "folder of datasets (default: $FEDABML_DATA, or ~/.cache/fedabml/data)")
 
     def __post_init__(self) -> None:
         for f in fields(self):
             object.__setattr__(self, f.name, _checked(f.name, str(f.type), getattr(self, f.name), f.metadata))
         if self.partition == "dirichlet":
-            object.__setattr__(self, "partition", "dirichlet-classes")  # the one name that is stored: see `stored`
+            object.__setattr__(self, "partition", "dirichlet-classes")  # the name that files hold: see `stored`
         for kind in ("dataset", "algorithm", "model"):
             word = getattr(self, kind)
             if word is not None and word not in names(kind):
                 raise InputError(f"There is no {kind} '{word}'.{nearest(word, names(kind))}")
         if self.dataset and self.data:
-            raise InputError(f"Both dataset '{self.dataset}' and data '{self.data}' are given; a run has one of them.")
+            raise InputError(f"Both dataset '{self.dataset}' and data '{self.data}' are given. Leave one of them out.")
         if self.data and self.partition not in ("auto", "natural"):
             raise InputError(
-                f"partition {self.partition} divides a dataset; your own data are divided already (natural)."
+                f"partition {self.partition} divides a dataset, but your own data are divided already. Leave it out."
             )
         if not self.data and self.partition == "natural":
-            raise InputError("partition natural is for your own data (--data); a dataset has no owners of samples.")
+            raise InputError("partition natural is for your own data (--data). Choose another for a dataset.")
         if not self.data or Path(self.data).suffix.lower() not in TABLES:
             here = f"the data are {self.data or self.dataset or 'digits'}"
             for name in TABLE_KEYS:
@@ -150,33 +148,34 @@ class RunConfig:
             if not self.data and self.task == "regression":
                 raise InputError(f"task regression is for your own data (--data), but {here}, which has classes.")
         if min(self.seed, self.partition_seed or 0) < 0:
-            raise InputError("seed and partition_seed must be whole numbers of at least 0.")
+            raise InputError("seed and partition_seed must be 0 or more.")
 
     def __repr__(self) -> str:
-        """Shows the keys that are not the defaults."""
+        """Show the keys that differ from the defaults."""
         return short(f"RunConfig({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})")
 
     # -- reading ----------------------------------------------------------------------------------------------------
     @classmethod
     def from_toml(cls, path: str | Path) -> Self:
-        """The configuration in a TOML file; the tables of commands are left to them."""
+        """Read the configuration in a TOML file, without the tables of commands."""
         return cls.of(without_commands(read_toml(path)))
 
     @classmethod
-    def of(cls, *layers: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> Self:
-        """From nested keys and values, a later layer overruling an earlier one.
+    def of(cls, *layers: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Self:
+        """Build a configuration from layers of nested keys; a later layer overrides an earlier one.
 
-        A layer's `lr` is the chosen algorithm's, unless the same layer has it in the algorithm's own table. A layer may
-        have tables for other algorithms; not so `told`, the last one (--set), where that would be a mistake.
+        A layer's `lr` goes to the chosen algorithm, unless the same layer has an lr in the algorithm's own table. A
+        layer may have tables of other algorithms. The last layer, `overrides` (--set), may not: that is a mistake.
         """
-        layers = (*layers, told or {})
+        overrides = overrides or {}
+        layers = (*layers, overrides)
         chosen = next((layer["algorithm"] for layer in reversed(layers) if "algorithm" in layer), cls.algorithm)
         known, algorithms = {f.name for f in fields(cls)} - {"hyper"}, names("algorithm")
-        stray = next((name for name in told or {} if name in algorithms and name != chosen), None)
+        stray = next((name for name in overrides if name in algorithms and name != chosen), None)
         if stray is not None and chosen in algorithms:
             raise InputError(
-                f"--set {stray}.… is for the algorithm {stray}, but the run's is {chosen}: write {chosen}.…, or choose "
-                f"the other with --algorithm {stray}."
+                f"--set {stray}.… is for the algorithm {stray}, but the run's is {chosen}. Write {chosen}.…, or choose "
+                f"the other algorithm with --algorithm {stray}."
             )
         merged: Table = {}
         for layer in layers:
@@ -185,7 +184,7 @@ class RunConfig:
                     raise InputError(_unknown(name, chosen, known))
                 if name in algorithms or name == "model_options":
                     if not isinstance(value, Mapping):
-                        raise InputError(f"'{name}' is a table of options, such as [{name}]; it is {value!r}.")
+                        raise InputError(f"'{name}' must be a table of options, such as [{name}]; it is {value!r}.")
                     if name in algorithms and name != chosen:
                         _check_hyper(name, value)
                     merged[name] = {**merged.get(name, {}), **value}
@@ -198,7 +197,7 @@ class RunConfig:
 
     # -- writing ----------------------------------------------------------------------------------------------------
     def to_dict(self, everything: bool = False) -> Table:
-        """Nested keys and values that `of` reads back: those that differ from the defaults, or all."""
+        """Return nested keys that `of` reads back: those that differ from the defaults, or `everything`."""
         flat = {
             f.name: getattr(self, f.name)
             for f in fields(self)
@@ -208,57 +207,40 @@ class RunConfig:
         return flat | {name: table for name, table in tables.items() if table}
 
     def relevant(self) -> Table:
-        """All keys and values but those without one and those that do not bear on this run's data.
+        """Return the keys that have a value and apply to this run's data.
 
-        The keys that divide a dataset have defaults that say nothing about a user's own, divided data.
+        For example, the keys that divide a dataset do not apply to the user's own data, which are divided already.
         """
         idle = _DATASET_KEYS if self.data else _OWN_DATA_KEYS
         return {k: v for k, v in self.to_dict(everything=True).items() if v is not None and k not in idle}
 
     def to_toml(self) -> str:
-        """The configuration as a TOML file; keys without a value are left out."""
-        content = self.to_dict(everything=True)
-        lines = [f"{k} = {_toml(v)}" for k, v in content.items() if v is not None and not isinstance(v, dict)]
-        for name, table in content.items():
-            if isinstance(table, dict):
-                lines += [
-                    "",
-                    f"[{name}]",
-                    *(f"{_toml_key(k)} = {_toml('none' if v is None else v)}" for k, v in table.items()),
-                ]
-        return "\n".join(lines) + "\n"
+        """Return the configuration as a TOML file; keys without a value are left out."""
+        return to_toml(self.to_dict(everything=True))
 
     def command(self, out: str | Path | None = None) -> str:
-        """The shell command that starts this run."""
-        words = ["fedabml", "train"]
-        for name, value in self.to_dict().items():
-            flag = name.replace("_", "-")
-            if isinstance(value, dict):
-                for k, v in value.items():
-                    words += ["--set", f"{name}.{k}={v if isinstance(v, str) else _toml('none' if v is None else v)}"]
-            elif isinstance(value, bool):
-                words.append(f"--{flag}" if value else f"--no-{flag}")
-            else:
-                words += [f"--{flag}", str(value)]
-        return shlex.join([*words, "--out", str(out)] if out else words)
+        """Return the shell command that starts this run."""
+        return request.command("train", request.flags(self.to_dict()), out)
 
-    def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
-        """Keys in which two configurations differ, with both values."""
-        a, b = (_flat(c.to_dict(everything=True)) for c in (self, other))
-        return {name: (a.get(name), b.get(name)) for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)}
+    def differences(self, other: RunConfig) -> request.Changes:
+        """Return the keys in which two configurations differ, with both values."""
+        return request.differences(self.to_dict(everything=True), other.to_dict(everything=True))
 
     # -- making -----------------------------------------------------------------------------------------------------
     @property
     def name(self) -> str:
-        """What a run of this configuration is called by default."""
+        """The default name of a run with this configuration."""
         return f"{Path(self.data).stem if self.data else self.dataset or 'digits'}-{self.algorithm}-{self.seed}"
 
     def with_changes(self, **changes: Any) -> Self:
-        """A copy with changes."""
+        """Return a copy with changes."""
         return replace(self, **changes)
 
     def federation(self, progress: Progress | None = None, dataset: Dataset | None = None) -> Federation:
-        """The data, divided among clients. `progress` hears of downloads; a dataset may be at hand already."""
+        """Return the data, divided among clients.
+
+        `progress(done, total)` is called during downloads; `dataset` is used instead of loading one.
+        """
         from .. import data
 
         seed = self.seed if self.partition_seed is None else self.partition_seed
@@ -281,7 +263,7 @@ class RunConfig:
         return once(self.data, options, lambda: self._own(str(self.data), seed).hold_out(self.validation, seed))
 
     def _own(self, path: str, seed: int) -> Federation:
-        """The user's own data; those of a folder are the same for every seed."""
+        """Read the user's own data. A folder gives the same federation for every seed."""
         from .. import data
         from ..data.once import once
 
@@ -290,7 +272,7 @@ class RunConfig:
             return once(path, ("folder", self.task, self.drop_small), read)
         if not (self.client_column and self.target_column):
             raise InputError(
-                f"'{path}' is a table: say whose row each is and what to predict, with --client-column and "
+                f"'{path}' is a table. Name the column of clients with --client-column and the column to predict with "
                 "--target-column."
             )
         return data.read_table(
@@ -304,33 +286,32 @@ class RunConfig:
         )
 
     def algorithm_object(self) -> Algorithm:
-        """The algorithm with its hyperparameters; where one may lack a value, the word none says so."""
+        """Make the algorithm with its hyperparameters; the word none stands for a missing value."""
         from .. import algorithms
 
         given = self.hyper if self.lr is None else {"lr": self.lr, **self.hyper}
-        lacking = {f.name for f in fields(algorithms.REGISTRY[self.algorithm].kind) if "None" in str(f.type)}
-        hyper = {name: None if name in lacking and value == "none" else value for name, value in given.items()}
+        optional = {f.name for f in fields(algorithms.REGISTRY[self.algorithm].kind) if "None" in str(f.type)}
+        hyper = {name: None if name in optional and value == "none" else value for name, value in given.items()}
         return algorithms.make(self.algorithm, **hyper)
 
-    def words(self, fed: Federation) -> Table:
-        """The keywords of `fedabml.prepare` and `fedabml.train` for this configuration and its federation."""
+    def train_options(self, fed: Federation) -> Table:
+        """Return the keywords of `fedabml.prepare` and `fedabml.train` for this configuration and its federation."""
         from ..likelihoods import GaussianNoise
 
-        same = (
-            *("rounds", "participation", "epochs", "batch_size", "seed"),
-            *("device", "dtype", "backend", "chunk", "compile"),
+        names = (
+            *("rounds", "participation", "epochs", "batch_size", "seed", "device", "dtype", "backend", "chunk"),
+            *("compile", "model_options", "pretrained"),
         )
         noise = GaussianNoise(fed.y.shape[1], self.noise, self.learn_noise) if fed.task == "regression" else None
-        words = {name: getattr(self, name) for name in (*same, "model_options", "pretrained")}
-        return words | {"likelihood": noise}
+        return {name: getattr(self, name) for name in names} | {"likelihood": noise}
 
 
 def stored(content: Mapping[str, Any]) -> Table:
-    """The configuration that a file of this program's own holds, in the words of today.
+    """Translate the configuration in a file that an earlier version may have written.
 
-    There `dirichlet` is the draw per client, which had this name in versions that knew no other draw; today's versions
-    never store the word. So runs, comparisons and cells of before keep their data. Keys of a table beside other data,
-    which had no effect, have their defaults.
+    In such files `dirichlet` means the draw per client, because early versions had no other; this version never stores
+    the word. So old runs, comparisons and cells keep their data. Keys of tables, which had no effect on other data, get
+    their defaults.
     """
     table = str(content.get("data") or "").lower().endswith(TABLES)
     changes: Table = {} if table else {k: getattr(RunConfig, k) for k in TABLE_KEYS if k in content}
@@ -339,25 +320,27 @@ def stored(content: Mapping[str, Any]) -> Table:
 
 
 def saved_config(run: Path) -> tuple[RunConfig, dict[str, Any]]:
-    """The configuration of a run that `fedabml train` made, and its config.json."""
+    """Return the configuration of a run that `fedabml train` made, and the content of its config.json."""
     if not (run / "config.json").is_file():
         raise InputError(f"There is no run in '{run}': it has no config.json.")
     content = read_json(run / "config.json")
     if not isinstance(content, dict) or not isinstance(content.get("run"), dict):
         raise InputError(
-            f"'{run / 'config.json'}' does not say how its data were made, so they cannot be made again: only runs of "
-            "`fedabml train` can be resumed and evaluated here. From Python, use fedabml.train(..., resume=True)."
+            f"'{run / 'config.json'}' does not describe its data. Only runs of `fedabml train` can be resumed and "
+            "evaluated here. In Python, use fedabml.train(..., resume=True)."
         )
     saved = stored(content["run"])
-    if saved.get("data") and not saved.get("task"):  # float targets of a few whole numbers were once a regression
+    if saved.get("data") and not saved.get(
+        "task"
+    ):  # early versions took float targets of a few whole numbers for a regression
         likelihood = content.get("likelihood")
         kind = likelihood.get("kind") if isinstance(likelihood, dict) else None
         saved["task"] = {"Categorical": "classification", "GaussianNoise": "regression"}.get(str(kind))
-    return _as_it_was(RunConfig.of(saved), content), content
+    return _with_old_defaults(RunConfig.of(saved), content), content
 
 
-def _as_it_was(config: RunConfig, content: dict[str, Any]) -> RunConfig:
-    """The configuration with the defaults of the version that began the run, where those of today are others."""
+def _with_old_defaults(config: RunConfig, content: dict[str, Any]) -> RunConfig:
+    """Return the configuration with the defaults of the version that began the run."""
     algorithm = content.get("algorithm")
     saved = algorithm.get("hyper") if isinstance(algorithm, dict) else None
     if not isinstance(saved, dict):
@@ -369,7 +352,7 @@ def _as_it_was(config: RunConfig, content: dict[str, Any]) -> RunConfig:
 
 
 def read_toml(path: str | Path) -> Table:
-    """The content of a TOML file, or an error that says file and line."""
+    """Read a TOML file. Raises InputError with file and line if it is not valid."""
     text = read_text(path, MAX_TOML)
     warn_if_changed(text, path)
     try:
@@ -380,19 +363,31 @@ def read_toml(path: str | Path) -> Table:
         raise InputError(f"'{path}' is not valid TOML, or is cut short: {reason}.") from error
 
 
+def to_toml(content: Mapping[str, Any]) -> str:
+    """Return nested keys as TOML. A top-level key without a value is left out; in a table it is the word none."""
+    import tomli_w
+
+    tables = {k: {n: "none" if v is None else v for n, v in t.items()} for k, t in content.items() if _is_table(t)}
+    return tomli_w.dumps({k: v for k, v in content.items() if v is not None and not _is_table(v)} | tables)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
 def without_commands(content: Mapping[str, Any]) -> Table:
-    """The content of a TOML file without the tables of commands, such as [personalize]."""
+    """Return the content of a TOML file without the tables of commands, such as [personalize]."""
     return {name: v for name, v in content.items() if not (name in COMMANDS and isinstance(v, Mapping))}
 
 
 def parse_set(words: Sequence[str]) -> Table:
-    """`fedabml.lam=0.1`, `rounds=20`, ... as nested keys. Values are TOML values; anything else is taken as a word."""
+    """Parse `fedabml.lam=0.1`, `rounds=20`, ... into nested keys. A value that is not TOML is taken as a word."""
     result: Table = {}
     for word in words:
         name, equals, text = word.partition("=")
         parts = name.strip().split(".")
         if not equals or len(parts) > 2 or not all(parts):
-            raise InputError(f"--set takes NAME=VALUE or TABLE.NAME=VALUE, such as fedabml.lam=0.1; it is '{word}'.")
+            raise InputError(f"--set needs NAME=VALUE or TABLE.NAME=VALUE, such as fedabml.lam=0.1; it is '{word}'.")
         try:
             parsed = parse_toml(f"value = {text}", f"--set {name}")
         except tomllib.TOMLDecodeError:
@@ -401,7 +396,7 @@ def parse_set(words: Sequence[str]) -> Table:
         if len(parts) == 2:
             table = result.setdefault(parts[0], {})
             if not isinstance(table, dict):
-                raise InputError(f"--set {word}: '{parts[0]}' has been given a value already; it is not a table.")
+                raise InputError(f"--set {word}: '{parts[0]}' already has a value, so it is not a table.")
             table[parts[1]] = value
         else:
             result[parts[0]] = value
@@ -424,7 +419,7 @@ def names(kind: str) -> tuple[str, ...]:
 
 
 def _check_hyper(algorithm: str, table: Mapping[str, Any]) -> None:
-    """Refuses names that are no hyperparameters of an algorithm, be it the chosen one or not."""
+    """Refuse names that are no hyperparameters of an algorithm, whether it is the chosen one or not."""
     from .. import algorithms
 
     known = {f.name for f in fields(algorithms.REGISTRY[algorithm].kind)}
@@ -438,11 +433,11 @@ def _unknown(name: str, algorithm: str, known: set[str]) -> str:
 
     owner = algorithms.REGISTRY.get(algorithm)
     if owner and name in {f.name for f in fields(owner.kind)}:
-        return f"'{name}' is a hyperparameter of {algorithm}: write {algorithm}.{name}, or put it under [{algorithm}]."
+        return f"'{name}' is a hyperparameter of {algorithm}. Write {algorithm}.{name}, or put it under [{algorithm}]."
     return f"There is no key or algorithm '{name}' in a configuration.{nearest(name, {*known, *names('algorithm')})}"
 
 
-_SPOKEN = {
+_TYPE_NAMES = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -452,37 +447,16 @@ _SPOKEN = {
 
 
 def _checked(name: str, kind: str, value: Any, meta: Mapping[str, Any]) -> Any:
-    """The value in the key's type, or an InputError that says what was expected."""
+    """Return the value in the key's type. Raises InputError for a value of another type or range."""
     base, optional = kind.removesuffix(" | None"), kind.endswith("None")
     if optional and (value in (None, "none") or (base == "bool" and value == "auto")):
         return None
     types = {"int": int, "float": (int, float), "bool": bool, "str": str, "Table": Mapping}
     fits = isinstance(value, types[base]) and (base == "bool" or not isinstance(value, bool))  # type: ignore[arg-type]
     if isinstance(value, int) and abs(value) > MOST:
-        raise InputError(f"'{name}' ({meta['doc']}) is beyond {MOST}, the largest number that is taken.")
+        raise InputError(f"'{name}' ({meta['doc']}) is beyond {MOST}, the largest number that fedabml accepts.")
     if not fits or (base == "float" and not math.isfinite(value)) or (base == "str" and "\0" in value):
-        raise InputError(f"'{name}' ({meta['doc']}) must be {_SPOKEN[base]}; it is {value!r}.")
+        raise InputError(f"'{name}' ({meta['doc']}) must be {_TYPE_NAMES[base]}; it is {value!r}.")
     if meta.get("choices") and value not in meta["choices"]:
         raise InputError(f"'{name}' is '{value}'.{nearest(value, meta['choices'])}")
     return float(value) if base == "float" else value
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Table:
-    result: Table = {}
-    for name, value in table.items():
-        result |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return result
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_toml_key(k)} = {_toml(v)}' for k, v in value.items())} }}"
-    if isinstance(value, (bool, str)):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
-
-
-def _toml_key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)

@@ -37,6 +37,7 @@ from ..files.sealed import (
     write_json,
     write_tensors,
 )
+from .request import describe, differences
 
 log = logging.getLogger("fedabml")
 
@@ -103,16 +104,18 @@ class Folder:
         if not (self.path / "config.json").exists():
             raise InputError(f"There is no run to resume in '{self.path}': it has no config.json.")
         old = read_json(self.path / "config.json")
-        differ = [
-            f"{name} (was {_short(a)}, now {_short(b)})"
-            for name, a, b in _differences(old, json.loads(json.dumps(config)))
+        if not isinstance(old, dict):
+            raise InputError(f"'{self.path / 'config.json'}' is not a run's configuration. Give another folder.")
+        differ = {
+            name: (a, b)
+            for name, (a, b) in differences(old, json.loads(json.dumps(config))).items()
             if not any(name == word or name.startswith(word + ".") for word in free)
             and not (a is None and name in came and b == came[name])
-        ]
+        }
         if differ:
             raise InputError(
-                f"The run in '{self.path}' was started with another configuration: {'; '.join(differ)}. Resume it as "
-                "it was, or start a new run in another folder."
+                f"The run in '{self.path}' was started with another configuration: {describe(differ)}. Resume it "
+                "unchanged, or start a new run in another folder."
             )
         found = self.last()
         keep = found.round if found else 0
@@ -251,18 +254,3 @@ def _is_round(line: dict[str, Any]) -> bool:
     numbers = [line["loss"], line.get("bytes_up", 0), line.get("bytes_down", 0), *scores]
     sound = type(line["round"]) is int and all(type(value) in (int, float) for value in numbers)
     return sound and math.isfinite(line["loss"])
-
-
-def _differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        return [
-            row
-            for key in sorted(old.keys() | new.keys())
-            for row in _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
-        ]
-    return [] if old == new else [(name, old, new)]
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else text[:37] + "..."

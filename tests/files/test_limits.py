@@ -78,7 +78,7 @@ def test_a_line_of_many_fractions_is_no_deep_key(tmp_path):
 @pytest.mark.parametrize("value", [DEEP, DIGITS, "18446744073709551616", "0x" + "f" * 5000])
 def test_strange_values_of_set_are_refused(value):
     with pytest.raises(InputError, match="rounds"):
-        RunConfig.of(told=parse_set([f"rounds={value}"]))
+        RunConfig.of(overrides=parse_set([f"rounds={value}"]))
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ def test_tables_of_other_algorithms_are_checked_and_refused_where_told():
     with pytest.raises(InputError, match=r"'fedavg' has no hyperparameter 'momentun'. Did you mean 'momentum'"):
         RunConfig.of({"algorithm": "fedavg-ft", "fedavg": {"momentun": 1.0}})
     with pytest.raises(InputError, match="run's is fedavg-ft"):
-        RunConfig.of({"algorithm": "fedavg-ft"}, told=parse_set(["fedavg.lr=0.5", "fedavg.nonsense=3"]))
-    assert RunConfig.of(told=parse_set(["algorithm=fedavg", "fedavg.lr=0.5"])).hyper == {"lr": 0.5}
+        RunConfig.of({"algorithm": "fedavg-ft"}, overrides=parse_set(["fedavg.lr=0.5", "fedavg.nonsense=3"]))
+    assert RunConfig.of(overrides=parse_set(["algorithm=fedavg", "fedavg.lr=0.5"])).hyper == {"lr": 0.5}
 
 
 def test_tables_of_commands_are_left_to_them(tmp_path):
@@ -100,7 +100,7 @@ def test_set_refuses_what_is_no_assignment(word):
     [
         ({"runds": 3}, "Did you mean 'rounds'"),
         ({"fedabl": {"lam": 1}}, "Did you mean 'fedabml'"),
-        ({"lam": 0.1}, "write fedabml.lam"),
+        ({"lam": 0.1}, "Write fedabml.lam"),
         ({"hyper": {}}, "There is no key"),
         ({"algorithm": "fedavgft"}, "Did you mean 'fedavg-ft'"),
         ({"model": "resnet"}, "Did you mean 'resnet18'"),
@@ -113,12 +113,12 @@ def test_set_refuses_what_is_no_assignment(word):
         ({"participation": float("nan")}, "must be a number"),
         ({"distinct": 1}, "must be true or false"),
         ({"device": 3}, "must be a word"),
-        ({"model_options": 3}, "is a table"),
-        ({"fedabml": 3}, "is a table"),
+        ({"model_options": 3}, "must be a table"),
+        ({"fedabml": 3}, "must be a table"),
         ({"dataset": "digits", "data": "folder"}, "one of them"),
         ({"data": "folder", "partition": "iid"}, "divided already"),
         ({"partition": "natural"}, "your own data"),
-        ({"seed": -1}, "at least 0"),
+        ({"seed": -1}, "0 or more"),
     ],
 )
 def test_wrong_keys_and_types_are_named(layer, words):

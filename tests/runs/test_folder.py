@@ -253,7 +253,7 @@ def test_resuming_with_another_configuration_names_the_keys(folder):
     with pytest.raises(InputError) as error:
         again(folder).reopen(other, {"rounds"})
     text = str(error.value)
-    assert "algorithm.hyper.lr (was 0.1, now 0.2)" in text and "extra (was null, now true)" in text
+    assert "algorithm.hyper.lr (was 0.1, now 0.2)" in text and "extra (was unset, now True)" in text
     assert "rounds" not in text.split("configuration:")[1] and "algorithm.name" not in text
     assert sealed.read_json(folder.path / "config.json") == CONFIG
 
@@ -396,7 +396,7 @@ def test_rounds_may_be_extended(tmp_path):
         ({"seed": 4}, r"seed \(was 3, now 4\)"),
         ({"epochs": 2}, r"epochs \(was 1, now 2\)"),
         ({"algorithm": FedABML(lr=0.5, prior_std="learned", prior_every="batch", rho=0.5)}, r"algorithm\.hyper\.lr"),
-        ({"algorithm": FedAvg()}, r"algorithm\.name \(was \"fedabml\", now \"fedavg-ft\"\)"),
+        ({"algorithm": FedAvg()}, r"algorithm\.name \(XX \"fedavg-ft\"\)"),
         ({"dtype": "float64"}, "dtype"),
         ({"model_options": {"hidden": (5,)}}, "model_options.hidden"),
         ({"backend": "loop"}, "backend"),
@@ -431,7 +431,7 @@ def test_a_run_of_a_version_without_a_hyperparameter_goes_on(tmp_path):
     assert sealed.read_json(tmp_path / "old/config.json")["algorithm"]["hyper"]["server_momentum"] == 0
     del config["algorithm"]["hyper"]["momentum"]  # all versions had it
     sealed.write_json(tmp_path / "old/config.json", config)
-    with pytest.raises(InputError, match=r"hyper.momentum \(was null, now"):
+    with pytest.raises(InputError, match=r"hyper.momentum \(was unset, now"):
         run(tmp_path / "old", 3, plain, resume=True)
 
 

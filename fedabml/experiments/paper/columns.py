@@ -170,7 +170,7 @@ def rows(desk: Desk, column: str, algorithms: Sequence[str], search: Search | No
     fed = federation(next(iter(found.values())))
     for name, config in list(found.items()):
         try:
-            prepare(fed, config.model, config.algorithm_object(), **config.words(fed))
+            prepare(fed, config.model, config.algorithm_object(), **config.train_options(fed))
         except InputError as error:
             desk.note(f"{known.title}: {name} cannot run. {error}")
             del found[name]
