@@ -26,11 +26,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from ..algorithms import REGISTRY, make
 from ..arguments import MOST
+from ..data.catalogue import SOURCES
 from ..errors import InputError, nearest, short
 from ..files.limits import MAX_TOML, parse_toml
 from ..files.paths import read_text
 from ..files.sealed import read_json, warn_if_changed
+from ..models import NAMES
 from . import request
 
 if TYPE_CHECKING:
@@ -287,12 +290,10 @@ class RunConfig:
 
     def algorithm_object(self) -> Algorithm:
         """Make the algorithm with its hyperparameters; the word none stands for a missing value."""
-        from .. import algorithms
-
         given = self.hyper if self.lr is None else {"lr": self.lr, **self.hyper}
-        optional = {f.name for f in fields(algorithms.REGISTRY[self.algorithm].kind) if "None" in str(f.type)}
+        optional = {f.name for f in fields(REGISTRY[self.algorithm].kind) if "None" in str(f.type)}
         hyper = {name: None if name in optional and value == "none" else value for name, value in given.items()}
-        return algorithms.make(self.algorithm, **hyper)
+        return make(self.algorithm, **hyper)
 
     def train_options(self, fed: Federation) -> Table:
         """Return the keywords of `fedabml.prepare` and `fedabml.train` for this configuration and its federation."""
@@ -404,34 +405,20 @@ def parse_set(words: Sequence[str]) -> Table:
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """Return the registered names of algorithms, models or datasets; importing them must not cost a second of torch."""
-    if kind == "algorithm":
-        from ..algorithms import REGISTRY
-
-        return tuple(REGISTRY)
-    if kind == "dataset":
-        from ..data.catalogue import SOURCES
-
-        return tuple(SOURCES)
-    from ..models import NAMES
-
-    return NAMES
+    """Return the registered names of a kind: algorithm, model or dataset."""
+    return tuple({"algorithm": REGISTRY, "model": NAMES, "dataset": SOURCES}[kind])
 
 
 def _check_hyper(algorithm: str, table: Mapping[str, Any]) -> None:
     """Refuse names that are no hyperparameters of an algorithm, whether it is the chosen one or not."""
-    from .. import algorithms
-
-    known = {f.name for f in fields(algorithms.REGISTRY[algorithm].kind)}
+    known = {f.name for f in fields(REGISTRY[algorithm].kind)}
     for name in table:
         if name not in known:
             raise InputError(f"Algorithm '{algorithm}' has no hyperparameter '{name}'.{nearest(name, known)}")
 
 
 def _unknown(name: str, algorithm: str, known: set[str]) -> str:
-    from .. import algorithms
-
-    owner = algorithms.REGISTRY.get(algorithm)
+    owner = REGISTRY.get(algorithm)
     if owner and name in {f.name for f in fields(owner.kind)}:
         return f"'{name}' is a hyperparameter of {algorithm}. Write {algorithm}.{name}, or put it under [{algorithm}]."
     return f"There is no key or algorithm '{name}' in a configuration.{nearest(name, {*known, *names('algorithm')})}"

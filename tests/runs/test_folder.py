@@ -396,7 +396,7 @@ def test_rounds_may_be_extended(tmp_path):
         ({"seed": 4}, r"seed \(was 3, now 4\)"),
         ({"epochs": 2}, r"epochs \(was 1, now 2\)"),
         ({"algorithm": FedABML(lr=0.5, prior_std="learned", prior_every="batch", rho=0.5)}, r"algorithm\.hyper\.lr"),
-        ({"algorithm": FedAvg()}, r"algorithm\.name \(XX \"fedavg-ft\"\)"),
+        ({"algorithm": FedAvg()}, r"algorithm\.name \(was 'fedabml', now 'fedavg-ft'\)"),
         ({"dtype": "float64"}, "dtype"),
         ({"model_options": {"hidden": (5,)}}, "model_options.hidden"),
         ({"backend": "loop"}, "backend"),
