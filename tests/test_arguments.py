@@ -11,7 +11,7 @@ from torch import nn
 
 import fedabml
 from fedabml import algorithms, models, report
-from fedabml.data import Rows, datasets, features, heat_map, read_client, save_manifest
+from fedabml.data import Rows, datasets, features, read_client, save_manifest
 from fedabml.errors import InputError, TrainingError
 
 pytestmark = pytest.mark.usefixtures("one_thread_here")
@@ -177,7 +177,7 @@ def calls(t):
         "report.write": (report.write, {"runs": [f / "run"], "out": Path("report.html"), "title": None}),
         "datasets": (datasets, {"folder": None}),
         "features": (features, {"table": t["frame"], "recipe": t["table"].recipe}),
-        "heat_map": (heat_map, {"federation": fed, "path": "map.svg"}),
+        "report.save_heat_map": (report.save_heat_map, {"federation": fed, "path": "map.svg"}),
         "read_client": (read_client, {"path": f / "clients" / "0.npz", "labels": True}),
         "save_manifest": (save_manifest, {"federation": fed, "path": "manifest.json"}),
         "Rows": (Rows, {"index": t["rows"].index, "offsets": t["rows"].offsets}),
@@ -211,7 +211,7 @@ NAMES = (
     *("federate dirichlet", "federate natural", "rows", "label_counts", "hold_out", "select", "load_prior"),
     *("load_posterior", "personalize", "predict", "prior.save", "posterior.save", "Prior", "Posterior", "FedABML"),
     *("make", "build", "with_weights", "Categorical", "GaussianNoise", "replace_batchnorm", "report.write"),
-    *("datasets", "features", "heat_map", "read_client", "save_manifest", "Rows", "Rows.of"),
+    *("datasets", "features", "report.save_heat_map", "read_client", "save_manifest", "Rows", "Rows.of"),
 )
 
 

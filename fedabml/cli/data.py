@@ -112,8 +112,9 @@ def inspect(
 
     - `fedabml data inspect runs/digits-few-fedabml-0`
     """
-    from ..data import heat_map, save_manifest
+    from ..data import save_manifest
     from ..files.paths import check_new, folder_lock
+    from ..report import save_heat_map
 
     if out:
         check_new(out / "manifest.json", out / "partition.svg", force=force)
@@ -134,7 +135,7 @@ def inspect(
     if out:
         with folder_lock(out):
             save_manifest(fed, out / "manifest.json")
-            heat_map(fed, out / "partition.svg")
+            save_heat_map(fed, out / "partition.svg")
         say(f"manifest  {out / 'manifest.json'}")
         say(f"heat map  {out / 'partition.svg'}")
 

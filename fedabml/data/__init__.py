@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .federation import Federation
     from .files import data_dir, read_client
     from .partition import federate, save_manifest
-    from .picture import heat_map
     from .recipe import TableRecipe
     from .rows import Rows
     from .sources import Dataset, datasets, load
@@ -27,7 +26,6 @@ _HOMES = {
     "datasets": "sources",
     "features": "table",
     "federate": "partition",
-    "heat_map": "picture",
     "load": "sources",
     "read_client": "files",
     "read_table": "table",
@@ -42,7 +40,6 @@ __all__ = [
     "datasets",
     "features",
     "federate",
-    "heat_map",
     "load",
     "read_client",
     "read_table",

@@ -22,6 +22,7 @@ from .rows import HOLD_OUT, Rows, check_share, draw, quota
 from .statistics import moments
 
 MAX_COUNTS, MAX_ROWS = 1_000_000, 2_000_000  # counts by client and class, and samples, that a manifest lists at most
+LISTED = 1000  # clients that a manifest lists where it cannot list all of them
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -240,16 +241,26 @@ class Federation:
             digest.update(rows.offsets.astype("<i8").tobytes() + rows.index.astype("<i8").tobytes())
         return digest.hexdigest()
 
-    def manifest_rows(self) -> dict[str, Any]:
-        """Return the manifest with the sample numbers and label counts of every client in every split.
+    def manifest_rows(self, rows: bool = True) -> dict[str, Any]:
+        """Return the manifest with every client's name, label counts, sizes and sample numbers, by split.
 
-        They are left out where clients or samples are very many: the hash stands for them.
+        Without `rows`, and for very many samples, the sample numbers are left out, and the hash stands for them. Of
+        very many clients only the first `LISTED` are listed.
         """
-        if self.clients * max(1, self.classes) > MAX_COUNTS or len(self.y) > MAX_ROWS:
-            return {**self.manifest, "rows": None}
+        many = self.clients * max(1, self.classes) > MAX_COUNTS
+        shown = LISTED if many else self.clients
+        facts = {
+            **self.manifest,
+            "names": list(self.names[:shown]),
+            "sizes": {split: self.rows(split).counts[:shown].tolist() for split in SPLITS},
+            "counts": {split: self.label_counts(split)[:shown].tolist() for split in SPLITS},
+        }
+        if self.recipe and self.recipe.class_names:
+            facts["class_names"] = list(self.recipe.class_names)
+        if not rows or many or len(self.y) > MAX_ROWS:
+            return {**facts, "rows": None}
         lists = {split: [self.rows(split)[i].tolist() for i in range(self.clients)] for split in SPLITS}
-        counts = {split: self.label_counts(split).tolist() for split in SPLITS}
-        return {**self.manifest, "names": list(self.names), "counts": counts, "rows": lists}
+        return {**facts, "rows": lists}
 
     def _with(self, note: dict[str, Any], **changes: Any) -> Federation:
         """Return a copy with changes, its manifest brought up to date."""

@@ -4,9 +4,9 @@
     found = compare(rows, seeds=3, out="runs/my-comparison")
     print(found.rows[0].label, found.rows[0].scores["accuracy"])
 
-The folder gets comparison.json (what was asked for), cells.jsonl (a line per finished run), and when all are finished
-table.md, table.csv, table.json, clients.csv and report.html; partition-SEED.svg is of the first seed's data. A finished
-run is never run again.
+The folder gets comparison.json (the request), cells.jsonl (a line per finished run), manifest-SEED.json and
+partition-SEED.svg (the first seed's partition) and, when all runs are finished, table.md, table.csv, table.json,
+clients.csv and report.html. A finished run is never run again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from ..arguments import MOST, whole
 from ..data.once import reading_once
 from ..engine.processes import with_folder_lock
 from ..errors import InputError, nearest
-from ..files.paths import read_bytes, write
-from ..files.sealed import check_digest, digests, read_json, write_json
+from ..files.paths import write
+from ..files.sealed import read_json, write_json
+from ..report import save_heat_map
 from ..runs.config import RunConfig, Table, names, stored
 from ..runs.request import command, flags
 from .cell import MACHINE, Cell, Result, along
@@ -34,9 +35,11 @@ from .ranking import TABLE, Comparison, make, write_all
 from .runner import execute
 
 if TYPE_CHECKING:
+    from ..data import Federation
     from ..data.download import Progress
 
-REQUEST, CELLS, PARTITION = "comparison.json", "cells.jsonl", "partition-{}.svg"  # the last by seed
+REQUEST, CELLS = "comparison.json", "cells.jsonl"
+MANIFEST, PICTURE = "manifest-{}.json", "partition-{}.svg"  # of the first seed's data
 # Keys of a run that a comparison decides itself.
 OWN = ("algorithm", "seed", "evaluate", "eval_clients", "eval_all")
 MANY_SEEDS = 10_000
@@ -245,14 +248,14 @@ def compare(
     else:
         _check_vacant(folder)
     ledger = Ledger(folder / CELLS, finished)
-    refused, notes, pictures = _refused(request, ledger, progress)
+    refused, notes, fed = _refused(request, ledger, progress)
     for text in notes:
         on_note(text)
     command = request.command(folder)
-    for name, picture in pictures.items():
-        write(folder / name, picture)
-    files = digests(folder, [PARTITION.format(request.seeds[0])])
-    write_json(folder / REQUEST, request.to_dict() | {"command": command, "files": files})
+    if fed:
+        write_json(folder / MANIFEST.format(request.seeds[0]), fed.manifest_rows(rows=False), indent=None)
+        save_heat_map(fed, folder / PICTURE.format(request.seeds[0]))
+    write_json(folder / REQUEST, request.to_dict() | {"command": command})
     cells = request.cells(list(refused))
     todo = [cell for cell in cells if cell not in ledger]
     on_start(todo, len(cells) - len(todo))
@@ -260,7 +263,7 @@ def compare(
         pass
     found = _found(request, ledger, refused)
     write_all(found, folder, command)
-    drawn = render(found, command, partition=_partition(request, folder))
+    drawn = render(found, command, manifest=_manifest(request, folder))
     if drawn:
         write(folder / "report.html", drawn)
     return found
@@ -277,19 +280,16 @@ def page(folder: Path, title: str | None = None) -> str:
             f"other defaults. Go on with it: fedabml compare --resume --out {shlex.quote(str(folder))}"
         )
     found = _found(request, ledger, refused)
-    drawn = render(found, request.command(folder), title, _partition(request, folder))
+    drawn = render(found, request.command(folder), title, _manifest(request, folder))
     if not drawn:
         raise InputError(f"The comparison in '{folder}' has no page: fewer than two of its rows have numbers.")
     return drawn
 
 
-def _partition(request: Request, folder: Path) -> str | None:
-    """The heat map of the first seed, if its data were here when it ran."""
-    path = folder / PARTITION.format(request.seeds[0])
-    if not path.is_file():
-        return None
-    digest = read_json(folder / REQUEST).get("files", {}).get(path.name)
-    return check_digest(read_bytes(path), digest, f"'{path}'").decode(errors="replace")
+def _manifest(request: Request, folder: Path) -> Table | None:
+    """Read the manifest of the first seed's partition, if its data were here when it ran."""
+    path = folder / MANIFEST.format(request.seeds[0])
+    return read_json(path) if path.is_file() else None
 
 
 def _told_refused(path: Path) -> dict[str, str]:
@@ -311,16 +311,15 @@ def _found(request: Request, ledger: Ledger, refused: Mapping[str, str]) -> Comp
 
 def _refused(
     request: Request, ledger: Ledger, progress: Progress | None
-) -> tuple[dict[str, str], list[str], dict[str, str]]:
-    """The rows that cannot run, with the reason, found before anything runs; what is to be noted; a picture.
+) -> tuple[dict[str, str], list[str], Federation | None]:
+    """Return the rows that cannot run with the reason, found before anything runs; notes; and the first seed's data.
 
-    The picture is of the first seed's data, where they are needed, by the name of its file.
+    The data are `None` where nothing is left to run with the first seed.
     """
     todo = [cell for cell in request.cells() if cell not in ledger]
     todo = [cell for cell in todo if cell.config.seed == todo[0].config.seed]
     if not todo:
-        return {}, [], {}
-    from ..data.picture import drawn
+        return {}, [], None
     from ..evaluation.scoring import check_rows
     from ..runs.prepare import prepare, resolve_split
 
@@ -343,8 +342,7 @@ def _refused(
         raise InputError(next(iter(refused.values())))
     for reason in dict.fromkeys(refused.values()):
         notes[f"{', '.join(k for k, v in refused.items() if v == reason)} cannot be compared here: {reason}"] = None
-    shown = {PARTITION.format(first.seed): drawn(fed)} if first.seed == request.seeds[0] else {}
-    return refused, list(notes), shown
+    return refused, list(notes), fed if first.seed == request.seeds[0] else None
 
 
 def _check_vacant(folder: Path) -> None:

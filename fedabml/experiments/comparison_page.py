@@ -12,16 +12,16 @@ from ..report.canvas import Series, scatter
 from ..report.figures import Figure
 from ..report.frame import PAGE, Axis, text
 from ..report.read import Client, Run
-from ..report.sanitise import plain_svg
+from ..runs.config import Table
 from .ranking import Comparison, Row, explained, grid, harm_grid, titled
 
 
-def render(found: Comparison, command: str, title: str | None = None, partition: str | None = None) -> str:
-    """The whole page; empty where fewer than two rows have numbers. `partition` is the first seed's heat map (SVG)."""
+def render(found: Comparison, command: str, title: str | None = None, manifest: Table | None = None) -> str:
+    """The whole page; empty where fewer than two rows have numbers. `manifest` is of the first seed's partition."""
     scored = [row for row in found.rows if row.scores]
     if len(scored) < 2:
         return ""
-    data, words = plain_svg(partition or ""), _divided(found)
+    data, words = manifest or {}, _divided(found)
     runs = [replace(run_of(found, row, command), partition=data, divided=words) for row in scored]
     return page.render(runs, title or titled(found), _summary(found, scored))
 

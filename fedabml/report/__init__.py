@@ -9,10 +9,11 @@ from pathlib import Path
 from ..arguments import checks_arguments
 from ..errors import InputError
 from ..files.paths import write as write_file
+from .heat_map import save_heat_map
 from .page import render
 from .read import read_runs
 
-__all__ = ["save", "write"]
+__all__ = ["save", "save_heat_map", "write"]
 
 
 @checks_arguments

@@ -11,7 +11,7 @@ from ..data.rows import FEW_ROWS
 from . import thin
 from .canvas import Series, bars, histogram, line_chart, ranges, scatter, usual_radius
 from .frame import PAGE, Axis, Look, finite, ticks
-from .heat_map import themed
+from .heat_map import Partition, heat_map
 from .read import Client, Run
 
 _TALL = replace(PAGE, height=350)
@@ -336,20 +336,18 @@ def _differ(values: Sequence[float]) -> bool:
 
 
 def partitions(runs: Sequence[Run]) -> list[Figure]:
-    """The heat map of who holds what, once for every distinct partition."""
+    """Draw who holds what, once for every distinct partition."""
     holders: dict[str, list[Run]] = {}
     for run in runs:
-        if run.partition:
-            holders.setdefault(run.partition, []).append(run)
+        if found := Partition.read(run.partition or run.manifest):
+            holders.setdefault(heat_map(found, PAGE), []).append(run)
     figures = []
     for svg, group in holders.items():
         kind = group[0].partition_kind
         heading = "Who holds what" + (f": {kind}" if kind else "")
-        owners = f" Used by {', '.join(run.name for run in group)}." if len(holders) > 1 else ""
-        held = (
-            "how many training samples it holds" if group[0].regression else "which classes its training samples are of"
-        )
-        reading = f"A row is a client: {held}. Rows that look alike mean clients with like data.{owners}"
+        held = "how many training samples it has" if group[0].regression else "the classes of its training samples"
+        reading = f"Each row is a client and shows {held}. Clients with similar rows have similar data."
+        reading += f" Used by {', '.join(run.name for run in group)}." * (len(holders) > 1)
         reading += f" {group[0].divided}" * bool(group[0].divided)
-        figures.append(Figure(heading, f'<div class="sheet">{themed(svg)}</div>', reading))
+        figures.append(Figure(heading, svg, reading))
     return figures

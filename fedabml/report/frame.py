@@ -21,7 +21,7 @@ _PASSES = (
     ("2 3", "M0-1.3L1.25 .9H-1.25z", 0.1),
     ("9 3 2 3", "M-1.3-.45h.85v-.85h.9v.85h.85v.9h-.85v.85h-.9v-.85h-.85z", 0.25),
 )
-_CHARACTER = 6.6  # mean width of a character at 12 px; only margins and legends depend on it
+CHARACTER = 6.6  # mean width of a character at 12 px; only margins and legends depend on it
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what XML does not allow
 
 
@@ -169,11 +169,17 @@ def _within(value: float, span: Span) -> bool:
     return low - slack <= value <= high + slack
 
 
+def _step(size: float, least: float) -> int:
+    """Return how many rows or columns of this size share one label, so that labels are `least` pixels apart."""
+    return next(s * p for p in (1, 10, 100, 1000, 10_000) for s in (1, 2, 5) if s * p * size >= least or p == 10_000)
+
+
 class Frame:
     """A picture under construction: its scales, axes and legend, and the parts drawn so far.
 
-    `y` ends at round numbers unless its axis says where; `x` ends where the data do. With `y_names` the vertical axis
-    counts rows from the top, one per name.
+    `y` ends at round numbers unless its axis fixes the range; `x` ends where the data do. With `x_names` or `y_names`
+    an axis has one column or row per name; rows count from the top. `head` pixels above the plot and `aside` pixels
+    to the right of it are left free for the caller; the free room above begins at the attribute `head`.
     """
 
     def __init__(
@@ -185,18 +191,20 @@ class Frame:
         spans: tuple[Span, Span],
         legend: Sequence[str] = (),
         y_names: Sequence[str] = (),
+        x_names: Sequence[str] = (),
+        head: float = 0.0,
+        aside: float = 0.0,
     ) -> None:
         """Lay out the margins and draw the axes; `spans` are the ranges of x and y."""
         self.look, self.title, self.parts = look, title, list[str]()
-        x_ticks = ticks(*spans[0], whole=x.kind == "whole")
         y_ticks = ticks(*spans[1], whole=y.kind == "whole", count=8 if y.kind == "mirror" else 5)
-        self.x_span = spans[0]
+        self.x_span, rows = spans[0], list(zip(y_ticks, tick_labels(y_ticks, y.kind), strict=True))
         self.y_span = spans[1] if y.span else (y_ticks[0], y_ticks[-1])
-        rows = list(zip(y_ticks, tick_labels(y_ticks, y.kind), strict=True))
         if y_names:
             self.y_span = (float(len(y_names)), 0.0)
             rows = [(i + 0.5, name) for i, name in enumerate(y_names)]
-        self.left = min(16 + _CHARACTER * max(len(label) for _, label in rows), look.width * 0.4)
+        self.left = min(16 + CHARACTER * max(len(label) for _, label in rows), look.width * 0.4)
+        self.right = look.width - 16.0 - aside
         self.top = 12.0
         if title and not look.embedded:
             self.top += 25
@@ -205,21 +213,40 @@ class Frame:
         if self.keyed:
             self._legend(legend)
             look = self.look
+        self.head = self.top - 12
+        self.top += head
         if y.label:
             self.top += 14
             self.write(4, self.top - 11, y.label, extra='data-label="y"')
-        self.right, self.bottom = look.width - 16.0, look.height - (42.0 if x.label else 24.0)
-        for value, label in rows:
+        self.bottom = look.height - (42.0 if x.label else 24.0)
+        self._x_labels(x, x_names)
+        for value, label in rows[:: _step((self.bottom - self.top) / len(rows), 13) if y_names else 1]:
             if _within(value, self.y_span):
                 if not y_names:
                     self.line((self.left, self.y(value)), (self.right, self.y(value)), look.grid)
                 self.write(self.left - 6, self.y(value) + 4, label, anchor="end")
-        for value, label in zip(x_ticks, tick_labels(x_ticks, x.kind), strict=True):
-            if _within(value, self.x_span):
-                self.write(self.x(value), self.bottom + 16, label, anchor="middle")
         for floor in (self.bottom, *([self.y(0.0)] if y.kind == "mirror" else [])):
             self.line((self.left, floor), (self.right, floor), look.muted)
-        self.write((self.left + self.right) / 2, look.height - 8, x.label, extra='data-label="x"', anchor="middle")
+        self.write((self.left + self.right) / 2, self.look.height - 8, x.label, extra='data-label="x"', anchor="middle")
+
+    def _x_labels(self, x: Axis, names: Sequence[str]) -> None:
+        """Draw the labels under the horizontal axis; names that are wider than their column stand upright."""
+        if not names:
+            values = ticks(*self.x_span, whole=x.kind == "whole")
+            for value, label in zip(values, tick_labels(values, x.kind), strict=True):
+                if _within(value, self.x_span):
+                    self.write(self.x(value), self.bottom + 16, label, anchor="middle")
+            return
+        self.x_span = (0.0, float(len(names)))
+        column, longest = self.x(1) - self.x(0), CHARACTER * max(map(len, names))
+        step = _step(column, 13 if any(not name.isdecimal() for name in names) else longest + 6)
+        upright = longest + 6 > column * step
+        if upright:
+            self.look = replace(self.look, height=self.look.height + round(longest))
+        for i in range(0, len(names), step):
+            across, down = self.x(i + 0.5), self.bottom + (8 if upright else 16)
+            turn = f'transform="rotate(-90 {across + 4:.1f} {down:.1f})"' if upright else ""
+            self.write(across + 4 * upright, down, names[i], extra=turn, anchor="end" if upright else "middle")
 
     def x(self, value: float) -> float:
         """Where a value of the horizontal axis lies."""
@@ -240,7 +267,7 @@ class Frame:
         for i, name in enumerate(names):
             style = self.look.style(i)
             wide = 16 if style.plain else 25
-            width = wide + 24 + _CHARACTER * len(name)
+            width = wide + 24 + CHARACTER * len(name)
             if across > 4 and across + width > self.look.width:
                 across, self.top = 4.0, self.top + 17
                 self.look = replace(self.look, height=self.look.height + 17)

@@ -1,21 +1,178 @@
-"""The heat map of a partition on a page: its colours follow the page's theme."""
+"""The heat map of a partition, drawn from its manifest: which classes each client holds, and how many samples."""
 
 from __future__ import annotations
 
-import re
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from ..data.picture import EMPTY, FAINT, INK, LINE, PAPER, RAMP, shades
+import numpy as np
 
-_AT_NIGHT = ((0x1D, 0x3B, 0x5C), (0x3B, 0x8A, 0xCB), (0xDC, 0xEE, 0xFC))  # from few samples to most, on black
-_ROLES = {PAPER: "paper", INK: "ink", FAINT: "muted", EMPTY: "back", LINE: "grid"}
+from ..arguments import checks_arguments
+from ..data import Federation
+from ..files.paths import write
+from .frame import LIGHT, Axis, Frame, Look
+
+LEVELS = 16  # shades of a cell
+MOST_ROWS, MOST_CELLS = 1000, 20_000  # drawn at most: thinner rows vanish, and a cell takes up to 31 bytes
+NAMED, LONGEST = 40, 18  # at most this many clients are named, if no name has more letters
+BARS = 84.0  # width of the bars that show how many samples a client has
 
 
-def themed(svg: str) -> str:
-    """A heat map as `fedabml.data.heat_map` draws it, with the page's colours; other drawings keep their own."""
-    names = _ROLES | {colour: f"heat{i}" for i, colour in enumerate(shades(RAMP))}
-    return re.sub('"(#[0-9a-f]{6})"', lambda m: f'"var(--{names[m[1]]})"' if m[1] in names else m[0], svg)
+@dataclass(frozen=True)
+class Partition:
+    """The training samples of the first clients: `counts` [shown, classes] and `sizes` [shown], with validation."""
+
+    dataset: str
+    clients: int
+    samples: int
+    sizes: np.ndarray
+    counts: np.ndarray
+    names: Sequence[str]
+    class_names: Sequence[str]
+
+    @classmethod
+    def read(cls, manifest: Mapping[str, Any]) -> Partition | None:
+        """Read what a manifest lists; return `None` where it lists no clients, or lists that do not fit together."""
+        try:
+            counts, sizes, rows = (_by_split(manifest, key) for key in ("counts", "sizes", "rows"))
+            classes = len(counts[0][0]) if counts and counts[0] else 0
+            shown = max(100, min(MOST_ROWS, MOST_CELLS // max(classes, 1)))
+            listed = sizes or [[len(own) for own in part] for part in rows]  # older manifests list no sizes
+            total = _sum(listed, shown) if listed else _sum(counts, shown).sum(1)
+            table = _sum(counts, shown) if classes else np.zeros((len(total), 0), np.int64)
+            clients, samples = int(manifest["clients"]), sum(int(manifest["samples"][s]) for s in ("train", "val"))
+            names = [str(name) for name in manifest.get("names") or ()]
+            class_names = [str(name) for name in manifest.get("class_names") or ()]
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
+            return None
+        if not 0 < len(total) == len(table) == min(clients, shown) or total.min() < 0 or (classes and table.min() < 0):
+            return None
+        return cls(str(manifest.get("dataset", "")), clients, samples, total, table, names, class_names)
+
+    @property
+    def facts(self) -> str:
+        """How many clients and training samples there are, in a line."""
+        least, middle, most = int(self.sizes.min()), float(np.median(self.sizes)), int(self.sizes.max())
+        span = f", {most:,} each" if least == most else f", {least:,} to {most:,} each, median {middle:,.0f}"
+        some = f" (the first {len(self.sizes):,} shown)" if len(self.sizes) < self.clients else ""
+        clients = f"{self.clients:,} client{'s' * (self.clients != 1)}{some}"
+        return f"{clients} · {self.samples:,} training samples{span if self.clients > 1 else ''}"
+
+    @property
+    def row_names(self) -> list[str]:
+        """The clients' names where they are few and short, else their numbers."""
+        shown = len(self.sizes)
+        names = [name.removeprefix("client-") for name in self.names]
+        names = names if all(name.isdecimal() for name in names) else list(self.names)
+        fit = len(names) == shown <= NAMED and max(map(len, names)) <= LONGEST
+        return names if fit else [str(i) for i in range(shown)]
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of the classes where they are few and short, else their numbers."""
+        classes = self.counts.shape[1]
+        fit = len(self.class_names) == classes <= 24 and max(map(len, self.class_names), default=0) <= LONGEST
+        return list(self.class_names) if fit else [str(i) for i in range(classes)]
 
 
-def variables(dark: bool) -> dict[str, str]:
-    """The shades that such a picture takes from the page."""
-    return {f"heat{i}": colour for i, colour in enumerate(shades(_AT_NIGHT if dark else RAMP))}
+def _by_split(manifest: Mapping[str, Any], key: str) -> list[list[Any]]:
+    """Return the lists of a manifest's entry for training and validation samples, as far as there are any."""
+    part = manifest.get(key) or {}
+    return [part[split] for split in ("train", "val") if split in part]
+
+
+def _sum(parts: Sequence[Sequence[Any]], shown: int) -> np.ndarray:
+    """Add up the first `shown` entries of each part."""
+    return np.sum([np.array(part[:shown], np.int64) for part in parts], 0)
+
+
+@checks_arguments
+def save_heat_map(federation: Federation, path: str | os.PathLike[str]) -> Path:
+    """Write the heat map of a federation's partition as an SVG picture that stands alone; return its path."""
+    found = Partition.read(federation.manifest_rows(rows=False))
+    assert found is not None
+    return write(Path(path), heat_map(found))
+
+
+def heat_map(found: Partition, look: Look = LIGHT) -> str:
+    """Draw one row per client: the share of its training samples in each class, and how many samples it has.
+
+    A regression has no classes, so only the sizes are drawn.
+    """
+    shown, classes = found.counts.shape
+    row = float(np.clip(600 / shown, 1, 18))
+    names = found.column_names
+    look = replace(look, height=round(row * shown) + (150 if classes else 112))
+    title = f"{found.dataset}: {'who has which classes' if classes else 'samples per client'}"
+    most = max(int(found.sizes.max()), 1)
+    span, x = ((0.0, 1.0), Axis("class")) if classes else ((0.0, float(most)), Axis("training samples", "whole"))
+    frame = Frame(
+        look, title, x, Axis("client"), (span, (0.0, 1.0)), x_names=names, y_names=found.row_names,
+        head=46.0 if classes else 20.0, aside=BARS + 16 if classes else 0.0,
+    )  # fmt: skip
+    frame.write(4, frame.head + 12, found.facts)
+    if classes:
+        share = found.counts / np.maximum(found.counts.sum(1, keepdims=True), 1)
+        _shades(frame, float(share.max()))
+        _cells(frame, share)
+        left = frame.right + 16
+        frame.write(left, frame.top - 20, "training samples")
+        frame.write(left, frame.top - 6, "0")
+        frame.write(left + BARS, frame.top - 6, f"{most:,}", anchor="end")
+        _bars(frame, found.sizes / most * BARS, left)
+    else:
+        _bars(frame, found.sizes / most * (frame.right - frame.left), frame.left)
+    if shown <= 100:
+        for i, (name, size) in enumerate(zip(found.row_names, found.sizes.tolist(), strict=True)):
+            end = look.width - 16 - frame.left
+            frame.hit(frame.left, frame.y(i), end, frame.y(i + 1) - frame.y(i), f"client {name}\n{size:,} samples")
+    return frame.svg()
+
+
+def _cells(frame: Frame, share: np.ndarray) -> None:
+    """Draw the filled cells as one path per shade, so that many cells stay a small file."""
+    level = np.where(share > 0, np.minimum((share / max(share.max(), 1e-9) * LEVELS).astype(int), LEVELS - 1), -1)
+    column, row = frame.x(1) - frame.x(0), frame.y(1) - frame.y(0)
+    width, height = (side - 1 if side >= 5 else side for side in (column, row))  # a gap where there is room
+    box = f"h{width:.2f}v{height:.2f}h{-width:.2f}z"
+    for shade in range(LEVELS):
+        places = np.argwhere(level == shade).tolist()
+        moves = "".join(f"M{frame.x(c):.2f} {frame.y(i):.2f}{box}" for i, c in places)
+        if moves:
+            frame.parts.append(
+                f'<path data-cells="{len(places)}" {_fill(frame, shade)}{_edges(width, row)} d="{moves}"/>'
+            )
+
+
+def _fill(frame: Frame, shade: int) -> str:
+    """The attributes of a shade: the first colour, from pale to full."""
+    return f'fill="{frame.look.colours[0]}" fill-opacity="{0.12 + 0.88 * shade / (LEVELS - 1):.2f}"'
+
+
+def _edges(width: float, height: float) -> str:
+    """The rendering of small shapes: without crisp edges, thin rows that touch would show seams."""
+    return "" if min(width, height) >= 4 else ' shape-rendering="crispEdges"'
+
+
+def _shades(frame: Frame, top: float) -> None:
+    """Draw the legend of the shades."""
+    y, cell = frame.head + 24, 8
+    words = "share of the client's samples: 0%"
+    x = 4 + 6.2 * len(words)
+    frame.write(4, y + 10, words)
+    for shade in range(LEVELS):
+        frame.parts.append(
+            f'<rect x="{x + cell * shade:.1f}" y="{y}" width="{cell}" height="11" {_fill(frame, shade)}/>'
+        )
+    frame.write(x + cell * LEVELS + 6, y + 10, f"{top:.0%}")
+
+
+def _bars(frame: Frame, lengths: np.ndarray, left: float) -> None:
+    """Draw how many samples each client has, as bars from `left`."""
+    row = frame.y(1) - frame.y(0)
+    thick = row - 1 if row >= 5 else row
+    moves = "".join(f"M{left:.1f} {frame.y(i):.2f}h{n:.2f}v{thick:.2f}H{left:.1f}z" for i, n in enumerate(lengths))
+    frame.parts.append(f'<path fill="{frame.look.muted}" fill-opacity=".6"{_edges(thick, thick)} d="{moves}"/>')

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..data.rows import FEW_ROWS
 from ..evaluation.measures import MEASURES, Measure
-from . import figures, heat_map, thin, unseen
+from . import figures, thin, unseen
 from .figures import Figure
 from .frame import DARK, LIGHT, PAGE, Look, text
 from .read import Run
@@ -80,7 +80,7 @@ def _colours() -> str:
 
     def variables(look: Look) -> str:
         named = {"ink": look.ink, "muted": look.muted, "grid": look.grid, "paper": look.paper}
-        named |= {f"c{i}": colour for i, colour in enumerate(look.colours)} | heat_map.variables(look is DARK)
+        named |= {f"c{i}": colour for i, colour in enumerate(look.colours)}
         return "".join(f"--{name}:{value};" for name, value in named.items())
 
     light, dark = (

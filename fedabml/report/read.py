@@ -22,7 +22,6 @@ from ..files.paths import read_bytes
 from ..files.sealed import check_digest, check_tensors, parse_sealed
 from ..files.sheets import csv_value
 from .frame import finite
-from .sanitise import plain_svg
 
 MAX = 1 << 31  # bytes of a file in a run folder, whose size grows with clients and rounds
 Record = Mapping[str, Any]
@@ -40,17 +39,17 @@ class Client:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder says. `rounds` and `clients` are empty and `partition` is `None` where a file is absent."""
+    """What a run folder says. Fields are empty where a file is absent."""
 
     folder: Path
     config: Record
     summary: Record
     rounds: Sequence[Record] = ()
     clients: Sequence[Client] = ()
-    partition: str | None = None
     manifest: Record = field(default_factory=dict)
     name: str = ""
-    divided: str = ""  # what else is to be said of the partition
+    partition: Record = field(default_factory=dict)  # the manifest to draw, if it is not `manifest`
+    divided: str = ""  # a sentence about the partition, for its caption
     unseen: Record = field(default_factory=dict)  # what models make of classes never seen, see `fedabml.report.unseen`
 
     @property
@@ -85,8 +84,9 @@ class Run:
     @property
     def partition_kind(self) -> str:
         """How the data were divided, as the manifest says; else an empty string."""
-        inner = self.manifest.get("partition")
-        return str((inner.get("kind") if isinstance(inner, dict) else self.manifest.get("kind")) or "")
+        manifest = self.partition or self.manifest
+        inner = manifest.get("partition")
+        return str((inner.get("kind") if isinstance(inner, dict) else manifest.get("kind")) or "")
 
     @property
     def split(self) -> str:
@@ -197,14 +197,12 @@ def _read(folder: Path) -> Run:
     summary = _object(folder / "summary.json")
     kept = summary.get("files")
     digests = kept if isinstance(kept, dict) else {}  # none in runs of versions that kept none
-    drawing = _text(folder / "partition.svg", digest=digests.get("partition.svg"))
     return Run(
         folder=folder.resolve(),
         config=_object(folder / "config.json"),
         summary=summary,
         rounds=_rounds(folder / "metrics.jsonl"),
         clients=_clients(folder / "clients.csv", digests.get("clients.csv")),
-        partition=None if drawing is None else plain_svg(drawing),
         manifest=_object(folder / "manifest.json", optional=True),
         unseen=_object(folder / "unseen.json", optional=True),
     )

@@ -19,7 +19,7 @@ from torch import nn
 from ..accel.process import borrowed
 from ..algorithms import Algorithm
 from ..arguments import checks_arguments, whole
-from ..data import Federation, heat_map, save_manifest
+from ..data import Federation, save_manifest
 from ..engine.checkpoint import Checkpoint
 from ..engine.processes import World, agree, with_folder_lock
 from ..engine.processes import world as processes
@@ -208,8 +208,10 @@ def _opened(
     else:
         folder.create(config)
     if not (folder.path / "partition.svg").exists():
+        from ..report import save_heat_map
+
         save_manifest(fed, folder.path / "manifest.json")
-        heat_map(fed, folder.path / "partition.svg")
+        save_heat_map(fed, folder.path / "partition.svg")
     return state
 
 
@@ -219,7 +221,7 @@ def _finished(path: Path, fed: Federation, run: Run) -> None:
 
     if run.evaluation is not None:
         write(path / "clients.csv", clients_csv(fed, run.evaluation, run.config["split"]))
-    files = digests(path, ("clients.csv", "partition.svg"))  # what the page reads beside sealed files
+    files = digests(path, ("clients.csv",))  # the page reads it, and it is not sealed
     write_json(path / "summary.json", run.summary | {"prior_digest": run.prior.digest, "files": files})
     write_report([path], path / "report.html")
 

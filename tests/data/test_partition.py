@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedabml.data import Federation, federate, heat_map, load, read_table, save_manifest
+from fedabml.data import federate, load, save_manifest
 from fedabml.data.partition import by_class, dirichlet_classes, dirichlet_clients, iid, natural
 from fedabml.errors import InputError
 
@@ -259,57 +257,3 @@ def test_the_manifest_tells_it_all(tmp_path):
     assert "rows" not in fed.manifest and list(tmp_path.iterdir()) == [tmp_path / "m.json"]
     with pytest.raises(InputError, match="cannot be written"):
         save_manifest(fed, tmp_path / "m.json" / "below")
-
-
-def picture(fed, path):
-    heat_map(fed, path)
-    return ET.parse(path).getroot(), path.read_text()
-
-
-def test_heat_map_shows_every_cell(tmp_path):
-    fed = federate(load("digits"), clients=12, classes_per_client=3)
-    _, text = picture(fed, tmp_path / "a.svg")
-    cells = sum(line.count("M") for line in text.splitlines() if line.startswith("<path fill"))
-    assert cells == (fed.label_counts() > 0).sum() + 12
-    assert "12 clients" in text and "1,442 training samples" in text
-
-
-@pytest.mark.parametrize(
-    ("clients", "words"), [(1, "1 client "), (700, "700 clients"), (1200, "the first 1,000 shown")]
-)
-def test_heat_map_of_any_number_of_clients(tmp_path, clients, words):
-    x, y = np.zeros((2 * clients, 1)), np.arange(2 * clients) % 3
-    fed = Federation.from_arrays(list(zip(np.split(x, clients), np.split(y, clients), strict=True)), classes=3)
-    root, text = picture(fed, tmp_path / "a.svg")
-    assert words in text and 0 < float(root.get("height")) < 1300
-
-
-def test_heat_map_of_many_classes_is_a_small_file(tmp_path):
-    labels_of = [np.arange(100) for _ in range(1000)]  # every client has every class, the most cells there can be
-    fed = Federation.from_arrays([(np.zeros((100, 1)), y) for y in labels_of], classes=100)
-    _, text = picture(fed, tmp_path / "a.svg")
-    assert len(text) < 1_000_000 and "1,000 clients (the first 200 shown)" in text
-
-
-def test_heat_map_names_few_clients_and_the_classes_of_a_table(tmp_path):
-    def told(people, classes=("dry", "wet <")):
-        lines = [f"{name},{i},{kind}" for name in people for i, kind in enumerate(classes * 3)]
-        (tmp_path / "t.csv").write_text("\n".join(["who,a,kind", *lines]))
-        fed = read_table(tmp_path / "t.csv", client="who", target="kind", test_share=0)
-        return re.findall(r"<text[^>]*>([^<]*)</text>", picture(fed, tmp_path / "a.svg")[1])
-
-    assert {"Oslo", "Rome", "dry", "wet &lt;"} <= set(told(["Oslo", "Rome"]))
-    assert {"0", "1"} <= set(told(["Oslo", "the hospital beyond the hills"]))
-    assert {"0", "40"} <= set(told([f"town {i}" for i in range(41)]))
-    upright = told(["Oslo", "Rome"], tuple(f"a kind of no. {i}" for i in range(20)))
-    assert "a kind of no. 19" in upright
-    many = told(["Oslo", "Rome"], tuple(f"kind {i}" for i in range(60)))
-    assert "kind 1" not in many and "10" in many
-    numbered = Federation.from_arrays([(np.zeros((5, 2)), np.arange(5))] * 3)
-    _, text = picture(numbered, tmp_path / "a.svg")
-    assert ">2</text>" in text and "client-2" not in text
-
-
-def test_heat_map_of_a_regression_and_of_a_strange_name(tmp_path):
-    fed = Federation.from_arrays([(np.zeros((5, 2)), np.arange(5.0) / 8)] * 3, dataset="<a & b>")
-    assert "samples per client" in picture(fed, tmp_path / "a.svg")[1]

@@ -108,12 +108,12 @@ def build(place: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
         "table": (table / "table.json", lambda: _told_refused(table / "table.json")),
         "search": (search / "tune.json", lambda: request.read(search, "tune")),
         "reproduction": (place / "toy/reproduce.json", lambda: request.read(place / "toy", "reproduce")),
-        "heat map of a comparison": (table / "partition-0.svg", lambda: page(table)),
+        "manifest of a comparison": (table / "manifest-0.json", lambda: page(table)),
         "tuned settings": (tuned, lambda: read_toml(tuned)),
         "backends": (place / "backends.json", lambda: remembered(place / "backends.json")),
         "dataset": (digits, lambda: _checked("digits", SOURCES["digits"], digits)),
     }
-    for name in ("config.json", "summary.json", "metrics.jsonl", "clients.csv", "manifest.json", "partition.svg"):
+    for name in ("config.json", "summary.json", "metrics.jsonl", "clients.csv", "manifest.json"):
         found[f"{name} in a report"] = (a_run / name, lambda: read_run(a_run))
     return found
 

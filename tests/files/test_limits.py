@@ -121,7 +121,7 @@ READ = [
     ("run/config.json", ("evaluate", "run")),
     ("run/metrics.jsonl", ("report", "run")),
     ("run/metrics.jsonl", RESUME),
-    ("run/partition.svg", ("report", "run")),
+    ("run/manifest.json", ("report", "run")),
     ("run/clients.csv", ("report", "run")),
     ("run/shared.safetensors", ("report", "run")),
     ("run/train.log", RESUME),

@@ -12,10 +12,6 @@ import numpy as np
 import pytest
 
 MakeRun = Callable[..., Path]
-HEAT_MAP = (
-    '<svg xmlns="http://www.w3.org/2000/svg" width="200" height="100"><title>partition</title>'
-    '<rect x="0" y="0" width="100" height="50" fill="#0067a5"/><rect x="100" y="50" width="100" height="50"/></svg>'
-)
 
 
 def build_run(
@@ -116,9 +112,13 @@ def build_run(
             row = [personal[i], 1.3 - personal[i], prior[i], 2.1 - prior[i], 0.95 - i % 4 / 20 if regression else 0.08]
             row += [(prior[i] + personal[i]) / 2] if level else []
             writer.writerow([i, f"clinic {i}", 40 + i % 60, rows[i % len(rows)], *(f"{v:.4f}" for v in row)])
-    (folder / "partition.svg").write_text(HEAT_MAP)
-    manifest = {"partition": {"kind": "dirichlet", "alpha": 0.5}, "clients": clients, "counts": {"train": [[1, 2]]}}
-    _json(folder / "manifest.json", manifest | {"seed": 0, "hash": "c0ffee"})
+    held = np.random.default_rng(3).multinomial(50, np.full(10, 0.1), clients) * (np.arange(clients)[:, None] % 3 > 0)
+    held[:, 0] += 1
+    manifest: dict[str, Any] = {"partition": {"kind": "dirichlet", "alpha": 0.5}, "dataset": "digits", "seed": 0}
+    manifest |= {"clients": clients, "samples": {"train": int(held.sum()), "val": 0}, "hash": "c0ffee"}
+    manifest["sizes"] = {"train": held.sum(1).tolist()}
+    manifest["counts"] = {"train": [[]] * clients if regression else held.tolist()}
+    _json(folder / "manifest.json", manifest)
     return folder
 
 

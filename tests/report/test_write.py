@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from fedabml.data import federate, heat_map, load
-from fedabml.data.picture import BAR
 from fedabml.errors import InputError
 from fedabml.evaluation.measures import decimals
 from fedabml.report import write
@@ -182,7 +180,7 @@ def test_numbers_that_are_missing_or_not_finite(make_run: MakeRun, tmp_path: Pat
 
 def test_a_bare_run_is_reported_from_what_there_is(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
-    for name in ("metrics.jsonl", "clients.csv", "partition.svg", "manifest.json"):
+    for name in ("metrics.jsonl", "clients.csv", "manifest.json"):
         (run / name).unlink()
     for name in ("config.json", "summary.json"):
         (run / name).write_text("{}")
@@ -297,22 +295,23 @@ def test_a_curve_over_seeds_has_a_band_that_ends_where_accuracies_do(make_run: M
     assert "The band is" not in page_of(write([make_run("b")], tmp_path / "r.html"))[0]
 
 
-def test_a_partition_takes_the_colours_of_the_page(make_run: MakeRun, tmp_path: Path) -> None:
-    run = make_run()
-    heat_map(federate(load("digits"), clients=9), run / "partition.svg")
-    page, _ = page_of(write([run], tmp_path / "r.html"))
-    drawing = page[page.index('<div class="sheet">') : page.index("</div>", page.index('<div class="sheet">'))]
-    colours = set(re.findall(r'(?:fill|stroke)="([^"]*)"', drawing)) - {BAR}
-    assert {"var(--paper)", "var(--ink)", "var(--heat15)"} <= colours and all(c.startswith("var(--") for c in colours)
-    declared = re.findall(r"--heat15:(#\w+);", page)
-    assert len(declared) == 3 and declared[0] != declared[1] == declared[2]  # light; dark by wish, and by the button
-
-
-def test_a_drawing_with_a_script_stays_out(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_partition_is_drawn_from_the_manifest_in_the_colours_of_the_page(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
     (run / "partition.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>')
     page, outline = page_of(write([run], tmp_path / "r.html"))
-    assert "alert(1)" not in page and "Who holds what: dirichlet" not in outline.headings
+    assert "Who holds what: dirichlet" in outline.headings and "alert(1)" not in page
+    drawing = page[page.index("<h3>Who holds what") :]
+    drawing = drawing[: drawing.index("</figure>")]
+    colours = set(re.findall(r'(?:fill|stroke)="([^"]*)"', drawing))
+    assert "var(--c0)" in colours and all(colour.startswith("var(--") for colour in colours)
+    assert "20 clients · 670 training samples, 1 to 51 each" in drawing
+
+
+def test_a_run_whose_manifest_lists_nothing_has_no_heat_map(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run()
+    edit(run / "manifest.json", counts=None, sizes=None, rows=None)
+    (run / "partition.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+    assert "Who holds what: dirichlet" not in page_of(write([run], tmp_path / "r.html"))[1].headings
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_a_run_folder_holds_what_it_should(tmp_path):
     strict = lambda text: json.loads(text, parse_constant=pytest.fail)
     strict((tmp_path / "run/summary.json").read_text())
     summary = read_json(tmp_path / "run/summary.json")
-    assert summary.pop("files").keys() == {"clients.csv", "partition.svg"}
+    assert summary.pop("files").keys() == {"clients.csv"}
     assert summary.pop("prior_digest") == run.prior.digest
     assert summary == json.loads(json.dumps(run.summary)) and summary["accuracy"] == run.summary["accuracy"]
     lines = [unsealed(strict(line), "") for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
