@@ -100,3 +100,13 @@ def test_the_root_stays_small():
 
 def test_a_circle_is_found():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {frozenset("bc")}
+
+
+def test_the_design_page_draws_these_rooms():
+    """The tree in docs/design.md has a line per floor, the highest first, with the rooms before two spaces."""
+    text = (PACKAGE.parent / "docs/design.md").read_text(encoding="utf-8")
+    tree = text.split("```\nfedabml/\n")[1].split("```")[0].splitlines()
+    drawn = [{name.rstrip("/") for name in line.strip().split("  ")[0].split()} for line in tree]
+    assert drawn == [set(rooms) for rooms in reversed(FLOORS)]
+    packages = {name for line in tree for name in line.split() if name.endswith("/")}
+    assert packages >= {f"{path.name}/" for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
