@@ -12,7 +12,7 @@ import typer
 from ..errors import InputError
 from ..runs.config import names
 from .console import Board, complain, console, downloads, note, say, table, tell
-from .options import Config, Finished, Preset, Set, Told, completion, run_flags, told
+from .options import Config, Finished, Preset, Quiet, Set, completion, run_flags, run_options
 
 if TYPE_CHECKING:
     from ..experiments.cell import Cell
@@ -58,9 +58,7 @@ def compare(
     ] = False,
     finished: Finished = None,
     set: Set = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", metavar=" ", help="No progress and no table; errors only.")
-    ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Compare algorithms: one setting, one budget, the same seeds, and who is harmed.
 
@@ -84,17 +82,17 @@ def compare(
     from ..experiments.compare import Request, configs
     from ..experiments.compare import compare as run
 
-    asked = told(ctx)
+    asked = run_options(ctx)
     saved = None
     if resume:
-        out = out or _folder(asked)
+        out = out or asked.folder("comparison")
         saved = Request.read(out)
         asked.layers.insert(0, _layer(saved, out))
     if algorithms is None and saved is None:
         raise InputError("Say what to compare: --algorithms all, or names such as fedabml,fedavg-ft,local.")
     wanted = list(saved.rows) if saved and algorithms is None else listed(algorithms or "")
-    rows = configs(wanted, *asked.layers, told=asked.sets)
-    out = out or _folder(asked)
+    rows = configs(wanted, *asked.layers, told=asked.overrides)
+    out = out or asked.folder("comparison")
     again = f"fedabml compare --resume --out {shlex.quote(str(out))}"
     with ExitStack() as download, Board("comparing", quiet) as board:
 
@@ -123,11 +121,6 @@ def compare(
             raise typer.Exit(130) from None
     if not quiet:
         show(found, out)
-
-
-def _folder(asked: Told) -> Path:
-    data = asked.key("data")
-    return Path("runs") / f"{Path(data).stem if data else asked.key('dataset') or 'digits'}-comparison"
 
 
 def _layer(saved: Request, out: Path) -> dict[str, object]:

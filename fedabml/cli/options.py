@@ -1,4 +1,4 @@
-"""What the commands' flags share: help and defaults from `RunConfig`, completion of names, values from a TOML file."""
+"""Flags that several commands share: help and defaults from `RunConfig`, completion, values from TOML files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..runs.config import RunConfig, names, parse_set, read_toml, without_comman
 
 DATA, LEARNING, MACHINE = "Data and clients", "Learning", "Machine"
 
-# The keys of a run that are flags, in the panels and the order of the help.
+# The keys of a run that are flags, by panel and in the order of the help.
 PANELS = {
     DATA: (
         *("dataset", "data", "client_column", "target_column", "task", "test_share", "partition", "clients"),
@@ -33,18 +33,22 @@ PANELS = {
 _TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 
 _FIELDS = {f.name: f for f in fields(RunConfig)}
-_ALSO = {"dtype": ("--precision",)}  # other names of flags
-_ALIKE = {"device", "data_dir", "seed"}  # keys of a run that mean the same to every command
-_FILE = "fedabml.runs.config"  # where a command's context keeps the content of its TOML file
+_ALSO = {"dtype": ("--precision",)}  # further names of flags
+_ALIKE = {"device", "data_dir", "seed"}  # keys of a run that mean the same for every command
+_FILE = "fedabml.runs.config"  # key of a command's context for the content of its TOML file
 
 
 def completion(words: Sequence[str]) -> Callable[[str], list[str]]:
-    """Completes one of some words."""
-    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+    """Return a function that completes one of the words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
 
 
 def option(name: str, panel: str) -> Any:
-    """The flag of a key of `RunConfig`: its meaning and default are the key's. Not given, it is None."""
+    """Return the flag of a key of `RunConfig`, with the key's meaning and default. A flag that is not given is None."""
     known = _FIELDS[name]
     flag, kind, choices, default = name.replace("_", "-"), str(known.type), known.metadata["choices"], known.default
     words: dict[str, Any] = {"help": known.metadata["doc"], "rich_help_panel": panel, "show_default": False}
@@ -65,9 +69,9 @@ def option(name: str, panel: str) -> Any:
 
 
 def run_flags(*exclude: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command a flag for every key of a run but those excluded; it hears of them with `told`, not one by one.
+    """Give a command a flag for every key of a run except the excluded ones; the command reads them by `run_options`.
 
-    The command has `ctx: typer.Context`, and `Config`, `Preset` and `Set` where it takes them.
+    The command has `ctx: typer.Context`, and `Config`, `Preset` and `Set` if it accepts them.
     """
     flags = [
         inspect.Parameter(
@@ -97,16 +101,16 @@ def run_flags(*exclude: str) -> Callable[[Callable[..., None]], Callable[..., No
 
 
 def given(ctx: typer.Context) -> dict[str, Any]:
-    """The keys of `RunConfig` that were given as flags."""
+    """Return the keys of `RunConfig` that were given as flags."""
     return {name: value for name, value in ctx.params.items() if name in _FIELDS and value is not None}
 
 
 def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Takes a command's values from a TOML file, where no flag overrules them.
+    """Read a command's values from a TOML file, as defaults under its flags.
 
-    They stand in the table with the command's name, such as [personalize], or at the top level. Top-level keys that
-    belong to a run (`RunConfig`) are the run's, and a command takes those of the same meaning alone: the `epochs` of
-    a round are not those of personalising.
+    They are in the table with the command's name, such as [personalize], or at the top level. Top-level keys of
+    `RunConfig` belong to the run, so a command reads only those that mean the same for it: the `epochs` of a round are
+    not the epochs of personalising.
     """
     if path is None or ctx.resilient_parsing:
         return path
@@ -116,24 +120,24 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     table = content.get(command, {}) if isinstance(content.get(command), Mapping) else {}
     for name in table:
         if name not in own:
-            raise InputError(f"'{path}': [{command}] has '{name}', which {command} does not know.{nearest(name, own)}")
+            raise InputError(f"'{path}': [{command}] has '{name}', which is no flag of {command}.{nearest(name, own)}")
     top = without_commands(content)
     known = own | _FIELDS.keys() - {"hyper"}
     for name in top:
         if command != "train" and name not in known and name not in names("algorithm"):
             raise InputError(f"'{path}': neither '{command}' nor a run has a key '{name}'.{nearest(name, known)}")
-    alike = set() if "clients" in own else _ALIKE  # a command with a run's flags reads a run's keys itself
+    alike = set() if "clients" in own else _ALIKE  # a command with the flags of a run reads those keys itself
     mine = {name: v for name, v in top.items() if name in own and (name not in _FIELDS or name in alike)}
     several = {param.name for param in ctx.command.params if param.nargs == -1 or getattr(param, "multiple", False)}
-    ctx.default_map = {name: _spoken(path, name, v, name in several) for name, v in {**mine, **table}.items()}
+    ctx.default_map = {name: _as_typed(path, name, v, name in several) for name, v in {**mine, **table}.items()}
     ctx.meta[_FILE] = {name: v for name, v in top.items() if name not in mine or name in _FIELDS}
     return path
 
 
-def _spoken(path: Path, name: str, value: Any, several: bool) -> Any:
-    """A value as it would be typed, so that it is checked like a flag's; a list for a single flag is typed a,b,c."""
+def _as_typed(path: Path, name: str, value: Any, several: bool) -> Any:
+    """Return a value as it would be typed after a flag, so that it is checked like one; a list is typed a,b,c."""
     if isinstance(value, Mapping):
-        raise InputError(f"'{path}': '{name}' is a table; a value is needed.")
+        raise InputError(f"'{path}': '{name}' is a table, but {name} needs a value.")
     if isinstance(value, list):
         return [str(each) for each in value] if several else ",".join(map(str, value))
     return str(value)
@@ -144,7 +148,7 @@ Config = Annotated[
     typer.Option(
         callback=_read_config,
         is_eager=True,
-        help="TOML file with any of these keys, at its top or in a table named like the command; flags overrule it.",
+        help="TOML file with any of these keys, at its top level or in a table of this command. Flags override it.",
     ),
 ]
 
@@ -152,7 +156,7 @@ Preset = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help=f"A ready setting by name ({', '.join(presets.NAMES)}), under --config and flags.",
+        help=f"A predefined setting ({', '.join(presets.NAMES)}). --config and flags override it.",
         autocompletion=completion(presets.NAMES),
     ),
 ]
@@ -161,41 +165,47 @@ Finished = Annotated[
     typer.Option(
         "--finished",
         metavar="FILE",
-        help="A cells.jsonl of another folder or machine: what it has is not run again. Repeatable.",
+        help="A cells.jsonl of another folder or machine. The runs in it are not run again. Repeatable.",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", metavar=" ", help="Replace a file that exists already.")]
+Force = Annotated[bool, typer.Option("--force", metavar=" ", help="Replace existing files.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar=" ", help="Print errors only: no progress, no table.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="Any key or hyperparameter, as fedabml.lam=0.1. Repeatable."),
+    typer.Option(metavar="NAME=VALUE", help="Set any key or hyperparameter, such as fedabml.lam=0.1. Repeatable."),
 ]
 
 
 def run_keys(ctx: typer.Context) -> dict[str, Any]:
-    """The keys of a run in the command's TOML file."""
+    """Return the keys of a run in the command's TOML file."""
     found: dict[str, Any] = ctx.meta.get(_FILE, {})
     return found
 
 
-class Told(NamedTuple):
-    """What a command was told of a run: layers of keys, each overruling the former, and at last `--set`."""
+class RunOptions(NamedTuple):
+    """The options of a run: layers of keys, each overriding the one before, and at last those of `--set`."""
 
     layers: list[dict[str, Any]]
-    sets: dict[str, Any]
+    overrides: dict[str, Any]
 
     def config(self) -> RunConfig:
-        """The run that this makes."""
-        return RunConfig.of(*self.layers, overrides=self.sets)
+        """Return the configuration that the options make."""
+        return RunConfig.of(*self.layers, overrides=self.overrides)
 
     def key(self, name: str) -> Any:
-        """A key of the run as it was told last; None if it was not."""
-        return next((layer[name] for layer in (self.sets, *reversed(self.layers)) if name in layer), None)
+        """Return the value of a key in the last layer that has it; None if no layer has it."""
+        return next((layer[name] for layer in (self.overrides, *reversed(self.layers)) if name in layer), None)
+
+    def folder(self, ending: str) -> Path:
+        """Return the default folder of an experiment on these data: `runs/DATASET-ENDING`."""
+        data = self.key("data")
+        return Path("runs") / f"{Path(data).stem if data else self.key('dataset') or 'digits'}-{ending}"
 
 
-def told(ctx: typer.Context) -> Told:
-    """What the command was told by a preset, a TOML file, flags and `--set`."""
-    asked = Told([run_keys(ctx), given(ctx)], parse_set(ctx.params.get("set") or []))
+def run_options(ctx: typer.Context) -> RunOptions:
+    """Return the options of a run from a preset, a TOML file, flags and `--set`."""
+    options = RunOptions([run_keys(ctx), given(ctx)], parse_set(ctx.params.get("set") or []))
     preset = ctx.params.get("preset")
     if preset:
-        asked.layers.insert(0, presets.layer(preset, asked.key("dataset")))
-    return asked
+        options.layers.insert(0, presets.layer(preset, options.key("dataset")))
+    return options

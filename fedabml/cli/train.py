@@ -16,7 +16,7 @@ from ..runs import request
 from ..runs.config import RunConfig, saved_config
 from . import plan as planning
 from .console import Watch, complain, downloads, number, say, table
-from .options import Config, Preset, Set, Told, run_flags, told
+from .options import Config, Preset, Quiet, RunOptions, Set, run_flags, run_options
 
 if TYPE_CHECKING:
     from ..runs.train import Run
@@ -42,9 +42,7 @@ def train(
         bool, typer.Option("--dry-run", metavar=" ", help="Say what would happen, and write nothing.")
     ] = False,
     set: Set = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", metavar=" ", help="No progress and no table; errors only.")
-    ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a federation, then personalise and score every client.
 
@@ -76,7 +74,7 @@ def train(
         plan, folder = decided(ctx, out, resume)
         anew = not resume and restarted(folder)
         if anew:
-            plan = reopened(folder, told(ctx))
+            plan = reopened(folder, run_options(ctx))
         elif not resume:
             check_vacant(folder)
         return plan.to_dict(everything=True), str(folder), resume or anew
@@ -89,7 +87,7 @@ def train(
 
 def decided(ctx: typer.Context, out: Path | None, resume: bool) -> tuple[RunConfig, Path]:
     """What to run, from all that was said, and in which folder."""
-    asked = told(ctx)
+    asked = run_options(ctx)
     if resume:
         out = out or Path("runs") / asked.config().name
         plan = reopened(out, asked)
@@ -106,13 +104,13 @@ def restarted(out: Path) -> bool:
     return bool(name and times and (out / "config.json").is_file() and saved_config(out)[1].get("launch") == name)
 
 
-def reopened(out: Path, asked: Told) -> RunConfig:
+def reopened(out: Path, asked: RunOptions) -> RunConfig:
     """A run's own configuration, changed by what is given now, where that may change."""
     from ..runs.folder import Folder
     from ..runs.train import PERSONAL
 
     saved, _ = saved_config(out)
-    now = RunConfig.of(saved.to_dict(everything=True), *asked.layers, overrides=asked.sets)
+    now = RunConfig.of(saved.to_dict(everything=True), *asked.layers, overrides=asked.overrides)
     free = FREE | {f"{saved.algorithm}.{name}" for name in PERSONAL}
     differ = {name: pair for name, pair in saved.differences(now).items() if name not in free}
     if differ:

@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..runs.config import names
 from .compare import listed
 from .console import Board, complain, downloads, note, number, say, table
-from .options import DATA, Config, Finished, Preset, Set, Told, completion, run_flags, told
+from .options import DATA, Config, Finished, Preset, Quiet, RunOptions, Set, completion, run_flags, run_options
 
 if TYPE_CHECKING:
     from ..experiments.cell import Result
@@ -92,9 +92,7 @@ def tune(
     ] = False,
     finished: Finished = None,
     set: Set = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", metavar=" ", help="No progress and no table; errors only.")
-    ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Tune algorithms on validation data, each with the same budget, and write the best settings to tuned.toml.
 
@@ -127,20 +125,20 @@ def tune(
     from ..experiments.search_space import read_grid
     from ..experiments.tune import tune as run
 
-    asked = told(ctx)
+    asked = run_options(ctx)
     own = asked.layers[1:] if preset else asked.layers  # what was said of this search: a preset is only its start
     saved: dict[str, Any] = {}
     if resume:
-        out = out or _folder(asked)
+        out = out or asked.folder("tuning")
         saved = request.read(out, "tune", ("algorithms", "run", "fixed"))
         before = saved["run"] | saved["fixed"]
-        own, asked = [before, *own], Told([before, *asked.layers], asked.sets)
+        own, asked = [before, *own], RunOptions([before, *asked.layers], asked.overrides)
     if algorithms is None and not saved:
         raise InputError("Say what to tune: --algorithms all, or names such as fedabml,fedavg-ft,local.")
     wanted = list(saved["algorithms"]) if algorithms is None else listed(algorithms)
-    plan = next(iter(configs(wanted, {"validation": SHARE}, *asked.layers, told=asked.sets).values()))
-    fixed = {name: row.hyper for name, row in configs(wanted, *own, told=asked.sets).items()}
-    out = out or _folder(asked)
+    plan = next(iter(configs(wanted, {"validation": SHARE}, *asked.layers, told=asked.overrides).values()))
+    fixed = {name: row.hyper for name, row in configs(wanted, *own, told=asked.overrides).items()}
+    out = out or asked.folder("tuning")
     with ExitStack() as download, Trials(quiet) as board:
 
         def start(works: list[float], finished: int) -> None:
@@ -233,11 +231,6 @@ def _figures(trial: Trial) -> str:
 
 def _settings(trial: Trial) -> str:
     return ", ".join(f"{name}={'none' if value is None else value}" for name, value in trial.hyper.items())
-
-
-def _folder(asked: Told) -> Path:
-    data = asked.key("data")
-    return Path("runs") / f"{Path(data).stem if data else asked.key('dataset') or 'digits'}-tuning"
 
 
 def _seeds(words: str) -> list[int]:

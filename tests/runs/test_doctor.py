@@ -1,21 +1,12 @@
 """`fedabml doctor` tells what is there and what would happen, and its reckoning holds where it can be worked out."""
 
-import dataclasses
-import time
-from concurrent.futures import Future
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fedabml
-from fedabml.accel.fused_passes import Quickened
-from fedabml.cli.doctor import spoken
-from fedabml.engine import autotune
-from fedabml.engine.executor import Executor
-from fedabml.engine.rounds import Simulation
-from fedabml.runs import doctor
+from fedabml.runs import doctor, forecast
 from tests.cli.command import SMALL, run
 
 pytestmark = [pytest.mark.usefixtures("one_thread_here"), pytest.mark.slow]
@@ -28,7 +19,7 @@ def federation(sizes, features=3):
 
 
 def test_a_machine_and_a_run(tmp_path):
-    said = run("doctor", *SMALL, "--eval-every", 1).stdout
+    text = run("doctor", *SMALL, "--eval-every", 1).stdout
     for word in (
         *(
             "Versions",
@@ -56,32 +47,32 @@ def test_a_machine_and_a_run(tmp_path):
             "saving",
             "to predict",
             "for the 5 client(s) of a chunk",
-            "before a step was taken",
+            "before the first step",
             "No run was",
         ),
     ):
-        assert word in said, word
-    assert "flwr" not in said
+        assert word in text, word
+    assert "flwr" not in text
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_kept_is_told(tmp_path, monkeypatch):
+def test_the_choice_that_is_kept_is_reported(tmp_path, monkeypatch):
     """The choice of a backend stays, and where; the trial's own checkpoint does not."""
     monkeypatch.setenv("FEDABML_CACHE", str(tmp_path / "cache"))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    said = run("doctor", *SMALL).stdout.replace("\n", "")
-    assert "backends.json" in said and "measure anew" in said and "Nothing was" not in said
+    text = run("doctor", *SMALL).stdout.replace("\n", "")
+    assert "backends.json" in text and "measure anew" in text and "Nothing was" not in text
     assert [file.name for file in (tmp_path / "cache").iterdir()] == ["backends.json"]
     assert list((tmp_path / "here").iterdir()) == []
     assert "backends.json" not in run("doctor", *SMALL, "--backend", "vmap", "--no-estimate").stdout
 
 
 def test_flags_are_a_runs():
-    said = run("doctor", *SMALL, "--algorithm", "fedavg", "--backend", "loop", "--dtype", "float64").stdout
-    assert "loop (asked for)" in said and "for checks" in said and "estimator" not in said
-    said = run("doctor", *SMALL, "--no-estimate").stdout
-    assert "a round" not in said
+    text = run("doctor", *SMALL, "--algorithm", "fedavg", "--backend", "loop", "--dtype", "float64").stdout
+    assert "loop (as requested)" in text and "for checks" in text and "estimator" not in text
+    text = run("doctor", *SMALL, "--no-estimate").stdout
+    assert "a round" not in text
     assert "no algorithm" in run("doctor", "--algorithm", "fedavgg", code=2).stderr
 
 
@@ -103,139 +94,13 @@ def test_own_data_and_a_model_that_cannot_be_batched():
     setup = fedabml.prepare(federation([8, 8]), Odd(), fedabml.FedAvg(), device="cpu")
     rows = dict(doctor.choices(setup, {"device": "cpu"}))
     assert (
-        rows["backend"].startswith("loop (auto: this model cannot be batched") and rows["device"] == "cpu (asked for)"
+        rows["backend"].startswith("loop (auto: this model cannot be batched")
+        and rows["device"] == "cpu (as requested)"
     )
-
-
-def test_an_estimate_by_hand():
-    """Ten batches for one client and two for the others; all take part."""
-    fed = federation([100, 20, 20, 20])
-    words = {"rounds": 7, "participation": 1.0, "epochs": 2, "batch_size": 10, "device": "cpu"}
-    setup = fedabml.prepare(fed, "mlr", fedabml.FedAvg(personal_epochs=3), **words)
-    found = doctor.estimate(setup, scored=2)
-    # 4 lanes for 4 steps, then 1 lane for 16: on a CPU a quarter of the cost each.
-    assert found.step > 0 and found.around >= 0
-    assert found.round == pytest.approx(found.around + found.step * (4 + 16 / 4))
-    assert found.personal == pytest.approx(found.around + found.step * (6 + 24 / 4))
-    assert found.predicting == 0 and found.saving > 0 and found.lanes == 4  # there is nothing to predict
-    assert found.total == pytest.approx(7 * (found.round + found.saving) + 2 * found.scoring)
-    assert found.padding == 0 and found.short == 0 and found.bytes > 0
-    assert found.most >= found.process > found.bytes
-    # By halves the one long lane would drag others along; a batch of 30 leaves room in the last one.
-    other = dataclasses.replace(setup.cohort.algorithm, personal_epochs=0)
-    setup = fedabml.prepare(fed, "mlr", other, rounds=1, participation=1.0, epochs=1, batch_size=30, device="cpu")
-    found = doctor.estimate(setup, scored=1)
-    assert found.scoring == 0 and found.short == pytest.approx(1 - 160 / (7 * 30))
-
-
-def test_steps_and_what_comes_around_them_are_told_apart(monkeypatch):
-    """A round of 3 s and .2 s for every step of each of its two chunks."""
-    fed, steps = federation([100] * 4), lambda fed: int(fed.train.counts.max()) // 10
-    words = {"rounds": 3, "participation": 1.0, "epochs": 1, "batch_size": 10, "device": "cpu", "chunk": 2}
-    setup = fedabml.prepare(fed, "mlr", fedabml.FedAvg(personal_epochs=0), **words)
-    monkeypatch.setattr(doctor, "BRIEF", 10)
-    monkeypatch.setattr(doctor, "_trial", lambda setup, fed: (2 * (1.5 + 0.2 * steps(fed)), 2))
-    found = doctor.estimate(setup, scored=0)
-    assert (found.step, found.around) == pytest.approx((0.2, 3))
-    assert found.round == pytest.approx(2 * (1.5 + 10 * 0.2)) and found.lanes == 2
-    assert found.total == pytest.approx(3 * (found.round + found.saving))
-    assert dict(spoken(setup, found))["a round"] == "7 s, 43 % of it around the steps"
-    monkeypatch.setattr(doctor, "BRIEF", 0)  # it would take too long
-    found = doctor.estimate(setup, scored=0)
-    assert (found.step, found.around) == pytest.approx((1.7, 0))
-
-
-def with_tests(sizes, tests):
-    draw = np.random.default_rng(0)
-    parts = [[(draw.normal(size=(n, 3)).astype(np.float32), np.arange(n) % 2) for n in many] for many in (sizes, tests)]
-    return fedabml.Federation.from_arrays(*parts, classes=2)
-
-
-def test_predictions_by_hand(monkeypatch):
-    """.5 s of a chunk, and 10 ms of each sample of each of its clients, up to that of the largest."""
-    fed = with_tests([20] * 6, [40, 10, 8, 8, 8, 0])
-    setup = fedabml.prepare(fed, "mlr", fedabml.FedAvg(), participation=1.0, device="cpu", chunk=2, backend="vmap")
-    setup.cohort.workers, scored = 1, []
-
-    def seconds(work):
-        work()
-        rows = int(scored[-1].fed.test.counts.max())
-        return 0.5 + 2 * rows * 0.01
-
-    monkeypatch.setattr(doctor, "_seconds", seconds)
-    monkeypatch.setattr(
-        doctor, "evaluate_after", lambda epochs, entries, *words, **more: scored.append(entries[0].cohort)
-    )
-    sim = Simulation(setup.cohort)
-    # Five clients have something to predict: chunks of 40 and 10, 8 and 8, 8.
-    assert doctor._predicting(sim) == pytest.approx(0.5 * 5 / 2 + 0.01 * (2 * 40 + 2 * 8 + 8))
-    assert [int(c.fed.test.counts.max()) for c in scored] == [4, 4, 13]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedavg", "fedabml", "scaffold", "fedpop", "pfedbayes", "perfedavg", "fedbabu"])
-def test_every_kind_of_algorithm_is_predicted_and_saved(name):
-    setup = fedabml.prepare(with_tests([20] * 3, [9] * 3), "mlp", fedabml.algorithms.make(name), rounds=1, device="cpu")
-    found = doctor.estimate(setup, scored=1)
-    assert found.predicting > 0 and found.saving > 0
-
-
-def test_a_folder_that_cannot_be_written_to_costs_no_estimate(monkeypatch):
-    def full(*args, **words):
-        raise OSError("no space")
-
-    monkeypatch.setattr(doctor.tempfile, "TemporaryDirectory", full)
-    setup = fedabml.prepare(federation([20] * 3), "mlr", fedabml.FedAvg(), device="cpu")
-    found = doctor.estimate(setup, scored=0)
-    assert found.saving == 0 and found.predicting == 0
-
-
-@pytest.mark.parametrize("name", ["fedabml", "perfedavg", "fedrep"])
-def test_an_estimate_is_near_what_a_run_takes(name):
-    """Recorded steps, of three minibatches, of two phases; both on the same machine in the same moments."""
-    fed = federation([300] * 20, features=20)
-    words = {"rounds": 2, "participation": 0.5, "epochs": 3, "batch_size": 10, "device": "cpu", "backend": "vmap"}
-    ratios = []
-    near = lambda: 0.55 < np.median(ratios) < 1.7
-    while len(ratios) < 3 or (len(ratios) < 15 and not near()):  # others may be at work on the machine
-        setup = fedabml.prepare(fed, "mlp", fedabml.algorithms.make(name), **words)
-        sim = Simulation(setup.cohort)
-        sim.step()
-        told, start = doctor.estimate(setup, scored=0).round, time.perf_counter()
-        sim.step()
-        ratios.append(told / (time.perf_counter() - start))
-    assert near(), ratios
-
-
-def test_a_trial_waits_for_the_compiler_and_always_trains_the_same_round(monkeypatch):
-    setup = fedabml.prepare(federation([20] * 8), "mlr", fedabml.FedAvg(lr=0.1), participation=0.25, device="cpu")
-    seen, step = [], Simulation.step
-
-    def spied(sim):
-        seen.append((tuple(sim.draw()), sim.shared["mean"].sum().item()))
-        return step(sim)
-
-    monkeypatch.setattr(Simulation, "step", spied)
-    monkeypatch.setattr(Executor, "settled", property(lambda executor: len(seen) > 9))
-    doctor._trial(setup, setup.cohort.fed)
-    assert len(seen) == 10 and len(set(seen)) == 1
-    monkeypatch.setattr(doctor, "PATIENCE", 0)
-    doctor._trial(setup, setup.cohort.fed)
-    assert len(seen) == 12
-
-
-def test_a_program_is_settled_once_its_steps_are_compiled():
-    programs, step = Executor(record=True), object.__new__(Quickened)
-    step.soon = Future()
-    assert programs.settled
-    programs.recordings["step"] = (None, step)
-    assert not programs.settled
-    step.soon = None
-    assert programs.settled
 
 
 def test_which_precision():
-    for name, word in (("fedavg", "bf16 ("), ("perfedavg", "float32 (not bf16")):
+    for name, word in (("fedavg", "bf16 ("), ("perfedavg", "float32, not bf16")):
         setup = fedabml.prepare(federation([8]), "mlr", fedabml.algorithms.make(name), device="cpu", dtype="bf16")
         assert dict(doctor.choices(setup, {"dtype": "bf16"}))["precision"].startswith(word)
 
@@ -243,30 +108,19 @@ def test_which_precision():
 def test_whose_products(monkeypatch):
     setup = fedabml.prepare(federation([8]), "mlr", fedabml.FedAvg(), device="cpu")
     for arm, on in ((True, True), (True, False), (False, False)):
-        monkeypatch.setattr(autotune, "arm", lambda arm=arm: arm)
+        monkeypatch.setattr(doctor, "uses_arm_library", lambda arm=arm: arm)
         monkeypatch.setattr(torch._C, "_get_mkldnn_enabled", lambda on=on: on)
         assert ("products" in dict(doctor.choices(setup, {}))) == (arm and not on)
 
 
-def test_how_steps_are_played():
+def test_how_steps_are_executed():
     fed = federation([8, 8])
-    said = []
+    text = []
     for words in ({"backend": "vmap"}, {"backend": "loop"}, {"backend": "vmap", "compile": True}):
         setup = fedabml.prepare(fed, "mlr", fedabml.FedAvg(), device="cpu", **words)
-        said.append(dict(doctor.choices(setup, words))["steps"])
-    assert said[0].startswith("recorded") and "compiled" not in said[0]
-    assert said[1] == "launched one by one" and "compiled" in said[2]
-
-
-def test_the_trial_leaves_no_trace():
-    fed = federation([30, 25])
-    setup = fedabml.prepare(fed, "mlr", fedabml.FedABML(), rounds=2, participation=1.0, batch_size=5, device="cpu")
-    before = fed.hash, fed.train.counts.tolist()
-    doctor.estimate(setup, 1)
-    assert before == (fed.hash, fed.train.counts.tolist()) and setup.cohort.fed is fed
-    small = doctor._short(fed, 10)
-    assert small.train.counts.tolist() == [10, 10]
-    assert all(np.array_equal(small.train[i], fed.train[i][:10]) for i in range(2))
+        text.append(dict(doctor.choices(setup, words))["steps"])
+    assert text[0].startswith("recorded") and "compiled" not in text[0]
+    assert text[1] == "launched one by one" and "compiled" in text[2]
 
 
 def test_without_numbers_from_the_system(monkeypatch):
@@ -276,6 +130,6 @@ def test_without_numbers_from_the_system(monkeypatch):
     assert "memory" not in dict(rows)
 
 
-def test_a_run_that_does_not_fit_is_told(monkeypatch):
-    monkeypatch.setattr(doctor, "host_memory", lambda: (1000, 10))
+def test_a_run_that_does_not_fit_is_noted(monkeypatch):
+    monkeypatch.setattr(forecast, "host_memory", lambda: (1000, 10))
     assert "smaller --chunk" in run("doctor", *SMALL).stderr
