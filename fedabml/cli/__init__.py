@@ -35,15 +35,15 @@ class Face(TyperGroup):
             sentence = _sentence(error)
             if sentence is None or ctx.params.get("debug") or os.environ.get("FEDABML_DEBUG"):
                 raise
-            if processes.last_word(train.STOPPED if isinstance(error, processes.PeerLost) else sentence):
+            if processes.should_report(train.STOPPED if isinstance(error, processes.PeerLost) else sentence):
                 complain(sentence)
             raise typer.Exit(2) from error
         except KeyboardInterrupt:
-            if processes.told()[1] == 1:  # else torchrun, or a process that failed, has said why
+            if processes.rank_and_size()[1] == 1:  # else torchrun, or a process that failed, has said why
                 complain("Stopped.", "")
             raise typer.Exit(130) from None
         except UsageError as error:
-            if processes.last_word(error.format_message()):
+            if processes.should_report(error.format_message()):
                 raise
             raise typer.Exit(error.exit_code) from error
 
@@ -123,7 +123,9 @@ def main() -> None:
     try:
         app(prog_name="fedabml")
     except SystemExit as end:
-        if end.code and processes.told()[1] > 1:  # one of several that fails must not wait for the others to leave
+        if (
+            end.code and processes.rank_and_size()[1] > 1
+        ):  # one of several that fails must not wait for the others to leave
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(end.code if isinstance(end.code, int) else 1)

@@ -62,7 +62,7 @@ def train(
 
     - `torchrun --standalone --nproc-per-node 4 -m fedabml train --dataset cifar10` on a machine with four GPUs
     """
-    rank, _ = processes.told()
+    rank, _ = processes.rank_and_size()
     if dry_run:
         if rank == 0:
             plan, out = decided(ctx, out, resume)
@@ -100,7 +100,7 @@ def decided(ctx: typer.Context, out: Path | None, resume: bool) -> tuple[RunConf
 
 def restarted(out: Path) -> bool:
     """Whether torchrun has started its processes anew (--max-restarts) and they had begun the run in this folder."""
-    name, times, _ = processes.launch()
+    name, times, _ = processes.torchrun_job()
     return bool(name and times and (out / "config.json").is_file() and saved_config(out)[1].get("launch") == name)
 
 
@@ -145,12 +145,12 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
     from ..runs.train import train as run_training
 
     go_on = request.resume_command("train", out)
-    (rank, size), (job, times, most) = processes.told(), processes.launch()
+    (rank, size), (job, times, most) = processes.rank_and_size(), processes.torchrun_job()
     quiet, begun = quiet or rank > 0, False
     with Watch(quiet, label) as watch:
         try:
             with downloads(plan.dataset or "", quiet) as hear:
-                fed = processes.world().in_turn(lambda: plan.federation(hear))
+                fed = processes.world().one_per_machine_first(lambda: plan.federation(hear))
             begun = rank > 0
             return run_training(
                 fed,
@@ -173,7 +173,7 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
                 raise
             saved = f"Round {watch.pace.saved} of {watch.pace.rounds}" if watch.pace else "Every finished round"
             watch.close()
-            if processes.last_word(STOPPED, 0.5 if lost else 5.0):  # told to stop, as process 0 was, if it lives
+            if processes.should_report(STOPPED, 0.5 if lost else 5.0):  # told to stop, as process 0 was, if it lives
                 why = "Stopped, because another process of this run ended." if lost else "Stopped."
                 how = "To go on, if torchrun does not start it again by itself" if times < most else "To go on"
                 also = " (also under torchrun, with any number of processes)" if size > 1 else ""

@@ -53,7 +53,7 @@ class World:
     rank, size, local, here = 0, 1, 0, 1
 
     # -- who does what ------------------------------------------------------------------------------------------------
-    def deal(self, clients: Sequence[int], counts: np.ndarray) -> list[list[int]]:
+    def assign_clients(self, clients: Sequence[int], counts: np.ndarray) -> list[list[int]]:
         """The clients of each process, so that their samples are balanced: the same answer in every process.
 
         The largest go first, each to the process with the fewest samples so far.
@@ -68,19 +68,19 @@ class World:
             heapq.heappush(loads, (load + int(counts[client]), rank))
         return [sorted(own) for own in shares]
 
-    def place(self, device: str) -> str:
+    def device_name(self, device: str) -> str:
         """The device of this process."""
         return device
 
-    def use(self, device: torch.device) -> None:
+    def use_device(self, device: torch.device) -> None:
         """Gets ready to sum what lies on a device."""
 
     # -- what they tell each other ------------------------------------------------------------------------------------
-    def tell(self, text: str) -> str:
+    def broadcast_text(self, text: str) -> str:
         """What process 0 has to say, in every process."""
         return text
 
-    def lead(self, act: Callable[[], T]) -> T | None:
+    def on_rank_0(self, act: Callable[[], T]) -> T | None:
         """Process 0 acts, the others wait and get None; what a person has done wrong is an error in all of them."""
         return act()
 
@@ -92,7 +92,7 @@ class World:
         """The sum over processes, the same bits in all of them."""
         return tensor
 
-    def least(self, number: int) -> int:
+    def minimum(self, number: int) -> int:
         """The least of everyone's numbers."""
         return number
 
@@ -108,7 +108,7 @@ class World:
         """The inverse: process 0 has one for each."""
         return tensors[0]
 
-    def in_turn(self, act: Callable[[], T]) -> T:
+    def one_per_machine_first(self, act: Callable[[], T]) -> T:
         """One process of every machine acts before the others, so that a download is made once."""
         return act()
 
@@ -116,7 +116,7 @@ class World:
 ALONE = World()
 
 
-class Ranks(World):
+class Processes(World):
     """Several processes."""
 
     def __init__(self, rank: int, size: int, local: int, here: int):
@@ -149,7 +149,7 @@ class Ranks(World):
         if not self.broken and dist.is_initialized():
             dist.destroy_process_group()
 
-    def place(self, device: str) -> str:
+    def device_name(self, device: str) -> str:
         import torch
 
         if device == "cpu" or not torch.cuda.is_available():
@@ -160,7 +160,7 @@ class Ranks(World):
         torch.cuda.set_device(number)
         return f"cuda:{number}"
 
-    def use(self, device: torch.device) -> None:
+    def use_device(self, device: torch.device) -> None:
         import torch
         import torch.distributed as dist
 
@@ -171,7 +171,7 @@ class Ranks(World):
         if wish[0] == self.size and self.fast is None:  # two processes on one GPU cannot use NCCL
             self.fast = dist.new_group(backend="nccl", timeout=PATIENCE)
 
-    def tell(self, text: str) -> str:
+    def broadcast_text(self, text: str) -> str:
         import torch
 
         data = torch.frombuffer(bytearray(text.encode()) or bytearray(1), dtype=torch.uint8)
@@ -180,7 +180,7 @@ class Ranks(World):
             return ""
         return bytes(self.broadcast(data if self.rank == 0 else torch.zeros(size, dtype=torch.uint8)).tolist()).decode()
 
-    def lead(self, act: Callable[[], T]) -> T | None:
+    def on_rank_0(self, act: Callable[[], T]) -> T | None:
         found, error = None, None
         if self.rank == 0:
             try:
@@ -189,13 +189,13 @@ class Ranks(World):
                 raise
             except (InputError, TrainingError) as caught:
                 error = caught
-        text = self.tell(f"{error}" if error else "")
+        text = self.broadcast_text(f"{error}" if error else "")
         if text:
             raise error or InputError(text)
         return found
 
     def decide(self, act: Callable[[], T]) -> T:
-        return json.loads(self.tell(json.dumps(self.lead(act))))
+        return json.loads(self.broadcast_text(json.dumps(self.on_rank_0(act))))
 
     def sum(self, tensor: Tensor) -> Tensor:
         import torch.distributed as dist
@@ -205,7 +205,7 @@ class Ranks(World):
         self._wait(lambda: dist.all_reduce(total, group=group, async_op=True))
         return total if device is None else total.to(device)
 
-    def least(self, number: int) -> int:
+    def minimum(self, number: int) -> int:
         import torch
 
         numbers = torch.zeros(self.size, dtype=torch.float64)
@@ -234,7 +234,7 @@ class Ranks(World):
         self._wait(lambda: dist.scatter(found, tensors or None, 0, group=self.host, async_op=True))
         return found
 
-    def in_turn(self, act: Callable[[], T]) -> T:
+    def one_per_machine_first(self, act: Callable[[], T]) -> T:
         import torch
 
         if self.local == 0:
@@ -307,7 +307,7 @@ _WORLD: list[World] = []
 _MEETING = [""]
 
 
-def told() -> tuple[int, int]:
+def rank_and_size() -> tuple[int, int]:
     """Rank and number of processes, as the environment has them; (0, 1) where nobody started several."""
     if not all(name in os.environ for name in NEEDED):
         return 0, 1
@@ -325,16 +325,16 @@ def told() -> tuple[int, int]:
 
 def world() -> World:
     """The processes of this run; they are connected when this is first called."""
-    rank, size = told()
+    rank, size = rank_and_size()
     if size == 1:
         return ALONE
     if not _WORLD:
         local = int(os.environ.get("LOCAL_RANK", rank))
-        _WORLD.append(Ranks(rank, size, local, int(os.environ.get("LOCAL_WORLD_SIZE", size))))
+        _WORLD.append(Processes(rank, size, local, int(os.environ.get("LOCAL_WORLD_SIZE", size))))
     return _WORLD[0]
 
 
-def launch() -> tuple[str, int, int]:
+def torchrun_job() -> tuple[str, int, int]:
     """torchrun's name for this job, if it has one; how often it has started its processes anew, and may."""
     name, *numbers = (
         os.environ.get(f"TORCHELASTIC_{word}", "0") for word in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS")
@@ -344,7 +344,7 @@ def launch() -> tuple[str, int, int]:
 
 def refuse(what: str) -> None:
     """For what is not done by several processes."""
-    if told()[1] > 1:
+    if rank_and_size()[1] > 1:
         raise InputError(
             f"{what} runs in one process; only training is spread by torchrun. Call it without torchrun. Several "
             "comparisons may run at once, each on its GPU (CUDA_VISIBLE_DEVICES) and in its own folder."
@@ -356,7 +356,7 @@ def agree(world: World, config: dict[str, Any], chunk: int) -> int:
     import torch
 
     names = sorted(config)
-    theirs = json.loads(world.tell(json.dumps(config)))
+    theirs = json.loads(world.broadcast_text(json.dumps(config)))
     mine = json.loads(json.dumps(config))
     table = torch.zeros(world.size, len(names) + 1, dtype=torch.float64)
     table[world.rank] = torch.tensor([*(float(theirs.get(n) != mine[n]) for n in names), float(chunk)])
@@ -371,13 +371,13 @@ def agree(world: World, config: dict[str, Any], chunk: int) -> int:
     return int(table[:, -1].min())
 
 
-def last_word(what: str, patience: float = 0.5) -> bool:
+def should_report(what: str, patience: float = 0.5) -> bool:
     """For a process that is about to end: whether it is to say why, so that those that fail together speak once.
 
     Process 0 knows more, so the others give it `patience` seconds to speak. From here on nothing interrupts this
     process, for torchrun ends all of them as soon as one has failed.
     """
-    rank, size = told()
+    rank, size = rank_and_size()
     if size == 1:
         return True
     with suppress(ValueError):  # signals are the main thread's
@@ -445,7 +445,7 @@ def with_folder_lock(alone: str = "") -> Callable[[Callable[P, T]], Callable[P, 
                 refuse(alone)
             with ExitStack() as stack:
                 if given.get("out") is not None and not given.get("closed"):
-                    world().lead(lambda: stack.enter_context(folder_lock(given["out"])))
+                    world().on_rank_0(lambda: stack.enter_context(folder_lock(given["out"])))
                 return call(*args, **words)
 
         return locked

@@ -112,7 +112,7 @@ class Simulation:
         self.compiled = 1 if cohort.executor.compile else None  # the first round whose steps are compiled
         self.server = initial_state(cohort.algorithm, cohort.network)
         self.kept = Kept(cohort, folder=folder, world=world)
-        world.lead(lambda: self._check(state))
+        world.on_rank_0(lambda: self._check(state))
         if world.size > 1:
             state = broadcast(state, world, self.shared, self._kept_like, self.owned, self.kept.restore)
         if state is not None:
@@ -180,7 +180,7 @@ class Simulation:
     def owned(self) -> list[list[int]]:
         """All clients by the process that owns them."""
         fed = self.cohort.fed
-        return self.world.deal(range(fed.clients), fed.train.counts)
+        return self.world.assign_clients(range(fed.clients), fed.train.counts)
 
     @cached_property
     def _kept_like(self) -> State:
@@ -201,7 +201,7 @@ class Simulation:
             drawn = set(clients)
             self.shares = [[c for c in own if c in drawn] for own in self.owned]
         else:
-            self.shares = self.world.deal(clients, self.cohort.fed.train.counts)
+            self.shares = self.world.assign_clients(clients, self.cohort.fed.train.counts)
         return self.shares[self.world.rank]
 
     def group(self, clients: list[int]) -> ClientGroup:
@@ -328,12 +328,12 @@ class Simulation:
     def save(self, write: Save, line: Line) -> None:
         """Have process 0 write a round's line and the state after it."""
         changed = self._collect_changed()
-        self.cohort.limit.set(self.world.least(self.cohort.chunk))
+        self.cohort.limit.set(self.world.minimum(self.cohort.chunk))
         now = self.server
         state = Checkpoint(
             now.round, now.shared, now.average, {}, self.seconds, self.cohort.chunk, now.velocity, self.compiled
         )
-        self.world.lead(lambda: write(line, state, changed))
+        self.world.on_rank_0(lambda: write(line, state, changed))
 
     def _collect_changed(self) -> dict[int, State]:
         """Return what the clients of the last round keep: in process 0 of all, elsewhere of this process's own."""

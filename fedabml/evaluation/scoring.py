@@ -203,7 +203,7 @@ def _ours(entry: Entry, clients: list[int]) -> list[int]:
     fed, world = entry.cohort.fed, entry.world
     if world.size == 1:
         return clients
-    own = set(world.deal(range(fed.clients), fed.train.counts)[world.rank])
+    own = set(world.assign_clients(range(fed.clients), fed.train.counts)[world.rank])
     return [c for c in clients if c in own]
 
 

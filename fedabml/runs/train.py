@@ -116,7 +116,7 @@ def train(
     """
     world = processes()
     folder = Folder(Path(out)) if out is not None else None
-    device, workers = world.place(device), None
+    device, workers = world.device_name(device), None
     if folder and resume:
         given = folder.path, backend, chunk
         backend, chunk, workers = world.decide(lambda: _as_before(*given))
@@ -134,7 +134,7 @@ def train(
     some = SOME if eval_clients is None else whole(eval_clients, "eval_clients", 1)
     scoring = {"eval_every": eval_every, "eval_clients": eval_clients, "eval_all": eval_all, "split": split}
     config = setup.config | scoring | (extra or {})
-    state = world.lead(partial(_opened, folder, fed, config, cohort.algorithm, resume)) if folder else None
+    state = world.on_rank_0(partial(_opened, folder, fed, config, cohort.algorithm, resume)) if folder else None
     place = folder.path if folder else None
     sim = Simulation(cohort, state=state, world=world, folder=place)
     if folder:
@@ -169,12 +169,12 @@ def train(
     theta = {k: v.detach().cpu() for k, v in sim.theta.items()}
     prior = Prior(cohort.algorithm, theta, setup.input_spec, batch_size)
     if folder:  # before the score: a client that diverges while it is scored must not cost the prior
-        world.lead(partial(prior.save, folder.path / "shared.safetensors"))
+        world.on_rank_0(partial(prior.save, folder.path / "shared.safetensors"))
     final = score(sim, None if eval_all else some) if evaluate else None
     summary = summarise(setup, sim, history, final, split, before + time.perf_counter() - start)
     run = Run(prior, summary, history, config, final, folder.path if folder else None)
     if folder:
-        world.lead(partial(_finished, folder.path, fed, run))
+        world.on_rank_0(partial(_finished, folder.path, fed, run))
     return run
 
 
@@ -184,11 +184,11 @@ def _together(world: World, setup: Setup, chunk: int | None) -> Setup:
     config = setup.config | {"processes": world.size}
     if world.size == 1:
         return dataclasses.replace(setup, config=config)
-    world.use(cohort.device)
+    world.use_device(cohort.device)
     config["device"] = cohort.device.type
     crowd = -(-world.here // torch.cuda.device_count()) if config["device"] == "cuda" else 1
     own = cohort.chunk if chunk else max(1, cohort.chunk // crowd)  # processes on one GPU share its memory
-    config["backend"] = world.tell(cohort.backend)  # each has measured, and chosen, for itself
+    config["backend"] = world.broadcast_text(cohort.backend)  # each has measured, and chosen, for itself
     same = {name: v for name, v in config.items() if name not in ("chunk", "workers", "versions")}
     config["chunk"] = agree(world, same, own)
     cohort = cohort.at(backend=config["backend"], chunk=config["chunk"])

@@ -15,8 +15,7 @@ import torch
 import fedabml
 from fedabml import InputError, TrainingError
 from fedabml.algorithms import make
-from fedabml.engine import client_states, processes
-from fedabml.engine.client import Lanes
+from fedabml.engine import client, client_states, processes
 from fedabml.engine.rounds import Simulation
 
 SIZES = (9, 20, 14, 7, 31, 4, 12)
@@ -69,7 +68,7 @@ def numbers(run):
 
 
 def save(folder, name, run):
-    np.savez(folder / f"{name}.{processes.told()[0]}.npz", **numbers(run))
+    np.savez(folder / f"{name}.{processes.rank_and_size()[0]}.npz", **numbers(run))
 
 
 def equality(folder):
@@ -78,14 +77,14 @@ def equality(folder):
     save(folder, "regression", train("fedabml", task="regression"))
     heard = []
     quick = train("fedavg", on_round=heard.append, on_start=lambda setup, sim: heard.append(sim.round))
-    assert len(quick.history) == 4 and len(heard) == (5 if processes.told()[0] == 0 else 0)
+    assert len(quick.history) == 4 and len(heard) == (5 if processes.rank_and_size()[0] == 0 else 0)
     words = []
     for hyper, options in (({"lr": 1e200}, {}), ({"personal_lr": 1e200}, {"eval_every": 0})):
         try:
             train("ditto" if not words else "fedavg", hyper=hyper, **options)
         except TrainingError as error:
             words.append(str(error))
-    rank, draw = processes.told()[0], Simulation.draw
+    rank, draw = processes.rank_and_size()[0], Simulation.draw
 
     def drifting(sim):
         if rank == 1 and sim.round == 1:
@@ -98,20 +97,20 @@ def equality(folder):
             train("fedavg", **options)
         except (InputError, TrainingError) as error:
             words.append(str(error))
-    (folder / f"errors.{processes.told()[0]}.json").write_text(json.dumps(words))
+    (folder / f"errors.{processes.rank_and_size()[0]}.json").write_text(json.dumps(words))
 
 
 def crowded(folder):
     """Process 1 has memory for one client at a time, none has memory for what clients keep, and some are scored."""
     client_states.host_memory = lambda: (1000, 10)
-    real, rank = Lanes.train, processes.told()[0]
+    real, rank = client.client_round, processes.rank_and_size()[0]
 
     def limited(lanes, *args):
         if rank == 1 and len(lanes) > 1:
             raise torch.OutOfMemoryError("full")
         return real(lanes, *args)
 
-    Lanes.train = limited
+    client.client_round = limited
     train("ditto", folder / "crowded", rounds=2, **SOME)
     save(folder, "crowded", train("ditto", folder / "crowded", resume=True, **SOME))
 

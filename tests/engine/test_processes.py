@@ -62,10 +62,10 @@ def test_clients_are_dealt_evenly_and_all_of_them():
     world = World()
     world.size = 3
     counts = np.array([5, 1, 9, 4, 4, 7, 2])
-    shares = world.deal(range(7), counts)
+    shares = world.assign_clients(range(7), counts)
     assert shares == [[2, 6], [4, 5], [0, 1, 3]] and [counts[own].sum() for own in shares] == [11, 11, 10]
-    assert world.deal([4], counts) == [[4], [], []]
-    assert ALONE.deal([3, 1], counts) == [[1, 3]]
+    assert world.assign_clients([4], counts) == [[4], [], []]
+    assert ALONE.assign_clients([3, 1], counts) == [[1, 3]]
 
 
 def test_states_travel_as_bits():
@@ -93,7 +93,7 @@ def two_of_us(monkeypatch):
 
 
 def test_what_is_not_for_several_processes_is_refused(two_of_us, tmp_path):
-    assert distributed.told() == (1, 2)
+    assert distributed.rank_and_size() == (1, 2)
     with pytest.raises(InputError, match="one process"):
         compare({}, out=tmp_path)
     with pytest.raises(InputError, match="one process"):
@@ -125,12 +125,12 @@ def test_a_strange_environment_is_an_input_error(two_of_us, monkeypatch, rank, s
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", size)
     with pytest.raises(InputError, match="torchrun"):
-        distributed.told()
+        distributed.rank_and_size()
 
 
 def test_without_torchrun_there_is_one_process(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    assert distributed.told() == (0, 1) and distributed.world() is ALONE
+    assert distributed.rank_and_size() == (0, 1) and distributed.world() is ALONE
 
 
 # -- the same numbers -------------------------------------------------------------------------------------------------
@@ -244,19 +244,19 @@ def test_process_0_has_the_last_word_if_it_takes_it(two_of_us, monkeypatch):
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_PORT", str(store.port))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setattr(distributed, "told", lambda: (int(threading.current_thread().name[-3]), 2))
+    monkeypatch.setattr(distributed, "rank_and_size", lambda: (int(threading.current_thread().name[-3]), 2))
     first, second = (ThreadPoolExecutor(1, f"process {rank}") for rank in range(2))  # named "process 1_0"
     with first, second:
-        waits = second.submit(distributed.last_word, "late", MOST)
+        waits = second.submit(distributed.should_report, "late", MOST)
         time.sleep(0.1)
         assert not waits.done()
-        assert first.submit(distributed.last_word, "late").result() is True
+        assert first.submit(distributed.should_report, "late").result() is True
         assert waits.result() is False
-        assert second.submit(distributed.last_word, "never", 0.1).result() is True
+        assert second.submit(distributed.should_report, "never", 0.1).result() is True
 
 
 def test_commands_that_are_not_for_several_processes(two_of_us, one_thread_here, monkeypatch):
-    monkeypatch.setattr(distributed, "last_word", lambda what: True)
+    monkeypatch.setattr(distributed, "should_report", lambda what: True)
     for words in (["compare", "--algorithms", "all"], ["tune"], ["demo"], ["data", "list"]):
         assert f"fedabml {words[0]} runs in one process" in run(*words, code=2).stderr
     assert run("train", "--dry-run").output == ""  # process 0 says it
@@ -271,8 +271,8 @@ def test_processes_with_a_gpu_of_their_own_sum_by_nccl():
     """One process is enough to see that the group is made, and that sums stay on the device."""
     script = """
 import torch
-from fedabml.engine.processes import Ranks
-ranks = Ranks(0, 1, 0, 1)
+from fedabml.engine.processes import Processes
+ranks = Processes(0, 1, 0, 1)
 ranks.use(torch.device(ranks.place("cuda")))
 x = torch.arange(5.0, device="cuda", dtype=torch.float64)
 total = ranks.sum(x)
