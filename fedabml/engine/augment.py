@@ -1,4 +1,4 @@
-"""Images moved and mirrored on the way into a step: of all lanes at once, by the step's own keys.
+"""Augmentation: images moved and mirrored on the way into a step, for all lanes at once, by the step's own keys.
 
 `crop` is a window of the image's size, anywhere in the image with four pixels of 0 around it; `flip` mirrors left and
 right half of the time. Each sample of a minibatch has its own draw, and every minibatch new ones, so no epoch sees the
@@ -20,13 +20,13 @@ PATH = 1 << 21  # folded into a step's key: beyond what algorithms, dropout and 
 
 
 def check(augment: str, shape: Sequence[int]) -> None:
-    """Refuses what cannot be moved and mirrored."""
+    """Raise InputError where samples of a shape are no images."""
     if augment != "none" and len(shape) != 3:
         raise InputError(f"augment {augment} is for images [C, H, W]; a sample here has the shape {list(shape)}.")
 
 
 def augmented(x: Tensor, keys: Tensor, augment: str, black: Tensor) -> Tensor:
-    """Images [lanes, rows, C, H, W] as a step of `keys`, one per lane, sees them; `black` is what lies around them."""
+    """Return images [lanes, rows, C, H, W] as a step of `keys`, one per lane, sees them, with `black` around them."""
     height, width = x.shape[-2:]
     dice = rng.uniform(keys, (x.shape[1], 3), torch.float32).unsqueeze(-1)  # [lanes, rows, 3, 1]
     down, right = torch.arange(height, device=x.device), torch.arange(width, device=x.device)

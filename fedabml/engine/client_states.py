@@ -1,4 +1,4 @@
-"""What clients keep between rounds: on the device, in memory or, where it is too much for that, in a file."""
+"""What clients keep between rounds: on the device, in memory or, where that does not suffice, in a file."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ log = logging.getLogger("fedabml")
 
 
 class Shelf(MutableMapping[int, State]):
-    """States of clients in a file, a row each, so that they take no memory.
+    """A mapping of clients to states that lie in a file, a row each, so that they take no memory.
 
     The file is sparse (a client that was never drawn takes no room) and has no name, so that a crash leaves nothing
-    behind: what a run goes on from are its checkpoints.
+    behind: a run is resumed from its checkpoints. It is read and written, not mapped: a write to a full disk is then an
+    error that names the folder, where a mapped one would kill the process.
     """
 
     def __init__(self, like: State, clients: int, folder: Path | None = None):
@@ -87,8 +88,8 @@ class Shelf(MutableMapping[int, State]):
 class Kept:
     """What clients keep between rounds: made on demand, never shared between two clients.
 
-    It stays on the device where that of all clients is a small part of its memory, else on the host; in a file of the
-    folder given, or a temporary one, where that of all clients would take more than a quarter of what is free.
+    The states stay on the device where those of all clients are a small part of its memory, else on the host. Where
+    those of all clients would take more than a quarter of the free memory, they lie in a file of `folder`.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Kept:
         return self.cohort.algorithm.keeps
 
     def get(self, shared: State, clients: Sequence[int]) -> State:
-        """The kept state of some clients, a lane each, on the device."""
+        """Return the kept states of some clients, a row each, on the device; new clients begin with `shared`."""
         if not self.needed:
             return {}
         missing = [c for c in clients if c not in self.states]
@@ -122,7 +123,7 @@ class Kept:
         return {name: torch.stack([row[name].to(device) for row in rows]) for name in rows[0]}
 
     def put(self, clients: Sequence[int], kept: State) -> dict[int, State]:
-        """Remembers what clients kept, a lane each; returns it by client."""
+        """Store what clients keep, a row each; return it by client."""
         if not kept:
             return {}
         size = _bytes({name: v[0] for name, v in kept.items()}) * self.cohort.fed.clients
@@ -133,14 +134,14 @@ class Kept:
         return own
 
     def restore(self, states: Mapping[int, State]) -> None:
-        """Remembers states as they are."""
+        """Store states by client."""
         for client, state in states.items():
-            if not self.states:  # the first one tells how much that of all clients may become
+            if not self.states:  # by the first one the size of all is known
                 self.states = self._room(state)
             self.states[client] = state
 
     def _room(self, like: State) -> MutableMapping[int, State]:
-        """Where to hold states like this one."""
+        """Return where to hold states like this one."""
         clients, world = self.cohort.fed.clients, self.world
         size = _bytes(like) * clients * world.here // world.size  # of all processes on this machine
         free = host_memory()[1]

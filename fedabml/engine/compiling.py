@@ -24,28 +24,24 @@ SECONDS, SECONDS_PER_TENSOR = 5.0, 0.9  # for a shape of a step: 10 s with an ML
 
 
 def expected_gain(layout: Layout, inside: torch.dtype) -> float:
-    """How many times faster a compiled round is expected to be, for a network computing in the type `inside`."""
+    """Return how many times faster a compiled round should be, for a network that computes in the type `inside`."""
     if inside == torch.bfloat16:
         return GAIN_BF16
     return GAIN_CONV if any(len(shape) > 2 for shape in layout.shapes) else GAIN_DENSE
 
 
 def expected_cost(layout: Layout, shapes: int) -> float:
-    """How many seconds compiling is expected to take, for so many shapes of steps."""
+    """Return how many seconds compiling should take, for so many shapes of steps."""
     return shapes * (SECONDS + SECONDS_PER_TENSOR * len(layout.shapes))
 
 
 def pays(times: Sequence[float], left: int, gain: float, cost: float) -> bool:
-    """Whether compiling saves more seconds in the rounds that are left than it costs.
-
-    `times` are the seconds of the rounds so far; the first, which prepares more than it computes, does not count where
-    there are others.
-    """
+    """Return whether compiling saves more seconds in the `left` rounds than it costs; `times` are of the past ones."""
     return left * usual_seconds(times) * (1 - 1 / gain) > cost
 
 
 def usual_seconds(times: Sequence[float]) -> float:
-    """The seconds of a usual round: the median, without the first one where there are others."""
+    """Return the median seconds of a round; the first, which prepares more than it computes, counts only alone."""
     return median(times[1:] or times)
 
 

@@ -1,4 +1,4 @@
-"""What a client's weights cost: the network, the likelihood and the label level behind one function."""
+"""The loss of a client's weights: the network, the likelihood and the label level behind one function."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .noise import ON_WEIGHTS, Noise
 
 @dataclass(frozen=True)
 class ClientLoss:
-    """The engine's `Loss` for one client: it knows the network, the likelihood and the client's label level."""
+    """The engine's `Loss` for one client, with the network, the likelihood and the client's label level."""
 
     network: Network
     likelihood: Likelihood
     offset: Tensor | None
-    batched: bool = True  # samples in one batched program, or one after another
+    batched: bool = True  # weight samples in one batched program, or one after another
     noise: Noise = ON_WEIGHTS  # where the noise of a Gaussian enters
 
     def __call__(self, q: Distribution, batch: Batch, key: Tensor, samples: int = 1) -> Tensor:
@@ -42,7 +42,7 @@ class ClientLoss:
         return self._mean(one, key, draw(key, samples, self.noise.antithetic))
 
     def _mean(self, one: Callable[..., Tensor], key: Tensor, draws: Tensor | list[Tensor], *more: Tensor) -> Tensor:
-        """The mean of `one(draw, key of its dropout, ...)` over draws."""
+        """Return the mean of `one(draw, key of its dropout, ...)` over draws."""
         if len(draws) == 1:
             return one(draws[0], key, *(m[0] for m in more))
         keys = rng.folds(key, len(draws))
@@ -51,11 +51,11 @@ class ClientLoss:
         return torch.stack([one(*each) for each in zip(draws, keys, *more, strict=True)]).mean()
 
     def _noisy(self, q: Gaussian, batch: Batch, key: Tensor, drop: Tensor, sign: Tensor | None = None) -> Tensor:
-        """The cost of one pass with noise on activations."""
+        """Return the loss of one pass with noise on activations."""
         return self._cost(*self.noise.outputs(self.network, q, batch.x, key, drop, sign), batch)
 
     def nll(self, weights: Tensor, batch: Batch, key: Tensor, *before: Tensor) -> Tensor:
-        """Mean −log p(y|x, w) of the rows that are not padding. The weights may be the last part of a vector."""
+        """Return the mean −log p(y|x, w) of rows that are not padding; `before` are earlier parts of the weights."""
         parts = [part.to(self.network.dtype) for part in (*before, weights)]
         outputs = self.network.call(self.network.weights(*parts), batch.x, key)
         return self._cost(outputs, self.network.tail(weights), batch)
@@ -66,26 +66,26 @@ class ClientLoss:
 
 
 def output(network: Network, likelihood: Likelihood, weights: Tensor, x: Tensor, offset: Tensor | None) -> Tensor:
-    """What a network with these weights predicts for inputs it can take as they are."""
+    """Return what a network with these weights predicts for inputs that are normalised already."""
     return likelihood.predict(network(weights, x), network.tail(weights), offset)
 
 
 def draws_of(model: Distribution, samples: int) -> int:
-    """How many weight vectors a prediction averages over."""
+    """Return how many weight vectors a prediction averages over."""
     if isinstance(model, Gaussian):
         return max(1, samples)
     return 1 if isinstance(model, Point) else model.weights.shape[-2]
 
 
 def draw(q: Distribution, key: Tensor, j: int, samples: int) -> Tensor:
-    """The j-th of them."""
+    """Return the j-th weight vector of a prediction."""
     if isinstance(q, Gaussian):
         return q.draw(rng.fold(key, j), 1)[0] if samples else q.mean
     return q.mean if isinstance(q, Point) else q.weights[j]
 
 
 def label_offset(algorithm: Algorithm, site: Site) -> Tensor | None:
-    """log π_i, π_i = (counts + α)/(n + Kα): the closed-form posterior mean of a client's label distribution."""
+    """Return log π_i, π_i = (counts + α)/(n + Kα), the posterior mean of a client's label distribution, or None."""
     if algorithm.label_prior == "none" or site.counts.shape[-1] == 0:
         return None
     classes = site.counts.shape[-1]

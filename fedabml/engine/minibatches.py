@@ -15,24 +15,25 @@ Sizes = TypeVar("Sizes", np.ndarray, Tensor)
 
 
 def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The parts as one tensor; the only one as it is."""
+    """Concatenate tensors; a single one is returned without a copy."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
 def steps_of(sizes: Sizes, epochs: int, batch: int, per_step: int) -> Sizes:
-    """How many steps clients of these sizes take, where each is made of so many batches: at least one."""
+    """Return how many steps clients of these sizes take, at least one, where a step takes `per_step` batches."""
     return (epochs * ((sizes + batch - 1) // batch) // per_step).clip(1)
 
 
 def minibatches(
     rows: Tensor, sizes: Tensor, keys: Tensor, epochs: int, batch: int, per_step: int, least: int = 1
 ) -> Tensor:
-    """Sample numbers of every step of some lanes, [steps, batches of a step, lanes, batch]; −1 is padding.
+    """Return the sample numbers of every step of some lanes, [steps, batches of a step, lanes, batch]; −1 is padding.
 
     `rows` are the lanes' sample numbers [lanes, longest], the first `sizes` of each its own. An epoch is a permutation
     of them, a function of the lane's key and the epoch, cut into batches, the last one possibly short. Where a step
     takes several batches and a lane's number of batches is not a multiple, the rest is left out (but never the only
-    step). No lane has fewer samples than `least`, which may say that all have as many batches: then less is to be done.
+    step). No lane has fewer samples than `least`; where all lanes therefore have equally many batches, there is less
+    to compute.
     """
     lanes, longest = rows.shape
     width = min(batch, longest)
@@ -60,7 +61,7 @@ _BLOCK = 1 << 24  # sample numbers that are shuffled at once
 
 
 def _shuffled(rows: Tensor, keys: Tensor, first: int, last: int, full: bool) -> Tensor:
-    """Epochs of shuffled rows, [lanes, epochs, longest], the padding last; if they are `full`, there is none."""
+    """Return epochs of shuffled rows, [lanes, epochs, longest], the padding last; if they are `full`, there is none."""
     dice = rng.folds(rng.folds(keys, last - first, first), rows.shape[1])
     if not full:
         dice = dice.masked_fill(rows.unsqueeze(1) < 0, torch.iinfo(dice.dtype).max)
@@ -69,7 +70,7 @@ def _shuffled(rows: Tensor, keys: Tensor, first: int, last: int, full: bool) -> 
 
 
 def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Ragged rows as one array [lanes, longest], padded with −1."""
+    """Return ragged rows as one array [lanes, longest], padded with −1."""
     out = np.full((len(rows), max(1, max(len(r) for r in rows))), -1, np.int64)
     for i, own in enumerate(rows):
         out[i, : len(own)] = own

@@ -1,11 +1,11 @@
-"""One run in many processes: which of them this is, and the few things that they tell each other.
+"""One run in many processes, by torch.distributed: the rank of this one, and what ranks exchange.
 
-`torchrun` starts the same command several times and says in the environment who is who. Every process computes the same
-draw, merge and scores; what differs is whose clients it works for. Process 0 alone reads and writes the run's folder
-and speaks. What travels between processes are tensors and text, never pickles.
+`torchrun` starts the same command several times and sets every process's rank in the environment. Every process
+computes the same draw, merge and scores; what differs is whose clients it works for. Rank 0 alone reads and writes the
+run's folder and prints. What travels between processes are tensors and text, never pickles.
 
-Texts, scores and what clients keep go through Gloo, on the host. The one large sum of a round goes through NCCL where
-every process has a GPU of its own.
+Texts, scores and kept states go through Gloo, on the host. The one large sum of a round goes through NCCL where every
+process has a GPU of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-PATIENCE = timedelta(minutes=30)  # to wait for a process that neither answers nor ends: a machine that has vanished
+PATIENCE = timedelta(minutes=30)  # how long to wait for a process that neither answers nor ends
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -45,18 +45,18 @@ class PeerLost(TrainingError):
 
 
 class World:
-    """The processes of a run: this is `rank` of `size`, and `local` of the `here` on this machine.
+    """The processes of a run: this one is `rank` of `size`, and `local` of the `here` on this machine.
 
-    As it stands, a process alone: then nothing is sent, and nothing of torch.distributed is needed.
+    This base class is a process alone: nothing is sent, and torch.distributed is not needed.
     """
 
     rank, size, local, here = 0, 1, 0, 1
 
     # -- who does what ------------------------------------------------------------------------------------------------
     def assign_clients(self, clients: Sequence[int], counts: np.ndarray) -> list[list[int]]:
-        """The clients of each process, so that their samples are balanced: the same answer in every process.
+        """Return the clients of each process, with balanced numbers of samples; the result is the same in all.
 
-        The largest go first, each to the process with the fewest samples so far.
+        The largest clients go first, each to the process with the fewest samples so far.
         """
         if self.size == 1:
             return [sorted(clients)]
@@ -69,47 +69,47 @@ class World:
         return [sorted(own) for own in shares]
 
     def device_name(self, device: str) -> str:
-        """The device of this process."""
+        """Return the name of this process's device."""
         return device
 
     def use_device(self, device: torch.device) -> None:
-        """Gets ready to sum what lies on a device."""
+        """Prepare sums of tensors that lie on a device."""
 
-    # -- what they tell each other ------------------------------------------------------------------------------------
+    # -- what ranks exchange ------------------------------------------------------------------------------------------
     def broadcast_text(self, text: str) -> str:
-        """What process 0 has to say, in every process."""
+        """Return the text of rank 0 in every process."""
         return text
 
     def on_rank_0(self, act: Callable[[], T]) -> T | None:
-        """Process 0 acts, the others wait and get None; what a person has done wrong is an error in all of them."""
+        """Call `act` in rank 0 while the others wait and get None; an InputError or TrainingError is raised in all."""
         return act()
 
     def decide(self, act: Callable[[], T]) -> T:
-        """The same, but all get the result, which must be JSON."""
+        """Call `act` in rank 0 and return its result, which must be JSON, in all processes."""
         return act()
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over processes, the same bits in all of them."""
+        """Return the sum over processes, with the same bits in all of them."""
         return tensor
 
     def minimum(self, number: int) -> int:
-        """The least of everyone's numbers."""
+        """Return the minimum over processes."""
         return number
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """Process 0's tensor on the host; the others give one of the same shape and type."""
+        """Return rank 0's tensor, which lies on the host; the others pass one of the same shape and type."""
         return tensor
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Everyone's tensor (all alike, on the host) at process 0; nothing elsewhere."""
+        """Return the tensors of all processes (of one shape, on the host) in rank 0, and nothing elsewhere."""
         return [tensor]
 
     def scatter(self, tensors: list[Tensor], like: Tensor) -> Tensor:
-        """The inverse: process 0 has one for each."""
+        """Return one of rank 0's tensors, which has one like `like` for each process."""
         return tensors[0]
 
     def one_per_machine_first(self, act: Callable[[], T]) -> T:
-        """One process of every machine acts before the others, so that a download is made once."""
+        """Call `act` in one process of every machine before the others, so that a download is made once."""
         return act()
 
 
@@ -117,7 +117,7 @@ ALONE = World()
 
 
 class Processes(World):
-    """Several processes."""
+    """Several processes, connected by torch.distributed."""
 
     def __init__(self, rank: int, size: int, local: int, here: int):
         import torch.distributed as dist
@@ -143,7 +143,7 @@ class Processes(World):
         self.broken = False
 
     def leave(self) -> None:
-        """Ends the conversation, unless it ended badly."""
+        """Disconnect, unless the connection broke."""
         import torch.distributed as dist
 
         if not self.broken and dist.is_initialized():
@@ -245,7 +245,7 @@ class Processes(World):
         return act()
 
     def _wait(self, start: Callable[[], Any]) -> None:
-        """Waits in Python, so that a signal is heard while another process keeps this one waiting."""
+        """Wait in Python, so that signals are handled while another process keeps this one waiting."""
         pause = 1e-5
         try:
             work = start()
@@ -266,7 +266,7 @@ class Processes(World):
 
 
 def _store(patience: timedelta) -> Store:
-    """The place where processes meet: torchrun's, or one that process 0 opens."""
+    """Return the store where processes meet: torchrun's, or one that rank 0 opens."""
     import torch.distributed as dist
 
     ours = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and os.environ["RANK"] == "0"
@@ -275,10 +275,10 @@ def _store(patience: timedelta) -> Store:
 
 
 def _meet(store: Store, rank: int, size: int) -> str:
-    """Waits until all processes are there; a name for their meeting that no other has had.
+    """Wait until all processes are there; return a name for their meeting that no other has had.
 
     torchrun may start processes anew (--max-restarts), and they then find in its store what those before them wrote.
-    Process 0 therefore calls everyone by a name of the moment, and calls again until all have answered to theirs.
+    Rank 0 therefore announces the processes by names made at their start, until all have answered to theirs.
     """
     own, end = uuid.uuid4().hex, time.monotonic() + PATIENCE.total_seconds()
     store.set(f"fedabml/name/{rank}", own)
@@ -303,12 +303,12 @@ def _meet(store: Store, rank: int, size: int) -> str:
     raise RuntimeError("some of them never came")
 
 
-_WORLD: list[World] = []
-_MEETING = [""]
+_WORLD: list[World] = []  # the connected processes, once there are any
+_MEETING = [""]  # the name of their meeting
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Rank and number of processes, as the environment has them; (0, 1) where nobody started several."""
+    """Return the rank and the number of processes from the environment; (0, 1) without torchrun."""
     if not all(name in os.environ for name in NEEDED):
         return 0, 1
     try:
@@ -324,7 +324,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def world() -> World:
-    """The processes of this run; they are connected when this is first called."""
+    """Return the processes of this run; the first call connects them."""
     rank, size = rank_and_size()
     if size == 1:
         return ALONE
@@ -335,7 +335,7 @@ def world() -> World:
 
 
 def torchrun_job() -> tuple[str, int, int]:
-    """torchrun's name for this job, if it has one; how often it has started its processes anew, and may."""
+    """Return torchrun's name for this job, if any, how often it has restarted its processes, and how often it may."""
     name, *numbers = (
         os.environ.get(f"TORCHELASTIC_{word}", "0") for word in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS")
     )
@@ -343,7 +343,7 @@ def torchrun_job() -> tuple[str, int, int]:
 
 
 def refuse(what: str) -> None:
-    """For what is not done by several processes."""
+    """Refuse to do `what` in several processes."""
     if rank_and_size()[1] > 1:
         raise InputError(
             f"{what} runs in one process; only training is spread by torchrun. Call it without torchrun. Several "
@@ -352,7 +352,7 @@ def refuse(what: str) -> None:
 
 
 def agree(world: World, config: dict[str, Any], chunk: int) -> int:
-    """Makes sure that all processes have the same configuration and data; the chunk that suits all of them."""
+    """Check that all processes have the same configuration and data; return the smallest of their chunks."""
     import torch
 
     names = sorted(config)
@@ -372,10 +372,10 @@ def agree(world: World, config: dict[str, Any], chunk: int) -> int:
 
 
 def should_report(what: str, patience: float = 0.5) -> bool:
-    """For a process that is about to end: whether it is to say why, so that those that fail together speak once.
+    """Return whether a process that is about to end should report why: of those that fail together, one reports.
 
-    Process 0 knows more, so the others give it `patience` seconds to speak. From here on nothing interrupts this
-    process, for torchrun ends all of them as soon as one has failed.
+    Rank 0 knows more, so the others give it `patience` seconds to report. From here on nothing interrupts this process,
+    because torchrun ends all of them as soon as one has failed.
     """
     rank, size = rank_and_size()
     if size == 1:
@@ -400,7 +400,7 @@ def _first_line(error: BaseException) -> str:
 
 # -- states as bytes --------------------------------------------------------------------------------------------------
 def packed(state: dict[str, Tensor], like: dict[str, Tensor]) -> Tensor:
-    """A state's bits in one row on the host, in the order of `like`."""
+    """Return a state's bytes in one row on the host, in the order of `like`."""
     import torch
 
     rows = [state[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8) for name in like]
@@ -408,14 +408,14 @@ def packed(state: dict[str, Tensor], like: dict[str, Tensor]) -> Tensor:
 
 
 def unpacked(row: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse."""
+    """Return the state whose bytes are a row: the inverse of `packed`."""
     sizes = [v.numel() * v.element_size() for v in like.values()]
     parts = zip(like.items(), row.split(sizes), strict=True)
     return {name: part.clone().view(v.dtype).reshape(v.shape) for (name, v), part in parts}
 
 
 def fingerprint(state: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Four numbers that tell whether two states have the same bits: their sum as integers, 16 bits in each."""
+    """Return four numbers that differ between states of different bits: their sum as integers, 16 bits in each."""
     import torch
 
     whole = torch.zeros((), dtype=torch.int64, device=device)
@@ -426,10 +426,10 @@ def fingerprint(state: dict[str, Tensor], dtype: torch.dtype, device: torch.devi
 
 
 def with_folder_lock(alone: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Makes a decorator: a function runs while process 0 holds the lock of its folder `out`.
+    """Return a decorator: the function runs while rank 0 holds the lock of its folder, the argument `out`.
 
-    Without `out`, and for a function that is `closed` and writes nothing, there is no lock. What is done by one process
-    `alone` is named, and refused to several.
+    There is no lock without `out`, or if the argument `closed` says that nothing is written. If `alone` names the
+    function, several processes are refused.
     """
 
     def decorate(call: Callable[P, T]) -> Callable[P, T]:

@@ -107,16 +107,15 @@ def test_processes_take_the_first_ones_backend():
     class Second(World):
         rank, size, here = 1, 2, 2
 
-        def tell(self, text):
+        def broadcast_text(self, text):
             return "loop" if text == "vmap" else text  # process 0 has measured something else
 
         def sum(self, tensor):
             return tensor  # nobody differs
 
     samples = [(np.zeros((4, 3), np.float32), np.arange(4) % 2)] * 4
-    setup = prepare(Federation.from_arrays(samples, samples), "mlr", device="cpu")
-    setup.cohort.backend = setup.config["backend"] = "vmap"
-    _together(Second(), setup, 3)
+    setup = prepare(Federation.from_arrays(samples, samples), "mlr", device="cpu", backend="vmap")
+    setup = _together(Second(), setup, 3)
     assert (setup.cohort.backend, setup.config["backend"], setup.cohort.executor.record) == ("loop", "loop", False)
 
 
