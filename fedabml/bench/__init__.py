@@ -1,1 +1,1 @@
-"""How fast the engine is: the same federations trained by it and by an eager loop, side by side in one run."""
+"""Speed of the engine: it trains the same federations as an eager loop, both timed side by side in one process."""

@@ -1,9 +1,10 @@
-"""The rival we write ourselves: clients trained one after another with plain, eager PyTorch, as well as we can.
+"""The eager loop that the engine is raced against: clients trained one after another with plain PyTorch.
 
 It does the arithmetic of FedAvg or FedABML on the same data and the same minibatches in the same order, so its losses
-are ours. What makes it quick: one module whose weights are views of one flat buffer, so that a reset, a sample, an
-average is one kernel; data on the device, normalised once per client; no synchronisation but one at the round's end;
-channels-last or not, whichever is faster there, and on a GPU cuDNN's autotuner. It gets its shuffles for nothing.
+equal the engine's. It is written to be fast: the module's weights are views of one flat buffer, so that a reset, a
+weight sample or an average is one kernel; data lie on the device, normalised once per client; the host waits for the
+device only at the end of a round; images are channels-last where that is faster, and on a GPU cuDNN's autotuner is on.
+Shuffles are taken from the engine's plan and not timed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ..gaussian import Gaussian
 from ..runs.prepare import Setup
 from ..vectors import _KeyedDropout
 
-# The variant of the algorithms that the loop computes.
+# The hyperparameters of the variants that the loop implements.
 KNOWN: dict[str, Any] = {
     "prior_step": "natural",
     "prior_every": "round",
@@ -48,16 +49,16 @@ KNOWN: dict[str, Any] = {
 
 
 class Client(NamedTuple):
-    """What one client of a round will do."""
+    """What one client of a round trains on."""
 
-    own: Tensor  # its samples
-    steps: list[Tensor]  # of each step, the places of its batch among them
-    key: Tensor  # the engine's key of its round
-    offset: Tensor | None  # its label level
+    own: Tensor  # numbers of its samples, [n]
+    steps: list[Tensor]  # for each step, the positions of its batch in `own`, [batch]
+    key: Tensor  # the engine's key for its round
+    offset: Tensor | None  # its label level, [classes]
 
 
 class Loop:
-    """A federation trained client by client.
+    """Trains a federation client by client; raises InputError for an algorithm that it does not implement.
 
     `keyed` draws the engine's own noise, for a comparison of losses; without it the noise is torch's, which is cheaper.
     `optimiser` steps FedAvg with torch.optim.SGD(foreach=True) rather than by hand. `autocast` is the type of products.
@@ -76,10 +77,10 @@ class Loop:
         self.keyed, self.autocast, self.channels_last = keyed, autocast, channels_last
         algorithm = self.cohort.algorithm
         if type(algorithm) not in (FedAvg, FedABML):
-            raise InputError("The eager loop knows FedAvg and FedABML alone.")
+            raise InputError("The eager loop implements FedAvg and FedABML only.")
         for name, value in KNOWN.items():
             if getattr(algorithm, name, value) != value:
-                raise InputError(f"The eager loop knows {name}={value} alone.")
+                raise InputError(f"The eager loop implements only {name}={value}.")
         self.algorithm, self.round, self.next = algorithm, 0, list[Client]()
         network, device = self.cohort.network, self.cohort.device
         self.module = copy.deepcopy(network.module).train()
@@ -100,7 +101,7 @@ class Loop:
 
     # -- vectors ----------------------------------------------------------------------------------------------------
     def views(self, flat: Tensor) -> list[Tensor]:
-        """A flat buffer as the network's parameters."""
+        """Return views of a flat buffer [d] in the shapes of the network's parameters."""
         sizes = [int(torch.Size(shape).numel()) for shape in self.shapes]
         pieces = zip(flat.split(sizes), self.shapes, strict=True)
         return [
@@ -109,24 +110,24 @@ class Loop:
         ]
 
     def buffer(self, vector: Tensor | None = None) -> Tensor:
-        """A flat buffer, with the values of one of the engine's vectors."""
+        """Return a flat buffer [d] with the values of one of the engine's vectors, or with zeros."""
         made = torch.zeros_like(self.cohort.network.initial)
         if vector is not None:
             self.fill(self.views(made), vector)
         return made
 
     def fill(self, views: list[Tensor], vector: Tensor) -> None:
-        """Puts the values of one of the engine's vectors into a buffer."""
+        """Copy the values of one of the engine's vectors into the views of a buffer."""
         for view, value in zip(views, self.cohort.network.layout.split(vector).values(), strict=True):
             view.copy_(value)
 
     def vector(self, buffer: Tensor) -> Tensor:
-        """A buffer as one of the engine's vectors."""
+        """Return the values of a buffer in the order of the engine's vectors."""
         return torch.cat([view.reshape(-1) for view in self.views(buffer)])
 
     # -- a round ----------------------------------------------------------------------------------------------------
     def prepare(self) -> None:
-        """Takes the clients and the minibatches of the next round from the engine's plan; never timed."""
+        """Take the clients and the minibatches of the next round from the engine's plan; this is never timed."""
         cohort, round = self.cohort, self.round + 1
         clients = draw_clients(cohort.fed.clients, self.participation, cohort.seed, round)
         sizes = cohort.fed.train.counts[clients]
@@ -146,7 +147,7 @@ class Loop:
         self.round = round
 
     def step(self) -> float:
-        """Trains the clients that `prepare` named, one after another; their mean loss."""
+        """Train the clients that `prepare` chose, one after another, and return their mean loss."""
         clients, device = self.next, self.cohort.device
         bayes = isinstance(self.algorithm, FedABML)
         sums = [torch.zeros_like(self.mean) for _ in range(1 + bayes)]
@@ -169,7 +170,7 @@ class Loop:
         return float(loss)
 
     def batches(self, x: Tensor, y: Tensor, steps: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The minibatches of a client: on a GPU gathered all at once, on a CPU where they stay in its cache."""
+        """Yield a client's minibatches: on a GPU gathered all at once, on a CPU one by one, to stay in its cache."""
         laid = torch.channels_last if self.channels_last and x.ndim == 4 else torch.contiguous_format
         if x.device.type == "cpu":
             return ((x[index].contiguous(memory_format=laid), y[index]) for index in steps)
@@ -178,7 +179,7 @@ class Loop:
         return zip(x.split(sizes), y[everything].split(sizes), strict=True)
 
     def loss(self, x: Tensor, y: Tensor, offset: Tensor | None, key: Tensor | None) -> Tensor:
-        """Mean −log p(y|x) under the weights in the module."""
+        """Return the mean −log p(y|x) under the weights in the module."""
         with contextlib.ExitStack() as stack:
             if self.autocast:
                 stack.enter_context(torch.autocast(x.device.type, self.autocast))
@@ -189,7 +190,7 @@ class Loop:
         return cross_entropy(outputs if offset is None else outputs + offset, y)
 
     def plain(self, client: Client, batches: Iterator[tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """FedAvg's local work: SGD from the shared weights, which ends in the buffer w."""
+        """Do FedAvg's local work, SGD from the shared weights, in the buffer w; return the losses."""
         self.w.copy_(self.mean)
         lr, losses = float(self.algorithm.lr), []
         for t, (x, y) in enumerate(batches):
@@ -206,7 +207,7 @@ class Loop:
         return losses
 
     def bayesian(self, client: Client, batches: Iterator[tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """FedABML's local work: φ-steps of m and ν from s weight samples each, the KL's pull on m taken implicitly."""
+        """Do FedABML's local work: φ-steps of m and ν from s weight samples each, with an implicit step of the KL."""
         algorithm, n = self.algorithm, len(client.own)
         assert isinstance(algorithm, FedABML)
         lr, s = float(algorithm.lr), algorithm.s
@@ -238,7 +239,7 @@ class Loop:
         return losses
 
     def noise(self, key: Tensor, t: int) -> list[Tensor | None]:
-        """Fills ε anew; the keys of the samples' dropout, where noise is the engine's."""
+        """Fill ε anew; return the keys of the samples' dropout where noise is the engine's, else None for each."""
         if not self.keyed:
             self.eps.normal_()
             return [None] * len(self.eps)
@@ -249,7 +250,7 @@ class Loop:
         return [step] if len(self.eps) == 1 else list(rng.folds(step, len(self.eps)))
 
     def theta(self, n: int) -> tuple[Tensor, Tensor]:
-        """FedABML's natural θ-step at the end of a client's round."""
+        """Return (mean, logstd) after FedABML's natural θ-step at the end of the round of a client with n samples."""
         algorithm = self.algorithm
         assert isinstance(algorithm, FedABML)
         moved = self.m - self.mean
@@ -260,15 +261,10 @@ class Loop:
         return self.mean + algorithm.rho * moved, logstd
 
 
-def convolutional(module: nn.Module) -> bool:
-    """Whether there is a memory format to choose."""
-    return any(isinstance(m, nn.Conv2d) for m in module.modules())
-
-
 def best_format(setup: Setup, autocast: torch.dtype | None = None, steps: int = 6) -> bool:
-    """Whether the loop is faster channels-last: a few steps of one client tell."""
-    if not convolutional(setup.cohort.network.module):
-        return False
+    """Return whether the loop is faster with images channels-last, by a trial of a few steps of one client."""
+    if not any(isinstance(m, nn.Conv2d) for m in setup.cohort.network.module.modules()):
+        return False  # there is nothing to choose
     seconds = {}
     for last in (False, True):
         loop = Loop(setup, channels_last=last, autocast=autocast)

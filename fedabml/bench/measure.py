@@ -1,4 +1,9 @@
-"""Sides timed in turns in one run, what they must agree in, and what the machine could do at best."""
+"""Races: sides that train the same rounds in turns, in one process; and what the machine could do at best.
+
+Every race returns a record, a dictionary for one line of JSON, which `table` shows. Its keys: `first`, `warm` and
+`rounds` (seconds by side: of the first round with everything before it, the median of warm rounds, all of them),
+`ratio` (how many times faster ours is), and what names the workload.
+"""
 
 from __future__ import annotations
 
@@ -9,98 +14,29 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from .. import accel
+from ..accel.machine import hardware
 from ..algorithms import Algorithm, FedABML, FedAvg
 from ..data import Federation
 from ..engine.autotune import dtype_of
 from ..engine.rounds import Simulation, run_rounds
 from ..errors import TrainingError
 from ..runs.prepare import Setup, prepare
-from ..runs.provenance import hardware
 from ..version import __version__
 from .loop import KNOWN, Loop, best_format
 from .workloads import Workload
 
-# How far two first rounds' losses may lie apart, relatively, for the arithmetic to count as the same.
-AGREE = {"float64": 1e-9, "float32": 1e-4, "tf32": 1e-2}
-COARSE = 3e-2  # products of eight bits
+# How far the first rounds' mean losses may differ, relatively, for the arithmetic to count as the same.
+AGREE = {"float64": 1e-9, "float32": 1e-4, "tf32": 1e-2, "bf16": 3e-2, "bfloat16": 3e-2}
 HALF = ("bf16", "bfloat16")
 BLOCK = 50  # rounds timed together at most
-
-
-class Side(Protocol):
-    """Something that trains the rounds of a federation."""
-
-    def prepare(self) -> None:
-        """What is not timed."""
-
-    def step(self) -> float:
-        """A round, to its end; its mean loss."""
-
-
-class Engine:
-    """Our side."""
-
-    def __init__(self, setup: Setup):
-        self.device, self.many = setup.cohort.device, 1
-        self.simulation = Simulation(setup.cohort)
-
-    def prepare(self) -> None:
-        """Nothing: shuffles are part of a round here."""
-
-    def step(self) -> float:
-        """A round."""
-        loss = self.simulation.step()["loss"]
-        wait(self.device)
-        return float(loss)
-
-    def timed(self) -> float:
-        """Seconds that a round takes, one of `many`: on a GPU the next begins before the last is over."""
-        sim, rounds = self.simulation, self.simulation.round + self.many
-
-        def run() -> None:
-            for _, told in run_rounds([sim], rounds, lambda round: round == rounds):
-                if isinstance(told[0], TrainingError):
-                    raise told[0]
-            wait(self.device)
-
-        return _seconds(run) / self.many
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def wait(device: torch.device) -> None:
-    """Until the device has done what it was told."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-# -- algorithms -------------------------------------------------------------------------------------------------------
-def weight_samples(lr: float, s: int = 5) -> FedABML:
-    """FedABML with s whole samples of the weights, the paper's estimator: what the loop does, too."""
-    names = {f.name for f in dataclasses.fields(FedABML)}
-    return FedABML(lr=lr, s=s, **{name: value for name, value in KNOWN.items() if name in names})
-
-
-def algorithms(lr: float) -> dict[str, Algorithm]:
-    """What is timed: the loop knows the first two."""
-    return {
-        "fedavg": FedAvg(lr=lr),
-        "fedabml5": weight_samples(lr),
-        "fedabml": FedABML(lr=lr),
-        "fedabml-batch": FedABML(lr=lr, prior_every="batch", rho=0.5),
-    }
-
-
+SETTLE = 30.0  # seconds to wait at most for recorded steps to be compiled
 TITLES = {
     "fedavg": "FedAvg",
     "fedabml5": "FedABML, s=5",
@@ -109,10 +45,22 @@ TITLES = {
 }
 
 
+def weight_samples(lr: float, s: int = 5) -> FedABML:
+    """Return FedABML with s samples of all weights, the paper's estimator, which the loop computes, too."""
+    names = {f.name for f in dataclasses.fields(FedABML)}
+    return FedABML(lr=lr, s=s, **{name: value for name, value in KNOWN.items() if name in names})
+
+
+def algorithms(lr: float) -> dict[str, Algorithm]:
+    """Return the algorithms that are timed, by the names in `TITLES`; the loop computes the first two."""
+    batch = FedABML(lr=lr, prior_every="batch", rho=0.5)
+    return dict(zip(TITLES, (FedAvg(lr=lr), weight_samples(lr), FedABML(lr=lr), batch), strict=True))
+
+
 def setup_of(
     work: Workload, fed: Federation, algorithm: Algorithm, device: str, dtype: str, compile: bool = False
 ) -> Setup:
-    """A workload made ready for our engine."""
+    """Return a workload prepared for our engine."""
     return prepare(
         fed, work.network(), algorithm, rounds=1, participation=work.cohort / work.clients, epochs=work.epochs,
         batch_size=work.batch, device=device, dtype=dtype, compile=compile,
@@ -120,11 +68,60 @@ def setup_of(
 
 
 # -- a race -----------------------------------------------------------------------------------------------------------
-class Times(NamedTuple):
-    """Of one side: seconds from nothing to the end of the first round, of every later round, and the first's loss."""
+class Side(Protocol):
+    """Something that trains the rounds of a federation."""
 
-    first: float
+    def prepare(self) -> None:
+        """Do what is not timed."""
+
+    def step(self) -> float:
+        """Train one round to its end and return its mean loss."""
+
+
+class Engine:
+    """Our side. On a GPU `many` rounds are timed together, because the next begins before the last is over."""
+
+    def __init__(self, setup: Setup):
+        self.device, self.many = setup.cohort.device, 1
+        self.executor = setup.cohort.executor
+        self.simulation = Simulation(setup.cohort)
+
+    def prepare(self) -> None:
+        """Do nothing: drawing clients and shuffling are part of a round here."""
+
+    def step(self) -> float:
+        """Train one round to its end and return its mean loss."""
+        loss = self.simulation.step()["loss"]
+        synchronize(self.device)
+        return float(loss)
+
+    def warm_up(self) -> None:
+        """Train one more round, and then until recorded steps have been compiled; choose how many rounds are timed."""
+        once, began = _seconds(self.step), time.perf_counter()
+        if self.device.type == "cuda":
+            self.many = min(BLOCK, max(1, int(0.1 / once)))
+        while not self.executor.settled and time.perf_counter() - began < SETTLE:
+            self.step()
+
+    def timed(self) -> float:
+        """Return the seconds of a round, as the mean of `many`; raises TrainingError if training diverges."""
+        sim, rounds = self.simulation, self.simulation.round + self.many
+
+        def run() -> None:
+            for _, found in run_rounds([sim], rounds, lambda round: round == rounds):
+                if isinstance(found[0], TrainingError):
+                    raise found[0]
+            synchronize(self.device)
+
+        return _seconds(run) / self.many
+
+
+class Times(NamedTuple):
+    """The times of one side, in seconds, and the mean loss of its first round."""
+
+    first: float  # from nothing to the end of the first round
     warm: list[float]
+    cpu: list[float]  # processor time of the warm rounds, all threads together
     loss: float
 
     @property
@@ -134,49 +131,41 @@ class Times(NamedTuple):
 
 
 class Runner(NamedTuple):
-    """How a side is made, and the process-wide settings it runs under."""
+    """How a side is made, and what sets the process-wide settings that it runs under."""
 
     make: Callable[[], Side]
     arrange: Callable[[], object]
 
 
 def race(runners: Mapping[str, Runner], device: torch.device, turns: int, budget: float) -> dict[str, Times]:
-    """Times all sides in turns, each turn beginning with another one, until the turns or the seconds are over.
+    """Time all sides in turns, each turn beginning with another one, until `turns` or `budget` seconds are over.
 
     At least two turns are taken.
     """
-    sides, found = {}, {}
+    sides, found, names = dict[str, Side](), dict[str, Times](), list(runners)
     for name, runner in runners.items():
         runner.arrange()
-        wait(device)
+        synchronize(device)
         start = time.perf_counter()
-        sides[name] = runner.make()
-        sides[name].prepare()
-        loss = sides[name].step()
-        found[name] = Times(time.perf_counter() - start, [], loss)
-        sides[name].prepare()
-        once, side = _seconds(sides[name].step), sides[name]  # not timed: on a CPU steps are recorded in it
-        if device.type == "cuda" and isinstance(side, Engine):
-            side.many = min(BLOCK, max(1, int(0.1 / once)))
-    names, began = list(runners), time.perf_counter()
+        sides[name] = side = runner.make()
+        side.prepare()
+        loss = side.step()
+        found[name] = Times(time.perf_counter() - start, [], [], loss)
+        side.prepare()
+        side.warm_up() if isinstance(side, Engine) else side.step()
+    began = time.perf_counter()
     for turn in range(turns):
         if turn >= 2 and time.perf_counter() - began > budget:
             break
-        for i in range(len(names)):
-            name = names[(turn + i) % len(names)]
-            runners[name].arrange()
-            sides[name].prepare()
-            wait(device)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
             side = sides[name]
+            runners[name].arrange()
+            side.prepare()
+            synchronize(device)
+            cpu = time.process_time()
             found[name].warm.append(side.timed() if isinstance(side, Engine) else _seconds(side.step))
+            found[name].cpu.append(time.process_time() - cpu)
     return found
-
-
-def tuned(device: torch.device, dtype: str) -> None:
-    """The settings of the loop: our precision, but cuDNN may choose what is fastest, repeatable or not."""
-    dtype_of(dtype, device)
-    if device.type == "cuda":
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
 
 
 def contest(
@@ -190,53 +179,58 @@ def contest(
     turns: int = 5,
     budget: float = 30.0,
 ) -> dict[str, Any]:
-    """Our engine against the eager loop: a record for a table. Their first rounds' losses must agree.
+    """Race our engine against the eager loop and return the record; the first rounds' losses must agree.
 
-    FedABML also runs with noise on activations, where there is such an estimator; `compile` adds our engine compiled.
-    Products of eight bits (bf16) are raced against the loop in float32 and against the loop under autocast.
+    FedABML also runs with noise on activations; `compile` adds our engine compiled. In bf16 the loop runs in float32
+    and under autocast.
     """
-    half = dtype in HALF
-    exact = "float32" if half else dtype
-    start = time.perf_counter()
+    half, start = dtype in HALF, time.perf_counter()
     ours = setup_of(work, fed, algorithm, str(device), dtype)
     ready = time.perf_counter() - start
+    exact = "float32" if half else dtype
     theirs = setup_of(work, fed, algorithm, str(device), exact) if half else ours
-    settle = lambda: tuned(device, exact)  # noqa: E731
-    settle()
+
+    def settings_of_loop() -> None:
+        dtype_of(exact, device)
+        if device.type == "cuda":  # cuDNN may choose what is fastest, repeatable or not
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
+
+    def loop(**options: Any) -> Runner:
+        return Runner(lambda: Loop(theirs, **options), settings_of_loop)
+
+    settings_of_loop()
     last = best_format(theirs)
-    runners = {
-        "ours": Runner(lambda: Engine(ours), lambda: dtype_of(dtype, device)),
-        "loop": Runner(lambda: Loop(theirs, channels_last=last), settle),
-    }
+    runners = {"ours": _engine(ours, dtype), "loop": loop(channels_last=last)}
     if isinstance(algorithm, FedAvg):
-        runners["loop_sgd"] = Runner(lambda: Loop(theirs, channels_last=last, optimiser=True), settle)
+        runners["loop_sgd"] = loop(channels_last=last, optimiser=True)
     if half:
         better = best_format(theirs, torch.bfloat16)
-        runners["loop_bf16"] = Runner(lambda: Loop(theirs, channels_last=better, autocast=torch.bfloat16), settle)
-    if isinstance(algorithm, FedABML) and "estimator" in algorithm.values():
-        cheap = setup_of(work, fed, dataclasses.replace(algorithm, estimator="local"), str(device), dtype)
-        runners["local"] = Runner(lambda: Engine(cheap), lambda: dtype_of(dtype, device))
+        runners["loop_bf16"] = loop(channels_last=better, autocast=torch.bfloat16)
+    if isinstance(algorithm, FedABML):
+        local = dataclasses.replace(algorithm, estimator="local")
+        runners["local"] = _engine(setup_of(work, fed, local, str(device), dtype), dtype)
     if compile:
-        fused = setup_of(work, fed, algorithm, str(device), dtype, compile=True)
-        runners["compiled"] = Runner(lambda: Engine(fused), lambda: dtype_of(dtype, device))
+        runners["compiled"] = _engine(setup_of(work, fed, algorithm, str(device), dtype, compile=True), dtype)
     times = race(runners, device, turns, budget)
     times["ours"] = times["ours"]._replace(first=ready + times["ours"].first)
     loss = times["loop"].loss
     if isinstance(algorithm, FedABML) or ours.cohort.network.dropout:  # only then is there noise to be made the same
-        settle()
+        settings_of_loop()
         check = Loop(theirs, keyed=True, channels_last=last)
         check.prepare()
         loss = check.step()
     apart = abs(loss - times["ours"].loss) / abs(loss)
-    record = told(work, ours, dtype, times) | {"losses": [times["ours"].loss, loss], "apart": apart}
-    record["agree"] = bool(apart <= (COARSE if half else AGREE[dtype]))
-    record["channels_last"] = last
-    record["ratio"] = {n: t.round / times["ours"].round for n, t in times.items() if n.startswith("loop")}
-    for name in ("local", "compiled"):  # ours, too; the loop has no noise on activations, of the same expectation
-        if name in times:
-            record["ratio"][name] = times["loop"].round / times[name].round
-    record["roofline"] = roofline(work, theirs, times["ours"].round / work.steps)
-    return record
+    ratio = {n: t.round / times["ours"].round for n, t in times.items() if n.startswith("loop")}
+    # These two are ours, too, and stand against the loop.
+    ratio |= {n: times["loop"].round / times[n].round for n in ("local", "compiled") if n in times}
+    return _record(work, ours, dtype, times) | {
+        "losses": [times["ours"].loss, loss],
+        "apart": apart,
+        "agree": bool(apart <= AGREE[dtype]),
+        "channels_last": last,
+        "ratio": ratio,
+        "roofline": roofline(work, theirs, times["ours"].round / work.steps),
+    }
 
 
 def steps_of(
@@ -249,25 +243,24 @@ def steps_of(
     turns: int = 5,
     budget: float = 30.0,
 ) -> dict[str, Any]:
-    """What a FedABML step costs beside a FedAvg step, both ours, at FedABML's defaults: a record for a table.
-
-    `compile` adds all of them compiled.
-    """
-    runners, known = {}, algorithms(work.lr)
-    raced = [name for name in known if name != "fedabml5"]
-    setups = {name: setup_of(work, fed, known[name], str(device), dtype) for name in raced}
-    for name in raced if compile else ():
-        setups[f"{name} compiled"] = setup_of(work, fed, known[name], str(device), dtype, compile=True)
-    for name, setup in setups.items():
-        make = lambda setup=setup: Engine(setup)  # noqa: E731
-        runners[name] = Runner(make, lambda: dtype_of(dtype, device))
-    times = race(runners, device, turns, budget)
-    record = told(work, setups["fedabml"], dtype, times)
-    of = lambda name, kind: times[name + kind].round / times["fedavg" + kind].round  # noqa: E731
+    """Race a FedABML step at its defaults against a FedAvg step, both ours; `compile` adds all of them compiled."""
+    raced = {name: each for name, each in algorithms(work.lr).items() if name != "fedabml5"}
     kinds = ("", " compiled") if compile else ("",)
-    record["ratio"] = {name + kind: of(name, kind) for kind in kinds for name in ("fedabml", "fedabml-batch")}
-    record["hyper"] = {k: v for k, v in setups["fedabml"].cohort.algorithm.values().items() if k in ("s", "estimator")}
-    return record
+    setups = {
+        name + kind: setup_of(work, fed, each, str(device), dtype, compile=bool(kind))
+        for kind in kinds
+        for name, each in raced.items()
+    }
+    times = race({name: _engine(setup, dtype) for name, setup in setups.items()}, device, turns, budget)
+    hyper = setups["fedabml"].cohort.algorithm.values()
+    return _record(work, setups["fedabml"], dtype, times) | {
+        "ratio": {
+            name + kind: times[name + kind].round / times["fedavg" + kind].round
+            for kind in kinds
+            for name in ("fedabml", "fedabml-batch")
+        },
+        "hyper": {k: hyper[k] for k in ("s", "estimator") if k in hyper},
+    }
 
 
 def graphs_of(
@@ -280,21 +273,53 @@ def graphs_of(
     turns: int = 5,
     budget: float = 30.0,
 ) -> dict[str, Any]:
-    """Steps replayed from CUDA graphs against steps launched one by one, both ours: a record for a table."""
-    setup = setup_of(work, fed, algorithm, str(device), dtype)
-    setups = {"graphs": setup, "launches": dataclasses.replace(setup, cohort=setup.cohort.at(graphs=False))}
+    """Race steps replayed from CUDA graphs against steps launched one by one, both ours."""
+    setups = {name: setup_of(work, fed, algorithm, str(device), dtype) for name in ("graphs", "launches")}
+    setups["launches"].cohort.executor.capture = False
+    times = race({name: _engine(setup, dtype) for name, setup in setups.items()}, device, turns, budget)
+    return _record(work, setups["graphs"], dtype, times) | {
+        "ratio": {"launches": times["launches"].round / times["graphs"].round},
+        "captured": setups["graphs"].cohort.executor.capture,
+    }
+
+
+def without(
+    work: Workload,
+    fed: Federation,
+    algorithm: Algorithm,
+    parts: Sequence[str],
+    *,
+    device: torch.device,
+    dtype: str = "float32",
+    turns: int = 20,
+    budget: float = 30.0,
+) -> dict[str, Any]:
+    """Race our engine with all accelerators against itself without each of `parts` (`accel.PARTS`), or without all (1).
+
+    A ratio is the median time of a round without a part over that with all; `cpu` has the same of processor time.
+    """
+    setups = {name: setup_of(work, fed, algorithm, str(device), dtype) for name in ("all", *parts)}
     runners = {
-        name: Runner(lambda setup=setup: Engine(setup), lambda: dtype_of(dtype, device))  # type: ignore[misc]
+        name: Runner(lambda setup=setup: Engine(setup), lambda name=name: accel.leave_out({name} - {"all"}))  # type: ignore[misc]
         for name, setup in setups.items()
     }
-    times = race(runners, device, turns, budget)
-    record = told(work, setups["graphs"], dtype, times)
-    record["ratio"] = {"launches": times["launches"].round / times["graphs"].round}
-    return record | {"captured": setup.cohort.executor.capture}
+    try:
+        times = race(runners, device, turns, budget)
+    finally:
+        accel.leave_out(())
+    cpu = {name: statistics.median(t.cpu) for name, t in times.items()}
+    return _record(work, setups["all"], dtype, times) | {
+        "ratio": {name: times[name].round / times["all"].round for name in parts},
+        "cpu": {name: cpu[name] / cpu["all"] for name in parts},
+    }
 
 
-def told(work: Workload, setup: Setup, dtype: str, times: Mapping[str, Times]) -> dict[str, Any]:
-    """What every record says."""
+def _engine(setup: Setup, dtype: str) -> Runner:
+    return Runner(lambda: Engine(setup), lambda: dtype_of(dtype, setup.cohort.device))
+
+
+def _record(work: Workload, setup: Setup, dtype: str, times: Mapping[str, Times]) -> dict[str, Any]:
+    """Return what every record holds."""
     return {
         "workload": work.name,
         "said": work.said,
@@ -309,39 +334,47 @@ def told(work: Workload, setup: Setup, dtype: str, times: Mapping[str, Times]) -
     }
 
 
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished all work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def clear(device: torch.device) -> None:
-    """Gives memory back between two races."""
+    """Free memory between two races."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-# -- ceilings -------------------------------------------------------------------------------------------------------
+# -- ceilings ---------------------------------------------------------------------------------------------------------
 def roofline(work: Workload, setup: Setup, step: float) -> dict[str, float]:
-    """Operations and bytes of a step of the whole cohort, at the least.
+    """Return the least operations and bytes of a step of the whole cohort, and the seconds that it took.
 
     Operations: the products of the forward and backward passes, counted by torch. Bytes: weights (for a Gaussian
     posterior its two vectors, both read and written, and the prior's two) once each way, inputs read, outputs of layers
     with weights written and read once; sampled weights and noise need never leave the chip, so they are not counted.
     """
-    cohort = setup.cohort
-    loop = Loop(setup)
+    cohort, loop, outputs = setup.cohort, Loop(setup), list[int]()
     loop.prepare()
-    client, made = loop.next[0], list[int]()
+    client = loop.next[0]
     own = cohort.data.batch(client.own)
     x, y = own.x[client.steps[0]], own.y[client.steps[0]]
-    hooks = [
-        m.register_forward_hook(lambda m, args, out: made.append(out.numel()))
-        for m in loop.module.modules()
-        if any(True for _ in m.parameters(recurse=False))
-    ]
+    layers = [m for m in loop.module.modules() if any(True for _ in m.parameters(recurse=False))]
+    hooks = [m.register_forward_hook(lambda m, args, out: outputs.append(out.numel())) for m in layers]
     with FlopCounterMode(display=False) as counter:
         torch.autograd.grad(loop.loss(x, y, None, None), loop.params)
     for hook in hooks:
         hook.remove()
     samples = cohort.algorithm.samples_per_step
     vectors = 6 if isinstance(cohort.algorithm, FedABML) else 2
-    numbers = vectors * cohort.network.layout.size + x.numel() + 2 * samples * sum(made)
+    numbers = vectors * cohort.network.layout.size + x.numel() + 2 * samples * sum(outputs)
     return {
         "flops": float(counter.get_total_flops() * work.cohort * samples),
         "bytes": float(numbers * work.cohort * cohort.network.initial.element_size()),
@@ -350,36 +383,31 @@ def roofline(work: Workload, setup: Setup, step: float) -> dict[str, float]:
 
 
 def ceilings(device: torch.device, dtypes: tuple[str, ...] = ("float32",)) -> dict[str, float]:
-    """What this machine reaches: a large matrix product in operations per second, a large copy in bytes per second."""
-    big = device.type == "cuda"
-    found = {}
+    """Return operations per second of a large matrix product, by type, and bytes per second of a large copy."""
+    big, found = device.type == "cuda", {}
     side = 8192 if big else 2048
+    random = torch.Generator(device).manual_seed(0)
     for dtype in dtypes:
         kind = torch.bfloat16 if dtype in HALF else torch.float64 if dtype == "float64" else torch.float32
         dtype_of("float32" if dtype in HALF else dtype, device)
-        random = torch.Generator(device).manual_seed(0)
         a, b = (torch.randn(side, side, device=device, generator=random).to(kind) for _ in range(2))
-        out = torch.empty_like(a)
-        found[dtype] = 2 * side**3 / _best(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), device)  # type: ignore[misc]
+        found[dtype] = 2 * side**3 / _least_seconds(lambda a=a, b=b: torch.mm(a, b), device)  # type: ignore[misc]
     source = torch.ones((1 << 32 if big else 1 << 28) // 4, device=device)
     target = torch.empty_like(source)
-    found["bytes"] = 2 * source.numel() * 4 / _best(lambda: target.copy_(source), device)
+    found["bytes"] = 2 * source.numel() * 4 / _least_seconds(lambda: target.copy_(source), device)
     return found
 
 
-def _best(work: Callable[[], object], device: torch.device, times: int = 6) -> float:
-    seconds = []
-    for _ in range(times):
-        wait(device)
-        start = time.perf_counter()
+def _least_seconds(work: Callable[[], object], device: torch.device, times: int = 6) -> float:
+    def run() -> None:
         work()
-        wait(device)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+        synchronize(device)
+
+    return min(_seconds(run) for _ in range(times))
 
 
 def floor(record: Mapping[str, Any], ceiling: Mapping[str, float]) -> tuple[float, str]:
-    """The least seconds a step could take on a machine with these ceilings, and which of the two binds."""
+    """Return the least seconds of a step on a machine with these ceilings, and which of the two binds."""
     line = record["roofline"]
     by = {"operations": line["flops"] / ceiling[record["dtype"]], "bytes": line["bytes"] / ceiling["bytes"]}
     binding = max(by, key=lambda name: by[name])
@@ -387,7 +415,7 @@ def floor(record: Mapping[str, Any], ceiling: Mapping[str, float]) -> tuple[floa
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Where a measurement was made."""
+    """Return where a measurement was made: versions, processor, cores, load, GPU."""
     facts: dict[str, Any] = {
         "fedabml": __version__,
         "torch": torch.__version__,
@@ -397,6 +425,4 @@ def machine(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else math.nan,
     }
-    if device.type == "cuda":
-        facts["gpu"] = hardware(device)
-    return facts
+    return facts | ({"gpu": hardware(device)} if device.type == "cuda" else {})

@@ -1,154 +1,142 @@
-"""Records of races as tables: rows of words, for a terminal and for Markdown."""
+"""Records of races (`measure`) as tables of text, for a terminal and for Markdown.
+
+A column is a heading and a function that makes a record's cell.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .measure import TITLES, floor
 
 Record = Mapping[str, Any]
+Column = tuple[str, Callable[[Record], str]]
 
 
 class Table(NamedTuple):
-    """A table in words."""
+    """A title, headings, and rows of text."""
 
     title: str
     head: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
 
+    @staticmethod
+    def of(title: str, columns: Sequence[Column], records: Sequence[Record]) -> Table:
+        """Return a table with a row for every record."""
+        rows = [tuple(cell(record) for _, cell in columns) for record in records]
+        return Table(title, tuple(heading for heading, _ in columns), rows)
+
     def markdown(self) -> str:
-        """For a file."""
-        line = lambda cells: f"| {' | '.join(cells)} |"  # noqa: E731
-        rule = "|" + "---|" * len(self.head)
-        return "\n".join([f"## {self.title}", "", line(self.head), rule, *map(line, self.rows), ""])
+        """Return the table as a section of a Markdown page."""
+        rows = [f"| {' | '.join(row)} |" for row in (self.head, *self.rows)]
+        return "\n".join([f"## {self.title}", "", rows[0], "|" + "---|" * len(self.head), *rows[1:], ""])
 
 
 def duration(seconds: float) -> str:
-    """A time in words."""
+    """Return a time with its unit: 1.50 s, 12.3 ms, 45.6 µs."""
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
 def times(ratio: float | None) -> str:
-    """A ratio in words."""
+    """Return a ratio as 2.5×; a dash for None."""
     return "–" if ratio is None else f"{ratio:.0f}×" if ratio >= 100 else f"{ratio:.3g}×"
 
 
-def against_loop(records: Sequence[Record]) -> Table:
-    """Ours and the eager loop."""
-    head = (
-        *("workload", "algorithm", "precision", "ours: first round", "warm round", "loop: first round", "warm round"),
-        *("**faster by**", "compiled", "with noise on activations", "than torch.optim", "than the loop in bf16"),
-        "losses differ by",
-    )
-    rows = []
-    for r in records:
-        ratio = r["ratio"]
-        better = times(ratio["loop"]) if r["agree"] else "losses differ"
-        rows.append((
-            r["workload"], TITLES[r["algorithm"]], r["dtype"],
-            duration(r["first"]["ours"]), duration(r["warm"]["ours"]), duration(r["first"]["loop"]),
-            duration(r["warm"]["loop"]), f"**{better}**", times(ratio.get("compiled")), times(ratio.get("local")),
-            times(ratio.get("loop_sgd")), times(ratio.get("loop_bf16")), f"{r['apart']:.0e}",
-        ))  # fmt: skip
-    return Table("Against the eager loop", head, rows)
+def _first(side: str, heading: str) -> Column:
+    return heading, lambda r: duration(r["first"][side])
+
+
+def _warm(side: str) -> Column:
+    return "warm round", lambda r: duration(r["warm"][side])
+
+
+def _ratio(name: str, heading: str, bold: bool = False) -> Column:
+    form = "**{}**" if bold else "{}"
+    return heading, lambda r: form.format(times(r["ratio"].get(name)))
+
+
+def _per_step(name: str, heading: str) -> Column:
+    return heading, lambda r: duration(r["warm"][name] / r["steps"])
+
+
+def _faster(record: Record) -> str:
+    return times(record["ratio"]["loop"]) if record["agree"] else "losses differ"
+
+
+WORKLOAD: Column = ("workload", lambda r: r["workload"])
+ALGORITHM: Column = ("algorithm", lambda r: TITLES[r["algorithm"]])
+PRECISION: Column = ("precision", lambda r: r["dtype"])
+BRIEF = (
+    *(WORKLOAD, ALGORITHM, _first("ours", "ours: first"), _warm("ours"), _first("loop", "loop: first"), _warm("loop")),
+    *(("faster by", _faster), _ratio("loop_sgd", "than torch.optim"), _ratio("local", "with noise on activations")),
+)
+LOOP = (
+    *(WORKLOAD, ALGORITHM, PRECISION, _first("ours", "ours: first round"), _warm("ours")),
+    *(_first("loop", "loop: first round"), _warm("loop"), ("**faster by**", lambda r: f"**{_faster(r)}**")),
+    *(_ratio("compiled", "compiled"), _ratio("local", "with noise on activations")),
+    *(_ratio("loop_sgd", "than torch.optim"), _ratio("loop_bf16", "than the loop in bf16")),
+    ("losses differ by", lambda r: f"{r['apart']:.0e}"),
+)
+STEP = (
+    *(WORKLOAD, PRECISION, _per_step("fedavg", "FedAvg"), _per_step("fedabml", "FedABML")),
+    *(_ratio("fedabml", "of FedAvg", bold=True), _ratio("fedabml compiled", "both compiled")),
+    _per_step("fedabml-batch", "with a θ-step per minibatch"),
+    *(_ratio("fedabml-batch", "of FedAvg", bold=True), _ratio("fedabml-batch compiled", "both compiled")),
+)
+GRAPHS = (
+    *(WORKLOAD, ALGORITHM, _first("graphs", "graphs: first round"), _warm("graphs")),
+    *(_first("launches", "without: first round"), _warm("launches"), _ratio("launches", "by")),
+)
 
 
 def brief(records: Sequence[Record]) -> Table:
-    """Ours and the eager loop, for a terminal."""
-    head = (
-        "workload",
-        "algorithm",
-        "ours: first",
-        "warm round",
-        "loop: first",
-        "warm round",
-        "faster by",
-        "than torch.optim",
-        "with noise on activations",
-    )
-    rows = [
-        (
-            r["workload"], TITLES[r["algorithm"]], duration(r["first"]["ours"]), duration(r["warm"]["ours"]),
-            duration(r["first"]["loop"]), duration(r["warm"]["loop"]),
-            times(r["ratio"]["loop"]) if r["agree"] else "losses differ", times(r["ratio"].get("loop_sgd")),
-            times(r["ratio"].get("local")),
-        )
-        for r in records
-    ]  # fmt: skip
-    return Table("Against the eager loop", head, rows)
+    """Return ours beside the eager loop, for a terminal."""
+    return Table.of("Against the eager loop", BRIEF, records)
 
 
 def per_step(records: Sequence[Record]) -> Table:
-    """FedABML's step and FedAvg's."""
-    head = (
-        "workload",
-        "precision",
-        "FedAvg",
-        "FedABML",
-        "of FedAvg",
-        "both compiled",
-        "with a θ-step per minibatch",
-        "of FedAvg",
-        "both compiled",
-    )
-    rows = []
-    for r in records:
-        one = lambda name, r=r: duration(r["warm"][name] / r["steps"])  # noqa: E731
-        rows.append((
-            r["workload"], r["dtype"], one("fedavg"), one("fedabml"), f"**{times(r['ratio']['fedabml'])}**",
-            times(r["ratio"].get("fedabml compiled")), one("fedabml-batch"),
-            f"**{times(r['ratio']['fedabml-batch'])}**", times(r["ratio"].get("fedabml-batch compiled")),
-        ))  # fmt: skip
+    """Return FedABML's step beside FedAvg's."""
     kinds = sorted({", ".join(f"{k}={v}" for k, v in r["hyper"].items()) for r in records})
-    return Table(f"A step of the whole cohort, ours; FedABML at its defaults ({'; '.join(kinds)})", head, rows)
+    return Table.of(f"A step of the whole cohort, ours; FedABML at its defaults ({'; '.join(kinds)})", STEP, records)
 
 
 def rooflines(records: Sequence[Record], ceiling: Mapping[str, float]) -> Table:
-    """What a step costs at the least, and what it took."""
-    head = ("workload", "algorithm", "precision", "GFLOP", "MB", "at the least", "bound by", "measured", "reached")
-    rows = []
-    for r in records:
-        least, binding = floor(r, ceiling)
-        line = r["roofline"]
-        rows.append((
-            r["workload"], TITLES[r["algorithm"]], r["dtype"], f"{line['flops'] / 1e9:.3g}",
-            f"{line['bytes'] / 1e6:.3g}", duration(least), binding, duration(line["seconds"]),
-            f"{100 * least / line['seconds']:.2g} %",
-        ))  # fmt: skip
-    said = ", ".join(f"{v / 1e12:.3g} TFLOP/s {k}" for k, v in ceiling.items() if k != "bytes")
-    title = f"A step of the whole cohort against this machine's ceilings ({said}; {ceiling['bytes'] / 1e9:.3g} GB/s)"
-    return Table(title, head, rows)
+    """Return the least that a step costs on a machine with these ceilings, beside what it took."""
+    columns: tuple[Column, ...] = (
+        *(WORKLOAD, ALGORITHM, PRECISION),
+        ("GFLOP", lambda r: f"{r['roofline']['flops'] / 1e9:.3g}"),
+        ("MB", lambda r: f"{r['roofline']['bytes'] / 1e6:.3g}"),
+        ("at the least", lambda r: duration(floor(r, ceiling)[0])),
+        ("bound by", lambda r: floor(r, ceiling)[1]),
+        ("measured", lambda r: duration(r["roofline"]["seconds"])),
+        ("reached", lambda r: f"{100 * floor(r, ceiling)[0] / r['roofline']['seconds']:.2g} %"),
+    )
+    speeds = ", ".join(f"{v / 1e12:.3g} TFLOP/s {k}" for k, v in ceiling.items() if k != "bytes")
+    title = f"A step of the whole cohort against this machine's ceilings ({speeds}; {ceiling['bytes'] / 1e9:.3g} GB/s)"
+    return Table.of(title, columns, records)
 
 
-def with_graphs(records: Sequence[Record]) -> Table:
-    """Steps replayed from CUDA graphs and steps launched one by one, both ours."""
-    head = ("workload", "algorithm", "graphs: first round", "warm round", "without: first round", "warm round", "by")
-    rows = [
-        (
-            r["workload"], TITLES[r["algorithm"]], duration(r["first"]["graphs"]), duration(r["warm"]["graphs"]),
-            duration(r["first"]["launches"]), duration(r["warm"]["launches"]), times(r["ratio"]["launches"]),
-        )
-        for r in records
-    ]  # fmt: skip
-    return Table("Steps in CUDA graphs, and launched one by one (both ours, batched)", head, rows)
+def without(records: Sequence[Record]) -> Table:
+    """Return how many times as long a round takes without an accelerator, in wall-clock and in processor time."""
+    parts = list(dict.fromkeys(part for r in records for part in r["ratio"]))
+
+    def column(part: str) -> Column:
+        return f"without {part} (processor)", lambda r: f"{times(r['ratio'][part])} ({times(r['cpu'][part])})"
+
+    return Table.of("Without accelerators", (WORKLOAD, ALGORITHM, _warm("all"), *map(column, parts)), records)
 
 
 def tables(records: Sequence[Record], ceiling: Mapping[str, float] | None) -> list[Table]:
-    """All tables there are records for."""
-    of = {
-        kind: [r for r in records if r.get("kind") == kind and "error" not in r] for kind in ("loop", "step", "graphs")
-    }
-    made = []
-    if of["loop"]:
-        made.append(against_loop(of["loop"]))
-    if of["step"]:
-        made.append(per_step(of["step"]))
-    if of["graphs"]:
-        made.append(with_graphs(of["graphs"]))
-    known = [r for r in of["loop"] if ceiling and r["dtype"] in ceiling]
-    if ceiling and known:
-        made.append(rooflines(known, ceiling))
-    return made
+    """Return all tables that there are records for."""
+    loop, step, graphs = (
+        [r for r in records if r.get("kind") == kind and "error" not in r] for kind in ("loop", "step", "graphs")
+    )
+    made = [Table.of("Against the eager loop", LOOP, loop)] if loop else []
+    made += [per_step(step)] if step else []
+    title = "Steps in CUDA graphs, and launched one by one (both ours, batched)"
+    made += [Table.of(title, GRAPHS, graphs)] if graphs else []
+    known = [r for r in loop if ceiling and r["dtype"] in ceiling]
+    return [*made, rooflines(known, ceiling)] if ceiling and known else made

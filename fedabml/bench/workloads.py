@@ -1,6 +1,6 @@
-"""The federations that speed is measured on: their shapes are real ones, their samples random bytes.
+"""The federations that speed is measured on: shapes of published experiments, samples of random bytes.
 
-Speed does not depend on the values, so nothing is downloaded, and every side gets the very same arrays.
+Speed does not depend on the values, so nothing is downloaded, and every side gets the same arrays.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ class Workload:
     classes: int
     clients: int
     cohort: int  # clients of a round
-    samples: int  # of a client
+    samples: int  # per client
     batch: int = 50
     epochs: int = 5
     lr: float = 0.03
 
     @property
     def steps(self) -> int:
-        """Local steps of a round."""
+        """How many local steps a client takes in a round."""
         return self.epochs * -(-self.samples // self.batch)
 
     @property
     def said(self) -> str:
-        """The workload in words."""
+        """The workload in one line of text."""
         return (
             f"{self.about}; {self.clients} clients × {self.samples} samples, {self.cohort} a round, "
             f"{self.epochs} epoch(s), batch {self.batch}: {self.steps} steps a round"
         )
 
     def federation(self) -> Federation:
-        """The data: random bytes with random labels, the same wherever they are made."""
+        """Return the data: random bytes with random labels, the same on every machine."""
         draw = rng.generator(0)
         x = draw.integers(0, 256, (self.clients, self.samples, *self.shape), np.uint8)
         y = draw.integers(0, self.classes, (self.clients, self.samples))
@@ -53,7 +53,7 @@ class Workload:
         return Federation.from_arrays(pairs, classes=self.classes, dataset=f"random bytes as {self.name}")
 
     def network(self) -> nn.Module:
-        """The network, its weights a function of nothing."""
+        """Return the network, always with the same weights."""
         if self.model in models.MODELS:
             return models.build(self.model, self.shape, self.classes)
         with models.Seeded(0):
@@ -61,7 +61,7 @@ class Workload:
 
 
 def pfl_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """The network of pfl-research's CIFAR-10 benchmark: two 3×3 convolutions, pooling, dropout, 12544→128→10."""
+    """Return the network of pfl-research's CIFAR-10 benchmark: two 3×3 convolutions, pooling, dropout, 12544→128→10."""
     width = 64 * ((shape[1] - 4) // 2) * ((shape[2] - 4) // 2)
     return nn.Sequential(
         *(nn.Conv2d(shape[0], 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25)),
@@ -81,7 +81,7 @@ WORKLOADS = {
         Workload("mlp100", "MLP 784→200→200→10", "mlp", GREY, 10, 100, 10, 300),
     )
 }
-# What two cores can do in a bearable time: the same networks and batches, fewer steps.
+# For two cores: the same networks and batches, fewer steps.
 ON_CPU = WORKLOADS | {
     "cnn": replace(WORKLOADS["cnn"], epochs=1),
     "resnet18": replace(WORKLOADS["resnet18"], cohort=2, samples=50),
@@ -94,7 +94,7 @@ QUICK = {
     "pfl": replace(WORKLOADS["pfl"], clients=100, cohort=10),
     "mlp100": replace(WORKLOADS["mlp100"], epochs=1),
 }
-# For a user's own machine, in two to three minutes on two cores. With one step a round, what comes around it decides.
+# For `fedabml bench`: two to three minutes on two cores, with more than one step in a round.
 SHORT = WORKLOADS | {
     "mlr": replace(WORKLOADS["mlr"], epochs=2),
     "mlp": replace(WORKLOADS["mlp"], epochs=1),
@@ -104,7 +104,7 @@ SUITES = {"gpu": WORKLOADS, "cpu": ON_CPU, "quick": QUICK, "short": SHORT}
 
 
 def workload(name: str, suite: str = "gpu") -> Workload:
-    """A workload by name."""
+    """Return a workload by its name and suite; raises InputError for an unknown name."""
     if name not in WORKLOADS:
         raise InputError(f"There is no workload '{name}'.{nearest(name, WORKLOADS)}")
     return SUITES[suite][name]

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..accel import PARTS
+from ..errors import InputError
 from .console import console, note, say, table, tell
 from .options import completion
 
@@ -29,13 +31,22 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", metavar=" ", help="FedAvg alone, smaller, two rounds each.")
     ] = False,
+    without: Annotated[
+        str,
+        typer.Option(
+            metavar="PARTS",
+            help="Race our engine against itself without each of these accelerators instead; 1 means without all.",
+            autocompletion=completion(PARTS),
+        ),
+    ] = "",
 ) -> None:
     """Measure this machine: our engine against an eager PyTorch loop over clients, side by side.
 
     Both train the same federations of random bytes on the same minibatches, and their losses must agree. It takes two
     to three minutes on two cores. Close other programs first: a busy machine measures the other programs.
 
-    Examples: `fedabml bench`, `fedabml bench --models cnn --device cuda --dtype tf32`
+    Examples: `fedabml bench`, `fedabml bench --models cnn --device cuda --dtype tf32`, `fedabml bench --without
+    recorder,passes,twister`
     """
     from ..bench import table as words
     from ..bench.measure import clear, machine
@@ -50,13 +61,19 @@ def bench(
     load, cores = facts.pop("load"), facts["cores"]
     if load > cores / 2:
         note(f"This machine is busy (load {load:.1f} on {cores} cores): the times below are not its own.")
-    records = [record for work in works for record in races(work, place, dtype, quick)]
+    parts = [part.strip() for part in without.split(",") if part.strip()]
+    if unknown := {*parts} - {*PARTS, "1"}:
+        raise InputError(f"--without {', '.join(sorted(unknown))}: use 1, or some of {', '.join(PARTS)}.")
+    records = [record for work in works for record in races(work, place, dtype, quick, parts)]
     clear(place)
     say(", ".join(f"{name} {value}" for name, value in facts.items()))
-    made = words.brief(records)
+    made = words.without(records) if parts else words.brief(records)
     table(made.head, made.rows, title=f"{made.title}, {dtype} on {place.type}", numbers=True)
     for work in works:
         tell(f"{work.name}: {work.said}.")
+    if parts:
+        tell("A ratio is the time of a round without the part over that with all, medians of rounds taken in turns.")
+        return
     tell(
         "Medians of rounds taken in turns. The loop trains client after client on the same minibatches (foreach steps, "
         "data on the device, no synchronisation within a round); `than torch.optim` is the ratio where it steps with "
@@ -64,17 +81,20 @@ def bench(
     )
 
 
-def races(work: Workload, place: Any, dtype: str, quick: bool) -> list[dict[str, Any]]:
-    """The races of one workload, said while they run."""
-    from ..bench.measure import TITLES, algorithms, contest
+def races(work: Workload, place: Any, dtype: str, quick: bool, parts: list[str]) -> list[dict[str, Any]]:
+    """Return the records of one workload's races: against the eager loop, or without each of `parts`."""
+    from ..bench.measure import TITLES, algorithms, contest, without
 
     fed, found = work.federation(), []
-    for name in ("fedavg",) if quick else ("fedavg", "fedabml5"):
+    options: dict[str, Any] = {"device": place, "dtype": dtype}
+    for name in ("fedavg",) if quick else ("fedavg", "fedabml5", "fedabml") if parts else ("fedavg", "fedabml5"):
         with console().status(f"{work.name}, {TITLES[name]} …"):
-            record = contest(
-                work, fed, algorithms(work.lr)[name], device=place, dtype=dtype, turns=2 if quick else 5, budget=2.0
-            )
+            algorithm = algorithms(work.lr)[name]
+            if parts:
+                record = without(work, fed, algorithm, parts, turns=2 if quick else 20, **options)
+            else:
+                record = contest(work, fed, algorithm, turns=2 if quick else 5, budget=2.0, **options)
         found.append({"kind": "loop", "algorithm": name, **record})
-        if not record["agree"]:
+        if not record.get("agree", True):
             note(f"{work.name}, {TITLES[name]}: the losses differ by {record['apart']:.1e}; do not trust its ratio.")
     return found

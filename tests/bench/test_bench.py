@@ -12,6 +12,7 @@ import torch
 import fedabml
 from benchmarks import cells, gpu, rivals, scale
 from benchmarks.peers import common
+from fedabml import accel
 from fedabml.bench import measure, table
 from fedabml.bench.loop import Loop, best_format
 from fedabml.bench.workloads import SUITES, WORKLOADS, Workload, workload
@@ -194,6 +195,14 @@ def test_records_and_tables(monkeypatch, caplog):
     assert records[0]["roofline"]["flops"] == flops and records[1]["roofline"]["flops"] == 5 * flops
     least, binding = measure.floor(records[0], {"float32": flops, "bytes": 1e30})
     assert least == 1 and binding == "operations"
+
+
+def test_our_engine_is_raced_without_its_accelerators():
+    algorithm = measure.algorithms(SMALL.lr)["fedabml5"]
+    record = measure.without(SMALL, SMALL.federation(), algorithm, ["recorder", "1"], device=CPU, turns=2, budget=0)
+    assert record["ratio"].keys() == record["cpu"].keys() == {"recorder", "1"} and accel.enabled("recorder")
+    made = table.without([{"algorithm": "fedabml5", **record}])
+    assert made.head[-1] == "without 1 (processor)" and all(len(row) == len(made.head) for row in made.rows)
 
 
 def test_losses_that_differ_are_told(monkeypatch):
