@@ -1,4 +1,4 @@
-"""What the scripts share: the federation that `benchmarks.rivals` wrote down, its networks, and how to answer.
+"""What the libraries' scripts share: the federation that `benchmarks.rivals` exported, its networks, and the answer.
 
 Nothing of fedabml is imported here. A script is called with the folder of the federation and prints one JSON line.
 """
@@ -18,7 +18,7 @@ BEGAN = time.perf_counter()
 
 
 class Task:
-    """Clients, the cohort of every round, and the order in which each client sees its samples."""
+    """Hold the clients, the cohort of every round, and the order in which each client sees its samples."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -32,16 +32,16 @@ class Task:
         self.aside = 0.0  # seconds that went into what is ready
 
     def weights(self) -> list[np.ndarray]:
-        """The network's first weights, in torch's order."""
+        """Return the network's first weights, in torch's order."""
         return [np.load(self.folder / f"w{i}.npy") for i in range(self.meta["arrays"])]
 
     def samples(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """A client's samples as the network sees them, and their labels."""
+        """Return a client's samples as the network sees them, and their labels."""
         x = (self.x[client].astype(np.float32) - self.shift) * (np.float32(1) / self.scale)
         return x.astype(np.float32), np.array(self.y[client])
 
     def prepare(self) -> Task:
-        """Normalises and gathers the samples of all rounds, before any of them begins."""
+        """Normalise and gather the samples of all rounds, before any of them begins."""
         start = time.perf_counter()
         for round, place in np.ndindex(self.rounds, self.cohort.shape[1]):
             x, y = self.samples(int(self.cohort[round, place]))
@@ -51,15 +51,15 @@ class Task:
         return self
 
     def ordered(self, round: int, place: int) -> tuple[np.ndarray, np.ndarray]:
-        """All samples that the client at a place of a round's cohort will see, batch after batch; prepared before."""
+        """Return all samples that the client at a place of a round's cohort will see, batch after batch."""
         return self.ready[round, place]
 
     def tick(self) -> None:
-        """A round is over."""
+        """Note the end of a round."""
         self.times.append(time.perf_counter())
 
     def answer(self, weights: list[np.ndarray], **more: object) -> None:
-        """Says how long the rounds took, what was prepared left out, and leaves the last weights for a comparison."""
+        """Print how long the rounds took, without the preparation, and save the last weights for a comparison."""
         flat = np.concatenate([np.asarray(w, np.float32).reshape(-1) for w in weights])
         np.save(self.folder / f"last-{Path(sys.argv[0]).stem}.npy", flat)
         ends = [BEGAN + self.aside, *self.times]
@@ -70,7 +70,7 @@ class Task:
 
 
 def module(name: str, classes: int, dropout: bool = True):
-    """The network as a torch module; without `dropout` its probabilities are 0."""
+    """Return the network as a torch module; without `dropout` its probabilities are 0."""
     from torch import nn
 
     flat = nn.Flatten()
@@ -93,7 +93,7 @@ def module(name: str, classes: int, dropout: bool = True):
 
 
 def resnet18(classes: int):
-    """ResNet-18 with a 3×3 stem and GroupNorm."""
+    """Return a ResNet-18 with a 3×3 stem and GroupNorm."""
     import torch
     from torch import nn
 
@@ -116,7 +116,7 @@ def resnet18(classes: int):
 
 
 def loaded(task: Task):
-    """The task's network with its first weights."""
+    """Return the task's network with its first weights."""
     import torch
 
     made = module(task.meta["model"], task.meta["classes"], task.meta["dropout"])
@@ -127,13 +127,13 @@ def loaded(task: Task):
 
 
 def arrays(net) -> list[np.ndarray]:
-    """A module's weights."""
+    """Return a module's weights as arrays."""
     return [p.detach().numpy() for p in net.parameters()]
 
 
 @cache
 def trainer(folder: str):
-    """A worker process's task, prepared, and its network: made once, since what is pickled for a call lasts for it."""
+    """Return a worker process's prepared task, network and optimiser, made once per process."""
     import torch
 
     task = Task(folder).prepare()

@@ -36,7 +36,7 @@ def dropout(x, rate, key):
 
 
 def normed(x, w, scale, shift, stride=1):
-    """A convolution without bias, padded so that it keeps the size, and GroupNorm of 32 groups."""
+    """Apply a convolution without bias that keeps the size, then GroupNorm of 32 groups."""
     around = w.shape[-1] // 2
     x = jax.lax.conv_general_dilated(x, w, (stride, stride), [(around, around)] * 2)
     groups = x.reshape(len(x), 32, -1)
@@ -45,7 +45,7 @@ def normed(x, w, scale, shift, stride=1):
 
 
 def resnet18(w, x):
-    """ResNet-18 with a 3×3 stem."""
+    """Return the outputs of a ResNet-18 with a 3×3 stem."""
     layers = iter([w[i : i + 3] for i in range(0, len(w) - 2, 3)])
     x = jax.nn.relu(normed(x, *next(layers)))
     for stride in (1, 1, 2, 1, 2, 1, 2, 1):
@@ -55,7 +55,7 @@ def resnet18(w, x):
 
 
 def outputs(w, x, key):
-    """The network."""
+    """Return the network's outputs."""
     if name == "resnet18":
         return resnet18(w, x)
     if name == "cnn":
@@ -74,7 +74,7 @@ def outputs(w, x, key):
 
 
 def loss(w, batch, key):
-    """Mean cross-entropy."""
+    """Return the mean cross-entropy."""
     logs = jax.nn.log_softmax(outputs(w, batch["x"], key))
     return -jnp.take_along_axis(logs, batch["y"][:, None], 1).mean()
 

@@ -15,7 +15,7 @@ from common import Task, arrays, loaded
 
 
 class Absent(types.ModuleType):
-    """FedLab's datasets, not used here, want a torchvision that fits this torch; where there is none, names will do."""
+    """Stand in for torchvision, which FedLab's datasets import and this race does not use."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -37,7 +37,7 @@ clients, cohort = task.x.shape[0], task.cohort.shape[1]
 
 
 class Batches:
-    """What FedLab asks for data: a client's loader. It gets the batches ready-made."""
+    """Give FedLab a client's batches, ready-made, where it expects a loader."""
 
     def get_dataloader(self, place, batch_size):
         x, y = (torch.from_numpy(a) for a in task.ordered(handler.round, place))
@@ -45,7 +45,7 @@ class Batches:
 
 
 class Handler(FedAvgServerHandler):
-    """Takes the plan's clients, who are known by their place in the cohort."""
+    """Take the plan's clients, which are known by their place in the cohort."""
 
     num_clients_per_round = cohort
 
@@ -54,7 +54,7 @@ class Handler(FedAvgServerHandler):
 
 
 class Timed(StandalonePipeline):
-    """Notes the end of every round."""
+    """Note the end of every round."""
 
     def evaluate(self) -> None:
         task.tick()

@@ -24,7 +24,7 @@ task = Task(FOLDER)
 
 @client_app.train()
 def train(msg: Message, context: Context) -> Message:
-    """A client's round."""
+    """Train one client for a round."""
     own, net, sgd = trainer(FOLDER)
     config = msg.content["config"]
     net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
@@ -38,7 +38,7 @@ def train(msg: Message, context: Context) -> Message:
 
 
 class Timed(FedAvg):
-    """FedAvg that tells every node which client of the cohort it is, and when a round is over."""
+    """FedAvg that gives every node its place in the cohort and notes the end of a round."""
 
     def configure_train(self, server_round, arrays, config, grid):
         messages = list(super().configure_train(server_round, arrays, config, grid))
@@ -56,7 +56,7 @@ class Timed(FedAvg):
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """The server."""
+    """Run the rounds of the server."""
     net = loaded(task)
     clients, cohort = task.x.shape[0], task.cohort.shape[1]
     strategy = Timed(

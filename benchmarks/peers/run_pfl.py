@@ -25,13 +25,13 @@ calls = iter(range(task.rounds * cohort))
 
 
 def user(number: int) -> Dataset:
-    """The next client of the plan, its epochs one after another."""
+    """Return the data of the plan's next client, its epochs one after another."""
     x, y = task.ordered(*divmod(number, cohort))
     return Dataset(raw_data=[torch.from_numpy(x), torch.from_numpy(y)], user_id=str(number))
 
 
 class Clock(TrainingProcessCallback):
-    """Notes the end of every round."""
+    """Note the end of every round."""
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
         task.tick()
