@@ -16,7 +16,7 @@ from .tune import Trials
 
 if TYPE_CHECKING:
     from ..experiments.cell import Cell
-    from ..experiments.paper import Findings
+    from ..experiments.paper import Callbacks, Findings
     from ..runs.config import RunConfig
 
 # As fedabml.experiments.paper has them; importing that takes torch.
@@ -141,7 +141,7 @@ def reproduce(
     - `fedabml reproduce sensitivity --part 1/4 --device cuda:0 --out runs/sensitivity`
     """
     from ..experiments.ledger import Unfinished
-    from ..experiments.paper import EXPERIMENTS, PROTOCOLS, Ask, run, run_part
+    from ..experiments.paper import EXPERIMENTS, PROTOCOLS, Request, run, run_part
 
     if experiment != "all" and experiment not in EXPERIMENTS:
         raise InputError(f"There is no experiment '{experiment}'.{nearest(experiment, [*EXPERIMENTS, 'all'])}")
@@ -163,21 +163,25 @@ def reproduce(
     several = seeds_of(seeds) if seeds else None
     words = _words(columns), _words(algorithms), tuple(several) if isinstance(several, list) else several, trials
     files, values = tuple(map(str, chosen or ())), tuple(grid or ())
-    asked = Ask(experiment, protocol, quick, *words, dtype, machine, files, values, search_seed)
-    again = asked.command(out) + (f" --part {part}" if part else "")
+    requested = Request(experiment, protocol, quick, *words, dtype, machine, files, values, search_seed)
+    again = requested.command(out) + (f" --part {part}" if part else "")
     for name in wanted:
-        ask, folder, kind = asked, out, EXPERIMENTS[name]
+        request, folder, kind = requested, out, EXPERIMENTS[name]
         if experiment == "all":  # some have nothing to choose from
-            ask, folder = replace(asked, experiment=name), out / name
-            ask = ask if kind.columns else replace(ask, columns=(), chosen=(), search_seed=None)
-            ask = ask if kind.algorithms else replace(ask, algorithms=())
+            request, folder = replace(requested, experiment=name), out / name
+            request = request if kind.columns else replace(request, columns=(), chosen=(), search_seed=None)
+            request = request if kind.algorithms else replace(request, algorithms=())
         with Progress(name, quiet) as progress:
-            where: dict[str, Any] = {"tuning": out / "tune", "finished": finished or (), "hear": progress.hear()}
+            where: dict[str, Any] = {
+                "tuning": out / "tune",
+                "finished": finished or (),
+                "callbacks": progress.callbacks(),
+            }
             try:
                 if share:
-                    run_part(kind(), ask, folder, share, **where)
+                    run_part(kind(), request, folder, share, **where)
                 else:
-                    found = run(kind(), ask, folder, so_far=so_far, **where)
+                    found = run(kind(), request, folder, partial=so_far, **where)
             except KeyboardInterrupt:
                 progress.close()
                 complain(f"Stopped. What is finished is in '{folder}'. To go on: {again}", "")
@@ -190,7 +194,7 @@ def reproduce(
         if not share and not quiet:
             show(found, folder)
     if share and not quiet:
-        say(f"Part {part} is done. Once all are: {asked.command(out)}")
+        say(f"Part {part} is done. Once all are: {requested.command(out)}")
 
 
 def _words(told: str | None) -> tuple[str, ...]:
@@ -224,9 +228,9 @@ class Progress:
             self.board.close()
         self.board = None
 
-    def hear(self) -> Any:
-        """Listeners of an experiment."""
-        from ..experiments.paper import Hear
+    def callbacks(self) -> Callbacks:
+        """Return the callbacks of an experiment."""
+        from ..experiments.paper import Callbacks
 
         def start(todo: list[Cell], finished: int) -> None:
             self.close()
@@ -238,7 +242,7 @@ class Progress:
             self.board = board = Trials(self.quiet)
             return {"on_start": board.expect, "on_round": board.round, "on_done": board.done, "on_trial": board.trial}
 
-        return Hear(
+        return Callbacks(
             note=(lambda text: None) if self.quiet else note,
             start=start,
             round=lambda cells, round: self.board.round(cells, round) if self.board else None,
@@ -253,7 +257,7 @@ def show(found: Findings, folder: Path) -> None:
         wide = sum(max(map(len, column)) + 3 for column in zip(sheet.head, *sheet.rows, strict=True))
         if wide <= max(console().width, 160):
             table(sheet.head, sheet.rows, title=sheet.title, numbers=True)
-    for line in found.said:
+    for line in found.conclusions:
         tell(line)
     say()
     say(f"report       {folder / 'report.html'}")

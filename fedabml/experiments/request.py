@@ -1,4 +1,7 @@
-"""What an experiment was asked for, kept beside its cells: it can be resumed as itself, and as nothing else."""
+"""The request of an experiment, kept beside its cells: an experiment can be resumed as itself, and as nothing else.
+
+`compare`, `tune` and `reproduce` each write their request into their folder as JSON and claim the folder with it.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,30 @@ from ..runs.request import describe, differences
 from .cell import MACHINE
 
 
+def request_file(folder: Path, command: str) -> Path:
+    """Return the file that `fedabml COMMAND` keeps its request in."""
+    return folder / ("comparison.json" if command == "compare" else f"{command}.json")
+
+
 def read(folder: Path, command: str, needed: Collection[str] = ()) -> Table:
-    """The request that `fedabml COMMAND` left in a folder, with the keys that are needed."""
-    file = folder / f"{command}.json"
+    """Return the request that `fedabml COMMAND` left in a folder; it must have the keys that are `needed`."""
+    file = request_file(folder, command)
     if not file.is_file():
         raise InputError(f"'{folder}' holds nothing to resume: it has no {file.name}. Start without --resume.")
     saved = read_json(file)
     if not isinstance(saved, dict) or not saved.keys() >= {*needed}:
         raise InputError(f"'{file}' is not a request that fedabml {command} wrote. Give another folder with --out.")
     return saved | ({"run": stored(saved["run"])} if isinstance(saved.get("run"), dict) else {})
+
+
+def begun(folder: Path, command: str) -> bool:
+    """Whether a request was begun in a folder; a folder that holds other files (hidden ones aside) is refused."""
+    used = folder.is_dir() and any(not child.name.startswith(".") for child in folder.iterdir())
+    if request_file(folder, command).exists():  # looked for last: another process may begin the same here
+        return True
+    if used:
+        raise InputError(f"'{folder}' holds other files. {command} needs a folder of its own: give another --out.")
+    return False
 
 
 def claim(
@@ -32,16 +50,14 @@ def claim(
     free: Collection[str] = (),
     again: str = "--resume ",
     *,
-    look: bool = False,
+    write: bool = True,
 ) -> None:
-    """Makes a folder this request's. What was begun there goes on if it asked for the same.
+    """Make a folder this request's; refuse it where another request was begun there.
 
-    Keys that are `free` may differ if it is resumed in so many words; where and how `run` is computed always may.
-    `again` are the words of the command that goes on with what was begun. Who only comes to `look` changes nothing.
+    With `resume`, keys that are `free` may differ; the keys of `run` that say where and how it is computed always may.
+    `again` are the words of the command that resumes what was begun. Without `write` the request is only checked.
     """
-    file = folder / f"{command}.json"
-    used = folder.is_dir() and any(not child.name.startswith(".") for child in folder.iterdir())
-    if file.exists() or resume:  # looked for after the others: another process may begin the same here
+    if resume or begun(folder, command):
         found, machine = differences(read(folder, command), request), {f"run.{name}" for name in MACHINE}
         differ = {key: pair for key, pair in found.items() if key not in machine}
         bad = {key: pair for key, pair in differ.items() if key not in free}
@@ -50,7 +66,5 @@ def claim(
                 f"'{folder}' was started with other settings: {describe(bad or differ)}. Resume it as it was "
                 f"(fedabml {command} {again}--out {shlex.quote(str(folder))}), or give another folder with --out."
             )
-    elif used:
-        raise InputError(f"'{folder}' holds other files. {command} wants a folder of its own: give another --out.")
-    if not (look and file.exists()):
-        write_json(file, request)
+    if write:
+        write_json(request_file(folder, command), request)

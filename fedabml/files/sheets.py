@@ -1,5 +1,6 @@
-"""CSV text that is safe to open in a spreadsheet: every CSV file of the package is written by `csv_text`.
+"""Tables as text: CSV that is safe to open in a spreadsheet, and Markdown.
 
+Every CSV file of the package is written by `csv_text` or `csv_records`, every Markdown table by `markdown_table`.
 Spreadsheets run a cell that begins with =, +, -, @, a tab or a carriage return as a formula. Names of classes and
 clients come from data, so such a cell gets a leading apostrophe, which a spreadsheet shows as text. Numbers stay as
 they are. `csv_value` takes the apostrophe off again.
@@ -9,8 +10,9 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 # Apostrophes in front count as part of the pattern, so that `csv_value` is the exact inverse of `csv_cell`. Excel takes
@@ -36,3 +38,22 @@ def csv_text(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([csv_cell(cell) for cell in row] for row in (head, *rows))
     return out.getvalue()
+
+
+def csv_records(records: Iterable[Mapping[str, Any]]) -> str:
+    """Returns records as a CSV file's text, a row each: six digits of a number, an empty cell for a missing value."""
+    rows = list(records)
+    head = list(dict.fromkeys(name for record in rows for name in record))
+    return csv_text(head, ([_short(record.get(name)) for name in head] for record in rows))
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return f"{value:.6g}" if math.isfinite(value) else ""
+    return "" if value is None else value
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a Markdown table; all columns but the first are aligned to the right."""
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

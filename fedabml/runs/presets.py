@@ -3,11 +3,13 @@
 `paper` is the setting of the paper's Table 1 (arXiv 2307.02222). What the paper does not state is not set here and has
 the library's default: ν₀, the server's β, FedRep's body epochs, FedPop's chain; pFedBayes has two weight samples. So
 do, but for the step size, algorithms that the paper does not have. The two columns of a CIFAR dataset differ in
-classes_per_client alone: the first is taken, and --classes-per-client 5 (CIFAR-100: 20) gives the other.
+classes_per_client alone: the first is taken, and --classes-per-client 5 (CIFAR-100: 20) gives the other. `COLUMNS` are
+the settings of all of the paper's tables, and of the embedded digits.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InputError, nearest
@@ -15,12 +17,43 @@ from .config import names
 
 NAMES = ("paper",)
 
-# The columns of Table 1: how the data are divided, and the network.
-_COLUMNS: dict[str, dict[str, Any]] = {
-    "cifar10": {"clients": 100, "classes_per_client": 2, "model": "cnn"},
-    "cifar100": {"clients": 100, "classes_per_client": 5, "model": "resnet18"},
-    "emnist": {"clients": 150, "classes_per_client": 3, "model": "mlp"},
-    "fashionmnist": {"clients": 200, "classes_per_client": 2, "model": "mlr"},
+RUN: dict[str, Any] = {"rounds": 100, "participation": 0.1, "epochs": 5, "batch_size": 50}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the paper's tables: its title, dataset, number of clients, classes of each client, and network."""
+
+    title: str
+    dataset: str
+    clients: int
+    classes: int
+    model: str
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The keys of a run, but for the dataset, that make the column."""
+        return {"clients": self.clients, "classes_per_client": self.classes, "model": self.model}
+
+
+COLUMNS = {
+    "cifar10-2": Column("CIFAR-10 (100,2)", "cifar10", 100, 2, "cnn"),
+    "cifar10-5": Column("CIFAR-10 (100,5)", "cifar10", 100, 5, "cnn"),
+    "cifar100-5": Column("CIFAR-100 (100,5), CNN", "cifar100", 100, 5, "cnn100"),
+    "cifar100-20": Column("CIFAR-100 (100,20), CNN", "cifar100", 100, 20, "cnn100"),
+    "emnist": Column("EMNIST (150,3)", "emnist", 150, 3, "mlp"),
+    "fashionmnist": Column("FashionMNIST (200,2)", "fashionmnist", 200, 2, "mlr"),
+    "cifar100-5-resnet": Column("CIFAR-100 (100,5), ResNet-18", "cifar100", 100, 5, "resnet18"),
+    "cifar100-20-resnet": Column("CIFAR-100 (100,20), ResNet-18", "cifar100", 100, 20, "resnet18"),
+    "mnist": Column("MNIST (200,2)", "mnist", 200, 2, "mlr"),
+    "digits": Column("digits (40,5)", "digits-few", 40, 5, "mlp"),
+}
+# The column that a preset takes for a dataset.
+_PRESET = {
+    "cifar10": "cifar10-2",
+    "cifar100": "cifar100-5-resnet",
+    "emnist": "emnist",
+    "fashionmnist": "fashionmnist",
 }
 
 
@@ -32,8 +65,8 @@ def layer(name: str, dataset: str | None) -> dict[str, Any]:
     """
     if name not in NAMES:
         raise InputError(f"There is no preset '{name}'.{nearest(name, NAMES)}")
-    run: dict[str, Any] = {"rounds": 100, "participation": 0.1, "epochs": 5, "batch_size": 50}
-    return run | _COLUMNS.get(dataset or "", {}) | _paper(cifar=dataset in ("cifar10", "cifar100"))
+    column = COLUMNS[_PRESET[dataset]].keys if dataset in _PRESET else {}
+    return RUN | column | _paper(cifar=dataset in ("cifar10", "cifar100"))
 
 
 def _paper(cifar: bool) -> dict[str, dict[str, Any]]:

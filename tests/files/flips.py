@@ -31,7 +31,6 @@ from fedabml.errors import InputError
 from fedabml.experiments import request
 from fedabml.experiments.compare import Request, _told_refused, page
 from fedabml.experiments.ledger import Ledger
-from fedabml.experiments.paper import Ask
 from fedabml.files import paths, sealed
 from fedabml.report.read import read_runs
 from fedabml.runs.config import RunConfig, read_toml, saved_config
@@ -87,7 +86,7 @@ def build(place: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
     run("compare", *SMALL, "--algorithms", "local,fedavg-ft", "--seeds", 2, "--out", table, "--quiet")
     asked = {"algorithms": ["local"], "trials": 16, "seeds": [100], "run": RunConfig().to_dict(everything=True)}
     request.claim(search, "tune", asked, resume=False)
-    request.claim(place / "toy", "reproduce", Ask("toy", quick=True).request(), resume=False)
+    request.claim(place / "toy", "reproduce", Request("toy", quick=True).request(), resume=False)
     data = fedabml.load("digits")
     posterior = fedabml.load_prior(a_run / "shared.safetensors").personalize(data.x_train[:30], data.y_train[:30])
     posterior.save(place / "posterior.safetensors")

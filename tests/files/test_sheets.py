@@ -8,10 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedabml.experiments.paper.findings import _csv
 from fedabml.experiments.search_space import GRID
 from fedabml.experiments.tune import Trial, _trials_csv
-from fedabml.files.sheets import csv_cell, csv_text, csv_value
+from fedabml.files.sheets import csv_cell, csv_records, csv_text, csv_value
 from fedabml.report.read import read_runs
 from tests.cli.command import run
 
@@ -43,7 +42,7 @@ def test_numbers_are_written_as_numbers():
 def test_errors_of_trials_and_records_of_experiments_are_quoted():
     trial = Trial("fedavg", 0, {}, dict.fromkeys(GRID), "nll", None, None, (0.0, 0.0), 1.0, "=cmd diverged")
     assert "'=cmd diverged" in _trials_csv({"fedavg": [trial]})
-    assert _csv([{"name": "=x", "value": -0.5}, {"more": "-y"}]) == "name,value,more\n'=x,-0.5,\n,,'-y\n"
+    assert csv_records([{"name": "=x", "value": -0.5}, {"more": "-y"}]) == "name,value,more\n'=x,-0.5,\n,,'-y\n"
 
 
 @pytest.mark.usefixtures("one_thread_here")

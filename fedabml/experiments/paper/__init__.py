@@ -8,7 +8,7 @@ from ...errors import InputError
 from . import reproduce
 from .bound import Bound
 from .clients import Clients
-from .experiment import PROTOCOLS, Ask, Experiment, Hear
+from .experiment import PROTOCOLS, Callbacks, Experiment, Request
 from .fewdata import FewData
 from .findings import Findings
 from .remarks import Remarks
@@ -31,12 +31,12 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
     "clients": Clients,
 }
 
-__all__ = ["EXPERIMENTS", "PROTOCOLS", "Ask", "Experiment", "Findings", "Hear", "page", "run", "run_part"]
+__all__ = ["EXPERIMENTS", "PROTOCOLS", "Callbacks", "Experiment", "Findings", "Request", "page", "run", "run_part"]
 
 
 def page(folder: Path, title: str | None = None) -> str:
-    """The page of the finished reproduction in a folder, drawn anew; see `fedabml.experiments.paper.reproduce`."""
-    ask = Ask.read(folder)
-    if ask.experiment not in EXPERIMENTS:
-        raise InputError(f"'{folder}' holds the experiment '{ask.experiment}', which this version does not know.")
-    return reproduce.page(EXPERIMENTS[ask.experiment](), ask, folder, title)
+    """Return the page of the finished reproduction in a folder, drawn anew (`reproduce.page`)."""
+    request = Request.read(folder)
+    if request.experiment not in EXPERIMENTS:
+        raise InputError(f"'{folder}' holds the experiment '{request.experiment}', which this version does not know.")
+    return reproduce.page(EXPERIMENTS[request.experiment](), request, folder, title)

@@ -28,14 +28,14 @@ from ...engine.rounds import Simulation
 from ...gaussian import Gaussian, kl
 from ...models import build
 from ...report.canvas import Series, line_chart
-from ...report.frame import Axis, Look
+from ...report.frame import Axis
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
 from ..statistics import mean, student_quantile
 from ..study import Study
-from .experiment import Desk, Done, Experiment
-from .findings import Drawing, Findings, Sheet, number
-from .pictures import banded, by_label, power
+from .experiment import Context, Done, Experiment, by_label
+from .findings import NONE, Findings, Sheet, number
+from .pictures import Picture, banded, picture, power
 
 CLIENTS, TEST, NOISE = 10, 500, 0.5
 INPUTS = 4  # s₀ of the networks
@@ -45,6 +45,7 @@ SIZES, QUICK_SIZES = tuple(2**k for k in range(5, 14)), tuple(2**k for k in rang
 WIDTHS, DEPTHS, TEACHER = (2, 4, 8, 16, 32), (1, 2, 3), 64
 MIDDLE, QUICK_MIDDLE = 2**10, 2**8  # n of the sweeps
 Row = dict[str, float]
+Lines = Mapping[str, Sequence[Row]]  # by arm, a row for every setting
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Teachers(Study):
 
     @property
     def inputs(self) -> int:
-        """s₀."""
+        """The number of inputs, s₀."""
         return INPUTS if self.depth else LINEAR
 
     def federation(self, config: RunConfig) -> Federation:
@@ -89,7 +90,7 @@ class Teachers(Study):
 
 
 def student(study: Teachers, width: int, seed: int) -> nn.Module:
-    """A network of the study's depth, or a linear function."""
+    """Return a network of the study's depth, or a linear function."""
     if not study.depth:
         return nn.Linear(study.inputs, 1, bias=False)
     return build("mlp", (study.inputs,), 1, seed, hidden=(width,) * study.depth)
@@ -97,7 +98,7 @@ def student(study: Teachers, width: int, seed: int) -> nn.Module:
 
 @lru_cache(maxsize=4)
 def _world(study: Teachers, seed: int) -> tuple[Federation, np.ndarray]:
-    """The clients' data, and f_i of their test and training inputs [clients, test + n]."""
+    """Return the clients' data, and f_i of their test and training inputs [clients, test + n]."""
     dice = np.random.Generator(np.random.PCG64([seed, study.n]))
     common = student(study, study.teacher, seed)
     apart = APART if study.depth else 1.0
@@ -118,17 +119,17 @@ def _world(study: Teachers, seed: int) -> tuple[Federation, np.ndarray]:
 
 
 def _scale(w: torch.Tensor) -> float:
-    """What weights of this shape are usually as large as."""
+    """Return the usual size of weights of this shape."""
     return 1 / math.sqrt(w.shape[-1]) if w.ndim > 1 and w.shape[0] > 1 else 1.0
 
 
 def rate(n: float, weights: int, width: int, depth: int, inputs: int) -> float:
-    """r_n."""
+    """Return r_n."""
     return (depth + 1) * weights / n * math.log(width) + weights / n * math.log(inputs * math.sqrt(n / weights))
 
 
 def slope(n: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """The slope of a line through log values over log n, and half of its 95% interval."""
+    """Return the slope of a line through log values over log n, and half of its 95% interval."""
     x, y = np.log(n), np.log(values)
     x = x - x.mean()
     found = float(x @ y / (x @ x))
@@ -148,93 +149,67 @@ class Bound(Experiment):
     claim = "A client's posterior is within ε_n² = r_n log^{2δ} n of its truth, plus the approximation error ξ."
     seeds = (3, 1)
 
-    def cells(self, desk: Desk) -> list[Cell]:
-        quick = desk.ask.quick
+    def cells(self, context: Context) -> list[Cell]:
+        quick = context.request.quick
         sizes, middle = (QUICK_SIZES, QUICK_MIDDLE) if quick else (SIZES, MIDDLE)
         studies = {f"linear {n}": Teachers(n, 1, 0, 1) for n in sizes}
         studies |= {f"network {n}": Teachers(n) for n in sizes}
         studies |= {f"wider teacher {n}": Teachers(n, teacher=TEACHER) for n in sizes}
         studies |= {f"width {m}": Teachers(middle, m, 1, TEACHER) for m in (WIDTHS[:3] if quick else WIDTHS)}
         studies |= {f"depth {k}": Teachers(middle, 8, k, TEACHER) for k in (DEPTHS[:2] if quick else DEPTHS)}
-        hyper: Table = {
-            "lr": 0.03,
-            "momentum": 0.9,
-            "lam": 1.0,
-            "nu0": -1.0,
-            "s": 2,
-            "antithetic": True,
-            "average": 0.0,
-            "server_momentum": 0.0,
-        }
+        hyper: Table = {"lr": 0.03, "momentum": 0.9, "lam": 1.0, "nu0": -1.0, "s": 2, "antithetic": True}
+        hyper |= {"average": 0.0, "server_momentum": 0.0}
         hyper |= {"personal_lr": 0.03, "personal_epochs": 100 if quick else 2000, "predict_samples": 20}
         hyper |= {"prior_std": "learned", "rho_std": 0.3, "posterior_std": "natural", "lr_std": 0.1}
-        config = desk.config(
+        config = context.config(
             algorithm="fedabml", clients=CLIENTS, noise=NOISE, learn_noise=False, participation=1.0,
             rounds=10 if quick else 50, epochs=20, batch_size=max(sizes),
         ).with_changes(hyper=hyper | {"label_prior": "none"})  # fmt: skip
-        return [
-            Cell(label, config.with_changes(seed=seed), study=study)
-            for label, study in studies.items()
-            for seed in desk.ask.seed_list
-        ]
+        return [cell for label, study in studies.items() for cell in context.seeded(label, config, study=study)]
 
-    def findings(self, desk: Desk, done: Sequence[Done]) -> Findings:
-        own = by_label(done)
-        lines = {arm: _line(arm, own) for arm in ARMS}
-        fits = {arm: slope(*zip(*((r["n"], r["d2"]) for r in _points(arm, own)), strict=True)) for arm in ARMS}
-        bound = {
-            arm: slope([r["n"] for r in rows], [r["rate"] for r in rows])[0]
-            for arm, rows in lines.items()
-            if arm != "linear"
-        }
-        records = [{"arm": arm, **row} for arm, rows in lines.items() for row in rows]
-        sweeps = {what: _sweep(what, own) for what in ("width", "depth")}
-        records += [{"arm": what, **row} for what, rows in sweeps.items() for row in rows]
-        head = ["", "slope of d²", "of r_n", "d²/r_n, largest", "d² at the least n", "at the most"]
-        table = [
-            [
-                arm, f"{fits[arm][0]:.2f} ± {fits[arm][1]:.2f}", number(bound.get(arm)),
-                "–" if arm == "linear" else f"{max(r['d2'] / r['rate'] for r in rows):.4f}",
-                f"{rows[0]['d2']:.5f}", f"{rows[-1]['d2']:.5f}",
-            ]
-            for arm, rows in lines.items()
-        ]  # fmt: skip
-        sheets = [Sheet("Rates", head, table, "± is half of the 95% interval of the slope of a line through log d².")]
-        sheets += [_numbers(lines), _swept(sweeps)]
-        return Findings(
-            self.title, self.claim, _said(fits, bound, lines), sheets, _drawings(lines, own), records, desk.notes
-        )
+    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
+        groups: dict[str, list[list[Done]]] = {}
+        for label, own in by_label(done).items():
+            groups.setdefault(label.rpartition(" ")[0], []).append(own)
+        found = {arm: [_row(own) for own in settings] for arm, settings in groups.items()}
+        records = [{"arm": arm, **row} for arm in (*ARMS, "width", "depth") for row in found[arm]]
+        lines = {arm: found[arm] for arm in ARMS}
+        fits = {}
+        for arm in ARMS:
+            points = [(_study(own).n, d.result.found["d2"]) for own in groups[arm] for d in own]
+            fits[arm] = slope(*zip(*points, strict=True))
+        rates = {arm: slope([r["n"] for r in lines[arm]], [r["rate"] for r in lines[arm]])[0] for arm in ARMS[1:]}
+        sheets = [_rates(fits, rates, lines), _by_samples(lines), _swept({k: found[k] for k in ("width", "depth")})]
+        return Findings(_conclusions(fits, rates, lines), sheets, _pictures(lines, groups), records)
 
 
-def _points(arm: str, own: Mapping[str, Sequence[Done]]) -> list[Row]:
-    """d² of every n and seed."""
-    return [
-        {"n": d.cell.study.n, "d2": d.result.found["d2"]}  # type: ignore[union-attr]
-        for label, cells in own.items()
-        for d in cells
-        if label.rpartition(" ")[0] == arm
-    ]
+def _study(own: Sequence[Done]) -> Teachers:
+    study = own[0].cell.study
+    assert isinstance(study, Teachers)
+    return study
 
 
 def _row(own: Sequence[Done]) -> Row:
-    """The means over seeds of a setting, with r_n."""
-    study = own[0].cell.study
-    assert isinstance(study, Teachers)
+    """Return the means over the seeds of a setting, with r_n."""
+    study, weights = _study(own), own[0].result.found["weights"]
     found = {key: mean([d.result.found[key] for d in own])[0] for key in ("d2", "loss", "kl")}
-    weights = own[0].result.found["weights"]
     known = rate(study.n, weights, max(study.width, 2), study.depth, study.inputs)
     return {"n": study.n, **found, "rate": known, "weights": weights, "width": study.width, "depth": study.depth}
 
 
-def _line(arm: str, own: Mapping[str, Sequence[Done]]) -> list[Row]:
-    return [_row(cells) for label, cells in own.items() if label.rpartition(" ")[0] == arm]
+def _rates(fits: Mapping[str, tuple[float, float]], rates: Mapping[str, float], lines: Lines) -> Sheet:
+    """Return the table of slopes."""
+    table = []
+    for arm, rows in lines.items():
+        largest = NONE if arm == "linear" else f"{max(r['d2'] / r['rate'] for r in rows):.4f}"
+        ends = [f"{rows[0]['d2']:.5f}", f"{rows[-1]['d2']:.5f}"]
+        table.append([arm, f"{fits[arm][0]:.2f} ± {fits[arm][1]:.2f}", number(rates.get(arm)), largest, *ends])
+    head = ["", "slope of d²", "of r_n", "d²/r_n, largest", "d² at the least n", "at the most"]
+    return Sheet("Rates", head, table, "± is half of the 95% interval of the slope of a line through log d².")
 
 
-def _sweep(what: str, own: Mapping[str, Sequence[Done]]) -> list[Row]:
-    return [_row(cells) for label, cells in own.items() if label.split()[0] == what]
-
-
-def _numbers(lines: Mapping[str, Sequence[Row]]) -> Sheet:
+def _by_samples(lines: Lines) -> Sheet:
+    """Return the table of d² and the parts of Lemma 1 for every n."""
     head = ["n", *(f"{arm}: {word}" for arm in lines for word in ("d²", "E_q[ℓ_n]/n", "KL/n")), "d/4n", "r_n"]
     table = []
     for rows in zip(*lines.values(), strict=True):
@@ -244,15 +219,11 @@ def _numbers(lines: Mapping[str, Sequence[Row]]) -> Sheet:
     return Sheet("By the number of samples", head, table, note)
 
 
-def _swept(sweeps: Mapping[str, Sequence[Row]]) -> Sheet:
+def _swept(sweeps: Lines) -> Sheet:
+    """Return the table of students of several widths and depths."""
+    formats = {"weights": ".0f", "d2": ".5f", "loss": ".4f", "kl": ".4f"}
     table = [
-        [
-            f"{what} {row[what]:.0f}",
-            f"{row['weights']:.0f}",
-            f"{row['d2']:.5f}",
-            f"{row['loss']:.4f}",
-            f"{row['kl']:.4f}",
-        ]
+        [f"{what} {row[what]:.0f}", *(f"{row[key]:{form}}" for key, form in formats.items())]
         for what, rows in sweeps.items()
         for row in rows
     ]
@@ -263,54 +234,47 @@ def _swept(sweeps: Mapping[str, Sequence[Row]]) -> Sheet:
     return Sheet("Width and depth", ["student", "weights", "d²", "E_q[ℓ_n]/n", "KL/n"], table, note)
 
 
-def _said(
-    fits: Mapping[str, tuple[float, float]], bound: Mapping[str, float], lines: Mapping[str, Sequence[Row]]
-) -> list[str]:
+def _conclusions(fits: Mapping[str, tuple[float, float]], rates: Mapping[str, float], lines: Lines) -> list[str]:
+    """Say whether each arm has the slope that it should have."""
     linear, network, wide = (fits[arm] for arm in ARMS)
     fine = abs(linear[0] + 1) <= 0.1
     ratio = [row["d2"] / row["rate"] for row in lines["network"]]
     return [
         f"Linear: slope {linear[0]:.2f} ± {linear[1]:.2f}; it {'is' if fine else 'is not'} the −1 ± 0.1 it should be.",
-        f"Network: slope {network[0]:.2f} ± {network[1]:.2f} beside {bound['network']:.2f} of r_n; d²/r_n lies between "
+        f"Network: slope {network[0]:.2f} ± {network[1]:.2f} beside {rates['network']:.2f} of r_n; d²/r_n lies between "
         f"{min(ratio):.4f} and {max(ratio):.4f}: {'it grows with n' if ratio[-1] > 1.5 * ratio[0] else 'bounded'}.",
         f"Wider teacher: slope {wide[0]:.2f} ± {wide[1]:.2f}; at the most n its d² is "
         f"{lines['wider teacher'][-1]['d2'] / lines['network'][-1]['d2']:.1f} times the network's (the plateau of ξ).",
     ]
 
 
-def _drawings(lines: Mapping[str, Sequence[Row]], own: Mapping[str, Sequence[Done]]) -> list[Drawing]:
-    n = [row["n"] for row in lines["network"]]
+def _pictures(lines: Lines, groups: Mapping[str, Sequence[Sequence[Done]]]) -> list[Picture]:
+    """Draw d² beside r_n, and the parts of Lemma 1, against n."""
+    network = lines["network"]
+    n = [row["n"] for row in network]
     across = [power(v) for v in n]
 
     def curve(name: str, values: Sequence[float]) -> Series:
         return Series(name, [power(v) for v in values], across)
 
-    def rates(look: Look) -> str:
-        series = []
-        for arm, rows in lines.items():
-            cells = [own[f"{arm} {row['n']:.0f}"] for row in rows]
-            by_seed = zip(*([d.result.found["d2"] for d in each] for each in cells), strict=True)
-            series.append(banded(f"d², {arm}", across, [list(s) for s in by_seed], log=True))  # type: ignore[arg-type]
-        series.append(curve("d/4n", [LINEAR / 4 / v for v in n]))
-        series.append(curve("r_n of the network", [row["rate"] for row in lines["network"]]))
-        return line_chart(
-            series, title="d² against n", x=Axis("samples of a client", "power"), y=Axis("d²", "power"), look=look
-        )
-
-    def lemma(look: Look) -> str:
-        rows = lines["network"]
-        series = [curve("d²", [r["d2"] for r in rows]), curve("E_q[ℓ_n]/n", [r["loss"] for r in rows])]
-        series += [curve("KL/n", [r["kl"] for r in rows]), curve("their sum", [r["loss"] + r["kl"] for r in rows])]
-        return line_chart(
-            series, title="Lemma 1", x=Axis("samples of a client", "power"), y=Axis("", "power"), look=look
-        )
-
-    return [
-        Drawing(
-            "rates",
-            "d² against n",
+    rates = []
+    for arm in lines:
+        by_seed = zip(*([d.result.found["d2"] for d in own] for own in groups[arm]), strict=True)
+        rates.append(banded(f"d², {arm}", across, [list(values) for values in by_seed], log=True))
+    rates += [curve("d/4n", [LINEAR / 4 / v for v in n]), curve("r_n of the network", [r["rate"] for r in network])]
+    parts = {"d²": "d2", "E_q[ℓ_n]/n": "loss", "KL/n": "kl"}
+    lemma = [curve(name, [r[key] for r in network]) for name, key in parts.items()]
+    lemma.append(curve("their sum", [r["loss"] + r["kl"] for r in network]))
+    x, captions = (
+        Axis("samples of a client", "power"),
+        (
             "Both axes are logarithmic: a rate is a slope. The level of r_n is arbitrary.",
-            rates,
+            "The network arm; d² stays below the sum up to a constant.",
         ),
-        Drawing("lemma", "Lemma 1's right side", "The network arm; d² stays below the sum up to a constant.", lemma),
+    )
+    return [
+        picture("rates", "d² against n", captions[0], line_chart, rates, x=x, y=Axis("d²", "power")),
+        picture(
+            "lemma", "Lemma 1's right side", captions[1], line_chart, lemma, title="Lemma 1", x=x, y=Axis("", "power")
+        ),
     ]

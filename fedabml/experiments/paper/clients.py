@@ -20,30 +20,36 @@ from ...engine.client import Lanes, outputs
 from ...engine.rounds import Simulation
 from ...evaluation.predictions import Prediction
 from ...report.canvas import Series, scatter
-from ...report.frame import Axis, Look
+from ...report.frame import Axis
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
 from ..statistics import mean
 from ..study import Study
-from . import numbers
-from .columns import COLUMNS, rows
-from .experiment import Desk, Done, Experiment
-from .findings import NONE, Drawing, Findings, Sheet, number, spread
+from .experiment import Context, Done, Experiment, by_column, by_label
+from .findings import Findings, Sheet, number, spread
 from .outside import OUTSIDE, auroc, pairs, with_outside
-from .pictures import person
+from .pictures import Mean, Picture, picture
+from .settings import TITLES, person, rows
 
 SHARE = 0.1  # of the clients are strangers, at least two
 DEVIATIONS = 3.0
 MOST = 200  # samples of a client that the server's model looks at
 GROUPS = ("inside", "strangers")
+# The accuracies of a record: of which training (by all, without the flagged, for them alone), and of which group.
+SCORES = {
+    "inside_before": ("all", "inside"),
+    "inside_without": ("without", "inside"),
+    "strangers_before": ("all", "strangers"),
+    "strangers_alone": ("for", "strangers"),
+}
 
 
 @dataclass(frozen=True)
 class Strangers(Study):
-    """A federation with strangers; trained by all of its clients, or by some."""
+    """A federation with strangers, trained by all of its clients or by some."""
 
     other: str
-    trained: tuple[int, ...] = ()  # who trains; nobody said: all
+    trained: tuple[int, ...] = ()  # who trains; empty: all
 
     def federation(self, config: RunConfig) -> Federation:
         whole = _mixed(config, self.other)[0]
@@ -54,7 +60,7 @@ class Strangers(Study):
         return {name: whole.select(np.flatnonzero(strange == (name == "strangers")).tolist()) for name in GROUPS}
 
     def look(self, sim: Simulation) -> Table:
-        """The entropy of the server's model on every client's training inputs."""
+        """Return the mean entropy of the server's model on every client's training inputs."""
         cohort, prior = sim.cohort, sim.cohort.algorithm.prior(sim.theta)
         assert prior is not None
         lane, lanes = type(prior)(*(leaf.unsqueeze(0) for leaf in prior)), Lanes.of(cohort, sim.theta, [0], sim.round)
@@ -66,7 +72,7 @@ class Strangers(Study):
 
 
 def _mixed(config: RunConfig, other: str) -> tuple[Federation, np.ndarray]:
-    """The federation in which some clients have samples from outside in place of their own, and who they are."""
+    """Return the federation in which some clients have samples from outside, and a mask of these clients."""
     fed, first = with_outside(config, other)
     dice = np.random.Generator(np.random.PCG64([config.seed, 103]))
     chosen = dice.permutation(fed.clients)[: max(2, round(SHARE * fed.clients))]
@@ -82,12 +88,15 @@ def _mixed(config: RunConfig, other: str) -> tuple[Federation, np.ndarray]:
     return made, np.isin(np.arange(fed.clients), chosen)
 
 
+def _threshold(entropy: Sequence[float] | np.ndarray) -> float:
+    """Return the entropy above which a client is flagged: three robust deviations above the median."""
+    middle = np.median(entropy)
+    return float(middle + DEVIATIONS * 1.4826 * np.median(np.abs(np.asarray(entropy) - middle)))
+
+
 def flagged(entropy: Sequence[float]) -> list[int]:
-    """Those more than three robust deviations above the median."""
-    values = np.asarray(entropy)
-    middle = np.median(values)
-    deviation = 1.4826 * np.median(np.abs(values - middle))
-    return np.flatnonzero(values > middle + DEVIATIONS * deviation).tolist()
+    """Return the clients whose entropy is above the threshold."""
+    return np.flatnonzero(np.asarray(entropy) > _threshold(entropy)).tolist()
 
 
 class Clients(Experiment):
@@ -99,15 +108,15 @@ class Clients(Experiment):
     algorithms = ("fedabml", "fedabml-plain", "fedavg-ft")
     seeds = (3, 3)
 
-    def cells(self, desk: Desk) -> list[Cell]:
-        made = []
-        for column, other in pairs(desk, self.columns):
-            for name, config in rows(desk, column, self.algorithms).items():
-                configs = [config.with_changes(seed=seed) for seed in desk.ask.seed_list]
-                made += [Cell(f"{column} {name} all", each, study=Strangers(other)) for each in configs]
-        return made
+    def cells(self, context: Context) -> list[Cell]:
+        return [
+            cell
+            for column, other in pairs(context, self.columns)
+            for name, config in rows(context, column, self.algorithms).items()
+            for cell in context.seeded(f"{column} {name} all", config, study=Strangers(other))
+        ]
 
-    def then(self, desk: Desk, done: Sequence[Done]) -> list[Cell]:
+    def then(self, context: Context, done: Sequence[Done]) -> list[Cell]:
         made = []
         for cell, result in done:
             if result.error:
@@ -121,67 +130,54 @@ class Clients(Experiment):
                     made.append(Cell(f"{column} {name} {word}", cell.config, study=study))
         return made
 
-    def findings(self, desk: Desk, done: Sequence[Done]) -> Findings:
-        protocol = desk.ask.protocol
-        found: dict[tuple[str, str], dict[str, list[Done]]] = {}
-        for each in done:
-            column, name, word = each.cell.label.split()
-            found.setdefault((column, name), {}).setdefault(word, []).append(each)
-        table, records, said = [], [], []
-        for (column, name), own in found.items():
-            told = [_told(each, OUTSIDE[column]) for each in own["all"]]
-            area, hits, alarms = (mean([t[i] for t in told]) for i in range(3))
-            scores = {(w, g): _accuracy(own.get(w, ()), g) for w in ("all", "without", "for") for g in GROUPS}
-            inside = [scores["all", "inside"], scores["without", "inside"]]
-            strange = [scores["all", "strangers"], scores["for", "strangers"]]
-            words = [NONE if v is None else spread(v) for v in (*inside, *strange)]
-            title = f"{COLUMNS[column].title}, {numbers.name(name, protocol)}"
-            table.append([title, number(area[0], 3), number(100 * hits[0], 0), number(100 * alarms[0], 0), *words])
-            plain = [None if v is None else v[0] for v in (*inside, *strange)]
-            keys = ("inside_before", "inside_without", "strangers_before", "strangers_alone")
-            records.append({"column": column, "algorithm": name, "auroc": area[0], "found": hits[0], "false": alarms[0]}
-                           | dict(zip(keys, plain, strict=True)))  # fmt: skip
-            said.append(
-                f"{title}: entropy tells strangers with AUROC {area[0]:.3f}; {hits[0]:.0%} of them are flagged."
-            )
+    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
+        conclusions, table, records, pictures = [], [], [], []
+        for column, groups in by_column(done).items():
+            for name, own in groups.items():
+                arms = {label.split()[2]: cells for label, cells in by_label(own).items()}
+                detected = [_detection(each, OUTSIDE[column]) for each in arms["all"]]
+                area, hits, alarms = (mean([each[i] for each in detected])[0] for i in range(3))
+                scores = {key: _accuracy(arms.get(arm, ()), group) for key, (arm, group) in SCORES.items()}
+                title = f"{TITLES[column]}, {context.name(name)}"
+                rates = [number(area, 3), number(100 * hits, 0), number(100 * alarms, 0)]
+                table.append([title, *rates, *map(spread, scores.values())])
+                record = {"column": column, "algorithm": name, "auroc": area, "found": hits, "false": alarms}
+                records.append(record | {key: value and value[0] for key, value in scores.items()})
+                conclusions.append(
+                    f"{title}: entropy tells strangers with AUROC {area:.3f}; {hits:.0%} of them are flagged."
+                )
+                pictures.append(_entropies(context, column, name, arms["all"][0]))
         head = ["", "AUROC", "found %", "false alarms %", "inside, all train", "without the flagged"]
         head += ["strangers, all train", "flagged alone"]
         note = "Accuracies in percent, mean over clients and seeds; a dash where nobody, or only one, was flagged"
         note += ", or runs are missing."
-        drawings = [_entropies(key, own["all"][0], protocol) for key, own in found.items()]
-        sheet = Sheet("Before and after", head, table, note)
-        return Findings(self.title, self.claim, said, [sheet], drawings, records, desk.notes)
+        return Findings(conclusions, [Sheet("Before and after", head, table, note)], pictures, records)
 
 
-def _told(done: Done, other: str) -> tuple[float, float, float]:
-    """AUROC of entropy, the share of strangers flagged, and the share of the others flagged."""
+def _detection(done: Done, other: str) -> tuple[float, float, float]:
+    """Return the AUROC of entropy, the share of strangers flagged, and the share of the others flagged."""
     entropy, strange = np.array(done.result.found["entropy"]), _mixed(done.cell.config, other)[1]
     bad = np.isin(np.arange(len(entropy)), flagged(entropy.tolist()))
     return auroc(entropy[~strange], entropy[strange]), float(bad[strange].mean()), float(bad[~strange].mean())
 
 
-def _accuracy(own: Sequence[Done], group: str) -> tuple[float, float | None] | None:
+def _accuracy(own: Sequence[Done], group: str) -> Mean | None:
+    """Return the accuracy of a group of clients in percent; None where no run has it."""
     values = [100 * s.summary["accuracy"] for d in own for s in d.result.scores if s.on == group and not s.error]
     return mean(values) if values else None
 
 
-def _entropies(key: tuple[str, str], done: Done, protocol: str) -> Drawing:
-    column, name = key
-    title = f"{numbers.name(name, protocol)}, {COLUMNS[column].title}"
-
-    def draw(look: Look) -> str:
-        entropy, strange = np.array(done.result.found["entropy"]), _mixed(done.cell.config, OUTSIDE[column])[1]
-        order = np.argsort(entropy)
-        rank = np.empty(len(order))
-        rank[order] = np.arange(1, len(order) + 1)
-        limit = float(np.median(entropy) + DEVIATIONS * 1.4826 * np.median(np.abs(entropy - np.median(entropy))))
-        series = []
-        for word, mask in (("inside", ~strange), ("strangers", strange)):
-            heights, who = entropy[mask].tolist(), [person(column, int(client)) for client in np.flatnonzero(mask)]
-            tips = [f"{own}\n{word}: {height:.3f} nats" for own, height in zip(who, heights, strict=True)]
-            series.append(Series(word, heights, rank[mask].tolist(), tips, who=who))
-        x, y = Axis("clients by entropy", "whole"), Axis("mean entropy, nats")
-        return scatter(series, title=title, x=x, y=y, look=look, level=limit)
-
-    reading = "The mean entropy of the server's model on each client's training inputs; flagged above the dashed line."
-    return Drawing(f"clients-{column}-{name}", title, reading, draw)
+def _entropies(context: Context, column: str, name: str, done: Done) -> Picture:
+    """Draw the entropy of every client of a run, with the threshold above which it is flagged."""
+    title = f"{context.name(name)}, {TITLES[column]}"
+    entropy, strange = np.array(done.result.found["entropy"]), _mixed(done.cell.config, OUTSIDE[column])[1]
+    rank = np.empty(len(entropy))
+    rank[np.argsort(entropy)] = np.arange(1, len(entropy) + 1)
+    series = []
+    for word, mask in (("inside", ~strange), ("strangers", strange)):
+        heights, who = entropy[mask].tolist(), [person(column, int(client)) for client in np.flatnonzero(mask)]
+        tips = [f"{own}\n{word}: {height:.3f} nats" for own, height in zip(who, heights, strict=True)]
+        series.append(Series(word, heights, rank[mask].tolist(), tips, who=who))
+    axes: Table = {"x": Axis("clients by entropy", "whole"), "y": Axis("mean entropy, nats")}
+    caption = "The mean entropy of the server's model on each client's training inputs; flagged above the dashed line."
+    return picture(f"clients-{column}-{name}", title, caption, scatter, series, level=_threshold(entropy), **axes)

@@ -1,11 +1,12 @@
 """What an experiment is: the contract between the paper's experiments and `fedabml.experiments.paper.reproduce`.
 
-An `Experiment` declares its cells and says what came of them. A `Request` says which version of it is wanted, a
-`Context` where it runs, and `Callbacks` who follows it.
+An `Experiment` declares its cells and turns the finished ones into findings. A `Request` says which version of it is
+wanted, a `Context` where it runs, and `Callbacks` who follows it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from abc import ABC, abstractmethod
@@ -15,10 +16,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from ...errors import InputError
+from ...report.canvas import Series
 from ...runs.config import RunConfig, Table
 from ..cell import Cell, Result
 from ..request import read
+from . import numbers
 from .findings import Findings
+from .pictures import banded
 
 PROTOCOLS = ("paper", "tuned")
 SEEDS, TRIALS, QUICK_TRIALS = 5, 16, 2
@@ -26,57 +30,57 @@ TUNING_SEED = 100  # of searches; no seed of the test
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What is asked for. Nothing said means the experiment's own columns and algorithms, and the usual numbers."""
+class Request:
+    """Which version of an experiment is wanted; what is left out is the experiment's own choice."""
 
     experiment: str
     protocol: str = "paper"
     quick: bool = False
     columns: tuple[str, ...] = ()
     algorithms: tuple[str, ...] = ()
-    seeds: int | tuple[int, ...] | None = None  # so many, or these
+    seeds: int | tuple[int, ...] | None = None  # how many, or which
     trials: int | None = None
     dtype: str = "float32"
-    machine: Table = field(default_factory=dict)  # device, data_dir, ...: where it runs, not what comes of it
-    chosen: tuple[str, ...] = ()  # files of settings that searches chose, each of a column: not searched again
+    machine: Table = field(default_factory=dict)  # device, data_dir, compile: keys that change no result
+    chosen: tuple[str, ...] = ()  # files of settings that searches chose, one for each column
     grid: tuple[str, ...] = ()  # what searches try, NAME=A,B,C each
-    search_seed: int | None = None  # and with which seed
+    search_seed: int | None = None
 
     @property
     def seed_list(self) -> Sequence[int]:
-        """The seeds."""
+        """The seeds of the test."""
         return self.seeds if isinstance(self.seeds, tuple) else range(self.seeds or SEEDS)
 
-    def request(self) -> Table:
-        """As JSON, for the folder."""
-        values = ((f.name, getattr(self, f.name)) for f in fields(self) if f.name != "machine")
-        told = {name: list(value) if isinstance(value, tuple) else value for name, value in values}
-        told |= {"seeds": told["seeds"] or SEEDS, "trials": self.budget, "run": self.machine}
-        return {k: v for k, v in told.items() if v or k not in ("grid", "search_seed") or v == 0}
-
-    @classmethod
-    def read(cls, folder: Path) -> Ask:
-        """What was asked for in a folder, to be done on whatever device is here."""
-        saved = read(folder, "reproduce", ("experiment", "run"))
-        try:
-            machine = saved.pop("run") | {"device": "auto"}
-            words: Table = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
-            return cls(**words, machine=machine)
-        except TypeError as error:
-            raise InputError(f"'{folder / 'reproduce.json'}' is not a request of this version ({error}).") from error
-
     @property
-    def searched_with(self) -> int:
-        """The seed of searches."""
+    def first_search_seed(self) -> int:
+        """The seed of the searches; the next one confirms their winners."""
         return TUNING_SEED if self.search_seed is None else self.search_seed
 
     @property
     def budget(self) -> int:
-        """Trials of every algorithm under `tuned`."""
+        """The trials of every algorithm under the protocol `tuned`."""
         return self.trials or (QUICK_TRIALS if self.quick else TRIALS)
 
+    def to_dict(self) -> Table:
+        """Return the request as reproduce.json keeps it."""
+        values = ((f.name, getattr(self, f.name)) for f in fields(self) if f.name != "machine")
+        content = {name: list(value) if isinstance(value, tuple) else value for name, value in values}
+        content |= {"seeds": content["seeds"] or SEEDS, "trials": self.budget, "run": self.machine}
+        return {k: v for k, v in content.items() if v or k not in ("grid", "search_seed") or v == 0}
+
+    @classmethod
+    def read(cls, folder: Path) -> Request:
+        """Return the request that a folder was made for, to be run on any device of this machine."""
+        saved = read(folder, "reproduce", ("experiment", "run"))
+        try:
+            machine = saved.pop("run") | {"device": "auto"}
+            content: Table = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
+            return cls(**content, machine=machine)
+        except TypeError as error:
+            raise InputError(f"'{folder / 'reproduce.json'}' is not a request of this version ({error}).") from error
+
     def command(self, out: Path) -> str:
-        """The shell command for it."""
+        """Return the shell command of this request."""
         words = ["fedabml", "reproduce", self.experiment, "--protocol", self.protocol, *(["--quick"] * self.quick)]
         for name in ("columns", "algorithms"):
             words += [f"--{name}", ",".join(getattr(self, name))] if getattr(self, name) else []
@@ -91,10 +95,10 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Hear:
-    """Who hears how it goes: of notes, of cells that begin, of their rounds, of those that are done.
+class Callbacks:
+    """Functions that are called as an experiment goes on: with notes, cells that begin, their rounds, and results.
 
-    `search` gives the listeners of a search to come (`fedabml.experiments.tune`), as keywords.
+    `search` is called before a search and returns callbacks of `fedabml.experiments.tune`, as keywords.
     """
 
     note: Callable[[str], None] = lambda text: None
@@ -105,54 +109,89 @@ class Hear:
 
 
 @dataclass
-class Desk:
-    """Where an experiment works: what it was asked, its folder, that of searches, and what is to be noted."""
+class Context:
+    """Where an experiment works: its request, its folder, the folder of searches, and the notes so far.
 
-    ask: Ask
+    `mode` says which cells are run: `run` all that are missing, `share` a part of them (`run_part`), `partial` and
+    `finished` none, where some may be missing or none may.
+    """
+
+    request: Request
     folder: Path
     tuning: Path
-    hear: Hear = field(default_factory=Hear)
+    callbacks: Callbacks = field(default_factory=Callbacks)
     finished: Sequence[str | os.PathLike[str]] = ()
-    # What is run: all that is missing, a share of it, or nothing, be it that some may be missing or that none may.
-    way: Literal["whole", "part", "so far", "as it is"] = "whole"
+    mode: Literal["run", "share", "partial", "finished"] = "run"
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        """Says it now, and again in the report."""
+        """Report a note now, and once more on the page."""
         if text not in self.notes:
             self.notes.append(text)
-            self.hear.note(text)
+            self.callbacks.note(text)
 
     def config(self, **keys: Any) -> RunConfig:
-        """A run on this machine."""
-        return RunConfig.of({"dtype": self.ask.dtype} | self.ask.machine, keys)
+        """Return the configuration of a run on this machine."""
+        return RunConfig.of({"dtype": self.request.dtype} | self.request.machine, keys)
+
+    def seeded(self, label: str, config: RunConfig, **options: Any) -> list[Cell]:
+        """Return the cells of a configuration, one for every seed of the request."""
+        return [Cell(label, config.with_changes(seed=seed), **options) for seed in self.request.seed_list]
+
+    def name(self, algorithm: str) -> str:
+        """Return the name of an algorithm in tables, under the request's protocol."""
+        return numbers.name(algorithm, self.request.protocol)
 
 
 class Done(NamedTuple):
-    """A finished cell: what it was to be, and what came of it."""
+    """A finished cell and its result."""
 
     cell: Cell
     result: Result
 
 
 class Experiment(ABC):
-    """One experiment of the paper."""
+    """An experiment of the paper."""
 
     title: ClassVar[str]
     claim: ClassVar[str]  # the paper's, in a sentence or two
     columns: ClassVar[tuple[str, ...]] = ()
     algorithms: ClassVar[tuple[str, ...]] = ()
-    partial: ClassVar[bool] = True  # whether something can be said of a part of its cells
-    seeds: ClassVar[tuple[int, int]] = (SEEDS, 2)  # where it is not said how many: of the whole, and of the quick one
+    partial: ClassVar[bool] = True  # whether some of its cells alone allow findings
+    seeds: ClassVar[tuple[int, int]] = (SEEDS, 2)  # the default number: of the whole experiment, of the quick one
 
     @abstractmethod
-    def cells(self, desk: Desk) -> list[Cell]:
-        """The runs it takes."""
+    def cells(self, context: Context) -> list[Cell]:
+        """Return the cells to run."""
 
-    def then(self, desk: Desk, done: Sequence[Done]) -> list[Cell]:
-        """The runs that the first ones lead to."""
+    def then(self, context: Context, done: Sequence[Done]) -> list[Cell]:
+        """Return the further cells that the results of the first ones ask for."""
         return []
 
     @abstractmethod
-    def findings(self, desk: Desk, done: Sequence[Done]) -> Findings:
-        """What came of them."""
+    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
+        """Return what the finished cells show."""
+
+
+def by_label(done: Sequence[Done]) -> dict[str, list[Done]]:
+    """Group finished cells, which are those of all seeds, by their labels."""
+    found: dict[str, list[Done]] = {}
+    for each in done:
+        found.setdefault(each.cell.label, []).append(each)
+    return found
+
+
+def by_column(done: Sequence[Done]) -> dict[str, dict[str, list[Done]]]:
+    """Group finished cells by column and then by algorithm, the first two words of their labels."""
+    found: dict[str, dict[str, list[Done]]] = {}
+    for each in done:
+        column, algorithm = each.cell.label.split()[:2]
+        found.setdefault(column, {}).setdefault(algorithm, []).append(each)
+    return found
+
+
+def over_rounds(name: str, own: Sequence[Done], key: str) -> Series:
+    """Return what was noted after the rounds of the cells' curves as a series: the mean over seeds, with its band."""
+    rounds = [line["round"] for line in own[0].result.curve]
+    rows = [[line.get(key, math.nan) for line in done.result.curve] for done in own]
+    return banded(name, rounds, [row for row in rows if len(row) == len(rounds)])

@@ -2,8 +2,8 @@
 
 Four fifths of the clients train; the others come with n_i samples each, spread over their labels, personalise what was
 learned, and are scored on all of their test data. Local only, which has nothing to learn from others, takes 50 epochs
-on its n_i samples. The paper claims that a Bayesian prior helps most where data are few. Under `tuned` FedAvg is also
-lent the label level.
+on its n_i samples. The paper claims that a Bayesian prior helps most where data are few. Under `tuned` FedAvg also has
+a row with the label level.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from collections.abc import Mapping, Sequence
 
 from ...evaluation.measures import MEASURES
 from ...report.canvas import line_chart
-from ...report.frame import Axis, Look
+from ...report.frame import Axis
 from ...runs.config import Table
 from ..cell import Cell
 from ..statistics import mean
-from . import numbers
-from .columns import COLUMNS, columns, lent, rows
-from .experiment import Desk, Done, Experiment
-from .findings import Drawing, Findings, Mean, Sheet, spread
+from .experiment import Context, Done, Experiment, by_column
+from .findings import Findings, Sheet, spread
 from .newcomers import Newcomers
-from .pictures import banded, power
-from .table1 import grouped
+from .pictures import Picture, banded, picture, power
+from .settings import TITLES, columns, rows, with_label_level
 
 SHARE, SIZES, QUICK_SIZES = 0.8, (5, 10, 25, 50, 100, 500), (4, 8, 16)
 ALONE = 50  # epochs of Local only
@@ -34,86 +32,70 @@ EMBEDDED_HYPER: dict[str, Table] = {
     "fedabml-plain": {"personal_lr": 0.01},
     "local": {"personal_lr": 0.1},
 }
-SHOWN = {key: MEASURES[key] for key in ("accuracy", "nll", "ece")}
+SHOWN = ("accuracy", "nll", "ece")
 
 
 class FewData(Experiment):
-    """Few data."""
+    """New clients with few data."""
 
     title = "Few data: new clients with few samples"
     claim = "A Bayesian prior learned from others helps most where a client has few data."
     columns = ("cifar10-5", "emnist", "fashionmnist")
     algorithms = ("fedabml", "fedabml-plain", "fedavg-ft", "perfedavg", "pfedme", "local")
 
-    def cells(self, desk: Desk) -> list[Cell]:
-        study = Newcomers(SHARE, QUICK_SIZES if desk.ask.quick else SIZES)
-        made = []
-        whose = ("fedavg-ft",) if desk.ask.protocol == "tuned" else ()  # the paper's FedABML has no label level
-        for column, _ in columns(desk, self.columns):
-            for name, config in lent(desk, rows(desk, column, self.algorithms), whose).items():
-                if column == "digits" and desk.ask.protocol == "paper":
+    def cells(self, context: Context) -> list[Cell]:
+        study, made = Newcomers(SHARE, QUICK_SIZES if context.request.quick else SIZES), []
+        whose = ("fedavg-ft",) if context.request.protocol == "tuned" else ()  # the paper's FedABML has no label level
+        for column in columns(context, self.columns):
+            found = rows(context, column, self.algorithms)
+            for name, config in with_label_level(context, found, whose).items():
+                if column == "digits" and context.request.protocol == "paper":
                     config = config.with_changes(hyper=config.hyper | EMBEDDED_HYPER.get(name, {}))
                 if name == "local":  # a new client has only its own epochs, whatever others did in rounds
                     config = config.with_changes(rounds=0, hyper=config.hyper | {"personal_epochs": ALONE})
-                configs = [config.with_changes(seed=seed) for seed in desk.ask.seed_list]
-                made += [Cell(f"{column} {name}", each, study=study) for each in configs]
+                made += context.seeded(f"{column} {name}", config, study=study)
         return made
 
-    def findings(self, desk: Desk, done: Sequence[Done]) -> Findings:
-        protocol, groups = desk.ask.protocol, grouped(done)
-        sheets, drawings, records, said = [], [], [], []
-        for column in dict.fromkeys(column for column, _ in groups):
-            own = {name: cells for (c, name), cells in groups.items() if c == column}
-            sizes = [score.on for score in next(iter(own.values()))[0].result.scores]
-            found = {key: {name: _means(cells, key) for name, cells in own.items()} for key in SHOWN}
-            for key, measure in SHOWN.items():
-                table = [
-                    [numbers.name(name, protocol), *(spread(_times(v, measure.factor), measure.digits) for v in values)]
-                    for name, values in found[key].items()
-                ]
-                sheets.append(Sheet(f"{COLUMNS[column].title}: {measure.heading}", ["samples", *sizes], table))
-                drawings.append(_curves(column, key, own, protocol))
-            records += [
-                {
-                    "column": column,
-                    "algorithm": name,
-                    "samples": int(n),
-                    **{key: found[key][name][i][0] for key in SHOWN},
-                }
-                for name in own
+    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
+        conclusions, sheets, pictures, records = [], [], [], []
+        for column, groups in by_column(done).items():
+            sizes = [score.on for score in next(iter(groups.values()))[0].result.scores]
+            own: list[Table] = [
+                {"column": column, "algorithm": name, "samples": int(n)}
+                | {key: mean([curve[i] for curve in _curves(cells, key)])[0] for key in SHOWN}
+                for name, cells in groups.items()
                 for i, n in enumerate(sizes)
             ]
-            best = [max((v[i][0], name) for name, v in found["accuracy"].items())[1] for i in range(len(sizes))]
-            firsts = "; ".join(f"{n}: {numbers.name(b, protocol)}" for n, b in zip(sizes, best, strict=True))
-            said.append(f"{COLUMNS[column].title}, first in accuracy by the number of samples: {firsts}.")
-        return Findings(self.title, self.claim, said, sheets, drawings, records, desk.notes)
+            best = {n: max((r["accuracy"], r["algorithm"]) for r in own if r["samples"] == int(n))[1] for n in sizes}
+            firsts = "; ".join(f"{n}: {context.name(name)}" for n, name in best.items())
+            conclusions.append(f"{TITLES[column]}, first in accuracy by the number of samples: {firsts}.")
+            for key in SHOWN:
+                sheet, drawn = _views(context, column, key, groups, sizes)
+                sheets.append(sheet)
+                pictures.append(drawn)
+            records += own
+        return Findings(conclusions, sheets, pictures, records)
 
 
-def _times(value: Mean, factor: float) -> Mean:
-    return factor * value[0], None if value[1] is None else factor * value[1]
-
-
-def _means(own: Sequence[Done], key: str) -> list[Mean]:
-    return [mean(column) for column in zip(*_by_seed(own, key), strict=True)]
-
-
-def _by_seed(own: Sequence[Done], key: str) -> list[list[float]]:
+def _curves(own: Sequence[Done], key: str) -> list[list[float]]:
+    """Return a measure by seed and number of samples."""
     return [[math.nan if s.error else s.summary[key] for s in d.result.scores] for d in own]
 
 
-def _curves(column: str, key: str, own: Mapping[str, Sequence[Done]], protocol: str) -> Drawing:
-    word = MEASURES[key].label
-
-    def draw(look: Look) -> str:
-        across = [power(float(score.on)) for score in next(iter(own.values()))[0].result.scores]
-        most = math.inf if key == "nll" else 1.0
-        series = [
-            banded(numbers.name(name, protocol), across, _by_seed(cells, key), most=most)  # type: ignore[arg-type]
-            for name, cells in own.items()
-        ]
-        y = Axis(word, "percent" if key == "accuracy" else "number")
-        x = Axis("training samples of a new client", "power")
-        return line_chart(series, title=f"{word}, {COLUMNS[column].title}", x=x, y=y, look=look)
-
-    reading = f"{word} of new clients against the number of their training samples, on a logarithmic axis."
-    return Drawing(f"{key}-{column}", f"{word}, {COLUMNS[column].title}", reading, draw)
+def _views(
+    context: Context, column: str, key: str, groups: Mapping[str, Sequence[Done]], sizes: Sequence[str]
+) -> tuple[Sheet, Picture]:
+    """Return the table and the picture of a measure against the number of samples."""
+    measure, across = MEASURES[key], [power(float(n)) for n in sizes]
+    word, most = measure.label, math.inf if key == "nll" else 1.0
+    table, series = [], []
+    for name, cells in groups.items():
+        curves = _curves(cells, key)
+        means = [mean([measure.factor * value for value in values]) for values in zip(*curves, strict=True)]
+        table.append([context.name(name), *(spread(value, measure.digits) for value in means)])
+        series.append(banded(context.name(name), across, curves, most=most))
+    y = Axis(word, "percent" if key == "accuracy" else "number")
+    axes: Table = {"x": Axis("training samples of a new client", "power"), "y": y}
+    caption = f"{word} of new clients against the number of their training samples, on a logarithmic axis."
+    drawn = picture(f"{key}-{column}", f"{word}, {TITLES[column]}", caption, line_chart, series, **axes)
+    return Sheet(f"{TITLES[column]}: {measure.heading}", ["samples", *sizes], table), drawn

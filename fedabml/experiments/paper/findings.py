@@ -1,32 +1,33 @@
-"""What an experiment has found, ready to be shown: sentences, tables, pictures, and the numbers as plain records."""
+"""What an experiment has found: records, and the sentences, tables and pictures that are views of them.
+
+`publish` writes all of them: table.csv has the records; table.md and report.html have everything else.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...files.paths import write
-from ...files.sheets import csv_text
+from ...files.sheets import csv_records, markdown_table
 from ...report import page as layout
 from ...report.figures import Figure
-from ...report.frame import LIGHT, PAGE, Look, text
+from ...report.frame import LIGHT, PAGE, text
 from ...runs.config import Table
 from ...version import __version__
-from ..statistics import (
-    SEEDS_TO_TEST,  # it belongs with `spread` and `against`
-)
+from ..statistics import SEEDS_TO_TEST
+from .pictures import Mean, Picture
 
 NONE = "–"
-Mean = tuple[float, float | None]  # with half of its 95% interval
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table: its heading, the heads of its columns, its cells in words, and what they mean."""
+    """A table of an experiment: its title, the heads of its columns, its cells as text, and a note below it."""
 
     title: str
     head: Sequence[str]
@@ -35,110 +36,80 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """A picture: the name of its file, its heading, how to read it, and how it is drawn in a given look."""
-
-    name: str
-    heading: str
-    reading: str
-    draw: Callable[[Look], str]
-
-
-@dataclass(frozen=True)
 class Findings:
-    """An experiment's outcome. `said` are sentences, the answer first; `records` are the rows of table.csv."""
+    """The outcome of an experiment: sentences (the answer first), tables, pictures, and records (rows of table.csv)."""
 
-    title: str
-    claim: str
-    said: Sequence[str]
+    conclusions: Sequence[str]
     sheets: Sequence[Sheet]
-    drawings: Sequence[Drawing]
+    pictures: Sequence[Picture]
     records: Sequence[Table]
-    notes: Sequence[str] = field(default=())
+    title: str = ""  # with the paper's claim and notes: `fedabml.experiments.paper.reproduce` adds them
+    claim: str = ""
+    notes: Sequence[str] = ()
 
 
+# -- numbers as text ------------------------------------------------------------------------------------------------
 def number(value: float | None, digits: int = 2) -> str:
-    """A number, or a dash where there is none."""
+    """Return a number as text, or a dash where it is missing or not finite."""
     return NONE if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
 def spread(value: Mean | None, digits: int = 2) -> str:
-    """A mean with half of its interval, where it has one."""
+    """Return a mean as text, with half of its interval where it has one."""
     if value is None:
         return NONE
     middle, half = value
     return number(middle, digits) + ("" if half is None else f" ± {half:.{digits}f}")
 
 
-def over(count: int, known: str = " ± half of its 95% interval", what: str = "seed") -> str:
-    """What a mean is over, and how its interval is shown, which fewer than three do not have."""
-    return f"{count} {what}s{known * (count >= SEEDS_TO_TEST)}" if count > 1 else f"one {what}"
+def over(count: int, interval: str = " ± half of its 95% interval", unit: str = "seed") -> str:
+    """Say what a mean is over and how its interval is shown; fewer than three have no interval."""
+    return f"{count} {unit}s{interval * (count >= SEEDS_TO_TEST)}" if count > 1 else f"one {unit}"
 
 
 def against(ours: Mean | None, paper: float | None, digits: int = 2) -> str:
-    """Ours, and beside it the paper's number and the difference."""
+    """Return our mean with the paper's number and the difference beside it."""
     if ours is None or paper is None:
         return spread(ours, digits) if paper is None else f"{NONE} (paper {paper:.{digits}f})"
     return f"{spread(ours, digits)} (paper {paper:.{digits}f}, {ours[0] - paper:+.{digits}f})"
 
 
+# -- files ----------------------------------------------------------------------------------------------------------
 def publish(found: Findings, folder: Path, command: str, facts: Mapping[str, Sequence[Any]]) -> None:
-    """Writes table.md, table.csv, figures/*.svg and report.html."""
-    write(folder / "table.md", _markdown(found, command, made(facts)))
-    write(folder / "table.csv", _csv(found.records))
-    for drawing in found.drawings:
-        write(folder / "figures" / f"{drawing.name}.svg", drawing.draw(LIGHT))
+    """Write table.md, table.csv, figures/*.svg and report.html into a folder."""
+    write(folder / "table.md", _markdown(found, command, _made(facts)))
+    write(folder / "table.csv", csv_records(found.records))
+    for picture in found.pictures:
+        write(folder / "figures" / f"{picture.name}.svg", picture.draw(LIGHT))
     write(folder / "report.html", page(found, command, facts))
 
 
-def page(found: Findings, command: str, facts: Mapping[str, Sequence[Any]]) -> str:
-    """The page of it."""
-    return _html(found, command, made(facts))
-
-
-def made(facts: Mapping[str, Sequence[Any]]) -> str:
-    """When, with what and on what it was made."""
+def _made(facts: Mapping[str, Sequence[Any]]) -> str:
+    """Say when, with what and on what the cells were made."""
     words = [time.strftime("%Y-%m-%d %H:%M"), f"written by fedabml {__version__}"]
     return "; ".join([*words, *(f"{name} {', '.join(map(str, values))}" for name, values in facts.items() if values)])
 
 
-def _markdown(found: Findings, command: str, origin: str) -> str:
-    parts = [f"# {found.title}", f"```\n{command}\n```", origin + ".", f"The paper: {found.claim}"]
-    parts += ["\n".join(f"- {line}" for line in found.said)] if found.said else []
+def _markdown(found: Findings, command: str, made: str) -> str:
+    parts = [f"# {found.title}", f"```\n{command}\n```", made + ".", f"The paper: {found.claim}"]
+    parts.append("\n".join(f"- {line}" for line in found.conclusions))
     for sheet in found.sheets:
-        parts += [f"## {sheet.title}", pipes(sheet.head, sheet.rows), sheet.note]
-    parts += [f"![{d.heading}](figures/{d.name}.svg)\n\n{d.reading}" for d in found.drawings]
-    parts += ["\n".join(f"- {line}" for line in found.notes)] if found.notes else []
+        parts += [f"## {sheet.title}", markdown_table(sheet.head, sheet.rows), sheet.note]
+    parts += [f"![{p.heading}](figures/{p.name}.svg)\n\n{p.caption}" for p in found.pictures]
+    parts.append("\n".join(f"- {line}" for line in found.notes))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def pipes(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, numbers to the right."""
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _csv(records: Sequence[Table]) -> str:
-    head = list(dict.fromkeys(name for record in records for name in record))
-    return csv_text(head, ([_plain(record.get(name)) for name in head] for record in records))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return f"{value:.6g}" if math.isfinite(value) else ""
-    return "" if value is None else value
-
-
-def _html(found: Findings, command: str, made: str) -> str:
-    """The whole page as one HTML document."""
-    answer = "".join(f"<li>{text(line)}</li>" for line in found.said)
-    figures = [Figure(d.heading, d.draw(PAGE), d.reading) for d in found.drawings]
-    notes = "".join(f'<p class="note">{text(line)}</p>' for line in (*found.notes, made))
+def page(found: Findings, command: str, facts: Mapping[str, Sequence[Any]]) -> str:
+    """Return the page of an experiment as one HTML document."""
+    answer = "".join(f"<li>{text(line)}</li>" for line in found.conclusions)
+    figures = [Figure(p.heading, p.draw(PAGE), p.caption) for p in found.pictures]
+    notes = "".join(f'<p class="note">{text(line)}</p>' for line in (*found.notes, _made(facts)))
     body = [
         layout.heading(found.title, text(f"The paper: {found.claim}")),
         "<main>",
         f'<section aria-label="Summary"><ul>{answer}</ul></section>' if answer else "",
-        *(_sheet(sheet) for sheet in found.sheets),
+        *(_section(sheet) for sheet in found.sheets),
         layout.section("Figures", figures),
         f"<section><h2>How it was made</h2><pre>{text(command)}</pre>{notes}</section>",
         "</main>",
@@ -147,8 +118,8 @@ def _html(found: Findings, command: str, made: str) -> str:
     return layout.document(found.title, body, data)
 
 
-def _sheet(sheet: Sheet) -> str:
-    """Return a sheet as a section of the page."""
+def _section(sheet: Sheet) -> str:
+    """Return a table as a section of the page."""
     rows = [
         f'<tr><th scope="row">{text(first)}</th>{"".join(f"<td>{text(cell)}</td>" for cell in rest)}</tr>'
         for first, *rest in sheet.rows

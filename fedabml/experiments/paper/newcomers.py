@@ -19,7 +19,7 @@ class Newcomers(Study):
     """A share of the clients trains; the others are scored, with all of their samples or with few."""
 
     share: float
-    sizes: tuple[int, ...] = ()  # training samples that a new client has; none: all of its own
+    sizes: tuple[int, ...] = ()  # training samples of a new client; empty: all of its own
 
     def federation(self, config: RunConfig) -> Federation:
         whole = federation(config)
@@ -42,6 +42,6 @@ class Newcomers(Study):
 
 
 def few(fed: Federation, n: int, seed: int) -> Federation:
-    """The same clients with at most n training samples each, spread over their labels."""
+    """Return a federation of the same clients with at most n training samples each, spread over their labels."""
     taken = draw(fed.train, np.minimum(n, fed.train.counts), fed.y, seed, FEW)
     return replace(fed, train=fed.train.split(taken)[1])

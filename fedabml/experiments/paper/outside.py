@@ -16,8 +16,9 @@ from ...data.arrays import as_features
 from ...errors import InputError
 from ...runs.config import RunConfig
 from ..study import dataset, federation
-from .columns import columns
-from .experiment import Desk
+from .experiment import Context
+from .settings import TITLES as COLUMN_TITLES
+from .settings import columns
 
 SCRAMBLED = "scrambled"  # the dataset's own test samples, all under one permutation of the pixels
 # What lies outside each column.
@@ -31,28 +32,28 @@ OUTSIDE = {
 TITLES = {"mnist": "MNIST", "fashionmnist": "FashionMNIST", "svhn": "SVHN", SCRAMBLED: "digits scrambled"}
 
 
-def pairs(desk: Desk, usual: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The columns asked for, each with what lies outside it, as far as both are here."""
+def pairs(context: Context, usual: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the requested columns, each with the dataset that lies outside it, where both are here."""
     found = False
-    for column, known in columns(desk, usual):
+    for column in columns(context, usual):
         other = OUTSIDE.get(column)
         try:
             if other is None:
                 raise InputError(f"No dataset lies outside it: choose of {', '.join(OUTSIDE)}.")
             if other != SCRAMBLED:
-                dataset(other, desk.ask.machine.get("data_dir"))
+                dataset(other, context.request.machine.get("data_dir"))
         except InputError as error:
-            desk.note(f"{known.title} is left out. {error}")
+            context.note(f"{COLUMN_TITLES[column]} is left out. {error}")
             continue
         found = True
         yield column, other
     if not found:
-        raise InputError(desk.notes[-1])
+        raise InputError(context.notes[-1])
 
 
 @cache
 def _arrays(name: str, other: str, data_dir: str | None) -> tuple[np.ndarray, np.ndarray, int]:
-    """The samples of a dataset with those from outside behind them, their labels, and the number of the first."""
+    """Return the samples of a dataset followed by those from outside, their labels, and the number of the first."""
     own = federation(RunConfig(dataset=name, partition="iid", clients=2, data_dir=data_dir))
     if other == SCRAMBLED:
         test = np.sort(own.test.index)
@@ -65,13 +66,13 @@ def _arrays(name: str, other: str, data_dir: str | None) -> tuple[np.ndarray, np
 
 
 def with_outside(config: RunConfig, other: str) -> tuple[Federation, int]:
-    """A configuration's federation with samples from outside behind its own, and the number of the first of those."""
+    """Return a configuration's federation with samples from outside after its own, and the number of the first."""
     x, y, first = _arrays(config.dataset or "digits", other, config.data_dir)
     return replace(federation(config), x=x, y=y), first
 
 
 def auroc(inside: np.ndarray, outside: np.ndarray) -> float:
-    """The chance that a sample from outside scores higher than one from inside; ties count half."""
+    """Return the probability that a sample from outside scores higher than one from inside; ties count half."""
     _, place, counts = np.unique(np.concatenate([inside, outside]), return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     n, m = len(inside), len(outside)

@@ -1,60 +1,75 @@
-"""What the experiments' pictures share."""
+"""What the experiments' pictures share: a chart with its file and caption, and means with bands as series."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ...report.canvas import Series
+from ...report.frame import Look
 from ..statistics import mean
-from .columns import COLUMNS
-from .experiment import Done
-from .findings import Mean
+
+Mean = tuple[float, float | None]  # with half of its 95% interval
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart of an experiment: the name of its file, its heading and caption, and a function that draws it."""
+
+    name: str
+    heading: str
+    caption: str
+    draw: Callable[[Look], str]
+
+
+def picture(
+    name: str,
+    heading: str,
+    caption: str,
+    chart: Callable[..., str],
+    series: Sequence[Series],
+    *,
+    title: str = "",
+    height: int | None = None,
+    **options: Any,
+) -> Picture:
+    """Make a picture of a chart of `fedabml.report.canvas`, whose axes and other options are passed on.
+
+    `title` is the chart's own, by default the heading.
+    """
+
+    def draw(look: Look) -> str:
+        own = look if height is None else replace(look, height=height)
+        return chart(series, title=title or heading, look=own, **options)
+
+    return Picture(name, heading, caption, draw)
 
 
 def power(value: float | None) -> float | None:
-    """A number as a `power` axis takes it."""
+    """Return a number as a `power` axis takes it, its decimal logarithm; None where it has none."""
     return None if value is None or not value > 0 else math.log10(value)
 
 
 def banded(
-    name: str, x: Sequence[float], rows: Sequence[Sequence[float]], log: bool = False, most: float = math.inf
+    name: str, x: Sequence[float | None], rows: Sequence[Sequence[float]], log: bool = False, most: float = math.inf
 ) -> Series:
-    """The mean of several curves with its 95% interval as a band; of fewer than three alone.
+    """Return the mean of several curves with its 95% interval as a band; fewer than three curves have no band.
 
-    No value is negative or above `most`, and no band goes further.
+    `rows` are the curves, over the same `x`. No value is negative or above `most`, and the band ends there.
     """
-    known = [mean(column) for column in zip(*rows, strict=True)]
-    put = power if log else (lambda value: value)
-    middle = [put(m) for m, _ in known]
-    if not known or known[0][1] is None:
+    means = [mean(column) for column in zip(*rows, strict=True)]
+    scale = power if log else (lambda value: value)
+    middle = [scale(m) for m, _ in means]
+    if not means or means[0][1] is None:
         return Series(name, middle, x)
-    least = 1e-3 if log else 0.0  # of the mean: nothing drawn here is below zero, and a logarithm needs more than that
-    low = [put(max(m - (half or 0), least * m)) for m, half in known]
-    return Series(name, middle, x, low=low, high=[put(min(m + (half or 0), most)) for m, half in known])
+    least = 1e-3 if log else 0.0  # of the mean: a logarithm needs more than zero
+    low = [scale(max(m - (half or 0), least * m)) for m, half in means]
+    return Series(name, middle, x, low=low, high=[scale(min(m + (half or 0), most)) for m, half in means])
 
 
-def banded_means(name: str, x: Sequence[float], known: Sequence[Mean]) -> Series:
-    """The same of means that are at hand and may be negative; a gap where one, or its interval, is missing."""
-    low, high = ([None if half is None else m + sign * half for m, half in known] for sign in (-1, 1))
-    return Series(name, [m for m, _ in known], x, low=low, high=high)
-
-
-def over_rounds(name: str, own: Sequence[Done], key: str, log: bool = False) -> Series:
-    """What was noted in the rounds of the curve, over seeds."""
-    rounds = [line["round"] for line in own[0].result.curve]
-    rows = [[line.get(key, math.nan) for line in done.result.curve] for done in own]
-    return banded(name, rounds, [row for row in rows if len(row) == len(rounds)], log)
-
-
-def person(column: str, client: int) -> str:
-    """A client's name: the same in all figures of a page, and of nobody else there."""
-    return f"client {client}, {COLUMNS[column].title}"
-
-
-def by_label(done: Sequence[Done]) -> dict[str, list[Done]]:
-    """The finished cells of every seed, by label."""
-    found: dict[str, list[Done]] = {}
-    for each in done:
-        found.setdefault(each.cell.label, []).append(each)
-    return found
+def banded_means(name: str, x: Sequence[float], means: Sequence[Mean]) -> Series:
+    """Return known means, which may be negative, with their bands; a missing mean or interval leaves a gap."""
+    low, high = ([None if half is None else m + sign * half for m, half in means] for sign in (-1, 1))
+    return Series(name, [m for m, _ in means], x, low=low, high=high)

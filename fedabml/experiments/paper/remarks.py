@@ -23,13 +23,13 @@ import numpy as np
 from ...data import Federation
 from ...engine.rounds import Simulation
 from ...report.canvas import Series, scatter
-from ...report.frame import Axis, Look
+from ...report.frame import Axis
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
 from ..study import Study, dataset
-from .experiment import Desk, Done, Experiment
-from .findings import Drawing, Findings, Sheet
-from .pictures import power
+from .experiment import Context, Done, Experiment
+from .findings import Findings, Sheet
+from .pictures import Picture, picture, power
 from .toy import LR, Quadratics
 
 SAME = 1e-9  # relative: rounding of float64 over some rounds, and no more
@@ -38,11 +38,12 @@ ALPHA, BETA = 0.02, 0.03  # Per-FedAvg's inner and outer step
 DELTAS = (0.3, 0.1, 0.03, 0.01)
 PULL, K = 3.0, 2  # pFedMe's λ and k
 LOGISTIC = "logistic"
+LIMITS = {"Per-FedAvg, Hessian-free": "δ", "pFedMe": "σ"}  # what FedABML contains, and in the limit of what
 LOGSTDS = (-3.0, -4.0, -5.0, -6.0, -7.0)
 
 
 class Weights:
-    """A study that notes the server's weights in the end."""
+    """A study that records the server's weights in the end."""
 
     def look(self, sim: Simulation) -> Table:
         return {"weights": sim.shared["mean"].double().cpu().tolist()}
@@ -70,40 +71,36 @@ class Remarks(Experiment):
     title = "Remarks 1 and 2: what FedABML contains"
     partial = False
     claim = "Per-FedAvg and pFedMe are special cases of FedABML: of its outer step, and of its proximal inner step."
-
     seeds = (1, 1)
 
-    def cells(self, desk: Desk) -> list[Cell]:
+    def cells(self, context: Context) -> list[Cell]:
+        common = {"rounds": ROUNDS, "participation": 1.0, "batch_size": 1000, "dtype": "float64"}
         made = []
-        for place, study in (("quadratic", QuadraticWeights()), (LOGISTIC, DigitWeights())):
-            common = {"rounds": ROUNDS, "participation": 1.0, "batch_size": 1000, "dtype": "float64"}
-            common |= {"noise": 1.0, "learn_noise": False} if place == "quadratic" else {}
-            common |= {"model": "mlr"} if place == LOGISTIC else {}
-            n = 2 if place == "quadratic" else SAMPLES
+        for place, study, n, keys in (
+            ("quadratic", QuadraticWeights(), 2, {"noise": 1.0, "learn_noise": False}),
+            (LOGISTIC, DigitWeights(), SAMPLES, {"model": "mlr"}),
+        ):
             for label, (algorithm, hyper, epochs) in _arms(place, n).items():
-                config = desk.config(algorithm=algorithm, epochs=epochs, **common).with_changes(hyper=hyper)
+                config = context.config(algorithm=algorithm, epochs=epochs, **common, **keys).with_changes(hyper=hyper)
                 made.append(Cell(f"{place} {label}", config, study=study))
         return made
 
-    def findings(self, desk: Desk, done: Sequence[Done]) -> Findings:
-        weights = {d.cell.label: np.array(d.result.found["weights"]) for d in done}
-        facts = _facts(weights)
+    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
+        facts = _facts({d.cell.label: np.array(d.result.found["weights"]) for d in done})
         table = [[f["fact"], f["where"], f["with"], f"{f['difference']:.1e}", f["holds"]] for f in facts]
         head = ["FedABML is", "on", "with", "relative difference", "as claimed"]
         note = f"Largest difference of the server's weights after {ROUNDS} rounds, as a share of the largest weight."
-        orders = {name: _orders(name, facts) for name in ("Per-FedAvg, Hessian-free", "pFedMe")}
-        said = [f"{sum(f['holds'] != 'no' for f in facts)} of {len(facts)} comparisons come out as claimed."]
-        said += [
-            f"{name}, logistic: the difference falls with order {', '.join(f'{o:.2f}' for o in found)} of {what}."
-            for (name, found), what in zip(orders.items(), ("δ", "σ"), strict=True)
+        conclusions = [f"{sum(f['holds'] != 'no' for f in facts)} of {len(facts)} comparisons come out as claimed."]
+        conclusions += [
+            f"{name}, logistic: the difference falls with order "
+            f"{', '.join(f'{order:.2f}' for order in _orders(name, facts))} of {what}."
+            for name, what in LIMITS.items()
         ]
-        return Findings(
-            self.title, self.claim, said, [Sheet("Differences", head, table, note)], [_limits(facts)], facts
-        )
+        return Findings(conclusions, [Sheet("Differences", head, table, note)], [_picture(facts)], facts)
 
 
 def _arms(place: str, n: int) -> dict[str, tuple[str, Table, int]]:
-    """By label an algorithm, its hyperparameters, and its epochs: Per-FedAvg takes three batches to a step."""
+    """Return by label an algorithm, its hyperparameters and its epochs; Per-FedAvg takes three batches to a step."""
     point: Table = {"posterior": "point", "prior_step": "amortised", "prior_every": "batch", "label_prior": "none"}
     point |= {"lr": ALPHA, "prior_lr": BETA, "average": 0.0, "server_momentum": 0.0}
     made: dict[str, tuple[str, Table, int]] = {"amortised": ("fedabml", point, STEPS)}
@@ -112,14 +109,8 @@ def _arms(place: str, n: int) -> dict[str, tuple[str, Table, int]]:
     lr = LR if place == "quadratic" else BETA
     made["pfedme"] = ("pfedme", {"lr": lr, "lam": PULL, "k": K}, STEPS)
     for nu in LOGSTDS:
-        gaussian: Table = {
-            "lr": lr,
-            "k": K,
-            "s": 2,
-            "nu0": nu,
-            "lam": PULL * n * math.exp(2 * nu),
-            "kl_step": "explicit",
-        }
+        gaussian: Table = {"lr": lr, "k": K, "s": 2, "nu0": nu, "lam": PULL * n * math.exp(2 * nu)}
+        gaussian |= {"kl_step": "explicit"}
         gaussian |= {"posterior_std": "fixed", "prior_std": "fixed", "prior_step": "euclidean", "prior_every": "batch"}
         gaussian |= {"label_prior": "none", "average": 0.0, "antithetic": place == "quadratic", "server_momentum": 0.0}
         made[f"explicit {nu}"] = ("fedabml", gaussian, STEPS)
@@ -127,7 +118,7 @@ def _arms(place: str, n: int) -> dict[str, tuple[str, Table, int]]:
 
 
 def _facts(weights: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Every comparison, with what it is to show."""
+    """Return every comparison, and whether it comes out as the remark says."""
 
     def difference(a: str, b: str) -> float:
         return float(np.abs(weights[a] - weights[b]).max() / np.abs(weights[b]).max())
@@ -140,7 +131,7 @@ def _facts(weights: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
         for nu in LOGSTDS:
             found = difference(f"{place} explicit {nu}", f"{place} pfedme")
             facts.append(_fact("pFedMe", place, "σ", math.exp(nu), found, place == "quadratic"))
-    for name in ("Per-FedAvg, Hessian-free", "pFedMe"):  # of a limit, the order says whether it is one
+    for name in LIMITS:  # of a limit, the order says whether it is one
         least = 1.7 if name != "pFedMe" else 0.7
         limit = all(order > least for order in _orders(name, facts))
         for fact in facts:
@@ -156,21 +147,20 @@ def _fact(name: str, place: str, symbol: str, value: float, found: float, exact:
 
 
 def _orders(name: str, facts: Sequence[Mapping[str, Any]]) -> list[float]:
-    """With which power of δ or σ the difference falls, between neighbours."""
+    """Return the powers of δ or σ with which the difference falls, between neighbouring values."""
     own = sorted((f["value"], f["difference"]) for f in facts if f["fact"] == name and f["where"] == LOGISTIC)
     return [math.log(b[1] / a[1]) / math.log(b[0] / a[0]) for a, b in pairwise(own)]
 
 
-def _limits(facts: Sequence[Mapping[str, Any]]) -> Drawing:
-    def draw(look: Look) -> str:
-        series = []
-        for name, label in (("Per-FedAvg, Hessian-free", "Per-FedAvg, over δ"), ("pFedMe", "pFedMe, over σ")):
-            for place in ("quadratic", LOGISTIC):
-                own = [f for f in facts if f["fact"] == name and f["where"] == place]
-                y = [power(max(f["difference"], 1e-17)) for f in own]
-                series.append(Series(f"{label}, {place}", y, [power(f["value"]) for f in own]))
-        axes = Axis("δ or σ", "power"), Axis("relative difference", "power")
-        return scatter(series, title="Limits", x=axes[0], y=axes[1], look=look, connect=True)
-
-    reading = "On a quadratic they are equal to rounding. With logistic regression the difference falls as δ² and as σ."
-    return Drawing("limits", "How the differences fall", reading, draw)
+def _picture(facts: Sequence[Mapping[str, Any]]) -> Picture:
+    """Draw how the differences fall."""
+    series = []
+    for name, symbol in LIMITS.items():
+        for place in ("quadratic", LOGISTIC):
+            own = [f for f in facts if f["fact"] == name and f["where"] == place]
+            y = [power(max(f["difference"], 1e-17)) for f in own]
+            label = f"{name.split(',')[0]}, over {symbol}, {place}"
+            series.append(Series(label, y, [power(f["value"]) for f in own]))
+    axes: Table = {"x": Axis("δ or σ", "power"), "y": Axis("relative difference", "power")}
+    caption = "On a quadratic they are equal to rounding. With logistic regression the difference falls as δ² and as σ."
+    return picture("limits", "How the differences fall", caption, scatter, series, title="Limits", connect=True, **axes)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -27,196 +27,206 @@ from ..compare import whole_seeds
 from ..ledger import Ledger, Unfinished
 from ..request import claim, read
 from ..runner import execute, groups
-from .columns import check, check_grid, keep, settings
-from .experiment import Ask, Desk, Done, Experiment, Hear
+from .experiment import Callbacks, Context, Done, Experiment, Request
 from .findings import Findings, publish
 from .findings import page as drawn
+from .settings import check, check_grid, keep_chosen, read_chosen
 
+Paths = Sequence[str | os.PathLike[str]]
 QUICK = "A quick version, much smaller than the paper's experiment: it shows that things work, not how good they are."
 FREE = ("columns", "algorithms", "seeds", "chosen")  # keys that a later request in the same folder may change
 
 
 def run(
     experiment: Experiment,
-    ask: Ask,
+    request: Request,
     out: str | os.PathLike[str],
     *,
     tuning: str | os.PathLike[str] | None = None,
-    finished: Sequence[str | os.PathLike[str]] = (),
-    hear: Hear | None = None,
-    so_far: bool = False,
+    finished: Paths = (),
+    callbacks: Callbacks | None = None,
+    partial: bool = False,
 ) -> Findings:
-    """Runs what an experiment lacks in its folder, writes what was found, and returns it. With `so_far` nothing is run.
+    """Run what an experiment lacks in its folder, write what was found, and return it.
 
-    `tuning` is the folder of searches under `tuned` (by default a folder `tune` in `out`): experiments may share it.
-    `finished` are cells.jsonl of other folders or machines, whose cells are not run again.
+    `tuning` is the folder of searches under the protocol `tuned` (by default `tune` in `out`): experiments may share
+    it. `finished` are cells.jsonl of other folders or machines, whose cells are not run again. With `partial` nothing
+    is run: the findings are of what is finished.
     """
-    with nullcontext() if so_far else folder_lock(out):
-        desk = _desk(experiment, ask, out, tuning, finished, hear, "so far" if so_far else "whole")
-        ask = desk.ask
-        if not ask.chosen and ask.protocol == "tuned":  # those of an earlier call are used, so they are said
-            ask = replace(ask, chosen=tuple(map(str, sorted(desk.tuning.glob("*.toml")))))
-        found, facts = _found(experiment, desk)
-        told = [word for file in finished for word in ("--finished", str(file))] + ["--so-far"]
-        publish(found, desk.folder, ask.command(desk.folder) + f" {shlex.join(told)}" * so_far, facts)
+    with nullcontext() if partial else folder_lock(out):
+        context = _context(experiment, request, out, tuning, finished, callbacks, "partial" if partial else "run")
+        request = context.request
+        if not request.chosen and request.protocol == "tuned":  # the command names those of an earlier call, too
+            request = replace(request, chosen=tuple(map(str, sorted(context.tuning.glob("*.toml")))))
+        found, facts = _findings(experiment, context)
+        more = [word for file in finished for word in ("--finished", str(file))] + ["--so-far"]
+        publish(found, context.folder, request.command(context.folder) + f" {shlex.join(more)}" * partial, facts)
         return found
 
 
 def run_part(
     experiment: Experiment,
-    ask: Ask,
+    request: Request,
     out: str | os.PathLike[str],
     part: tuple[int, int],
     *,
     tuning: str | os.PathLike[str] | None = None,
-    finished: Sequence[str | os.PathLike[str]] = (),
-    hear: Hear | None = None,
+    finished: Paths = (),
+    callbacks: Callbacks | None = None,
 ) -> None:
-    """Runs the i-th of n shares of an experiment's first cells, where `part` is (i, n); `run` then has them.
+    """Run the i-th of n shares of an experiment's first cells, where `part` is (i, n).
 
-    Cells that may run together stay in one share, as far as that is possible. What the first cells lead to
-    (`Experiment.then`), searches, tables and figures are left to `run`.
+    Cells that may run together stay in one share, as far as possible. `run` does the rest: the cells that the first
+    ones lead to (`Experiment.then`), searches, tables and pictures.
     """
     number, parts = part
     if not 1 <= number <= parts:
         raise InputError(f"There is no part {number} of {parts}.")
     with folder_lock(out, shared=True):  # other parts may be at work beside this one, but not `run`
-        desk = _desk(experiment, ask, out, tuning, finished, hear, "part")
-        own = desk.folder / f"cells-{number}-of-{parts}.jsonl"
-        others = [file for file in (desk.folder / "cells.jsonl", *_parts(desk.folder)) if file.exists() and file != own]
-        once = {cell.identity: cell for cell in experiment.cells(desk)}
+        context = _context(experiment, request, out, tuning, finished, callbacks, "share")
+        own = context.folder / f"cells-{number}-of-{parts}.jsonl"
+        files = (context.folder / "cells.jsonl", *_parts(context.folder))
+        others = [file for file in files if file.exists() and file != own]
+        once = {cell.identity: cell for cell in experiment.cells(context)}
         cells = [cell for group in groups(list(once.values())) for cell in group]
         share = slice(len(cells) * (number - 1) // parts, len(cells) * number // parts)
-        _executed(cells[share], Ledger(own, [*desk.finished, *others]), desk.hear)
+        _executed(cells[share], Ledger(own, [*context.finished, *others]), context.callbacks)
+
+
+def page(experiment: Experiment, request: Request, folder: Path, title: str | None = None) -> str:
+    """Return the page of a finished folder, drawn anew: nothing is run, though the data must be here."""
+    tuning = next((at for at in (folder / "tune", folder.parent / "tune") if at.is_dir()), None)
+    if request.protocol == "tuned" and tuning is None:
+        raise InputError(f"The searches of the reproduction in '{folder}' are gone: '{folder / 'tune'}' is missing.")
+    try:
+        found, facts = _findings(experiment, Context(request, folder, tuning or folder / "tune", mode="finished"))
+    except Unfinished as error:
+        raise InputError(
+            f"The reproduction in '{folder}' is not finished: runs are missing, or of other defaults. Resume it: "
+            f"{request.command(folder)}"
+        ) from error
+    return drawn(replace(found, title=title or found.title), request.command(folder), facts)
 
 
 def _parts(folder: Path) -> list[Path]:
-    """The files of `run_part`."""
+    """Return the files that `run_part` has written."""
     return sorted(folder.glob("cells-*-of-*.jsonl"))
 
 
-def _desk(
+def _context(
     experiment: Experiment,
-    ask: Ask,
+    request: Request,
     out: str | os.PathLike[str],
     tuning: str | os.PathLike[str] | None,
-    finished: Sequence[str | os.PathLike[str]],
-    hear: Hear | None,
-    way: Literal["whole", "part", "so far"],
-) -> Desk:
-    """Where an experiment is to work, if what is asked can be done there."""
+    finished: Paths,
+    callbacks: Callbacks | None,
+    mode: Literal["run", "share", "partial"],
+) -> Context:
+    """Check a request, claim its folder, and return where the experiment works."""
     refuse("A reproduction")
     folder = Path(out)
     begun = (folder / "reproduce.json").exists()
-    if way == "so far" and not begun and not finished:
-        raise Unfinished(f"Nothing of '{ask.experiment}' was begun in '{folder}': there is nothing to draw.")
-    ask = replace(ask, seeds=ask.seeds or experiment.seeds[ask.quick])
-    check(ask.columns, ask.algorithms)
-    for word, said in (("chosen", ask.chosen), ("grid", ask.grid), ("search-seed", ask.search_seed is not None)):
-        if said and (ask.protocol != "tuned" or not experiment.columns):
+    if mode == "partial" and not begun and not finished:
+        raise Unfinished(f"Nothing of '{request.experiment}' was begun in '{folder}': there is nothing to draw.")
+    request = replace(request, seeds=request.seeds or experiment.seeds[request.quick])
+    check(request.columns, request.algorithms)
+    searching = {"chosen": request.chosen, "grid": request.grid, "search-seed": request.search_seed is not None}
+    for flag in (name for name, given in searching.items() if given):
+        if request.protocol != "tuned" or not experiment.columns:
             raise InputError(
-                f"--{word} is for experiments on datasets with --protocol tuned, where methods are searched."
+                f"--{flag} is for experiments on datasets with --protocol tuned, where methods are searched."
             )
-    whole_seeds(ask.seed_list)
-    searched = {ask.searched_with, ask.searched_with + 1}  # the second one confirms the search's winner
-    if ask.protocol == "tuned" and experiment.columns and (both := searched & {*ask.seed_list}):
+    whole_seeds(request.seed_list)
+    searched = {request.first_search_seed, request.first_search_seed + 1}  # the second one confirms the winner
+    if request.protocol == "tuned" and experiment.columns and (both := searched & {*request.seed_list}):
         raise InputError(f"Seed {min(both)} is of the test and of the search: give another --search-seed.")
     for word in ("columns", "algorithms"):
-        if getattr(ask, word) and not getattr(experiment, word):
-            raise InputError(f"'{ask.experiment}' has no {word} to choose from; leave --{word} out.")
-    check_grid(ask.grid, ask.algorithms or experiment.algorithms)
-    chosen = settings(ask.chosen)
-    again = f"{read(folder, 'reproduce', ('experiment',))['experiment'] if begun else ask.experiment} … "
-    claim(folder, "reproduce", ask.request(), begun, FREE, again, look=way == "so far")
-    desk = Desk(ask, folder, Path(tuning) if tuning else folder / "tune", hear or Hear(), finished, way)
-    keep(chosen, desk.tuning)
-    return desk
+        if getattr(request, word) and not getattr(experiment, word):
+            raise InputError(f"'{request.experiment}' has no {word} to choose from; leave --{word} out.")
+    check_grid(request.grid, request.algorithms or experiment.algorithms)
+    chosen = read_chosen(request.chosen)
+    name = read(folder, "reproduce", ("experiment",))["experiment"] if begun else request.experiment
+    claim(folder, "reproduce", request.to_dict(), begun, FREE, f"{name} … ", write=mode != "partial" or not begun)
+    place = Path(tuning) if tuning else folder / "tune"
+    context = Context(request, folder, place, callbacks or Callbacks(), finished, mode)
+    keep_chosen(chosen, context.tuning)
+    return context
 
 
-def page(experiment: Experiment, ask: Ask, folder: Path, title: str | None = None) -> str:
-    """The page of a finished folder, drawn anew: nothing is run, though the data must be here."""
-    tuning = next((at for at in (folder / "tune", folder.parent / "tune") if at.is_dir()), None)
-    if ask.protocol == "tuned" and tuning is None:
-        raise InputError(f"The searches of the reproduction in '{folder}' are gone: '{folder / 'tune'}' is missing.")
-    try:
-        found, facts = _found(experiment, Desk(ask, folder, tuning or folder / "tune", way="as it is"))
-    except Unfinished as error:
-        raise InputError(
-            f"The reproduction in '{folder}' is not finished: runs are missing, or of other defaults. Go on with it: "
-            f"{ask.command(folder)}"
-        ) from error
-    return drawn(replace(found, title=title or found.title), ask.command(folder), facts)
-
-
-def _found(experiment: Experiment, desk: Desk) -> tuple[Findings, dict[str, list[str]]]:
-    """What came of all the cells, which are run where they are not finished; and with what they were made."""
-    ask, parts = desk.ask, _parts(desk.folder)
-    ledger = Ledger(desk.folder / "cells.jsonl", [*desk.finished, *parts], closed=desk.way in ("so far", "as it is"))
+def _findings(experiment: Experiment, context: Context) -> tuple[Findings, dict[str, list[str]]]:
+    """Return what all the cells show, after running those that are missing; and with what they were made."""
+    request, folder = context.request, context.folder
+    closed = context.mode in ("partial", "finished")
+    ledger = Ledger(folder / "cells.jsonl", [*context.finished, *_parts(folder)], closed=closed)
 
     def have(cells: Sequence[Cell]) -> list[Done]:
-        return _seen(experiment, cells, ledger, desk) if desk.way == "so far" else _executed(cells, ledger, desk.hear)
+        if context.mode == "partial":
+            return _complete(experiment, cells, ledger, context)
+        return _executed(cells, ledger, context.callbacks)
 
-    done = have(experiment.cells(desk))
-    done += have(experiment.then(desk, done))
-    if desk.way == "so far" and not done:
-        raise Unfinished(f"Nothing of '{ask.experiment}' is finished in '{desk.folder}': there is nothing to draw.")
-    facts = _facts(done)
+    done = have(experiment.cells(context))
+    done += have(experiment.then(context, done))
+    if context.mode == "partial" and not done:
+        raise Unfinished(f"Nothing of '{request.experiment}' is finished in '{folder}': there is nothing to draw.")
+    facts = _facts([each.result.facts for each in done])
     if len(facts["cells of fedabml"]) > 1:
-        desk.note(
+        context.note(
             f"The cells were made by versions {', '.join(facts['cells of fedabml'])} of fedabml: their numbers may "
             "not compare. To have all of the present one, give another folder with --out."
         )
-    lost = [each for each in done if each.result.error]
-    for cell, result in lost:
-        desk.note(f"{cell.label}, seed {result.seed}, has no numbers: {result.error}")
-    found = experiment.findings(desk, [each for each in done if not each.result.error])
-    title = found.title + (f", protocol {ask.protocol}" if experiment.columns else "") + " (quick)" * ask.quick
-    return replace(found, title=title, said=[*([QUICK] if ask.quick else []), *found.said]), facts
+    for cell, result in done:
+        if result.error:
+            context.note(f"{cell.label}, seed {result.seed}, has no numbers: {result.error}")
+    found = experiment.findings(context, [each for each in done if not each.result.error])
+    protocol = f", protocol {request.protocol}" if experiment.columns else ""
+    title = experiment.title + protocol + " (quick)" * request.quick
+    conclusions = [*([QUICK] if request.quick else []), *found.conclusions]
+    return replace(found, conclusions=conclusions, title=title, claim=experiment.claim, notes=context.notes), facts
 
 
-def _executed(cells: Sequence[Cell], ledger: Ledger, hear: Hear) -> list[Done]:
-    """All of the cells, finished; one that stands in several places is run once."""
+def _executed(cells: Sequence[Cell], ledger: Ledger, callbacks: Callbacks) -> list[Done]:
+    """Run the cells that are missing, each once, and return all of them."""
     once = {cell.identity: cell for cell in cells}
     todo = [cell for cell in once.values() if cell not in ledger]
     if cells:
-        hear.start(todo, len(once) - len(todo))
-    for _ in execute(cells, ledger, on_round=hear.round, on_done=hear.done):
+        callbacks.start(todo, len(once) - len(todo))
+    for _ in execute(cells, ledger, on_round=callbacks.round, on_done=callbacks.done):
         pass
     return [Done(cell, ledger[cell]) for cell in cells]
 
 
-def _seen(experiment: Experiment, cells: Sequence[Cell], ledger: Ledger, desk: Desk) -> list[Done]:
-    """Those of the cells that are finished, with all their seeds: a mean over fewer would not compare."""
+def _complete(experiment: Experiment, cells: Sequence[Cell], ledger: Ledger, context: Context) -> list[Done]:
+    """Return the cells that are finished with all their seeds: a mean over fewer would not compare."""
     of = Counter(cell.label for cell in cells)
     missing = Counter(cell.label for cell in cells if cell not in ledger)
     if missing and not experiment.partial:
         raise Unfinished(
-            f"'{desk.ask.experiment}' is drawn as a whole, and {missing.total()} of its {len(cells)} runs are missing."
+            f"'{context.request.experiment}' is drawn as a whole, and {missing.total()} of its {len(cells)} runs are "
+            "missing."
         )
     if missing:
         had = {label: of[label] - n for label, n in missing.items()}
         words = ", ".join(f"{label} ({n} of {of[label]})" if n else label for label, n in had.items())
-        desk.note(f"Not finished: {words}.")
+        context.note(f"Not finished: {words}.")
     return [Done(cell, ledger[cell]) for cell in cells if cell.label not in missing]
 
 
-def _facts(done: Sequence[Done]) -> dict[str, list[str]]:
-    """With what and on what the cells were made, each said once."""
-    told = [each.result.facts for each in done]
+def _facts(facts: Sequence[Table]) -> dict[str, list[str]]:
+    """Return with what and on what the cells were made, each value once."""
     return {
-        "cells of fedabml": _once(map(_version, told)),
-        "with": _once(", ".join(f"{k} {v}" for k, v in f["versions"].items()) for f in told),
-        "on": _once(f.get("hardware", f["device"]) for f in told),
-        "in": _once(f["dtype"] for f in told),
-        "partitions": _once(f["partition_hash"][:12] for f in told)[:12],
-        "run on": sorted({f["ended"][:10] for f in told if "ended" in f}),
+        "cells of fedabml": _once(map(_version, facts)),
+        "with": _once(", ".join(f"{k} {v}" for k, v in f["versions"].items()) for f in facts),
+        "on": _once(f.get("hardware", f["device"]) for f in facts),
+        "in": _once(f["dtype"] for f in facts),
+        "partitions": _once(f["partition_hash"][:12] for f in facts)[:12],
+        "run on": sorted({f["ended"][:10] for f in facts if "ended" in f}),
     }
 
 
 def _version(facts: Table) -> str:
-    """The version, and the state of the code where a cell knows it: not every change of it is a version."""
+    """Return the version, with the state of the code where a cell has it: not every change of it is a version."""
     return f"{facts['fedabml']} ({facts['code']})" if "code" in facts else str(facts["fedabml"])
 
 
-def _once(words: Any) -> list[str]:
+def _once(words: Iterable[Any]) -> list[str]:
     return list(dict.fromkeys(map(str, words)))

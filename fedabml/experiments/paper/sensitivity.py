@@ -7,16 +7,17 @@ printed); under `tuned` the tuned configuration is given k = 5 and ρ = 0.5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ...report.canvas import line_chart
-from ...report.frame import Axis, Look
+from ...report.frame import Axis
+from ...runs.config import Table
 from ..cell import Cell
 from ..statistics import mean
-from .columns import COLUMNS, columns, rows
-from .experiment import Desk, Done, Experiment
-from .findings import Drawing, Findings, Sheet, spread
-from .pictures import over_rounds
+from .experiment import Context, Done, Experiment, by_label, over_rounds
+from .findings import Findings, Sheet, spread
+from .pictures import picture
+from .settings import TITLES, columns, rows
 
 GRID: dict[str, tuple[float, ...]] = {"lam": (0.001, 0.01, 0.1, 1.0, 10.0), "k": (1, 3, 5, 7), "s": (1, 3, 5, 10)}
 QUICK_GRID: dict[str, tuple[float, ...]] = {"lam": (0.01, 1.0, 10.0), "k": (1, 5), "s": (1, 5)}
@@ -26,7 +27,7 @@ LITTLE = 1.0  # points of accuracy
 
 
 class Sensitivity(Experiment):
-    """Sensitivity."""
+    """The sensitivity to three hyperparameters."""
 
     title = "Sensitivity of FedABML to λ, k and s"
     claim = "s hardly matters; a large λ and a small k hurt on CIFAR-10; little matters on EMNIST."
@@ -34,56 +35,46 @@ class Sensitivity(Experiment):
     algorithms = ("fedabml",)
     seeds = (3, 2)
 
-    def cells(self, desk: Desk) -> list[Cell]:
+    def cells(self, context: Context) -> list[Cell]:
         made = []
-        for column, _ in columns(desk, self.columns):
-            for name, config in rows(desk, column, self.algorithms).items():
-                base = config.hyper | ({"k": 5, "rho": 0.5} if desk.ask.protocol == "tuned" else {})
+        for column in columns(context, self.columns):
+            for name, config in rows(context, column, self.algorithms).items():
+                base = config.hyper | ({"k": 5, "rho": 0.5} if context.request.protocol == "tuned" else {})
                 step = max(1, config.rounds // SEEN)
                 curve = tuple(range(step, config.rounds + 1, step))
-                for key, values in (QUICK_GRID if desk.ask.quick else GRID).items():
+                for key, values in (QUICK_GRID if context.request.quick else GRID).items():
                     for value in values:
-                        for seed in desk.ask.seed_list:
-                            each = config.with_changes(seed=seed, hyper=base | {key: value})
-                            made.append(Cell(f"{column} {name} {key} {value:g}", each, curve=curve))
+                        each = config.with_changes(hyper=base | {key: value})
+                        made += context.seeded(f"{column} {name} {key} {value:g}", each, curve=curve)
         return made
 
-    def findings(self, desk: Desk, done: Sequence[Done]) -> Findings:
+    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
         found: dict[tuple[str, str], dict[str, list[Done]]] = {}
-        for each in done:
-            column, _, key, value = each.cell.label.split()
-            found.setdefault((column, key), {}).setdefault(value, []).append(each)
-        sheets, drawings, records, said = [], [], [], []
-        for (column, key), own in found.items():
-            title, symbol = COLUMNS[column].title, SYMBOLS[key]
-            ends = {
-                value: mean([100 * d.result.scores[0].summary["accuracy"] for d in cells])
-                for value, cells in own.items()
-            }
-            nll = {value: mean([d.result.scores[0].summary["nll"] for d in cells]) for value, cells in own.items()}
-            table = [[f"{symbol} = {value}", spread(ends[value]), spread(nll[value], 3)] for value in own]
+        for label, own in by_label(done).items():
+            column, _, key, value = label.split()
+            found.setdefault((column, key), {})[value] = own
+        conclusions, sheets, pictures, records = [], [], [], []
+        for (column, key), values in found.items():
+            title, symbol, table = TITLES[column], SYMBOLS[key], []
+            here: list[Table] = []
+            for value, own in values.items():
+                summaries = [d.result.scores[0].summary for d in own]
+                accuracy, nll = mean([100 * s["accuracy"] for s in summaries]), mean([s["nll"] for s in summaries])
+                table.append([f"{symbol} = {value}", spread(accuracy), spread(nll, 3)])
+                record = {"column": column, "parameter": key, "value": value}
+                here.append(record | {"accuracy": accuracy[0], "half": accuracy[1]})
             sheets.append(Sheet(f"{title}: {symbol}", [symbol, "accuracy %", "NLL"], table))
-            drawings.append(_curves(column, key, own))
-            records += [
-                {"column": column, "parameter": key, "value": value, "accuracy": ends[value][0], "half": ends[value][1]}
-                for value in own
-            ]
-            if len(ends) < 2:  # of cells that are not finished, or diverged: no comparison
+            caption = "Personal test accuracy after the given round, mean over seeds."
+            series = [over_rounds(f"{symbol} = {value}", own, "accuracy") for value, own in values.items()]
+            axes: Table = {"x": Axis("round", "whole"), "y": Axis("accuracy", "percent")}
+            pictures.append(picture(f"{key}-{column}", f"{symbol}, {title}", caption, line_chart, series, **axes))
+            records += here
+            if len(here) < 2:  # the others are not finished, or diverged: nothing to compare
                 continue
-            best, worst = max(ends, key=lambda v: ends[v][0]), min(ends, key=lambda v: ends[v][0])
-            gap = ends[best][0] - ends[worst][0]
-            said.append(
+            best, worst = max(here, key=lambda r: r["accuracy"]), min(here, key=lambda r: r["accuracy"])
+            gap = best["accuracy"] - worst["accuracy"]
+            conclusions.append(
                 f"{title}: {symbol} {'hardly matters' if gap < LITTLE else 'matters'}: {gap:.2f} points between "
-                f"{symbol} = {best} (best) and {symbol} = {worst} (worst)."
+                f"{symbol} = {best['value']} (best) and {symbol} = {worst['value']} (worst)."
             )
-        return Findings(self.title, self.claim, said, sheets, drawings, records, desk.notes)
-
-
-def _curves(column: str, key: str, own: Mapping[str, Sequence[Done]]) -> Drawing:
-    title = f"{SYMBOLS[key]}, {COLUMNS[column].title}"
-
-    def draw(look: Look) -> str:
-        series = [over_rounds(f"{SYMBOLS[key]} = {value}", cells, "accuracy") for value, cells in own.items()]
-        return line_chart(series, title=title, x=Axis("round", "whole"), y=Axis("accuracy", "percent"), look=look)
-
-    return Drawing(f"{key}-{column}", title, "Personal test accuracy after the given round, mean over seeds.", draw)
+        return Findings(conclusions, sheets, pictures, records)

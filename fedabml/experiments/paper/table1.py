@@ -8,21 +8,24 @@ ahead by 0.13.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 
 from ...report import figures
 from ...report.canvas import Series, bars, scatter
 from ...report.frame import Axis, Look
-from ..cell import Cell, Result, along
+from ...report.read import Run
+from ...runs.config import Table
+from ..cell import Cell, along
 from ..comparison_page import run_of
 from ..ranking import Comparison, explained, grid, harm_grid, make
 from ..statistics import mean
 from . import numbers
-from .columns import COLUMNS, columns, rows
-from .experiment import Desk, Done, Experiment
-from .findings import NONE, Drawing, Findings, Mean, Sheet, against, number, over
-from .pictures import person
+from .experiment import Context, Done, Experiment, by_column
+from .findings import NONE, Findings, Sheet, against, number, over
+from .pictures import Mean, Picture, picture
+from .settings import COLUMNS, TITLES, columns, person, rows
 
 LAST = 0.1  # of the rounds: their mean is what the paper reports, ten of a hundred
 QUICK_SEEN = 5  # rounds of a quick version's curve
@@ -39,185 +42,169 @@ class Table1(Experiment):
     columns = numbers.TABLE1_COLUMNS
     algorithms = (*numbers.NAMES, "fedabml-plain")
 
-    def cells(self, desk: Desk) -> list[Cell]:
+    def cells(self, context: Context) -> list[Cell]:
         made = []
-        for column, known in columns(desk, self.columns):
-            if known.model == "cnn100":
-                desk.note(
-                    f"{known.title}: the paper's numbers are of a ResNet-18, which is the column {column}-resnet."
+        for column in columns(context, self.columns):
+            if COLUMNS[column].model == "cnn100":
+                context.note(
+                    f"{TITLES[column]}: the paper's numbers are of a ResNet-18, which is the column {column}-resnet."
                 )
-            for name, config in rows(desk, column, self.algorithms).items():
-                more = along(max(1, config.rounds // QUICK_SEEN), config.rounds) if desk.ask.quick else ()
-                curve = tuple(sorted({*more, *averaged(desk.ask.protocol, name, config.rounds)}))
-                made += [Cell(f"{column} {name}", config.with_changes(seed=s), curve=curve) for s in desk.ask.seed_list]
+            for name, config in rows(context, column, self.algorithms).items():
+                more = along(max(1, config.rounds // QUICK_SEEN), config.rounds) if context.request.quick else ()
+                curve = tuple(sorted({*more, *averaged(context, name, config.rounds)}))
+                made += context.seeded(f"{column} {name}", config, curve=curve)
         return made
 
-    def findings(self, desk: Desk, done: Sequence[Done]) -> Findings:
-        protocol, groups = desk.ask.protocol, grouped(done)
-        ours = {(column, name): _accuracy(own, protocol, name) for (column, name), own in groups.items()}
-        here = list(dict.fromkeys(column for column, _ in groups))
-        names = list(dict.fromkeys(name for _, name in groups))
-        best = {c: max(v[0] for (column, _), v in ours.items() if column == c) for c in here}
-        table = [
-            [numbers.name(name, protocol), *(_cell(ours.get((c, name)), name, c, best[c]) for c in here)]
-            for name in names
-        ]
-        head = ["system", *(COLUMNS[c].title for c in here)]
-        of = over(len(desk.ask.seed_list))
-        note = f"Accuracy in percent, mean of {of}; in brackets the paper's and the difference. ★ best here."
-        sheets = [Sheet(f"Accuracy, protocol {protocol}", head, table, note)]
-        found = {c: _standings(desk, {n: groups[c, n] for n in names if (c, n) in groups}) for c in here}
-        for column in here:
-            sheets += _sheets(column, found[column])
-        drawings = [_beside(ours, names, protocol)] if any(numbers.table1(n, c) for c, n in ours) else []
-        for column in here:
-            drawings += [_bars(column, ours, names, protocol), *_duel(column, groups), *_alike(column, found[column])]
-        records = [_record(desk, column, name, ours[column, name], own) for (column, name), own in groups.items()]
-        said = [_verdict(c, ours, protocol) for c in here]
-        return Findings(self.title, self.claim, said, sheets, drawings, records, desk.notes)
+    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
+        found = by_column(done)
+        records = [_record(context, c, name, own) for c, group in found.items() for name, own in group.items()]
+        conclusions, sheets, pictures = [], [_accuracies(context, records)], _beside(context, records)
+        for column, groups in found.items():
+            own = sorted((r for r in records if r["column"] == column), key=lambda r: -r["accuracy"])
+            conclusions.append(_verdict(context, own))
+            standings = _standings(context, groups)
+            sheets += _sheets(column, standings)
+            pictures += [_bars(context, own), *_duel(column, groups), *_of_comparison(column, standings)]
+        return Findings(conclusions, sheets, pictures, records)
 
 
-def grouped(done: Sequence[Done]) -> dict[tuple[str, str], list[Done]]:
-    """The finished cells of every seed, by column and algorithm."""
-    found: dict[tuple[str, str], list[Done]] = {}
-    for each in done:
-        column, name = each.cell.label.split()[:2]
-        found.setdefault((column, name), []).append(each)
-    return found
-
-
-def averaged(protocol: str, name: str, rounds: int) -> range:
-    """The rounds whose mean is reported; none where that is the score after training."""
-    if protocol != "paper" or name in AFTER:
+def averaged(context: Context, name: str, rounds: int) -> range:
+    """Return the rounds whose mean is reported; none where that is the score after training."""
+    if context.request.protocol != "paper" or name in AFTER:
         return range(0)
     return range(rounds - max(1, int(LAST * rounds)) + 1, rounds + 1)
 
 
-def _accuracy(own: Sequence[Done], protocol: str, name: str) -> Mean:
-    """In percent."""
-    last = averaged(protocol, name, own[0].cell.config.rounds)
-    rows = [[line for line in result.curve if line["round"] in last] for _, result in own]
-    scores = [row if last else [result.scores[0].summary] for row, (_, result) in zip(rows, own, strict=True)]
-    return mean([100 * fmean(line["accuracy"] for line in row if "accuracy" in line) for row in scores])
+def _record(context: Context, column: str, name: str, own: Sequence[Done]) -> Table:
+    """Return the record of a system in a column; accuracies are in percent."""
+    last = averaged(context, name, own[0].cell.config.rounds)
+    curves = [[line for line in result.curve if line["round"] in last] for _, result in own]
+    scores = [curve if last else [done.result.scores[0].summary] for curve, done in zip(curves, own, strict=True)]
+    accuracy, half = mean([100 * fmean(line["accuracy"] for line in row if "accuracy" in line) for row in scores])
+    paper = numbers.table1(name, column)
+    return {
+        "column": column, "algorithm": name, "accuracy": accuracy, "half": half, "paper": paper,
+        "difference": None if paper is None else accuracy - paper,
+        **{k: fmean(d.result.scores[0].summary[k] for d in own) for k in ("nll", "ece", "brier")},
+        "seeds": len(own), "rounds_averaged": len(last),
+    }  # fmt: skip
 
 
-def _cell(ours: Mean | None, name: str, column: str, best: float) -> str:
-    words = against(ours, numbers.table1(name, column))
-    return f"★ {words}" if ours and ours[0] == best else words
+def _accuracies(context: Context, records: Sequence[Table]) -> Sheet:
+    """Return the table of all systems in all columns."""
+    here = list(dict.fromkeys(r["column"] for r in records))
+    best = {c: max(r["accuracy"] for r in records if r["column"] == c) for c in here}
+    cells = {(r["column"], r["algorithm"]): r for r in records}
+    table = []
+    for name in dict.fromkeys(r["algorithm"] for r in records):
+        row = [context.name(name)]
+        for column in here:
+            own = cells.get((column, name), {})
+            ours: Mean | None = (own["accuracy"], own["half"]) if own else None
+            star = "★ " if own and own["accuracy"] == best[column] else ""
+            row.append(star + against(ours, numbers.table1(name, column)))
+        table.append(row)
+    note = f"Accuracy in percent, mean of {over(len(context.request.seed_list))}; in brackets the paper's and the "
+    note += "difference. ★ best here."
+    title = f"Accuracy, protocol {context.request.protocol}"
+    return Sheet(title, ["system", *(TITLES[c] for c in here)], table, note)
 
 
-def _standings(desk: Desk, own: Mapping[str, Sequence[Done]]) -> Comparison:
-    """A column as `fedabml compare` would have it, of the systems that finished all seeds."""
-    seeds = [*desk.ask.seed_list]
-    whole = {numbers.name(n, desk.ask.protocol): cells for n, cells in own.items() if len(cells) == len(seeds)}
+def _standings(context: Context, groups: Mapping[str, Sequence[Done]]) -> Comparison:
+    """Return a column as `fedabml compare` would have it, of the systems that finished all seeds."""
+    seeds = [*context.request.seed_list]
+    whole = {context.name(n): cells for n, cells in groups.items() if len(cells) == len(seeds)}
     results = {(label, d.result.seed): d.result for label, cells in whole.items() for d in cells}
-    people = {seed: [f"client-{i}" for i in range(_clients(results, seed))] for seed in seeds}
+    clients = {seed: len(result.scores[0].clients["accuracy"]) for (_, seed), result in results.items()}
+    people = {seed: [f"client-{i}" for i in range(clients.get(seed, 0))] for seed in seeds}
     return make({label: cells[0].cell.config for label, cells in whole.items()}, results, {}, people, False)
 
 
 def _sheets(column: str, found: Comparison) -> list[Sheet]:
-    """All measures of a column after the last round, with the marks of paired tests."""
-    title, (head, harmed) = COLUMNS[column].title, harm_grid(found)
+    """Return all measures of a column after the last round, with the marks of paired tests."""
+    title, (head, harmed) = TITLES[column], harm_grid(found)
     sheets = [Sheet(title, *grid(found, behind=True), " ".join(explained(found, behind=True)))]
     return sheets + ([Sheet(f"{title}: clients against Local only", head, harmed)] if harmed else [])
 
 
-def _clients(results: Mapping[tuple[str, int], Result], seed: int) -> int:
-    return next((len(r.scores[0].clients["accuracy"]) for (_, s), r in results.items() if s == seed), 0)
-
-
-def _verdict(column: str, ours: dict[tuple[str, str], Mean], protocol: str) -> str:
-    own = sorted(((v[0], name) for (c, name), v in ours.items() if c == column), reverse=True)
-    first, title = own[0], COLUMNS[column].title
-    words = f"{title}: {numbers.name(first[1], protocol)} is first with {first[0]:.2f}"
-    mine = next((each for each in own if each[1].startswith("fedabml")), None)
-    if mine and not first[1].startswith("fedabml"):
-        words += f"; {numbers.name(mine[1], protocol)} is {first[0] - mine[0]:.2f} behind, place {own.index(mine) + 1}"
-    known = mine and numbers.table1(mine[1], column)
-    return words + (f"; the paper's FedABML has {known:.2f}." if known else ".")
-
-
-def _record(desk: Desk, column: str, name: str, ours: Mean, own: Sequence[Done]) -> dict[str, object]:
-    known = numbers.table1(name, column)
-    return {
-        "column": column, "algorithm": name, "accuracy": ours[0], "half": ours[1], "paper": known,
-        "difference": None if known is None else ours[0] - known,
-        **{k: fmean(d.result.scores[0].summary[k] for d in own) for k in ("nll", "ece", "brier")},
-        "seeds": len(own), "rounds_averaged": len(averaged(desk.ask.protocol, name, own[0].cell.config.rounds)),
-    }  # fmt: skip
+def _verdict(context: Context, own: Sequence[Table]) -> str:
+    """Say who is first in a column, and where FedABML is; the records are sorted, the best first."""
+    first = own[0]
+    words = f"{TITLES[first['column']]}: {context.name(first['algorithm'])} is first with {first['accuracy']:.2f}"
+    place = next((i for i, r in enumerate(own) if r["algorithm"].startswith("fedabml")), None)
+    if place is None:
+        return f"{words}."
+    mine = own[place]
+    if place:
+        gap = first["accuracy"] - mine["accuracy"]
+        words += f"; {context.name(mine['algorithm'])} is {gap:.2f} behind, place {place + 1}"
+    return words + (f"; the paper's FedABML has {mine['paper']:.2f}." if mine["paper"] else ".")
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------
-def _beside(ours: dict[tuple[str, str], Mean], names: Sequence[str], protocol: str) -> Drawing:
-    """Every cell: the paper's number across, ours up."""
-
-    def draw(look: Look) -> str:
-        series = []
-        for column in dict.fromkeys(c for c, _ in ours):
-            own = [(n, numbers.table1(n, column), ours[column, n][0]) for n in names if (column, n) in ours]
-            known = [(n, p, v) for n, p, v in own if p is not None]
-            tips = [
-                f"{numbers.name(n, protocol)}, {COLUMNS[column].title}: {number(v)}, paper {p}" for n, p, v in known
-            ]
-            x, y = ([each[i] / 100 for each in known] for i in (1, 2))  # type: ignore[operator]
-            series.append(Series(COLUMNS[column].title, y, x, tips))
-        across, up = Axis("the paper's accuracy", "percent"), Axis("ours", "percent")
-        return scatter(series, title="Ours against the paper's", x=across, y=up, look=look, diagonal=True)
-
-    reading = "A dot is a system in a column. Above the line it does better here than in the paper."
-    return Drawing("ours-and-paper", "Ours against the paper's", reading, draw)
+def _beside(context: Context, records: Sequence[Table]) -> list[Picture]:
+    """Draw every cell of the table: the paper's number across, ours up."""
+    series = []
+    for column in dict.fromkeys(r["column"] for r in records):
+        known = [r for r in records if r["column"] == column and r["paper"] is not None]
+        who = [f"{context.name(r['algorithm'])}, {TITLES[column]}" for r in known]
+        tips = [f"{name}: {number(r['accuracy'])}, paper {r['paper']}" for name, r in zip(who, known, strict=True)]
+        y, x = ([r[key] / 100 for r in known] for key in ("accuracy", "paper"))
+        series.append(Series(TITLES[column], y, x, tips))
+    if not any(each.y for each in series):
+        return []
+    axes: Table = {"x": Axis("the paper's accuracy", "percent"), "y": Axis("ours", "percent")}
+    caption = "A dot is a system in a column. Above the line it does better here than in the paper."
+    return [picture("ours-and-paper", "Ours against the paper's", caption, scatter, series, **axes, diagonal=True)]
 
 
-def _bars(column: str, ours: dict[tuple[str, str], Mean], names: Sequence[str], protocol: str) -> Drawing:
-    """A column's systems, the best first, ours beside the paper's."""
-    own = sorted((n for n in names if (column, n) in ours), key=lambda n: -ours[column, n][0])
-    theirs = [numbers.table1(n, column) for n in own]
-
-    def draw(look: Look) -> str:
-        series = [Series("ours", [ours[column, n][0] / 100 for n in own])]
-        if any(theirs):
-            series.append(Series("the paper's", [None if p is None else p / 100 for p in theirs]))
-        labels = [numbers.name(n, protocol) for n in own]
-        return bars(labels, series, title=COLUMNS[column].title, x=Axis("accuracy", "percent", (0, 1)), look=look)
-
-    return Drawing(f"accuracy-{column}", COLUMNS[column].title, "Mean accuracy of the clients' own models.", draw)
+def _bars(context: Context, own: Sequence[Table]) -> Picture:
+    """Draw a column's systems, the best first, ours beside the paper's."""
+    title, column = TITLES[own[0]["column"]], own[0]["column"]
+    series = [Series("ours", [r["accuracy"] / 100 for r in own])]
+    if any(r["paper"] for r in own):
+        series.append(Series("the paper's", [None if r["paper"] is None else r["paper"] / 100 for r in own]))
+    chart = partial(bars, [context.name(r["algorithm"]) for r in own])
+    x = Axis("accuracy", "percent", (0, 1))
+    return picture(f"accuracy-{column}", title, "Mean accuracy of the clients' own models.", chart, series, x=x)
 
 
-def _duel(column: str, groups: dict[tuple[str, str], list[Done]]) -> list[Drawing]:
-    """Every client under FedABML against itself under its rivals, in its first seed, which they have finished, too."""
-    mine = next((groups[column, n][0] for n in ("fedabml", "fedabml-plain") if (column, n) in groups), None)
+def _duel(column: str, groups: Mapping[str, Sequence[Done]]) -> list[Picture]:
+    """Draw every client under FedABML against itself under its rivals, in the first seed that both have finished."""
+    mine = next((groups[n][0] for n in ("fedabml", "fedabml-plain") if n in groups), None)
     if mine is None:
         return []
-    alike = ((n, d) for n in ("local", "fedavg", "fedavg-ft") for d in groups.get((column, n), ()))
-    rivals = {name: done for name, done in alike if done.result.seed == mine.result.seed}
-    if not rivals:
-        return []
-
-    def draw(look: Look) -> str:
-        up = mine.result.scores[0].clients["accuracy"]
-        series = []
-        for name, other in rivals.items():
-            across = other.result.scores[0].clients["accuracy"]
+    up, series = mine.result.scores[0].clients["accuracy"], []
+    for name in ("local", "fedavg", "fedavg-ft"):
+        other = next((d for d in groups.get(name, ()) if d.result.seed == mine.result.seed), None)
+        if other is not None:
+            across, rival = other.result.scores[0].clients["accuracy"], numbers.name(name)
             tips = [
-                NONE if a is None or b is None else f"client {i}\nFedABML: {b:.1%}\n{numbers.name(name)}: {a:.1%}"
+                NONE if a is None or b is None else f"client {i}\nFedABML: {b:.1%}\n{rival}: {a:.1%}"
                 for i, (a, b) in enumerate(zip(across, up, strict=True))
             ]
             people = [person(column, i) for i in range(len(up))]
-            series.append(Series(f"against {numbers.name(name)}", up, across, tips, who=people))
-        x, y = Axis("the rival's accuracy", "percent"), Axis("FedABML's", "percent")
-        return scatter(series, title=f"Clients, {COLUMNS[column].title}", x=x, y=y, look=look, diagonal=True)
+            series.append(Series(f"against {rival}", up, across, tips, who=people))
+    if not series:
+        return []
+    axes: Table = {"x": Axis("the rival's accuracy", "percent"), "y": Axis("FedABML's", "percent")}
+    heading, title = f"Client by client, {TITLES[column]}", f"Clients, {TITLES[column]}"
+    caption = "A dot is a client of the first seed. Above the line FedABML serves it better."
+    return [picture(f"clients-{column}", heading, caption, scatter, series, title=title, **axes, diagonal=True)]
 
-    reading = "A dot is a client of the first seed. Above the line FedABML serves it better."
-    return [Drawing(f"clients-{column}", f"Client by client, {COLUMNS[column].title}", reading, draw)]
 
-
-def _alike(column: str, found: Comparison) -> list[Drawing]:
-    """What the page of a comparison draws, too: accuracy per round where cells were looked at, and reliability."""
-    runs, title = [run_of(found, row) for row in found.rows if row.scores], COLUMNS[column].title
+def _of_comparison(column: str, found: Comparison) -> list[Picture]:
+    """Draw what the page of a comparison has, too: accuracy per round where cells were looked at, and reliability."""
+    runs = [run_of(found, row) for row in found.rows if row.scores]
     drawn = []
     for name, figure in (("rounds", figures.progress), ("reliability", figures.reliability)):
         made = figure(runs) if runs else None
         if made:
-            draw = lambda look, figure=figure: figure(runs, look).svg  # noqa: E731
-            drawn.append(Drawing(f"{name}-{column}", f"{made.heading}, {title}", made.reading, draw))
+            heading = f"{made.heading}, {TITLES[column]}"
+            drawn.append(Picture(f"{name}-{column}", heading, made.reading, partial(_drawn, figure, runs)))
     return drawn
+
+
+def _drawn(figure: Callable[..., figures.Figure | None], runs: Sequence[Run], look: Look) -> str:
+    made = figure(runs, look)
+    return made.svg if made else ""

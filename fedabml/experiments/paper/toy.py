@@ -24,15 +24,15 @@ from ...data import Federation
 from ...engine.client import ClientGroup, Lanes, join_states, personalise
 from ...engine.rounds import Simulation
 from ...report.canvas import Series, line_chart
-from ...report.frame import Axis, Look
+from ...report.frame import Axis
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
 from ..statistics import mean
 from ..study import Study
 from . import numbers
-from .experiment import Desk, Done, Experiment
-from .findings import Drawing, Findings, Mean, Sheet, number, over, spread
-from .pictures import by_label, over_rounds
+from .experiment import Context, Done, Experiment, by_label, over_rounds
+from .findings import Findings, Sheet, number, over, spread
+from .pictures import Picture, picture
 
 A = np.array([np.diag([2.0, 15.0]) - 1.5, np.diag([15.0, 2.0]) - 1.5])
 B = np.array([[5.0, 10.0], [10.0, 5.0]])
@@ -45,13 +45,13 @@ START = 5.0  # deviation of the starts
 
 
 def loss(client: int, x: np.ndarray) -> float:
-    """A client's loss above its minimum."""
+    """Return a client's loss above its minimum."""
     away = x - LOCAL[client]
     return float(0.5 * away @ A[client] @ away)
 
 
 def fixed_point(steps: int, lr: float = LR) -> np.ndarray:
-    """Where FedAvg with exact steps settles."""
+    """Return where FedAvg with exact steps settles."""
     rest = np.array([np.eye(2) - np.linalg.matrix_power(np.eye(2) - lr * a, steps) for a in A])
     return np.linalg.solve(rest.sum(0), (rest @ LOCAL[..., None]).sum(0)[:, 0])
 
@@ -112,118 +112,95 @@ class Toy(Experiment):
         f"FedAvg with 10 steps a round settles {numbers.TOY_DISTANCE[STEPS]} away from the target x*, with 100 steps "
         f"{numbers.TOY_DISTANCE[LONG]:.2f}; FedABML comes closer to it, and its clients do better after fine-tuning."
     )
+    seeds = (5, 5)  # a seed is a start
 
-    seeds = (5, 5)
-
-    def cells(self, desk: Desk) -> list[Cell]:
+    def cells(self, context: Context) -> list[Cell]:
         made = []
         for label, (algorithm, hyper) in ARMS.items():
-            steps, rounds = STEPS, QUICK_ROUNDS if desk.ask.quick else ROUNDS
+            steps, rounds = STEPS, QUICK_ROUNDS if context.request.quick else ROUNDS
             if label == LONG_ROUNDS:
                 steps, rounds = LONG, rounds // 4
-            config = desk.config(
+            config = context.config(
                 algorithm=algorithm, clients=2, noise=1.0, learn_noise=False, rounds=rounds, participation=1.0,
                 epochs=steps, batch_size=2, dtype="float64",
             ).with_changes(hyper=hyper)  # fmt: skip
-            curve = tuple(range(1, rounds + 1))
-            made += [
-                Cell(label, config.with_changes(seed=seed), curve=curve, study=Quadratics())
-                for seed in desk.ask.seed_list  # the starts
-            ]
+            made += context.seeded(label, config, curve=tuple(range(1, rounds + 1)), study=Quadratics())
         return made
 
-    def findings(self, desk: Desk, done: Sequence[Done]) -> Findings:
-        own = by_label(done)
-        ends = {
-            label: {key: mean([d.result.curve[-1][key] for d in cells]) for key in ("distance", "loss")}
-            for label, cells in own.items()
-        }
-        exact = {label: _exact(label) for label in own}
-        table, records = [], []
-        for label, end in ends.items():
-            known = exact[label]
-            theirs = numbers.TOY_DISTANCE[LONG if label == LONG_ROUNDS else STEPS] if known is not None else None
-            words = [spread(end["distance"], 3), number(known, 3), number(theirs, 3), spread(end["loss"], 2)]
-            table.append([label, *words])
+    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
+        groups, table, records = by_label(done), [], []
+        for label, own in groups.items():
+            distance, after = (mean([d.result.curve[-1][key] for d in own]) for key in ("distance", "loss"))
+            steps = LONG if label == LONG_ROUNDS else STEPS
+            exact = theirs = None
+            if label.startswith("FedAvg"):
+                exact, theirs = float(np.linalg.norm(fixed_point(steps) - TARGET)), numbers.TOY_DISTANCE[steps]
+            table.append([label, spread(distance, 3), number(exact, 3), number(theirs, 3), spread(after, 2)])
             records.append({
-                "arm": label, "distance": end["distance"][0], "closed_form": known, "paper": theirs,
-                "difference": None if theirs is None else end["distance"][0] - theirs, "loss": end["loss"][0],
+                "arm": label, "distance": distance[0], "closed_form": exact, "paper": theirs,
+                "difference": None if theirs is None else distance[0] - theirs, "loss": after[0],
             })  # fmt: skip
         head = ["", "distance to x*", "closed form", "the paper's", "loss after 10 steps"]
-        rounds, starts = done[0].cell.config.rounds, len(own["FedAvg"])
         note = (
-            f"After {rounds} rounds, mean over {over(starts, what='start')}; the loss is above the "
-            "client's own minimum, mean of both clients. x* = (1.364, 1.364)."
+            f"After {done[0].cell.config.rounds} rounds, mean over {over(len(groups['FedAvg']), unit='start')}; the "
+            "loss is above the client's own minimum, mean of both clients. x* = (1.364, 1.364)."
         )
         sheet = Sheet("Where they settle", head, table, note)
-        drawings = [_contours(own), *(_rounds(own, key) for key in ("distance", "loss"))]
-        return Findings(self.title, self.claim, _said(ends), [sheet], drawings, records, desk.notes)
+        pictures = [_contours(groups), *(_rounds(groups, key) for key in ("distance", "loss"))]
+        return Findings(_conclusions(records), [sheet], pictures, records)
 
 
-def _exact(label: str) -> float | None:
-    """The closed form of the distance, where there is one."""
-    if not label.startswith("FedAvg"):
-        return None
-    return float(np.linalg.norm(fixed_point(LONG if label == LONG_ROUNDS else STEPS) - TARGET))
-
-
-def _said(ends: Mapping[str, Mapping[str, Mean]]) -> list[str]:
-    """What the run shows, and no more."""
-    avg = ends["FedAvg"]
-    said = []
+def _conclusions(records: Sequence[Table]) -> list[str]:
+    """Say how each FedABML compares with FedAvg."""
+    ends = {record["arm"]: record for record in records}
+    found = []
     for label in (name for name in ends if name.startswith("FedABML")):
         words = []
         for key, unit in (("distance", "away from x*"), ("loss", "of loss after 10 steps")):
-            ours, theirs = ends[label][key][0], avg[key][0]
+            ours, theirs = ends[label][key], ends["FedAvg"][key]
             sense = "less" if ours < theirs else "more"
             words.append(f"{ours:.3f} {unit}, {abs(ours - theirs):.3f} {sense} than FedAvg")
-        said.append(f"{label}: {'; '.join(words)}.")
+        found.append(f"{label}: {'; '.join(words)}.")
     fixed, learned = ends["FedABML, σ fixed"], ends["FedABML, σ learned"]
-    if learned["distance"][0] > fixed["distance"][0] and learned["loss"][0] < fixed["loss"][0]:
-        said.append("A learned σ moves the mean towards that of the local optima: further from x*, better fine-tuned.")
-    return said
+    if learned["distance"] > fixed["distance"] and learned["loss"] < fixed["loss"]:
+        found.append("A learned σ moves the mean towards that of the local optima: further from x*, better fine-tuned.")
+    return found
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------
 def _ellipse(client: int, level: float) -> np.ndarray:
-    """The points where a client's loss is so much above its minimum."""
+    """Return the points where a client's loss is `level` above its minimum."""
     turn = np.linspace(0, 2 * np.pi, 121)
     values, vectors = np.linalg.eigh(A[client])
-    return (
-        LOCAL[client] + math.sqrt(2 * level) * (np.stack([np.cos(turn), np.sin(turn)], 1) / np.sqrt(values)) @ vectors.T
-    )
+    circle = np.stack([np.cos(turn), np.sin(turn)], 1)
+    return LOCAL[client] + math.sqrt(2 * level) * (circle / np.sqrt(values)) @ vectors.T
 
 
-def _contours(own: Mapping[str, Sequence[Done]]) -> Drawing:
-    def draw(look: Look) -> str:
-        series = []
-        for client in (0, 1):
-            points: list[Any] = [[*LOCAL[client]], [None, None]]
-            for level in (2.0, 10.0, 30.0):
-                points += [*_ellipse(client, level).tolist(), [None, None]]
-            x, y = zip(*points, strict=True)
-            series.append(Series(f"loss and optimum of client {client + 1}", y, x, thin=True))
-        series.append(Series("x*", [TARGET[1]], [TARGET[0]]))
-        for label in (name for name in ("FedAvg", "FedABML, as printed") if name in own):
-            path = [line["x"] for line in own[label][0].result.curve]
-            x, y = zip(*path, (None, None), path[-1], strict=True)
-            series.append(Series(label, y, x, thin=True))
-        return line_chart(series, title="The two clients", x=Axis("x₁"), y=Axis("x₂"), look=look)
-
-    reading = "Contours: a client's loss is 2, 10 and 30 above its minimum. Lines: the server's mean, round by round."
-    return Drawing("contours", "The two clients", reading, draw)
+def _contours(groups: Mapping[str, Sequence[Done]]) -> Picture:
+    """Draw the clients' losses as contours, and the way of the server's mean."""
+    series = []
+    for client in (0, 1):
+        points: list[Any] = [[*LOCAL[client]], [None, None]]
+        for level in (2.0, 10.0, 30.0):
+            points += [*_ellipse(client, level).tolist(), [None, None]]
+        x, y = zip(*points, strict=True)
+        series.append(Series(f"loss and optimum of client {client + 1}", y, x, thin=True))
+    series.append(Series("x*", [TARGET[1]], [TARGET[0]]))
+    for label in (name for name in ("FedAvg", "FedABML, as printed") if name in groups):
+        path = [line["x"] for line in groups[label][0].result.curve]
+        x, y = zip(*path, (None, None), path[-1], strict=True)
+        series.append(Series(label, y, x, thin=True))
+    caption = "Contours: a client's loss is 2, 10 and 30 above its minimum. Lines: the server's mean, round by round."
+    return picture("contours", "The two clients", caption, line_chart, series, x=Axis("x₁"), y=Axis("x₂"))
 
 
-def _rounds(own: Mapping[str, Sequence[Done]], key: str) -> Drawing:
-    shown = {name: cells for name, cells in own.items() if name != LONG_ROUNDS}
+def _rounds(groups: Mapping[str, Sequence[Done]], key: str) -> Picture:
+    """Draw the distance or the loss per round."""
     title, what = {
         "distance": ("Distance to x* per round", "The distance of the server's mean to x*"),
         "loss": ("Local loss after 10 steps", "A client's loss above its minimum after fine-tuning, mean of both"),
     }[key]
-
-    def draw(look: Look) -> str:
-        series = [over_rounds(name, cells, key) for name, cells in shown.items()]
-        return line_chart(series, title=title, x=Axis("round", "whole"), y=Axis(key), look=look)
-
-    starts = over(len(own["FedAvg"]), " with its 95% band", "start")
-    return Drawing(key, title, f"{what}; mean over {starts}.", draw)
+    series = [over_rounds(name, own, key) for name, own in groups.items() if name != LONG_ROUNDS]
+    starts = over(len(groups["FedAvg"]), " with its 95% band", "start")
+    caption = f"{what}; mean over {starts}."
+    return picture(key, title, caption, line_chart, series, x=Axis("round", "whole"), y=Axis(key))

@@ -7,7 +7,6 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +17,8 @@ from fedabml.experiments.cell import Cell, Result
 from fedabml.experiments.ledger import Unfinished
 from fedabml.experiments.paper import (
     EXPERIMENTS,
-    Ask,
-    Hear,
+    Callbacks,
+    Request,
     bound,
     clients,
     numbers,
@@ -29,7 +28,7 @@ from fedabml.experiments.paper import (
     run_part,
     toy,
 )
-from fedabml.experiments.paper.experiment import Desk, Done
+from fedabml.experiments.paper.experiment import Context, Done
 from fedabml.experiments.paper.findings import against, over, spread
 from fedabml.experiments.paper.table2 import _distances, _failed, _leads, _means, _smallest, _verdict
 from fedabml.experiments.statistics import mean
@@ -45,7 +44,7 @@ pytestmark = pytest.mark.slow  # in all; `make quick` has the rest of the suite
 
 
 def quick(name, out, **words):
-    return run(EXPERIMENTS[name](), Ask(name, quick=True, **words), out)
+    return run(EXPERIMENTS[name](), Request(name, quick=True, **words), out)
 
 
 def records(out):
@@ -75,7 +74,7 @@ def test_numbers_in_words():
     assert (against((84.0, None), None), against(None, 84.83)) == ("84.00", "– (paper 84.83)")
     assert mean([1.0, 3.0]) == (2.0, None) and mean([1.0, 2.0, 3.0])[1] == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
     assert spread(None) == "–"
-    assert (over(1), over(2, what="start"), over(3)) == ("one seed", "2 starts", "3 seeds ± half of its 95% interval")
+    assert (over(1), over(2, unit="start"), over(3)) == ("one seed", "2 starts", "3 seeds ± half of its 95% interval")
 
 
 # -- the toy ----------------------------------------------------------------------------------------------------------
@@ -146,7 +145,7 @@ def test_a_slope_and_its_interval():
 
 def test_the_linear_arm_has_the_distance_that_it_should(monkeypatch):
     """One cell: d² ≈ d/4n, and E_q[ℓ_n] of a posterior around the maximum is near zero."""
-    cell = next(c for c in bound.Bound().cells(_desk("bound")) if c.label == "linear 256")
+    cell = next(c for c in bound.Bound().cells(_context("bound")) if c.label == "linear 256")
     (result,) = runner.run_together([cell], lambda cells, round: None)
     assert result.found["d2"] == pytest.approx(10 / 4 / 256, rel=0.15) and result.found["weights"] == 10
     assert abs(result.found["loss"]) < 0.02 < result.found["kl"]
@@ -164,7 +163,7 @@ def test_teachers_are_reproducible_and_their_data_noisy():
 
 # -- classifying clients ----------------------------------------------------------------------------------------------
 def test_strangers_have_samples_that_nobody_else_has():
-    config = _desk("clients").config(clients=20, seed=1)
+    config = _context("clients").config(clients=20, seed=1)
     fed, strange = clients._mixed(config, "scrambled")
     assert strange.sum() == 2 and len(np.unique(fed.train.index)) == len(fed.train.index)
     assert not {*fed.train.index} & {*fed.test.index}
@@ -176,9 +175,9 @@ def test_strangers_have_samples_that_nobody_else_has():
 def test_those_far_above_the_others_are_flagged_and_left_out():
     entropy = [1.0, 1.1, 0.9, 1.05, 0.95, 3.0, 2.9]
     assert clients.flagged(entropy) == [5, 6] and clients.flagged([1.0, 1.1, 0.9]) == []
-    cell = Cell("digits fedabml all", _desk("clients").config(), study=clients.Strangers("scrambled"))
+    cell = Cell("digits fedabml all", _context("clients").config(), study=clients.Strangers("scrambled"))
     done = Done(cell, Result(cell.identity, cell.label, {}, found={"entropy": entropy}))
-    without, alone = clients.Clients().then(_desk("clients"), [done])
+    without, alone = clients.Clients().then(_context("clients"), [done])
     assert (without.study.trained, alone.study.trained) == ((0, 1, 2, 3, 4), (5, 6))
     assert (without.label, alone.label) == ("digits fedabml without", "digits fedabml for")
 
@@ -197,16 +196,16 @@ SMALL = {
 def check(found, out):
     """The files are there, the page stands alone, the pictures are pictures, the table has numbers."""
     page = (out / "report.html").read_text()
-    assert found.said and found.title.split(",")[0] in page
-    assert not re.search(r'(?:src|href)="(?!#)', page) and page.count("<svg") == len(found.drawings) > 0
-    for drawing in found.drawings:
+    assert found.conclusions and found.title.split(",")[0] in page
+    assert not re.search(r'(?:src|href)="(?!#)', page) and page.count("<svg") == len(found.pictures) > 0
+    for drawing in found.pictures:
         assert (out / "figures" / f"{drawing.name}.svg").read_text().startswith("<svg")
     text = (out / "table.md").read_text()
     assert all(f"## {sheet.title}" in text for sheet in found.sheets) and "fedabml reproduce" in text
     assert records(out) and all(json.loads(line) for line in (out / "cells.jsonl").read_text().splitlines())
     if CHROMIUM:
         saw = tour(out / "report.html", out / "browser")
-        assert int(saw["figures"]) == len(found.drawings)
+        assert int(saw["figures"]) == len(found.pictures)
         return saw.get("client", "")
     return None
 
@@ -220,16 +219,16 @@ def test_quick_versions(name, tmp_path):
 
 def test_table_1_draws_reliability_and_clients_against_the_global_model(tmp_path):
     found = quick("table1", tmp_path, algorithms=("fedabml", "fedavg", "fedavg-ft"), seeds=1)
-    drawn = {drawing.name: drawing for drawing in found.drawings}
+    drawn = {drawing.name: drawing for drawing in found.pictures}
     assert {"against FedAvg", "against FedAvg+FT"} <= set(_words(drawn["clients-digits"]))
-    assert "honest" in drawn["reliability-digits"].reading and "FedABML" in _words(drawn["reliability-digits"])
-    assert "95%" not in drawn["rounds-digits"].reading and "FedABML" in _words(drawn["rounds-digits"])
+    assert "honest" in drawn["reliability-digits"].caption and "FedABML" in _words(drawn["reliability-digits"])
+    assert "95%" not in drawn["rounds-digits"].caption and "FedABML" in _words(drawn["rounds-digits"])
 
 
 def test_table_1_draws_accuracy_per_round_and_reports_the_last_of_them(tmp_path):
     found = quick("table1", tmp_path, algorithms=("fedavg", "fedavg-ft"), seeds=3)
-    (rounds,) = (drawing for drawing in found.drawings if drawing.name == "rounds-digits")
-    assert {"FedAvg", "FedAvg+FT", "5", "20"} <= set(_words(rounds)) and "95% interval" in rounds.reading
+    (rounds,) = (drawing for drawing in found.pictures if drawing.name == "rounds-digits")
+    assert {"FedAvg", "FedAvg+FT", "5", "20"} <= set(_words(rounds)) and "95% interval" in rounds.caption
     assert rounds.draw(LIGHT).count('fill-opacity=".18"') == 2
     lines = [json.loads(line) for line in (tmp_path / "cells.jsonl").read_text().splitlines()]
     for row in records(tmp_path):  # the mean of the last two of twenty rounds is the paper's number
@@ -246,8 +245,8 @@ def _words(drawing):
 
 
 def test_the_whole_table_1_looks_at_the_rounds_that_it_reports():
-    ask = Ask("table1", columns=("digits",), algorithms=("fedavg", "fedavg-ft"), seeds=1)
-    cells = EXPERIMENTS["table1"]().cells(Desk(ask, Path(), Path()))
+    request = Request("table1", columns=("digits",), algorithms=("fedavg", "fedavg-ft"), seeds=1)
+    cells = EXPERIMENTS["table1"]().cells(Context(request, Path(), Path()))
     rounds = cells[0].config.rounds
     last = tuple(range(rounds - rounds // 10 + 1, rounds + 1))
     assert {cell.label: cell.curve for cell in cells} == {"digits fedavg": last, "digits fedavg-ft": ()}
@@ -365,9 +364,9 @@ def test_settings_that_are_not_sound_are_refused_and_leave_nothing_behind(change
     assert "second file" in command("reproduce", *words, "--chosen", file, code=2).output
 
 
-def test_a_row_that_is_lent_the_label_level_is_there_unless_others_are_named(tmp_path):
+def test_a_row_with_the_label_level_is_there_unless_others_are_named(tmp_path):
     labels = lambda *named: [
-        cell.label for cell in EXPERIMENTS["uncertainty"]().cells(_desk("uncertainty", algorithms=named))
+        cell.label for cell in EXPERIMENTS["uncertainty"]().cells(_context("uncertainty", algorithms=named))
     ]
     assert {"digits fedavg+labels", "digits fedabml-plain"} <= set(labels())
     assert "digits fedabml+labels" not in labels()  # on the digits FedABML has the label level already
@@ -386,14 +385,15 @@ def test_a_cell_of_a_comparison_serves_a_table(tmp_path, monkeypatch):
     assert len(records(tmp_path / "t")) == 1
 
 
-def _desk(name, **words):
-    return Desk(Ask(name, quick=True, seeds=1, **words), Path(), Path())
+def _context(name, **words):
+    return Context(Request(name, quick=True, seeds=1, **words), Path(), Path())
 
 
 # -- resuming, and bad input ------------------------------------------------------------------------------------------
 WORDS = {"algorithms": ("fedavg-ft", "local"), "seeds": 1}
 
 
+TUNED = Context(Request("table2", "tuned", quick=True, seeds=3), Path(), Path())
 LEVELS = (70.0, 80.0, 75.0)  # partitions differ by far more than methods do
 
 
@@ -403,7 +403,8 @@ def newcomers(*more):
 
 
 def verdict(seeded):
-    return _verdict("digits", {name: _means(runs) for name, runs in seeded.items()}, _leads(seeded), "tuned")
+    means = {name: _means(runs) for name, runs in seeded.items()}
+    return _verdict(TUNED, "digits", means, _leads(seeded))
 
 
 def test_who_is_ahead_among_new_clients_is_said_of_those_who_ran():
@@ -422,7 +423,7 @@ def test_leads_among_new_clients_are_of_the_same_partitions():
     ours[0][0], ours[2][0] = 71.0, 78.0  # leads of 1, 2 and 3 before any epoch
     rivals = {"fedavg-ft": newcomers(0, 0, 0, 0, 0, 0, 0, 3), "pfedme": newcomers(-9, -9, 2, -9, -9, -9, -9, -9)}
     (leads,) = _leads({"fedabml": ours} | rivals).values()
-    row = _smallest(leads, "tuned")
+    row = _smallest(TUNED, leads)
     assert row[0] == f"+2.00 ± {4.302653 / math.sqrt(3):.2f} (FedAvg+FT)" and row[1] == "+1.00 ± 0.00 (FedAvg+FT)"
     assert row[2] == "-1.00 ± 0.00 (pFedMe)" and row[7] == "-2.00 ± 0.00 (FedAvg+FT)"
     said = verdict({"fedabml": ours} | rivals)
@@ -439,20 +440,19 @@ def test_a_failed_run_of_new_clients_is_left_out_and_named():
     ours = newcomers(*[1] * 8)
     (leads,) = _leads({"fedabml": ours} | rivals).values()
     assert leads["fedavg-ft"][3] == (1.0, None) and leads["fedavg-ft"][4] == (1.0, 0.0)
-    assert math.isnan(leads["pfedme"][7][0]) and _smallest(leads, "tuned")[7] == "+1.00 ± 0.00 (FedAvg+FT)"
+    assert math.isnan(leads["pfedme"][7][0]) and _smallest(TUNED, leads)[7] == "+1.00 ± 0.00 (FedAvg+FT)"
     said = verdict({"fedabml": ours} | rivals)
     assert "after 0, 1, 2, 3, 4, 5, 8, 10 epochs, by more than the 95% interval after 0, 1, 2, 4, 5, 8, 10. " in said
     said = verdict({"fedabml": ours, "pfedme": newcomers(*[math.nan] * 8)})
     assert said == "digits (40,5): FedABML + label level is ahead of every rival after no number of epochs."
-    assert _failed("digits", {"fedabml": ours} | rivals, "tuned") == [
+    assert _failed(TUNED, "digits", {"fedabml": ours} | rivals) == [
         "digits (40,5): personalising diverged for pFedMe in 3 of 3 runs, FedAvg+FT in 1 of 3 runs, after some numbers "
         "of epochs; these are left out there."
     ]
-    assert not _failed("digits", {"fedabml": ours}, "tuned") and _means(rivals["fedavg-ft"])[3] == (72.5, None)
+    assert not _failed(TUNED, "digits", {"fedabml": ours}) and _means(rivals["fedavg-ft"])[3] == (72.5, None)
 
 
 def test_new_clients_beside_the_best_rival_are_drawn_but_for_those_far_behind():
-    desk = SimpleNamespace(ask=SimpleNamespace(protocol="tuned", quick=True, seed_list=[0, 1, 2]))
     seeded = {
         "fedabml": newcomers(*[1] * 8),
         "pfedbayes": newcomers(*[-30] * 7, math.nan),
@@ -461,14 +461,16 @@ def test_new_clients_beside_the_best_rival_are_drawn_but_for_those_far_behind():
         "pfedme": newcomers(*[math.nan] * 8),
     }
     seeded["fedavg-ft"][1][5] = math.nan
-    (ahead,) = _distances("digits", seeded, desk)
-    assert ahead.name == "new-clients-digits-ahead" and "FedAvg+FT is the best rival" in ahead.reading
-    assert ahead.reading.endswith("what is more than 3 points behind is not drawn (nowhere: pFedBayes).")
+    (ahead,) = _distances(TUNED, "digits", seeded)
+    assert ahead.name == "new-clients-digits-ahead" and "FedAvg+FT is the best rival" in ahead.caption
+    assert ahead.caption.endswith("what is more than 3 points behind is not drawn (nowhere: pFedBayes).")
     svg = ahead.draw(LIGHT)
     assert "points ahead of FedAvg+FT" in svg and ">-1.0<" in svg and ">-10" not in svg
-    assert not _distances("digits", {"fedabml": seeded["fedabml"]}, desk)
-    assert not _distances("digits", {"fedavg-ft": seeded["fedavg-ft"]}, desk)
-    assert not _distances("digits", {name: seeded[name] for name in ("fedavg-ft", "pfedbayes")}, desk)  # nobody is near
+    assert not _distances(TUNED, "digits", {"fedabml": seeded["fedabml"]})
+    assert not _distances(TUNED, "digits", {"fedavg-ft": seeded["fedavg-ft"]})
+    assert not _distances(
+        TUNED, "digits", {name: seeded[name] for name in ("fedavg-ft", "pfedbayes")}
+    )  # nobody is near
 
 
 def test_a_grid_and_the_partitions_of_searches_and_tests_are_told(tmp_path):
@@ -522,12 +524,12 @@ def test_parts_make_the_whole_and_no_cell_runs_twice(tmp_path, monkeypatch):
     words = {"algorithms": ("fedavg-ft", "local", "fedavg"), "seeds": 1}
     quick("table1", tmp_path / "whole", **words)
     assert len(ran) == 3
-    asked, out = Ask("table1", quick=True, **words), tmp_path / "parts"
-    run_part(EXPERIMENTS["table1"](), asked, out, (2, 2))
-    seen = run(EXPERIMENTS["table1"](), asked, out, so_far=True)
+    request, out = Request("table1", quick=True, **words), tmp_path / "parts"
+    run_part(EXPERIMENTS["table1"](), request, out, (2, 2))
+    seen = run(EXPERIMENTS["table1"](), request, out, partial=True)
     assert "Not finished: digits fedavg-ft." in seen.notes and len(records(out)) == 2
     for part in ((1, 2), (2, 2), (1, 3)):  # the second is done, the cells of the third are others' already
-        run_part(EXPERIMENTS["table1"](), asked, out, part)
+        run_part(EXPERIMENTS["table1"](), request, out, part)
     assert len(ran) == 6 and {*ran[:3]} == {*ran[3:]}
     quick("table1", out, **words)
     assert len(ran) == 6 and records(out) == records(tmp_path / "whole")
@@ -536,44 +538,44 @@ def test_parts_make_the_whole_and_no_cell_runs_twice(tmp_path, monkeypatch):
 def test_a_mean_over_some_of_the_seeds_is_not_drawn(tmp_path):
     quick("table1", tmp_path, **WORDS)
     lines = (tmp_path / "cells.jsonl").read_text()
-    found = run(EXPERIMENTS["table1"](), Ask("table1", quick=True, **WORDS | {"seeds": 1}), tmp_path, so_far=True)
+    found = run(EXPERIMENTS["table1"](), Request("table1", quick=True, **WORDS | {"seeds": 1}), tmp_path, partial=True)
     assert not any(n.startswith("Not finished") for n in found.notes)
     with pytest.raises(Unfinished, match="nothing to draw"):
-        run(EXPERIMENTS["table1"](), Ask("table1", quick=True, **WORDS | {"seeds": 2}), tmp_path, so_far=True)
+        run(EXPERIMENTS["table1"](), Request("table1", quick=True, **WORDS | {"seeds": 2}), tmp_path, partial=True)
     assert (tmp_path / "cells.jsonl").read_text() == lines
-    assert json.loads((tmp_path / "reproduce.json").read_text())["seeds"] == 1  # who looks leaves what was asked
+    assert json.loads((tmp_path / "reproduce.json").read_text())["seeds"] == 1  # who looks leaves what was request
 
 
 def test_what_is_not_finished_is_not_drawn_and_nothing_is_begun(tmp_path, toys):
-    ask = Ask("table1", "tuned", quick=True, trials=1, **WORDS)
+    request = Request("table1", "tuned", quick=True, trials=1, **WORDS)
     with pytest.raises(Unfinished, match="nothing to draw"):
-        run(EXPERIMENTS["table1"](), ask, tmp_path / "a", so_far=True)
+        run(EXPERIMENTS["table1"](), request, tmp_path / "a", partial=True)
     assert not (tmp_path / "a").exists()
     lines = (toys[1] / "cells.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "some.jsonl").write_text("".join(lines[1:]))
-    words = {"finished": [tmp_path / "some.jsonl"], "so_far": True}
+    words = {"finished": [tmp_path / "some.jsonl"], "partial": True}
     with pytest.raises(Unfinished, match="'toy' is drawn as a whole, and 1 of"):
-        run(EXPERIMENTS["toy"](), Ask("toy", quick=True, seeds=2), tmp_path / "b", **words)
+        run(EXPERIMENTS["toy"](), Request("toy", quick=True, seeds=2), tmp_path / "b", **words)
     with pytest.raises(Unfinished, match="nothing to draw"):
-        run(EXPERIMENTS["table1"](), ask, tmp_path / "c", **words)
+        run(EXPERIMENTS["table1"](), request, tmp_path / "c", **words)
     assert not [*(tmp_path / "c" / "tune").rglob("*")]
     with pytest.raises(Unfinished, match="local are not searched, and parts do not share"):
-        run_part(EXPERIMENTS["table1"](), replace(ask, algorithms=("local",)), tmp_path / "d", (1, 2))
+        run_part(EXPERIMENTS["table1"](), replace(request, algorithms=("local",)), tmp_path / "d", (1, 2))
 
 
 def test_parts_that_a_crash_cut_short_and_parts_at_work(tmp_path):
-    asked = Ask("table1", quick=True, **WORDS)
-    run_part(EXPERIMENTS["table1"](), asked, tmp_path, (1, 1))
+    request = Request("table1", quick=True, **WORDS)
+    run_part(EXPERIMENTS["table1"](), request, tmp_path, (1, 1))
     file = tmp_path / "cells-1-of-1.jsonl"
     whole = file.read_bytes()
     file.write_bytes(whole[:-20])
-    run_part(EXPERIMENTS["table1"](), asked, tmp_path, (1, 1))
+    run_part(EXPERIMENTS["table1"](), request, tmp_path, (1, 1))
     assert len(file.read_bytes().splitlines()) == 2 and file.read_bytes()[:500] == whole[:500]
     with folder_lock(tmp_path, shared=True):  # as a part at work holds it
-        run_part(EXPERIMENTS["table1"](), asked, tmp_path, (1, 1))
+        run_part(EXPERIMENTS["table1"](), request, tmp_path, (1, 1))
         with pytest.raises(InputError, match="Another process is at work"):
             quick("table1", tmp_path, **WORDS)
-    assert run(EXPERIMENTS["table1"](), asked, tmp_path, so_far=True).sheets  # to look is always possible
+    assert run(EXPERIMENTS["table1"](), request, tmp_path, partial=True).sheets  # to look is always possible
 
 
 def test_a_report_is_drawn_anew_and_nothing_is_trained(tmp_path, monkeypatch):
@@ -615,8 +617,8 @@ def test_cells_of_another_version_are_not_mixed_in_silently(tmp_path):
     old["facts"]["fedabml"] = "0.0.1"
     (tmp_path / "cells.jsonl").write_text(json.dumps(old) + "\n" + "".join(lines[1:]))
     notes = []
-    ask = Ask("table1", quick=True, **WORDS)
-    found = run(EXPERIMENTS["table1"](), ask, tmp_path, hear=Hear(note=notes.append))
+    request = Request("table1", quick=True, **WORDS)
+    found = run(EXPERIMENTS["table1"](), request, tmp_path, callbacks=Callbacks(note=notes.append))
     assert "0.0.1" in notes[0] and "0.0.1" in found.notes[0] and "0.0.1" in (tmp_path / "report.html").read_text()
 
 
@@ -637,21 +639,21 @@ def test_a_missing_dataset_is_left_out_with_the_way_to_get_it(tmp_path, monkeypa
     assert "fedabml data get fashionmnist" in found.notes[0] and "left out" in found.notes[0]
     assert {row["column"] for row in records(tmp_path / "out")} == {"digits"}
     notes = []
-    ask = Ask("table1", quick=True, **words | {"columns": ("fashionmnist",)})
+    request = Request("table1", quick=True, **words | {"columns": ("fashionmnist",)})
     with pytest.raises(InputError, match="data get fashionmnist"):
-        run(EXPERIMENTS["table1"](), ask, tmp_path / "other", hear=Hear(note=notes.append))
+        run(EXPERIMENTS["table1"](), request, tmp_path / "other", callbacks=Callbacks(note=notes.append))
     assert not notes  # the error says it
 
 
 def test_what_lies_outside_must_be_here_too(tmp_path, monkeypatch):
     monkeypatch.setattr("fedabml.data.sources._get", _offline)
     monkeypatch.setitem(outside.OUTSIDE, "digits", "svhn")
-    desk = _desk("uncertainty", columns=("digits",), machine={"data_dir": str(tmp_path)})
+    context = _context("uncertainty", columns=("digits",), machine={"data_dir": str(tmp_path)})
     with pytest.raises(InputError, match=r"left out.*fedabml data get svhn"):
-        list(outside.pairs(desk, ()))
+        list(outside.pairs(context, ()))
     monkeypatch.delitem(outside.OUTSIDE, "digits")
     with pytest.raises(InputError, match="No dataset lies outside"):
-        list(outside.pairs(desk, ()))
+        list(outside.pairs(context, ()))
 
 
 def _offline(*_):

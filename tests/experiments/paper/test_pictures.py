@@ -3,16 +3,20 @@
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fedabml.experiments.paper import uncertainty
+from fedabml.experiments.paper.experiment import Context, Request
 from fedabml.experiments.paper.pictures import banded, banded_means, power
 from fedabml.report.canvas import Series, line_chart
 from fedabml.report.frame import LIGHT, PAGE, Axis, tick_labels
 from fedabml.runs.config import RunConfig
+
+PAPER, TUNED = (Context(Request("uncertainty", protocol), Path(), Path()) for protocol in ("paper", "tuned"))
 
 
 def test_a_band_is_the_interval_and_needs_three_curves():
@@ -102,7 +106,7 @@ def test_densities_have_one_axis_for_all_methods_and_name_clients_whose_place_is
     kinds = {"in": [[0.0, 1.0], [0.25, 0.75]], "out": [[1.0, 0.0], [None, None]]}
     peak = {"in": [[9.0, 0.0]], "out": [[0.5, 0.5]]}  # as an earlier version left a client out
     own = {"fedabml": [_finished(kinds, 2)], "fedavg-ft": [_finished(peak, 2)]}
-    first, second = (drawing.draw(PAGE) for drawing in uncertainty._densities("digits", own, "paper"))
+    first, second = (drawing.draw(PAGE) for drawing in uncertainty._densities(PAPER, "digits", own))
     spans = [re.search(r'data-plot="([^"]*)"', svg)[1].split()[4:] for svg in (first, second)]
     assert spans[0] == spans[1] == ["0", "2", "-1.02", "3.06"]
     assert re.findall('data-client="(.*?),', first) == ["client 0", "client 1", "client 0"]
@@ -122,11 +126,11 @@ def _scored(own, other):
 
 def test_where_labels_shift_the_share_is_said_below_which_the_label_level_pays():
     own = {"fedabml": [_scored(0.9, 0.1)], "fedabml-plain": [_scored(0.8, 0.4)]}  # as far apart at a share of a quarter
-    assert uncertainty._pays("digits", own, "tuned")[0].endswith("FedABML + label level pays below 25.0%.")
-    (with_it, without) = uncertainty._shifted("t", own, "tuned").rows
+    assert uncertainty._pays(TUNED, "digits", own)[0].endswith("FedABML + label level pays below 25.0%.")
+    (with_it, without) = uncertainty._shifted("t", own).rows
     assert with_it[4] == without[4] == "70.00" and (with_it[1], with_it[-1]) == ("90.00", "10.00")
     for level, words in ((_scored(0.8, 0.3), "does not pay."), (_scored(0.9, 0.5), "pays at every share.")):
-        assert uncertainty._pays("digits", own | {"fedabml": [level]}, "tuned")[0].endswith(words)
-    assert uncertainty._pays("digits", {"fedabml": own["fedabml"]}, "tuned") == []
-    (line,) = re.findall(r'data-plot="([^"]*)"', uncertainty._shifts("digits", own, "tuned").draw(PAGE))
+        assert uncertainty._pays(TUNED, "digits", own | {"fedabml": [level]})[0].endswith(words)
+    assert uncertainty._pays(TUNED, "digits", {"fedabml": own["fedabml"]}) == []
+    (line,) = re.findall(r'data-plot="([^"]*)"', uncertainty._shifts("digits", own).draw(PAGE))
     assert line.split()[4:] == ["0", "1", "0", "1"]

@@ -1,0 +1,228 @@
+"""The settings of the paper's tables, and the configuration of each algorithm in them under the two protocols.
+
+A column is a dataset, divided among clients, with a network (`fedabml.runs.presets.COLUMNS`). `paper` has the paper's
+settings for every method. `tuned` gives every method the same number of trials on validation data
+(`fedabml.experiments.tune`) and its best there, or takes what such a search has chosen before. With `quick` both are
+smaller: few rounds, and by default the embedded digits. The paper has no settings for those, so under `paper` every
+method has the library's defaults there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...data.catalogue import EMBEDDED
+from ...errors import InputError, nearest
+from ...files.limits import MAX_TOML
+from ...files.paths import read_text, write
+from ...runs import presets
+from ...runs.config import RunConfig, Table, names, read_toml
+from ...runs.prepare import prepare
+from ...runs.presets import COLUMNS
+from ..compare import configs
+from ..ledger import Unfinished
+from ..search_space import own_grid, read_grid, searchable
+from ..study import Study, dataset, federation
+from ..tune import nothing_left, of_earlier_version, tune
+from . import numbers
+from .experiment import Context
+
+HELD_OUT = 0.2  # the share of every client's training data that searches hold out
+IDENTIFYING = ("dataset", "clients", "classes_per_client", "model", "partition")  # the keys that make a column
+QUICK = ("digits",)  # the columns of a quick version, unless the request names others
+TITLES = {name: column.title for name, column in COLUMNS.items()}
+
+
+@dataclass(frozen=True)
+class Search:
+    """How an experiment searches settings of its own: the suffix of its folders, on which study, and which values."""
+
+    suffix: str = ""
+    study: Study | None = None
+    values: Table = field(default_factory=dict)
+
+
+def setting(column: str, quick: bool) -> Table:
+    """Return the keys of a run in a column."""
+    keys = {"dataset": COLUMNS[column].dataset} | COLUMNS[column].keys | presets.RUN
+    if COLUMNS[column].dataset in EMBEDDED:
+        return keys | {"participation": 0.25} | ({"rounds": 20} if quick else {})
+    few = {"rounds": 10, "epochs": 2, "participation": max(0.1, 5 / COLUMNS[column].clients), "batch_size": 20}
+    return keys | few if quick else keys
+
+
+def person(column: str, client: int) -> str:
+    """Return a client's name, which is the same in all pictures of a page and nobody else's there."""
+    return f"client {client}, {TITLES[column]}"
+
+
+# -- checks before anything is done ---------------------------------------------------------------------------------
+def check(columns: Sequence[str], algorithms: Sequence[str]) -> None:
+    """Refuse columns and algorithms that do not exist."""
+    systems = (*names("algorithm"), *(name + numbers.LABELS for name in ("fedavg", "fedabml")))
+    for what, words, known in (("column", columns, tuple(COLUMNS)), ("algorithm", algorithms, systems)):
+        for word in words:
+            if word not in known:
+                raise InputError(f"There is no {what} '{word}'.{nearest(word, known)}")
+
+
+def check_grid(words: Sequence[str], algorithms: Sequence[str]) -> None:
+    """Refuse a grid (`NAME=A,B,C`, `ALGORITHM.NAME=A,B,C`) with values that no search of the algorithms would try."""
+    values, plain = read_grid(words), [name for name in algorithms if not name.endswith(numbers.LABELS)]
+    hyper = {each for name in plain for each in searchable(name)}
+    for name, own in values.items():
+        if name not in (known := plain if isinstance(own, dict) else sorted(hyper)):
+            raise InputError(f"The grid has values for '{name}', which no search has.{nearest(name, known)}")
+    for name in plain:
+        own_grid(name, values)
+
+
+# -- settings that a search has chosen before -----------------------------------------------------------------------
+def read_chosen(files: Sequence[str | Path]) -> dict[str, str]:
+    """Return the text of files of chosen settings (a search's tuned.toml) by column; refuse what is not sound."""
+    found: dict[str, str] = {}
+    for file in files:
+        content = read_toml(file)
+        tables = [name for name, value in content.items() if isinstance(value, dict) and name != "model_options"]
+        if not tables:
+            raise InputError(f"'{file}' has settings of no algorithm.")
+        try:
+            RunConfig.of({k: v for k, v in content.items() if k not in tables})
+            for each in tables:
+                if each not in names("algorithm"):
+                    raise InputError(f"there is no algorithm '{each}'.{nearest(each, names('algorithm'))}")
+                configs([each], {each: content[each]})[each].algorithm_object()
+        except InputError as error:
+            raise InputError(f"'{file}': {error}") from error
+        name = next((name for name in COLUMNS if _is_of(content, name)), None)
+        if name is None:
+            words = ", ".join(f"{key} {content[key]}" for key in IDENTIFYING if key in content)
+            raise InputError(f"'{file}' has settings of no column: {words}.")
+        if name in found:
+            raise InputError(f"'{file}' is the second file of settings of {name}: give one for each column.")
+        found[name] = read_text(file, MAX_TOML)
+    return found
+
+
+def _is_of(content: Table, column: str) -> bool:
+    own = setting(column, quick=False)
+    return all(content.get(k, getattr(RunConfig, k)) == own.get(k, getattr(RunConfig, k)) for k in IDENTIFYING)
+
+
+def keep_chosen(chosen: Mapping[str, str], folder: Path) -> None:
+    """Write chosen settings into the folder of searches, where `rows` finds them again."""
+    for name, text in chosen.items():
+        kept = folder / f"{name}.toml"
+        if kept.exists() and read_text(kept, MAX_TOML) != text:
+            raise InputError(f"'{kept}' has other settings of {name} than those given now. Give another --out.")
+        write(kept, text)
+
+
+# -- rows of a table ------------------------------------------------------------------------------------------------
+def columns(context: Context, usual: Sequence[str]) -> Iterator[str]:
+    """Yield the requested columns whose data are here; for the others a note says how to get them."""
+    request, missing = context.request, {}
+    wanted = tuple(dict.fromkeys(request.columns or (QUICK if request.quick else usual)))
+    for name in wanted:
+        try:
+            dataset(COLUMNS[name].dataset, request.machine.get("data_dir"))
+        except InputError as error:
+            missing[name] = f"{TITLES[name]} is left out. {error}"
+    if len(missing) == len(wanted):
+        raise InputError(missing[wanted[0]])
+    for name in wanted:
+        if name in missing:
+            context.note(missing[name])
+        else:
+            yield name
+
+
+def rows(
+    context: Context, column: str, algorithms: Sequence[str], search: Search | None = None
+) -> dict[str, RunConfig]:
+    """Return a configuration per algorithm, in a column and under the protocol; note those that cannot run there.
+
+    `search` is for an experiment that tunes for itself, not for the column's whole federation.
+    """
+    request, data = context.request, COLUMNS[column].dataset
+    wanted = [name for name in request.algorithms or algorithms if not name.endswith(numbers.LABELS)]
+    stated = request.protocol == "paper" and data not in EMBEDDED
+    if stated:
+        wanted = [name for name in wanted if name != "fedabml-plain"]  # there fedabml is the paper's own
+    keys = {"dtype": request.dtype} | request.machine | setting(column, request.quick)
+    found = configs(wanted, *([presets.layer("paper", data)] if stated else []), keys)
+    fed = federation(next(iter(found.values())))
+    for name, config in list(found.items()):
+        try:
+            prepare(fed, config.model, config.algorithm_object(), **config.train_options(fed))
+        except InputError as error:
+            context.note(f"{TITLES[column]}: {name} cannot run. {error}")
+            del found[name]
+    return found if request.protocol == "paper" else _tuned(context, column, found, search or Search())
+
+
+def with_label_level(context: Context, found: dict[str, RunConfig], whose: Sequence[str]) -> dict[str, RunConfig]:
+    """Return the rows and, for some of them, a further row with the label level: fedavg+labels for fedavg-ft.
+
+    Where the request names algorithms, it must name these rows, too, beside the ones that they are made of.
+    """
+    more = {}
+    for name in whose:
+        level = name.removesuffix("-ft") + numbers.LABELS
+        has_level = name in found and found[name].algorithm_object().label_prior == "dirichlet"
+        if name in found and not has_level and (not context.request.algorithms or level in context.request.algorithms):
+            more[level] = found[name].with_changes(hyper=found[name].hyper | {"label_prior": "dirichlet"})
+    return found | more
+
+
+def _tuned(context: Context, column: str, plain: dict[str, RunConfig], search: Search) -> dict[str, RunConfig]:
+    """Return the rows with the best of each algorithm's trials; each has its own search, which experiments share.
+
+    Algorithms whose settings were chosen before (`keep_chosen`) are not searched again.
+    """
+    request, title, found = context.request, TITLES[column], {}
+    kept, values = context.tuning / f"{column}.toml", read_grid(request.grid)
+    chosen = read_toml(kept) if kept.exists() else {}
+    if before := [name for name in plain if name in chosen]:
+        context.note(f"{title}: settings of {', '.join(before)} were chosen before ('{kept}').")
+    for name, config in plain.items():
+        folder = context.tuning / (column + search.suffix) / name
+        file, held_out = folder / "tuned.toml", config.with_changes(validation=HELD_OUT, hyper={})
+        earlier = name not in chosen and of_earlier_version(folder) and file.is_file()  # finished, and not repeatable
+        if name in chosen or earlier:
+            table = read_toml(file) if earlier else chosen
+            if name in table:
+                found[name] = config.with_changes(hyper=configs([name], {name: table[name]})[name].hyper)
+            continue
+        try:
+            tuned = tune(
+                held_out,
+                [name],
+                folder,
+                trials=request.budget,
+                seeds=(request.first_search_seed,),
+                batch=min(8, request.budget),
+                values={**search.values, **own_grid(name, values)},
+                study=search.study,
+                resume=(folder / "tune.json").exists(),
+                finished=context.finished,
+                closed=context.mode != "run",
+                **context.callbacks.search(held_out),
+            )
+        except Unfinished as error:
+            if context.mode == "finished":
+                raise
+            what = f"{title}: the settings of {name} are not searched"
+            if context.mode == "share":
+                raise Unfinished(
+                    f"{what}, and parts do not share searches. Search first (fedabml tune) and give --chosen."
+                ) from error
+            context.note(f"{what} yet.")
+            continue
+        if best := tuned.best(name):
+            found[name] = config.with_changes(hyper=best[0].hyper)
+        else:
+            context.note(f"{title}: of {name} {nothing_left(tuned.trials[name])}.")
+    return found
