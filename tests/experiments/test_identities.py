@@ -14,7 +14,7 @@ from fedabml.experiments.paper import EXPERIMENTS, Request
 from fedabml.experiments.paper.experiment import Context
 from fedabml.experiments.study import Study
 
-BENCHMARKS = ("Part",)  # studies that are defined outside the package
+BENCHMARKS = ("Bundled", "Part")  # studies that are defined outside the package
 RESULTS = Path(__file__).parents[2] / "results"
 
 
