@@ -17,22 +17,22 @@ from ..arguments import checks_arguments
 from ..errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from .apfl import APFL
-    from .base import Algorithm
-    from .ditto import Ditto
-    from .fedabml import FedABML
-    from .fedavg import FedAvg
-    from .fedbabu import FedBABU
-    from .fedpa import FedPA
-    from .fedpop import FedPop
-    from .fedprox import FedProx
-    from .fedrep import FedRep
-    from .fola import FOLA
-    from .local import Local
-    from .perfedavg import PerFedAvg
-    from .pfedbayes import PFedBayes
-    from .pfedme import PFedMe
-    from .scaffold import Scaffold
+    from .apfl import APFL as APFL
+    from .base import Algorithm as Algorithm
+    from .ditto import Ditto as Ditto
+    from .fedabml import FedABML as FedABML
+    from .fedavg import FedAvg as FedAvg
+    from .fedbabu import FedBABU as FedBABU
+    from .fedpa import FedPA as FedPA
+    from .fedpop import FedPop as FedPop
+    from .fedprox import FedProx as FedProx
+    from .fedrep import FedRep as FedRep
+    from .fola import FOLA as FOLA
+    from .local import Local as Local
+    from .perfedavg import PerFedAvg as PerFedAvg
+    from .pfedbayes import PFedBayes as PFedBayes
+    from .pfedme import PFedMe as PFedMe
+    from .scaffold import Scaffold as Scaffold
 
 
 @dataclass(frozen=True)
@@ -110,27 +110,3 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = _imported(home)
     return globals()[name]
-
-
-__all__ = [
-    "APFL",
-    "FOLA",
-    "REGISTRY",
-    "Algorithm",
-    "Ditto",
-    "Entry",
-    "FedABML",
-    "FedAvg",
-    "FedBABU",
-    "FedPA",
-    "FedPop",
-    "FedProx",
-    "FedRep",
-    "Local",
-    "PFedBayes",
-    "PFedMe",
-    "PerFedAvg",
-    "Scaffold",
-    "make",
-    "name_of",
-]

@@ -1,8 +1,8 @@
-"""The θ-step that takes the paper's amortisation at its word: a client's loss, differentiated through its own φ-steps.
+"""The amortised θ-step: the derivative of a client's loss through its own φ-steps, as the paper's title has it.
 
     θ ← θ − η' d/dθ L(θ, φ_k(θ)),   φ_0 = θ,  φ_{j+1} = φ_j − η ∇_φ L(θ, φ_j),   fresh noise in every step
 
-`curvature` says what becomes of the second derivatives: exact, a difference of gradients, or dropped.
+`curvature` chooses the second derivatives: exact, a difference of gradients, or dropped.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from torch import Tensor
 
 from .. import rng
 from ..gaussian import Gaussian, kl
-from .base import Batch, Loss, Site, State, twice
+from .base import Batch, Loss, Site, State, Stepped, needs_second_derivative
 from .hyper import hyper
-from .steps import through
+from .steps import total_derivative
 from .variational import Variational
 
 
 @dataclass(frozen=True, repr=False)
 class Amortised(Variational):
-    """A Gaussian posterior and a θ that can be moved through its steps."""
+    """A Gaussian posterior, and a θ that may be moved by the derivative through its steps."""
 
     prior_std: str = hyper(
         "fixed", "σ_θ: as it starts, or learned", choices=("fixed", "learned"), tune=("fixed", "learned")
@@ -33,11 +33,11 @@ class Amortised(Variational):
 
     @property
     def theta_lr(self) -> float:
-        """η', the step size of θ."""
+        """The step size η' of θ."""
         return self.lr if self.prior_lr is None else self.prior_lr
 
-    def amortised(self, theta: State, batch: Batch, site: Site, key: Tensor, loss: Loss) -> tuple[State, Tensor]:
-        """θ_i ← θ_i − η' d/dθ L(θ, φ_k(θ)), φ_0 = θ, with fresh noise in every step."""
+    def amortised(self, theta: State, batch: Batch, site: Site, key: Tensor, loss: Loss) -> Stepped:
+        """Return θ_i after θ_i ← θ_i − η' d/dθ L(θ, φ_k(θ)), φ_0 = θ, with fresh noise in every step, and the loss."""
 
         def outer(theta: State, phi: State) -> tuple[Tensor, Tensor]:
             q, prior = self.distribution(phi), self.distribution(theta)
@@ -48,9 +48,9 @@ class Amortised(Variational):
         def slope(j: int) -> Callable[[State], State]:
             return lambda phi: self.gradient(phi, batch, rng.fold(key, j), loss)[0]
 
-        share = self.share(batch, site.n)
-        with twice("curvature hessian_free or first_order"):
-            total, value = through(
+        share = self.step_fraction(batch, site.n)
+        with needs_second_derivative("curvature hessian_free or first_order"):
+            total, value = total_derivative(
                 {**theta, **self.zero_momentum(theta["mean"])},
                 theta,
                 [slope(j) for j in range(self.k)],

@@ -3,14 +3,13 @@
     client   w ← w_t;  for every minibatch, with v̄ = α_i v_i + (1 − α_i) w:
              w ← w − η∇f_i(w),   v_i ← v_i − η ∇_v f_i(v̄) = v_i − η α_i ∇f_i(v̄),
              α_i ← clip(α_i − η_α ⟨v_i − w, ∇f_i(v̄)⟩, 0, 1),   all three from the values before the step
-             sends w, keeps v_i and α_i
     server   w_{t+1} = mean of the clients' w
+    sends    w, both ways
+    keeps    v_i and α_i; before a client's first round v_i is the initial weights and α_i is `alpha`
+    scored   α_i v_i + (1 − α_i) w_t, after `personal_epochs` more steps of v_i and α_i under w_t (none by default)
 
 α_i moves with the first minibatch only, as in the authors' code (`alpha_every` round): w is then still the w_t of the
-mixture that is scored. Later w has been trained on the client's own data, and α_i would learn to lean on that.
-
-Scored: α_i v_i + (1 − α_i) w_t, after `personal_epochs` more of the steps of v_i and α_i (none by default) under w_t.
-All v_i start at the initial weights.
+mixture that is scored. Later w has been trained on the client's own data, and α_i would learn to rely on that.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..gaussian import Distribution, Point
-from .base import Algorithm, Batch, Loss, Site, State, slope
+from .base import Algorithm, Batch, Batches, Loss, Site, State, Stepped, gradient_at
 from .hyper import PERSONAL_EPOCHS, Range, hyper
 from .steps import OWN, as_own, own
 
@@ -43,24 +42,22 @@ class APFL(Algorithm):
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         mine = {"mean": kept["mean"], **self.zero_momentum(kept["mean"])}
         carry = {**super().begin(shared, kept, site, key), "alpha": kept["alpha"]}
-        carry["turn"] = torch.ones_like(kept["alpha"])  # is it α's turn to move?
+        carry["turn"] = torch.ones_like(kept["alpha"])  # 1 while α may move, else 0
         return carry | as_own(mine)
 
-    def step(
-        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
-    ) -> tuple[State, Tensor]:
+    def step(self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss) -> Stepped:
         mine, value = self._own(carry, batches[0], key, loss, self.lr)
         return self.sgd(carry, batches[0], key, loss, self.lr)[0] | mine, value
 
     def personal_step(
-        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
-    ) -> tuple[State, Tensor]:
+        self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss
+    ) -> Stepped:
         mine, value = self._own(carry, batches[0], key, loss, self.own_lr)
         return carry | mine, value
 
-    def _own(self, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float) -> tuple[State, Tensor]:
+    def _own(self, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float) -> Stepped:
         v, alpha = carry[OWN + "mean"], carry["alpha"]
-        gradient, value = slope(self.mixture(carry), batch, key, loss)
+        gradient, value = gradient_at(self.mixture(carry), batch, key, loss)
         direction, buffer = self.momentum_step(own(carry), alpha * gradient)
         moved = {"mean": v - lr * direction, **buffer}
         rate = carry["turn"] * (lr if self.alpha_lr is None else self.alpha_lr)
@@ -69,7 +66,7 @@ class APFL(Algorithm):
         return share | as_own(moved), value
 
     def mixture(self, carry: State) -> Tensor:
-        """v̄ = αv + (1 − α)w."""
+        """Return v̄ = αv + (1 − α)w, [d]."""
         return carry["alpha"] * carry[OWN + "mean"] + (1 - carry["alpha"]) * carry["mean"]
 
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:

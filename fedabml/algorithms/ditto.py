@@ -1,9 +1,10 @@
 """Ditto (Li et al. 2021): FedAvg for the shared model, and beside it a personal model pulled towards it.
 
-    client   w ← w_t;  w ← w − η∇f(w) for R epochs, sent;  then v_i ← v_i − η(∇f(v_i) + λ(v_i − w_t)) for R epochs
-    server   w_{t+1} = mean of the clients' w
-
-Scored: v_i, after `personal_epochs` more of its steps (five epochs by default). All v_i start at the initial weights.
+client   w ← w_t;  w ← w − η∇f(w) for R epochs;  then v_i ← v_i − η(∇f(v_i) + λ(v_i − w_t)) for R epochs
+server   w_{t+1} = mean of the clients' w
+sends    w, both ways
+keeps    v_i; before a client's first round it is the initial weights
+scored   v_i, after `personal_epochs` more of its steps (five epochs by default)
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..gaussian import Distribution, Point
-from .base import Algorithm, Batch, Loss, Phase, Site, State
+from .base import Algorithm, Batch, Batches, Loss, Phase, Site, State, Stepped
 from .hyper import PERSONAL_EPOCHS, Range, hyper
 from .steps import OWN, as_own, own
 
@@ -35,20 +36,16 @@ class Ditto(Algorithm):
     def phases(self, epochs: int) -> list[Phase]:
         return [Phase(epochs, self.step), Phase(epochs, self.own_step)]
 
-    def own_step(
-        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
-    ) -> tuple[State, Tensor]:
-        """A step of v_i in a round."""
+    def own_step(self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss) -> Stepped:
+        """Take a step of v_i in a round."""
         return self._own(carry, shared, batches[0], key, loss, self.lr)
 
     def personal_step(
-        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
-    ) -> tuple[State, Tensor]:
+        self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss
+    ) -> Stepped:
         return self._own(carry, shared, batches[0], key, loss, self.own_lr)
 
-    def _own(
-        self, carry: State, shared: State, batch: Batch, key: Tensor, loss: Loss, lr: float
-    ) -> tuple[State, Tensor]:
+    def _own(self, carry: State, shared: State, batch: Batch, key: Tensor, loss: Loss, lr: float) -> Stepped:
         mine = own(carry)
         mine, value = self.sgd(mine, batch, key, loss, lr, self.lam * (mine["mean"] - shared["mean"]))
         return {**carry, **as_own(mine)}, value

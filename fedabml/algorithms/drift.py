@@ -1,18 +1,20 @@
-"""What keeps the local steps of clients that differ close to the federation's direction.
+"""Corrections that keep the local steps of unlike clients close to the federation's direction.
 
     φ-step   g ← g + α(c − o), g the likelihood's gradient in the mean; in training alone, never in personal steps
     control  o = c_i, which the client keeps: SCAFFOLD's control variates (Karimireddy et al. 2020)
     server   o = g, so (1 − α) g + α c: FedCM's momentum of the server in local steps (Xu et al. 2021); nothing is kept
 
-A client goes d = (m_θ − m)/T per unit of step size, T = Σ η over its φ-steps (short ones by their rows, η/(1 − μ) with
-momentum μ): the mean of its gradients, of the KL's pull and of the correction, exactly. Hence
+A client moves by d = (m_θ − m)/T per unit of step size, where T = Σ η over its φ-steps (short ones by their rows,
+η/(1 − μ) with momentum μ). So d is exactly the mean of its gradients, the KL's pulls and the corrections. Hence
 
-    control  c_i⁺ = d − α(c − c_i), what it would have gone by itself;  c ← c + (|A|/N) mean(c_i⁺ − c_i)
+    control  c_i⁺ = d − α(c − c_i), the client's move without correction;  c ← c + (|A|/N) mean(c_i⁺ − c_i)
     server   c ← mean(T d)/mean(T)
+    sends    c down; c_i⁺ − c_i (control) or T (server) up
+    keeps    c_i (control), at first 0; nothing (server)
 
-ρ, `server_momentum` and `average` do not enter: c is a gradient, whatever the server makes of it. The KL's pull is 0 at
-m = m_θ, so with α = 1 the fixed point of control variates is where the mean of the clients' gradients is 0, however
-many steps they take; the posterior of a client is still that of the prior θ.
+ρ, `server_momentum` and `average` act on θ and not on c, which is a gradient. The KL's pull is 0 at m = m_θ, so with
+α = 1 the fixed point of control variates is where the mean of the clients' gradients is 0, however many steps they
+take. The posterior of a client remains that of the prior θ.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ from .hyper import hyper
 
 @dataclass(frozen=True, repr=False)
 class Steered(Amortised):
-    """φ-steps of training that may be corrected for drift, and the c of the server and of its clients."""
+    """Training whose φ-steps may be corrected for drift; the server and its clients hold the c of the correction."""
 
     drift: str = hyper(
         "none",
-        "correction of local steps: none, by what clients keep (SCAFFOLD), or by the server's last (FedCM)",
+        "correction of local steps: none, by what clients keep (SCAFFOLD), or by the server's last step (FedCM)",
         choices=("none", "control", "server"),
         neutral="none",
         tune=("none", "server"),
@@ -58,40 +60,40 @@ class Steered(Amortised):
         return {"control": torch.zeros_like(params)} if self.keeps else {}
 
     def theta(self, shared: State) -> State:
-        """What the server sends less its c: the prior."""
+        """Return the prior: the shared state without c."""
         return {name: value for name, value in shared.items() if name != "control"}
 
     def initial_drift(self, shared: State, kept: State) -> State:
-        """What a corrected client carries from step to step: how far it has gone, and its c_i."""
+        """Return what a corrected client adds to its first carry: T = 0, [], and its c_i, [d]."""
         if self.drift == "none":
             return {}
-        return {"way": shared["mean"].new_zeros(()), **({"own": kept["control"]} if self.keeps else {})}
+        return {"length": shared["mean"].new_zeros(()), **({"own": kept["control"]} if self.keeps else {})}
 
     def corrected_gradient(self, gradient: State, carry: State, shared: State) -> State:
-        """The gradient with its correction."""
+        """Return the gradient with its correction."""
         if self.drift == "none":
             return gradient
         own = carry["own"] if self.keeps else gradient["mean"]
         return {**gradient, "mean": plus(gradient["mean"], self.drift_share, shared["control"] - own)}
 
     def drift_update(self, carry: State, shared: State, kept: State, site: Site) -> tuple[State, State]:
-        """What a client sends of its drift, beside its θ_i, and what it keeps."""
+        """Return what a client sends of its drift, beside θ_i, and what it keeps."""
         if self.drift == "none":
             return {}, {}
-        way = carry["way"] / (1 - self.momentum)
+        length = carry["length"] / (1 - self.momentum)
         if not self.keeps:
-            return {"way": way}, {}
+            return {"length": length}, {}
         taken = self.drift_share * (shared["control"] - kept["control"])
-        own = (shared["mean"] - carry["mean"]) / way - taken
+        own = (shared["mean"] - carry["mean"]) / length - taken
         change = own - kept["control"]
         if self.weights == "uniform":
             return {"control": change}, {"control": own}
         return {"control": change / site.n, "share": 1 / site.n}, {"control": own}  # as SCAFFOLD: c is a plain mean
 
     def next_server_control(self, shared: State, update: State, step: float, share: float) -> State:
-        """The server's new c; `step` is what the updates' means have of the way m − m_θ, `share` is |A|/N."""
+        """Return the server's new c; `step` is the part of m − m_θ that an update's mean has, `share` is |A|/N."""
         if self.drift == "none":
             return {}
         if not self.keeps:
-            return {"control": (shared["mean"] - update["mean"]) / (step * update["way"])}
+            return {"control": (shared["mean"] - update["mean"]) / (step * update["length"])}
         return {"control": shared["control"] + share * update["control"] / update.get("share", 1)}

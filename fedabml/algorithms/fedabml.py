@@ -4,15 +4,16 @@
     loss      L_i(θ, φ) = E_q[mean −log p(D_i|w)] + (λ/n_i)·KL[q(φ) ‖ p(θ)],   σ = exp ν
     client    φ = θ_i = θ_t; for every minibatch: k times φ ← φ − η ∇_φ L(θ_i, φ), then a step of θ_i (`prior_step`)
     server    θ_{t+1} = mean of the θ_i, or the moments of the φ_i
-    personal  φ = θ, a few epochs of φ-steps
+    sends     θ, both ways: means and log deviations
+    keeps     nothing (with `drift` control c_i, at first 0): every client, new or not, begins from φ = θ
+    scored    φ_i, from φ = θ by a few epochs of φ-steps
 
-A minibatch of |B| rows, fewer than the batch size b, has η|B|/b for η (`short_batch`): every sample counts once.
 The φ-step takes the KL's pull on the mean implicitly (κ = (λ/n)/σ_θ²): m ← (m − η g + ηκ m_θ)/(1 + ηκ). The θ-step:
 `natural` m_θ ← m_θ + ρ(m − m_θ), ν_θ ← ν_θ + ½ log(1 + ρ_ν(r − 1)), r = (σ² + (m − m_θ)²)/σ_θ²; `euclidean` as printed,
 ∂m = (m_θ − m)/σ_θ², ∂ν = 1 − r, scaled by η'λ/n; `amortised` the total derivative of L(θ, φ_k(θ)) through k φ-steps.
-φ may start narrower or wider than θ, ν_φ = ν_θ + `start_gap`: how noisy its steps are and how strongly the KL pulls
-then part. A learned ν_θ may have a hyper-prior, (r + h σ₀²/σ_θ²)/(1 + h) for r: σ₀ = exp ν₀ counts as h clients.
-In a round's φ-steps g may be corrected for the clients' drift, g + α(c − o) (`drift`; drift.py).
+A minibatch of |B| rows, fewer than the batch size b, has η|B|/b for η (`short_batch`): every sample counts once.
+φ may start narrower or wider than θ, ν_φ = ν_θ + `start_gap`. A learned ν_θ may have a hyper-prior,
+(r + h σ₀²/σ_θ²)/(1 + h) for r: σ₀ = exp ν₀ counts as h clients. `drift` corrects a round's φ-steps (drift.py).
 The label level: p(y|x, w, i) ∝ π_i(y)·exp f_w(x)_y, π_i = (counts + α)/(n + Kα), known to the client alone.
 """
 
@@ -26,17 +27,17 @@ from torch import Tensor
 from .. import rng
 from ..errors import InputError
 from ..gaussian import Gaussian, moments
-from .base import SERVER_MOMENTUM, Batch, Loss, Site, State
+from .base import SERVER_MOMENTUM, Batches, Loss, Site, State, Stepped
 from .drift import Steered
 from .hyper import AVERAGES, PERSONAL_LRS, SERVER_LR, SERVER_MOMENTA, hyper
 from .steps import euclidean_prior, natural_prior
 
-PRIOR = "prior."  # θ_i in a carry, where it moves with every minibatch
+PRIOR = "prior."  # prefix of θ_i in a carry, where it moves with every minibatch
 
 
 @dataclass(frozen=True, repr=False)
 class FedABML(Steered):
-    """FedABML with every choice of its steps."""
+    """FedABML, with a hyperparameter for every choice of its steps."""
 
     prior_step: str = hyper("natural", "the θ-step", choices=("natural", "euclidean", "amortised"))
     prior_every: str = hyper("round", "when θ_i moves", choices=("batch", "round"))
@@ -63,27 +64,26 @@ class FedABML(Steered):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        step, way = (self.prior_step, self.prior_every), ""
+        step, remedy = (self.prior_step, self.prior_every), ""
         if self.posterior == "point" and ("euclidean" in step or self.aggregate == "moments"):
-            way = "a point has neither KL nor variance: set prior_step natural or amortised, and aggregate mean"
+            remedy = "a point has neither KL nor variance: set prior_step natural or amortised, and aggregate mean"
         elif step == ("amortised", "round"):
-            way = "prior_step amortised moves θ with every minibatch: set prior_every batch"
+            remedy = "prior_step amortised moves θ with every minibatch: set prior_every batch"
         elif self.aggregate == "moments" and step != ("natural", "round"):
-            way = "aggregate moments is the server's θ-step: set prior_step natural and prior_every round"
+            remedy = "aggregate moments is the server's θ-step: set prior_step natural and prior_every round"
         elif self.drift != "none" and step != ("natural", "round"):
-            way = f"drift {self.drift} corrects a whole round: set prior_step natural and prior_every round"
+            remedy = f"drift {self.drift} corrects a whole round: set prior_step natural and prior_every round"
         elif self.drift == "server" and self.rho == 0:
-            way = "drift server follows the server's steps, and with rho 0 there are none: set rho above 0"
+            remedy = "drift server follows the server's steps, and with rho 0 there are none: set rho above 0"
         elif self.start_gap and (self.posterior == "point" or self.prior_step == "amortised"):
-            way = "start_gap is for a Gaussian that starts from θ once a round: posterior gaussian, no amortised step"
+            remedy = "start_gap needs a Gaussian that starts from θ once a round: set posterior gaussian, not amortised"
         elif self.hyper_prior and (self.prior_std == "fixed" or self.prior_step != "natural"):
-            way = "hyper_prior holds a learned σ of θ: set prior_std learned and prior_step natural"
-        if way:
-            raise InputError(f"FedABML: these options contradict each other; {way}.")
+            remedy = "hyper_prior holds a learned σ of θ: set prior_std learned and prior_step natural"
+        if remedy:
+            raise InputError(f"FedABML: these options contradict each other; {remedy}.")
 
     @property
     def needs_full_precision(self) -> bool:
-        """Where they stand for the curvature."""
         return self.prior_step == "amortised" and self.curvature == "hessian_free"
 
     def notes(self) -> list[str]:
@@ -98,12 +98,10 @@ class FedABML(Steered):
         own = {PRIOR + name: value for name, value in shared.items()} if self.prior_every == "batch" else {}
         return {**self.personal(shared, kept, site, key), **self.initial_drift(shared, kept), **own}
 
-    def step(
-        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
-    ) -> tuple[State, Tensor]:
+    def step(self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss) -> Stepped:
         theta = {name: carry.get(PRIOR + name, value) for name, value in shared.items()}
         phi = {name: value for name, value in carry.items() if not name.startswith(PRIOR)}
-        share = self.share(batches[0], site.n)
+        share = self.step_fraction(batches[0], site.n)
         if self.prior_step == "amortised":
             theta, value = self.amortised(theta, batches[0], site, key, loss)
             phi |= theta
@@ -112,7 +110,7 @@ class FedABML(Steered):
                 gradient, value = self.gradient(phi, batches[0], rng.fold(key, j), loss)
                 phi = self.move(phi, self.corrected_gradient(gradient, carry, shared), theta, site.n, self.lr, share)
             if self.drift != "none":
-                phi["way"] = carry["way"] + self.k * self.lr * share
+                phi["length"] = carry["length"] + self.k * self.lr * share
             theta = self.theta_step(theta, phi, site.n) if self.prior_every == "batch" else theta
         return phi | {name: theta[name[len(PRIOR) :]] for name in carry if name.startswith(PRIOR)}, value
 
@@ -152,7 +150,7 @@ class FedABML(Steered):
         return usual if self.personal_lr is None else self.personal_lr
 
     def theta_step(self, theta: State, phi: State, n: Tensor) -> State:
-        """θ_i moves towards the posterior φ."""
+        """Return θ_i after one step towards the posterior φ."""
         if self.posterior == "point":
             return {"mean": theta["mean"] + self.rho * (phi["mean"] - theta["mean"])}
         prior, q = Gaussian(theta["mean"], theta["logstd"]), Gaussian(phi["mean"], phi["logstd"])

@@ -2,9 +2,11 @@
 
     client   w ← w_t;  w ← w − η ∇f_i(w) for every minibatch of R epochs
     server   w_{t+1} = w_t + η_g(mean of the clients' w − w_t),  η_g = 1: their mean
+    sends    w, both ways
+    keeps    nothing: every client, new or not, begins from w_t
+    scored   w_t (`personal_epochs` = 0), or, as `fedavg-ft`, w_t after a few epochs on the client's training data
 
-Scored: w_t itself (`personal_epochs` = 0), or, as `fedavg-ft`, w_t after a few epochs on the client's training data.
-That fine-tuning is the base class's, shared by every algorithm that has a global model.
+The fine-tuning is the base class's, shared by every algorithm that has a global model.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
     client   w ← w_t;  w ← w − η∇f_i(w) for every minibatch;  after `burn` steps every `window` iterates are averaged
              into a sample x_k (iterate-averaged SG-MCMC), of which the last ℓ are taken
              μ̂ = mean of the x_k,  S their covariance (by ℓ − 1),  ρ_ℓ = 1/(1 + (ℓ − 1)ρ),  Σ̂ = ρ_ℓ I + (1 − ρ_ℓ) S
-             sends Δ = Σ̂⁻¹(w_t − μ̂)
     server   w_{t+1} = w_t − η_s mean of the Δ
+    sends    w_t down (with `warm` the round's number, too), Δ = Σ̂⁻¹(w_t − μ̂) up
+    keeps    nothing: every client, new or not, begins from w_t
+    scored   w_t after `personal_epochs` of plain SGD on the client's training data (0: w_t itself)
 
 Σ̂ = ρ_ℓ Σ̃ with Σ̃_k = Σ̃_{k−1} + γ_k u_k u_kᵀ, γ_k = ρ(k − 1)/k and u_k = x_k − mean(x_1 … x_{k−1}), so Sherman and
 Morrison give Δ sample by sample in O(ℓ²d), without a matrix. No sample (too few steps): Δ = w_t − w, which is FedAvg's.
-
-Scored: w_t after `personal_epochs` of plain SGD on the client's training data (0: w_t itself).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from ..vectors import Layout
-from .base import Algorithm, Batch, Loss, Site, State
+from .base import Algorithm, Batches, Loss, Site, State, Stepped
 from .hyper import SERVER_LR, Range, hyper
 from .steps import Number
 
 
-def corrected(theta: Tensor, samples: Tensor, taken: Tensor, rho: Number) -> Tensor:
-    """Σ̂⁻¹(θ − μ̂) of the last `taken` rows of `samples`, by dynamic programming; 0 where none is taken."""
+def posterior_correction(theta: Tensor, samples: Tensor, taken: Tensor, rho: Number) -> Tensor:
+    """Return Σ̂⁻¹(θ − μ̂), [d], of the last `taken` rows of `samples` [ℓ, d], by dynamic programming; 0 for none."""
     mean, delta = theta, torch.zeros_like(theta)
     past: list[tuple[Tensor, Tensor]] = []  # v_k = Σ̃_{k−1}⁻¹ u_k, and γ_k/(1 + γ_k u_k·v_k)
     for j, x in enumerate(samples):
@@ -70,9 +70,7 @@ class FedPA(Algorithm):
     def personal(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         return super().begin(shared, kept, site, key)
 
-    def step(
-        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
-    ) -> tuple[State, Tensor]:
+    def step(self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss) -> Stepped:
         carry, value = super().step(carry, shared, batches, site, key, loss)
         after = carry["step"] + 1 - self.burn
         total = torch.where(after > 0, carry["sum"] + carry["mean"], 0)
@@ -85,7 +83,7 @@ class FedPA(Algorithm):
         taken = torch.floor((steps - self.burn) / self.window).clamp(0, self.samples)
         if self.warm:
             taken = torch.where(shared["round"] < self.warm, 0, taken)
-        delta = corrected(shared["mean"], carry["samples"], taken, self.rho)
+        delta = posterior_correction(shared["mean"], carry["samples"], taken, self.rho)
         return {"delta": torch.where(taken > 0, delta, shared["mean"] - carry["mean"])}, {}
 
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:

@@ -3,18 +3,19 @@
     client   for every minibatch a Langevin chain of its head,  z ← z − γ(n∇_z f + (z − μ)/s²) + √(2γ) ξ,
              `burn` steps thrown away and M kept;  body ← body − η · mean over the M heads of ∇_body f
     server   body_{t+1} = mean of the bodies;  (μ, s) the moments of all clients' heads (the M-step of EM)
+    sends    the body, μ and log s down; the body and the moments of the M heads up
+    keeps    z, the head; before a client's first round it is the initial head
+    scored   the softmax averaged over the last M heads of the chain in `personal_epochs`, one step per minibatch
 
-A round hears of `sampled` of all clients, and so renews that share of the population's moments; the clients not drawn
-stand in them as they are believed to be, N(μ, diag s²). (The moments of the drawn alone would be the whole population
-of a few heads: s² loses 1/sampled a round wherever the data say nothing, and s shrinks towards its floor.)
+A round has `sampled` of all clients, so it renews that share of the population's moments; for the others the population
+stays N(μ, diag s²). (The moments of the sampled heads alone lose 1/sampled of s² a round wherever the data are silent,
+and s shrinks towards its floor.)
 
 The chain's step solves its Ornstein-Uhlenbeck process exactly while ∇_z f is held: with t = γ/s², z keeps e^{−t} of its
 distance to μ − s²n∇_z f, and the noise is s√(1 − e^{−2t}) ξ. That is the printed step to first order in γ, at rest at
 the same point (the posterior's mode), but stable where γ/s² > 2, which a narrowing population soon reaches. s has a
 floor: a single head (one client, M = 1) has no spread, and a population without any would never move again.
-
-Scored: the softmax averaged over the M heads that the chain visits last in `personal_epochs`, one step per minibatch.
-`personal_lr` is, as elsewhere, the step size on the mean loss: these steps have γ = personal_lr/n.
+`personal_lr` is, as elsewhere, the step size on the mean loss: personal steps have γ = personal_lr/n.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import Tensor
 from .. import rng
 from ..gaussian import Branches, Distribution, Samples, moments
 from ..vectors import Layout, derived
-from .base import Batch, Loss, Site, State
+from .base import Batch, Batches, Loss, Site, State, Stepped
 from .heads import Headed, head_start
 from .hyper import LR, PERSONAL_LRS, Range, hyper
 from .steps import Number
@@ -67,8 +68,11 @@ class FedPop(Headed):
     def langevin(
         self, carry: State, shared: State, batch: Batch, site: Site, key: Tensor, loss: Loss, gamma: Number
     ) -> tuple[Tensor, Tensor]:
-        """The next head of the chain, and the loss of the last."""
-        of_head = lambda z: loss(Branches(carry["body"], z.unsqueeze(0)), batch, key)  # noqa: E731
+        """Return the next head of the chain, [d_h], and the loss of the last one."""
+
+        def of_head(z: Tensor) -> Tensor:
+            return loss(Branches(carry["body"], z.unsqueeze(0)), batch, key)
+
         gradient, value = derived(of_head, carry["head"])
         noise = rng.normal(rng.fold(key, 0), gradient.shape, gradient.dtype)  # dropout folds 1, 2, ...
         time = gamma * torch.exp(-2 * shared["logstd"])
@@ -76,23 +80,24 @@ class FedPop(Headed):
         wide = torch.exp(shared["logstd"]) * torch.sqrt(-torch.expm1(-2 * time))
         return carry["head"] + torch.expm1(-time) * (carry["head"] - target) + wide * noise, value
 
-    def step(
-        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
-    ) -> tuple[State, Tensor]:
+    def step(self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss) -> Stepped:
         heads = []
         for j in range(self.burn + self.chain):
             z, _ = self.langevin(carry, shared, batches[0], site, rng.fold(key, j), loss, self.gamma)
             carry = {**carry, "head": z}
             heads.append(z)
-        carry = {**carry, "heads": torch.stack(heads[self.burn :])}
-        of_body = lambda body: loss(Branches(body, carry["heads"]), batches[0], key)  # noqa: E731
+        kept = torch.stack(heads[self.burn :])
+
+        def of_body(body: Tensor) -> Tensor:
+            return loss(Branches(body, kept), batches[0], key)
+
         gradient, value = derived(of_body, carry["body"])
         direction, buffer = self.momentum_step(carry, gradient)
-        return {**carry, "body": carry["body"] - self.lr * direction, **buffer}, value
+        return {**carry, "heads": kept, "body": carry["body"] - self.lr * direction, **buffer}, value
 
     def personal_step(
-        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
-    ) -> tuple[State, Tensor]:
+        self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss
+    ) -> Stepped:
         gamma = self.gamma if self.personal_lr is None else self.personal_lr / site.n
         z, value = self.langevin(carry, shared, batches[0], site, key, loss, gamma)
         return {**carry, "head": z, "heads": torch.cat([carry["heads"][1:], z.unsqueeze(0)])}, value
@@ -103,9 +108,9 @@ class FedPop(Headed):
         return {"body": carry["body"], "mu": heads.mean(0), "second": second}, {"head": carry["head"]}
 
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
-        heard = sampled / clients
-        mean = shared["mu"] + heard * (update["mu"] - shared["mu"])
-        second = torch.exp(2 * shared["logstd"]) * (1 - heard) + heard * update["second"]
+        share = sampled / clients
+        mean = shared["mu"] + share * (update["mu"] - shared["mu"])
+        second = torch.exp(2 * shared["logstd"]) * (1 - share) + share * update["second"]
         fitted = moments(mean, second, shared["mu"])
         return {"body": update["body"], "mu": fitted.mean, "logstd": fitted.logstd.clamp_min(self.floor)}
 

@@ -1,4 +1,4 @@
-"""Algorithms that split a network: a body that is shared, and a head (the last linear layer) that is not."""
+"""What algorithms share that split a network into a shared body and a head (the last layer) of the client's own."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from torch import Tensor
 from ..errors import InputError
 from ..gaussian import Branches, Distribution, Point
 from ..vectors import LIKELIHOOD, Layout
-from .base import Algorithm, Batch, Loss, Site, State
+from .base import Algorithm, Batch, Loss, Site, State, Stepped
 from .hyper import hyper
 
 
 def head_start(layout: Layout, head: str) -> int:
-    """Where the head begins in the flat vector; `auto` is the last layer, '' nothing, else a prefix of names."""
+    """Return where the head begins in the flat vector.
+
+    `head` is "auto" for the last layer, "" for no head, else a prefix of parameter names. Raises InputError where there
+    is no such head, where it is not at the end of the vector, or where no body is left before it.
+    """
     names = [name for name in layout.names if name != LIKELIHOOD]
     prefix = names[-1].rpartition(".")[0] if head == "auto" else head
     own = [name for name in names if prefix and (name == prefix or name.startswith(prefix + "."))]
@@ -34,7 +38,7 @@ def head_start(layout: Layout, head: str) -> int:
 
 @dataclass(frozen=True, repr=False)
 class Headed(Algorithm):
-    """A shared body and a head of the client's own, both in the carry; flat vector = body, then head."""
+    """A shared body [d_b] and a head [d_h] of the client's own, both in the carry; the flat vector joins them."""
 
     head: str = hyper("auto", "the head: auto (the last layer), or the name its parameters begin with", static=True)
 
@@ -52,13 +56,11 @@ class Headed(Algorithm):
         return parts | {f"{k}.{name}": v for name, part in parts.items() for k, v in self.zero_momentum(part).items()}
 
     def whole(self, carry: State) -> Tensor:
-        """The network's vector."""
+        """Return the network's flat vector, [d]."""
         return torch.cat([carry["body"], carry["head"]])
 
-    def part_step(
-        self, part: str, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float
-    ) -> tuple[State, Tensor]:
-        """An SGD step of one part, the other held still; each has a momentum of its own."""
+    def part_step(self, part: str, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float) -> Stepped:
+        """Take an SGD step of one part, "body" or "head", the other frozen; each has its own momentum."""
 
         def of_part(q: Point, batch: Batch, key: Tensor, samples: int = 1) -> Tensor:
             parts = {**carry, part: q.mean}

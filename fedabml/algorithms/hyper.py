@@ -1,4 +1,4 @@
-"""Hyperparameters: declared once, with meaning and range, as fields of a dataclass; checked when one is made."""
+"""Hyperparameters: fields of a dataclass that declare meaning and range, and are checked when an object is made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Range(NamedTuple):
     log: bool = False
 
 
-# What `fedabml tune` tries of hyperparameters that several algorithms have: the same for every one of them.
+# What `fedabml tune` tries of hyperparameters that several algorithms share: the same for all of them.
 LR = Range(1e-3, 1.0, log=True)
 SERVER_LR = Range(0.3, 2.0, log=True)  # FedABML's ρ, too
 SERVER_MOMENTA = (0.0, 0.4, 0.7)
@@ -38,13 +38,13 @@ def hyper(
     neutral: float | str | None = None,
     tune: Range | tuple[Any, ...] = (),
 ) -> Any:
-    """A hyperparameter: its default, its meaning with the paper's symbol, its closed range or its choices.
+    """Declare a hyperparameter: its default, its meaning with the paper's symbol, its closed range or its choices.
 
-    Floats reach the steps as 0-d tensors unless `static`. `tune` says what `fedabml tune` tries: a `Range`, or a tuple
-    of values; without it the search leaves the default alone. The values of personal_epochs and personal_lr are a grid
-    that is scored on every trained federation, so they must be tuples. The default must lie inside what is tried: the
-    search begins there and spreads outward. A hyperparameter that came later has a `neutral` value, at which all is as
-    it was before: results of then are results of now.
+    Floats reach the steps as 0-d tensors unless `static`. `tune` is what `fedabml tune` tries: a `Range`, or a tuple of
+    values; without it the search keeps the default. The values of personal_epochs and personal_lr are a grid that is
+    scored on every trained federation, so they must be tuples. The default must lie inside what is tried: the search
+    begins there and spreads outward. A hyperparameter added in a later version has a `neutral` value, at which the
+    algorithm is that of versions without it: results of such versions are found again.
     """
     meta = {"doc": doc, "low": low, "high": high, "choices": choices, "static": static, "tune": tune}
     meta["neutral"] = neutral
@@ -52,7 +52,7 @@ def hyper(
 
 
 def checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
-    """The value in the field's type, or an InputError that says the range."""
+    """Return the value in the field's type; an InputError gives the type, the choices or the range."""
     meta, where = field.metadata, f"{owner}: hyperparameter '{field.name}' ({field.metadata['doc']})"
     kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
     if value is None and "None" in kind:

@@ -1,10 +1,10 @@
 """Local only: every client trains its own model on its own data, and nothing is sent.
 
-    client   w_i ← w_i − η ∇f_i(w_i), in the rounds in which it is drawn (so the budget is the others')
-    server   nothing
-
-Scored: w_i after `personal_epochs` more epochs; a client that was never drawn, or a new one, has those alone. All start
-at the same initial weights, which are rebuilt from the seed.
+client   w_i ← w_i − η ∇f_i(w_i), in the rounds in which it is drawn (so its budget is that of other algorithms)
+server   nothing
+sends    nothing
+keeps    w_i; before a client's first round it is the initial weights, rebuilt from the seed
+scored   w_i after `personal_epochs` more epochs; a client that was never drawn has those alone
 """
 
 from __future__ import annotations

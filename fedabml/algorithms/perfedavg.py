@@ -3,9 +3,11 @@
     client   on three minibatches:  w̃ = w − α∇f(w; D₁),  g = ∇f(w̃; D₂)
              h = [∇f(w + δg; D₃) − ∇f(w − δg; D₃)]/2δ,   w ← w − β(g − αh)          (β is `lr`)
     server   w_{t+1} = mean of the clients' w
+    sends    w, both ways
+    keeps    nothing: every client, new or not, begins from w_t
+    scored   w_t after `personal_epochs` at `personal_lr` on the client's *training* data
 
-Scored: w_t after `personal_epochs` at step size β on the client's *training* data (`personal_lr` = α and one full batch
-gives the paper's single α-step).
+`personal_lr` = α, one epoch and one full batch give the paper's single α-step.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from .. import rng
-from .base import Algorithm, Batch, Loss, Site, State, slope
+from .base import Algorithm, Batches, Loss, Site, State, Stepped, gradient_at
 from .hyper import LR, PERSONAL_LRS, Range, hyper
 
 
@@ -33,14 +35,11 @@ class PerFedAvg(Algorithm):
 
     @property
     def needs_full_precision(self) -> bool:
-        """It does."""
         return True
 
-    def step(
-        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
-    ) -> tuple[State, Tensor]:
+    def step(self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss) -> Stepped:
         def at(w: Tensor, j: int) -> tuple[Tensor, Tensor]:
-            return slope(w, batches[j], rng.fold(key, j), loss)
+            return gradient_at(w, batches[j], rng.fold(key, j), loss)
 
         w = carry["mean"]
         first, value = at(w, 0)

@@ -1,11 +1,13 @@
 """pFedBayes (Zhang et al. 2022): each client keeps its own Gaussian q_i, tied by a KL to a shared Gaussian z.
 
     client   z_i ← z_t; for every minibatch: k steps of q_i on mean −log p(D_i|w) + (ζ/n) KL[q_i ‖ z_i], then one step
-             of z_i on (ζ/n) KL[q_i ‖ z_i];  sends z_i, keeps q_i
+             of z_i on (ζ/n) KL[q_i ‖ z_i]
     server   z_{t+1} = (1 − β) z_t + β mean of the z_i
+    sends    z, both ways: means and log deviations
+    keeps    q_i; before a client's first round it is the first z, the initial weights with log deviation ν₀
+    scored   q_i, after `personal_epochs` more of its steps (five by default)
 
-ζ is `lam`. The steps are FedABML's (`euclidean`, every minibatch); what differs is that q_i lives on between rounds.
-Scored: q_i, after `personal_epochs` more of its steps (five by default).
+ζ is `lam`. The steps are FedABML's (`euclidean`, every minibatch); the difference is that q_i lasts between rounds.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class PFedBayes(FedABML):
     own_lr = Algorithm.own_lr  # FedABML's is smaller, because its θ is already good for a client
 
     def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
-        return self.around(params)
+        return self.initial_distribution(params)
 
     def personal(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         return {**kept, **self.zero_momentum(kept["mean"])}

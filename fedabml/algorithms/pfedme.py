@@ -1,9 +1,10 @@
 """pFedMe (Dinh et al. 2020): personal models under a Moreau envelope around the shared one.
 
-    client   w ← w_t, θ ← w_t; for every minibatch: k times θ ← θ − η_p(∇f(θ) + λ(θ − w)), then w ← w − ηλ(w − θ)
-    server   w_{t+1} = (1 − β) w_t + β mean of the clients' w
-
-Scored: θ_i, from w_t by `personal_epochs` of the inner steps on the client's training data.
+client   w ← w_t, θ ← w_t; for every minibatch: k times θ ← θ − η_p(∇f(θ) + λ(θ − w)), then w ← w − ηλ(w − θ)
+server   w_{t+1} = (1 − β) w_t + β mean of the clients' w
+sends    w, both ways
+keeps    nothing: every client, new or not, begins from w_t
+scored   θ_i, from w_t by `personal_epochs` of the inner steps on the client's training data
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .. import rng
-from .base import Algorithm, Batch, Loss, Site, State
+from .base import Algorithm, Batch, Batches, Loss, Site, State, Stepped
 from .hyper import LR, PERSONAL_LRS, Range, hyper
 from .steps import blend
 
@@ -31,7 +32,7 @@ class PFedMe(Algorithm):
 
     @property
     def inner(self) -> float:
-        """η_p."""
+        """The step size η_p of θ."""
         return self.lr if self.inner_lr is None else self.inner_lr
 
     @property
@@ -41,9 +42,7 @@ class PFedMe(Algorithm):
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         return {**super().begin(shared, kept, site, key), "anchor": shared["mean"]}
 
-    def step(
-        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
-    ) -> tuple[State, Tensor]:
+    def step(self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss) -> Stepped:
         for j in range(self.k):
             carry, value = self.descend(carry, shared, batches[0], site, rng.fold(key, j), loss, self.inner)
         anchor = carry["anchor"]
@@ -51,8 +50,8 @@ class PFedMe(Algorithm):
 
     def descend(
         self, carry: State, shared: State, batch: Batch, site: Site, key: Tensor, loss: Loss, lr: float
-    ) -> tuple[State, Tensor]:
-        """θ ← θ − η_p(∇f(θ) + λ(θ − w))."""
+    ) -> Stepped:
+        """Take an inner step θ ← θ − η_p(∇f(θ) + λ(θ − w))."""
         return self.sgd(carry, batch, key, loss, lr, self.lam * (carry["mean"] - carry["anchor"]))
 
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:

@@ -1,14 +1,15 @@
 """SCAFFOLD (Karimireddy et al. 2020): control variates that take the clients' drift out of local steps.
 
     client   y ← x;  y ← y − η(∇f_i(y) − c_i + c) for K minibatches
-             c_i⁺ = c_i − c + (x − y)/(Kη);  sends y − x and c_i⁺ − c_i, keeps c_i⁺
+             c_i⁺ = c_i − c + (x − y)/(Kη)
     server   x ← x + η_g mean(y − x),  c ← c + (|A|/N) mean(c_i⁺ − c_i)
+    sends    x and c down, y − x and c_i⁺ − c_i up
+    keeps    c_i; that of a client before its first round is 0
+    scored   x, or as `scaffold-ft` x after a few plain epochs
 
-With momentum m a buffer at rest makes steps 1/(1 − m) as long, so the divisor is Kη/(1 − m). `weights` is how the y − x
-are weighed: c is the plain mean of all c_i whatever the weights, so with `samples` a client sends (c_i⁺ − c_i)/n_i and
-1/n_i, whose means by n_i have the plain mean of c_i⁺ − c_i as their ratio.
-
-Scored: x, or as `scaffold-ft` x after a few plain epochs.
+With momentum m a buffer at rest makes steps 1/(1 − m) as long, so the divisor is Kη/(1 − m). `weights` weighs the y − x
+alone: c is the plain mean of all c_i. With `samples` a client therefore sends (c_i⁺ − c_i)/n_i and 1/n_i; the ratio of
+their means by n_i is the plain mean of c_i⁺ − c_i.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..vectors import Layout
-from .base import Algorithm, Batch, Loss, Site, State
+from .base import Algorithm, Batches, Loss, Site, State, Stepped
 from .hyper import LR, SERVER_LR, hyper
 
 
@@ -39,9 +40,7 @@ class Scaffold(Algorithm):
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         return {**super().begin(shared, kept, site, key), "own": kept["control"]}
 
-    def step(
-        self, carry: State, shared: State, batches: tuple[Batch, ...], site: Site, key: Tensor, loss: Loss
-    ) -> tuple[State, Tensor]:
+    def step(self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss) -> Stepped:
         return self.sgd(carry, batches[0], key, loss, self.lr, shared["control"] - carry["own"])
 
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:

@@ -16,20 +16,20 @@ from .base import Algorithm, Batch, State
 Number = float | Tensor
 
 
-def full(batch: Batch, n: Tensor) -> Tensor:
-    """|B|/min(b, n): how much of a whole minibatch this one is, b the batch size and n the client's samples.
+def batch_fraction(batch: Batch, n: Tensor) -> Tensor:
+    """Return |B|/min(b, n), [], the part of a whole minibatch: b is the batch size, n the number of samples.
 
-    An epoch cuts n = qb + r samples into q batches of b and a last one of r. If all their steps are η long, a sample of
-    the last one counts b/r times in Σ η ∇L_B, L_B = mean of B + (λ/n) KL (n = 101, b = 50: one sample as much as fifty
-    others), and a mean of r has b/r times the variance and more curvature: at an η that suits b, that step explodes.
-    With η|B|/b each sample counts once: Σ_B η(|B|/b) ∇L_B = η(n/b) ∇[mean of all n + (λ/n) KL] at one φ. It is 1,
-    exactly, for every whole minibatch, that of a client with n ≤ b among them.
+    An epoch cuts n = qb + r samples into q batches of b and a last one of r. With steps of η for all, a sample of the
+    last one counts b/r times in Σ η ∇L_B, L_B = mean of B + (λ/n) KL (n = 101, b = 50: one sample as much as fifty
+    others). A mean of r also has b/r times the variance and more curvature: at an η that suits b, that step explodes.
+    With η|B|/b each sample counts once: Σ_B η(|B|/b) ∇L_B = η(n/b) ∇[mean of all n + (λ/n) KL] at one φ. The fraction
+    is exactly 1 for every whole minibatch, which includes that of a client with n ≤ b.
     """
     return batch.mask.sum(-1) / n.clamp(1, batch.mask.shape[-1])
 
 
-def pulled(mean: Tensor, direction: Tensor, centre: Tensor, kappa: Tensor, lr: Number) -> Tensor:
-    """A step along −direction with a proximal pull κ(m − centre) taken implicitly.
+def proximal_step(mean: Tensor, direction: Tensor, centre: Tensor, kappa: Tensor, lr: Number) -> Tensor:
+    """Return the mean after a step along −direction with a proximal pull κ(m − centre) taken implicitly.
 
     m ← (m − η g + ηκ·centre)/(1 + ηκ): the fixed point of the explicit step m − η(g + κ(m − centre)), but stable for
     every κ, where the explicit one diverges at ηκ ≥ 2.
@@ -38,40 +38,40 @@ def pulled(mean: Tensor, direction: Tensor, centre: Tensor, kappa: Tensor, lr: N
     return torch.lerp(centre, plus(mean, lr, direction, -1), share)
 
 
-def drawn(
+def proximal_momentum_step(
     algorithm: Algorithm, carry: State, gradient: Tensor, centre: Tensor, kappa: Tensor, lr: Number
 ) -> tuple[Tensor, State]:
-    """`pulled` with momentum: the new mean and the new buffer.
+    """Return the new mean and the new momentum buffer after a `proximal_step` with momentum.
 
     A buffer at rest holds g/(1 − momentum), so the pull takes the longer step too: the fixed point stays.
     """
     if not algorithm.momentum:
-        return pulled(carry["mean"], gradient, centre, kappa, lr), {}
+        return proximal_step(carry["mean"], gradient, centre, kappa, lr), {}
     direction, buffer = algorithm.momentum_step(carry, gradient)
     rest = 1 - algorithm.momentum
-    return pulled(carry["mean"], rest * direction, centre, kappa, lr / rest), buffer
+    return proximal_step(carry["mean"], rest * direction, centre, kappa, lr / rest), buffer
 
 
 def blend(old: State, new: State, share: Number) -> State:
-    """(1 − β)·old + β·new."""
+    """Return (1 − β)·old + β·new, β = `share`."""
     return {name: (1 - share) * old[name] + share * new[name] for name in old}
 
 
-OWN = "own."  # a personal model and its momentum in a carry, beside the shared one's
+OWN = "own."  # prefix of a personal model and its momentum in a carry, beside the shared model
 
 
 def own(carry: State) -> State:
-    """The personal part of a carry, by its plain names."""
+    """Return the personal part of a carry, by its names without prefix."""
     return {name[len(OWN) :]: value for name, value in carry.items() if name.startswith(OWN)}
 
 
 def as_own(state: State) -> State:
-    """The inverse of `own`."""
+    """Return a state with the names that it has as the personal part of a carry; the inverse of `own`."""
     return {OWN + name: value for name, value in state.items()}
 
 
 def natural_logstd(logstd: Tensor, gradient: Tensor, prior: Tensor, weight: Number, rho: Number) -> Tensor:
-    """A natural-gradient step of ν, taken in the precision so that σ stays positive.
+    """Return ν after a natural-gradient step, taken in the precision so that σ stays positive.
 
     1/σ² ← (1 − ρ)/σ² + ρ(1/σ_θ² + g_ν/(weight·σ²)), where g_ν is the likelihood's gradient (≈ curvature·σ²) and weight
     = λ/n; its fixed point is the ELBO's. A noisy negative precision is cut at 0, and σ grows tenfold at most.
@@ -83,7 +83,7 @@ def natural_logstd(logstd: Tensor, gradient: Tensor, prior: Tensor, weight: Numb
 def natural_prior(
     theta: Gaussian, q: Gaussian, rho: Number, rho_std: Number, hyper: Number = 0.0, nu0: Number = 0.0
 ) -> Gaussian:
-    """m_θ ← m_θ + ρ(m − m_θ), ν_θ ← ν_θ + ½ log(1 + ρ_ν(r − 1)), r at the old m_θ.
+    """Return θ after m_θ ← m_θ + ρ(m − m_θ), ν_θ ← ν_θ + ½ log(1 + ρ_ν(r − 1)), r at the old m_θ.
 
     A hyper-prior, h = `hyper`, has (r + h exp 2(ν₀ − ν_θ))/(1 + h) for r: the mode of σ_θ² under a scaled inverse χ².
     """
@@ -93,7 +93,7 @@ def natural_prior(
 
 
 def euclidean_prior(theta: Gaussian, q: Gaussian, rate: Number, implicit: bool) -> Gaussian:
-    """θ − rate·∇_θ KL: ∂m = (m_θ − m)/σ_θ², ∂ν = 1 − r; the implicit form takes the gradient at the new θ.
+    """Return θ − rate·∇_θ KL, ∂m = (m_θ − m)/σ_θ², ∂ν = 1 − r; the implicit form takes the gradient at the new θ.
 
     Implicit in ν: ν' = ν − c(1 − R e^{−2ν'}) with R = σ² + (m − m_θ)², which Lambert's W solves.
     """
@@ -101,14 +101,14 @@ def euclidean_prior(theta: Gaussian, q: Gaussian, rate: Number, implicit: bool) 
     if not implicit:
         mean = theta.mean - rate * kappa * (theta.mean - q.mean)
         return Gaussian(mean, theta.logstd - rate * (1 - spread(q, theta)))
-    mean = pulled(theta.mean, torch.zeros_like(q.mean), q.mean, kappa, rate)
+    mean = proximal_step(theta.mean, torch.zeros_like(q.mean), q.mean, kappa, rate)
     start = theta.logstd - rate
     log_z = torch.log(2 * rate * spread(q, theta)) + 2 * (theta.logstd - start)
-    return Gaussian(mean, start + 0.5 * lambert(log_z))
+    return Gaussian(mean, start + 0.5 * lambert_w(log_z))
 
 
-def lambert(log_z: Tensor) -> Tensor:
-    """W(z) for z = exp(log_z) ≥ 0, by Newton's method on y + log y = log z."""
+def lambert_w(log_z: Tensor) -> Tensor:
+    """Return Lambert's W(z) for z = exp(log_z) ≥ 0, by Newton's method on y + log y = log z."""
     log_z = log_z.clamp_min(math.log(torch.finfo(log_z.dtype).tiny) + 1)  # smaller is 0 to this type
     y = torch.where(log_z < 1, torch.exp(log_z.clamp_max(1)) / (1 + torch.exp(log_z.clamp_max(1))), log_z.clamp_min(1))
     for _ in range(6):
@@ -116,7 +116,7 @@ def lambert(log_z: Tensor) -> Tensor:
     return y
 
 
-def through(
+def total_derivative(
     start: State,
     theta: State,
     gradients: Sequence[Callable[[State], State]],
@@ -125,13 +125,13 @@ def through(
     curvature: str,
     delta: Number,
 ) -> tuple[State, Tensor]:
-    """The total derivative in θ of outer(θ, φ_k), where φ_{j+1} = move(φ_j, gradients[j](φ_j), θ) and φ_0 = start(θ).
+    """Return the total derivative in θ of outer(θ, φ_k), φ_{j+1} = move(φ_j, gradients[j](φ_j), θ), φ_0 = start(θ).
 
-    `outer` gives what is differentiated and a value to report, which is returned beside the derivative.
+    `outer` returns the function to differentiate and a value to report, which is returned beside the derivative.
 
-    One recursion backwards through the steps. `move` is in closed form, so its derivative is exact; the Hessian of the
-    likelihood enters only as H·v, which `curvature` makes `exact`, `hessian_free` (a central difference of gradients
-    δ to either side, O(δ²)), or nothing (`first_order`). The derivative with respect to φ_0 is added to θ's.
+    One recursion runs backwards through the steps. `move` is in closed form, so its derivative is exact. The Hessian of
+    the likelihood enters only as H·v, which `curvature` makes `exact`, `hessian_free` (a central difference of
+    gradients δ to either side, O(δ²)), or nothing (`first_order`). The derivative in φ_0 is added to that in θ.
     """
     path = [start]
     slopes = []
@@ -147,7 +147,7 @@ def through(
             hessian = torch.func.vjp(gradient, phi)[1]
             back = tree_map(torch.add, back, _full(phi, hessian(v)[0]))
         elif curvature == "hessian_free":
-            # δ is a distance: the direction's length goes as η, and would drown in rounding for small steps.
+            # δ is a distance: the direction's length is proportional to η, and rounding would hide a small one.
             length = torch.cat(list(v.values())).norm() + torch.finfo(v["mean"].dtype).tiny
             ahead, behind = (gradient(_shifted(phi, v, sign * delta / length)) for sign in (1, -1))
             product = tree_map(lambda a, b, c=length / (2 * delta): c * (a - b), ahead, behind)

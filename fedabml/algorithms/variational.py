@@ -3,7 +3,8 @@
 φ-step   g = ∇ of the mean −log likelihood over s samples w = m + ε∘exp ν,  κ = (λ/n)/σ_θ²
          m ← (m − η g + ηκ m_θ)/(1 + ηκ)            (`kl_step` implicit; explicit: m − η(g + κ(m − m_θ)))
          ν ← ν − η_ν(g_ν + (λ/n)(σ²/σ_θ² − 1))      (`posterior_std` sgd; natural: in the precision; or fixed)
-         A minibatch of |B| < b rows has η|B|/b and η_ν|B|/b in place of η and η_ν (`short_batch` rows; see `full`).
+
+A minibatch of |B| < b rows has η|B|/b and η_ν|B|/b in place of η and η_ν (`short_batch` rows; `steps.batch_fraction`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from torch import Tensor
 from ..errors import InputError
 from ..gaussian import Distribution, Gaussian, Point
 from ..vectors import Layout, derived, plus
-from .base import Algorithm, Batch, Loss, Site, State
+from .base import Algorithm, Batch, Loss, Site, State, Stepped
 from .hyper import Range, hyper
-from .steps import Number, drawn, full, natural_logstd
+from .steps import Number, batch_fraction, natural_logstd, proximal_momentum_step
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,10 +63,10 @@ class Variational(Algorithm):
         return 1 if self.posterior == "point" else self.s
 
     def init(self, params: Tensor, layout: Layout) -> State:
-        return self.around(params)
+        return self.initial_distribution(params)
 
-    def around(self, params: Tensor) -> State:
-        """The distribution that a federation starts from: the initial weights, ν₀ wide."""
+    def initial_distribution(self, params: Tensor) -> State:
+        """Return the state that a federation starts from: the initial weights with log deviation ν₀."""
         return {"mean": params} if self.posterior == "point" else {"mean": params, "logstd": self.nu0 + 0 * params}
 
     def prior(self, shared: State) -> Distribution | None:
@@ -75,29 +76,29 @@ class Variational(Algorithm):
         return self.distribution(carry)
 
     def distribution(self, state: State) -> Distribution:
-        """The Gaussian, or the point, that a state describes."""
+        """Return the Gaussian, or the point, that a state describes."""
         return Point(state["mean"]) if self.posterior == "point" else Gaussian(state["mean"], state["logstd"])
 
     def descend(
         self, phi: State, theta: State, batch: Batch, site: Site, key: Tensor, loss: Loss, lr: float
-    ) -> tuple[State, Tensor]:
-        """One step of φ towards the posterior of a client under the prior θ."""
+    ) -> Stepped:
+        """Take one step of φ towards the posterior of a client under the prior θ."""
         gradient, value = self.gradient(phi, batch, key, loss)
-        return self.move(phi, gradient, theta, site.n, lr, self.share(batch, site.n)), value
+        return self.move(phi, gradient, theta, site.n, lr, self.step_fraction(batch, site.n)), value
 
-    def gradient(self, phi: State, batch: Batch, key: Tensor, loss: Loss) -> tuple[State, Tensor]:
-        """∇_φ of the expected negative log likelihood by reparameterised samples, and its value."""
+    def gradient(self, phi: State, batch: Batch, key: Tensor, loss: Loss) -> Stepped:
+        """Return ∇_φ of the expected negative log likelihood by reparameterised samples, and its value."""
         q = {name: phi[name] for name in ("mean", "logstd") if name in phi}
         return derived(lambda q: loss(self.distribution(q), batch, key, self.s), q)
 
-    def share(self, batch: Batch, n: Tensor) -> Number:
-        """What the step sizes are multiplied with on this minibatch."""
-        return full(batch, n) if self.short_batch == "rows" else 1.0
+    def step_fraction(self, batch: Batch, n: Tensor) -> Number:
+        """Return the factor on the step sizes for this minibatch."""
+        return batch_fraction(batch, n) if self.short_batch == "rows" else 1.0
 
     def move(self, phi: State, gradient: State, theta: State, n: Tensor, lr: Number, share: Number = 1.0) -> State:
-        """The new φ from the likelihood's gradient and the KL's pull towards θ, all in closed form.
+        """Return φ after a step by the likelihood's gradient and the KL's pull towards θ, all in closed form.
 
-        The step sizes are multiplied with `share`, the minibatch's part of a whole one.
+        `share` multiplies the step sizes; it is the minibatch's part of a whole one.
         """
         lr = lr * share
         if self.posterior == "point":
@@ -106,7 +107,7 @@ class Variational(Algorithm):
         weight, precision = self.lam / n, torch.exp(-2 * theta["logstd"])
         kappa = weight * precision
         if self.kl_step == "implicit":
-            mean, buffer = drawn(self, phi, gradient["mean"], theta["mean"], kappa, lr)
+            mean, buffer = proximal_momentum_step(self, phi, gradient["mean"], theta["mean"], kappa, lr)
         else:
             direction, buffer = self.momentum_step(phi, gradient["mean"] + kappa * (phi["mean"] - theta["mean"]))
             mean = phi["mean"] - lr * direction

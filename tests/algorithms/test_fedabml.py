@@ -14,7 +14,14 @@ from torch import Tensor, nn
 import fedabml
 from fedabml import FedABML, FedAvg, InputError, Local, rng
 from fedabml.algorithms.base import Batch, Site
-from fedabml.algorithms.steps import euclidean_prior, full, lambert, natural_logstd, natural_prior, pulled
+from fedabml.algorithms.steps import (
+    batch_fraction,
+    euclidean_prior,
+    lambert_w,
+    natural_logstd,
+    natural_prior,
+    proximal_step,
+)
 from fedabml.gaussian import Gaussian, Point, kl, spread
 from tests.algorithms import problem
 
@@ -114,7 +121,7 @@ def rows(count, width, y=()):
 
 def test_the_share_of_a_whole_minibatch():
     """101 samples in batches of 50: the last has one row, a fiftieth. 7 samples are one whole batch."""
-    of = lambda count, n: full(rows(count, 50), torch.tensor(float(n)).double()).item()
+    of = lambda count, n: batch_fraction(rows(count, 50), torch.tensor(float(n)).double()).item()
     assert (of(50, 101), of(1, 101), of(7, 7), of(50, 50)) == (1.0, 0.02, 1.0, 1.0)
 
 
@@ -207,8 +214,8 @@ def test_implicit_is_stable_where_explicit_diverges():
 
 def test_pulled_without_a_pull_is_sgd_and_with_a_strong_one_stays_at_the_centre():
     m, direction, centre = torch.tensor([3.0]), torch.tensor([2.0]), torch.tensor([1.0])
-    assert pulled(m, direction, centre, torch.tensor(0.0), 0.5).item() == 2
-    assert pulled(m, direction, centre, torch.tensor(1e12), 0.5).item() == pytest.approx(1, abs=1e-6)
+    assert proximal_step(m, direction, centre, torch.tensor(0.0), 0.5).item() == 2
+    assert proximal_step(m, direction, centre, torch.tensor(1e12), 0.5).item() == pytest.approx(1, abs=1e-6)
 
 
 def test_natural_step_of_the_posterior_is_exact_at_rate_one_on_a_quadratic():
@@ -343,8 +350,8 @@ def test_an_implicit_step_of_no_length_stays(dtype):
 def test_lambert_equals_scipy():
     log_z = torch.linspace(-60, 300, 721).double()
     expected = scipy.special.lambertw(np.exp(log_z.numpy())).real
-    np.testing.assert_allclose(lambert(log_z).numpy(), expected, rtol=1e-12)
-    single = lambert(log_z.clamp(-60, 80).float()).numpy()
+    np.testing.assert_allclose(lambert_w(log_z).numpy(), expected, rtol=1e-12)
+    single = lambert_w(log_z.clamp(-60, 80).float()).numpy()
     np.testing.assert_allclose(single, scipy.special.lambertw(np.exp(log_z.clamp(-60, 80).numpy())).real, rtol=1e-5)
 
 

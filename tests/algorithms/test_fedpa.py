@@ -9,7 +9,7 @@ import torch
 from fedabml import rng
 from fedabml.algorithms import FedAvg, FedPA
 from fedabml.algorithms.base import Site
-from fedabml.algorithms.fedpa import corrected
+from fedabml.algorithms.fedpa import posterior_correction
 from tests.algorithms.problem import (
     CLIENTS,
     MOMENTA,
@@ -38,11 +38,13 @@ def test_the_dynamic_programme_is_the_dense_formula(rho):
     g = torch.Generator().manual_seed(0)
     theta, samples = torch.randn(7, generator=g).double(), 2 * torch.randn(5, 7, generator=g).double() + 1
     taken = torch.arange(6).double()
-    lanes = torch.vmap(lambda n: corrected(theta, samples, n, rho))(taken)  # ragged clients: the last n of the rows
+    lanes = torch.vmap(lambda n: posterior_correction(theta, samples, n, rho))(
+        taken
+    )  # ragged clients: the last n of the rows
     close(lanes[0], np.zeros(7), 0)
     for n in range(1, 6):
         close(lanes[n], dense(theta.numpy(), samples[-n:].numpy(), rho), 1e-9)
-        close(corrected(theta, samples, taken[n], rho), lanes[n], 1e-12)
+        close(posterior_correction(theta, samples, taken[n], rho), lanes[n], 1e-12)
 
 
 def run_client(algorithm, loss, theta, steps):
@@ -130,7 +132,7 @@ def test_after_the_warm_rounds_it_is_fedpa():
 def test_without_shrinkage_towards_the_covariance_it_is_the_mean_of_the_samples():
     g = torch.Generator().manual_seed(1)
     theta, samples = torch.randn(4, generator=g).double(), torch.randn(6, 4, generator=g).double()
-    close(corrected(theta, samples, torch.tensor(6.0).double(), 0.0), theta - samples.mean(0))
+    close(posterior_correction(theta, samples, torch.tensor(6.0).double(), 0.0), theta - samples.mean(0))
 
 
 @pytest.mark.slow
@@ -143,6 +145,8 @@ def test_the_mode_of_the_product_is_where_the_server_rests():
     g = np.random.default_rng(0)
     draws = [g.multivariate_normal(np.linalg.solve(m, v), np.linalg.inv(m), 500) for m, v in zip(a, b, strict=True)]
     theta, taken = torch.tensor(best), torch.tensor(500.0).double()
-    bayes, plain = (sum(corrected(theta, torch.tensor(x), taken, rho) for x in draws).norm() / 2 for rho in (1e6, 0.0))
+    bayes, plain = (
+        sum(posterior_correction(theta, torch.tensor(x), taken, rho) for x in draws).norm() / 2 for rho in (1e6, 0.0)
+    )
     size = np.linalg.norm(a[0] @ (best - np.linalg.solve(a[0], b[0])))
     assert bayes < 0.15 * size and plain > 10

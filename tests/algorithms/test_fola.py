@@ -126,7 +126,7 @@ def test_probes_give_the_diagonal_of_the_hessian():
     a = torch.tensor([[3.0, 1.0, -0.5], [1.0, 2.0, 0.3], [-0.5, 0.3, 1.0]]).double()
     algorithm, w = FOLA(curvature="hessian"), torch.ones(3).double()
     loss = lambda q, *_: 0.5 * q.mean @ a @ q.mean
-    looks = [algorithm.look(w, ROWS[0], rng.fold(KEY, t), loss) for t in range(4000)]
+    looks = [algorithm.gradient_and_curvature(w, ROWS[0], rng.fold(KEY, t), loss) for t in range(4000)]
     close(torch.stack([curvature for _, curvature, _ in looks]).mean(0), a.diagonal(), 0.1)
     close(looks[0][0], a @ w)
     close(looks[0][2], 0.5 * w @ a @ w)

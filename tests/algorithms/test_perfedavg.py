@@ -12,7 +12,7 @@ from fedabml import rng
 from fedabml.algorithms import FedABML, FedAvg, PerFedAvg
 from fedabml.algorithms.base import Site
 from fedabml.engine.autotune import dtype_of
-from fedabml.runs import train
+from fedabml.runs import prepare as preparing
 from fedabml.runs.prepare import prepare
 from tests.algorithms.problem import (
     CLIENTS,
@@ -174,7 +174,7 @@ def test_remark_1_through_the_engine():
 def test_differences_of_gradients_have_all_digits(dtype, monkeypatch):
     """Where products have two digits, (∇f(w + δg) − ∇f(w − δg))/2δ is their errors, a thousand times as large."""
     fed, asked = federation(), []
-    monkeypatch.setattr(train, "dtype_of", lambda name, device: asked.append(name) or dtype_of(name, device))
+    monkeypatch.setattr(preparing, "dtype_of", lambda name, device: asked.append(name) or dtype_of(name, device))
     words = {"device": "cpu", "batch_size": 5, "rounds": 1}
     for algorithm, fine in (
         (PerFedAvg(alpha=0.05), True),
