@@ -176,7 +176,7 @@ def test_differences_of_gradients_have_all_digits(dtype, monkeypatch):
     fed, asked = federation(), []
     monkeypatch.setattr(preparing, "dtype_of", lambda name, device: asked.append(name) or dtype_of(name, device))
     words = {"device": "cpu", "batch_size": 5, "rounds": 1}
-    for algorithm, fine in (
+    for algorithm, full_precision in (
         (PerFedAvg(alpha=0.05), True),
         (FedABML(prior_step="amortised", prior_every="batch", curvature="hessian_free"), True),
         (FedABML(prior_step="amortised", prior_every="batch"), False),
@@ -184,9 +184,9 @@ def test_differences_of_gradients_have_all_digits(dtype, monkeypatch):
         (FedAvg(), False),
     ):
         setup = prepare(fed, "mlr", algorithm, dtype=dtype, **words)
-        used = "float32" if fine else dtype
-        assert setup.config["dtype"] == used == asked[-1] and setup.cohort.coarse == (not fine)
-        assert setup.cohort.among(dataclasses.replace(fed)).coarse == (not fine)
+        used = "float32" if full_precision else dtype
+        assert setup.config["dtype"] == used == asked[-1] and setup.cohort.place.coarse == (not full_precision)
+        assert setup.cohort.among(dataclasses.replace(fed)).place.coarse == (not full_precision)
         assert setup.cohort.network.dtype == (torch.bfloat16 if used == "bf16" else torch.float32)
-        assert any("differences of gradients" in note for note in setup.notes) == fine
+        assert any("differences of gradients" in note for note in setup.notes) == full_precision
         assert not any("differences" in n for n in prepare(fed, "mlr", algorithm, dtype="float32", **words).notes)

@@ -918,6 +918,7 @@ def test_a_body_has_momentum_too_and_an_algorithm_may_have_its_own():
     @dataclasses.dataclass(frozen=True)
     class Own(FedAvg):
         server_momentum: float = hyper(0.0, "something else", 0)
+        server_momentum_of = ()
 
     own, none = (simulate(fed, "mlp", kind, rounds=2) for kind in (Own(server_momentum=0.5), FedAvg()))
     assert torch.equal(own.shared["mean"], none.shared["mean"]) and own.velocity == {}
