@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ import typer
 
 from ..errors import InputError
 from ..runs.config import names
-from .console import Board, complain, console, downloads, note, say, table, tell
+from .console import CellProgress, console, downloads, note, say, table, tell
 from .options import Config, Finished, Preset, Quiet, Set, completion, run_flags, run_options
 
 if TYPE_CHECKING:
@@ -93,8 +92,7 @@ def compare(
     wanted = list(saved.rows) if saved and algorithms is None else listed(algorithms or "")
     rows = configs(wanted, *asked.layers, told=asked.overrides)
     out = out or asked.folder("comparison")
-    again = f"fedabml compare --resume --out {shlex.quote(str(out))}"
-    with ExitStack() as download, Board("comparing", quiet) as board:
+    with ExitStack() as download, CellProgress("comparing", quiet) as board:
 
         def start(todo: list[Cell], finished: int) -> None:
             download.close()  # one bar at a time
@@ -114,11 +112,7 @@ def compare(
                 on_done=board.done,
             )
         except KeyboardInterrupt:
-            if not board.total:  # nothing has begun, so there is nothing to go on with
-                raise
-            board.close()
-            complain(f"Stopped. {board.finished} of {board.total} runs are finished in '{out}'. To go on: {again}", "")
-            raise typer.Exit(130) from None
+            board.stop(out, "compare")
     if not quiet:
         show(found, out)
 

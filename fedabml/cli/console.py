@@ -1,4 +1,4 @@
-"""What a person sees: tables, notes, errors, and how a run or a download is getting on."""
+"""What the terminal shows: tables, notes, errors, and the progress of runs, experiments and downloads."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import typer
 
 from ..errors import short
 from ..evaluation.measures import size
 from ..runs.log import Pace, clock
+from ..runs.request import resume_command
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, ProgressColumn
 
-    from ..data.download import Progress as Hear
+    from ..data.download import Progress as OnDownload
     from ..engine.rounds import Simulation
     from ..experiments.cell import Cell, Result
     from ..runs.prepare import Setup
 
 
+# -- printing -------------------------------------------------------------------------------------------------------
 def console(stderr: bool = False) -> Console:
-    """A console on the present stdout or stderr; where that is no terminal, wide enough for our tables."""
+    """Return a console on the present stdout or stderr; without a terminal it is wide enough for our tables."""
     from rich.console import Console
 
     made = Console(stderr=stderr, highlight=False)
@@ -31,27 +36,27 @@ def console(stderr: bool = False) -> Console:
 
 
 def say(text: str = "") -> None:
-    """A line as it is: no markup, no wrapping, so that paths can be copied."""
+    """Print a line without markup or wrapping, so that paths can be copied."""
     console().print(text, markup=False, soft_wrap=True)
 
 
 def tell(text: str) -> None:
-    """A paragraph, wrapped at words."""
+    """Print a paragraph, wrapped at words."""
     console().print(text, markup=False)
 
 
 def note(text: str) -> None:
-    """A note to stderr."""
+    """Print a note to stderr."""
     console(stderr=True).print(f"Note: {text}", markup=False, soft_wrap=True, style="yellow")
 
 
 def complain(text: str, label: str = "Error: ") -> None:
-    """An error, one paragraph, to stderr."""
+    """Print an error to stderr, as one paragraph."""
     console(stderr=True).print(f"{label}{short(text, 4000)}", markup=False, soft_wrap=True, style="red")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None, numbers: bool = False) -> None:
-    """Prints a table; with `numbers` all columns but the first are set to the right."""
+    """Print a table; with `numbers` all columns except the first are aligned to the right."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -68,166 +73,161 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None 
 
 
 def number(value: Any) -> str:
-    """A measure, or a dash where there is none."""
+    """Return a measure with four digits, or a dash for None."""
     return "–" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
+# -- progress -------------------------------------------------------------------------------------------------------
+class Display:
+    """The base of progress displays: a live bar on a terminal, plain lines elsewhere, nothing if `quiet`."""
+
+    def __init__(self, label: str, quiet: bool = False):
+        self.label, self.quiet = label, quiet
+        self.bar: Progress | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self.bar:
+            self.bar.stop()
+        self.bar = None
+
+    def open_bar(self, total: float, before: Sequence[str | ProgressColumn], **fields: Any) -> None:
+        """Show a bar, unless there is no terminal; `before` are its columns between the bar and the elapsed time."""
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        if self.quiet or not console().is_terminal:
+            return
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(None),
+            *before,
+            TextColumn("elapsed"),
+            TimeElapsedColumn(),
+            TextColumn("remaining {task.fields[remaining]}"),
+            console=console(),
+            expand=True,
+        )
+        self.bar.add_task(self.label, total=total, remaining="–", **fields)
+        self.bar.start()
+
+    def update_bar(self, **fields: Any) -> None:
+        """Change what the bar shows."""
+        if self.bar:
+            self.bar.update(self.bar.task_ids[0], **fields)
+
+
+class RunProgress(Display):
+    """The progress of one run: its rounds, loss and time."""
+
+    def __init__(self, quiet: bool = False, label: str = "training"):
+        super().__init__(label, quiet)
+        self.pace: Pace | None = None  # None: the first round has not begun
+
+    def close(self) -> None:
+        self.update_bar(description=self.label)
+        super().close()
+
+    def start(self, setup: Setup, sim: Simulation) -> None:
+        """Begin, when the run's folder exists and the first round is about to begin."""
+        from rich.progress import MofNCompleteColumn, TextColumn
+
+        self.pace = Pace(setup, sim)
+        for text in () if self.quiet else setup.notes:
+            note(text)
+        columns = (TextColumn("round"), MofNCompleteColumn(), TextColumn("loss [bold]{task.fields[loss]}[/]"))
+        self.open_bar(self.pace.rounds, columns, completed=self.pace.saved, loss="–")
+
+    def round(self, line: dict[str, Any]) -> None:
+        """Show a round that is finished and saved; `line` is its line of metrics.jsonl."""
+        assert self.pace
+        pace, text = self.pace, self.pace.round(line)
+        every = -(-pace.rounds // 25)
+        if "note" in line and not self.quiet:
+            note(line["note"])
+        label = "scoring every client" if pace.saved == pace.rounds else self.label
+        loss, left = f"{line['loss']:.4f}", clock(pace.left)
+        self.update_bar(completed=pace.saved, description=label, loss=loss, remaining=left)
+        if not (self.bar or self.quiet) and (pace.saved % every == 0 or pace.saved in (pace.first + 1, pace.rounds)):
+            say(f"{self.label}: {text}")
+
+
 class Notes(logging.Handler):
-    """Shows what the package logs while an experiment is followed, from `begin` to `end`."""
+    """A handler that prints what the package logs, from level INFO on, between `begin` and `end`."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.logger, self.before = logging.getLogger("fedabml"), logging.NOTSET
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Shows a record."""
         note(record.getMessage())
 
     def begin(self) -> None:
-        """Listens to the package's logger, from the level INFO on."""
+        """Attach the handler to the package's logger."""
         if self not in self.logger.handlers:
             self.before = self.logger.level
             self.logger.setLevel(logging.INFO)
             self.logger.addHandler(self)
 
     def end(self) -> None:
-        """Leaves the logger as it was."""
+        """Restore the logger."""
         if self in self.logger.handlers:
             self.logger.removeHandler(self)
             self.logger.setLevel(self.before)
 
 
-class Watch:
-    """Follows a run: a live bar on a terminal, plain lines elsewhere."""
+class CellProgress(Display):
+    """The progress of an experiment's cells.
 
-    def __init__(self, quiet: bool = False, label: str = "training"):
-        self.quiet, self.label = quiet, label
-        self.pace: Pace | None = None  # None: no round was about to begin
-        self.bar: Progress | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Leaves the bar as it stands."""
-        if self.bar:
-            self.bar.update(self.bar.task_ids[0], description=self.label)
-            self.bar.stop()
-        self.bar = None
-
-    def start(self, setup: Setup, sim: Simulation) -> None:
-        """The run's folder is there and the first round is about to begin."""
-        self.pace = Pace(setup, sim)
-        for text in () if self.quiet else setup.notes:
-            note(text)
-        if not self.quiet and console().is_terminal:
-            self.bar = self._bar(self.pace)
-
-    def _bar(self, pace: Pace) -> Progress:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(None),
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            TextColumn("loss [bold]{task.fields[loss]}[/] elapsed"),
-            TimeElapsedColumn(),
-            TextColumn("remaining {task.fields[remaining]}"),
-            console=console(),
-            expand=True,
-        )
-        bar.add_task(self.label, total=pace.rounds, completed=pace.saved, loss="–", remaining="–")
-        bar.start()
-        return bar
-
-    def round(self, line: dict[str, Any]) -> None:
-        """A round is finished and saved."""
-        assert self.pace
-        pace, words = self.pace, self.pace.round(line)
-        every = -(-pace.rounds // 25)
-        if "note" in line and not self.quiet:
-            note(line["note"])
-        if self.bar:
-            label = "scoring every client" if pace.saved == pace.rounds else self.label
-            loss, task = f"{line['loss']:.4f}", self.bar.task_ids[0]
-            self.bar.update(task, completed=pace.saved, description=label, loss=loss, remaining=clock(pace.left))
-        elif not self.quiet and (pace.saved % every == 0 or pace.saved in (pace.first + 1, pace.rounds)):
-            say(f"{self.label}: {words}")
-
-
-class Board:
-    """Follows the cells of an experiment: a live bar on a terminal, plain lines elsewhere.
-
-    Time left is told from the rounds that are left, scoring counted in rounds, too, as if all took equally long.
+    The remaining time assumes that all remaining rounds take equally long; scoring is counted in rounds, too.
     """
 
-    PATIENCE = 30.0  # seconds without a plain line, after which one says what is going on
+    LONGEST_SILENCE = 30.0  # seconds after which a plain line reports the present round
 
     def __init__(self, label: str, quiet: bool = False):
-        self.label, self.quiet = label, quiet
+        super().__init__(label, quiet)
         self.total = self.finished = 0
-        self.began = self.spoke = time.perf_counter()
-        self.left: dict[str, float] = {}  # by cell, the rounds to go
-        self.over: set[str] = set()  # cells that are finished
-        self.rounds = 0.0  # of all that were not finished at the start
-        self.bar: Progress | None = None
-        self.room = 0  # for what runs now, so that the bar does not dance
+        self.began = self.last_line = time.perf_counter()
+        self.left: dict[str, float] = {}  # the remaining rounds of every cell, by identity
+        self.over: set[str] = set()  # identities of finished cells
+        self.rounds = 0.0  # rounds of all cells that were not finished at the start
+        self.width = 0  # of the longest text in the bar, so that its length does not change
         self.notes = Notes()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Leaves the bar as it stands."""
         self.notes.end()
-        if self.bar:
-            self.bar.stop()
-        self.bar = None
+        super().close()
 
     def start(self, todo: Sequence[Cell], finished: int = 0) -> None:
-        """The cells to run now, and how many of the experiment were finished before."""
-        self._begin({cell.identity: cell.work for cell in todo}, finished)
+        """Begin with the cells to run now; `finished` cells of the experiment were finished before."""
+        self.begin({cell.identity: cell.work for cell in todo}, finished)
 
-    def _begin(self, todo: dict[str, float], finished: int) -> None:
-        """The same, by the rounds of every cell."""
+    def begin(self, todo: dict[str, float], finished: int) -> None:
+        """Begin with the remaining rounds of every cell to run now."""
+        from rich.progress import TextColumn
+
         self.total, self.finished, self.began = finished + len(todo), finished, time.perf_counter()
-        self.left = dict(todo)
-        self.rounds = sum(self.left.values())
+        self.left, self.rounds = dict(todo), sum(todo.values())
         if not self.quiet:
             self.notes.begin()
-        if finished and not self.quiet:
-            say(f"{finished} of {self.total} runs were finished before")
-        if todo and not self.quiet and console().is_terminal:
-            self.bar = self._bar()
+            if finished:
+                say(f"{finished} of {self.total} runs were finished before")
+        if todo:
+            columns = (TextColumn("{task.fields[done]}  {task.fields[now]}"),)
+            self.open_bar(max(self.rounds, 1), columns, done=self.count, now="")
 
-    def _bar(self) -> Progress:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(None),
-            TextColumn("{task.fields[done]}  {task.fields[now]}  elapsed"),
-            TimeElapsedColumn(),
-            TextColumn("remaining {task.fields[remaining]}"),
-            console=console(),
-            expand=True,
-        )
-        bar.add_task(self.label, total=max(self.rounds, 1), done=self._done(), now="", remaining="–")
-        bar.start()
-        return bar
-
-    def _done(self) -> str:
+    @property
+    def count(self) -> str:
+        """How many cells are finished, as 3/8."""
         return f"{self.finished}/{self.total}"
 
     def round(self, cells: Sequence[Cell], round: float) -> None:
-        """The cells that run together have finished a round or, after the last, a part of their scoring."""
+        """Show that cells which run together have finished a round or, after the last one, a part of their scoring."""
         cells = [cell for cell in cells if cell.identity not in self.over] or cells
         self.left |= {cell.identity: max(0.0, cell.work - round) for cell in cells}
         first, more = cells[0], f" and {len(cells) - 1} more" if len(cells) > 1 else ""
@@ -237,49 +237,67 @@ class Board:
         elif round > rounds:
             where += f", {(round - rounds) / (first.work - rounds):.0%} done"
         now = f"{first.label}, seed {first.config.seed}{more}, {where}"
-        if self.bar:
-            self._update(now=now)
-        elif not self.quiet and time.perf_counter() - self.spoke > self.PATIENCE:
-            self._line(f"{self._done()} done, now {now}")
+        self.refresh(now)
+        if not self.bar and time.perf_counter() - self.last_line > self.LONGEST_SILENCE:
+            self.line(f"{self.count} done, now {now}")
 
     def done(self, result: Result) -> None:
-        """A cell is finished."""
+        """Show that a cell is finished."""
+        self.cell_done(result)
+        scores = result.scores[0].summary if result.scores else {}
+        text = f"diverged ({result.error.split('. ')[0]})" if result.error else _figures(scores)
+        self.report(f"{result.label}, seed {result.seed}: {text}", warning=bool(result.error))
+
+    def cell_done(self, result: Result) -> None:
+        """Count a finished cell."""
         self.finished += 1
         self.over.add(result.identity)
         self.left.pop(result.identity, None)
-        summary = result.scores[0].summary if result.scores else {}
-        said = (
-            f"diverged ({result.error.split('. ')[0]})"
-            if result.error
-            else "  ".join(f"{name} {number(summary[name])}" for name in ("accuracy", "rmse", "nll") if name in summary)
-        )
-        words = f"{result.label}, seed {result.seed}: {said}"
-        if self.bar:
-            self._update(now="")
-            if result.error:
-                self.bar.console.print(words, markup=False, style="yellow")
-        elif not self.quiet:
-            self._line(f"{self._done()}  {words}")
+        self.refresh()
 
-    def _update(self, now: str) -> None:
-        assert self.bar
-        done, self.room = self.rounds - sum(self.left.values()), max(self.room, len(now))
-        words = {"done": self._done(), "now": now.ljust(self.room), "remaining": self._remaining()}
-        self.bar.update(self.bar.task_ids[0], completed=done, **words)  # type: ignore[arg-type]
+    def report(self, text: str, warning: bool = False) -> None:
+        """Print a plain line; beside a bar only warnings are printed."""
+        if not self.bar:
+            self.line(f"{self.count}  {text}")
+        elif warning:
+            self.bar.console.print(text, markup=False, style="yellow")
 
-    def _line(self, words: str) -> None:
-        self.spoke = time.perf_counter()
-        say(f"{self.label}: {words}  elapsed {clock(self.spoke - self.began)}  remaining {self._remaining()}")
+    def refresh(self, now: str = "") -> None:
+        """Update the bar; `now` names what runs at present."""
+        self.width = max(self.width, len(now))
+        done = self.rounds - sum(self.left.values())
+        self.update_bar(completed=done, done=self.count, now=now.ljust(self.width), remaining=self.remaining)
 
-    def _remaining(self) -> str:
+    def line(self, text: str) -> None:
+        """Print a plain line with the times."""
+        self.last_line = time.perf_counter()
+        if not self.quiet:
+            say(f"{self.label}: {text}  elapsed {clock(self.last_line - self.began)}  remaining {self.remaining}")
+
+    def stop(self, out: Path, command: str) -> NoReturn:
+        """End the program after Ctrl-C with code 130, and print how to go on with the experiment in `out`."""
+        if not self.total:  # nothing has begun, so there is nothing to go on with
+            raise KeyboardInterrupt
+        self.close()
+        again = resume_command(command, out)
+        complain(f"Stopped. {self.finished} of {self.total} runs are finished in '{out}'. To go on: {again}", "")
+        raise typer.Exit(130)
+
+    @property
+    def remaining(self) -> str:
+        """The estimated time until the last cell is finished."""
         left = sum(self.left.values())
         done = self.rounds - left
         return clock((time.perf_counter() - self.began) / done * left) if done else "–"
 
 
+def _figures(summary: dict[str, Any]) -> str:
+    return "  ".join(f"{name} {number(summary[name])}" for name in ("accuracy", "rmse", "nll") if name in summary)
+
+
 @contextmanager
-def downloads(what: str, quiet: bool = False) -> Iterator[Hear]:
-    """A listener for downloads: a bar on a terminal, a line for every quarter elsewhere."""
+def downloads(what: str, quiet: bool = False) -> Iterator[OnDownload]:
+    """Yield a callback for downloads: a bar on a terminal, a line for every quarter elsewhere."""
     if quiet:
         yield lambda done, total: None
     elif console().is_terminal:
@@ -290,12 +308,13 @@ def downloads(what: str, quiet: bool = False) -> Iterator[Hear]:
             task = bar.add_task(f"downloading {what}", total=None, visible=False)
             yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
     else:
-        told = [-1]
+        printed = -1
 
-        def hear(done: int, total: int | None) -> None:
+        def on_download(done: int, total: int | None) -> None:
+            nonlocal printed
             part = 4 * done // total if total else done // (1 << 26)
-            if part != told[0]:
-                told[0] = part
+            if part != printed:
+                printed = part
                 say(f"downloading {what}: {size(done)}{f' of {size(total)}' if total else ''}")
 
-        yield hear
+        yield on_download

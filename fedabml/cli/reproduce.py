@@ -10,9 +10,9 @@ import typer
 
 from ..errors import InputError, nearest
 from .compare import seeds_of
-from .console import Board, complain, console, note, say, table, tell
+from .console import CellProgress, complain, console, note, say, table, tell
 from .options import Finished, completion
-from .tune import Trials
+from .tune import SearchProgress
 
 if TYPE_CHECKING:
     from ..experiments.cell import Cell
@@ -214,7 +214,7 @@ class Progress:
 
     def __init__(self, label: str, quiet: bool):
         self.label, self.quiet = label, quiet
-        self.board: Board | None = None
+        self.board: CellProgress | None = None
 
     def __enter__(self) -> Progress:
         return self
@@ -234,12 +234,12 @@ class Progress:
 
         def start(todo: list[Cell], finished: int) -> None:
             self.close()
-            self.board = Board(self.label, self.quiet)
+            self.board = CellProgress(self.label, self.quiet)
             self.board.start(todo, finished)
 
         def search(plan: RunConfig) -> dict[str, Any]:
             self.close()
-            self.board = board = Trials(self.quiet)
+            self.board = board = SearchProgress(self.quiet)
             return {"on_start": board.expect, "on_round": board.round, "on_done": board.done, "on_trial": board.trial}
 
         return Callbacks(

@@ -1,4 +1,4 @@
-"""`fedabml train`: start a run, go on with one, or say what one would do."""
+"""`fedabml train`: start a run, resume one, or show what one would do."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..evaluation.measures import MEASURES, size
 from ..runs import request
 from ..runs.config import RunConfig, saved_config
 from . import plan as planning
-from .console import Watch, complain, downloads, number, say, table
+from .console import RunProgress, complain, downloads, number, say, table
 from .options import Config, Preset, Quiet, RunOptions, Set, run_flags, run_options
 
 if TYPE_CHECKING:
     from ..runs.train import Run
 
-# What a resumed run may be told anew: how long, how it is scored, where its data lie (their hash is checked).
+# Keys that may change when a run is resumed: its length, its scoring, and where its data are (their hash is checked).
 FREE = {"rounds", "evaluate", "eval_every", "eval_clients", "eval_all", "data", "data_dir", "pretrained"}
 
-STOPPED = "stopped"  # by this name the processes of a run know whether one of them has said so
+STOPPED = "stopped"  # the processes of a run report this event once
 
 
 @run_flags()
@@ -36,19 +36,19 @@ def train(
         Path | None, typer.Option(help="Folder of the run.", show_default="runs/DATASET-ALGORITHM-SEED")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", metavar=" ", help="Go on with the run in --out where it stopped.")
+        bool, typer.Option("--resume", metavar=" ", help="Resume the run in --out where it stopped.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", metavar=" ", help="Say what would happen, and write nothing.")
+        bool, typer.Option("--dry-run", metavar=" ", help="Show what would happen, and write nothing.")
     ] = False,
     set: Set = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a federation, then personalise and score every client.
 
-    The run's folder gets a checkpoint every round, train.log, summary.json, clients.csv, shared.safetensors (what the
-    server owns; for FedABML the prior) and report.html. Flags overrule --config, and --set overrules flags.
-    Hyperparameters are listed by `fedabml algorithms NAME`.
+    The command writes a folder with a checkpoint of every round, train.log, summary.json, clients.csv, report.html and
+    shared.safetensors, the server's result (for FedABML the prior). Flags override --config, and --set overrides flags.
+    `fedabml algorithms NAME` lists the hyperparameters of an algorithm.
 
     Examples:
 
@@ -58,7 +58,7 @@ def train(
 
     - `fedabml train --config run.toml --set fedabml.lam=0.1 --seed 1 --dry-run`
 
-    - `fedabml train --resume --out runs/digits-few-fedabml-0` after Ctrl-C or a crash: the result is bit-equal
+    - `fedabml train --resume --out runs/digits-few-fedabml-0` resumes after Ctrl-C or a crash; the result is bit-equal
 
     - `torchrun --standalone --nproc-per-node 4 -m fedabml train --dataset cifar10` on a machine with four GPUs
     """
@@ -66,8 +66,8 @@ def train(
     if dry_run:
         if rank == 0:
             plan, out = decided(ctx, out, resume)
-            with downloads(plan.dataset or "", quiet) as hear:
-                planning.show(plan, plan.federation(hear), out, saved_config(out)[1] if resume else None)
+            with downloads(plan.dataset or "", quiet) as on_download:
+                planning.show(plan, plan.federation(on_download), out, saved_config(out)[1] if resume else None)
         return
 
     def settle() -> tuple[dict[str, Any], str, bool]:
@@ -79,14 +79,14 @@ def train(
             check_vacant(folder)
         return plan.to_dict(everything=True), str(folder), resume or anew
 
-    content, folder, again = processes.world().decide(settle)  # process 0 alone need have the files
+    content, folder, again = processes.world().decide(settle)  # only process 0 needs the files
     run = execute(RunConfig.of(content), Path(folder), resume=again, quiet=quiet)
     if not quiet and rank == 0:
         show(run, Path(folder))
 
 
 def decided(ctx: typer.Context, out: Path | None, resume: bool) -> tuple[RunConfig, Path]:
-    """What to run, from all that was said, and in which folder."""
+    """Return the configuration that the options make, and the folder of the run."""
     asked = run_options(ctx)
     if resume:
         out = out or Path("runs") / asked.config().name
@@ -94,18 +94,18 @@ def decided(ctx: typer.Context, out: Path | None, resume: bool) -> tuple[RunConf
     else:
         plan = asked.config()
         out = out or Path("runs") / plan.name
-    plan.algorithm_object()  # its hyperparameters are checked before anything else is done
+    plan.algorithm_object()  # checks the hyperparameters before anything else is done
     return plan, out
 
 
 def restarted(out: Path) -> bool:
-    """Whether torchrun has started its processes anew (--max-restarts) and they had begun the run in this folder."""
+    """Return whether torchrun has restarted its processes (--max-restarts) after they began the run in this folder."""
     name, times, _ = processes.torchrun_job()
     return bool(name and times and (out / "config.json").is_file() and saved_config(out)[1].get("launch") == name)
 
 
 def reopened(out: Path, asked: RunOptions) -> RunConfig:
-    """A run's own configuration, changed by what is given now, where that may change."""
+    """Return the configuration of a run, with the changes that a resumed run may have. Raises InputError for others."""
     from ..runs.folder import Folder
     from ..runs.train import PERSONAL
 
@@ -119,38 +119,37 @@ def reopened(out: Path, asked: RunOptions) -> RunConfig:
             f"unchanged ({request.resume_command('train', out)}), or start a new run in another folder."
         )
     if (round := Folder(out).newest()) > now.rounds:
-        raise InputError(f"The run in '{out}' has {round} rounds already; --rounds {now.rounds} is less than that.")
+        raise InputError(f"The run in '{out}' already has {round} rounds. Give --rounds {round} or more.")
     return now
 
 
 def check_vacant(out: Path) -> None:
-    """Refuses a folder that holds something; what a crash left before the run began does not count."""
+    """Refuse a folder that holds files; hidden files, which a crash may leave before a run begins, do not count."""
     if (out / "config.json").exists():
         raise InputError(
             f"'{out}' already holds a run. Go on with it: {request.resume_command('train', out)}; or give "
             "another folder with --out."
         )
     if out.is_dir() and any(not file.name.startswith(".") for file in out.iterdir()):
-        raise InputError(f"'{out}' holds other files. A run wants a folder of its own: give another one with --out.")
+        raise InputError(f"'{out}' holds other files, but a run needs its own folder. Give another one with --out.")
 
 
 def stored(plan: RunConfig) -> dict[str, Any]:
-    """A configuration as a run keeps it: a path to data holds from every working folder."""
+    """Return a configuration as a run keeps it, with an absolute path to its data."""
     content = plan.to_dict(everything=True)
     return content | ({"data": os.path.realpath(plan.data)} if plan.data else {})
 
 
 def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = False, label: str = "training") -> Run:
-    """Trains into a folder with progress shown and logged; Ctrl-C says how to go on."""
+    """Train a run into a folder and show its progress. After Ctrl-C, print how to resume it."""
     from ..runs.train import train as run_training
 
-    go_on = request.resume_command("train", out)
-    (rank, size), (job, times, most) = processes.rank_and_size(), processes.torchrun_job()
+    (rank, processes_in_all), (job, restarts, restarts_allowed) = processes.rank_and_size(), processes.torchrun_job()
     quiet, begun = quiet or rank > 0, False
-    with Watch(quiet, label) as watch:
+    with RunProgress(quiet, label) as progress:
         try:
-            with downloads(plan.dataset or "", quiet) as hear:
-                fed = processes.world().one_per_machine_first(lambda: plan.federation(hear))
+            with downloads(plan.dataset or "", quiet) as on_download:
+                fed = processes.world().one_per_machine_first(lambda: plan.federation(on_download))
             begun = rank > 0
             return run_training(
                 fed,
@@ -163,26 +162,27 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
                 out=out,
                 resume=resume,
                 extra={"run": stored(plan), "command": plan.command(out)} | ({"launch": job} if job else {}),
-                on_start=watch.start,
-                on_round=watch.round,
+                on_start=progress.start,
+                on_round=progress.round,
                 **plan.train_options(fed),
             )
         except (KeyboardInterrupt, processes.PeerLost) as stop:
-            lost = not isinstance(stop, KeyboardInterrupt)
-            if not watch.pace and not begun:  # nothing has begun, so there is nothing to go on with
+            lost, pace = not isinstance(stop, KeyboardInterrupt), progress.pace
+            if not pace and not begun:  # nothing has begun, so there is nothing to resume
                 raise
-            saved = f"Round {watch.pace.saved} of {watch.pace.rounds}" if watch.pace else "Every finished round"
-            watch.close()
-            if processes.should_report(STOPPED, 0.5 if lost else 5.0):  # told to stop, as process 0 was, if it lives
+            progress.close()
+            if processes.should_report(STOPPED, 0.5 if lost else 5.0):  # process 0 reports it, if it still lives
+                saved = f"Round {pace.saved} of {pace.rounds}" if pace else "Every finished round"
                 why = "Stopped, because another process of this run ended." if lost else "Stopped."
-                how = "To go on, if torchrun does not start it again by itself" if times < most else "To go on"
-                also = " (also under torchrun, with any number of processes)" if size > 1 else ""
-                complain(f"{why} {saved} is saved in '{out}'. {how}: {go_on}{also}", "")
+                how = "To go on, unless torchrun restarts it" if restarts < restarts_allowed else "To go on"
+                also = " (also under torchrun, with any number of processes)" if processes_in_all > 1 else ""
+                again = request.resume_command("train", out)
+                complain(f"{why} {saved} is saved in '{out}'. {how}: {again}{also}", "")
             raise typer.Exit(2 if lost else 130) from None
 
 
 def show(run: Run, out: Path) -> None:
-    """The summary as a table, and where things are."""
+    """Print the summary as a table, and the paths of the results."""
     table(*scores(run.summary), title=describe(run.summary), numbers=True)
     say(f"report   {out / 'report.html'}")
     say(f"prior    {out / 'shared.safetensors'}")
@@ -192,7 +192,7 @@ def show(run: Run, out: Path) -> None:
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """A run in a line."""
+    """Return one line that describes a run."""
     split = "validation" if summary["split"] == "val" else "test"
     words = f"{summary['algorithm']} on {summary['dataset']}: {summary['clients']} clients, {summary['rounds']} rounds"
     scored = summary.get("clients_scored", summary["clients"])
@@ -205,12 +205,12 @@ ROWS = (
     *("accuracy_pooled", "accuracy", "accuracy_worst_decile", "rmse_pooled", "rmse"),
     *("nll", "ece", "brier", "coverage_pooled"),
 )
-# The columns of the scores: their headings, and how the summary's keys begin. A label level is not every algorithm's.
+# The columns of the scores: their headings, and the prefixes of the summary's keys.
 MODELS = {"personalised": "", "prior + label level": "prior_level_", "prior": "prior_"}
 
 
 def scores(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the summary's measures: of the personalised models and, where it has one, of the prior."""
+    """Return head and rows of the table of scores: of the personalised models and, if there is one, of the prior."""
     from ..data.rows import FEW_ROWS
 
     level = summary.get("prior_level_nll") is not None

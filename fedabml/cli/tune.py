@@ -13,7 +13,7 @@ import typer
 from ..errors import InputError
 from ..runs.config import names
 from .compare import listed
-from .console import Board, complain, downloads, note, number, say, table
+from .console import CellProgress, downloads, note, number, say, table
 from .options import DATA, Config, Finished, Preset, Quiet, RunOptions, Set, completion, run_flags, run_options
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def tune(
     plan = next(iter(configs(wanted, {"validation": SHARE}, *asked.layers, told=asked.overrides).values()))
     fixed = {name: row.hyper for name, row in configs(wanted, *own, told=asked.overrides).items()}
     out = out or asked.folder("tuning")
-    with ExitStack() as download, Trials(quiet) as board:
+    with ExitStack() as download, SearchProgress(quiet) as board:
 
         def start(works: list[float], finished: int) -> None:
             download.close()  # one bar at a time
@@ -167,35 +167,29 @@ def tune(
                 on_trial=board.trial,
             )
         except KeyboardInterrupt:
-            if not board.total:  # nothing has begun, so there is nothing to go on with
-                raise
-            board.close()
-            again = f"fedabml tune --resume --out {shlex.quote(str(out))}"
-            complain(f"Stopped. {board.finished} of {board.total} runs are finished in '{out}'. To go on: {again}", "")
-            raise typer.Exit(130) from None
+            board.stop(out, "tune")
     if not quiet:
         show(found, out)
 
 
-class Trials(Board):
-    """Follows a search, whose cells are not known before they are asked for."""
+class SearchProgress(CellProgress):
+    """The progress of a search, whose cells become known while it runs."""
 
     def __init__(self, quiet: bool):
         super().__init__("tuning", quiet)
-        self.coming: list[str] = []  # stand for the cells to come, in their order
+        self.coming: list[str] = []  # placeholders of the cells to come, in order
 
     def expect(self, works: Sequence[float], finished: int) -> None:
-        """Begins with cells that take so long each, the first ones of them finished; called again, corrects them."""
+        """Begin with cells of `works` rounds, the first `finished` of them done; a second call corrects the first."""
         todo = {str(i): work for i, work in enumerate(works) if i >= finished}
         self.coming = list(todo)
         if not self.total:
-            self._begin(todo, finished)
+            self.begin(todo, finished)
             return
         done = self.rounds - sum(self.left.values())
         self.left, self.rounds = dict(todo), done + sum(todo.values())
         self.total, self.finished = finished + len(todo), finished
-        if self.bar:
-            self.bar.update(self.bar.task_ids[0], total=max(self.rounds, 1))
+        self.update_bar(total=max(self.rounds, 1))
 
     def round(self, cells: Any, round: float) -> None:
         for cell in cells:
@@ -204,25 +198,17 @@ class Trials(Board):
         super().round(cells, round)
 
     def done(self, result: Result) -> None:
-        """A cell is finished; a person hears of trials."""
-        self.finished += 1
-        self.over.add(result.identity)
-        self.left.pop(result.identity, None)
-        if self.bar:
-            self._update(now="")
+        """Count a finished cell; what is shown are trials."""
+        self.cell_done(result)
 
     def trial(self, trial: Trial) -> None:
-        """A trial is finished, refused or confirmed, be it now or before."""
+        """Show a trial that is finished, refused or confirmed."""
         result = f"diverged ({trial.error.split('. ')[0]})" if trial.error else _figures(trial)
         if trial.refused:
             result = f"refused {trial.refused}"
         elif trial.second is not None:
             result = f"confirmed, on the second seed {trial.measure} {number(trial.second)}"
-        words = f"{trial.algorithm}, trial {trial.number}: {result}"
-        if self.bar and (trial.error or trial.refused):
-            self.bar.console.print(words, markup=False, style="yellow")
-        elif not self.bar and not self.quiet:
-            self._line(f"{self._done()}  {words}")
+        self.report(f"{trial.algorithm}, trial {trial.number}: {result}", warning=bool(trial.error or trial.refused))
 
 
 def _figures(trial: Trial) -> str:

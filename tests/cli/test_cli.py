@@ -118,7 +118,7 @@ def test_resume_needs_the_folder_alone_and_may_go_further(tmp_path):
     assert (tmp_path / "whole/shared.safetensors").read_bytes() == (tmp_path / "parts/shared.safetensors").read_bytes()
     assert "resumed after round 3 of 5" in (tmp_path / "parts/train.log").read_text()
     run("train", *SMALL, "--resume", "--out", "parts", "--rounds", 5)  # a finished run: the same words change nothing
-    assert "has 5 rounds already" in run("train", "--resume", "--out", "parts", "--rounds", 4, code=2).stderr
+    assert "already has 5 rounds" in run("train", "--resume", "--out", "parts", "--rounds", 4, code=2).stderr
 
 
 def test_resume_may_change_how_clients_are_personalised(tmp_path):

@@ -19,7 +19,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedabml.cli.console import Board
+from fedabml.cli.console import CellProgress
 from fedabml.errors import InputError
 from fedabml.experiments import runner
 from fedabml.experiments.cell import Cell, Result, Score
@@ -441,7 +441,7 @@ def test_the_smallest_gap_that_a_table_sees():
 
 def test_the_bar_counts_every_cell_once():
     cells = [Cell("local", RunConfig(rounds=10, seed=seed)) for seed in range(2)]
-    with Board("x", quiet=True) as board:
+    with CellProgress("x", quiet=True) as board:
         assert cells[0].work == 10 + (5 + 1) / (0.1 * 5)  # every client's five epochs and its predictions
         board.start(cells, 3)
         board.round(cells, 4)
@@ -459,7 +459,7 @@ def test_time_left_counts_scoring(capsys, monkeypatch):
         "local", RunConfig(rounds=10, participation=0.5, epochs=2), ({**slow, "personal_epochs": 0}, slow, fast)
     )
     assert cell.work == 10 + (3 + 1) + (5 + 1)
-    with Board("x") as board:
+    with CellProgress("x") as board:
         board.start([cell])
         for seconds, rounds in ((50.0, 5), (100.0, 10), (300.0, 15.0)):
             now[0] = seconds

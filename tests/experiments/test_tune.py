@@ -17,7 +17,7 @@ from fedabml import data
 from fedabml.algorithms import REGISTRY, make
 from fedabml.algorithms.hyper import Range
 from fedabml.cli import tune as tuning
-from fedabml.cli.tune import Trials
+from fedabml.cli.tune import SearchProgress
 from fedabml.engine.autotune import lane_bytes
 from fedabml.errors import InputError
 from fedabml.experiments.cell import Cell, Result, Score
@@ -243,7 +243,7 @@ def test_a_trial_with_a_seed_that_diverged_has_the_worst_rank():
 
 def test_time_left_of_a_search_counts_what_each_of_its_cells_takes():
     cell = Cell("fedavg", SMALL.with_changes(algorithm="fedavg"))
-    with Trials(quiet=True) as board:
+    with SearchProgress(quiet=True) as board:
         board.expect([cell.work, cell.work, 30.0], 1)
         assert (board.total, board.finished, board.rounds) == (3, 1, cell.work + 30)
         board.round([cell], 1)
@@ -451,14 +451,14 @@ def test_the_command_tunes_resumes_and_hands_over(tmp_path):
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
-    class Impatient(tuning.Trials):
+    class Impatient(tuning.SearchProgress):
         def done(self, result):
             super().done(result)
             if self.finished == 3:
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(tuning, "Trials", Impatient)
+        patch.setattr(tuning, "SearchProgress", Impatient)
         said = run("tune", "--algorithms", "fedavg", "--trials", 4, "--batch", 1, *WORDS, code=130).stderr
     assert "3 of 8 runs are finished" in said and "fedabml tune --resume --out runs/digits-tuning" in said
     said = run("tune", "--resume").stdout
