@@ -215,7 +215,7 @@ def test_a_killed_process_stops_the_others_and_resume_goes_on(tmp_path):
     assert process.returncode and not (tmp_path / "my run/summary.json").exists()
     assert str(ROOT / "fedabml") not in err  # no traceback but torchrun's own
     first, second = re.findall("^Stopped.*", err, re.MULTILINE)
-    assert re.search("Round [0-9]+ of 40 is saved in 'my run'. To go on, if torchrun does not", first)
+    assert re.search("Round [0-9]+ of 40 is saved in 'my run'. To go on, unless torchrun restarts it", first)
     assert "Every finished round is saved in 'my run'. To go on: fedabml train --resume --out 'my run'" in second
     log = (tmp_path / "my run/train.log").read_text()
     assert "resumed after" in log and "cpu, 2 processes" in log and out.count("round 1/40") == 1
