@@ -31,7 +31,7 @@ from fedabml.files.paths import write
 from . import rivals
 
 MODELS = ("mlr", "mlp", "cnn", "pfl", "resnet18")
-KINDS = ("machine", "loop", "step", "graphs", "peers")
+KINDS = ("machine", "loop", "step", "graphs", "without", "peers")
 COARSE = tuple(name for name in ("tf32", "bf16", "bfloat16") if name in DTYPES)
 SIDES = {"loop": "", "local": " noise on activations", "loop_sgd": " against torch.optim"}
 SIDES |= {"loop_bf16": " against the loop in bf16", "launches": " against single launches"}
