@@ -9,9 +9,10 @@ from typing import Any
 
 from ..report import page
 from ..report.canvas import Series, scatter
-from ..report.figures import Figure
-from ..report.frame import PAGE, Axis, text
+from ..report.frame import PAGE, Axis
+from ..report.page import Cell, Figure, Section
 from ..report.read import Client, Run
+from ..report.run_page import render as render_runs
 from ..runs.config import Table
 from .ranking import Comparison, Row, explained, grid, harm_grid, titled
 
@@ -23,7 +24,7 @@ def render(found: Comparison, command: str, title: str | None = None, manifest: 
         return ""
     data, words = manifest or {}, _divided(found)
     runs = [replace(run_of(found, row, command), partition=data, divided=words) for row in scored]
-    return page.render(runs, title or titled(found), _summary(found, scored))
+    return render_runs(runs, title or titled(found), _summary(found, scored))
 
 
 def _divided(found: Comparison) -> str:
@@ -55,8 +56,8 @@ def run_of(found: Comparison, row: Row, command: str = "") -> Run:
     return Run(Path(row.label), settings, summary, found.curve(row.label), clients, name=row.label)
 
 
-def _summary(found: Comparison, scored: list[Row]) -> str:
-    """The table, what it says, how sure it is, and who is harmed."""
+def _summary(found: Comparison, scored: list[Row]) -> list[Section]:
+    """Return the table with its notes, the intervals of the means, and the clients that are harmed."""
     places = {row.label: i for i, row in enumerate(scored)}
     head, cells = grid(found, behind=True)
     rows = []
@@ -66,33 +67,26 @@ def _summary(found: Comparison, scored: list[Row]) -> str:
         if "behind" in head:
             values.insert(head.index("behind") - 1, row.behind.mean if row.behind else None)
         rows.append(_line(places.get(row.label), texts, values, row.best))
-    notes = "".join(f'<p class="note">{text(line)}</p>' for line in explained(found, behind=True))
-    table = page.table([(word, "") for word in head], rows)
-    intervals = page.section("How sure the means are", [_intervals(found, scored)]) if len(found.seeds) > 1 else ""
-    return f'<section aria-label="Summary">{table}{notes}</section>{intervals}{_harmed(found, places)}'
-
-
-def _harmed(found: Comparison, places: dict[str, int]) -> str:
-    head, cells = harm_grid(found)
+    sections = [Section(tables=[page.Table(head, rows)], notes=explained(found, behind=True))]
+    if len(found.seeds) > 1:
+        sections.append(Section("How sure the means are", figures=[_intervals(found, scored)]))
     harms = [row.harm for row in found.rows if row.harm]
-    if not harms:
-        return ""
-    rows = [
-        _line(places[texts[0]], texts, [harm.worse, harm.equal, harm.better, harm.loss, None])
-        for harm, texts in zip(harms, cells, strict=True)
-    ]
-    table = page.table([(word, "") for word in head], rows)
-    return f"<section><h2>Clients against Local only</h2>{table}</section>"
+    if harms:
+        head, cells = harm_grid(found)
+        rows = [
+            _line(places[texts[0]], texts, [harm.worse, harm.equal, harm.better, harm.loss, None])
+            for harm, texts in zip(harms, cells, strict=True)
+        ]
+        sections.append(Section("Clients against Local only", tables=[page.Table(head, rows)]))
+    return sections
 
 
-def _line(place: int | None, texts: list[str], values: Sequence[float | None], best: bool = False) -> str:
-    """A table's row: what is shown, and the numbers it is sorted by."""
-    swatch, run = ("", "") if place is None else (page.swatch(place), f' data-run="{place}"')
-    cells = [f'<th scope="row">{swatch}{text(texts[0])}</th>']
+def _line(place: int | None, texts: list[str], values: Sequence[float | None], best: bool = False) -> page.Row:
+    """Return a table's row: what is shown, and the numbers it is sorted by; `place` is its legend entry."""
+    cells = [Cell(texts[0])]
     for i, (word, value) in enumerate(zip(texts[1:], values, strict=False)):
-        number = "" if value is None else f' data-v="{value:.9g}"'
-        cells.append(f"<td{' class=best' if best and not i else ''}{number}>{text(word)}</td>")
-    return f"<tr{run}>{''.join(cells)}</tr>"
+        cells.append(Cell(word, value, best=best and not i))
+    return page.Row(cells, run=place)
 
 
 def _intervals(found: Comparison, scored: list[Row]) -> Figure:

@@ -10,8 +10,8 @@ from ..arguments import checks_arguments
 from ..errors import InputError
 from ..files.paths import write as write_file
 from .heat_map import save_heat_map
-from .page import render
 from .read import read_runs
+from .run_page import render
 
 __all__ = ["save", "save_heat_map", "write"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..data.rows import FEW_ROWS
@@ -12,6 +12,7 @@ from . import thin
 from .canvas import Series, bars, histogram, line_chart, ranges, scatter, usual_radius
 from .frame import PAGE, Axis, Look, finite, ticks
 from .heat_map import Partition, heat_map
+from .page import Figure
 from .read import Client, Run
 
 _TALL = replace(PAGE, height=350)
@@ -19,17 +20,6 @@ _BAND = " The band is the 95% interval of the mean over seeds."
 _WIDE = "A wide layer is one where clients may differ; a narrow one is common knowledge that all of them share."
 
 Ends = Sequence[float | None]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A picture, its heading, and a sentence on how to read it. `run` is the legend entry that hides all of it."""
-
-    heading: str
-    svg: str
-    reading: str
-    run: int | None = None
-    controls: str = ""
 
 
 def slot_of(runs: Sequence[Run], i: int, own: Look | None = None) -> int | None:
@@ -197,7 +187,7 @@ def comparable(runs: Sequence[Run]) -> list[int]:
     return group if len(group) > 1 else []
 
 
-def duel(runs: Sequence[Run], controls: str) -> Figure | None:
+def duel(runs: Sequence[Run]) -> Figure | None:
     """Two runs client by client. The page's script redraws the points when others are chosen."""
     group = comparable(runs)
     if not group:
@@ -216,7 +206,7 @@ def duel(runs: Sequence[Run], controls: str) -> Figure | None:
     )
     if len(drawn) < len(names):
         reading += f" {len(drawn):,} of {len(names):,} clients are drawn, at random; the counts above are of all."
-    return Figure("Two runs, client by client", svg, reading, controls=controls)
+    return Figure("Two runs, client by client", svg, reading, choices=[(i, runs[i].name) for i in group])
 
 
 def reliability(runs: Sequence[Run], own: Look | None = None) -> Figure | None:

@@ -134,8 +134,13 @@ def finite(value: object) -> float | None:
 
 
 def text(value: object) -> str:
-    """Any value, safe as HTML or SVG text and inside a quoted attribute."""
-    return html.escape(_FORBIDDEN.sub("", str(value)), quote=True).replace("\n", "&#10;")
+    """Return any value as text that is safe in SVG and inside a quoted attribute."""
+    return html.escape(without_control_characters(str(value)), quote=True).replace("\n", "&#10;")
+
+
+def without_control_characters(words: str) -> str:
+    """Remove the characters that XML does not allow."""
+    return _FORBIDDEN.sub("", words)
 
 
 def ticks(low: float, high: float, whole: bool = False, count: int = 5) -> list[float]:

@@ -242,7 +242,7 @@ def test_to_watch_changes_no_number_and_unwatched_cells_keep_their_identity(watc
     assert {json.loads(line)["identity"] for line in lines(tmp_path / "plain")} == {
         Cell("", cell.config).identity for cell in Request.read(watched).cells()
     }
-    assert "<h3>Accuracy per round</h3>" not in read_page(whole[0]) and "<h3>Who holds what</h3>" in read_page(whole[0])
+    assert "<h3>Accuracy per round</h3>" not in read_page(whole[0]) and "<h3>Who holds what" in read_page(whole[0])
     late = configs(["local"], {"rounds": 5, "eval_every": 5})
     assert [cell.curve for cell in Request.of(late, 1).cells()] == [()]  # the last round is scored anyway
 

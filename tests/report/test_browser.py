@@ -13,8 +13,7 @@ import pytest
 
 from fedabml.report import write
 from fedabml.report.canvas import PAGE, Axis, Series, line_chart
-from fedabml.report.figures import Figure
-from fedabml.report.page import document, heading, section
+from fedabml.report.page import Figure, Section, document
 from tests.cli.command import MOST
 
 MakeRun = Callable[..., Path]
@@ -277,10 +276,8 @@ def test_a_press_on_a_legend_chooses_nobody_and_curves_say_whose_they_are(tmp_pa
     rows = [Series(w, [0, s, 0], [0, 1, 2], many=[[0, s * i / 20, 0] for i in range(40)], who=names)
             for w, s in (("in", 1), ("out", -1))]  # fmt: skip
     svg = line_chart(rows, title="t", y=Axis("", "mirror"), look=PAGE)
-    data = {"runs": [], "marks": [], "percent": True, "clients": [], "values": {}}
     page = tmp_path / "r.html"
-    figures = section("s", [Figure("f", svg, "r"), Figure("g", svg, "r")])
-    page.write_text(document("t", [heading("t", ""), figures], data))
+    page.write_text(document("t", "", [Section("s", figures=[Figure("f", svg, "r"), Figure("g", svg, "r")])]))
     look = """
     const svg = one("figure svg"), curve = svg.querySelectorAll("[data-client='client 30']")[1];
     const at = curve.getPointAtLength(curve.getTotalLength() / 3).matrixTransform(curve.getScreenCTM());

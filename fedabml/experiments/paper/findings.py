@@ -15,8 +15,7 @@ from typing import Any
 from ...files.paths import write
 from ...files.sheets import csv_records, markdown_table
 from ...report import page as layout
-from ...report.figures import Figure
-from ...report.frame import LIGHT, PAGE, text
+from ...report.frame import LIGHT, PAGE
 from ...runs.config import Table
 from ...version import __version__
 from ..statistics import SEEDS_TO_TEST
@@ -102,28 +101,18 @@ def _markdown(found: Findings, command: str, made: str) -> str:
 
 def page(found: Findings, command: str, facts: Mapping[str, Sequence[Any]]) -> str:
     """Return the page of an experiment as one HTML document."""
-    answer = "".join(f"<li>{text(line)}</li>" for line in found.conclusions)
-    figures = [Figure(p.heading, p.draw(PAGE), p.caption) for p in found.pictures]
-    notes = "".join(f'<p class="note">{text(line)}</p>' for line in (*found.notes, _made(facts)))
-    body = [
-        layout.heading(found.title, text(f"The paper: {found.claim}")),
-        "<main>",
-        f'<section aria-label="Summary"><ul>{answer}</ul></section>' if answer else "",
+    figures = [layout.Figure(p.heading, p.draw(PAGE), p.caption) for p in found.pictures]
+    sections = [
+        layout.Section(points=found.conclusions),
         *(_section(sheet) for sheet in found.sheets),
-        layout.section("Figures", figures),
-        f"<section><h2>How it was made</h2><pre>{text(command)}</pre>{notes}</section>",
-        "</main>",
+        layout.Section("Figures", figures=figures),
+        layout.Section("How it was made", commands=[command], notes=[*found.notes, _made(facts)]),
     ]
-    data = {"runs": [], "marks": [], "percent": True, "clients": [], "values": {}, "tally": {}}
-    return layout.document(found.title, body, data)
+    return layout.document(found.title, f"The paper: {found.claim}", sections)
 
 
-def _section(sheet: Sheet) -> str:
+def _section(sheet: Sheet) -> layout.Section:
     """Return a table as a section of the page."""
-    rows = [
-        f'<tr><th scope="row">{text(first)}</th>{"".join(f"<td>{text(cell)}</td>" for cell in rest)}</tr>'
-        for first, *rest in sheet.rows
-    ]
-    note = f'<p class="note">{text(sheet.note)}</p>' if sheet.note else ""
-    table = layout.table([(word, "") for word in sheet.head], rows)
-    return f"<section><h2>{text(sheet.title)}</h2>{table}{note}</section>"
+    rows = [layout.Row([layout.Cell(cell) for cell in row]) for row in sheet.rows]
+    notes = [sheet.note] if sheet.note else []
+    return layout.Section(sheet.title, tables=[layout.Table(sheet.head, rows)], notes=notes)

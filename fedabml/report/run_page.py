@@ -1,0 +1,245 @@
+"""The page of one run, or of several side by side: its tiles, tables, figures and settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..data.rows import FEW_ROWS
+from ..evaluation.measures import MEASURES, Measure
+from . import figures, thin, unseen
+from .frame import PAGE
+from .page import Cell, PageData, Row, Section, Table, Tile, document
+from .read import Client, Run
+
+MISSING, TOO_FEW = "–", "too few test rows"
+_TILES = (
+    *("accuracy", "rmse", "nll", "ece", "coverage_pooled", "accuracy_worst_decile"),
+    *("prior_accuracy", "prior_rmse", "prior_level_accuracy", "traffic", "seconds"),
+)
+_SAMPLES = {"n_train": "Train", "n_val": "Validation", "n_test": "Test"}
+_CLIENT_MEASURES = (
+    *("accuracy", "prior_accuracy", "prior_level_accuracy", "rmse", "prior_rmse"),
+    *("nll", "ece", "brier", "coverage", "entropy", "mutual_information"),
+)
+
+
+def render(runs: Sequence[Run], title: str | None = None, summary: Sequence[Section] = ()) -> str:
+    """Return the report on one run, or the comparison of several, as a complete HTML document.
+
+    `summary` replaces the table of several runs, for a caller that knows more about them.
+    """
+    first = [_tiles(runs[0])] if len(runs) == 1 else summary or [_comparison(runs)]
+    width = figures.prior_width(runs)
+    training = [figures.loss(runs), figures.progress(runs)]
+    clients = [figures.spread(runs), figures.personal_gain(runs), figures.duel(runs)]
+    uncertainty = [figures.reliability(runs), *figures.entropy(runs), *unseen.figures(runs), figures.coverage(runs)]
+    sections = [
+        *first,
+        Section("Training", figures=[f for f in training if f]),
+        Section("Clients", figures=[f for f in clients if f], tables=_client_tables(runs)),
+        Section("Uncertainty", figures=[f for f in uncertainty if f]),
+        Section("Prior and data" if width else "Data", figures=[*width, *figures.partitions(runs)]),
+        Section("Configuration", tables=_configuration(runs)),
+    ]
+    return document(title or _title(runs), _subtitle(runs), sections, _data(runs))
+
+
+def _data(runs: Sequence[Run]) -> PageData:
+    group, metric, several = figures.comparable(runs), runs[0].metric, len(runs) > 1
+    drawn = thin.sample(len(runs[group[0]].clients), thin.PER_RUN) if group else []
+    names = figures.people(runs)[group[0]] if group else []
+    every = {i: [client.values.get(metric) for client in runs[i].clients] for i in group}
+    return PageData(
+        runs=[run.name for run in runs] if several else [],
+        marks=[PAGE.style(i)._asdict() for i in range(len(runs))] if several else [],
+        percent=not runs[0].regression,
+        clients=[names[place] for place in drawn],
+        values={i: [own[place] for place in drawn] for i, own in every.items()},
+        tally=tally(every, runs[0].regression),
+    )
+
+
+def tally(values: Mapping[int, Sequence[float | None]], regression: bool) -> dict[int, dict[int, list[int]]]:
+    """Count for every pair of runs the clients that the first serves better, that the second does, and the others."""
+    table = {i: (-1 if regression else 1) * np.array(own, float) for i, own in values.items()}  # None becomes NaN
+    return {
+        i: {j: [int((a > b).sum()), int((a < b).sum()), int((a == b).sum())] for j, b in table.items()}
+        for i, a in table.items()
+    }
+
+
+def _title(runs: Sequence[Run]) -> str:
+    data = sorted({run.dataset for run in runs if run.dataset})
+    place = f" on {', '.join(data)}" if data else ""
+    return f"{runs[0].algorithm}{place}" if len(runs) == 1 else f"{len(runs)} runs{place}"
+
+
+def _subtitle(runs: Sequence[Run]) -> str:
+    """Return the facts that all runs share, in a line."""
+    facts = []
+    forms = {"dataset": "{}", "model": "{}", "clients": "{} client", "rounds": "{} round", "seed": "seed {}"}
+    for key, form in forms.items():
+        found = {str(value) for run in runs if (value := run.fact(key)) is not None}
+        if len(found) == 1:
+            value, counted = found.pop(), form.startswith("{} ")
+            shown = f"{int(value):,}" if counted and value.isdecimal() else value
+            facts.append(form.format(shown) + "s" * (counted and value != "1"))
+    return " · ".join(facts)
+
+
+def _tiles(run: Run) -> Section:
+    """Show the first numbers large: the main measure always, the others where the run has them."""
+    tiles = []
+    for key, measure in MEASURES.items():
+        if _has_tile(run, key):
+            value = _shown(run, measure)
+            kind = "lead" if key == run.metric else "words" if value == TOO_FEW else ""
+            meaning = measure.meaning + f" with at least {FEW_ROWS} {run.split} rows" * _of_large(run, key)
+            tiles.append(Tile(measure.title, value, meaning, kind))
+    return Section(tiles=tiles, notes=_small_note(run))
+
+
+def _of_large(run: Run, key: str) -> bool:
+    """Whether the run's value is taken over clients with enough rows alone."""
+    return key == "accuracy_worst_decile" and bool(run.small_clients)
+
+
+def _has_tile(run: Run, key: str) -> bool:
+    """Whether a measure has a tile; pooled measures have one only where the run has small clients."""
+    if key in (f"{run.metric}_pooled", f"{run.metric}_worst_decile") and run.small_clients:
+        return True
+    return key in _TILES and (key == run.metric or run.number(key) is not None)
+
+
+def _shown(run: Run, measure: Measure) -> str:
+    """Format the run's value of a measure, or say why there is none."""
+    value = run.number(measure.key)
+    if value is None:
+        return TOO_FEW if _of_large(run, measure.key) else MISSING
+    return measure.format(value)
+
+
+def _small_note(run: Run) -> list[str]:
+    """Explain the clients that have too few rows to be judged one by one, if there are any."""
+    if not run.small_clients:
+        return []
+    scored = sum(client.values.get(run.metric) is not None for client in run.clients)
+    return [
+        f"{run.small_clients:,} of {scored:,} clients (marked °) have fewer than {FEW_ROWS} {run.split} rows, so "
+        "chance decides their own measures. Pooled numbers count every row alike; means over clients do not."
+    ]
+
+
+def _comparison(runs: Sequence[Run]) -> Section:
+    """Show every measure of every run, with a star at the best."""
+    shown = [m for m in MEASURES.values() if any(run.number(m.key) is not None for run in runs)]
+    facts = [key for key in ("dataset", "model", "seed", "rounds") if len({str(run.fact(key)) for run in runs}) > 1]
+    best = {measure.key: _best_runs(runs, measure) for measure in shown}
+    rows = []
+    for i, run in enumerate(runs):
+        cells = [Cell(run.name, i), *(Cell(str(MISSING if run.fact(k) is None else run.fact(k))) for k in facts)]
+        for measure in shown:
+            star = run.name in best[measure.key]
+            cells.append(Cell(_shown(run, measure) + " ★" * star, run.number(measure.key), star))
+        rows.append(Row(cells, run=i))
+    head = ["Run", *(key.capitalize() for key in facts), *(measure.title for measure in shown)]
+    hints = [*[""] * (1 + len(facts)), *(measure.meaning for measure in shown)]
+    notes = ["★ marks the best run of a column among runs on the same data. Press a heading to sort by it."]
+    if len({run.dataset for run in runs}) > 1:
+        notes.append("The runs use different data: the charts show them together, but their numbers do not compare.")
+    return Section(tables=[Table(head, rows, hints)], notes=notes)
+
+
+def _best_runs(runs: Sequence[Run], measure: Measure) -> set[str]:
+    """Return the names of the best runs by a measure, each among the runs on the same data."""
+    winners = set[str]()
+    for data in {run.dataset for run in runs} if measure.target is not None else ():
+        known = [(run.name, v) for run in runs if run.dataset == data and (v := run.number(measure.key)) is not None]
+        distances = {name: measure.distance(value) for name, value in known}
+        least = min(distances.values(), default=0.0)
+        winners |= {name for name, distance in distances.items() if distance == least < max(distances.values())}
+    return winners
+
+
+def _client_tables(runs: Sequence[Run]) -> list[Table]:
+    most = thin.room(len(runs)) // 2
+    return [_client_table(run, len(runs) > 1, most) for run in runs if run.clients]
+
+
+def _client_table(run: Run, named: bool, most: int) -> Table:
+    """List a run's clients; of more than `most` the worst-off, the best-off and some of the others."""
+    keys = [key for key in (*_SAMPLES, *_CLIENT_MEASURES) if any(c.values.get(key) is not None for c in run.clients)]
+    places = thin.ends_and_sample([client.values.get(run.metric) for client in run.clients], most)
+    rows = [_client_row(run, run.clients[i], i, keys) for i in places]
+    count = f"{len(run.clients):,} client{'s' * (len(run.clients) != 1)}"
+    each = run.fact("clients")  # in a comparison of several seeds: the clients of one seed
+    seeds = f" ({each} in each seed)" if isinstance(each, int) and each < len(run.clients) else ""
+    notes = [*_small_note(run), *_chance(run)]
+    if len(places) < len(run.clients):
+        notes.append(
+            f"The table shows {len(places):,} of {count}: the worst-off, the best-off and a random sample of the "
+            "others. The file clients.csv holds every client."
+        )
+    head = ["Client", *(_SAMPLES.get(key) or MEASURES[key].title for key in keys)]
+    hints = ["", *("" if key in _SAMPLES else MEASURES[key].name for key in keys)]
+    return Table(head, rows, hints, fold=f"Table of {count}{seeds}{': ' + run.name if named else ''}", notes=notes)
+
+
+def _client_row(run: Run, client: Client, place: int, keys: Sequence[str]) -> Row:
+    cells = [Cell(client.name + " °" * run.small(client), place)]
+    for key in keys:
+        value = client.values.get(key)
+        shown = MISSING if value is None else f"{value:.0f}" if key in _SAMPLES else MEASURES[key].format(value)
+        cells.append(Cell(shown, value))
+    return Row(cells)
+
+
+def _chance(run: Run) -> list[str]:
+    """Say how large a calibration error of a single client is mere chance."""
+    counts = sorted(n for c in run.clients if c.values.get("ece") is not None and (n := run.rows(c)))
+    if not counts:
+        return []
+    n = counts[len(counts) // 2]
+    return [
+        "The ECE of a single client is biased upwards: with n rows, an error of about 1/√n is chance "
+        f"(about {n**-0.5:.2g} for {n:.0f} {run.split} rows, the median of the clients)."
+    ]
+
+
+def _configuration(runs: Sequence[Run]) -> list[Table]:
+    """List the settings of config.json, the prior's digest and the facts of the manifest, one column per run.
+
+    What the command line asked for (`run.`) is left out: the settings show what came of it, and the command is shown.
+    """
+    flat = []
+    for run in runs:
+        prior = {"prior_digest": run.summary["prior_digest"]} if "prior_digest" in run.summary else {}
+        settings = dict(_flatten({**run.config, **prior}))
+        flat.append(settings | dict(_flatten(run.manifest, "manifest.", lists=False)))
+    every = dict.fromkeys(key for row in flat for key in row)
+    rows = []
+    for key in every:
+        if key != "command" and not key.startswith("run."):
+            values = [row.get(key, MISSING) for row in flat]
+            rows.append(Row([Cell(key), *map(Cell, values)], differs=len(set(values)) > 1))
+    commands = [row["command"] for row in flat if "command" in row]
+    if not rows and not commands:
+        return []
+    several = len(runs) > 1
+    head = ["Setting", *(run.name if several else "Value" for run in runs)]
+    notes = ["Settings in which the runs differ are bold."] if several else []
+    fold = "Settings, versions and command"
+    return [Table(head, rows, kind="config", fold=fold, commands=commands, notes=notes)]
+
+
+def _flatten(value: Mapping[str, Any], prefix: str = "", lists: bool = True) -> Iterable[tuple[str, str]]:
+    """Yield the entries of nested objects under dotted names."""
+    for key, item in value.items():
+        if isinstance(item, dict):
+            yield from _flatten(item, f"{prefix}{key}.", lists)
+        elif lists or not isinstance(item, list):
+            yield f"{prefix}{key}", item if isinstance(item, str) else json.dumps(item)
