@@ -18,7 +18,8 @@ class Measure:
 
     `key` names it in summary.json and clients.csv. `label` is a short heading, `name` a row of the terminal's table,
     and `meaning` explains it under its value. `target` is the value it should be near: `HIGHER`, `LOWER`, or a number
-    such as 0.9; `None` where no direction is better. `digits` are the decimals in tables of comparisons.
+    such as 0.9; `None` where no direction is better. `digits` are the decimals in tables of comparisons, `column`
+    the heading there if it is not the label with its unit.
     """
 
     key: str
@@ -28,6 +29,7 @@ class Measure:
     kind: Literal["percent", "number", "bytes", "seconds"] = "number"
     target: float | None = LOWER
     digits: int = 3
+    column: str = ""
 
     @property
     def better(self) -> int:
@@ -42,7 +44,7 @@ class Measure:
     @property
     def heading(self) -> str:
         """The heading of a table's column, with the unit."""
-        return f"{self.label} %" if self.kind == "percent" else self.label
+        return self.column or (f"{self.label} %" if self.kind == "percent" else self.label)
 
     @property
     def title(self) -> str:
@@ -103,7 +105,7 @@ MEASURES = {
         Measure("accuracy", "accuracy", "accuracy, mean over clients",
                 "mean over clients, each with its own model", "percent", HIGHER, 2),
         Measure("accuracy_worst_decile", "worst tenth", "accuracy, worst tenth of clients",
-                "mean accuracy of the worst-off tenth of clients", "percent", HIGHER, 1),
+                "mean accuracy of the worst-off tenth of clients", "percent", HIGHER, 1, "worst tenth"),
         Measure("rmse_pooled", "pooled RMSE", "RMSE, all samples pooled",
                 "over the samples of all clients together", digits=4),
         Measure("rmse", "RMSE", "RMSE, mean over clients",
