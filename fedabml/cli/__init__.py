@@ -1,4 +1,4 @@
-"""The command line: a thin face over the public functions. Torch is imported by the commands that need it."""
+"""The command line: a thin layer over the public functions. The commands that need torch import it themselves."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from .console import complain
 UsageError: Any = typer.BadParameter.__base__  # click's, wherever typer has it from
 
 
-class Face(TyperGroup):
-    """Errors that a person can cause are one paragraph and exit code 2; Ctrl-C is 130."""
+class Program(TyperGroup):
+    """The group of commands. It prints an error that a person can cause as one paragraph, with exit code 2."""
 
     def make_context(self, *words: Any, **options: Any) -> Any:
         try:
             return super().make_context(*words, **options)
-        except KeyboardInterrupt:  # which click would turn into code 1
+        except KeyboardInterrupt:  # click would turn it into exit code 1
             raise SystemExit(130) from None
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
             return super().invoke(ctx)
         except (InputError, TrainingError, MemoryError, OSError, RuntimeError, OverflowError, UnicodeError) as error:
-            sentence = _sentence(error)
-            if sentence is None or ctx.params.get("debug") or os.environ.get("FEDABML_DEBUG"):
+            message = _message(error)
+            if message is None or ctx.params.get("debug") or os.environ.get("FEDABML_DEBUG"):
                 raise
-            if processes.should_report(train.STOPPED if isinstance(error, processes.PeerLost) else sentence):
-                complain(sentence)
+            if processes.should_report(train.STOPPED if isinstance(error, processes.PeerLost) else message):
+                complain(message)
             raise typer.Exit(2) from error
         except KeyboardInterrupt:
-            if processes.rank_and_size()[1] == 1:  # else torchrun, or a process that failed, has said why
+            if processes.rank_and_size()[1] == 1:  # otherwise torchrun or the process that failed reports why
                 complain("Stopped.", "")
             raise typer.Exit(130) from None
         except UsageError as error:
@@ -48,57 +48,57 @@ class Face(TyperGroup):
             raise typer.Exit(error.exit_code) from error
 
 
-def _sentence(error: BaseException) -> str | None:
-    """What to tell a person; None for errors that are ours and not theirs."""
+def _message(error: BaseException) -> str | None:
+    """Return the message for an error that a person can cause; None for an error of the program."""
     if isinstance(error, InputError | TrainingError):
         return str(error)
     if isinstance(error, MemoryError) or "not enough memory" in str(error) or "out of memory" in str(error):
-        return "There is not enough memory. A smaller --chunk runs fewer clients at once; a smaller batch helps too."
+        return "There is not enough memory. Give a smaller --chunk (fewer clients at once) or --batch-size."
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
         return f"{error.strerror or error}{f': {error.filename!r}' if error.filename else ''}."
     if isinstance(error, RecursionError | OverflowError | UnicodeError):
-        # The last net: readers have limits of their own, and say which file it is.
+        # The last resort: readers have their own limits and name the file.
         reason = f"{type(error).__name__}: {error}"
-        return f"Something that was given is too deep, too large or no text ({reason}). --debug shows where."
+        return f"An input is nested too deeply, too large or not text ({reason}). --debug shows where."
     return None
 
 
 app = typer.Typer(
-    cls=Face,
+    cls=Program,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(show: bool) -> None:
+    if show:
         print(f"fedabml {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def face(
+def program(
     ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error (also: FEDABML_DEBUG=1).")
+        bool, typer.Option("--debug", help="Show the traceback of an error, as FEDABML_DEBUG=1 does.")
     ] = False,
 ) -> None:
     """Personalised federated learning: a shared prior, and for every client a posterior of its own.
 
-    **First steps:** `fedabml demo` trains on embedded data and takes about a minute. Then `fedabml train --help`.
+    **First steps:** `fedabml demo` trains on embedded data and takes about a minute. Then see `fedabml train --help`.
 
-    **The usual way:** `train` makes a run folder with a prior; `personalize` turns the prior and a client's data into
-    that client's posterior; `predict` uses the posterior, and says how sure it is. `fedabml COMMAND --help` says more.
+    **A typical use:** `train` writes a run folder with a prior. `personalize` turns the prior and a client's data into
+    that client's posterior. `predict` uses the posterior and reports the uncertainty of each prediction.
     """
     if ctx.invoked_subcommand != "train":
         processes.refuse(f"fedabml {ctx.invoked_subcommand}")
 
 
-TRAINING, USING, KNOWING = "Train", "Use what was trained", "Look things up"
+TRAINING, USING, KNOWING = "Train", "Use a trained prior", "Inspect"
 app.command(rich_help_panel=TRAINING)(demo.demo)
 app.command(rich_help_panel=TRAINING)(train.train)
 app.command(rich_help_panel=TRAINING)(compare.compare)
@@ -115,8 +115,8 @@ app.add_typer(data.app, name="data", rich_help_panel=KNOWING)
 
 
 def main() -> None:
-    """The entry point."""
-    for stream in (sys.stdout, sys.stderr):  # names of classes and symbols must not break a narrow locale
+    """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):  # a locale without Unicode must not break names and symbols
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     own_process()

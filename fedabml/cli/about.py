@@ -19,12 +19,14 @@ from .options import Force, completion
 def algorithms(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="Show this one whole.", autocompletion=completion(names("algorithm"))),
+        typer.Argument(
+            metavar="NAME", help="Show one algorithm in full.", autocompletion=completion(names("algorithm"))
+        ),
     ] = None,
 ) -> None:
     """List the algorithms, or show one: its equations, and its hyperparameters with defaults and ranges.
 
-    A hyperparameter is set with `--set ALGORITHM.NAME=VALUE`, or in the table `[ALGORITHM]` of a TOML file.
+    Set a hyperparameter with `--set ALGORITHM.NAME=VALUE`, or in the table `[ALGORITHM]` of a TOML file.
 
     Examples: `fedabml algorithms`, `fedabml algorithms fedabml`
     """
@@ -52,12 +54,12 @@ def _about(kind: type) -> str:
 
 
 def _variant(name: str) -> str:
-    """What tells an algorithm from others of its class: hyperparameters that any of them sets by default."""
+    """Return the hyperparameters that distinguish the algorithms of one class, with this algorithm's values."""
     from ..algorithms import REGISTRY, make
 
     mine = make(name)
-    told = sorted({key for entry in REGISTRY.values() if entry.kind is type(mine) for key in entry.defaults})
-    return ", ".join(f"{key}={getattr(mine, key)}" for key in told)
+    names = sorted({key for entry in REGISTRY.values() if entry.kind is type(mine) for key in entry.defaults})
+    return ", ".join(f"{key}={getattr(mine, key)}" for key in names)
 
 
 def _word(value: Any) -> str:
@@ -79,19 +81,21 @@ def _range(field: dataclasses.Field[Any]) -> str:
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="FOLDER", help="Of runs (several share a page), of comparisons or of reproductions."),
+        typer.Argument(
+            metavar="FOLDER", help="Folders of runs, which share a page, or of comparisons or reproductions."
+        ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The page to write.", show_default="FOLDER/report.html; report.html for several runs"),
+        typer.Option(help="Page to write.", show_default="FOLDER/report.html; report.html for several runs"),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
     force: Force = False,
 ) -> None:
-    """Write a report again, or put several runs on one page. Nothing is trained, and a page needs no network.
+    """Write a report again, or put several runs on one page. The command trains nothing; the page needs no network.
 
-    A folder is that of a run, of `fedabml compare` (without its datasets) or of `fedabml reproduce` (which needs its
-    datasets). What is not finished is refused.
+    A folder holds a run, or the results of `fedabml compare` or `fedabml reproduce`. For `reproduce` the datasets must
+    be present. The command refuses what is not finished.
 
     Examples:
 

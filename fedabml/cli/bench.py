@@ -1,4 +1,4 @@
-"""`fedabml bench`: how fast the engine is on this machine, beside a plain PyTorch loop."""
+"""`fedabml bench`: the speed of the engine on this machine, next to a plain PyTorch loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bench(
         str, typer.Option("--dtype", "--precision", metavar="WORD", help="float32, tf32, bf16 or float64.")
     ] = "float32",
     quick: Annotated[
-        bool, typer.Option("--quick", metavar=" ", help="FedAvg alone, smaller, two rounds each.")
+        bool, typer.Option("--quick", metavar=" ", help="FedAvg only, smaller workloads, two rounds each.")
     ] = False,
     without: Annotated[
         str,
@@ -40,15 +40,15 @@ def bench(
         ),
     ] = "",
 ) -> None:
-    """Measure this machine: our engine against an eager PyTorch loop over clients, side by side.
+    """Measure this machine: our engine and an eager PyTorch loop over clients, side by side.
 
-    Both train the same federations of random bytes on the same minibatches, and their losses must agree. It takes two
-    to three minutes on two cores. Close other programs first: a busy machine measures the other programs.
+    Both train the same federations of random bytes on the same minibatches, and their losses must agree. The command
+    takes two to three minutes on two cores. Close other programs first, because they would distort the times.
 
     Examples: `fedabml bench`, `fedabml bench --models cnn --device cuda --dtype tf32`, `fedabml bench --without
     recorder,passes,twister`
     """
-    from ..bench import table as words
+    from ..bench import table as tables
     from ..bench.measure import clear, machine
     from ..bench.workloads import workload
     from ..engine.autotune import device_of, dtype_of
@@ -60,14 +60,14 @@ def bench(
     facts = machine(place)
     load, cores = facts.pop("load"), facts["cores"]
     if load > cores / 2:
-        note(f"This machine is busy (load {load:.1f} on {cores} cores): the times below are not its own.")
+        note(f"This machine is busy (load {load:.1f} on {cores} cores), so the times below are too long.")
     parts = [part.strip() for part in without.split(",") if part.strip()]
     if unknown := {*parts} - {*PARTS, "1"}:
         raise InputError(f"--without {', '.join(sorted(unknown))}: use 1, or some of {', '.join(PARTS)}.")
     records = [record for work in works for record in races(work, place, dtype, quick, parts)]
     clear(place)
     say(", ".join(f"{name} {value}" for name, value in facts.items()))
-    made = words.without(records) if parts else words.brief(records)
+    made = tables.without(records) if parts else tables.brief(records)
     table(made.head, made.rows, title=f"{made.title}, {dtype} on {place.type}", numbers=True)
     for work in works:
         tell(f"{work.name}: {work.said}.")
@@ -75,9 +75,9 @@ def bench(
         tell("A ratio is the time of a round without the part over that with all, medians of rounds taken in turns.")
         return
     tell(
-        "Medians of rounds taken in turns. The loop trains client after client on the same minibatches (foreach steps, "
-        "data on the device, no synchronisation within a round); `than torch.optim` is the ratio where it steps with "
-        "torch.optim.SGD instead."
+        "Times are medians of alternating rounds. The loop trains one client at a time on the same minibatches, with "
+        "foreach steps, data on the device and no synchronisation within a round. `than torch.optim` is the ratio to a "
+        "loop that uses torch.optim.SGD."
     )
 
 
@@ -96,5 +96,5 @@ def races(work: Workload, place: Any, dtype: str, quick: bool, parts: list[str])
                 record = contest(work, fed, algorithm, turns=2 if quick else 5, budget=2.0, **options)
         found.append({"kind": "loop", "algorithm": name, **record})
         if not record.get("agree", True):
-            note(f"{work.name}, {TITLES[name]}: the losses differ by {record['apart']:.1e}; do not trust its ratio.")
+            note(f"{work.name}, {TITLES[name]}: the losses differ by {record['apart']:.1e}, so the ratio is not valid.")
     return found

@@ -1,4 +1,4 @@
-"""`fedabml data`: which datasets there are, getting them, and looking at how data lie with the clients."""
+"""`fedabml data`: list datasets, download them, and inspect how data are divided among clients."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from ..data import Federation
 
 app = typer.Typer(
-    no_args_is_help=True, help="Datasets: list them, get them, and look at how they lie with the clients."
+    no_args_is_help=True, help="List datasets, download them, and inspect how data are divided among clients."
 )
 DataDir = Annotated[str | None, option("data_dir", DATA)]
 
 
 @app.command("list")
 def list_datasets(data_dir: DataDir = None) -> None:
-    """List the datasets, and which of them are on this machine.
+    """List the datasets, and show which of them are on this machine.
 
-    Your own data need no listing: `fedabml train --data FOLDER_OR_TABLE`.
+    Your own data need not be listed: use `fedabml train --data FOLDER_OR_TABLE`.
     """
     from ..data import datasets
 
@@ -54,9 +54,9 @@ def get(
     data_dir: DataDir = None,
     config: Config = None,
 ) -> None:
-    """Download datasets from their official sources, checksums verified; a broken download is taken up again.
+    """Download datasets from their official sources, and verify their checksums. A broken download is resumed.
 
-    With --config and no NAME, it is the dataset of that configuration.
+    With --config and without NAME, the command downloads the dataset of that configuration.
 
     Example: `fedabml data get fashionmnist cifar10 --data-dir data`
     """
@@ -66,10 +66,12 @@ def get(
     configured = run_keys(ctx).get("dataset")
     wanted = name or ([str(configured)] if configured else [])
     if not wanted:
-        raise InputError(f"Name a dataset to get, or a --config that has one.{nearest('', names('dataset'))}")
+        raise InputError(
+            f"Name a dataset to download, or give a --config that names one.{nearest('', names('dataset'))}"
+        )
     for each in wanted:
-        with downloads(each) as hear:
-            load(each, data_dir, progress=hear)
+        with downloads(each) as on_download:
+            load(each, data_dir, progress=on_download)
         say(f"{each}: {location(each, data_dir)}")
 
 
@@ -78,7 +80,7 @@ def inspect(
     ctx: typer.Context,
     what: Annotated[
         str | None,
-        typer.Argument(metavar="WHAT", help="A dataset's name, a folder of .npz files, a table, or a run."),
+        typer.Argument(metavar="WHAT", help="A dataset's name, a folder of .npz files, a table, or a run's folder."),
     ] = None,
     client_column: Annotated[str | None, option("client_column", DATA)] = None,
     target_column: Annotated[str | None, option("target_column", DATA)] = None,
@@ -97,12 +99,12 @@ def inspect(
         Path | None, typer.Option(help="Write manifest.json and partition.svg (a heat map) into this folder.")
     ] = None,
     force: Force = False,
-    show: Annotated[int, typer.Option(help="List so many clients.", min=0)] = 10,
+    show: Annotated[int, typer.Option(help="Number of clients to list.", min=0)] = 10,
     config: Config = None,
 ) -> None:
-    """Show how data lie with the clients, and check them as training would.
+    """Show how data are divided among clients, and check them as training would.
 
-    With --config and no WHAT, they are the data of that configuration.
+    With --config and without WHAT, the command inspects the data of that configuration.
 
     Examples:
 
@@ -122,15 +124,17 @@ def inspect(
     others = {name: value for name, value in keys.items() if name not in ("dataset", "data")}
     if what is None:
         if not (keys.get("dataset") or keys.get("data")):
-            raise InputError("Say what to inspect: a dataset, a folder, a table or a run; or a --config that has one.")
+            raise InputError(
+                "Name what to inspect: a dataset, a folder, a table or a run; or give a --config that names data."
+            )
         plan = RunConfig.of(keys, flags)
     elif (Path(what) / "config.json").is_file():
         plan = RunConfig.of(saved_config(Path(what))[0].to_dict(everything=True), others, flags)
     else:
         named = what in names("dataset") or not (Path(what).suffix or "/" in what or Path(what).exists())
         plan = RunConfig.of(others, {"dataset" if named else "data": what}, flags)
-    with downloads(what or plan.dataset or "") as hear:
-        fed = plan.federation(hear)
+    with downloads(what or plan.dataset or "") as on_download:
+        fed = plan.federation(on_download)
     overview(fed, show)
     if out:
         with folder_lock(out):
@@ -141,17 +145,17 @@ def inspect(
 
 
 def overview(fed: Federation, show: int) -> None:
-    """A federation in two tables."""
-    told = fed.describe()
-    low, middle, high = told["training_samples_per_client"]
+    """Print a federation as two tables."""
+    facts = fed.describe()
+    low, middle, high = facts["training_samples_per_client"]
     rows = [
         ("task", fed.task + (f", {fed.classes} classes" if fed.classes else f", {fed.y.shape[1]} target(s)")),
         ("clients", f"{fed.clients}, with {low} to {high} training samples (median {middle:g})"),
-        ("samples", ", ".join(f"{count:,} {split}" for split, count in told["samples"].items())),
-        ("one sample", f"{told['dtype']} of shape {tuple(told['sample_shape'])}"),
+        ("samples", ", ".join(f"{count:,} {split}" for split, count in facts["samples"].items())),
+        ("one sample", f"{facts['dtype']} of shape {tuple(facts['sample_shape'])}"),
     ]
     if fed.classes:
-        rows.append(("classes per client", f"{told['classes_per_client']:.2f} on average"))
+        rows.append(("classes per client", f"{facts['classes_per_client']:.2f} on average"))
     table(("", ""), rows, title=fed.dataset)
     counts = fed.label_counts("train")
     words = [" ".join(f"{c}:{n}" for c, n in enumerate(row) if n) for row in counts[:show]]

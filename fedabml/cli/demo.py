@@ -1,4 +1,4 @@
-"""`fedabml demo`: the main job on embedded data, in about a minute."""
+"""`fedabml demo`: train and compare three algorithms on embedded data, in about a minute."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..errors import InputError
 from ..evaluation.measures import COMPARED, MEASURES, size
 from ..runs.config import RunConfig
 from .console import number, say, table
+from .options import Quiet
 from .train import execute
 
 if TYPE_CHECKING:
@@ -21,34 +22,32 @@ if TYPE_CHECKING:
     from ..runs.prior import Posterior
     from ..runs.train import Run
 
-# What the demo trains; docs/guide.md has how the federation was chosen.
+# The setting of the demo; docs/guide.md explains how the federation was chosen.
 COMMON: dict[str, Any] = {
     "dataset": "digits-few", "clients": 40, "classes_per_client": 5, "model": "mlp",
     "rounds": 40, "participation": 0.25, "eval_every": 5, "seed": 0,
 }  # fmt: skip
-# The step sizes are the best of one grid on held-out training data: lr .01 to .3, personal_lr .003 to .1 or lr.
+# The step sizes are the best of a grid on held-out training data: lr .01 to .3, personal_lr .003 to .1 or lr.
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedabml": {"lr": 0.3, "personal_lr": 0.1},
     "fedavg-ft": {"lr": 0.3, "personal_lr": 0.3},
     "local": {"lr": 0.1, "personal_lr": 0.1},
 }
 BINS = 12  # of the entropies
-MARK = "demo.txt"  # says that a folder was made by the demo, and may be made again
+MARK = "demo.txt"  # marks a folder that the demo made and may replace
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder to write; one made by the demo before is replaced.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder to write. A folder of an earlier demo is replaced.")] = Path(
         "runs/demo"
     ),
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", metavar=" ", help="No progress and no table; errors only.")
-    ] = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Train FedABML, FedAvg with fine-tuning and every client alone on embedded data, and compare them.
+    """Train FedABML, FedAvg with fine-tuning, and every client alone on embedded data, and compare them.
 
-    Handwritten digits lie with 40 clients that have at most five digits and 18 samples each. The algorithms train for
-    40 rounds of 10 clients, then every client gets its own model and is scored on its own test digits, and on digits it
-    never saw. It needs no network.
+    The data are handwritten digits of 40 clients, each with at most five digits and 18 samples. Each algorithm trains
+    for 40 rounds of 10 clients. Then every client gets its own model, scored on the client's own test digits and on
+    digits that it never saw. The demo needs no network.
     """
     from ..files.paths import folder_lock
     from ..files.sealed import write_json
@@ -72,7 +71,7 @@ def demo(
 
 
 def make_room(out: Path) -> None:
-    """An empty folder with the demo's mark: a former demo's own files are removed, anything else is never touched."""
+    """Prepare the demo's folder: remove the files of an earlier demo, and refuse a folder with other files."""
     from ..files.paths import write
 
     if any(not file.name.startswith(".") for file in out.iterdir()) and not (out / MARK).is_file():
@@ -85,7 +84,7 @@ def make_room(out: Path) -> None:
 
 
 def compare(runs: dict[str, Run], strange: dict[str, dict[str, Any]]) -> None:
-    """Prints the runs side by side."""
+    """Print the runs side by side."""
     summaries = [run.summary for run in runs.values()]
     rows = [(MEASURES[key].name, *(number(s[key]) for s in summaries)) for key in COMPARED["classification"]]
     rows.append(("traffic per client and round", *(size(s["bytes_up"] + s["bytes_down"]) for s in summaries)))
@@ -96,10 +95,10 @@ def compare(runs: dict[str, Run], strange: dict[str, dict[str, Any]]) -> None:
 
 
 def unseen(run: Run, fed: Federation) -> dict[str, Any]:
-    """What every client's model makes of its own test digits, and of test digits that it has never seen.
+    """Compare the predictions of every client's model for its own test digits and for digits that it never saw.
 
-    Returns what `fedabml.report.unseen` draws: entropies of all clients, and the first client's answers to the first
-    test digits of every class.
+    Returns what `fedabml.report.unseen` draws: entropies of all clients, and the first client's predictions for the
+    first test digit of every class.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""`fedabml evaluate`, `personalize` and `predict`: what a trained prior is for."""
+"""`fedabml evaluate`, `personalize` and `predict`: the use of a trained prior."""
 
 from __future__ import annotations
 
@@ -28,21 +28,23 @@ if TYPE_CHECKING:
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
     split: Annotated[
-        str, typer.Option(metavar="auto|val|test", help="Samples to score on; auto: as the run was.")
+        str, typer.Option(metavar="auto|val|test", help="Samples to score on; auto: those of the run.")
     ] = "auto",
-    epochs: Annotated[int | None, typer.Option(help="Epochs of personalising, in place of the algorithm's.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda, in place of the run's.")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Folder of datasets, in place of the run's.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs of personalisation.", show_default="the algorithm's")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.", show_default="the run's")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder of datasets.", show_default="the run's")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for evaluation.json and evaluation.csv.", show_default="RUN")
     ] = None,
     force: Force = False,
     config: Config = None,
 ) -> None:
-    """Personalise every client of a finished run anew and score it.
+    """Personalise every client of a finished run again, and score it.
 
-    The data are made again from the run's configuration, and checked to be the same. A run that held out validation
-    data was scored on them: when all is decided, `--split test` gives the figure to report.
+    The command rebuilds the data from the run's configuration and checks that they are the same. A run with held-out
+    validation data was scored on those; once all choices are made, `--split test` gives the result to report.
 
     Example: `fedabml evaluate runs/digits-few-fedabml-0 --epochs 10`
     """
@@ -63,12 +65,10 @@ def evaluate(
     backend, chunk = saved.get("backend", plan.backend), saved.get("chunk", plan.chunk)
     plan = plan.with_changes(data_dir=data_dir or plan.data_dir, backend=backend, chunk=chunk)
     plan = plan.with_changes(device=device or plan.device)
-    with downloads(plan.dataset or "") as hear:
-        fed = plan.federation(hear)
+    with downloads(plan.dataset or "") as on_download:
+        fed = plan.federation(on_download)
     if fed.hash != saved.get("partition_hash"):
-        raise InputError(
-            f"The data of the run in '{run}' have changed since: their hash is another. Restore them first."
-        )
+        raise InputError(f"The data of the run in '{run}' have changed: their hash differs. Restore them first.")
     prior = load_prior(run / "shared.safetensors")
     algorithm = prior.algorithm if epochs is None else dataclasses.replace(prior.algorithm, personal_epochs=epochs)
     setup = prepare(fed, plan.model, algorithm, **plan.train_options(fed))
@@ -79,14 +79,14 @@ def evaluate(
         write(out / "evaluation.csv", clients_csv(fed, found, split))
         facts |= {"prior_digest": prior.digest, "files": digests(out, ["evaluation.csv"])}
         write_json(out / "evaluation.json", facts | found.summary | found.details)
-    title = f"{fed.clients} clients, {algorithm.personal_epochs} epoch(s) of personalising, {split} data"
+    title = f"{fed.clients} clients, {algorithm.personal_epochs} epoch(s) of personalisation, {split} data"
     table(*scores(found.summary), title=title, numbers=True)
     say(f"scores       {out / 'evaluation.json'}")
     say(f"per client   {out / 'evaluation.csv'}")
 
 
 def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: int) -> Evaluation:
-    """Scores what the server owns, with what clients keep taken from the run's last checkpoint."""
+    """Score the server's result; the kept states of clients come from the run's last checkpoint."""
     from ..engine.checkpoint import check_like
     from ..engine.client import Lanes, initial_kept
     from ..engine.client_states import Kept
@@ -98,7 +98,7 @@ def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: i
     theta = {name: value.to(cohort.device, cohort.dtype) for name, value in shared.items()}
     if cohort.algorithm.keeps and (last is None or last.round != round):
         raise InputError(
-            f"The clients of the run in '{run}' keep a state of their own, and that of round {round} is missing or "
+            f"The clients of the run in '{run}' keep a state of their own, but that of round {round} is missing or "
             f"damaged. Finish the run first: {resume_command('train', run)}"
         )
     like = {name: value[0] for name, value in initial_kept(Lanes.of(cohort, theta, [0])).items()} if last else {}
@@ -111,7 +111,10 @@ def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: i
 def personalize(
     prior: Annotated[Path, typer.Argument(metavar="PRIOR", help="A run's folder, or its shared.safetensors.")],
     data: Annotated[
-        Path, typer.Option(help="The client's .npz (x_train, y_train; or x, y), or its table if the prior had one.")
+        Path,
+        typer.Option(
+            help="The client's .npz (x_train, y_train; or x, y), or its table if the prior was trained on one."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="File for the client's posterior.")] = Path("posterior.safetensors"),
     epochs: Annotated[
@@ -126,10 +129,10 @@ def personalize(
     force: Force = False,
     config: Config = None,
 ) -> None:
-    """Make a client's own posterior from a prior and the client's data, which stay where they are.
+    """Make a client's posterior from a prior and the client's data. The data stay where they are.
 
-    The client may be new. If its .npz also has x_test and y_test, the posterior is scored on them. The posterior tells
-    of the client's data: keep it at the client.
+    The client may be new. If its .npz also has x_test and y_test, the posterior is scored on them. The posterior
+    reveals facts about the client's data, so keep it at the client.
 
     Example: `fedabml personalize runs/digits-few-fedabml-0 --data client.npz --out posterior.safetensors`
     """
@@ -142,24 +145,24 @@ def personalize(
     found = load_prior(source)
     x, y, test = _labelled(data, found.input_spec)
     posterior = found.personalize(x, y, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, device=device)
-    told = [f"samples     {len(x)}"]
+    lines = [f"samples     {len(x)}"]
     if test:
         p = posterior.predict(test[0], seed=seed, device=device)
         for name, value in _scores(p, test[1]).items():
-            told.append(f"{name:<11} {number(value)} on {len(test[1])} test samples")
+            lines.append(f"{name:<11} {number(value)} on {len(test[1])} test samples")
     posterior.save(out)
-    for line in (*told, f"prior       {found.digest[:16]} (digest)", f"posterior   {out}"):
+    for line in (*lines, f"prior       {found.digest[:16]} (digest)", f"posterior   {out}"):
         say(line)
 
 
 def _check_apart(out: Path, *read: Path) -> None:
-    """What is read must not be overwritten."""
+    """Refuse an output file that the command also reads."""
     if os.path.realpath(out) in map(os.path.realpath, read):
-        raise InputError(f"'{out}' is read by this command and would be overwritten. Give another file with --out.")
+        raise InputError(f"'{out}' is an input of this command and would be overwritten. Give another file with --out.")
 
 
 def _labelled(path: Path, input_spec: InputSpec) -> tuple[Any, Any, tuple[np.ndarray, np.ndarray] | None]:
-    """A client's inputs and targets, and its checked test samples: of an .npz, or of a table that the prior reads."""
+    """Read a client's inputs and targets, and its test samples if it has any, from an .npz file or a table."""
     if _is_table(path, input_spec):
         from ..data.table import read_frame
 
@@ -167,8 +170,8 @@ def _labelled(path: Path, input_spec: InputSpec) -> tuple[Any, Any, tuple[np.nda
         client = input_spec.recipe.client if input_spec.recipe else ""
         if client in frame.columns and frame[client].nunique() > 1:
             raise InputError(
-                f"'{path}' has the rows of {frame[client].nunique()} clients in its column '{client}'; a posterior is "
-                "one client's. Give each a table of its own."
+                f"'{path}' has rows of {frame[client].nunique()} clients in its column '{client}', but a posterior "
+                "belongs to one client. Give each client its own table."
             )
         return frame, None, None
     from ..data import read_client
@@ -191,13 +194,16 @@ def _scores(p: Prediction | Regression, y: np.ndarray) -> dict[str, float]:
 
 
 def predict(
-    posterior: Annotated[Path, typer.Argument(metavar="POSTERIOR", help="A file of `fedabml personalize`.")],
-    data: Annotated[Path, typer.Option(help="Inputs: an .npz with x, or a table if the prior had one.")],
-    out: Annotated[Path, typer.Option(help="CSV file to write, a row per input.")] = Path("predictions.csv"),
+    posterior: Annotated[Path, typer.Argument(metavar="POSTERIOR", help="A file that `fedabml personalize` wrote.")],
+    data: Annotated[Path, typer.Option(help="Inputs: an .npz with x, or a table if the prior was trained on one.")],
+    out: Annotated[Path, typer.Option(help="CSV file to write, with one row per input.")] = Path("predictions.csv"),
     samples: Annotated[
         int | None,
         typer.Option(
-            min=0, metavar="N", help="Weight samples to average (0: the mean weights).", show_default="as in training"
+            min=0,
+            metavar="N",
+            help="Number of weight samples to average (0: the mean weights).",
+            show_default="as in training",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the weight samples.")] = 0,
@@ -205,13 +211,15 @@ def predict(
     force: Force = False,
     config: Config = None,
 ) -> None:
-    """Predict with a client's posterior, with the uncertainty of each prediction.
+    """Predict with a client's posterior, and report the uncertainty of each prediction.
 
-    The CSV has the label, a probability per class, the entropy (how unsure, in nats), the mutual information (the part
-    that is due to the weights, often high for inputs unlike the client's data; a table's value far outside its range
-    can still look sure, so check ranges) and, with a label level, the surprise (above 0 for inputs that look like what
-    other clients have). For regression: mean, std, model_std. A class name that a spreadsheet would run as a formula
-    has an apostrophe in front.
+    For classification the CSV has these columns: the label; a probability per class; the entropy in nats; the mutual
+    information, which is the part of the entropy that is due to the weights; and, with a label level, the surprise. The
+    mutual information is often high for inputs unlike the client's data. A table's value far outside its range can
+    still look certain, so check ranges. The surprise is above 0 for inputs that look like other clients' data.
+
+    For regression the columns are mean, std and model_std. A class name that a spreadsheet would run as a formula
+    begins with an apostrophe.
 
     Example: `fedabml predict posterior.safetensors --data inputs.npz --out predictions.csv --samples 20`
     """
@@ -233,7 +241,7 @@ def predict(
 
 
 def _inputs(path: Path, input_spec: InputSpec) -> Any:
-    """The inputs to predict: a table, or the x of an .npz; of a client's whole file its test inputs."""
+    """Read the inputs to predict: a table, or the array x of an .npz file (x_test or x_train if it has no x)."""
     if _is_table(path, input_spec):
         from ..data.table import read_frame
 
@@ -245,12 +253,12 @@ def _inputs(path: Path, input_spec: InputSpec) -> Any:
     if name is None:
         raise InputError(f"'{path}' has no array x; it holds {', '.join(arrays) or 'nothing'}.")
     if name != "x":
-        note(f"'{path}' has no array x, so {name} is predicted.")
+        note(f"'{path}' has no array x, so the command predicts {name}.")
     return arrays[name]
 
 
 def _rows(p: Prediction | Regression, input_spec: InputSpec) -> tuple[list[str], list[list[Any]]]:
-    """Head and rows of the CSV."""
+    """Return head and rows of the CSV."""
     from ..evaluation.predictions import Prediction
 
     if isinstance(p, Prediction):
@@ -273,7 +281,7 @@ def _rows(p: Prediction | Regression, input_spec: InputSpec) -> tuple[list[str],
 
 
 def _class_names(input_spec: InputSpec, classes: int) -> tuple[str, ...]:
-    """The names of the classes: the table's, the dataset's, or their numbers."""
+    """Return the names of the classes: those of the table or the dataset, or their numbers."""
     from ..data.catalogue import SOURCES
 
     if input_spec.class_names:
@@ -283,14 +291,14 @@ def _class_names(input_spec: InputSpec, classes: int) -> tuple[str, ...]:
 
 
 def _is_table(path: Path, input_spec: InputSpec) -> bool:
-    """Whether a file is a table; the prior must have been trained on one, or on none, accordingly."""
+    """Return whether a file is a table. Raises InputError if the prior needs the other kind of file."""
     from ..runs.input_spec import TABLE_WANTED
 
     table = path.suffix.lower() in TABLES
     if table and input_spec.recipe is None:
         raise InputError(
-            f"'{path}' is a table, but the prior was not trained on one: give the inputs as an .npz with x."
+            f"'{path}' is a table, but the prior was not trained on one. Give the inputs as an .npz with x."
         )
     if input_spec.recipe and not table:
-        raise InputError(f"'{path}' is no table. {TABLE_WANTED}")
+        raise InputError(f"'{path}' is not a table. {TABLE_WANTED}")
     return table
