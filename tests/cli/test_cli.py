@@ -78,7 +78,7 @@ def test_train_evaluate_personalize_predict(client, tmp_path):
         assert row["label"] == str(probs.argmax()) and abs(probs.sum() - 1) < 1e-4
     run("predict", "p.safetensors", "--data", "inputs.npz", "--out", "q.csv", "--samples", 4)
     assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "q.csv").read_bytes()
-    assert "x_test is predicted" in run("predict", "p.safetensors", "--data", client).stderr
+    assert "predicts x_test" in run("predict", "p.safetensors", "--data", client).stderr
 
 
 def test_a_run_of_before_on_whole_float_targets_is_still_a_regression(tmp_path):

@@ -197,7 +197,7 @@ def test_a_folder_that_is_taken(spoiled, tmp_path):
     assert "--resume --out" in refused("train", *SMALL, "--out", spoiled)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/chapter.txt").write_text("1")
-    assert "folder of its own" in refused("train", *SMALL, "--out", "thesis")
+    assert "its own folder" in refused("train", *SMALL, "--out", "thesis")
     (tmp_path / "file").write_text("1")
     assert "file" in refused("train", *SMALL, "--out", "file/run")
     assert (tmp_path / "file").read_text() == "1"
