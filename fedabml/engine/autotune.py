@@ -1,4 +1,4 @@
-"""Where and how a run executes: device, backend, and how many clients fit at once."""
+"""Choose where and how a run executes: device, types of numbers, backend, threads, and how many clients fit at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BACKENDS = ("auto", "vmap", "loop")
 
 
 def device_of(name: str) -> torch.device:
-    """A device by name; `auto` is the accelerator where there is one."""
+    """Return a device by name; `auto` is the GPU where there is one. Raise InputError where there is no such device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -68,12 +68,12 @@ COARSE = ("tf32", "bf16")  # of them, those with products of few digits
 
 
 def dtype_of(name: str, device: torch.device) -> Arithmetic:
-    """The types of numbers, and what libraries may do with them (process-wide settings of torch).
+    """Return the types of numbers for a precision, and set how libraries multiply, in the whole process.
 
-    float32 and float64 are meant: without TF32, a GPU's results agree with a CPU's. `tf32` allows the faster, coarser
-    arithmetic (three digits) in convolutions and matrix products. `bf16` runs the network in bfloat16 (two digits);
-    posteriors, noise, KL and averages stay in float32. In every case the same run gives the same bits; compiled, where
-    torch finds the kernels in its cache that it had chosen before, by their time.
+    float32 and float64 are computed without TF32, so that a GPU's results agree with a CPU's. `tf32` allows the faster,
+    coarser arithmetic (three digits) in convolutions and matrix products. `bf16` is mixed precision: the network in
+    bfloat16 (two digits); posteriors, noise, KL and averages in float32. The same run always gives the same bits;
+    compiled, as long as torch's cache holds the kernels that it chose by their time.
     """
     if name not in DTYPES:
         raise InputError(f"There is no dtype '{name}'.{nearest(name, DTYPES)}")
@@ -88,7 +88,7 @@ SLOW = 0.2  # seconds of one client of it, from which it is cut: choosing must n
 
 
 class Way(NamedTuple):
-    """How clients are worked on: in one batched program or one by one, shared out among so many threads."""
+    """How clients run: in one batched program or one by one, and in how many threads."""
 
     backend: str
     workers: int
@@ -96,12 +96,12 @@ class Way(NamedTuple):
 
 
 def backend_of(name: str, network: Network, x: Tensor, device: torch.device) -> tuple[Way, str]:
-    """How clients run and, where `auto` could not choose freely, a note that says why.
+    """Return how clients run and, where `auto` could not choose freely, a note that says why.
 
-    `auto` on a GPU is one batched program; on a CPU the faster of the two, found out by a gradient of a few clients and
-    remembered, because that is not always the batched one (convolutions often run faster client by client). So are the
-    threads: clients of its own for each, or one that has all cores; and, client by client, how images lie. A module
-    that vmap cannot take runs client by client everywhere; the note names the operation, and what to do.
+    On a GPU `auto` is one batched program. On a CPU it is the faster way, which is measured once by a gradient of a few
+    clients, and remembered: batched or client by client (often faster for convolutions), in threads with clients of
+    their own or in one that has all cores, and, client by client, with images channels-last or not. A module that vmap
+    cannot take runs client by client everywhere; the note names the operation, and what to do.
     """
     if name not in BACKENDS:
         raise InputError(f"There is no backend '{name}'.{nearest(name, BACKENDS)}")
@@ -114,7 +114,7 @@ def backend_of(name: str, network: Network, x: Tensor, device: torch.device) -> 
 
 
 def _unbatched(network: Network, x: Tensor, name: str) -> str:
-    """A note on what keeps a module from being batched; an error if that was asked for, or if nothing can train it."""
+    """Return a note on what keeps a module from being batched; raise InputError if `vmap` was chosen or none works."""
     why = ""
     if name != "loop":
         try:
@@ -147,7 +147,7 @@ def _alone(network: Network, x: Tensor) -> None:
 
 
 def _together(network: Network, x: Tensor) -> None:
-    """Two clients, and two draws of one client's weights, which have the same examples."""
+    """Try two clients, and two draws of one client's weights, which have the same examples."""
     weights, keys = network.initial.expand(2, -1), rng.keys((0,), range(2))
     for examples, axis in ((x.expand(2, *x.shape), 0), (x, None)):
         torch.vmap(_gradient(network), (0, axis, 0))(weights, examples, keys)
@@ -156,7 +156,7 @@ def _together(network: Network, x: Tensor) -> None:
 
 
 def _gradient(network: Network) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """In the weights alone: as in training, the examples are not of the transform, and may not be changed."""
+    """Return the gradient in the weights alone: as in training, the examples may not be changed."""
     return lambda w, x, key: torch.func.grad(lambda w: network(w, x, key).sum())(w)
 
 
@@ -206,9 +206,9 @@ class _Trial:
 
     @property
     def name(self) -> str:
-        """What the outcome depends on, the processor too: machines may share a home.
+        """A digest of what the outcome depends on, the processor too: machines may share a home directory.
 
-        A run's batch size and algorithm are not among it, for the trial has its own minibatch and gradient.
+        A run's batch size and algorithm do not count, because the trial has its own minibatch and gradient.
         """
         layers = [f"{type(m).__name__} {m.extra_repr()}" for m in self.network.module.modules()]
         here = torch.__version__, torch.get_num_threads(), platform.machine(), hardware(torch.device("cpu"))
@@ -218,9 +218,9 @@ class _Trial:
 
 
 def _faster(trial: _Trial, backends: tuple[str, ...]) -> Way:
-    """Whichever was fastest the first time this was asked. Ties go to the batched program, and to threads.
+    """Return the way that was fastest when it was first measured. Ties go to the batched program, and to threads.
 
-    Threads that need not wait for each other at every operation lose less where other programs run, too.
+    Threads that do not wait for each other at every operation lose less where other programs run, too.
     """
     threads = min(torch.get_num_threads(), LANES) if enabled("threads") else 1
     ways = [Way(backend, n) for backend in backends for n in sorted({threads, 1}, reverse=True)]
@@ -228,8 +228,8 @@ def _faster(trial: _Trial, backends: tuple[str, ...]) -> Way:
         ways += [way._replace(channels_last=True) for way in ways if way.backend == "loop"]
     if len(ways) == 1:
         return ways[0]
-    asked = [*backends, *["last"] * trial.images]
-    file, name = choices_file(), f"{trial.name} {'|'.join(asked)}"
+    choices = [*backends, *["last"] * trial.images]
+    file, name = choices_file(), f"{trial.name} {'|'.join(choices)}"
     found = _known(file).get(name)
     if found is None:
         trial.fit()
@@ -243,7 +243,7 @@ def _faster(trial: _Trial, backends: tuple[str, ...]) -> Way:
 
 
 def _known(file: Path) -> dict[str, Way]:
-    """The choices in the file that could have been made here; none where it cannot be read."""
+    """Return the choices in the file that could have been made here; none where it cannot be read."""
     try:
         known = read_json(file)
         return {k: Way(str(v[0]), int(v[1]), *map(bool, v[2:3])) for k, v in known.items() if _possible(v)}
@@ -262,22 +262,22 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def cache_dir() -> Path:
-    """Where what was found out about this machine is kept: $FEDABML_CACHE, else ~/.cache/fedabml."""
+    """Return the folder of what was measured on this machine: $FEDABML_CACHE, else ~/.cache/fedabml."""
     named = os.environ.get("FEDABML_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fedabml")  # noqa: PTH118
     return Path(os.path.expanduser(named))  # noqa: PTH111  pathlib's raises where there is no such home
 
 
 def choices_file() -> Path:
-    """Where `auto`'s choices of backends lie. Without it they are measured anew."""
+    """Return the file of the choices of `auto`. Without it they are measured anew."""
     return cache_dir() / "backends.json"
 
 
 def lane_bytes(network: Network, algorithm: Algorithm, batch: int, inputs: int, itemsize: int) -> int:
-    """Roughly what one client of a chunk takes, of examples with so many `inputs`; tests hold it to a factor of two.
+    """Return roughly how many bytes one client of a chunk takes, for examples of `inputs` numbers (to a factor of two).
 
-    Vectors of the step, and more of them for every weight sample; a step's minibatches; the outputs of layers and their
-    derivatives. Noise on activations stands beside those. It needs no weight samples: flipout has a shared noise
-    vector in their place, local reparameterisation not even that (but on convolutions it is flipout).
+    Counted are vectors of the step, more of them for every weight sample, a step's minibatches, and the outputs of
+    layers with their derivatives and noise. Noise on activations needs no weight samples: flipout has one shared noise
+    vector, local reparameterisation none (but on convolutions it is flipout).
     """
     samples, outputs = algorithm.samples_per_step, max(0, network.activations - inputs)
     vectors = 8 + samples if algorithm.estimator == "local" else 1 + 4 * samples
@@ -287,5 +287,5 @@ def lane_bytes(network: Network, algorithm: Algorithm, batch: int, inputs: int, 
 
 
 def chunk_of(lane: int, device: torch.device, clients: int) -> int:
-    """How many clients run at once."""
+    """Return how many clients may run at once, for clients that take `lane` bytes."""
     return max(1, min(clients, free_bytes(device) // max(1, lane)))

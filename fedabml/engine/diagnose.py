@@ -1,4 +1,4 @@
-"""What in a user's module torch cannot take, and how it could."""
+"""Explain what in a user's module torch cannot batch, differentiate or compile, and what to write instead."""
 
 from __future__ import annotations
 
@@ -128,14 +128,14 @@ COMPILER = (
 
 
 def refusal(error: BaseException) -> str:
-    """Where a network failed and at what, and what to do: the rest of a sentence, and another one."""
+    """Return where a network failed and at what (the end of a sentence), and a sentence that says what to do."""
     where, code = _place(error) or ("it", "")
     what, fix = _ruled(f"{error}\n{code or where}", MODEL) or (f"fails ({_first(error)})", OTHERWISE)
     return f"{where} {what}{f', in `{code}`' if code else ''}. {fix}."
 
 
 def uncompiled(error: BaseException) -> str:
-    """The same where torch.compile failed: for want of something, or at the model."""
+    """Return the same for a failure of torch.compile: something is missing, or the model cannot be compiled."""
     found = _ruled(str(error), COMPILER)
     if found is None and _place(error):
         return refusal(error)
@@ -151,7 +151,7 @@ def _ruled(text: str, rules: tuple[Rule, ...]) -> tuple[str, str] | None:
 
 
 def _first(error: BaseException) -> str:
-    """The first sentence of an error."""
+    """Return the first sentence of an error."""
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.endswith("raised:")] or [type(error).__name__]
     return _short(lines[0].split(". ")[0].rstrip("."), 200)
@@ -166,12 +166,12 @@ _OURS = tuple(f"{Path(p).parent}{os.sep}" for p in (torch.__file__, np.__file__,
 
 
 def _foreign(file: str) -> bool:
-    """Whether a file is neither the user's nor of a library of models."""
+    """Return whether a file belongs to torch, numpy, Python or this package: not to the user or a library of models."""
     return file.startswith((*_OURS, "<eval_with_key>")) or (file.startswith(_STDLIB) and "site-packages" not in file)
 
 
 def _place(error: BaseException) -> tuple[str, str] | None:
-    """Where in a module an error arose, and the code there: the user's innermost line, else the layer of torch."""
+    """Return where in a module an error arose, and the code there: the user's innermost line, else torch's layer."""
     frames = [*traceback.walk_tb(error.__traceback__)]
     inside = [i for i, (frame, _) in enumerate(frames) if frame.f_code is Network.call.__code__]
     if not inside:
@@ -195,7 +195,7 @@ def _name(frame: FrameType) -> str:
 
 
 def _code(at: traceback.FrameSummary) -> str:
-    """The very expression, if Python knows it; else its line."""
+    """Return the expression that failed, if Python knows it, else its line."""
     if at.lineno is None or at.end_lineno is None or at.colno is None or at.end_colno is None:
         return _short(at.line or "", 120)
     lines = [line.encode() for line in linecache.getlines(at.filename)[at.lineno - 1 : at.end_lineno]]

@@ -34,7 +34,10 @@ class ClientLoss:
             return self._mean(lambda *draw: self._noisy(q, batch, *draw), key, *draws)
         if isinstance(q, Branches):
             return self._mean(lambda head, drop: self.nll(head, batch, drop, q.body), key, q.heads)
-        one = lambda weights, drop: self.nll(weights, batch, drop)  # noqa: E731
+
+        def one(weights: Tensor, drop: Tensor) -> Tensor:
+            return self.nll(weights, batch, drop)
+
         if not isinstance(q, Gaussian):
             return self._mean(one, key, q.weights)
         # A CPU gains nothing by more lanes, and would transpose the gradients of a second batched axis.

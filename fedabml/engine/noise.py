@@ -36,14 +36,14 @@ VECTORS, PLACES, BIAS, OTHER = "vectors", "places", "bias", "other"
 _STREAM = 1 << 20  # the noise's keys, apart from those of dropout, which counts its calls
 _FLOOR = 1e-24  # of a variance, so that the derivatives of its root stay finite where all inputs are 0
 
-# The layers that are met: how many axes of places they have (None: any) and which axis the channels are.
+# The layers that are intercepted: how many axes of places they have (None: any) and which axis the channels are.
 _LAYERS: dict[Any, tuple[int | None, int]] = {
     F.linear: (None, -1),
     F.conv1d: (1, 1),
     F.conv2d: (2, 1),
     F.conv3d: (3, 1),
 }
-# What may be asked of a tensor without using its values.
+# What may be read of a tensor without using its values.
 _HARMLESS = {
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda")),
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_contiguous, Tensor.stride),
@@ -51,7 +51,7 @@ _HARMLESS = {
 
 
 class _Call(NamedTuple):
-    """A call of a layer, its operands apart."""
+    """A call of a layer with its operands."""
 
     run: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     x: Tensor
@@ -68,12 +68,15 @@ class _Call(NamedTuple):
         named = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
         x, weight, bias = named.pop("input"), named.pop("weight"), named.pop("bias", None)
         axes, channels = _LAYERS[func]
-        run = lambda x, weight, bias: func(x, weight, bias, *args[3:], **named)  # noqa: E731
+
+        def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return func(x, weight, bias, *args[3:], **named)
+
         examples = x.ndim > 1 if axes is None else x.ndim == axes + 2
         return _Call(run, x, weight, bias, channels, examples, x.ndim > 2)
 
     def wide(self, rows: Tensor, ndim: int) -> Tensor:
-        """Numbers of every example and channel [examples, channels], for all places of a tensor with so many axes."""
+        """Return numbers of examples and channels [examples, channels], shaped to fit a tensor with `ndim` axes."""
         ones = [1] * (ndim - 2)
         return rows.view(len(rows), *ones, -1) if self.channels == -1 else rows.view(len(rows), -1, *ones)
 
@@ -84,7 +87,7 @@ def _met(args: Any, kwargs: Any, names: Mapping[int, Any]) -> Iterable[int]:
 
 # -- what a module does with its parameters ---------------------------------------------------------------------------
 class _Watch(TorchFunctionMode):
-    """Notes every use of some tensors. Layers get them detached: a derivative that is left tells of an unseen use."""
+    """Records every use of some tensors. Layers get them detached: a derivative that is left reveals an unseen use."""
 
     def __init__(self, names: Mapping[int, str], batch: int):
         self.names, self.batch = names, batch
@@ -114,7 +117,7 @@ class _Watch(TorchFunctionMode):
 
 @torch.enable_grad()
 def uses(network: Network, shape: Sequence[int]) -> dict[str, str]:
-    """How a module uses each of its parameters, found out by two runs on made-up inputs of a shape."""
+    """Return how a module uses each of its parameters, by two runs on made-up inputs of a shape."""
     runs, outputs = [], []
     network.module.train()
     for batch in (2, 3):  # an axis that follows the size of the batch is the batch's
@@ -144,7 +147,7 @@ def uses(network: Network, shape: Sequence[int]) -> dict[str, str]:
 
 # -- noise ------------------------------------------------------------------------------------------------------------
 def _normal(key: Tensor, rows: int, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Deviates [rows, *size]; those of a row do not depend on how many rows follow."""
+    """Return normal deviates [rows, *size]; those of a row do not depend on how many rows follow."""
     exact = torch.promote_types(dtype, torch.float32)
     if key.device.type != "cpu":
         return rng.normal(rng.folds(key, rows), size, exact).to(dtype)
@@ -154,7 +157,7 @@ def _normal(key: Tensor, rows: int, size: Sequence[int], dtype: torch.dtype) -> 
 
 
 def _signs(key: Tensor, rows: int, count: int, dtype: torch.dtype) -> Tensor:
-    """±1 with equal chances, [rows, count]."""
+    """Return ±1 with equal probabilities, [rows, count]."""
     exact = torch.promote_types(dtype, torch.float32)
     return 1 - 2 * (rng.uniform(key, (rows, count), exact) < 0.5).to(dtype)
 
@@ -232,7 +235,7 @@ class Noise:
 
     @staticmethod
     def of(algorithm: Algorithm, network: Network, shape: Sequence[int]) -> Noise:
-        """What an algorithm asks for, on inputs of a shape. Not to be called inside of torch.func's transforms."""
+        """Return an algorithm's noise for inputs of a shape. Not to be called inside of torch.func's transforms."""
         estimator, antithetic = algorithm.estimator, algorithm.antithetic
         if estimator == "weight":
             return Noise(estimator, antithetic)
@@ -250,7 +253,7 @@ class Noise:
         return self.estimator == "weight"
 
     def draws(self, key: Tensor, samples: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """The keys of so many passes and, if they come in pairs of opposite noise, its signs."""
+        """Return the keys of `samples` passes and, if they come in pairs of opposite noise, its signs."""
         key = rng.fold(key, _STREAM)
         if not self.antithetic or samples == 1:
             return (rng.folds(key, samples),)
@@ -260,7 +263,7 @@ class Noise:
     def outputs(
         self, network: Network, q: Gaussian, x: Tensor, key: Tensor, dropout: Tensor, sign: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """One pass: the network's outputs, and the likelihood's own entries of the vector, which are always drawn."""
+        """Return the network's outputs in one pass, and the likelihood's own entries of the vector, which are drawn."""
         layout = network.layout
         exact, std, variance = (layout.split(v) for v in (q.mean, q.logstd.exp(), (2 * q.logstd).exp()))
         flips = (PLACES, VECTORS) if self.estimator == "flipout" else (PLACES,)
@@ -273,7 +276,10 @@ class Noise:
         drawn = {n: piece.view(exact[n].shape) for n, piece in zip(shared, pieces, strict=True)}
         other = {n: exact[n] + drawn[n] * std[n] for n in layout.names if self.uses[n] == OTHER}
         own = other.pop(LIKELIHOOD, q.mean[:0])
-        inside = lambda t: t.to(network.dtype)  # noqa: E731
+
+        def inside(t: Tensor) -> Tensor:
+            return t.to(network.dtype)
+
         mean = {n: inside(other.get(n, exact[n])) for n in layout.names if n != LIKELIHOOD}
         slots = {
             id(mean[n]): _Slot(inside(std[n]), inside(variance[n]), inside(drawn[n]) if n in drawn else None)
@@ -291,7 +297,7 @@ ON_WEIGHTS = Noise()
 def gradient_variance(
     loss: Callable[[Gaussian, Tensor], Tensor], q: Gaussian, keys: Iterable[Tensor]
 ) -> tuple[float, float]:
-    """The variance over keys of ∇_m and of ∇_ν of `loss(q, key)`, summed over the entries."""
+    """Return the variances over keys of ∇_m and of ∇_ν of `loss(q, key)`, summed over the entries."""
     grads = [torch.func.grad(loss)(q, key) for key in keys]
     mean, logstd = (torch.stack(column).var(0).sum() for column in zip(*grads, strict=True))
     return float(mean), float(logstd)

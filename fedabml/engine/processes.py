@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import heapq
+import importlib
 import inspect
 import json
 import os
@@ -47,10 +48,14 @@ class PeerLost(TrainingError):
 class World:
     """The processes of a run: this one is `rank` of `size`, and `local` of the `here` on this machine.
 
-    This base class is a process alone: nothing is sent, and torch.distributed is not needed.
+    This class alone is a process alone: nothing is sent, and torch.distributed is not needed. `Processes` connects
+    several.
     """
 
     rank, size, local, here = 0, 1, 0, 1
+    host: Any = None  # the group for what lies on the host
+    fast: Any = None  # NCCL's group, where every process has a GPU of its own
+    broken = False  # whether the connection to another process was lost
 
     # -- who does what ------------------------------------------------------------------------------------------------
     def assign_clients(self, clients: Sequence[int], counts: np.ndarray) -> list[list[int]]:
@@ -70,124 +75,44 @@ class World:
 
     def device_name(self, device: str) -> str:
         """Return the name of this process's device."""
-        return device
+        if self.size == 1 or device == "cpu" or not _torch().cuda.is_available():
+            return device
+        if device not in ("auto", "cuda"):
+            raise InputError(f"Every process has a GPU of its own: use --device cuda under torchrun, not '{device}'.")
+        number = self.local % _torch().cuda.device_count()
+        _torch().cuda.set_device(number)
+        return f"cuda:{number}"
 
     def use_device(self, device: torch.device) -> None:
         """Prepare sums of tensors that lie on a device."""
+        if self.size == 1:
+            return
+        own = device.type == "cuda" and self.here <= _torch().cuda.device_count()
+        counts = self.sum(_torch().tensor([own, device.type == "cuda"], dtype=_torch().float64)).tolist()
+        if counts[1] not in (0, self.size):
+            raise InputError(f"{counts[1]:.0f} of the {self.size} processes have a GPU. Give all of them one, or none.")
+        if counts[0] == self.size and self.fast is None:  # two processes on one GPU cannot use NCCL
+            self.fast = _dist().new_group(backend="nccl", timeout=PATIENCE)
 
     # -- what ranks exchange ------------------------------------------------------------------------------------------
     def broadcast_text(self, text: str) -> str:
         """Return the text of rank 0 in every process."""
-        return text
+        if self.size == 1:
+            return text
+        data = list(text.encode())
+        size = int(self.broadcast(_torch().tensor([len(data)]))[0])
+        values = data if self.rank == 0 else [0] * size
+        return bytes(self.broadcast(_torch().tensor(values, dtype=_torch().uint8)).tolist()).decode() if size else ""
 
     def on_rank_0(self, act: Callable[[], T]) -> T | None:
         """Call `act` in rank 0 while the others wait and get None; an InputError or TrainingError is raised in all."""
-        return act()
-
-    def decide(self, act: Callable[[], T]) -> T:
-        """Call `act` in rank 0 and return its result, which must be JSON, in all processes."""
-        return act()
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum over processes, with the same bits in all of them."""
-        return tensor
-
-    def minimum(self, number: int) -> int:
-        """Return the minimum over processes."""
-        return number
-
-    def broadcast(self, tensor: Tensor) -> Tensor:
-        """Return rank 0's tensor, which lies on the host; the others pass one of the same shape and type."""
-        return tensor
-
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all processes (of one shape, on the host) in rank 0, and nothing elsewhere."""
-        return [tensor]
-
-    def scatter(self, tensors: list[Tensor], like: Tensor) -> Tensor:
-        """Return one of rank 0's tensors, which has one like `like` for each process."""
-        return tensors[0]
-
-    def one_per_machine_first(self, act: Callable[[], T]) -> T:
-        """Call `act` in one process of every machine before the others, so that a download is made once."""
-        return act()
-
-
-ALONE = World()
-
-
-class Processes(World):
-    """Several processes, connected by torch.distributed."""
-
-    def __init__(self, rank: int, size: int, local: int, here: int):
-        import torch.distributed as dist
-
-        self.rank, self.size, self.local, self.here = rank, size, local, here
-        self.fast: Any = None  # NCCL's group, where there is one
-        try:
-            if dist.is_initialized():  # a script of the user's own has done it, for whatever it needs
-                self.host = dist.new_group(backend="gloo", timeout=PATIENCE)
-            else:
-                store = _store(PATIENCE)
-                _MEETING[0] = _meet(store, rank, size)
-                dist.init_process_group(
-                    "gloo", store=dist.PrefixStore(_MEETING[0], store), rank=rank, world_size=size, timeout=PATIENCE
-                )
-                self.host = dist.group.WORLD
-                atexit.register(self.leave)
-        except RuntimeError as error:
-            raise PeerLost(
-                f"The {size} processes of this run did not find each other at {os.environ['MASTER_ADDR']}:"
-                f"{os.environ['MASTER_PORT']} ({_first_line(error)}). docs/distributed.md says what torchrun needs."
-            ) from error
-        self.broken = False
-
-    def leave(self) -> None:
-        """Disconnect, unless the connection broke."""
-        import torch.distributed as dist
-
-        if not self.broken and dist.is_initialized():
-            dist.destroy_process_group()
-
-    def device_name(self, device: str) -> str:
-        import torch
-
-        if device == "cpu" or not torch.cuda.is_available():
-            return device
-        if device not in ("auto", "cuda"):
-            raise InputError(f"Every process has a GPU of its own: under torchrun say --device cuda, not '{device}'.")
-        number = self.local % torch.cuda.device_count()
-        torch.cuda.set_device(number)
-        return f"cuda:{number}"
-
-    def use_device(self, device: torch.device) -> None:
-        import torch
-        import torch.distributed as dist
-
-        own = device.type == "cuda" and self.here <= torch.cuda.device_count()
-        wish = self.sum(torch.tensor([own, device.type == "cuda"], dtype=torch.float64)).tolist()
-        if wish[1] not in (0, self.size):
-            raise InputError(f"{wish[1]:.0f} of the {self.size} processes have a GPU. Give all of them one, or none.")
-        if wish[0] == self.size and self.fast is None:  # two processes on one GPU cannot use NCCL
-            self.fast = dist.new_group(backend="nccl", timeout=PATIENCE)
-
-    def broadcast_text(self, text: str) -> str:
-        import torch
-
-        data = torch.frombuffer(bytearray(text.encode()) or bytearray(1), dtype=torch.uint8)
-        size = int(self.broadcast(torch.tensor([len(text.encode())]))[0])
-        if size == 0:
-            return ""
-        return bytes(self.broadcast(data if self.rank == 0 else torch.zeros(size, dtype=torch.uint8)).tolist()).decode()
-
-    def on_rank_0(self, act: Callable[[], T]) -> T | None:
         found, error = None, None
         if self.rank == 0:
             try:
                 found = act()
-            except PeerLost:
-                raise
             except (InputError, TrainingError) as caught:
+                if self.size == 1 or isinstance(caught, PeerLost):
+                    raise
                 error = caught
         text = self.broadcast_text(f"{error}" if error else "")
         if text:
@@ -195,53 +120,54 @@ class Processes(World):
         return found
 
     def decide(self, act: Callable[[], T]) -> T:
-        return json.loads(self.broadcast_text(json.dumps(self.on_rank_0(act))))
+        """Call `act` in rank 0 and return its result, which must be JSON, in all processes."""
+        return act() if self.size == 1 else json.loads(self.broadcast_text(json.dumps(self.on_rank_0(act))))
 
     def sum(self, tensor: Tensor) -> Tensor:
-        import torch.distributed as dist
-
-        group, device = (self.fast, None) if tensor.is_cuda and self.fast else (self.host, tensor.device)
-        total = tensor.clone() if device is None else tensor.detach().cpu().clone()
-        self._wait(lambda: dist.all_reduce(total, group=group, async_op=True))
-        return total if device is None else total.to(device)
+        """Return the sum over processes, with the same bits in all of them."""
+        if self.size == 1:
+            return tensor
+        on_gpu = tensor.is_cuda and self.fast
+        total = tensor.clone() if on_gpu else tensor.detach().cpu().clone()
+        group = self.fast if on_gpu else self.host
+        self._wait(lambda: _dist().all_reduce(total, group=group, async_op=True))
+        return total.to(tensor.device)
 
     def minimum(self, number: int) -> int:
-        import torch
-
-        numbers = torch.zeros(self.size, dtype=torch.float64)
+        """Return the minimum over processes."""
+        numbers = _torch().zeros(self.size, dtype=_torch().float64)
         numbers[self.rank] = number
         return int(self.sum(numbers).min())
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        import torch.distributed as dist
-
-        self._wait(lambda: dist.broadcast(tensor, 0, group=self.host, async_op=True))
+        """Return rank 0's tensor, which lies on the host; the others pass one of the same shape and type."""
+        if self.size > 1:
+            self._wait(lambda: _dist().broadcast(tensor, 0, group=self.host, async_op=True))
         return tensor
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        import torch
-        import torch.distributed as dist
-
-        found = [torch.empty_like(tensor) for _ in range(self.size)] if self.rank == 0 else None
-        self._wait(lambda: dist.gather(tensor, found, 0, group=self.host, async_op=True))
+        """Return the tensors of all processes (of one shape, on the host) in rank 0, and nothing elsewhere."""
+        if self.size == 1:
+            return [tensor]
+        found = [_torch().empty_like(tensor) for _ in range(self.size)] if self.rank == 0 else None
+        self._wait(lambda: _dist().gather(tensor, found, 0, group=self.host, async_op=True))
         return found or []
 
     def scatter(self, tensors: list[Tensor], like: Tensor) -> Tensor:
-        import torch
-        import torch.distributed as dist
-
-        found = torch.empty_like(like)
-        self._wait(lambda: dist.scatter(found, tensors or None, 0, group=self.host, async_op=True))
+        """Return one of rank 0's tensors, which has one like `like` for each process."""
+        if self.size == 1:
+            return tensors[0]
+        found = _torch().empty_like(like)
+        self._wait(lambda: _dist().scatter(found, tensors or None, 0, group=self.host, async_op=True))
         return found
 
     def one_per_machine_first(self, act: Callable[[], T]) -> T:
-        import torch
-
+        """Call `act` in one process of every machine before the others, so that a download is made once."""
         if self.local == 0:
             found = act()
-            self.sum(torch.zeros(1))
+            self.sum(_torch().zeros(1))
             return found
-        self.sum(torch.zeros(1))
+        self.sum(_torch().zeros(1))
         return act()
 
     def _wait(self, start: Callable[[], Any]) -> None:
@@ -265,13 +191,51 @@ class Processes(World):
             raise
 
 
+ALONE = World()
+
+
+class Processes(World):
+    """Several processes, connected by torch.distributed."""
+
+    def __init__(self, rank: int, size: int, local: int, here: int):
+        self.rank, self.size, self.local, self.here = rank, size, local, here
+        try:
+            if _dist().is_initialized():  # a script of the user's own has done it, for whatever it needs
+                self.host = _dist().new_group(backend="gloo", timeout=PATIENCE)
+            else:
+                store = _store(PATIENCE)
+                _MEETING[0] = _meet(store, rank, size)
+                named = _dist().PrefixStore(_MEETING[0], store)
+                _dist().init_process_group("gloo", store=named, rank=rank, world_size=size, timeout=PATIENCE)
+                self.host = _dist().group.WORLD
+                atexit.register(self.leave)
+        except RuntimeError as error:
+            raise PeerLost(
+                f"The {size} processes of this run did not find each other at {os.environ['MASTER_ADDR']}:"
+                f"{os.environ['MASTER_PORT']} ({_first_line(error)}). docs/distributed.md says what torchrun needs."
+            ) from error
+
+    def leave(self) -> None:
+        """Disconnect, unless the connection broke."""
+        if not self.broken and _dist().is_initialized():
+            _dist().destroy_process_group()
+
+
+def _torch() -> Any:
+    """Return torch, which the command line imports this module without."""
+    return importlib.import_module("torch")
+
+
+def _dist() -> Any:
+    """Return torch.distributed."""
+    return importlib.import_module("torch.distributed")
+
+
 def _store(patience: timedelta) -> Store:
     """Return the store where processes meet: torchrun's, or one that rank 0 opens."""
-    import torch.distributed as dist
-
     ours = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and os.environ["RANK"] == "0"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.TCPStore(address, port, is_master=ours and not _MEETING[0], timeout=patience, wait_for_workers=False)
+    return _dist().TCPStore(address, port, is_master=ours and not _MEETING[0], timeout=patience, wait_for_workers=False)
 
 
 def _meet(store: Store, rank: int, size: int) -> str:

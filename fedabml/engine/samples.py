@@ -1,6 +1,6 @@
 """All samples on the device, in the type they are stored in; a minibatch is a gather.
 
-Where they would take too much of the device's memory they stay on the host, and those of a chunk's clients are moved.
+Samples that would take too much of the device's memory stay on the host; those of a chunk's clients are moved.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..data import Federation
 
 
 class Data:
-    """The samples of a federation, and how a network sees them."""
+    """The samples of a federation, and how they are normalised for a network."""
 
     def __init__(self, fed: Federation, device: torch.device, dtype: torch.dtype):
         self.source: tuple[Any, ...] = fed.x, fed.y  # held, so that no other arrays can take their place in memory
@@ -33,16 +33,19 @@ class Data:
         self.x = x if self.hosted else x.to(device)
         y = torch.as_tensor(fed.y)
         self.y = y.to(device) if fed.task == "classification" else y.to(device, dtype)
-        put = lambda a: torch.as_tensor(np.asarray(a)).to(device, dtype)  # noqa: E731
+
+        def put(values: object) -> Tensor:
+            return torch.as_tensor(np.asarray(values)).to(device, dtype)
+
         self.shift, self.inverse = put(fed.shift), 1 / put(fed.scale)
-        self.black = -self.shift * self.inverse  # what a network sees of 0
+        self.black = -self.shift * self.inverse  # 0, normalised
         if fed.task == "regression":
             self.y = (self.y - put(fed.y_shift)) / put(fed.y_scale)
         self.device, self.dtype = device, dtype
 
     @staticmethod
     def of(fed: Federation, device: torch.device, dtype: torch.dtype) -> Data:
-        """The data of a federation; federations that divide the same arrays, alike normalised, share them."""
+        """Return the data of a federation; federations of the same arrays and normalisation share one object."""
         key = Data.key(fed, device, dtype)
         found = _ALIVE.get(key)
         if found is None:
@@ -51,16 +54,16 @@ class Data:
 
     @staticmethod
     def key(fed: Federation, device: torch.device, dtype: torch.dtype) -> tuple[object, ...]:
-        """What tells the data of two federations apart: their arrays, and how they are normalised."""
+        """Return what tells the data of two federations apart: their arrays, and how they are normalised."""
         statistics = (fed.shift, fed.scale, fed.y_shift, fed.y_scale)
         return id(fed.x), id(fed.y), str(device), dtype, *(np.asarray(a).tobytes() for a in statistics)
 
     def alike(self, other: Data) -> bool:
-        """Whether the samples of both may lie in one array: of one kind, normalised alike, on the device."""
-        kind = lambda d: [(t.shape[1:], t.dtype) for t in (d.x, d.y)]  # noqa: E731
+        """Return whether the samples of both may lie in one array: of one kind and normalisation, on the device."""
+        kinds = [(d.device, d.dtype, *((t.shape[1:], t.dtype) for t in (d.x, d.y))) for d in (self, other)]
         return (
             not (self.hosted or other.hosted)
-            and (self.device, self.dtype, kind(self)) == (other.device, other.dtype, kind(other))
+            and kinds[0] == kinds[1]
             and torch.equal(self.shift, other.shift)
             and torch.equal(self.inverse, other.inverse)
         )
@@ -72,7 +75,7 @@ class Data:
 
     @staticmethod
     def joined(parts: Sequence[Data]) -> tuple[Data, list[int]]:
-        """One array of the samples of several that are `alike`, and the number that the first of each has in it."""
+        """Return the samples of several that are `alike` in one array, and the number of the first of each in it."""
         found = list(dict.fromkeys(parts))
         whole = copy.copy(found[0])
         whole.source = tuple(part.source for part in found)
@@ -81,7 +84,7 @@ class Data:
         return whole, [ends[found.index(part)] for part in parts]
 
     def inputs(self, index: Tensor) -> Tensor:
-        """The network's inputs for sample numbers of any shape."""
+        """Return the network's inputs for sample numbers of any shape."""
         x = (
             self._moved(index.reshape(-1)).view(*index.shape, *self.x.shape[1:])
             if self.hosted
@@ -92,19 +95,19 @@ class Data:
         return (x.to(self.dtype) if x.dtype != self.dtype else x.clone()).sub_(self.shift).mul_(self.inverse)
 
     def _moved(self, index: Tensor) -> Tensor:
-        """Samples from the host, on the device."""
+        """Return samples of the host on the device."""
         return to_device(taken(self.x, index.cpu()), self.device)
 
     def batch(self, index: Tensor, whole: bool = False) -> Batch:
-        """A batch for sample numbers where −1 is padding, of which `whole` ones have none."""
+        """Return a batch for sample numbers in which −1 is padding; `whole` numbers have none."""
         own, mask = real(index, self.dtype, whole)
         return Batch(self.inputs(own), taken(self.y, own), mask)
 
     def local(self, rows: Tensor, most: int) -> tuple[Source, Tensor]:
-        """Where to take minibatches of these samples from, and their numbers there.
+        """Return where to take minibatches of these samples from, and their numbers there.
 
-        On a CPU converting and normalising a sample costs more than a step of a small model, so it is done once for
-        all epochs, where the result is small enough. A GPU does it on the way. What is on the host is moved at once.
+        On a CPU normalising a sample costs more than a step of a small model, so it is done once for all epochs, where
+        the result has at most `most` bytes. A GPU does it on the way. Samples on the host are moved at once.
         """
         if self.hosted:
             real = rows >= 0
@@ -119,19 +122,19 @@ class Data:
 
 
 def too_large(samples: Tensor, device: torch.device) -> bool:
-    """Whether samples would take more than half of a device's free memory."""
+    """Return whether samples would take more than half of a device's free memory."""
     return device.type == "cuda" and samples.nbytes > free_bytes(device)
 
 
 def taken(samples: Tensor, index: Tensor) -> Tensor:
-    """samples[index], by copies of whole rows: on a CPU twice as fast."""
+    """Return samples[index], by copies of whole rows: on a CPU twice as fast."""
     return samples.index_select(0, index.reshape(-1)).view(*index.shape, *samples.shape[1:])
 
 
 def real(index: Tensor, dtype: torch.dtype, whole: bool) -> tuple[Tensor, Tensor]:
-    """Numbers that can be taken, and 1 where they are meant; if `whole`, that is everywhere.
+    """Return sample numbers with 0 for padding, and the mask: 0 for padding, else 1.
 
-    Then the mask depends on nothing, and a recorded step computes once what follows from it.
+    If all are `whole`, the mask depends on nothing, and a recorded step computes once what follows from it.
     """
     if whole:
         return index, torch.ones(index.shape, dtype=dtype, device=index.device)
@@ -140,13 +143,13 @@ def real(index: Tensor, dtype: torch.dtype, whole: bool) -> tuple[Tensor, Tensor
 
 @dataclass(frozen=True)
 class Local:
-    """Samples as a network sees them."""
+    """Normalised samples of some lanes."""
 
     x: Tensor
     y: Tensor
 
     def batch(self, index: Tensor, whole: bool = False) -> Batch:
-        """A batch for numbers of these samples where −1 is padding, of which `whole` ones have none."""
+        """Return a batch for numbers of these samples in which −1 is padding; `whole` numbers have none."""
         own, mask = real(index, self.x.dtype, whole)
         return Batch(taken(self.x, own), taken(self.y, own), mask)
 
