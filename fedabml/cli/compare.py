@@ -90,7 +90,7 @@ def compare(
     if algorithms is None and saved is None:
         raise InputError("Say what to compare: --algorithms all, or names such as fedabml,fedavg-ft,local.")
     wanted = list(saved.rows) if saved and algorithms is None else listed(algorithms or "")
-    rows = configs(wanted, *asked.layers, told=asked.overrides)
+    rows = configs(wanted, *asked.layers, overrides=asked.overrides)
     out = out or asked.folder("comparison")
     with ExitStack() as download, CellProgress("comparing", quiet) as board:
 
@@ -150,7 +150,7 @@ def _wide(head: list[str], rows: list[list[str]]) -> int:
 
 def show(found: Comparison, out: Path) -> None:
     """The table, what it means, who is harmed, and where things are."""
-    from ..experiments.ranking import described, explained, grid, harm_grid
+    from ..experiments.comparison_tables import described, explained, grid, harm_grid
 
     forms = [(False, True), (True, True), (True, False)]  # brief or not, with the column behind or not: what fits
     brief, behind = next((form for form in forms if _wide(*grid(found, *form)) <= console().width), forms[-1])

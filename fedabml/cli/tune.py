@@ -136,8 +136,8 @@ def tune(
     if algorithms is None and not saved:
         raise InputError("Say what to tune: --algorithms all, or names such as fedabml,fedavg-ft,local.")
     wanted = list(saved["algorithms"]) if algorithms is None else listed(algorithms)
-    plan = next(iter(configs(wanted, {"validation": SHARE}, *asked.layers, told=asked.overrides).values()))
-    fixed = {name: row.hyper for name, row in configs(wanted, *own, told=asked.overrides).items()}
+    plan = next(iter(configs(wanted, {"validation": SHARE}, *asked.layers, overrides=asked.overrides).values()))
+    fixed = {name: row.hyper for name, row in configs(wanted, *own, overrides=asked.overrides).items()}
     out = out or asked.folder("tuning")
     with ExitStack() as download, SearchProgress(quiet) as board:
 

@@ -30,8 +30,10 @@ from ..runs.config import RunConfig, Table, names, stored
 from ..runs.request import command, flags
 from .cell import MACHINE, Cell, Result, along
 from .comparison_page import render
+from .comparison_tables import TABLE, write_all
 from .ledger import Ledger
-from .ranking import TABLE, Comparison, make, write_all
+from .ranking import Comparison, make
+from .request import begun, read
 from .runner import execute
 
 if TYPE_CHECKING:
@@ -49,21 +51,20 @@ FORMER_OWN = {name: {"personal_epochs": 0} for name in ("ditto", "fedrep", "pfed
 Rows = dict[str, RunConfig]
 
 
-def configs(algorithms: Sequence[str], *layers: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> Rows:
-    """A configuration per algorithm, each with the hyperparameters in its own table of the layers, as `RunConfig.of`.
+def configs(algorithms: Sequence[str], *layers: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Rows:
+    """Return a configuration per algorithm, with the hyperparameters of its own table in the layers (`RunConfig.of`).
 
-    `told`, the last layer (--set), may have tables for those that are named, and no others.
+    `overrides`, the last layer (--set), may have tables for the named algorithms and no others.
     """
-    told, known = told or {}, names("algorithm")
-    for name in told:
+    overrides, known = overrides or {}, names("algorithm")
+    for name in overrides:
         if name in OWN:
-            way = {"algorithm": "--algorithms", "seed": "--seeds"}.get(name)
-            raise InputError(
-                f"'{name}' is not to be set here: " + (f"say {way}." if way else "every client is scored at the end.")
-            )
+            flag = {"algorithm": "--algorithms", "seed": "--seeds"}.get(name)
+            why = f"use {flag} instead." if flag else "every client is scored at the end."
+            raise InputError(f"--set {name}=… is not accepted here: {why}")
         if name in known and name not in algorithms:
             raise InputError(
-                f"--set {name}.… is for {name}, which is not among those named.{nearest(name, algorithms)}"
+                f"--set {name}.… is for {name}, which is not among the named algorithms.{nearest(name, algorithms)}"
             )
         _check_key(name, algorithms)
     twice = next((name for i, name in enumerate(algorithms) if name in algorithms[:i]), None)
@@ -73,14 +74,14 @@ def configs(algorithms: Sequence[str], *layers: Mapping[str, Any], told: Mapping
         name: RunConfig.of(
             *({k: v for k, v in layer.items() if k not in OWN} for layer in layers),
             {"algorithm": name},
-            overrides={k: v for k, v in told.items() if k not in known or k == name},
+            overrides={k: v for k, v in overrides.items() if k not in known or k == name},
         )
         for name in algorithms
     }
 
 
 def whole_seeds(seeds: Sequence[int]) -> None:
-    """Refuses seeds that are none, one that comes twice, and more than any experiment has."""
+    """Refuse seeds that are negative, too large, given twice, or too many."""
     if len(seeds) > MANY_SEEDS:
         raise InputError(f"{len(seeds)} seeds are more than {MANY_SEEDS:,}, the most that an experiment takes.")
     if max(seeds) > MOST:
@@ -90,7 +91,7 @@ def whole_seeds(seeds: Sequence[int]) -> None:
 
 
 def _check_key(name: str, algorithms: Sequence[str]) -> None:
-    """Says whose a hyperparameter may be that is set without its algorithm's name."""
+    """Refuse a hyperparameter that is set without the name of its algorithm, and name its owners."""
     if name in (*names("algorithm"), *(f.name for f in fields(RunConfig))):
         return
     from ..algorithms import REGISTRY
@@ -98,14 +99,12 @@ def _check_key(name: str, algorithms: Sequence[str]) -> None:
     owners = [each for each in algorithms if each in REGISTRY and name in {f.name for f in fields(REGISTRY[each].kind)}]
     if owners:
         several = f"; {', '.join(owners)} have it" if len(owners) > 1 else ""
-        raise InputError(
-            f"'{name}' is a hyperparameter, so say whose: ALGORITHM.{name}=…, such as {owners[0]}.{name}=…{several}."
-        )
+        raise InputError(f"'{name}' is a hyperparameter: name its algorithm, such as {owners[0]}.{name}=…{several}.")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is compared: by label a configuration, all alike but for the algorithm; and the seeds."""
+    """What is compared: configurations by label, which differ in the algorithm alone, and the seeds."""
 
     rows: Rows
     seeds: tuple[int, ...]
@@ -113,7 +112,7 @@ class Request:
 
     @classmethod
     def of(cls, rows: Mapping[str, RunConfig], seeds: int | Sequence[int]) -> Request:
-        """Checked: one setting, proper hyperparameters, seeds that are seeds."""
+        """Return a checked request: one setting, valid hyperparameters and seeds."""
         if isinstance(seeds, int):
             seeds = range(seeds)
         if not rows or not seeds:
@@ -132,16 +131,16 @@ class Request:
 
     @property
     def setting(self) -> RunConfig:
-        """What all rows share (with the first one's algorithm)."""
+        """The setting that all rows share, with the first one's algorithm."""
         return next(iter(self.rows.values()))
 
     @property
     def same_clients(self) -> bool:
-        """Whether a client of one seed is met in the others, too."""
+        """Whether the clients are the same with every seed."""
         return self.setting.data is not None or self.setting.partition_seed is not None
 
     def cells(self, but: Sequence[str] = ()) -> list[Cell]:
-        """The runs it takes, the first seed's before the second's, except for some rows."""
+        """Return the runs of all rows but some, the first seed's before the second's."""
         return [
             Cell(label, config.with_changes(seed=seed), curve=along(config.eval_every, config.rounds))
             for seed in self.seeds
@@ -150,7 +149,7 @@ class Request:
         ]
 
     def command(self, out: Path) -> str:
-        """The shell command for it, where its labels are names of algorithms."""
+        """Return the shell command, which is right where labels are names of algorithms."""
         plain = self.setting.with_changes(algorithm=RunConfig.algorithm, hyper={})
         options: Table = {"algorithms": ",".join(self.rows), "seeds": _seeds(self.seeds)} | plain.to_dict()
         options |= {config.algorithm: dict(config.hyper) for config in self.rows.values()}
@@ -158,7 +157,7 @@ class Request:
 
     # -- on disk ----------------------------------------------------------------------------------------------------
     def to_dict(self) -> Table:
-        """As JSON."""
+        """Return the request as comparison.json keeps it."""
         shared = {k: v for k, v in self.setting.to_dict(everything=True).items() if k not in (*OWN, *self._tables())}
         rows = {label: {"algorithm": c.algorithm, "hyper": dict(c.hyper)} for label, c in self.rows.items()}
         return {"setting": shared, "rows": rows, "seeds": list(self.seeds), "defaults": DEFAULTS}
@@ -168,11 +167,8 @@ class Request:
 
     @classmethod
     def read(cls, out: Path) -> Request:
-        """What was asked for in a folder."""
-        path = out / REQUEST
-        if not path.exists():
-            raise InputError(f"There is no comparison to resume in '{out}': it has no {REQUEST}.")
-        content = read_json(path)
+        """Return the request that a folder was made for."""
+        content = read(out, "compare")
         try:
             setting, rows = stored(content["setting"]), {}
             for label, row in content["rows"].items():
@@ -181,12 +177,15 @@ class Request:
             former = "defaults" not in content
             return cls(_as_before(rows) if former else rows, tuple(content["seeds"]), former)
         except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"'{path}' is not a comparison's ({error!r}). Give another folder with --out.") from error
+            raise InputError(
+                f"'{out / REQUEST}' is not a comparison's ({error!r}). Give another folder with --out."
+            ) from error
 
     def joined(self, old: Request, out: Path, resume: bool) -> Request:
-        """Both requests as one, if they are of one setting; other rows or seeds are welcome only with `resume`.
+        """Return this request joined to the folder's; both must have one setting.
 
-        Rows beside those of a comparison with earlier defaults have these defaults, too.
+        Other rows or seeds are accepted only with `resume`. Rows that are added to a comparison with earlier defaults
+        have these defaults, too.
         """
         rows = _as_before(self.rows) if old.former else self.rows
         there, here = next(iter(old.rows.values())), next(iter(rows.values()))
@@ -197,7 +196,7 @@ class Request:
         if differ:
             words = "; ".join(f"{key} = {a}, this one {b}" for key, (a, b) in differ.items())
             raise InputError(
-                f"The comparison in '{out}' has {words}. Ask for the same, or give another folder with --out."
+                f"The comparison in '{out}' has {words}. Request the same, or give another folder with --out."
             )
         others = {
             "algorithms": (", ".join(old.rows), ", ".join(self.rows), set(old.rows) != set(self.rows)),
@@ -206,14 +205,14 @@ class Request:
         words = "; ".join(f"{key} {a}, this one {b}" for key, (a, b, other) in others.items() if other)
         if words and not resume:
             raise InputError(
-                f"The comparison in '{out}' has {words}. With --resume it is extended by what it lacks, and the table "
-                "has all of it; --out gives another folder."
+                f"The comparison in '{out}' has {words}. Extend it with --resume: the table then has both. Or give "
+                "another folder with --out."
             )
         return Request({**old.rows, **rows}, tuple(sorted({*old.seeds, *self.seeds})))
 
 
 def _as_before(rows: Mapping[str, RunConfig]) -> Rows:
-    """The rows with the default step sizes of before, where they give no others."""
+    """Return the rows with the default step sizes of earlier versions, where they set no others."""
     before = {label: FORMER | FORMER_OWN.get(config.algorithm, {}) for label, config in rows.items()}
     return {label: config.with_changes(hyper=before[label] | config.hyper) for label, config in rows.items()}
 
@@ -234,19 +233,17 @@ def compare(
     on_round: Callable[[list[Cell], float], None] = lambda cells, round: None,
     on_done: Callable[[Result], None] = lambda result: None,
 ) -> Comparison:
-    """Runs every row with every seed, and writes and returns who did how well.
+    """Run every row with every seed, write the comparison into a folder, and return it.
 
-    `rows` gives each label its configuration; all must be of one setting (see `configs`). `seeds` are seeds, or how
-    many. With `resume`, a folder's comparison may be extended by rows and seeds, and the table has the old ones, too. A
-    row that the model refuses is noted and shown without numbers, unless it refuses all. A row that diverges is a
-    result, not an error. `finished` are cells.jsonl of other folders or machines, whose cells are not run again.
-    `on_start` hears the cells to run and how many were finished before, the others how it goes on, as in `execute`.
+    `rows` are configurations by label, all of one setting (see `configs`). `seeds` are the seeds, or how many. With
+    `resume`, a folder's comparison may be extended by rows and seeds, and the table has the old ones, too. A row that
+    the model refuses is noted and shown without numbers, unless it refuses all. A row that diverges is a result, not an
+    error. `finished` are cells.jsonl of other folders or machines, whose cells are not run again. `on_start` is called
+    with the cells to run and the number of finished ones; the other callbacks are those of `execute`.
     """
     folder, request = Path(out), Request.of(rows, seeds)
-    if resume or (folder / REQUEST).exists():
+    if resume or begun(folder, "compare"):
         request = request.joined(Request.read(folder), folder, resume)
-    else:
-        _check_vacant(folder)
     ledger = Ledger(folder / CELLS, finished)
     refused, notes, fed = _refused(request, ledger, progress)
     for text in notes:
@@ -270,14 +267,14 @@ def compare(
 
 
 def page(folder: Path, title: str | None = None) -> str:
-    """The page of a finished comparison, drawn anew from its cells: nothing is run, and no data are needed."""
-    request, ledger, refused = Request.read(folder), Ledger(folder / CELLS), _told_refused(folder / TABLE)
+    """Return the page of a finished comparison, drawn from its cells: nothing is run, and no data are needed."""
+    request, ledger, refused = Request.read(folder), Ledger(folder / CELLS), _recorded_refusals(folder / TABLE)
     cells = request.cells(list(refused))
     missing = [cell for cell in cells if cell not in ledger]
     if missing:
         raise InputError(
             f"The comparison in '{folder}' is not finished: {len(missing)} of {len(cells)} runs are missing, or are of "
-            f"other defaults. Go on with it: fedabml compare --resume --out {shlex.quote(str(folder))}"
+            f"other defaults. Resume it: fedabml compare --resume --out {shlex.quote(str(folder))}"
         )
     found = _found(request, ledger, refused)
     drawn = render(found, request.command(folder), title, _manifest(request, folder))
@@ -292,8 +289,8 @@ def _manifest(request: Request, folder: Path) -> Table | None:
     return read_json(path) if path.is_file() else None
 
 
-def _told_refused(path: Path) -> dict[str, str]:
-    """The rows that could not run, as the table tells."""
+def _recorded_refusals(path: Path) -> dict[str, str]:
+    """Return the rows that could not run, with the reasons, from table.json."""
     try:
         rows = read_json(path)["rows"] if path.exists() else []
         return {row["label"]: row["refused"] for row in rows if row["refused"]}
@@ -302,7 +299,7 @@ def _told_refused(path: Path) -> dict[str, str]:
 
 
 def _found(request: Request, ledger: Ledger, refused: Mapping[str, str]) -> Comparison:
-    """The table of a request whose cells are finished."""
+    """Return the comparison of a request whose cells are finished."""
     results = {(cell.label, cell.config.seed): ledger[cell] for cell in request.cells(list(refused))}
     _check_data(results)
     people = {seed: _people(seed, results) for seed in request.seeds}
@@ -338,20 +335,15 @@ def _refused(
             notes |= dict.fromkeys(setup.notes)
         except InputError as error:
             refused[cell.label] = str(error)
-    if len(refused) == len(request.rows):  # then it is not the algorithms that are wrong
+    if len(refused) == len(request.rows):  # not the algorithms are wrong, but the setting
         raise InputError(next(iter(refused.values())))
     for reason in dict.fromkeys(refused.values()):
         notes[f"{', '.join(k for k, v in refused.items() if v == reason)} cannot be compared here: {reason}"] = None
     return refused, list(notes), fed if first.seed == request.seeds[0] else None
 
 
-def _check_vacant(folder: Path) -> None:
-    if folder.is_dir() and any(not file.name.startswith(".") for file in folder.iterdir()):
-        raise InputError(f"'{folder}' holds other files. A comparison wants a folder of its own: give one with --out.")
-
-
 def _check_data(results: Mapping[tuple[str, int], Result]) -> None:
-    """All rows of a seed must have had the same data, or their clients do not pair."""
+    """Refuse rows of a seed that had different data: their clients do not pair."""
     seen: dict[int, str] = {}
     for (_, seed), result in results.items():
         if seen.setdefault(seed, result.facts["partition_hash"]) != result.facts["partition_hash"]:
@@ -366,30 +358,30 @@ def _changed(seed: int) -> InputError:
 
 
 def _people(seed: int, results: Mapping[tuple[str, int], Result]) -> Sequence[str]:
-    """The names of a seed's clients."""
+    """Return the names of a seed's clients."""
     own = [result for (_, s), result in results.items() if s == seed]
-    told = next((result.facts["names"] for result in own if "names" in result.facts), None)
-    if told is not None:
-        return told
+    names = next((result.facts["names"] for result in own if "names" in result.facts), None)
+    if names is not None:
+        return names
     scores = (score for result in own for score in result.scores)
     count = next((len(column) for score in scores for column in score.clients.values()), 0)
     return [f"client-{i}" for i in range(count)]
 
 
 def _settled(config: RunConfig) -> RunConfig:
-    """A row's configuration in one form: its step size among the hyperparameters, paths that hold from everywhere."""
+    """Return a row's configuration with lr among the hyperparameters, and with paths that hold from every folder."""
     paths = {k: os.path.realpath(v) for k in ("data", "pretrained") if (v := getattr(config, k))}
     hyper = dict(config.hyper) if config.lr is None else {"lr": config.lr, **config.hyper}
     return config.with_changes(hyper=hyper, lr=None, seed=0, evaluate=True, eval_clients=None, eval_all=True, **paths)
 
 
 def _of(config: RunConfig) -> Table:
-    """What rows may differ in."""
+    """Return the keys that rows may differ in."""
     return {"algorithm": config.algorithm, "hyper": config.hyper}
 
 
 def _differ(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """The keys that decide numbers, or curves, in which two configurations differ, with both values in words."""
+    """Return the keys that decide results, or curves, in which two configurations differ, with both values."""
     found = {key: pair for key, pair in a.differences(b).items() if key not in MACHINE or key == "eval_every"}
     return {key: tuple("unset" if v is None else v for v in pair) for key, pair in found.items()}  # type: ignore[misc]
 
@@ -399,7 +391,7 @@ def _list(seeds: Sequence[int]) -> str:
 
 
 def _seeds(seeds: Sequence[int]) -> str:
-    """As --seeds takes them: how many, or which."""
+    """Return seeds as --seeds takes them: how many, or which."""
     if list(seeds) == list(range(len(seeds))):
         return str(len(seeds))
     return ",".join(map(str, seeds)) + ("," if len(seeds) == 1 else "")

@@ -14,7 +14,8 @@ from ..report.page import Cell, Figure, Section
 from ..report.read import Client, Run
 from ..report.run_page import render as render_runs
 from ..runs.config import Table
-from .ranking import Comparison, Row, explained, grid, harm_grid, titled
+from .comparison_tables import explained, grid, harm_grid, titled
+from .ranking import Comparison, Row
 
 
 def render(found: Comparison, command: str, title: str | None = None, manifest: Table | None = None) -> str:

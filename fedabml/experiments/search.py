@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,13 +30,25 @@ from ..errors import InputError
 from ..runs.config import RunConfig, Table
 from .cell import Cell, Result
 from .ledger import Ledger
-from .points import Points, Space, combinations, finite
 from .runner import execute
-from .search_space import GRID, Grid, edge, personal_options, sound, space
+from .search_space import (
+    GRID,
+    Grid,
+    Space,
+    around,
+    combinations,
+    edge,
+    finite,
+    inside,
+    personal_options,
+    rounded,
+    sound,
+    space,
+)
 from .study import PLAIN, Study
 
 SIGN = {"accuracy": 1, "rmse": -1, "nll": -1}  # times it, more is better
-EARLY = 8  # so many trials come before TPE proposes (or the first batch, where that is larger)
+EARLY = 8  # trials before TPE proposes (or the first batch, where that is larger)
 WORST = (-math.inf, -math.inf)  # the rank of a trial that diverged
 HELD_OUT, ALL_ROWS = "validation rows", "all training rows"
 
@@ -59,7 +72,7 @@ class Trial:
 
     @property
     def hyper(self) -> Table:
-        """The hyperparameters of this trial: those that are searched, and the personal ones."""
+        """The hyperparameters of this trial: the searched and the personal ones."""
         return self.searched | self.personal
 
 
@@ -92,6 +105,71 @@ def _scored_on_training(fed: Federation) -> Federation:
     return replace(fed, val=fed.train)
 
 
+class Points:
+    """The points of a search, in their order.
+
+    The first point is the given one. The next `early` − 1 points are scrambled Sobol numbers in boxes around it: box i
+    covers the share s = i/(early − 1) of every range (of its logarithm, where the range is logarithmic). A list has its
+    given value with probability 1 − s, else any of its values. So the first trials stay near what is known to work, and
+    the last of them come from the whole space. After them TPE proposes points from all scores so far.
+
+    A space of lists alone has no more points than combinations: each is tried once, in random order.
+    """
+
+    def __init__(self, space: Space, given: Table, seed: int, early: int):
+        self.space = space
+        self.study: Any = None  # Optuna's
+        self.pending: list[Any] = []  # its trials without a score; None for a point outside its space
+        if finite(space):
+            self.known = combinations(space, given)
+            self.known[1:] = random.Random(seed).sample(self.known[1:], len(self.known) - 1)
+            return
+        optuna = need_optuna()
+        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=1)
+        self.study = optuna.create_study(direction="maximize", sampler=sampler)
+        self.known = [given, *around(space, given, [i / (early - 1) for i in range(1, early)], seed)]
+        self.distributions = {
+            name: optuna.distributions.FloatDistribution(values.low, values.high, log=values.log)
+            if isinstance(values, Range)
+            else optuna.distributions.CategoricalDistribution(values)
+            for name, values in space.items()
+        }
+
+    def propose(self, count: int) -> list[Table]:
+        """Return the next points."""
+        pairs = [self._next() for _ in range(count)]
+        self.pending = [trial for _, trial in pairs]
+        return [point for point, _ in pairs]
+
+    def _next(self) -> tuple[Table, Any]:
+        if not self.known:
+            trial = self.study.ask(self.distributions)
+            return {name: rounded(trial.params[name]) for name in self.space}, trial
+        point = self.known.pop(0)
+        if self.study is None or not inside(self.space, point):
+            return point, None
+        self.study.enqueue_trial(point)
+        return point, self.study.ask(self.distributions)
+
+    def report(self, scores: Sequence[float]) -> None:
+        """Take the scores of the last points; more is better. TPE learns nothing of a given point outside the space."""
+        for trial, score in zip(self.pending, scores, strict=True):
+            if trial is not None:
+                self.study.tell(trial, score)
+
+
+def need_optuna() -> Any:
+    """Import Optuna without its messages; an error says how to install it."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise InputError(
+            "Tuning needs Optuna, which is not installed: pip install 'fedabml[tune]' (or pip install optuna)."
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
 class Search:
     """The search of one algorithm."""
 
@@ -102,7 +180,7 @@ class Search:
         seeds: Sequence[int],
         batch: int,
         grid: Grid = MappingProxyType({}),
-        only: bool = False,  # what the grid has is all that is searched
+        only: bool = False,  # search nothing but the grid
         study: Study | None = None,
     ):
         if both := fixed.keys() & grid.keys():
@@ -125,35 +203,35 @@ class Search:
         return max(self.seeds) + 1
 
     def size(self, trials: int) -> int:
-        """How many trials there will be: of lists alone, no more than their combinations."""
+        """Return the number of trials: lists alone have no more than their combinations."""
         return min(trials, len(combinations(self.space, self.given))) if finite(self.space) else trials
 
     def works(self, trials: int) -> tuple[list[float], list[float]]:
-        """How long every cell takes (`Cell.work`): those of the trials, then those expected of the confirmation."""
+        """Return the work (`Cell.work`) of every cell of the trials, and of those expected of the confirmation."""
         config, usual = self.config, self.personal[-1:]
         each = Cell(config.algorithm, config, self.personal, study=self.study).work
         confirming = Cell(config.algorithm, config, usual, study=self.study).work
         return [each] * self.size(trials) * len(self.seeds), [confirming] * (4 if self.size(trials) > 1 else 2)
 
-    def run(self, trials: int, measure: str, ledger: Ledger, **hear: Any) -> Iterator[Trial]:
-        """The trials, in order; those of a batch are trained together. `hear` are listeners of `execute`."""
+    def run(self, trials: int, measure: str, ledger: Ledger, **callbacks: Any) -> Iterator[Trial]:
+        """Yield the trials in order; those of a batch are trained together. The callbacks are those of `execute`."""
         seed = hashlib.sha256(f"{self.seeds[0]} {self.config.algorithm}".encode()).digest()
         points = Points(self.space, self.given, int.from_bytes(seed[:4]), max(EARLY, self.batch))
         trials = self.size(trials)
         for begin in range(0, trials, self.batch):
-            asked = points.ask(min(self.batch, trials - begin))
-            cells = [self.cells(point) for point in asked]
-            for _ in execute([cell for each in cells for cell in each], ledger, **hear):
+            proposed = points.propose(min(self.batch, trials - begin))
+            cells = [self.cells(point) for point in proposed]
+            for _ in execute([cell for each in cells for cell in each], ledger, **callbacks):
                 pass
             done = [
                 self.trial(number, point, [ledger[cell] for cell in own], measure)
-                for number, (point, own) in enumerate(zip(asked, cells, strict=True), begin)
+                for number, (point, own) in enumerate(zip(proposed, cells, strict=True), begin)
             ]
-            points.tell([trial.rank[0] for trial in done])
+            points.report([trial.rank[0] for trial in done])
             yield from done
 
     def cells(self, point: Table) -> list[Cell]:
-        """A cell for every seed."""
+        """Return the cells of a point, one for every seed."""
         config = self._config(point)
         config.algorithm_object()  # a contradiction to what is fixed is found before anything is trained
         each = [config.with_changes(seed=seed) for seed in self.seeds]
@@ -163,7 +241,7 @@ class Search:
         return self.config.with_changes(hyper=self.config.hyper | point)
 
     def trial(self, number: int, point: Table, results: Sequence[Result], measure: str) -> Trial:
-        """The trial that its cells amount to: the personal option with the best mean over seeds."""
+        """Return the trial of finished cells, with the personal option that has the best mean over seeds."""
         name, seconds = self.config.algorithm, sum(result.facts.get("seconds", 0.0) for result in results)
         error = next((result.error for result in results if result.error), None)
         scored = []
@@ -180,11 +258,11 @@ class Search:
 
     # -- confirmation ---------------------------------------------------------------------------------------------
     def confirm(
-        self, trials: Sequence[Trial], ledger: Ledger, on_works: Callable[[list[float]], None], **hear: Any
+        self, trials: Sequence[Trial], ledger: Ledger, on_works: Callable[[list[float]], None], **callbacks: Any
     ) -> Iterator[Trial]:
-        """The trials that are refused, from the best on, and at last the one that is confirmed, if any is.
+        """Yield the trials that are refused, from the best on, and at last the one that is confirmed, if any.
 
-        `on_works` is called with how long every cell of the confirmation takes, as far as it is known.
+        `on_works` is called with the work of every cell of the confirmation that is known so far.
         """
         works: dict[str, float] = {}
         candidates = sorted((t for t in trials if t.error is None), key=lambda t: t.rank, reverse=True)
@@ -195,7 +273,7 @@ class Search:
             needed = {cell.identity: cell for cell in (*cells, *first)}
             works |= {identity: cell.work for identity, cell in needed.items()}
             on_works(list(works.values()))
-            for _ in execute(list(needed.values()), ledger, **hear):
+            for _ in execute(list(needed.values()), ledger, **callbacks):
                 pass
             found = self._judged(trial, [ledger[cell] for cell in cells])
             if first and not found.refused:
@@ -209,7 +287,7 @@ class Search:
                 return
 
     def rehearsals(self, trial: Trial) -> tuple[Cell, Cell]:
-        """A trial's setting on the second seed: with validation rows held out, and with all training rows."""
+        """Return the cells of a trial on the second seed: with validation rows held out, and with all training rows."""
         config = self._config(trial.searched).with_changes(seed=self.second_seed)
         whole = AllTraining(self.study or PLAIN)
         return (
@@ -218,7 +296,7 @@ class Search:
         )
 
     def _judged(self, trial: Trial, results: Sequence[Result]) -> Trial:
-        """The trial with its score on the second seed, or with the reason why it is refused for its own sake."""
+        """Return the trial with its score on the second seed, or with the reason why it is refused."""
         measure, seed = trial.measure, f"of seed {self.second_seed}"
         for result, rows in zip(results, ("training rows without validation rows", ALL_ROWS), strict=True):
             summary = result.scores[0].summary if result.scores else {}
@@ -231,7 +309,7 @@ class Search:
         return replace(trial, second=held_out.scores[0].summary[measure])
 
     def warnings(self, trial: Trial) -> list[str]:
-        """What lies at an end of what was searched, each with the flag that searches further.
+        """Warn of chosen values at an end of what was searched, each with the flag that searches further.
 
         Epochs times step size is how far a client goes from θ. So the most epochs are no end where larger steps were
         tried with them, nor is the smallest step where fewer epochs of it were tried: further and less far have lost.
@@ -248,7 +326,7 @@ class Search:
 
 
 def _collapse(measure: str, own: Result, other: Result) -> str | None:
-    """The words for a result that is clearly worse than another, by three standard errors over clients; else None."""
+    """Say that a result is worse than another by more than three standard errors over clients; None if it is not."""
     pairs = zip(own.scores[0].clients[measure], other.scores[0].clients[measure], strict=True)
     gains = [SIGN[measure] * (a - b) for a, b in pairs if a is not None and b is not None]
     if len(gains) < 2 or statistics.fmean(gains) >= -3 * statistics.stdev(gains) / math.sqrt(len(gains)):

@@ -1,40 +1,44 @@
 """What a search may try: the space that hyperparameters declare (`tune=`), or lists and ranges in place of it.
 
-A list, as `lr=0.01,0.1`, is searched alone: nothing else is, but further lists. A range, as `lr=0.001..3`, takes the
-place of the declared one, and all else is searched as declared. personal_epochs and personal_lr are lists that are
-scored on every trained federation, whatever is searched.
+A list, such as `lr=0.01,0.1`, limits the search to the lists that are given. A range, such as `lr=0.001..3`, only
+replaces the declared range of that hyperparameter. personal_epochs and personal_lr are not searched: their values are
+all scored on every trained federation.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field, fields
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from ..algorithms import REGISTRY
 from ..algorithms.hyper import Range, checked
 from ..errors import InputError, nearest
 from ..runs.config import RunConfig, Table
-from .points import Space, around, position
 
-Grid = Mapping[str, Range | tuple[Any, ...]]
+Values = Range | tuple[Any, ...]
+Space = dict[str, Values]
+Grid = Mapping[str, Values]
 
 GRID = ("personal_epochs", "personal_lr")  # scored on each trained federation, not searched
 TO = ".."  # between the ends of a range
 
 
 def space(algorithm: str, fixed: Collection[str] = ()) -> Space:
-    """What is searched for an algorithm: hyperparameters that declare it, unless they are fixed or make the variant."""
+    """Return what is searched for an algorithm: what its hyperparameters declare, but for the fixed ones."""
     kind, variant = REGISTRY[algorithm].kind, REGISTRY[algorithm].defaults
     held = {*GRID, *variant, *fixed}
     return {f.name: f.metadata["tune"] for f in fields(kind) if f.metadata["tune"] and f.name not in held}
 
 
 def read_grid(words: Sequence[str]) -> dict[str, Any]:
-    """`lr=0.01,0.1`, `fedprox.mu=0.1,1`, ... as lists by name, and by algorithm; a range `lr=0.001..3` stays text."""
+    """Read `lr=0.01,0.1`, `fedprox.mu=0.1,1`, ... as lists by name, and by algorithm; a range stays text."""
     found: dict[str, Any] = {}
     for word in words:
         name, _, text = word.partition("=")
@@ -52,7 +56,7 @@ def read_grid(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(word: str) -> Any:
-    """A number, none, true, false, or the word itself."""
+    """Return a word as a number, None, True or False, or as it stands."""
     known = {"none": None, "true": True, "false": False}
     if word in known:
         return known[word]
@@ -63,47 +67,41 @@ def _value(word: str) -> Any:
 
 
 def searches(grid: Mapping[str, Any]) -> bool:
-    """Whether a grid has a list to search: then nothing that it does not name is searched."""
+    """Whether a grid has a list to search: then nothing else is searched."""
     named = [pair for key, v in grid.items() for pair in (v.items() if key in REGISTRY else [(key, v)])]
     return any(name not in GRID and not isinstance(values, str) for name, values in named)
 
 
 def searchable(algorithm: str) -> dict[str, Field[Any]]:
-    """The hyperparameters of an algorithm but those that make the variant."""
+    """Return the hyperparameters of an algorithm, without those that make the variant."""
     kind, variant = REGISTRY[algorithm].kind, REGISTRY[algorithm].defaults
     return {f.name: f for f in fields(kind) if f.name not in variant}
 
 
-def own_grid(algorithm: str, told: Mapping[str, Any]) -> Grid:
-    """An algorithm's part of a grid: values by hyperparameter, and tables of such by algorithm, which come first."""
-    if not isinstance(told.get(algorithm, {}), Mapping):
-        raise InputError(f"'{algorithm}' is an algorithm: say which hyperparameter, as {algorithm}.lr=0.01,0.1.")
+def own_grid(algorithm: str, grid: Mapping[str, Any]) -> Grid:
+    """Return the values of a grid that are for an algorithm; those under its name override the common ones."""
+    if not isinstance(grid.get(algorithm, {}), Mapping):
+        raise InputError(f"'{algorithm}' is an algorithm: name a hyperparameter, such as {algorithm}.lr=0.01,0.1.")
     known = searchable(algorithm)
-    shared = {name: values for name, values in told.items() if name not in REGISTRY and name in known}
-    own = {**shared, **told.get(algorithm, {})}
+    shared = {name: values for name, values in grid.items() if name not in REGISTRY and name in known}
+    own = {**shared, **grid.get(algorithm, {})}
     for name, values in own.items():
         if name not in known:
             raise InputError(f"{algorithm} has no hyperparameter '{name}' to search.{nearest(name, known)}")
         if not values or not (isinstance(values, list | tuple) or (isinstance(values, str) and TO in values)):
             raise InputError(f"A grid has a list of values for every hyperparameter; '{name}' has {values!r}.")
-    return {name: _meant(algorithm, known[name], values) for name, values in own.items()}
+    return {name: _parsed(algorithm, known[name], values) for name, values in own.items()}
 
 
-def _meant(algorithm: str, field: Field[Any], values: Any) -> Range | tuple[Any, ...]:
-    """A list, a range or the text of a range, checked."""
+def _parsed(algorithm: str, field: Field[Any], values: Any) -> Values:
+    """Return a list with each of its values once, or a range from the text `LOW..HIGH`, checked.
+
+    A range is logarithmic where the declared one is; one of whole numbers becomes a list of five, evenly spaced.
+    """
     if isinstance(values, list | tuple) and not isinstance(values, Range):
-        return _list(algorithm, field, values)
-    return _range(algorithm, field, spoken(values) if isinstance(values, Range) else values)
-
-
-def _list(algorithm: str, field: Field[Any], values: Sequence[Any]) -> tuple[Any, ...]:
-    """The values of a list, each once, in the hyperparameter's own type."""
-    meant = ["none" if v is None and "none" in field.metadata["choices"] else v for v in values]
-    return tuple(dict.fromkeys(checked(algorithm, field, v) for v in meant))
-
-
-def _range(algorithm: str, field: Field[Any], text: str) -> Range | tuple[Any, ...]:
-    """`LOW..HIGH`: a range, logarithmic where the declared one is; of whole numbers five, evenly spaced."""
+        words = ["none" if v is None and "none" in field.metadata["choices"] else v for v in values]
+        return tuple(dict.fromkeys(checked(algorithm, field, v) for v in words))
+    text = as_flag(values) if isinstance(values, Range) else values
     where = f"{algorithm}: the range '{field.name}={text}'"
     if field.name in GRID or field.metadata["choices"]:
         raise InputError(f"{where}: '{field.name}' has no range. Give a list of values, as {field.name}=A,B,C.")
@@ -122,10 +120,10 @@ def _range(algorithm: str, field: Field[Any], text: str) -> Range | tuple[Any, .
 def personal_options(
     config: RunConfig, fixed: Collection[str] = (), grid: Grid = MappingProxyType({})
 ) -> tuple[Table, ...]:
-    """The personal options to score: all pairs of epochs and step sizes, the same for every algorithm.
+    """Return the personal options to score: all pairs of epochs and step sizes, the same for every algorithm.
 
-    Each of the two is the grid's list, the declared list, or the value that is held. A step size that is given, as by
-    a preset, comes first with its epochs. None, which means something else for every algorithm, is of no declared list.
+    Each of the two is the grid's list, the declared list, or the fixed value. A step size that the configuration has,
+    as from a preset, comes first with its epochs. None, whose meaning depends on the algorithm, is in no declared list.
     """
     kind, variant = REGISTRY[config.algorithm].kind, REGISTRY[config.algorithm].defaults
     given, declared = config.algorithm_object(), {f.name: f.metadata["tune"] for f in fields(kind)}
@@ -136,20 +134,15 @@ def personal_options(
         for name, mine in zip(GRID, own, strict=True)
     ]
     first = [] if own[1] is None or any(name in grid for name in GRID) else [own]
-    return _options([*first, *itertools.product(*values)])
-
-
-def _options(pairs: Iterable[Sequence[Any]]) -> tuple[Table, ...]:
-    """Each pair of epochs and a step size once."""
-    found = dict.fromkeys((epochs, lr if epochs else None) for epochs, lr in pairs)
+    found = dict.fromkeys((epochs, lr if epochs else None) for epochs, lr in [*first, *itertools.product(*values)])
     return tuple({"personal_epochs": epochs} | ({"personal_lr": lr} if epochs else {}) for epochs, lr in found)
 
 
 def sound(config: RunConfig, space: Space) -> tuple[Space, list[str]]:
-    """The space without choices that contradict what is held, and what is left out of it, in words.
+    """Return the space without choices that contradict fixed hyperparameters, and notes on what is left out.
 
-    A choice is left out if it makes no algorithm with what is given of the others, nor with any of a few points of
-    the space. What then has no choice but the one given is not searched.
+    A choice is left out if no algorithm can be made with it, neither at the configuration's values of the others nor at
+    a few points of the space. A hyperparameter with no choice left but its given value is not searched.
     """
     made = config.algorithm_object()
     given = {name: getattr(made, name) for name in space}
@@ -161,7 +154,7 @@ def sound(config: RunConfig, space: Space) -> tuple[Space, list[str]]:
         reasons = {value: _contradiction(config, [point | {name: value} for point in others]) for value in values}
         left = tuple(value for value, reason in reasons.items() if reason is None)
         notes += [
-            f"{config.algorithm}: {name} = {value} is not searched, for it contradicts what is held: {reason}"
+            f"{config.algorithm}: {name} = {value} is not searched, because it contradicts a fixed value: {reason}"
             for value, reason in reasons.items()
             if reason is not None
         ]
@@ -172,7 +165,7 @@ def sound(config: RunConfig, space: Space) -> tuple[Space, list[str]]:
 
 
 def _contradiction(config: RunConfig, points: Sequence[Table]) -> str | None:
-    """Why none of the points makes an algorithm; None if one does."""
+    """Return why no algorithm can be made at any of the points; None if it can at one."""
     reason = None
     for point in points:
         try:
@@ -183,19 +176,83 @@ def _contradiction(config: RunConfig, points: Sequence[Table]) -> str | None:
     return reason
 
 
-# -- choices at an end of what was searched -----------------------------------------------------------------------
+# -- the geometry of a space ----------------------------------------------------------------------------------------
+def finite(space: Space) -> bool:
+    """Whether a space consists of lists alone."""
+    return not any(isinstance(values, Range) for values in space.values())
+
+
+def combinations(space: Space, given: Table) -> list[Table]:
+    """Return all combinations of lists, the given one first."""
+    points = (dict(zip(space, values, strict=True)) for values in itertools.product(*space.values()))
+    return [given, *(point for point in points if point != given)]
+
+
+def around(space: Space, centre: Table, shares: Sequence[float], seed: int) -> list[Table]:
+    """Return a point for each share, drawn from the box around the centre that covers this share of the space."""
+    draws = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=seed).draw(len(shares), dtype=torch.float64)
+    return [
+        {name: _drawn(space[name], centre[name], u, share) for name, u in zip(space, row, strict=True)}
+        for row, share in zip(draws.tolist(), shares, strict=True)
+    ]
+
+
+def _drawn(values: Values, centre: Any, u: float, share: float) -> Any:
+    """Return the value that u in [0, 1) picks from the box around the centre."""
+    if isinstance(values, Range):
+        middle = min(max(position(values, centre), 0.0), 1.0)
+        low, high = _scale(values, values.low), _scale(values, values.high)
+        found = low + (middle + share * (u - middle)) * (high - low)
+        return rounded(math.exp(found) if values.log else found)
+    if centre in values:
+        if u < 1 - share:
+            return centre
+        u = 1 - (1 - u) / share
+    return values[min(int(u * len(values)), len(values) - 1)]
+
+
+def position(values: Range, value: Any) -> float:
+    """Return how far through a range a value lies: 0 at its low end, 1 at its high end, ½ for None."""
+    if value is None:
+        return 0.5
+    low, high = _scale(values, values.low), _scale(values, values.high)
+    return (_scale(values, value) - low) / (high - low)
+
+
+def _scale(values: Range, value: float) -> float:
+    if not values.log:
+        return value
+    return math.log(value) if value > 0 else -math.inf
+
+
+def rounded(value: Any) -> Any:
+    """Round a number to three digits, which are enough."""
+    return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
+def inside(space: Space, point: Table) -> bool:
+    """Whether a point lies in the space."""
+    return all(
+        isinstance(point[name], float) and values.low <= point[name] <= values.high
+        if isinstance(values, Range)
+        else point[name] in values
+        for name, values in space.items()
+    )
+
+
+# -- choices at an end of their range -----------------------------------------------------------------------
 NEAR = 0.05  # a choice within this share of a range's end lies on it
 
 
-def spoken(values: Range | Sequence[Any]) -> str:
-    """A range or a list as --grid takes it."""
+def as_flag(values: Range | Sequence[Any]) -> str:
+    """Return a range or a list as --grid takes it."""
     if isinstance(values, Range):
         return f"{values.low:g}{TO}{values.high:g}"
     return ",".join("none" if v is None else str(v).lower() if isinstance(v, bool) else str(v) for v in values)
 
 
-def edge(algorithm: str, name: str, values: Range | tuple[Any, ...], chosen: Any, *, lower: bool = True) -> str | None:
-    """A warning, with the flag to widen the search, where a choice lies at an end beyond which there are legal values.
+def edge(algorithm: str, name: str, values: Values, chosen: Any, *, lower: bool = True) -> str | None:
+    """Return a warning, with the flag that widens the search, where a choice lies at an end that can be exceeded.
 
     The end of a range is its outer 5%, that of a list of numbers its first or last one; `lower` says whether the lower
     end counts.
@@ -213,8 +270,8 @@ def edge(algorithm: str, name: str, values: Range | tuple[Any, ...], chosen: Any
     if beyond is None:
         return None
     wide = [*numbers, beyond] if upper else [beyond, *numbers]
-    flag = spoken(wide) if name in GRID else f"{wide[0]:g}{TO}{wide[-1]:g}"
-    side, searched = "upper" if upper else "lower", spoken(values if isinstance(values, Range) else numbers)
+    flag = as_flag(wide) if name in GRID else f"{wide[0]:g}{TO}{wide[-1]:g}"
+    side, searched = "upper" if upper else "lower", as_flag(values if isinstance(values, Range) else numbers)
     return (
         f"{algorithm}: {name} = {chosen} lies at the {side} end of what was searched ({searched}). To search "
         f"further, use another folder and --grid {algorithm}.{name}={flag}"
@@ -225,8 +282,8 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _beyond(numbers: Sequence[Any], values: Range | tuple[Any, ...], bound: float) -> Any:
-    """A legal number beyond the last of these; None where the last one is the bound."""
+def _beyond(numbers: Sequence[Any], values: Values, bound: float) -> Any:
+    """Return a legal number beyond the last of these; None where the last one is the bound."""
     before, last = numbers[-2:]
     if isinstance(values, Range):
         found = last * (10 if last > before else 0.1) if values.log else last + (last - before) / 2

@@ -1,9 +1,9 @@
-"""Tuning: every algorithm gets the same number of trained federations, and only validation data are looked at.
+"""Tuning: every algorithm gets the same number of trained federations, and only validation data are read.
 
-What is searched is what the hyperparameters declare (`tune=`), the same for every algorithm where several have it.
-Trial 0 is the configuration as it was given; then come points around it that spread outward, then those of Optuna's
-TPE (points.py). The personal options (personal_epochs, personal_lr) are not searched but scored, all of them, on each
-trained federation. The best trial is confirmed on another seed before it is written, else the next best (search.py).
+A search tries what the hyperparameters declare (`tune=`), the same for every algorithm that has them
+(`search_space`). Trial 0 is the given configuration; then come points around it that spread outward, then those of
+Optuna's TPE (`search`). The personal options (personal_epochs, personal_lr) are not searched but scored, all of them,
+on each trained federation. The best trial is confirmed on another seed before it is written, else the next best.
 
 Trials are chosen in batches, and a batch runs together. A search is a function of its settings and of the scores:
 after an interruption it is played again from its beginning, and cells that the ledger has are not run again.
@@ -37,10 +37,9 @@ from ..runs.prepare import prepare
 from ..runs.request import command, flags
 from .cell import MACHINE, Cell, Result
 from .ledger import Ledger
-from .points import need_optuna
 from .request import claim, read
-from .search import Search, Trial
-from .search_space import GRID, own_grid, spoken
+from .search import Search, Trial, need_optuna
+from .search_space import GRID, as_flag, own_grid
 from .search_space import searches as is_searched
 
 if TYPE_CHECKING:
@@ -56,8 +55,7 @@ SEARCH = 2  # which points the same request tries; earlier versions, which wrote
 class Tuned:
     """A finished search: its trials by algorithm, and the file with the best of each.
 
-    `warnings` has, by algorithm, a sentence for every chosen value at an end of what was searched, with the flag of
-    `fedabml tune` that searches further.
+    `warnings` are sentences by algorithm, one for every chosen value at an end of its range.
     """
 
     trials: dict[str, list[Trial]]
@@ -66,7 +64,7 @@ class Tuned:
     warnings: dict[str, list[str]] = field(default_factory=dict)
 
     def best(self, algorithm: str, count: int = 1) -> list[Trial]:
-        """The best trials of an algorithm, those that diverged or were refused left out; the first was confirmed."""
+        """Return the best trials of an algorithm that neither diverged nor were refused; the first was confirmed."""
         fine = [trial for trial in self.trials[algorithm] if trial.error is None and trial.refused is None]
         return sorted(fine, key=lambda trial: trial.rank, reverse=True)[:count]
 
@@ -97,18 +95,18 @@ def tune(
     on_done: Callable[[Result], None] = lambda result: None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> Tuned:
-    """Searches good hyperparameters of each algorithm on validation data; the best are written to tuned.toml in `out`.
+    """Search good hyperparameters of each algorithm on validation data, and write the best to tuned.toml in `out`.
 
-    `config` is the run; its `validation` share must be above 0. Hyperparameters that it has, or that `fixed` has by
-    algorithm, are held and not searched, nor is what contradicts them; `preset` has others to start from. `values` is a
-    grid, lists by hyperparameter (or tables of them by algorithm), to search in place of all that is declared; a range,
-    as "0.001..3", takes the place of one hyperparameter's alone. Each of the algorithms (None: all that fit the
-    network) gets `trials` trained federations for every one of the `seeds`, and its best one is confirmed on the seed
-    after the largest of them. A `study` says whose data they are trained on and who is scored, where that is not the
-    run's own clients. `measure` is accuracy (for regression rmse) or nll. `finished` are cells.jsonl of other folders
-    or machines, whose cells are not run again. A search that is `closed` runs and writes nothing: it must have ended.
+    `config` is the run; its `validation` share must be above 0. Its hyperparameters, and those that `fixed` has by
+    algorithm, are not searched, nor is what contradicts them; `preset` has values to start from. `values` is a grid:
+    lists by hyperparameter (or tables of them by algorithm) to search instead of what is declared; a range such as
+    "0.001..3" replaces one declared range only. Each of the algorithms (None: all that fit the network) gets `trials`
+    trained federations for every one of the `seeds`, and its best one is confirmed on the seed after the largest of
+    them. A `study` chooses other data to train on or other clients to score. `measure` is accuracy (for regression
+    rmse) or nll. `finished` are cells.jsonl of other folders or machines, whose cells are not run again. A search that
+    is `closed` runs and writes nothing, and raises `Unfinished` if it has not ended.
 
-    `on_start` is called with how long each cell takes (`Cell.work`) and how many are finished, again whenever a
+    `on_start` is called with the work of each cell (`Cell.work`) and the number of finished ones, again whenever a
     confirmation needs more or fewer cells. `on_trial` is called with every trial, and again with those that are refused
     or confirmed; the other callbacks are those of `execute`, and `progress` is for downloads.
     """
@@ -126,8 +124,8 @@ def tune(
     searches: dict[str, Search] = {}
     notes: dict[str, None] = {}
     for name, own in held.items():
-        told = bare.with_changes(algorithm=name, hyper=start.get(name, {}) | own)
-        search = Search(told, own, seeds, batch, own_grid(name, values), is_searched(values), study)
+        full = bare.with_changes(algorithm=name, hyper=start.get(name, {}) | own)
+        search = Search(full, own, seeds, batch, own_grid(name, values), is_searched(values), study)
         try:
             setup = prepare(fed, bare.model, search.config.algorithm_object(), **bare.train_options(fed))
         except InputError as error:  # some algorithms need a network with a body and a head
@@ -137,7 +135,7 @@ def tune(
             continue
         searches[name] = search
         notes |= dict.fromkeys([*setup.notes, *search.notes])
-    if not searches:  # then it is not the algorithms that are wrong
+    if not searches:  # not the algorithms are wrong, but the run
         raise InputError(next(iter(notes)))
     for text in notes:
         on_note(text)
@@ -168,14 +166,14 @@ def tune(
         expect()
 
     expect()
-    hear = {"on_round": on_round, "on_done": on_done}
+    callbacks = {"on_round": on_round, "on_done": on_done}
     tuned = Tuned({name: [] for name in searches}, measure, folder / "tuned.toml")
     for name, search in searches.items():
         done = tuned.trials[name]
-        for trial in search.run(trials, measure, ledger, **hear):
+        for trial in search.run(trials, measure, ledger, **callbacks):
             done.append(trial)
             on_trial(trial)
-        for trial in search.confirm(done, ledger, partial(confirming, name), **hear):
+        for trial in search.confirm(done, ledger, partial(confirming, name), **callbacks):
             done[trial.number] = trial
             on_trial(trial)
         tuned.warnings[name] = [text for trial in tuned.best(name) for text in search.warnings(trial)]
@@ -188,20 +186,20 @@ def tune(
 
 
 def of_earlier_version(folder: Path) -> bool:
-    """Whether a folder holds a search that this version would not repeat, for it tries other points."""
+    """Whether a folder holds a search of an earlier version, which tried other points."""
     return (folder / "tune.json").is_file() and read(folder, "tune").get("search") != SEARCH
 
 
 # -- before anything is trained ---------------------------------------------------------------------------------
 def _bare(config: RunConfig) -> RunConfig:
-    """The run's keys without an algorithm and a seed; its paths hold from every working folder."""
+    """Return the run without its algorithm and seed, with paths that hold from every working folder."""
     paths = {name: os.path.realpath(v) for name in ("data", "pretrained") if (v := getattr(config, name))}
     plain = {name: getattr(RunConfig, name) for name in ("algorithm", "lr", "seed", "evaluate", "eval_every")}
     return config.with_changes(**plain, hyper={}, **paths)
 
 
 def _held(config: RunConfig, fixed: Mapping[str, Table], algorithms: Sequence[str]) -> dict[str, Table]:
-    """By algorithm, the hyperparameters that are not searched."""
+    """Return the hyperparameters that are not searched, by algorithm."""
     for name in (*algorithms, *fixed):
         if name not in REGISTRY:
             raise InputError(f"There is no algorithm '{name}'.{nearest(name, REGISTRY)}")
@@ -211,7 +209,7 @@ def _held(config: RunConfig, fixed: Mapping[str, Table], algorithms: Sequence[st
 
 
 def _listed(values: Mapping[str, Any], algorithms: Collection[str]) -> Table:
-    """A grid as JSON would have it, if each of its names is to be searched for some algorithm."""
+    """Return a grid as JSON has it; refuse names that no algorithm searches."""
     for name, v in values.items():
         if name in REGISTRY and name not in algorithms:
             raise InputError(f"The grid has values for {name}, which is not among the algorithms to tune.")
@@ -221,15 +219,17 @@ def _listed(values: Mapping[str, Any], algorithms: Collection[str]) -> Table:
 
 
 def _plain(values: Any) -> Any:
-    """A list or a range as JSON has it."""
-    return spoken(values) if isinstance(values, Range) else list(values) if isinstance(values, list | tuple) else values
+    """Return a list or a range as JSON has it."""
+    return (
+        as_flag(values) if isinstance(values, Range) else list(values) if isinstance(values, list | tuple) else values
+    )
 
 
 def _data(config: RunConfig, seed: int, progress: Progress | None) -> Federation:
-    """The federation of a seed, which must have validation rows."""
+    """Return the federation of a seed, which must have validation rows."""
     if config.validation <= 0:
         raise InputError(
-            "Tuning looks at validation data alone, so a share of every client's training data must be held out: "
+            "Tuning reads validation data only, so a share of every client's training data must be held out: "
             f"--validation 0.2 (from Python: validation=0.2); it is {config.validation:g}."
         )
     fed = config.with_changes(seed=seed).federation(progress)
@@ -240,25 +240,25 @@ def _data(config: RunConfig, seed: int, progress: Progress | None) -> Federation
 def _measure(fed: Federation, measure: str | None) -> str:
     known = (main_measure(fed.task), "nll")
     if measure is not None and measure not in known:
-        raise InputError(f"Tuning a {fed.task} goes by {' or '.join(known)}; the measure is '{measure}'.")
+        raise InputError(f"Tuning a {fed.task} is decided by {' or '.join(known)}; the measure is '{measure}'.")
     return measure or known[0]
 
 
 # -- what is written ----------------------------------------------------------------------------------------------
 def tune_command(config: RunConfig, request: Table, out: Path) -> str:
-    """The shell command that makes this search, wherever it runs."""
+    """Return the shell command of this search, without the keys of the machine."""
     config = config.with_changes(**{name: getattr(RunConfig, name) for name in MACHINE})
     options = {name: request[name] or None for name in ("preset", "trials", "batch", "measure")}
     options |= {"algorithms": ",".join(request["algorithms"]), "seeds": ",".join(map(str, request["seeds"]))}
     words = flags(options | config.to_dict() | request["fixed"])
     for name, own in request.get("grid", {}).items():
         for k, v in own.items() if name in REGISTRY else [("", own)]:
-            words += ["--grid", f"{name}{'.' * bool(k)}{k}={v if isinstance(v, str) else spoken(v)}"]
+            words += ["--grid", f"{name}{'.' * bool(k)}{k}={v if isinstance(v, str) else as_flag(v)}"]
     return command("tune", words, out)
 
 
 def _trials_csv(found: Mapping[str, list[Trial]]) -> str:
-    """Every trial, a row each, with a column for every hyperparameter that any of them has."""
+    """Return all trials as CSV, with a column for every hyperparameter that any of them has."""
     everything = [trial for trials in found.values() for trial in trials]
     names = list(dict.fromkeys([*(name for trial in everything for name in trial.searched), *GRID]))
     rows = []
@@ -270,7 +270,7 @@ def _trials_csv(found: Mapping[str, list[Trial]]) -> str:
 
 
 def _tuned_toml(tuned: Tuned, config: RunConfig, searches: Mapping[str, Search], made: str) -> str:
-    """The run's keys and a table for every algorithm, as `fedabml train --config` reads them."""
+    """Return the run's keys and a table for every algorithm, as `fedabml train --config` reads them."""
     share, first = config.validation, next(iter(searches.values()))
     lines = [
         f"# Made by: {made}",
@@ -297,7 +297,7 @@ def _figures(measure: str, trial: Trial) -> str:
 
 
 def nothing_left(trials: Sequence[Trial]) -> str:
-    """Why an algorithm has no best trial."""
+    """Say why an algorithm has no best trial."""
     refused = any(trial.refused for trial in trials)
     return "every trial diverged or was refused" if refused else "every trial diverged"
 

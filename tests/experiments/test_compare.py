@@ -24,7 +24,8 @@ from fedabml.errors import InputError
 from fedabml.experiments import runner
 from fedabml.experiments.cell import Cell, Result, Score
 from fedabml.experiments.compare import Request, compare, configs
-from fedabml.experiments.ranking import explained, grid, make
+from fedabml.experiments.comparison_tables import explained, grid
+from fedabml.experiments.ranking import make
 from fedabml.files.sealed import parse_sealed, write_json
 from fedabml.runs.config import RunConfig
 from tests.cli.command import MOST, run
@@ -652,7 +653,7 @@ def test_everything_diverges(tmp_path):
         (["--algorithms", "local,local"], "named twice"),
         (
             ["--algorithms", "local,fedavg-ft", "--set", "fedavg.lr=1"],
-            "not among those named. Did you mean 'fedavg-ft'",
+            "not among the named algorithms. Did you mean 'fedavg-ft'",
         ),
         (["--algorithms", "local,fedabml", "--set", "fedabml.lamb=1"], "Did you mean 'lam'"),
         (["--algorithms", "local,fedabml", "--set", "fedabml.lam=-1"], "at least 0"),
@@ -673,7 +674,7 @@ def test_everything_diverges(tmp_path):
         (["--algorithms", "local", "--eval-every", -1], "eval_every must be a whole number, 0 or more"),
         (["--algorithms", "all", "--set", "model_options.width=3"], "width"),
         (["--algorithms", "local", "--preset", "papier"], "Did you mean 'paper'"),
-        (["--resume", "--out", "nowhere"], "no comparison to resume"),
+        (["--resume", "--out", "nowhere"], "holds nothing to resume"),
     ],
 )
 def test_bad_words(words, said, tmp_path):

@@ -22,9 +22,8 @@ from fedabml.engine.autotune import lane_bytes
 from fedabml.errors import InputError
 from fedabml.experiments.cell import Cell, Result, Score
 from fedabml.experiments.ledger import Ledger
-from fedabml.experiments.points import Points, around
-from fedabml.experiments.search import Search, Trial
-from fedabml.experiments.search_space import GRID, own_grid, personal_options, read_grid, space
+from fedabml.experiments.search import Points, Search, Trial
+from fedabml.experiments.search_space import GRID, around, own_grid, personal_options, read_grid, space
 from fedabml.experiments.tune import tune
 from fedabml.runs.config import RunConfig
 from tests.algorithms.problem import federation, simulate
@@ -95,11 +94,11 @@ def test_every_point_of_every_space_makes_its_algorithm(name):
     search = Search(SMALL.with_changes(algorithm=name), {}, [100], 8)
     points = Points(search.space, search.given, seed=1, early=8)
     for batch in range(3):
-        asked = points.ask(8)
+        asked = points.propose(8)
         for point in asked:
             assert point.keys() == search.space.keys()
             assert search.cells(point)[0].config.algorithm_object().values().items() >= point.items()
-        points.tell([-math.inf if i == batch else point["lr"] for i, point in enumerate(asked)])
+        points.report([-math.inf if i == batch else point["lr"] for i, point in enumerate(asked)])
 
 
 def test_points_begin_as_given_spread_outward_and_then_learn():
@@ -108,8 +107,8 @@ def test_points_begin_as_given_spread_outward_and_then_learn():
     def search(count, batch):
         points, tried = Points(ranges, {"lr": 0.1, "kind": "b", "nu": -4.0}, seed=3, early=8), []
         while len(tried) < count:
-            asked = points.ask(min(batch, count - len(tried)))
-            points.tell([-abs(math.log(p["lr"] / 0.02)) - (p["kind"] == "b") for p in asked])
+            asked = points.propose(min(batch, count - len(tried)))
+            points.report([-abs(math.log(p["lr"] / 0.02)) - (p["kind"] == "b") for p in asked])
             tried += asked
         return tried
 
@@ -128,13 +127,13 @@ def test_points_begin_as_given_spread_outward_and_then_learn():
 
 def test_a_given_point_that_is_none_or_outside_has_points_around_it():
     ranges = {"lr": Range(1e-3, 1.0, log=True), "inner_lr": Range(1e-4, 1.0, log=True)}
-    _, near, *_ = Points(ranges, {"lr": 7.0, "inner_lr": None}, seed=0, early=8).ask(8)
+    _, near, *_ = Points(ranges, {"lr": 7.0, "inner_lr": None}, seed=0, early=8).propose(8)
     assert 0.1 < near["lr"] <= 1.0 and 1e-3 < near["inner_lr"] < 0.1
 
 
 def test_choices_alone_are_tried_once_each():
     choices = {"k": (1, 3, 5), "kind": ("a", "b")}
-    tried = Points(choices, {"k": 3, "kind": "a"}, seed=0, early=8).ask(6)
+    tried = Points(choices, {"k": 3, "kind": "a"}, seed=0, early=8).propose(6)
     assert tried[0] == {"k": 3, "kind": "a"} and len({tuple(p.items()) for p in tried}) == 6
     held = Search(
         SMALL.with_changes(algorithm="fedavg"), {"lr": 0.1, "server_lr": 1.0, "server_momentum": 0.0}, [100], 8
@@ -144,9 +143,9 @@ def test_choices_alone_are_tried_once_each():
 
 def test_a_given_point_outside_the_ranges_is_tried_all_the_same():
     points = Points({"lr": Range(1e-3, 0.3, log=True)}, {"lr": 7.0}, seed=0, early=2)
-    assert points.ask(1) == [{"lr": 7.0}]
-    points.tell([0.5])
-    assert 1e-3 <= points.ask(2)[1]["lr"] <= 0.3
+    assert points.propose(1) == [{"lr": 7.0}]
+    points.report([0.5])
+    assert 1e-3 <= points.propose(2)[1]["lr"] <= 0.3
 
 
 def test_personal_options_are_one_grid_for_all():
@@ -417,7 +416,7 @@ def test_without_optuna_it_says_what_to_install(monkeypatch):
 def test_bad_words():
     said = lambda *words: run("tune", *WORDS, *words, code=2).stderr
     assert "all stands alone" in said("--algorithms", "all,local")
-    assert "for ditto, which is not among those named" in said("--algorithms", "local", "--set", "ditto.lam=1")
+    assert "for ditto, which is not among the named algorithms" in said("--algorithms", "local", "--set", "ditto.lam=1")
     assert "not to be set here: say --seeds" in said("--algorithms", "local", "--set", "seed=1")
 
 

@@ -29,7 +29,7 @@ from fedabml.data.sources import _checked
 from fedabml.engine import autotune
 from fedabml.errors import InputError
 from fedabml.experiments import request
-from fedabml.experiments.compare import Request, _told_refused, page
+from fedabml.experiments.compare import Request, _recorded_refusals, page
 from fedabml.experiments.ledger import Ledger
 from fedabml.files import paths, sealed
 from fedabml.report.read import read_runs
@@ -104,7 +104,7 @@ def build(place: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
         "history of a resumed run": (a_run / "metrics.jsonl", lambda: Folder(a_run)._history(3)),
         "cells": (table / "cells.jsonl", lambda: Ledger(table / "cells.jsonl").results),
         "comparison": (table / "comparison.json", lambda: Request.read(table)),
-        "table": (table / "table.json", lambda: _told_refused(table / "table.json")),
+        "table": (table / "table.json", lambda: _recorded_refusals(table / "table.json")),
         "search": (search / "tune.json", lambda: request.read(search, "tune")),
         "reproduction": (place / "toy/reproduce.json", lambda: request.read(place / "toy", "reproduce")),
         "manifest of a comparison": (table / "manifest-0.json", lambda: page(table)),

@@ -19,7 +19,8 @@ from ...report.read import Run
 from ...runs.config import Table
 from ..cell import Cell, along
 from ..comparison_page import run_of
-from ..ranking import Comparison, explained, grid, harm_grid, make
+from ..comparison_tables import explained, grid, harm_grid
+from ..ranking import Comparison, make
 from ..statistics import mean
 from . import numbers
 from .experiment import Context, Done, Experiment, by_column
