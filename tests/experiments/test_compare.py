@@ -658,11 +658,11 @@ def test_everything_diverges(tmp_path):
         (["--algorithms", "local,fedabml", "--set", "fedabml.lamb=1"], "Did you mean 'lam'"),
         (["--algorithms", "local,fedabml", "--set", "fedabml.lam=-1"], "at least 0"),
         (["--algorithms", "local,fedabml", "--set", "roundz=1"], "Did you mean 'rounds'"),
-        (["--algorithms", "local", "--set", "seed=1"], "say --seeds"),
+        (["--algorithms", "local", "--set", "seed=1"], "use --seeds"),
         (["--algorithms", "local", "--set", "evaluate=false"], "every client is scored"),
         (
             ["--algorithms", "local,fedabml,ditto", "--set", "lam=2"],
-            "ALGORITHM.lam=…, such as fedabml.lam=…; fedabml, ditto",
+            "such as fedabml.lam=…; fedabml, ditto",
         ),
         (["--algorithms", "local,ditto", "--set", "lam=2"], "such as ditto.lam=…."),
         (["--algorithms", "all,local"], "all stands alone"),
