@@ -291,13 +291,3 @@ class Noise:
 
 
 ON_WEIGHTS = Noise()
-
-
-# -- how good an estimator is -----------------------------------------------------------------------------------------
-def gradient_variance(
-    loss: Callable[[Gaussian, Tensor], Tensor], q: Gaussian, keys: Iterable[Tensor]
-) -> tuple[float, float]:
-    """Return the variances over keys of ∇_m and of ∇_ν of `loss(q, key)`, summed over the entries."""
-    grads = [torch.func.grad(loss)(q, key) for key in keys]
-    mean, logstd = (torch.stack(column).var(0).sum() for column in zip(*grads, strict=True))
-    return float(mean), float(logstd)

@@ -162,16 +162,6 @@ class Simulation:
         return self.server.shared
 
     @property
-    def average(self) -> State:
-        """The shared state averaged over rounds."""
-        return self.server.average
-
-    @property
-    def velocity(self) -> State:
-        """The server's last step, where it has momentum."""
-        return self.server.velocity
-
-    @property
     def theta(self) -> State:
         """What is scored, personalised and saved: the average over rounds, or the last shared state."""
         return theta(self.cohort.algorithm, self.server)
@@ -195,7 +185,7 @@ class Simulation:
         """Return the clients of the next round."""
         return draw_clients(self.cohort.fed.clients, self.setting.participation, self.cohort.seed, self.round + 1)
 
-    def deal(self, clients: list[int]) -> list[int]:
+    def own_share(self, clients: list[int]) -> list[int]:
         """Return this process's clients of a round: those that it owns or, where nothing is kept, a fair share."""
         if self.kept.needed and self.world.size > 1:
             drawn = set(clients)
@@ -354,7 +344,7 @@ def start_round(sims: Sequence[Simulation]) -> RoundInFlight:
     """Start one round of several runs, their clients side by side, without waiting for the device."""
     start = time.perf_counter()
     drawn = [sim.draw() for sim in sims]
-    mine = [sim.deal(clients) for sim, clients in zip(sims, drawn, strict=True)]
+    mine = [sim.own_share(clients) for sim, clients in zip(sims, drawn, strict=True)]
     weights = [sim.weights(clients) for sim, clients in zip(sims, drawn, strict=True)]
     work = fit_in_memory([sim.cohort for sim in sims], sum(map(len, mine)), partial(_work, sims, mine, weights))
     updates = [sim.summed(parts) for sim, parts in zip(sims, work, strict=True)]

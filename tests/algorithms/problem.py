@@ -85,7 +85,7 @@ def assert_apart(sim):
     """No kept tensor shares memory with another, with what is shared, or with the initial weights."""
     place = lambda t: t.untyped_storage().data_ptr()
     kept = [place(t) for own in sim.kept.states.values() for t in own.values()]
-    others = [place(t) for t in (*sim.shared.values(), *sim.average.values(), sim.cohort.network.initial)]
+    others = [place(t) for t in (*sim.shared.values(), *sim.server.average.values(), sim.cohort.network.initial)]
     assert kept and len(set(kept)) == len(kept) and not set(kept) & set(others)
     one, *rest = sim.kept.states
     before = [{k: t.clone() for k, t in sim.kept.states[c].items()} for c in rest]

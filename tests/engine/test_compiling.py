@@ -79,14 +79,14 @@ def test_it_is_decided_after_one_round_and_kept_in_the_checkpoint(tmp_path):
     assert [auto for _, auto in seen] == [round < DEFAULT.decide_round for round, _ in seen]
     folder = Folder(tmp_path)
     for compiled in (None, 5):
-        state = Checkpoint(6, sim.shared, sim.average, {}, 1.0, 4, {}, compiled)
+        state = Checkpoint(6, sim.shared, sim.server.average, {}, 1.0, 4, {}, compiled)
         folder.save(state, {})
         found = Folder(tmp_path).last()
         assert found.compiled == compiled
         again = simulation(found)
         assert again.compiled == compiled and again.cohort.executor.compile == bool(compiled)
         assert not again.cohort.executor.undecided  # it was decided before
-    early = Checkpoint(2, sim.shared, sim.average, {}, 1.0, 4)
+    early = Checkpoint(2, sim.shared, sim.server.average, {}, 1.0, 4)
     assert simulation(early).cohort.executor.undecided and not simulation(found, auto=False).cohort.executor.compile
 
 

@@ -426,7 +426,7 @@ def test_a_long_run_is_compiled_once_that_pays_and_a_short_one_is_not(sizes, tmp
     assert "without torch.compile" not in caplog.text
     assert_close(long, short, 1e-9)
     assert_close(short, begun(8, compile=False), 0)
-    state = Checkpoint(8, long.shared, long.average, {}, 1.0, 6, long.velocity, long.compiled)
+    state = Checkpoint(8, long.shared, long.server.average, {}, 1.0, 6, long.server.velocity, long.compiled)
     again = begun(9, state)
     assert again.cohort.executor.compiled and again.compiled == policy.DEFAULT.decide_round + 1 and again.round == 9
     names = {name for (name, *_), _ in long.cohort.executor.compiled}

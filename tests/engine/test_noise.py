@@ -15,7 +15,7 @@ from fedabml import FedABML, GaussianNoise, rng
 from fedabml.algorithms.base import Batch
 from fedabml.algorithms.pfedbayes import PFedBayes
 from fedabml.engine.loss import ClientLoss
-from fedabml.engine.noise import BIAS, OTHER, PLACES, VECTORS, Noise, _normal, gradient_variance, uses
+from fedabml.engine.noise import BIAS, OTHER, PLACES, VECTORS, Noise, _normal, uses
 from fedabml.errors import InputError
 from fedabml.gaussian import Gaussian, Point, Samples
 from fedabml.likelihoods import Categorical
@@ -39,6 +39,13 @@ class Tokens(nn.Module):
 
     def forward(self, x):
         return self.b(torch.tanh(self.a(x)).mean(1))
+
+
+def gradient_variance(loss, q, keys):
+    """Return the variances over keys of ∇_m and of ∇_ν of `loss(q, key)`, summed over the entries."""
+    grads = [torch.func.grad(loss)(q, key) for key in keys]
+    mean, logstd = (torch.stack(column).var(0).sum() for column in zip(*grads, strict=True))
+    return float(mean), float(logstd)
 
 
 class Flat(Tokens):

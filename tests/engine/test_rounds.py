@@ -65,7 +65,7 @@ def test_the_run_is_the_same_to_the_bit(monkeypatch, early):
         line = plain.step()
         assert round == line["round"]
         assert {k: v for k, v in told[0].items() if k != "seconds"} == {k: v for k, v in line.items() if k != "seconds"}
-    for one, other in ((ahead.shared, plain.shared), (ahead.average, plain.average)):
+    for one, other in ((ahead.shared, plain.shared), (ahead.server.average, plain.server.average)):
         assert all(torch.equal(one[k], v) for k, v in other.items())
     assert ahead.round == plain.round == ROUNDS
 
@@ -117,7 +117,7 @@ def test_a_caller_who_leaves_early_finds_the_last_finished_round(early, monkeypa
     plain.step()
     plain.step()
     assert sim.round == 2 and torch.equal(sim.shared["mean"], plain.shared["mean"])
-    assert torch.equal(sim.velocity["mean"], plain.velocity["mean"])
+    assert torch.equal(sim.server.velocity["mean"], plain.server.velocity["mean"])
 
 
 def test_whoever_is_told_of_a_round_may_look_at_it(early):

@@ -867,15 +867,17 @@ def test_the_server_takes_a_part_of_its_last_step_again(tmp_path):
     fed, heavy = federation("mlr"), FedAvg(lr=0.1, server_momentum=0.5, average=0.5)
     start, first = (simulate(fed, "mlr", FedAvg(lr=0.1), rounds=t).shared["mean"] for t in (0, 1))
     one = simulate(fed, "mlr", heavy, rounds=1)
-    assert torch.equal(one.shared["mean"], start + (first - start)) and one.velocity["mean"].equal(first - start)
+    assert torch.equal(one.shared["mean"], start + (first - start)) and one.server.velocity["mean"].equal(first - start)
     plain = simulate(fed, "mlr", FedAvg(lr=0.1), rounds=0)
-    after = Checkpoint(1, one.shared, one.average, {}, 0.0, None)
+    after = Checkpoint(1, one.shared, one.server.average, {}, 0.0, None)
     second = Simulation(plain.cohort, state=after)
     second.run(2)
     two = simulate(fed, "mlr", heavy, rounds=2)
     expected = second.shared["mean"] + 0.5 * (first - start)
     torch.testing.assert_close(two.shared["mean"], expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(two.average["mean"], (one.average["mean"] + expected) / 2, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        two.server.average["mean"], (one.server.average["mean"] + expected) / 2, rtol=0, atol=1e-12
+    )
     # A run that is resumed knows the step; a checkpoint without it is refused.
     folder = Folder(tmp_path)
     folder.create({})
@@ -921,14 +923,14 @@ def test_a_body_has_momentum_too_and_an_algorithm_may_have_its_own():
         server_momentum_of = ()
 
     own, none = (simulate(fed, "mlp", kind, rounds=2) for kind in (Own(server_momentum=0.5), FedAvg()))
-    assert torch.equal(own.shared["mean"], none.shared["mean"]) and own.velocity == {}
+    assert torch.equal(own.shared["mean"], none.shared["mean"]) and own.server.velocity == {}
 
 
 def test_the_step_size_decays_with_the_rounds():
     fed, one = federation("mlr"), FedAvg(lr=0.1)
     decayed = simulate(fed, "mlr", FedAvg(lr=0.1, lr_decay=0.5), rounds=2)
     steps = [simulate(fed, "mlr", one, rounds=1)]
-    after = Checkpoint(1, steps[0].shared, steps[0].average, {}, 0.0, None)
+    after = Checkpoint(1, steps[0].shared, steps[0].server.average, {}, 0.0, None)
     halved = simulate(fed, "mlr", FedAvg(lr=0.05), rounds=0)
     resumed = Simulation(halved.cohort, state=after)
     resumed.run(2)

@@ -568,7 +568,7 @@ def test_whatever_is_searched_changes_something(name):
     def state(**options):
         sim, _ = simulate(make(name, **options), fed=fed)
         kept = {f"{client}.{key}": value for client, own in sim.kept.states.items() for key, value in own.items()}
-        return sim.shared | {f"average.{key}": value for key, value in sim.average.items()} | kept
+        return sim.shared | {f"average.{key}": value for key, value in sim.server.average.items()} | kept
 
     for key, values in space(name).items():
         pair = (values.low, 2 * values.low) if isinstance(values, Range) else (values[0], values[-1])
