@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .accel.mersenne import TWISTER
-from .accel.operators import kernel, operator, plain, triton_usable
+from .accel.operators import compiler_is_tracing, kernel, operator, triton_usable
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -97,7 +97,7 @@ def folds(key: Tensor, count: int, first: int = 0) -> Tensor:
 
 def _ours(key: Tensor) -> bool:
     """Whether a kernel folds: it does at once what plain operations take several passes for."""
-    return key.is_cuda and not plain() and triton_usable()
+    return key.is_cuda and not compiler_is_tracing() and triton_usable()
 
 
 def normal(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""C made by the compiler that is installed, while other things go on: nothing needs it, some are faster with it."""
+"""Compile C with the installed compiler, in the background; everything also works without one, more slowly."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from typing import Any
 
 import torch
 
-PATIENCE = 60  # seconds that a compiler may take
-SHARED = 1 << 18  # entries that several threads share out
+TIMEOUT = 60  # seconds that a compiler may take
+THREADED = 1 << 18  # entries from which several threads share the work
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 
 _COMPILING = threading.Lock()
-_FAILED: set[tuple[str, ...]] = set()  # compilers that are not asked again
+_FAILED: set[tuple[str, ...]] = set()  # compilers that have failed and are not tried again
 
 
 def compiler() -> tuple[str, ...] | None:
-    """The command of the C compiler: $CC, or what is found under the usual names; none if it has failed before."""
-    asked = os.environ.get("CC", "").split()
-    for name in asked[:1] or ("cc", "gcc", "clang"):
+    """Return the command of the C compiler, $CC or one found under the usual names; None if it has failed before."""
+    named = os.environ.get("CC", "").split()
+    for name in named[:1] or ("cc", "gcc", "clang"):
         if os.name == "posix" and (path := shutil.which(name)):
-            command = (path, *asked[1:])
+            command = (path, *named[1:])
             return None if command in _FAILED else command
     return None
 
 
 def library(source: str) -> ctypes.CDLL:
-    """The source, compiled."""
+    """Compile C source and return the library; raises RuntimeError, OSError or SubprocessError where that fails."""
     command = compiler()
     if command is None:
         raise RuntimeError("there is no C compiler")
@@ -50,16 +50,16 @@ def _library(source: str, command: tuple[str, ...]) -> ctypes.CDLL:
         code, made = Path(folder, "passes.c"), Path(folder, "passes.so")
         code.write_text(source)
         try:
-            whole = [*command, *FLAGS, str(code), "-o", str(made), "-lm"]
-            subprocess.run(whole, check=True, capture_output=True, timeout=PATIENCE)
+            call = [*command, *FLAGS, str(code), "-o", str(made), "-lm"]
+            subprocess.run(call, check=True, capture_output=True, timeout=TIMEOUT)
             return ctypes.CDLL(str(made))
         except (OSError, subprocess.SubprocessError):
             _FAILED.add(command)
             raise
 
 
-def beside(work: Callable[[], Any]) -> Future[Any]:
-    """Does it in a thread of its own, for which nobody waits at the end."""
+def in_background(work: Callable[[], Any]) -> Future[Any]:
+    """Call `work` in a daemon thread, which does not keep the process from ending."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -72,17 +72,17 @@ def beside(work: Callable[[], Any]) -> Future[Any]:
     return future
 
 
-def share(run: Callable[[int, int], Any], units: int, entries: int) -> None:
-    """Calls run(first, last) until all units are done; torch's threads share them out where there are many entries."""
-    threads = torch.get_num_threads() if entries >= SHARED else 1
-    mine, *others = pairwise(units * i // threads for i in range(threads + 1))
+def run_in_threads(run: Callable[[int, int], Any], units: int, entries: int) -> None:
+    """Call run(first, last) on ranges that cover all `units`, in torch's number of threads if entries are many."""
+    threads = torch.get_num_threads() if entries >= THREADED else 1
+    own, *others = pairwise(units * i // threads for i in range(threads + 1))
     waiting = [_pool(threads).submit(run, *part) for part in others]
     try:
-        run(*mine)
+        run(*own)
     finally:
         wait(waiting)
     for part in waiting:
-        part.result()  # or what went wrong there
+        part.result()  # raises what was raised there
 
 
 @cache
@@ -91,4 +91,4 @@ def _pool(size: int) -> ThreadPoolExecutor:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads stay behind
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its parent's threads

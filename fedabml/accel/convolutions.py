@@ -25,7 +25,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from .operators import kernel, operator, plain, triton_usable
+from .operators import compiler_is_tracing, kernel, operator, triton_usable
 
 Pair = Sequence[int]
 
@@ -92,7 +92,7 @@ def _patches(x: Tensor, shape: Shape) -> Tensor:
         (*steps[:2], steps[2] * down, steps[3] * right, steps[2] * dy, steps[3] * dx, 1),
     )
     rows, length = n * shape.out[0] * shape.out[1], a * b * channels
-    if length % ALIGN == 0 or plain():
+    if length % ALIGN == 0 or compiler_is_tracing():
         return F.pad(view.reshape(lanes, rows, length), (0, -length % ALIGN))
     filled = x.new_zeros(lanes, n, *shape.out, -(-length // ALIGN) * ALIGN)  # one pass fewer
     filled[..., :length].unflatten(-1, (a, b, channels)).copy_(view)
@@ -498,7 +498,7 @@ class Products(TorchFunctionMode):
         if func is F.linear:
             told = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
             return linear(told["input"], told["weight"], told.get("bias"))
-        if func is F.max_pool2d and plain() and not kwargs.get("return_indices"):
+        if func is F.max_pool2d and compiler_is_tracing() and not kwargs.get("return_indices"):
             tile = _tile(*args, **kwargs)
             if tile:
                 return Pool.apply(args[0], *tile)[0]

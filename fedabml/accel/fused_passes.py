@@ -1,12 +1,15 @@
-"""Operations on entries of a recorded step, many in one pass over memory: C, by the compiler that is installed.
+"""Compute many elementwise operations of a recorded step in one pass over memory, in C by the installed compiler.
 
 On a CPU such operations wait for memory: each reads its operands and writes its result, for the next one to read. Here
-a group of them is one loop that reads every operand once and writes what others need; pieces to be put one behind the
-other (`cat`) are read where they lie. Only operations that torch rounds exactly, in a way that is known, are taken
-(`WORDS`): the result has the same bits, so it does not matter when a step is compiled, or whether there is a compiler.
-So the compiler works in the background while steps go on without it, and passes are tried beside them before they are
-used (`Quickened`). Known to differ: the sign of a zero that a lerp of weight 1 ends at, in a few entries. Functions
-such as exp, and sqrt, which is not exact in torch, remain torch's own.
+a group of them becomes one loop that reads every operand once and writes only what others need; pieces that are to be
+concatenated (`cat`) are read where they lie. Only operations whose rounding in torch is known exactly are taken
+(`EXPRESSIONS`), so results have the same bits, and it does not matter when, or whether, a step is compiled. The
+compiler works in the background while steps go on without it, and passes must give the same bits in a few steps before
+they are used (`FusedFunction`). One difference is known: the sign of a zero that a lerp of weight 1 ends at, in a few
+entries. Functions such as exp, and sqrt, which is not exact in torch, remain torch's own.
+
+`_groups` chooses the operations, `_Plan` lays a group out and writes its C, `_Pass` calls it, `_rewritten` puts calls
+into the graph.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,25 +30,20 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from . import enabled
-from .c_library import beside, compiler, library, share
-from .recorder import changes, item, reuse
+from .c_library import compiler, in_background, library, run_in_threads
+from .recorder import has_side_effects, item, reuse_memory
 
 log = logging.getLogger("fedabml")
 
-LEAST = 1 << 14  # entries of a tensor below which a pass costs more than it saves
-WORTH = 1 << 20  # entries of all operations below which a step is not worth a compiler's time
-CUT = 1 << 14  # entries of a row at a time: what all lanes read of it stays in the cache
-TRIALS = 6  # steps in which passes must have given the same: in the first of a phase some differences are 0
-HEAD = """#include <stdint.h>
-#ifdef __clang__
-#define APART _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define APART _Pragma("GCC ivdep")
-#endif"""
+LEAST = 1 << 14  # entries of a tensor from which a pass saves more than it costs
+WORTH = 1 << 20  # entries of all operations from which a step is worth compiling
+CUT = 1 << 14  # entries of a row at a time, so that what all lanes read stays in the cache
+TRIALS = 6  # steps in which passes must give the same bits; in the first of a phase some differences are 0
+HEAD = Path(__file__).with_name("passes.h").read_text(encoding="utf-8")
 REAL = {torch.float32: "float", torch.float64: "double"}
 
-# What torch's kernels compute, by the names of their arguments; FMA rounds once, as theirs do.
-WORDS = {
+# What torch's kernels compute, in C, by the names of their arguments; FMA rounds once, as theirs do.
+EXPRESSIONS = {
     "add": "{self} + {other}",
     "sub": "{self} - {other}",
     "rsub": "{other} - {self}",
@@ -62,57 +61,57 @@ WORDS = {
     "relu": "{self} < 0 ? 0 : {self}",
     "threshold_backward": "{self} <= {threshold} ? 0 : {grad_output}",
 }
-KINDS = ("default", "Tensor", "Scalar")  # of an operation
+OVERLOADS = ("default", "Tensor", "Scalar")
 
-Kind = tuple[torch.Size, tuple[int, ...], torch.dtype]  # of a tensor: shape, strides, type
+Kind = tuple[torch.Size, tuple[int, ...], torch.dtype]  # a tensor's shape, strides and type
 
 
-class Quickened:
-    """A recorded function that has its passes once they are compiled and have given the same; any thread may call.
+class FusedFunction:
+    """A recorded function that uses passes once they are compiled and have given the same bits; any thread may call it.
 
-    Its first `owned` inputs are lost: results take their place.
+    Its first `owned` inputs are overwritten by results.
     """
 
     def __init__(self, tape: fx.GraphModule, owned: int = 0):
-        self.now: Callable[..., Any] = tape
+        self.current: Callable[..., Any] = tape
         self.owned = owned
-        self.soon: Future[Callable[..., Any]] | None = None  # what may take its place
+        self.pending: Future[Callable[..., Any]] | None = None  # what may replace `current`
         try:
             if passes := fused(tape, owned):
-                self.soon = beside(passes)
-        except Exception as error:  # it goes as well without
+                self.pending = in_background(passes)
+        except Exception as error:  # the recorded function does the same
             log.debug("A step is not fused: %s: %s", type(error).__name__, error)
-        reuse(tape, owned)
+        reuse_memory(tape, owned)
         self.trials, self.lock = TRIALS, threading.Lock()
 
     def __call__(self, *inputs: Tensor) -> Any:
-        soon = self.soon
-        if soon is None or not soon.done():
-            return self.now(*inputs)
+        pending = self.pending
+        if pending is None or not pending.done():
+            return self.current(*inputs)
         spare = [t.clone() for t in inputs[: self.owned]]
-        found = self.now(*inputs)
+        found = self.current(*inputs)
         try:
-            if not same(found, soon.result()(*spare, *inputs[self.owned :])):
-                raise RuntimeError("it would not be the same, to the last bit")
+            if not same(found, pending.result()(*spare, *inputs[self.owned :])):
+                raise RuntimeError("its results differ in some bits")
             fails = False
         except Exception as error:
             log.debug("A step is not fused: %s: %s", type(error).__name__, error)
             fails = True
         with self.lock:
             self.trials -= 1
-            if self.soon is not None and (fails or self.trials <= 0):
-                self.now, self.soon = self.now if fails else soon.result(), None
+            if self.pending is not None and (fails or self.trials <= 0):
+                self.current, self.pending = self.current if fails else pending.result(), None
         return found
 
 
 def fused(tape: fx.GraphModule, owned: int = 0) -> Callable[[], fx.GraphModule] | None:
-    """Compiles the same function with its operations on entries in few passes; None if that would not pay."""
+    """Return what compiles the function with its elementwise operations in few passes; None if it would not pay."""
     if not worth(tape):
         return None
     plans = [_Plan(group, f"pass{i}") for i, group in enumerate(_groups(tape.graph))]
     passes = [_Pass(plan) for plan in plans if plan.table([n.meta["kind"][1] for n in plan.operands]) is not None]
     whole, source = fx.GraphModule(tape, _rewritten(tape.graph, passes)), [each.plan.source for each in passes]
-    reuse(whole, owned)
+    reuse_memory(whole, owned)
 
     def made() -> fx.GraphModule:
         code = library("\n".join([HEAD, *source]))
@@ -124,14 +123,14 @@ def fused(tape: fx.GraphModule, owned: int = 0) -> Callable[[], fx.GraphModule] 
 
 
 def worth(tape: fx.GraphModule) -> bool:
-    """Whether there is a compiler, and enough for it to do."""
-    if not enabled("passes") or compiler() is None or any(changes(node) for node in tape.graph.nodes):
+    """Return whether a compiler is there and passes are in use, and whether there is enough for them to do."""
+    if not enabled("passes") or compiler() is None or any(has_side_effects(node) for node in tape.graph.nodes):
         return False
     return sum(len(group) * group[0].meta["kind"][0].numel() for group in _groups(tape.graph)) >= WORTH
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two nestings hold the same bits; what is not a number is like all that are not."""
+    """Return whether two nestings of tensors hold the same bits; any NaN equals any other."""
     return all(_same(x, y) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True))
 
 
@@ -145,15 +144,23 @@ def _same(x: Tensor, y: Tensor) -> bool:
 
 # -- which operations -------------------------------------------------------------------------------------------------
 def _groups(graph: fx.Graph) -> list[list[fx.Node]]:
-    """Operations to be one pass: a node joins those that make its operands unless something else stands between."""
-    taken = [node for node in graph.nodes if _fit(node)]
+    """Return the groups of operations that become one pass each, in the order of the graph.
+
+    A node joins the group of an operand unless some other node depends on the one and feeds the other.
+    """
+    taken = [node for node in graph.nodes if _is_fusible(node)]
     group = {node: [node] for node in taken}
     for node in taken:
         for operand in node.all_input_nodes:
             ours, theirs = group[node], group.get(operand, group[node])
-            if theirs is ours or operand.meta["kind"] != node.meta["kind"] or _is_cat(node) or _turns(node, operand):
+            if (
+                theirs is ours
+                or operand.meta["kind"] != node.meta["kind"]
+                or _is_cat(node)
+                or _negates_rounded_sum(node, operand)
+            ):
                 continue
-            if not _between(theirs, ours, group):
+            if not _has_path_between(theirs, ours, group):
                 theirs.extend(ours)
                 group.update(dict.fromkeys(ours, theirs))
     place = {node: i for i, node in enumerate(graph.nodes)}
@@ -161,8 +168,8 @@ def _groups(graph: fx.Graph) -> list[list[fx.Node]]:
     return [members for members in found.values() if len(members) > 1]
 
 
-def _between(first: list[fx.Node], last: list[fx.Node], group: dict[fx.Node, list[fx.Node]]) -> bool:
-    """Whether some path leads from the first to the last through other nodes, which would have to wait for itself."""
+def _has_path_between(first: list[fx.Node], last: list[fx.Node], group: dict[fx.Node, list[fx.Node]]) -> bool:
+    """Return whether a path leads from one group to another through other nodes; a joint pass would wait for itself."""
     ends = {*first, *last}
     stack = [user for node in first for user in node.users if user not in ends]
     met = set(stack)
@@ -177,28 +184,28 @@ def _between(first: list[fx.Node], last: list[fx.Node], group: dict[fx.Node, lis
     return False
 
 
-def _turns(node: fx.Node, operand: fx.Node) -> bool:
-    """Whether it is the negative of a sum that is rounded once: of -(ab + c) GCC makes -ab - c, another zero."""
+def _negates_rounded_sum(node: fx.Node, operand: fx.Node) -> bool:
+    """Return whether a node negates a sum that is rounded once: GCC turns -(ab + c) into -ab - c, another zero."""
     negative = str(node.target) == "aten.neg.default" or -1 in node.args
-    return negative and "FMA" in _words(operand)
+    return negative and "FMA" in _expression(operand)
 
 
-def _words(node: fx.Node) -> str:
-    """What an operation computes; nothing if we do not know it."""
+def _expression(node: fx.Node) -> str:
+    """Return what an operation computes, in C; an empty string if it is not one of `EXPRESSIONS`."""
     space, _, name = str(node.target).partition(".")
     name, _, kind = name.partition(".")
-    if space != "aten" or kind not in KINDS:
+    if space != "aten" or kind not in OVERLOADS:
         return ""
-    alpha = _said(node).get("alpha", 1)
-    return WORDS.get(name if alpha == 1 else f"{name} alpha", "")
+    alpha = _arguments(node).get("alpha", 1)
+    return EXPRESSIONS.get(name if alpha == 1 else f"{name} alpha", "")
 
 
 def _is_cat(node: fx.Node) -> bool:
     return str(node.target) == "aten.cat.default"
 
 
-def _fit(node: fx.Node) -> bool:
-    """Whether a node is an operation on entries that we know, its result of a size and layout that we can write."""
+def _is_fusible(node: fx.Node) -> bool:
+    """Return whether a node is a known elementwise operation whose result has a size and layout that a pass writes."""
     kind: Kind | None = node.meta.get("kind")
     if node.op != "call_function" or kind is None or kind[2] not in REAL or kind[0].numel() < LEAST:
         return False
@@ -207,29 +214,29 @@ def _fit(node: fx.Node) -> bool:
     if strides != _dense(shape) or shape[-1] == 1 or any(k is None or k[2] != dtype for k in kinds):
         return False
     if _is_cat(node):
-        pieces, axis = node.args[0], _said(node)["dim"]
+        pieces, axis = node.args[0], _arguments(node)["dim"]
         assert isinstance(pieces, (list, tuple))
         whole = all(k[0][:-1] == shape[:-1] and 0 < k[0][-1] < shape[-1] and _inner(k) for k in kinds)
         return axis % len(shape) == len(shape) - 1 and len(pieces) == len(kinds) and whole
-    if not _words(node) or any(_strides(shape, k)[-1] not in (0, 1) for k in kinds):
+    if not _expression(node) or any(_strides(shape, k)[-1] not in (0, 1) for k in kinds):
         return False
-    said = _said(node)
-    if any(isinstance(v, (bool, str)) or not math.isfinite(v) for v in said.values() if not isinstance(v, fx.Node)):
+    given = _arguments(node)
+    if any(isinstance(v, (bool, str)) or not math.isfinite(v) for v in given.values() if not isinstance(v, fx.Node)):
         return False
-    # Here torch's kernels round the entries at the end of a row otherwise than the rest.
-    odd = said.get("alpha", 1) != 1
+    # With alpha and other operands torch's kernels round the entries at the end of a row differently.
+    odd = given.get("alpha", 1) != 1
     return not odd or (
         len(node.args) > 1 and isinstance(node.args[1], fx.Node) and all(k[0] == shape and _inner(k) for k in kinds)
     )
 
 
 def _inner(kind: Kind) -> bool:
-    """Whether entries of the last axis lie side by side."""
+    """Return whether entries of the last axis lie side by side."""
     return kind[0][-1] == 1 or kind[1][-1] == 1
 
 
-def _said(node: fx.Node) -> dict[str, Any]:
-    """The arguments of an operation by name."""
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of an operation by name, with defaults."""
     schema: Any = node.target
     arguments = schema._schema.arguments
     given = {a.name: a.default_value for a in arguments if a.has_default_value()}
@@ -238,19 +245,19 @@ def _said(node: fx.Node) -> dict[str, Any]:
 
 
 def _dense(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of rows one behind the other."""
+    """Return the strides of a contiguous tensor."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def _strides(shape: Sequence[int], kind: Kind) -> tuple[int, ...]:
-    """A tensor's strides as it is broadcast to a shape."""
+    """Return a tensor's strides when it is broadcast to a shape."""
     mine = [0 if size == 1 else stride for size, stride in zip(kind[0], kind[1], strict=True)]
     return (0,) * (len(shape) - len(mine)) + tuple(mine)
 
 
 # -- one pass ---------------------------------------------------------------------------------------------------------
 class _Plan:
-    """What a pass reads and writes, how, and its source.
+    """What a pass reads and writes, and its source in C.
 
     The last axis is cut into segments: the pieces of a `cat`, and long ones once more. A table has a line for each: its
     length and, for all that is read and written, where it begins and the outer strides.
@@ -258,14 +265,16 @@ class _Plan:
 
     def __init__(self, nodes: list[fx.Node], name: str):
         self.nodes, self.name = nodes, name
-        self.calls: list[Any] = [(node, node.target, node.args, node.kwargs) for node in nodes]  # as they are now
+        self.calls: list[Any] = [
+            (node, node.target, node.args, node.kwargs) for node in nodes
+        ]  # the graph may change later
         self.shape, self.strides, self.dtype = nodes[0].meta["kind"]
         inside, cats = set(nodes), [n for n in nodes if _is_cat(n)]
         self.operands = list(dict.fromkeys(o for n in nodes for o in n.all_input_nodes if o not in inside))
         self.results = [n for n in nodes if any(user not in inside for user in n.users)]
         plain = list(dict.fromkeys(o for n in nodes if n not in cats for o in n.all_input_nodes if o not in inside))
         self.read = {node: i for i, node in enumerate([*plain, *cats])}
-        # What is read and written, tensors or the pieces of one.
+        # What is read and written: a tensor each, or the pieces of a `cat`.
         self.slots = [n.all_input_nodes if n in cats else [n] for n in self.read] + [[n] for n in self.results]
         whole = [_strides(self.shape, slot[0].meta["kind"]) for slot in self.slots if len(slot) == 1]
         self.axes = _axes(self.shape, whole, bool(cats))
@@ -276,7 +285,7 @@ class _Plan:
 
     @property
     def source(self) -> str:
-        """The pass in C, over the outermost axis and the segments from one to another."""
+        """The pass in C: a function of a table, the rows, and the first and last unit (segment and row) to compute."""
         real, rank, count = REAL[self.dtype], len(self.axes), len(self.read)
         suffix = "f" * (real == "float")
         names = {"FMA": f"__builtin_fma{suffix}", "FABS": f"__builtin_fabs{suffix}", "HALF": f"({real})0.5"}
@@ -287,15 +296,15 @@ class _Plan:
             outer.append(f"{real} *p{i} = ({real} *)q[{at}]{way};")
         variable, inner = {node: f"v{i}" for node, i in self.read.items()}, []
         for i, node in enumerate(n for n in self.nodes if n not in self.read):
-            told = {
+            operands = {
                 k: variable[v] if isinstance(v, fx.Node) else f"({real}){float(v).hex()}"
-                for k, v in _said(node).items()
+                for k, v in _arguments(node).items()
             }
-            words = _words(node).format(**told)
+            text = _expression(node).format(**operands)
             for name, builtin in names.items():
-                words = words.replace(name, builtin)
+                text = text.replace(name, builtin)
             variable[node] = f"x{i}"
-            inner.append(f"const {real} x{i} = {words};")
+            inner.append(f"const {real} x{i} = {text};")
         lines = [
             f"void {self.name}(const int64_t *table, int64_t rows, int64_t first, int64_t last) {{",
             "for (int64_t u = first; u < last; u++) {",
@@ -312,8 +321,8 @@ class _Plan:
         ]
         return "\n".join(lines)
 
-    def plainly(self, operands: Sequence[Tensor]) -> list[Tensor]:
-        """The results by torch's operations."""
+    def by_torch(self, operands: Sequence[Tensor]) -> list[Tensor]:
+        """Return the results, computed by torch's operations."""
         known: dict[fx.Node, Any] = dict(zip(self.operands, operands, strict=True))
         for node, operation, args, words in self.calls:
             given, named = fx.map_arg((args, words), known.__getitem__)
@@ -321,7 +330,10 @@ class _Plan:
         return [known[node] for node in self.results]
 
     def table(self, strides: Sequence[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray] | None:
-        """For operands of these strides: the table with offsets for addresses, and whose; None if they do not fit."""
+        """Return the table for operands of these strides, with offsets in place of addresses, and whose each offset is.
+
+        Returns None if the pass cannot read operands of these strides.
+        """
         tensors, rank = [*self.operands, *self.results], len(self.axes)
         own = dict(zip(tensors, [*strides, *[self.strides] * len(self.results)], strict=True))
         table = np.zeros((len(self.cuts) - 1, 1 + len(self.slots) * rank), np.int64)
@@ -334,7 +346,7 @@ class _Plan:
                 piece = slot[which]
                 mine = _strides(self.shape, (piece.meta["kind"][0], own[piece], self.dtype))
                 step = 1 if len(slot) > 1 and piece.meta["kind"][0][-1] == 1 else mine[-1]
-                if step != self.steps[i] or not _walks(mine, self.shape, self.axes):
+                if step != self.steps[i] or not _keeps_axes_together(mine, self.shape, self.axes):
                     return None
                 begin = (start - starts[which]) * step * self.dtype.itemsize
                 table[line, 1 + i * rank : 1 + (i + 1) * rank] = begin, *(mine[axis[-1]] for axis in self.axes[:-1])
@@ -343,12 +355,12 @@ class _Plan:
 
 
 def _starts(slot: list[fx.Node]) -> list[int]:
-    """Where the pieces of a tensor begin along its last axis."""
+    """Return where the pieces of a tensor begin along its last axis."""
     return [sum(piece.meta["kind"][0][-1] for piece in slot[:i]) for i in range(len(slot))]
 
 
 def _axes(shape: Sequence[int], strides: Sequence[Sequence[int]], cat: bool) -> list[list[int]]:
-    """The axes of a shape, those together that tensors of these strides can walk as one; a `cat`'s last is alone."""
+    """Return the axes of a shape, grouped where these strides let them be one; the last axis of a `cat` is alone."""
     axes: list[list[int]] = []
     for i, size in enumerate(shape):
         alone = not axes or (cat and i == len(shape) - 1) or any(s[axes[-1][-1]] != s[i] * size for s in strides)
@@ -361,14 +373,14 @@ def _axes(shape: Sequence[int], strides: Sequence[Sequence[int]], cat: bool) -> 
     return axes
 
 
-def _walks(strides: Sequence[int], shape: Sequence[int], axes: list[list[int]]) -> bool:
-    """Whether a tensor can walk axes together as they are."""
+def _keeps_axes_together(strides: Sequence[int], shape: Sequence[int], axes: list[list[int]]) -> bool:
+    """Return whether a tensor of these strides can treat each group of axes as one."""
     pairs = [(a, b) for axis in axes for a, b in itertools.pairwise(axis)]
     return all(strides[a] == strides[b] * shape[b] for a, b in pairs)
 
 
 class _Pass:
-    """A compiled pass: of its operands, its results, in the places given or new ones. Many threads may call it."""
+    """A compiled pass: operands → results, written into given tensors or new ones. Many threads may call it."""
 
     def __init__(self, plan: _Plan):
         self.plan, self.__name__ = plan, plan.name
@@ -378,7 +390,7 @@ class _Pass:
         self.size, self.rows = plan.shape.numel(), plan.sizes[0] if len(plan.axes) > 1 else 1
 
     def load(self, code: ctypes.CDLL) -> None:
-        """Takes its function from where it was compiled."""
+        """Take the pass's function from the compiled library."""
         self.function = getattr(code, self.plan.name)
         self.function.argtypes, self.function.restype = [ctypes.c_void_p, *[ctypes.c_int64] * 3], None
 
@@ -387,10 +399,10 @@ class _Pass:
         key = tuple([t.stride() for t in operands])
         if key not in self.tables:
             self.tables[key] = plan.table(key)
-        if self.tables[key] is None:  # they lie otherwise than when the step was recorded
-            return plan.plainly(operands)
-        fresh = lambda: torch.empty(plan.shape, dtype=plan.dtype)  # noqa: E731
-        made = [fresh() if t is None or t.stride() != plan.strides else t for t in out]
+        if self.tables[key] is None:  # their strides are not those of the recording
+            return plan.by_torch(operands)
+        empty = torch.empty(0, dtype=plan.dtype)
+        made = [empty.new_empty(plan.shape) if t is None or t.stride() != plan.strides else t for t in out]
         lines, whose = self.tables[key]
         table = lines.copy()
         table[:, 1 :: len(plan.axes)] += np.array([t.data_ptr() for t in (*operands, *made)])[whose]
@@ -398,12 +410,12 @@ class _Pass:
         def run(first: int, last: int, hold: Any = (table, operands, made)) -> None:
             self.function(table.ctypes.data, self.rows, first, last)
 
-        share(run, len(table) * self.rows, self.size)
+        run_in_threads(run, len(table) * self.rows, self.size)
         return made
 
 
 def _rewritten(graph: fx.Graph, passes: list[_Pass]) -> fx.Graph:
-    """The graph with a call in place of every group, where the last of its operations stood or before."""
+    """Return the graph with a call in place of every group, where the last of its operations stood or earlier."""
     part = {node: each for each in passes for node in each.plan.nodes}
     new, now = fx.Graph(), dict[fx.Node, fx.Node]()
 

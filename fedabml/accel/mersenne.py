@@ -1,9 +1,9 @@
-"""The numbers that torch draws on a CPU, with the same bits, several times as fast.
+"""Draw the random numbers that torch draws on a CPU, with the same bits, several times as fast.
 
-torch's generator there is the Mersenne Twister, a number at a time, and where there is noise on weights it takes longer
-than all else. Here 624 words are made at once, and so are the deviates, by C that the installed compiler turns into
-vector instructions. It is asked in the background once many numbers were drawn, and what it makes must give torch's own
-numbers in a trial (some 30 ms). Where it does not (torch has other arithmetic for other processors), torch draws.
+torch's generator on a CPU is the Mersenne Twister, one number at a time; with noise on weights it takes longer than all
+else. `mersenne.c` makes 624 words and their deviates at once, which the installed compiler turns into vector
+instructions. It is compiled in the background once many numbers were drawn, and must then reproduce torch's numbers in
+a trial of some 30 ms. Where it does not (torch has other arithmetic on other processors), torch draws.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ctypes
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,167 +21,56 @@ from . import c_library, enabled
 
 log = logging.getLogger("fedabml")
 
-WORTH = 1 << 24  # numbers after which it is likely that a second of compiling pays
-LEAST = 16  # numbers in a row: torch draws fewer in another way
-TRIALS = (16, 17, 31, 623, 624, 625, 640, 1263, 1 << 20)  # numbers in rows that must be the same
+WORTH = 1 << 24  # numbers drawn after which a second of compiling is likely to pay
+LEAST = 16  # numbers in a row; torch draws fewer in another way
+TRIALS = (16, 17, 31, 623, 624, 625, 640, 1263, 1 << 20)  # lengths of rows that are compared with torch's
 
-# Box and Muller's method on eight pairs at a time, with the polynomials of the Cephes library (logf, sinf and cosf)
-# rounded where torch rounds them: every FMA, and every product or sum that is none, is in its place.
-SOURCE = """
-#include <stdint.h>
-#include <string.h>
-
-#define FMA __builtin_fmaf
-enum { WORDS = 624, AHEAD = 397, GROUP = 16, PAIRS = 8 };
-
-typedef struct { uint32_t state[WORDS]; float fresh[WORDS]; int next; } Twister;
-
-static void begin(Twister *t, uint32_t seed) {
-  t->state[0] = seed;
-  for (int i = 1; i < WORDS; i++) t->state[i] = seed = 1812433253u * (seed ^ seed >> 30) + i;
-  t->next = WORDS;
-}
-
-static inline uint32_t twisted(uint32_t high, uint32_t low, uint32_t ahead) {
-  return ahead ^ ((high & 0x80000000u) | (low & 0x7fffffffu)) >> 1 ^ (-(low & 1) & 0x9908b0dfu);
-}
-
-static void refill(Twister *t) {
-  uint32_t *s = t->state;
-  for (int i = 0; i < WORDS - AHEAD; i++) s[i] = twisted(s[i], s[i + 1], s[i + AHEAD]);
-  for (int i = WORDS - AHEAD; i < WORDS - 1; i++) s[i] = twisted(s[i], s[i + 1], s[i + AHEAD - WORDS]);
-  s[WORDS - 1] = twisted(s[WORDS - 1], s[0], s[AHEAD - 1]);
-  for (int i = 0; i < WORDS; i++) {
-    uint32_t y = s[i];
-    y ^= y >> 11;
-    y ^= y << 7 & 0x9d2c5680u;
-    y ^= y << 15 & 0xefc60000u;
-    y ^= y >> 18;
-    t->fresh[i] = (float)(int32_t)(y & 0xffffff) * 0x1p-24f;
-  }
-  t->next = 0;
-}
-
-static inline uint32_t bits(float x) { uint32_t i; memcpy(&i, &x, 4); return i; }
-static inline float real(uint32_t i) { float x; memcpy(&x, &i, 4); return x; }
-
-static inline float logarithm(float x) {
-  float e = (float)((int32_t)(bits(x) >> 23) - 127) + 1, m = real((bits(x) & 0x007fffff) | 0x3f000000);
-  int small = m < 0.707106781186547524f;
-  e = small ? e - 1 : e;
-  m = m - 1 + (small ? m : 0);
-  float z = m * m, y = FMA(7.0376836292e-2f, m, -1.1514610310e-1f);
-  y = FMA(y, m, 1.1676998740e-1f);
-  y = FMA(y, m, -1.2420140846e-1f);
-  y = FMA(y, m, 1.4249322787e-1f);
-  y = FMA(y, m, -1.6668057665e-1f);
-  y = FMA(y, m, 2.0000714765e-1f);
-  y = FMA(y, m, -2.4999993993e-1f);
-  y = FMA(y, m, 3.3333331174e-1f);
-  y = FMA(y * m, z, e * -2.12194440e-4f);
-  y = FMA(-z, 0.5f, y);
-  return FMA(e, 0.693359375f, m + y);
-}
-
-static inline void deviates(const float *u, float *out) {
-  for (int k = 0; k < PAIRS; k++) {
-    float radius = __builtin_sqrtf(-2 * logarithm(1 - u[k])), x = 6.28318530717958647692f * u[PAIRS + k];
-    int32_t octant = ((int32_t)(x * 1.27323954473516f) + 1) & ~1;
-    float y = (float)octant;
-    x = FMA(y, -0.78515625f, x);
-    x = FMA(y, -2.4187564849853515625e-4f, x);
-    x = FMA(y, -3.77489497744594108e-8f, x);
-    float z = x * x, c = FMA(2.443315711809948e-5f, z, -1.388731625493765e-3f);
-    c = FMA(c, z, 4.166664568298827e-2f) * z;
-    c = FMA(c, z, -(z * 0.5f)) + 1;
-    float s = FMA(-1.9515295891e-4f, z, 8.3321608736e-3f);
-    s = FMA(s, z, -1.6666654611e-1f) * z;
-    s = FMA(s, x, x);
-    float sine = octant & 2 ? c : s, cosine = octant & 2 ? s : c;
-    sine = real(bits(sine) ^ (uint32_t)(octant & 4) << 29);
-    cosine = real(bits(cosine) ^ (uint32_t)(~(octant - 2) & 4) << 29);
-    out[k] = radius * cosine + 0;  /* no negative zeros */
-    out[PAIRS + k] = radius * sine + 0;
-  }
-}
-
-static void normal(Twister *t, float *out, int64_t n) {
-  int64_t whole = n / GROUP * GROUP;
-  for (int64_t i = 0; i < whole; i += GROUP) {
-    if (t->next == WORDS) refill(t);
-    deviates(t->fresh + t->next, out + i);
-    t->next += GROUP;
-  }
-  if (whole == n) return;
-  float last[GROUP];  /* those that remain are skipped, and the last sixteen made anew */
-  for (int64_t i = whole - n; i < GROUP; i++) {
-    if (t->next == WORDS) refill(t);
-    if (i >= 0) last[i] = t->fresh[t->next];
-    t->next++;
-  }
-  deviates(last, out + n - GROUP);
-}
-
-static void uniform(Twister *t, float *out, int64_t n) {
-  for (int64_t i = 0; i < n; i += WORDS) {
-    refill(t);
-    memcpy(out + i, t->fresh, 4 * (n - i < WORDS ? n - i : WORDS));
-  }
-}
-
-#define ROWS(KIND) \\
-  void KIND##_rows(const int64_t *seeds, float *out, int64_t n, int64_t first, int64_t last) { \\
-    for (int64_t row = first; row < last; row++) { \\
-      Twister t; \\
-      begin(&t, (uint32_t)seeds[row]); \\
-      KIND(&t, out + row * n, n); \\
-    } \\
-  }
-ROWS(normal)
-ROWS(uniform)
-"""
+SOURCE = Path(__file__).with_name("mersenne.c").read_text(encoding="utf-8")
 
 
 class Twister:
-    """Fills rows with torch's numbers; any thread may call it."""
+    """Fills rows with torch's random numbers; any thread may call it."""
 
     def __init__(self) -> None:
         self.drawn = 0
-        self.soon: Future[ctypes.CDLL] | None = None
-        self.now: dict[str, Callable[..., None]] | None = None  # the functions, once it is known which are good
+        self.pending: Future[ctypes.CDLL] | None = None
+        self.current: dict[str, Callable[..., None]] | None = None  # what passed the trial
 
     def fill(self, rows: Tensor, seeds: Tensor, kind: str) -> bool:
-        """Draws a row ("normal" or "uniform") for every seed, of which 32 bits count; False if torch has to."""
+        """Fill `rows` [k, n], a row for each of `seeds` [k], of which 32 bits count; return False if torch has to draw.
+
+        `kind` is "normal" or "uniform".
+        """
         count, n = rows.shape
         if not enabled("twister") or rows.dtype != torch.float32 or n < LEAST or kind not in self._ready(count * n):
             return False
         draw, seeds = self._ready(0)[kind], seeds.to(torch.int64).contiguous()
 
-        def run(first: int, last: int) -> None:  # it holds what it reads and writes
+        def run(first: int, last: int) -> None:  # holding these tensors keeps them alive
             draw(seeds.data_ptr(), rows.data_ptr(), n, first, last)
 
-        c_library.share(run, count, count * n)
+        c_library.run_in_threads(run, count, count * n)
         return True
 
     def _ready(self, more: int) -> dict[str, Callable[..., None]]:
-        """What is compiled and good: nothing, until some time after many numbers were drawn."""
-        if self.now is not None:
-            return self.now
+        """Count `more` numbers and return the functions that may be used: none until the compiler is done."""
+        if self.current is not None:
+            return self.current
         self.drawn += more
-        if self.soon is None and self.drawn >= WORTH:
-            self.soon = c_library.beside(lambda: c_library.library(SOURCE))
-        if self.soon is None or not self.soon.done():
+        if self.pending is None and self.drawn >= WORTH:
+            self.pending = c_library.in_background(lambda: c_library.library(SOURCE))
+        if self.pending is None or not self.pending.done():
             return {}
         try:
-            self.now = tried(self.soon.result())
-        except Exception as error:  # it goes as well without
-            self.now = {}
-            log.debug("Numbers are torch's own: %s: %s", type(error).__name__, error)
-        return self.now
+            self.current = tried(self.pending.result())
+        except Exception as error:  # torch draws the same numbers
+            self.current = {}
+            log.debug("Random numbers are drawn by torch: %s: %s", type(error).__name__, error)
+        return self.current
 
 
 def tried(made: ctypes.CDLL) -> dict[str, Callable[..., None]]:
-    """Those of the compiled functions that give torch's numbers, by kind."""
+    """Return those of the compiled functions that give torch's numbers, by kind."""
     good = {}
     for kind in ("normal", "uniform"):
         draw = getattr(made, f"{kind}_rows")
@@ -188,7 +78,7 @@ def tried(made: ctypes.CDLL) -> dict[str, Callable[..., None]]:
         if all(_same(draw, kind, seed, size) for seed, size in enumerate(TRIALS, (1 << 32) - 3)):
             good[kind] = draw
         else:
-            log.debug("Numbers are torch's own: %s ones would not be the same", kind)
+            log.debug("Random numbers are drawn by torch: compiled %s ones differ", kind)
     return good
 
 

@@ -1,7 +1,6 @@
-"""Operators of our own: what transforms, traces and torch.compile take as a whole.
+"""Operators of our own, which transforms, traces and torch.compile take as a whole, and the door to Triton's kernels.
 
-`torch.library.custom_op` would do, but calling what it makes loads torch's compiler, which takes longer than many a
-run.
+`torch.library.custom_op` would do, but calling what it makes loads torch's compiler, which takes longer than many runs.
 """
 
 from __future__ import annotations
@@ -19,25 +18,26 @@ from . import enabled
 
 _LIBRARY = torch.library.Library("fedabml", "FRAGMENT")
 
-_plain: list[bool] = []  # not empty while all is to be plain; autograd's own threads must see it, too
+_tracing = 0  # contexts that are open; not local to a thread, because autograd's own threads must see it, too
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
-    """While this lasts, operations are torch's own where there is a choice, and change no tensor.
+def compiler_tracing() -> Iterator[None]:
+    """Use torch's own operations within this context where there is a choice, and change no tensor in place.
 
-    Then a compiler sees what may be fused, and what is computed twice.
+    A compiler that traces them then sees what may be fused, and what is computed twice.
     """
-    _plain.append(True)
+    global _tracing
+    _tracing += 1
     try:
         yield
     finally:
-        _plain.pop()
+        _tracing -= 1
 
 
-def plain() -> bool:
-    """Whether this is so."""
-    return bool(_plain)
+def compiler_is_tracing() -> bool:
+    """Return whether a `compiler_tracing` context is open."""
+    return _tracing > 0
 
 
 def operator(
@@ -47,7 +47,7 @@ def operator(
     shape: Callable[..., Any],
     batched: Callable[..., Any] | None = None,
 ) -> Any:
-    """Makes `torch.ops.fedabml.NAME` of a schema such as "NAME(Tensor x) -> Tensor", and returns it.
+    """Register `torch.ops.fedabml.NAME` for a schema such as "NAME(Tensor x) -> Tensor", and return it.
 
     `run` computes it on a device (CPU, CUDA), `shape` makes an empty result for a trace, and `batched` is its rule
     under vmap (see `torch.library.register_vmap`).

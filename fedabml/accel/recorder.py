@@ -1,9 +1,9 @@
-"""A function of tensors as the plain operations that it came to, recorded while it ran once.
+"""Record the plain operations that a function of tensors executes once, to replay them without its Python.
 
 Below the transforms of torch.func, `vmap` and `grad` are resolved: what arrives there are ordinary operations on
-ordinary tensors. Executing those alone spares a small step most of its time. It is what `make_fx` does, but that loads
-torch's compiler, which takes longer than many a run; for the same reason `compiler_spared` keeps `torch.func.grad` from
-it.
+ordinary tensors. Executing those alone saves a small step most of its time. `make_fx` does the same, but loads torch's
+compiler, which takes longer than many runs. `record` returns an `fx.GraphModule`; the other functions improve one.
+Every node's `meta["kind"]` is the (shape, strides, type) of its tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 class _Recorder(TorchDispatchMode):
-    """Writes down every operation as a node of a graph. Tensors are known by their identity, so none of them may go."""
+    """Adds every operation to a graph. Tensors are known by their identity, so all of them are kept alive."""
 
     def __init__(self, inputs: tuple[Tensor, ...]):
         super().__init__()
@@ -30,10 +30,10 @@ class _Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled while this is on, so the compiler need not be told to stay away
+        return False  # nothing is compiled in this mode, so the compiler need not be loaded
 
     def node(self, tensor: Tensor) -> fx.Node:
-        """Of a tensor; one that no operation has made is a constant."""
+        """Return the node of a tensor; a tensor that no operation has made becomes a constant."""
         if id(tensor) not in self.nodes:
             name = f"constant{len(self.tensors)}"
             self.constants.register_buffer(name, tensor)
@@ -46,13 +46,13 @@ class _Recorder(TorchDispatchMode):
         self.tensors.append(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        words = tree_map_only(Tensor, self.node, (tuple(args), dict(kwargs or {})))
+        operands = tree_map_only(Tensor, self.node, (tuple(args), dict(kwargs or {})))
         out = func(*args, **(kwargs or {}))
         if not isinstance(out, (Tensor, tuple, list, type(None))):
             if any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))):
-                raise RuntimeError(f"Python looks at a tensor's value ({func}), which a record would keep for ever.")
+                raise RuntimeError(f"Python reads a tensor's value ({func}), which a recording would keep for ever.")
             return out  # such as the common type of two types
-        node = self.graph.call_function(func, *words)
+        node = self.graph.call_function(func, *operands)
         if isinstance(out, Tensor):
             self._note(out, node)
         elif isinstance(out, (tuple, list)):
@@ -63,14 +63,14 @@ class _Recorder(TorchDispatchMode):
 
 
 def item(values: Any, i: int) -> Any:
-    """One of several results."""
+    """Return one of several results."""
     return values[i]
 
 
 def record(function: Callable[..., Any], *inputs: Tensor) -> fx.GraphModule:
-    """The operations of `function(*inputs)`, for inputs of these shapes. No two inputs may be the same tensor.
+    """Return the operations of `function(*inputs)`, for inputs of these shapes. No two inputs may be the same tensor.
 
-    Every tensor that the function takes from elsewhere is as it was this once. One that looks at values is refused.
+    Tensors that the function takes from elsewhere become constants. Raises RuntimeError if it reads a tensor's value.
     """
     recorder = _Recorder(inputs)
     with recorder:
@@ -80,25 +80,25 @@ def record(function: Callable[..., Any], *inputs: Tensor) -> fx.GraphModule:
     return fx.GraphModule(recorder.constants, recorder.graph)
 
 
-def once_and_again(tape: fx.GraphModule, fixed: range) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """A recorded function in two: what depends on its `fixed` inputs alone, and the rest, to be called again and again.
+def split_fixed(tape: fx.GraphModule, fixed: range) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a recorded function into what depends on its `fixed` inputs alone, and the rest, to be called repeatedly.
 
-    The first takes the fixed inputs and gives a list, the second takes all inputs and what is in that list. What is
-    done twice with the same operands is done once. A function that changes tensors, or draws random numbers of torch's,
-    is left whole, in the second.
+    The first part takes the fixed inputs and returns a list; the second takes all inputs and the entries of that list.
+    Operations with the same operands are done once. A function that changes tensors in place, or draws torch's random
+    numbers, is left whole, as the second part.
     """
-    merge(tape.graph)
-    whole = any(changes(node) for node in tape.graph.nodes)
+    merge_duplicates(tape.graph)
+    whole = any(has_side_effects(node) for node in tape.graph.nodes)
     given = [node for node in tape.graph.nodes if node.op == "placeholder"]
     first, second = fx.Graph(), fx.Graph()
     early = {node: first.placeholder(node.name) for i, node in enumerate(given) if i in fixed}
     late = {node: second.placeholder(node.name) for node in given}
     rest: list[fx.Node] = []
     for node in tape.graph.nodes:
-        still = not whole and node.op != "output" and all(n in early for n in node.all_input_nodes)
+        is_early = not whole and node.op != "output" and all(n in early for n in node.all_input_nodes)
         if node.op == "placeholder":
             continue
-        if still:
+        if is_early:
             early[node] = first.node_copy(node, early.__getitem__)
         else:
             rest.append(node)
@@ -112,23 +112,24 @@ def once_and_again(tape: fx.GraphModule, fixed: range) -> tuple[fx.GraphModule, 
     return fx.GraphModule(tape, first), fx.GraphModule(tape, second)
 
 
-def merge(graph: fx.Graph) -> None:
-    """Does the same operation with the same operands once, and what changes nothing not at all."""
-    if any(changes(node) for node in graph.nodes):
+def merge_duplicates(graph: fx.Graph) -> None:
+    """Do an operation with the same operands once, and leave out operations that return their operand."""
+    if any(has_side_effects(node) for node in graph.nodes):
         return
     known: dict[str, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "call_function":
             operation = repr((str(node.target), node.args, node.kwargs))
-            before = _back(node) or (node.all_input_nodes[0] if _idle(node) else known.setdefault(operation, node))
+            same = node.all_input_nodes[0] if _is_identity(node) else known.setdefault(operation, node)
+            before = _before_two_transposes(node) or same
             if before is not node:
                 node.replace_all_uses_with(before)
                 graph.erase_node(node)
     graph.eliminate_dead_code()
 
 
-def settle(graph: fx.Graph) -> None:
-    """Has torch's compiler write what our products read once; it would do so again for every view that is read."""
+def store_operands(graph: fx.Graph) -> None:
+    """Make torch's compiler store what our products read once; otherwise it stores it again for every view read."""
     read = [n for n in graph.nodes if n.op == "call_function" and str(n.target).startswith("fedabml.multiply")]
     if not read:
         return
@@ -144,17 +145,17 @@ def settle(graph: fx.Graph) -> None:
 
 
 def _source(node: fx.Node) -> fx.Node:
-    """What a view shows: an input, an operation's result or, of several, the one."""
-    while node.op == "call_function" and not _fresh(node):
+    """Return the node whose memory a view shows: an input, an operation's result or one of several results."""
+    while node.op == "call_function" and not _owns_memory(node):
         above = node.all_input_nodes[0]
-        if _fresh(above) and not isinstance(above.meta["val"], Tensor):
+        if _owns_memory(above) and not isinstance(above.meta["val"], Tensor):
             break
         node = above
     return node
 
 
-def _idle(node: fx.Node) -> bool:
-    """Whether an operation gives its operand again: a view of all of it as it is, or its product with 1."""
+def _is_identity(node: fx.Node) -> bool:
+    """Return whether an operation returns its operand: a view with the same shape and strides, or a product with 1."""
     name = str(node.target)
     if not name.startswith(("aten.view.", "aten._unsafe_view.", "aten.expand.", "aten.permute.", "aten.mul.Scalar")):
         return False
@@ -162,27 +163,27 @@ def _idle(node: fx.Node) -> bool:
     return bool(same) and ("mul" not in name or node.args[1] in (1,))
 
 
-def _back(node: fx.Node) -> fx.Node | None:
-    """What was there before two axes were exchanged twice."""
+def _before_two_transposes(node: fx.Node) -> fx.Node | None:
+    """Return the tensor before the same two axes were exchanged twice; None if the node does not undo a transpose."""
     if str(node.target) != "aten.transpose.int":
         return None
     above = node.all_input_nodes[0]
     return above.all_input_nodes[0] if above.target is node.target and above.args[1:] == node.args[1:] else None
 
 
-def reuse(tape: fx.GraphModule, owned: int = 0) -> int:
-    """Lets operations on entries write to the place of an operand that nothing needs any more: the cache holds it.
+def reuse_memory(tape: fx.GraphModule, owned: int = 0) -> int:
+    """Let elementwise operations write into an operand that nothing reads later, which is still in the cache.
 
-    The first `owned` inputs may be such operands: nobody else needs them, and in the next call they are this one's
-    results. How many may be is returned: none if two results share their place, or have somebody else's.
+    The first `owned` inputs may be such operands: their caller gives them away, and passes this call's results in the
+    next. Returns how many inputs may be overwritten: none if two results share memory, or show an input's.
     """
-    if any(changes(node) for node in tape.graph.nodes):
+    if any(has_side_effects(node) for node in tape.graph.nodes):
         return 0
     given = [node for node in tape.graph.nodes if node.op == "placeholder"]
-    made = {node for node in tape.graph.nodes if _fresh(node)}
+    made = {node for node in tape.graph.nodes if _owns_memory(node)}
     fresh = made | {*given[:owned]}
-    room: dict[fx.Node, fx.Node] = {}  # whose memory a node shows
-    last: dict[fx.Node, fx.Node] = {}  # who reads that last
+    room: dict[fx.Node, fx.Node] = {}  # the node whose memory a node shows
+    last: dict[fx.Node, fx.Node] = {}  # the last reader of that memory
     for node in tape.graph.nodes:
         room[node] = node if node in fresh or not node.all_input_nodes else room[node.all_input_nodes[0]]
         last |= {room[n]: node for n in node.all_input_nodes}
@@ -204,36 +205,40 @@ def reuse(tape: fx.GraphModule, owned: int = 0) -> int:
             node.kwargs = {"out": [*free, *[None] * len(makes)][: len(makes)]}
             continue
         free = [n for n in idle if "kind" in n.meta and n.meta["kind"] == node.meta.get("kind")]
-        if free and (placed := _placed(node.target)):
+        if free and (placed := _out_variant(node.target)):
             node.target, node.kwargs = placed, {**node.kwargs, "out": free[0]}
     tape.recompile()
     return owned
 
 
-def _placed(operation: Any) -> Any:
-    """The variant of an operation that writes to a given place, if there is one that does more than to copy there."""
-    words = lambda o: [(a.name, str(a.type)) for a in o._schema.arguments]  # noqa: E731
+def _out_variant(operation: Any) -> Any:
+    """Return the variant of an operation that writes into `out=`; None if there is none, or one that only copies."""
+
+    def arguments(operation: Any) -> list[tuple[str, str]]:
+        return [(a.name, str(a.type)) for a in operation._schema.arguments]
+
     others = [getattr(operation.overloadpacket, name) for name in operation.overloadpacket.overloads()]
-    asked = [*words(operation), ("out", "Tensor")]
-    return next((o for o in others if words(o) == asked and torch.Tag.generated not in o.tags), None)
+    wanted = [*arguments(operation), ("out", "Tensor")]
+    return next((o for o in others if arguments(o) == wanted and torch.Tag.generated not in o.tags), None)
 
 
-_VIEWS = {torch.ops.aten._unsafe_view, torch.ops.aten.unsafe_split, torch.ops.aten.unsafe_split_with_sizes}  # unsaid
+# Operations whose schemas do not tell that they return views.
+_VIEWS = {torch.ops.aten._unsafe_view, torch.ops.aten.unsafe_split, torch.ops.aten.unsafe_split_with_sizes}
 
 
-def _fresh(node: fx.Node) -> bool:
-    """Whether an operation's result is in memory of its own."""
+def _owns_memory(node: fx.Node) -> bool:
+    """Return whether an operation's result has memory of its own."""
     operation: Any = node.target
     if operation is item:
-        return hasattr(node.all_input_nodes[0].target, "makes")  # of a pass (`fuse`)
+        return hasattr(node.all_input_nodes[0].target, "makes")  # the results of a fused pass have
     if node.op != "call_function" or not hasattr(operation, "_schema"):
         return hasattr(operation, "makes")
     view = operation.overloadpacket in _VIEWS
     return not view and all(r.alias_info is None for r in operation._schema.returns)
 
 
-def changes(node: fx.Node) -> bool:
-    """Whether an operation may not be moved or merged: it changes a tensor, or torch's random numbers."""
+def has_side_effects(node: fx.Node) -> bool:
+    """Return whether an operation must not be moved or merged: it changes a tensor, or draws torch's random numbers."""
     operation: Any = node.target
     if node.op != "call_function" or not hasattr(operation, "_schema"):
         return False

@@ -33,10 +33,10 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from .. import rng
 from ..accel import enabled
-from ..accel.fused_passes import Quickened
+from ..accel.fused_passes import FusedFunction
 from ..accel.machine import to_device
-from ..accel.operators import plainly
-from ..accel.recorder import merge, once_and_again, record, settle
+from ..accel.operators import compiler_tracing
+from ..accel.recorder import merge_duplicates, record, split_fixed, store_operands
 from ..algorithms.base import Site, State
 from . import policy as thresholds
 from .diagnose import uncompiled
@@ -316,10 +316,10 @@ def compiled(function: Callable[..., Any], inputs: tuple[Any, ...], warned: set[
     try:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        with plainly():
+        with compiler_tracing():
             trace = make_fx(flat)(*tensors)
-        merge(trace.graph)
-        settle(trace.graph)
+        merge_duplicates(trace.graph)
+        store_operands(trace.graph)
         trace.recompile()
         program = torch.compile(trace, dynamic=False)
         program(*tensors)
@@ -366,9 +366,9 @@ def _recorded(
     try:
         tape = record(flat, *map(torch.clone, tensors))  # it takes one tensor given twice for one input
         fixed = range(len(names) + 1, len(tensors) - 2)
-        once, again = once_and_again(tape, fixed)
+        once, again = split_fixed(tape, fixed)
         if not compile:
-            return once, Quickened(again, len(names) + 1)
+            return once, FusedFunction(again, len(names) + 1)
         program = compiled(again, (*tensors, *once(*(tensors[i] for i in fixed))), warned)
 
         def beside(*inputs: Tensor) -> Any:
@@ -427,7 +427,7 @@ class Executor:
     def settled(self) -> bool:
         """Whether no recorded step will become faster any more."""
         played = [recording[1] for recording in self.recordings.values() if recording is not None]
-        return not any(isinstance(each, Quickened) and each.soon is not None for each in played)
+        return not any(isinstance(each, FusedFunction) and each.pending is not None for each in played)
 
     @property
     def inside(self) -> Executor:

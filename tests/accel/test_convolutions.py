@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fedabml import FedAvg, Federation, train
 from fedabml.accel import convolutions
 from fedabml.accel.convolutions import Multiply, Products, Shape, conv2d
-from fedabml.accel.operators import plainly
+from fedabml.accel.operators import compiler_tracing
 
 LANES, IMAGES, SAMPLES = 3, 4, 2
 GEOMETRIES = [
@@ -110,7 +110,7 @@ def test_a_module_is_not_rewritten_and_other_layers_are_left_alone():
 def test_patches_are_the_same_where_no_tensor_may_change():
     x, shape = torch.randn(2, 3, 3, 8, 8), Shape((3, 3), (1, 1), (0, 0), (1, 1), (8, 8))
     filled = convolutions._patches(x, shape)
-    with plainly():
+    with compiler_tracing():
         trace = make_fx(lambda x: convolutions._patches(x, shape))(x)
         assert filled.shape[-1] == 32 and torch.equal(convolutions._patches(x, shape), filled)
     assert not any(node.target._schema.is_mutable for node in trace.graph.nodes if node.op == "call_function")
@@ -236,7 +236,7 @@ def test_pooling_for_a_compiler_is_that_of_torch(size, kernel, ours):
     def value(x):
         return torch.tanh(nn.MaxPool2d(kernel)(torch.relu(x))).pow(2).sum() + nn.functional.max_pool2d(x, kernel).sum()
 
-    with plainly(), Products():
+    with compiler_tracing(), Products():
         made = torch.vmap(torch.func.grad_and_value(value))(x)
         trace = make_fx(torch.vmap(torch.func.grad(value)))(x)
     for one, other in zip(made, torch.vmap(torch.func.grad_and_value(value))(x), strict=True):
@@ -247,7 +247,7 @@ def test_pooling_for_a_compiler_is_that_of_torch(size, kernel, ours):
 def test_pooling_for_a_compiler_keeps_what_is_not_a_number():
     x = torch.zeros(1, 1, 2, 4)
     x[0, 0, 0, 1] = torch.nan
-    with plainly(), Products():
+    with compiler_tracing(), Products():
         assert nn.functional.max_pool2d(x, 2).isnan().flatten().tolist() == [True, False]
         values, places = nn.functional.max_pool2d(x, 2, return_indices=True)
     assert places.flatten().tolist() == [1, 2]

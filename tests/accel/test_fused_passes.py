@@ -12,7 +12,7 @@ import torch
 
 from fedabml import FedABML, FedAvg, Federation, prepare
 from fedabml.accel import c_library, fused_passes
-from fedabml.accel.recorder import once_and_again, record, reuse
+from fedabml.accel.recorder import record, reuse_memory, split_fixed
 from fedabml.algorithms.ditto import Ditto
 from fedabml.algorithms.pfedme import PFedMe
 from fedabml.algorithms.scaffold import Scaffold
@@ -27,14 +27,14 @@ def eager(monkeypatch, at_once):
     monkeypatch.setattr(fused_passes, "LEAST", 2)
     monkeypatch.setattr(fused_passes, "WORTH", 1)
     monkeypatch.setattr(fused_passes, "CUT", 50)
-    monkeypatch.setattr(fused_passes, "beside", at_once)
+    monkeypatch.setattr(fused_passes, "in_background", at_once)
 
 
 def both(function, *given):
     """The recorded function without and with passes, and the passes."""
-    _, tape = once_and_again(record(function, *given), range(0))
+    _, tape = split_fixed(record(function, *given), range(0))
     passes = fused_passes.fused(tape)()
-    reuse(tape)
+    reuse_memory(tape)
     return tape, passes, [node.target.plan for node in passes.graph.nodes if hasattr(node.target, "makes")]
 
 
@@ -152,7 +152,7 @@ def test_results_take_the_place_of_what_nothing_else_needs(eager):
 
 @needs_compiler
 def test_many_threads_share_a_pass(eager, monkeypatch):
-    monkeypatch.setattr(c_library, "SHARED", 2)
+    monkeypatch.setattr(c_library, "THREADED", 2)
     given = [torch.randn(9, 1007, generator=torch.Generator().manual_seed(i)) for i in range(2)]
     tape, passes, _ = both(lambda x, y: torch.lerp(x, y, 0.3) * x - y, *given)
     want, threads = tape(*given), torch.get_num_threads()
@@ -194,7 +194,7 @@ def test_fused_steps_have_the_same_bits(name, eager, monkeypatch, caplog):
     with caplog.at_level(logging.DEBUG, "fedabml"):
         losses, shared, programs = trained(ALGORITHMS[name])
     assert "not fused" not in caplog.text and "neither recorded" not in caplog.text
-    graphs = [trace[1].now.graph for trace in programs.recordings.values() if trace is not None]
+    graphs = [trace[1].current.graph for trace in programs.recordings.values() if trace is not None]
     assert graphs and all(any(hasattr(n.target, "makes") for n in graph.nodes) for graph in graphs)
     monkeypatch.setenv("CC", "no-such-compiler")
     before, plain, _ = trained(ALGORITHMS[name])
@@ -226,10 +226,10 @@ def test_without_a_compiler_all_goes_on_as_before(command, eager, monkeypatch, c
 
 @needs_compiler
 def test_a_pass_that_differs_is_not_used(eager, monkeypatch, caplog):
-    monkeypatch.setitem(fused_passes.WORDS, "relu", "{self} < 0 ? 1 : {self}")
+    monkeypatch.setitem(fused_passes.EXPRESSIONS, "relu", "{self} < 0 ? 1 : {self}")
     with caplog.at_level(logging.DEBUG, "fedabml"):
         losses, _, _ = trained(FedAvg(lr=0.1))
-    assert "to the last bit" in caplog.text
+    assert "differ in some bits" in caplog.text
     monkeypatch.undo()
     assert losses == trained(FedAvg(lr=0.1))[0]
 
@@ -237,28 +237,28 @@ def test_a_pass_that_differs_is_not_used(eager, monkeypatch, caplog):
 @needs_compiler
 def test_steps_go_on_while_the_compiler_works(eager, monkeypatch):
     given = [torch.randn(7, 90, generator=torch.Generator().manual_seed(i)) for i in range(2)]
-    _, tape = once_and_again(record(lambda x, y: torch.lerp(x, y, 0.3) * x - y, *given), range(0))
+    _, tape = split_fixed(record(lambda x, y: torch.lerp(x, y, 0.3) * x - y, *given), range(0))
     want, later = tape(*given), Future()
-    monkeypatch.setattr(fused_passes, "beside", lambda work: works.append(work) or later)
+    monkeypatch.setattr(fused_passes, "in_background", lambda work: works.append(work) or later)
     works = []
-    quick = fused_passes.Quickened(tape)
-    assert torch.equal(quick(*given), want) and quick.now is tape  # not done yet
+    quick = fused_passes.FusedFunction(tape)
+    assert torch.equal(quick(*given), want) and quick.current is tape  # not done yet
     later.set_result(works[0]())
     for _ in range(fused_passes.TRIALS):
-        assert quick.now is tape and torch.equal(quick(*given), want)
-    assert quick.now is later.result() and torch.equal(quick(*given), want)
+        assert quick.current is tape and torch.equal(quick(*given), want)
+    assert quick.current is later.result() and torch.equal(quick(*given), want)
 
 
 @needs_compiler
 def test_the_compiler_works_in_the_background(monkeypatch):
     monkeypatch.setattr(fused_passes, "WORTH", 1)
     given = [torch.randn(70, 900, generator=torch.Generator().manual_seed(i)) for i in range(2)]
-    _, tape = once_and_again(record(lambda x, y: x * y - y, *given), range(0))
-    want, quick = tape(*given), fused_passes.Quickened(tape)
-    passes = quick.soon.result(60)
+    _, tape = split_fixed(record(lambda x, y: x * y - y, *given), range(0))
+    want, quick = tape(*given), fused_passes.FusedFunction(tape)
+    passes = quick.pending.result(60)
     for _ in range(fused_passes.TRIALS + 1):
         assert torch.equal(quick(*given), want)
-    assert quick.now is passes
+    assert quick.current is passes
 
 
 @needs_compiler
@@ -330,13 +330,13 @@ def test_operands_may_lie_otherwise_later(late, eager):
 def test_what_is_given_away_is_there_for_the_trial(eager):
     function = lambda x, y, z: (torch.lerp(x, z, 0.3) * x, y * x + z)
     given = [torch.randn(7, 90, generator=torch.Generator().manual_seed(i)) for i in range(3)]
-    _, tape = once_and_again(record(function, *given), range(2, 2))
-    quick, carry = fused_passes.Quickened(tape, 2), [t.clone() for t in given[:2]]
+    _, tape = split_fixed(record(function, *given), range(2, 2))
+    quick, carry = fused_passes.FusedFunction(tape, 2), [t.clone() for t in given[:2]]
     for _ in range(fused_passes.TRIALS + 2):
         want = function(*[t.clone() for t in carry], given[2])
         carry = quick(*carry, given[2])
         assert fused_passes.same(carry, want)
-    assert quick.now is not tape and torch.equal(
+    assert quick.current is not tape and torch.equal(
         given[2], torch.randn(7, 90, generator=torch.Generator().manual_seed(2))
     )
 
@@ -345,15 +345,15 @@ def test_what_is_given_away_is_there_for_the_trial(eager):
 def test_refused_passes_stay_refused(eager):
     """A thread that has just seen them right does not put them to use after another has seen them wrong."""
     given = [torch.randn(7, 90, generator=torch.Generator().manual_seed(i)) for i in range(2)]
-    _, tape = once_and_again(record(lambda x, y: torch.lerp(x, y, 0.3) * x - y, *given), range(0))
-    quick = fused_passes.Quickened(tape)
-    quick.trials, right = 1, quick.soon.result()
+    _, tape = split_fixed(record(lambda x, y: torch.lerp(x, y, 0.3) * x - y, *given), range(0))
+    quick = fused_passes.FusedFunction(tape)
+    quick.trials, right = 1, quick.pending.result()
 
     def meanwhile(*inputs):
-        quick.soon = None  # what the other thread has done
+        quick.pending = None  # what the other thread has done
         return right(*inputs)
 
-    quick.soon = Future()
-    quick.soon.set_result(meanwhile)
+    quick.pending = Future()
+    quick.pending.set_result(meanwhile)
     quick(*given)
-    assert quick.now is tape and quick.soon is None
+    assert quick.current is tape and quick.pending is None

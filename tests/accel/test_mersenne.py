@@ -30,7 +30,7 @@ def eager(monkeypatch, at_once):
     made = mersenne.Twister()
     monkeypatch.setattr(rng, "TWISTER", made)
     monkeypatch.setattr(mersenne, "WORTH", 1)
-    monkeypatch.setattr(c_library, "beside", at_once)
+    monkeypatch.setattr(c_library, "in_background", at_once)
     monkeypatch.setattr(c_library, "_FAILED", set())
     return made
 
@@ -66,7 +66,7 @@ def check_bits(kind, eager):
     assert seeds.min() < 0 < seeds.max()  # 64 bits with a sign, of which 32 count
     for size in (1, 15, 16, 17, 33, 608, 623, 624, 625, 639, 640, 1248, 5000):
         assert same(draw(seeds, size, kind), torchs(seeds, size, kind)), size
-    assert set(eager.now) == {"normal", "uniform"}
+    assert set(eager.current) == {"normal", "uniform"}
     assert same(draw(seeds.to(torch.int32), 40, kind), torchs(seeds.to(torch.int32), 40, kind))
     assert same(draw(seeds[::2], 40, kind), torchs(seeds[::2], 40, kind))  # not one behind the other
     assert draw(seeds[:0], 40, kind).shape == (0, 40)
@@ -85,7 +85,7 @@ def test_a_million_normal_numbers(eager):
 def test_threads_share_rows(kind, eager, monkeypatch):
     seeds, before = rng.folds(rng.key(4), 7), torch.get_num_threads()
     draw(seeds, 16, kind)
-    monkeypatch.setattr(c_library, "SHARED", 2)
+    monkeypatch.setattr(c_library, "THREADED", 2)
     try:
         for threads in (2, 3, 9):
             torch.set_num_threads(threads)
@@ -104,10 +104,10 @@ import os, torch
 from fedabml import native, rng, twister
 torch.set_num_threads(2)
 native.SHARED, twister.WORTH = 2, 1
-native.beside = lambda work: (lambda f: (f.set_result(work()), f)[1])(native.Future())
+native.in_background = lambda work: (lambda f: (f.set_result(work()), f)[1])(native.Future())
 draw = lambda: rng.normal(rng.folds(rng.key(1), 4), (100,), torch.float32)
 first = draw()
-assert rng.TWISTER.now
+assert rng.TWISTER.current
 child = os.fork()
 if child == 0:
     os._exit(0 if torch.equal(draw(), first) else 1)
@@ -135,17 +135,17 @@ for _ in range(2):
 def test_it_waits_until_it_is_worth_it(eager, monkeypatch):
     monkeypatch.setattr(mersenne, "WORTH", 200)
     works = []
-    monkeypatch.setattr(c_library, "beside", lambda work: works.append(work) or c_library.Future())
+    monkeypatch.setattr(c_library, "in_background", lambda work: works.append(work) or c_library.Future())
     for drawn in (100, 200, 300):
         draw(rng.key(1), 100, "normal")
-        assert len(works) == (drawn >= 200) and eager.now is None
+        assert len(works) == (drawn >= 200) and eager.current is None
 
 
 @KINDS
 def test_doubles_are_left_to_torch(kind, eager):
     seeds = rng.folds(rng.key(5), 3)
     assert torch.equal(draw(seeds, 50, kind, torch.float64), torchs(seeds, 50, kind, torch.float64))
-    assert eager.soon is None
+    assert eager.pending is None
 
 
 @here
@@ -160,7 +160,7 @@ def test_other_numbers_are_not_used(change, eager, monkeypatch, caplog):
         for _ in range(3):
             assert same(draw(seeds, 50, "normal"), torchs(seeds, 50, "normal"))
     refused = ["normal", "uniform"] if "9908" in change[0] else ["normal"]
-    assert not {*refused} & {*eager.now} and caplog.text.count("would not be the same") == len(refused)
+    assert not {*refused} & {*eager.current} and caplog.text.count("ones differ") == len(refused)
 
 
 @pytest.mark.parametrize("command", ["no-such-compiler", "false"])
@@ -171,4 +171,4 @@ def test_without_a_compiler_torch_draws(command, eager, monkeypatch, caplog):
     with caplog.at_level(logging.DEBUG, "fedabml"):
         for _ in range(3):
             assert same(draw(seeds, 50, "normal"), torchs(seeds, 50, "normal"))
-    assert eager.now == {} and caplog.text.count("torch's own") == 1
+    assert eager.current == {} and caplog.text.count("drawn by torch") == 1

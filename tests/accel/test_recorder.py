@@ -14,7 +14,7 @@ from torch import nn
 
 from fedabml import FedABML, FedAvg, Federation, prepare, rng
 from fedabml.accel import convolutions
-from fedabml.accel.recorder import merge, once_and_again, record, reuse, settle
+from fedabml.accel.recorder import merge_duplicates, record, reuse_memory, split_fixed, store_operands
 from fedabml.engine.rounds import Simulation
 from tests.cli.command import MOST
 
@@ -87,7 +87,7 @@ def test_what_does_not_change_is_done_once():
         return x * (a * b) + torch.exp(a * b), x + torch.sin(b)
 
     given = [torch.randn(4, generator=torch.Generator().manual_seed(i)) for i in range(3)]
-    once, again = once_and_again(record(function, *given), range(1, 3))
+    once, again = split_fixed(record(function, *given), range(1, 3))
     names = [[str(n.target) for n in part.graph.nodes if n.op == "call_function"] for part in (once, again)]
     assert sorted(names[0]) == ["aten.exp.default", "aten.mul.Tensor", "aten.sin.default"]
     assert sorted(names[1]) == ["aten.add.Tensor", "aten.add.Tensor", "aten.mul.Tensor"]
@@ -103,7 +103,7 @@ def test_a_function_that_changes_tensors_stays_whole():
         return y * a.clone()
 
     given = (torch.ones(2), torch.tensor([1.0, 2.0]))
-    once, again = once_and_again(record(function, *given), range(1, 2))
+    once, again = split_fixed(record(function, *given), range(1, 2))
     assert once(given[1]) == []
     assert torch.equal(again(*given), torch.tensor([2.0, 6.0]))
 
@@ -118,8 +118,8 @@ def test_results_take_the_place_of_operands_that_nothing_else_needs():
 
     given = [torch.randn(3, 4, generator=torch.Generator().manual_seed(i)) for i in range(2)]
     before = [t.clone() for t in given]
-    _, again = once_and_again(record(function, *given), range(0))
-    reuse(again)
+    _, again = split_fixed(record(function, *given), range(0))
+    reuse_memory(again)
     placed = [str(n.target) for n in again.graph.nodes if "out" in n.kwargs]
     assert placed == ["aten.addcmul.out", "aten.lerp.Tensor_out"]
     for _ in range(2):
@@ -136,8 +136,8 @@ def test_results_take_the_place_of_what_was_needed_before():
 
     given = [torch.randn(3, 3, generator=torch.Generator().manual_seed(i)) for i in range(2)]
     before = [t.clone() for t in given]
-    _, again = once_and_again(record(function, *given), range(0))
-    reuse(again)
+    _, again = split_fixed(record(function, *given), range(0))
+    reuse_memory(again)
     placed = [(str(n.target), str(n.kwargs["out"].target)) for n in again.graph.nodes if "out" in n.kwargs]
     assert placed == [("aten.addcmul.out", "aten.mul.Tensor"), ("aten.mul.out", "aten.mm.default")]
     for _ in range(2):
@@ -151,7 +151,7 @@ def test_what_changes_nothing_is_left_out():
         return same + y, torch.ops.aten.mul.Scalar(x, 2).view(3, 2), x.t().permute(1, 0)
 
     given = (torch.arange(6.0).view(2, 3), torch.ones(2, 3))
-    _, again = once_and_again(record(function, *given), range(0))
+    _, again = split_fixed(record(function, *given), range(0))
     names = [str(n.target) for n in again.graph.nodes if n.op == "call_function"]
     assert sorted(set(names) - {"aten.t.default"}) == [
         *("aten.add.Tensor", "aten.mul.Scalar", "aten.permute.default", "aten.view.default")
@@ -303,7 +303,7 @@ def test_random_numbers_of_torchs_are_neither_merged_nor_moved():
         return x + torch.randn_like(a) - torch.randn_like(a)
 
     given = (torch.zeros(8), torch.zeros(8))
-    once, again = once_and_again(record(function, *given), range(1, 2))
+    once, again = split_fixed(record(function, *given), range(1, 2))
     first, second = (again(*given, *once(given[1])) for _ in range(2))
     assert first.abs().max() > 0 and not torch.equal(first, second)
 
@@ -326,8 +326,8 @@ def test_what_products_read_is_settled_once(monkeypatch):
     given = torch.randn(6, 20), torch.randn(6, 5, 3)
     try:
         trace = make_fx(torch.vmap(one))(*given)
-        merge(trace.graph)
-        settle(trace.graph)
+        merge_duplicates(trace.graph)
+        store_operands(trace.graph)
         trace.recompile()
         settled = [n.args[0] for n in trace.graph.nodes if "force_stride" in str(n.target)]
         names = [str(n.target) for n in settled]
@@ -342,9 +342,9 @@ def test_what_products_read_is_settled_once(monkeypatch):
 
 def test_results_take_the_place_of_inputs_that_are_given_away():
     given = [torch.randn(5, 40, generator=torch.Generator().manual_seed(i)) for i in range(3)]
-    _, tape = once_and_again(record(lambda x, y, z: (x * z, y + x), *given), range(2, 2))
+    _, tape = split_fixed(record(lambda x, y, z: (x * z, y + x), *given), range(2, 2))
     want = tape(*given)
-    assert reuse(tape, owned=2) == 2
+    assert reuse_memory(tape, owned=2) == 2
     mine = [t.clone() for t in given[:2]]
     found = tape(*mine, given[2])
     assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
@@ -358,9 +358,9 @@ def test_results_take_the_place_of_inputs_that_are_given_away():
 def test_nothing_is_given_away_where_results_are_not_ones_own(function):
     """Otherwise the next call would write to somebody else's tensor, or to one of its results through another."""
     given = [torch.randn(5, 40, generator=torch.Generator().manual_seed(i)) for i in range(3)]
-    _, tape = once_and_again(record(function, *given), range(2, 2))
+    _, tape = split_fixed(record(function, *given), range(2, 2))
     before = [t.clone() for t in given]
-    assert reuse(tape, owned=2) == 0
+    assert reuse_memory(tape, owned=2) == 0
     tape(*given)
     assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
 
@@ -373,8 +373,8 @@ def test_pieces_of_a_result_keep_it():
         return a + b, k
 
     given = torch.randn(5, 40)
-    _, tape = once_and_again(record(function, given), range(0))
-    reuse(tape)
+    _, tape = split_fixed(record(function, given), range(0))
+    reuse_memory(tape)
     assert all(torch.equal(a, b) for a, b in zip(tape(given), function(given), strict=True))
 
 
@@ -382,7 +382,7 @@ def test_axes_exchanged_twice_are_left_alone():
     given = torch.randn(5, 40), torch.randn(40, 5)
     tape = record(lambda x, y: x.transpose(0, 1).transpose(0, 1) + y.transpose(0, 1), *given)
     want = tape(*given)
-    merge(tape.graph)
+    merge_duplicates(tape.graph)
     tape.recompile()
     assert sum("transpose" in str(node.target) for node in tape.graph.nodes) == 1
     assert torch.equal(tape(*given), want)

@@ -13,8 +13,8 @@ import torch
 import fedabml
 from fedabml import rng
 from fedabml.accel.convolutions import conv2d, linear
-from fedabml.accel.operators import plainly, triton_usable
-from fedabml.accel.recorder import changes
+from fedabml.accel.operators import compiler_tracing, triton_usable
+from fedabml.accel.recorder import has_side_effects
 from fedabml.algorithms import REGISTRY, make
 from fedabml.engine import client as client_module
 from fedabml.engine import policy
@@ -154,9 +154,9 @@ def test_a_compiled_convolution_changes_no_tensor():
 
     x, w = (torch.randn(*size, device="cuda").double() for size in ((3, 4, 3, 12, 12), (3, 8, 3, 5, 5)))
     step = torch.vmap(torch.func.grad(lambda w, x: conv2d(x, w, None).tanh().sum()))
-    with plainly():
+    with compiler_tracing():
         trace = make_fx(step)(w, x)
-    assert not any(changes(node) for node in trace.graph.nodes)
+    assert not any(has_side_effects(node) for node in trace.graph.nodes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -191,7 +191,7 @@ def test_the_kernel_folds_as_plain_operations_do():
 
     keys, wide = wild(3, 4, 1), wild(2050)
     ours = list(made())
-    with plainly():
+    with compiler_tracing():
         assert all(torch.equal(a, b) for a, b in zip(ours, made(), strict=True))
     assert torch.equal(rng.fold(ends.cpu(), ends.cpu()), rng.fold(ends, ends).cpu())
 
