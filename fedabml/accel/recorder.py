@@ -50,7 +50,7 @@ class _Recorder(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if not isinstance(out, (Tensor, tuple, list, type(None))):
             if any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))):
-                raise RuntimeError(f"Python reads a tensor's value ({func}), which a recording would keep for ever.")
+                raise RuntimeError(f"Python looks at a tensor's value ({func}), which a recording would keep for ever.")
             return out  # such as the common type of two types
         node = self.graph.call_function(func, *operands)
         if isinstance(out, Tensor):
