@@ -1,4 +1,4 @@
-"""How a run goes on, in words: the lines of train.log, which a terminal shows, too."""
+"""The progress of a run as text: the lines of train.log, which a terminal also shows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Pace:
-    """How far a run is, and how long it has taken since it began or was resumed."""
+    """The progress of a run: finished rounds, and the time since it began or was resumed."""
 
     def __init__(self, setup: Setup, sim: Simulation):
         self.rounds, self.first, self.saved, self.clients = setup.rounds, sim.round, sim.round, setup.cohort.fed.clients
         self.began, self.left = time.perf_counter(), 0.0
 
     def round(self, line: dict[str, Any]) -> str:
-        """Note a finished round, and describe it in a line."""
+        """Record a finished round, and return a line that describes it."""
         self.saved = line["round"]
         elapsed = time.perf_counter() - self.began
         self.left = elapsed / (self.saved - self.first) * (self.rounds - self.saved)
@@ -37,7 +37,7 @@ class Pace:
 
 
 class RunLog:
-    """The file train.log of a run's folder: how the run began, what is to be noted, and a line for every round."""
+    """The file train.log of a run: how the run began, notes, and a line for every round."""
 
     def __init__(self, folder: Path, setup: Setup, sim: Simulation):
         self.path, self.pace = folder / "train.log", Pace(setup, sim)
@@ -61,17 +61,17 @@ class RunLog:
             self.write(line["note"])
 
     def write(self, text: str) -> None:
-        """Write a line, with the time before it."""
+        """Write a line that begins with the time."""
         try:
             self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
         except OSError as error:
             raise InputError(
-                f"Cannot write '{self.path}': {error.strerror}. Every round so far is saved: free some space, then "
-                "--resume."
+                f"'{self.path}' cannot be written: {error.strerror}. Every finished round is saved. Free some space, "
+                "then use --resume."
             ) from error
 
 
 def clock(seconds: float) -> str:
-    """A duration as h:mm:ss."""
+    """Return a duration as h:mm:ss."""
     whole = int(seconds + 0.5)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

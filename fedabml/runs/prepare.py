@@ -32,7 +32,7 @@ from .tokens import take_tokens
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything decided before the first round: `train` executes it, `--dry-run` prints it."""
+    """Everything that is decided before the first round: `train` executes it, `--dry-run` prints it."""
 
     cohort: Cohort
     input_spec: InputSpec
@@ -41,13 +41,13 @@ class Setup:
     participation: float
     epochs: int
     notes: list[str]
-    lane: int  # bytes that one client of a batch takes, roughly
+    lane: int  # approximate bytes that one client of a chunk takes
 
     def __repr__(self) -> str:
         name = self.config["algorithm"]["name"]
-        words = f"{self.config['clients']} clients, {self.rounds} rounds of {self.epochs} epochs"
+        size = f"{self.config['clients']} clients, {self.rounds} rounds of {self.epochs} epochs"
         return short(
-            f"Setup({name}; {self.input_spec.words}; {words}; {self.config['backend']} on {self.config['device']})"
+            f"Setup({name}; {self.input_spec.words}; {size}; {self.config['backend']} on {self.config['device']})"
         )
 
 
@@ -73,7 +73,7 @@ def prepare(
     model_options: dict[str, Any] | None = None,
     pretrained: str | os.PathLike[str] | None = None,
 ) -> Setup:
-    """Checks everything a run needs and decides where and how it will run."""
+    """Check everything that a run needs, and decide where and how it will run. The arguments are those of `train`."""
     algorithm = FedABML() if algorithm is None else algorithm
     if fed.task == "regression" and algorithm.label_prior != "none":
         algorithm = dataclasses.replace(algorithm, label_prior="none")  # there are no labels to have a prior over
@@ -85,24 +85,18 @@ def prepare(
             f"participation is the share of clients in a round, above 0 and at most 1; it is {participation!r}."
         )
     participation = float(participation)
-    if likelihood is None:
-        likelihood = Categorical(fed.classes) if fed.task == "classification" else GaussianNoise(fed.y.shape[1])
-    outputs = likelihood.classes if isinstance(likelihood, Categorical) else likelihood.targets
-    if (fed.task == "classification") != isinstance(likelihood, Categorical) or outputs != (
-        fed.classes or fed.y.shape[1]
-    ):
-        need = f"{fed.classes} classes" if fed.classes else f"{fed.y.shape[1]} target(s)"
-        raise InputError(f"The likelihood {likelihood} does not fit this data: a {fed.task} with {need}.")
-    spec: dict[str, Any] | None = None
+    likelihood = _fitting(likelihood, fed)
+    spec: dict[str, Any] | None = None  # how to build the network again
     if isinstance(model, str):
-        spec = {"name": model, "shape": list(fed.x.shape[1:]), "outputs": outputs, "options": model_options or {}}
-        module = models.build(model, spec["shape"], outputs, seed, **spec["options"])
+        outputs, shape, options = fed.classes or fed.y.shape[1], list(fed.x.shape[1:]), model_options or {}
+        spec = {"name": model, "shape": shape, "outputs": outputs, "options": options}
+        module = models.build(model, shape, outputs, seed, **options)
     else:
         module = model
     if pretrained is not None:
         module = models.with_weights(module, pretrained)
     place = device_of(device)
-    asked, dtype = dtype, "float32" if algorithm.needs_full_precision and dtype in COARSE else dtype
+    requested, dtype = dtype, "float32" if algorithm.needs_full_precision and dtype in COARSE else dtype
     arithmetic = dtype_of(dtype, place)
     if place.type == "cpu":
         keep_freed_memory()
@@ -111,25 +105,15 @@ def prepare(
     input_spec = InputSpec.of(fed, network, likelihood, spec)
     raw = np.stack([fed.x[fed.train[0][0]]] * 2).astype(np.float32)
     probe = torch.as_tensor((raw - np.asarray(fed.shift)) / np.asarray(fed.scale)).float()
-    algorithm.init(
-        network.initial, network.layout
-    )  # an algorithm may refuse a network: now, before anything is written
+    algorithm.init(network.initial, network.layout)  # raises before anything is written
     checked = network.to("cpu", torch.float32)
     likelihood.check(_probed(checked, probe, torch.as_tensor(raw)))
     network.dropout, network.activations = checked.dropout, checked.activations
     way, note = backend_of(backend, checked, probe, place)
-    Noise.of(algorithm, checked, fed.x.shape[1:])  # how the module uses its weights is found out once, and here
+    Noise.of(algorithm, checked, fed.x.shape[1:])  # analyses once how the module uses its weights
     backend, workers = way.backend, way.workers if workers is None else workers
-    smallest, largest = int(fed.train.counts.min()), int(fed.train.counts.max())
-    notes = algorithm.notes() + [each for each in (note, unscaled) if each]
-    if dtype != asked:
-        notes.append(f"The network runs in float32: {asked} would drown the differences of gradients that are taken.")
-    if fed.clients > 1 and cohort_size(fed.clients, participation) == 1:
-        notes.append(f"Only 1 of {fed.clients} clients takes part in a round; a larger participation learns faster.")
-    if batch_size > smallest:
-        which = "every client" if batch_size > largest else f"{int((fed.train.counts < batch_size).sum())} client(s)"
-        notes.append(f"The batch of {batch_size} is larger than the data of {which}; their batches are all they have.")
-    lane = lane_bytes(network, algorithm, min(batch_size, largest), raw[0].size, arithmetic.vectors.itemsize)
+    width = min(batch_size, int(fed.train.counts.max()))
+    lane = lane_bytes(network, algorithm, width, raw[0].size, arithmetic.vectors.itemsize)
     chunk = chunk_of(lane, place, fed.clients) if chunk is None else chunk
     cohort = Cohort(
         Setting(algorithm, network, likelihood, fed, batch_size, seed, epochs, participation),
@@ -138,13 +122,11 @@ def prepare(
             coarse=dtype in COARSE, channels_last=way.channels_last,
         ),
     )  # fmt: skip
+    notes = [*algorithm.notes(), *(each for each in (note, unscaled) if each), *_notes(cohort)]
+    if dtype != requested:
+        notes.append(f"The network runs in float32: {requested} is too coarse for differences of gradients.")
     if compile and not cohort.executor.compile:
-        notes.append("Nothing is compiled: that is for the backend vmap, with samples on the device.")
-    if cohort.data.hosted:
-        notes.append(
-            "The samples would take more than half of the device's free memory: they stay on the host, and every round "
-            "moves those that it needs. Steps are launched one by one."
-        )
+        notes.append("Steps are not compiled: that needs the backend vmap, with samples on the device.")
     config = {
         "fedabml": __version__,
         "algorithm": {"name": algorithms.name_of(algorithm), "hyper": algorithm.values()},
@@ -172,8 +154,37 @@ def prepare(
     return Setup(cohort, input_spec, config, rounds, participation, epochs, notes, lane)
 
 
+def _fitting(likelihood: Likelihood | None, fed: Federation) -> Likelihood:
+    """Return the likelihood, or the default of the task. Raises InputError if it does not fit the targets."""
+    outputs = fed.classes or fed.y.shape[1]
+    default: type[Likelihood] = Categorical if fed.task == "classification" else GaussianNoise
+    likelihood = default(outputs) if likelihood is None else likelihood
+    found = likelihood.classes if isinstance(likelihood, Categorical) else likelihood.targets
+    if not isinstance(likelihood, default) or found != outputs:
+        need = f"{outputs} {'classes' if fed.classes else 'target(s)'}"
+        raise InputError(f"The likelihood {likelihood} does not fit this data: a {fed.task} with {need}.")
+    return likelihood
+
+
+def _notes(cohort: Cohort) -> list[str]:
+    """Return what is worth knowing about the federation before a run."""
+    fed, notes = cohort.fed, []
+    if fed.clients > 1 and cohort_size(fed.clients, cohort.setting.participation) == 1:
+        notes.append(f"Only 1 of {fed.clients} clients takes part in a round; a larger participation learns faster.")
+    small = int((fed.train.counts < cohort.batch_size).sum())
+    if small:
+        which = "every client" if small == fed.clients else f"{small} client(s)"
+        notes.append(f"The batch of {cohort.batch_size} is larger than the data of {which}, who use smaller batches.")
+    if cohort.data.hosted:
+        notes.append(
+            "The samples would take more than half of the device's free memory, so they stay on the host. Every round "
+            "moves the samples that it needs, and steps are launched one by one."
+        )
+    return notes
+
+
 def _probed(network: Network, x: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
-    """Runs the network once; where it fails on normalised inputs alone, the error says that they are."""
+    """Run the network once. If only normalised inputs fail, the error explains that inputs are standardised."""
     try:
         return network.probe(x)
     except InputError as error:
@@ -182,13 +193,13 @@ def _probed(network: Network, x: torch.Tensor, raw: torch.Tensor) -> torch.Tenso
         except InputError:
             raise error from None
         raise InputError(
-            f"{error} It takes the inputs as they were given, but they are standardised, (x - mean) / std: make the "
+            f"{error} The model accepts the original inputs, but fedabml standardises them, (x - mean) / std. Make the "
             "federation with normalize='none'."
         ) from error
 
 
 def _fingerprint(network: Network) -> str:
-    """A hash of where training starts: the initial weights and what is frozen."""
+    """Return a hash of where training starts: the initial weights and the constants of the module."""
     digest = hashlib.sha256()
     for name, tensor in sorted({"": network.initial, **network.constants}.items()):
         digest.update(name.encode() + tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -196,7 +207,7 @@ def _fingerprint(network: Network) -> str:
 
 
 def resolve_split(fed: Federation, split: str) -> str:
-    """`auto`: validation rows where there are any, else test rows."""
+    """Return the split to score on: for `auto`, the validation rows if there are any, or the test rows."""
     if split == "auto":
         return "val" if fed.val.counts.any() else "test"
     if split not in ("val", "test"):

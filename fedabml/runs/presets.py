@@ -1,10 +1,10 @@
-"""Settings by name: the lowest layer of a configuration, under a TOML file and flags.
+"""Predefined settings: the lowest layer of a configuration, below a TOML file and flags.
 
-`paper` is the setting of the paper's Table 1 (arXiv 2307.02222). What the paper does not state is not set here and has
-the library's default: ν₀, the server's β, FedRep's body epochs, FedPop's chain; pFedBayes has two weight samples. So
-do, but for the step size, algorithms that the paper does not have. The two columns of a CIFAR dataset differ in
-classes_per_client alone: the first is taken, and --classes-per-client 5 (CIFAR-100: 20) gives the other. `COLUMNS` are
-the settings of all of the paper's tables, and of the embedded digits.
+`paper` is the setting of the paper's Table 1 (arXiv 2307.02222). What the paper does not state keeps the library's
+default: ν₀, the server's β, FedRep's body epochs, FedPop's chain; pFedBayes has two weight samples. Algorithms that the
+paper does not have keep their defaults except for the step size. The two columns of a CIFAR dataset differ only in
+classes_per_client: the preset is the first, and --classes-per-client 5 (CIFAR-100: 20) the second. `COLUMNS` are the
+settings of all of the paper's tables, and of the embedded digits.
 """
 
 from __future__ import annotations
@@ -58,10 +58,9 @@ _PRESET = {
 
 
 def layer(name: str, dataset: str | None) -> dict[str, Any]:
-    """The keys of a preset for a dataset: those of the run, and a table for every algorithm.
+    """Return the keys of a preset for a dataset: those of the run, and a table for every algorithm.
 
-    For a dataset (or data of one's own) that the paper has no column for, how data are divided and the network are
-    left to the defaults.
+    For data that the paper has no column for, the partition and the network keep their defaults.
     """
     if name not in NAMES:
         raise InputError(f"There is no preset '{name}'.{nearest(name, NAMES)}")
@@ -70,20 +69,20 @@ def layer(name: str, dataset: str | None) -> dict[str, Any]:
 
 
 def _paper(cifar: bool) -> dict[str, dict[str, Any]]:
-    """The hyperparameters of every algorithm, by name."""
+    """Return the hyperparameters of every algorithm, by name."""
     lr = 1e-3 if cifar else 1e-2
-    fine = {"personal_epochs": 5}  # the paper does not say how many; SGD, because it names no optimiser either
+    fine_tuning = {"personal_epochs": 5}  # the paper states neither the number nor the optimiser, which is SGD here
     prox = {"mu": 0.25 if cifar else 0.5}
-    told: dict[str, dict[str, Any]] = {
-        "fedavg-ft": fine,
+    stated: dict[str, dict[str, Any]] = {
+        "fedavg-ft": fine_tuning,
         "fedprox": prox,
-        "fedprox-ft": prox | fine,
+        "fedprox-ft": prox | fine_tuning,
         "fedrep": {"personal_epochs": 0},
         "scaffold": {"server_lr": 1.0},
-        "scaffold-ft": {"server_lr": 1.0} | fine,
-        "fedbabu": fine,
-        "perfedavg": {"alpha": 1e-4} | fine,
-        "pfedme": {"lam": 15.0, "k": 5} | fine,  # its inner step size is lr, as by default
+        "scaffold-ft": {"server_lr": 1.0} | fine_tuning,
+        "fedbabu": fine_tuning,
+        "perfedavg": {"alpha": 1e-4} | fine_tuning,
+        "pfedme": {"lam": 15.0, "k": 5} | fine_tuning,  # its inner step size is lr, as by default
         "ditto": {"lam": 0.75, "personal_epochs": 0},
         "pfedbayes": {"lam": 0.05, "k": 5, "s": 2, "estimator": "weight", "personal_epochs": 0},
         # Algorithm 1 as printed: θ = (m, ν) moves with every minibatch at η' = η, and a client's φ at η throughout.
@@ -105,6 +104,6 @@ def _paper(cifar: bool) -> dict[str, dict[str, Any]]:
             "server_momentum": 0.0,
             "personal_lr": lr,
         }
-        | fine,
+        | fine_tuning,
     }
-    return {algorithm: {"lr": lr, "personal_lr": None} | told.get(algorithm, {}) for algorithm in names("algorithm")}
+    return {algorithm: {"lr": lr, "personal_lr": None} | stated.get(algorithm, {}) for algorithm in names("algorithm")}

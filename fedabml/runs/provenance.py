@@ -1,4 +1,4 @@
-"""Where numbers come from: by which code, on what hardware."""
+"""Provenance of results: which code made them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["code", "hardware"]
 
 @functools.cache
 def code() -> str:
-    """Tells one state of this package's code from another, also between two versions."""
+    """Return a digest of this package's code, which differs for every change, also between versions."""
     package, digest = Path(__file__).parents[1], hashlib.sha256()
     for file in sorted(each for each in package.rglob("*.py") if each.is_file()):
         digest.update(file.relative_to(package).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")

@@ -1,4 +1,4 @@
-"""What a finished run says of itself: summary.json and clients.csv."""
+"""The results of a finished run: summary.json and clients.csv."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ SCORES = {
 def summarise(
     setup: Setup, sim: Simulation, history: list[dict[str, Any]], final: Evaluation | None, split: str, seconds: float
 ) -> dict[str, Any]:
-    """What a run is remembered by: its setting, its scores, its cost."""
+    """Return the summary of a run: its setting, its scores and its costs."""
     config, fed = setup.config, setup.cohort.fed
     line = history[-1] if history else {"bytes_up": 0, "bytes_down": 0, "loss": None}
     summary = {
         k: config[k] for k in ("dataset", "model", "seed", "rounds", "clients", "parameters", "device", "backend")
     }
     summary |= {"algorithm": config["algorithm"]["name"], "task": fed.task, "split": split, "loss": line["loss"]}
-    summary["chunk"] = setup.cohort.chunk  # fewer clients at once than at the start, where memory did not suffice
+    summary["chunk"] = setup.cohort.chunk  # smaller than at the start if memory did not suffice
     if sim.compiled:
-        summary["compiled"] = sim.compiled  # the first round whose steps were
+        summary["compiled"] = sim.compiled  # the first round with compiled steps
     main = main_measure(fed.task)
     if final is not None:
         summary |= final.summary | final.details
@@ -59,8 +59,8 @@ def summarise(
 
 
 def peak_memory() -> int | None:
-    """The most memory this process has held, where the system tells."""
-    try:  # on Linux getrusage also counts what the process that started this one had held
+    """Return the largest memory of this process in bytes; None if the system does not report it."""
+    try:  # on Linux getrusage also counts the memory of the parent process
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration, ValueError):
@@ -73,13 +73,13 @@ def peak_memory() -> int | None:
 
 
 def prior_width(setup: Setup, sim: Simulation) -> list[dict[str, Any]]:
-    """How wide the prior is in every layer: which parts of the network clients may make their own."""
+    """Return the mean standard deviation of the prior in every layer: which layers clients may personalise."""
     prior = setup.cohort.algorithm.prior(sim.theta)
     if not isinstance(prior, Gaussian):
         return []
     layout = setup.cohort.network.layout
     if prior.logstd.max() == prior.logstd.min():
-        return []  # as wide as it began: nothing was learned about it
+        return []  # the widths are those of the start: none was learned
     parts = layout.split(prior.logstd.exp())
     return [
         {"name": name, "mean_std": float(part.mean()), "parameters": part.numel()}
@@ -89,7 +89,7 @@ def prior_width(setup: Setup, sim: Simulation) -> list[dict[str, Any]]:
 
 
 def clients_csv(fed: Federation, final: Evaluation, split: str) -> str:
-    """The scores of every client, a row each."""
+    """Return clients.csv: the scores of every client, one row each."""
     sizes, columns = fed.rows(split).counts, final.clients.values()
     return csv_text(
         ["client", "name", "n_train", f"n_{split}" if split == "val" else "n_test", *final.clients],

@@ -1,4 +1,4 @@
-"""`train`: the library's face of a whole run, and what it returns."""
+"""`train`: a whole run, from a federation to a prior and scores."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .summary import clients_csv, summarise
 
 log = logging.getLogger("fedabml")
 
-# What a resumed run may change: how long it is, how it is scored, and what is only noted down.
+# Keys that may change when a run is resumed: its length, its scoring, and what is only recorded.
 PERSONAL = ("personal_epochs", "personal_lr", "predict_samples")
 FREE = {"rounds", "eval_every", "eval_clients", "eval_all", "split"}
 FREE |= {"run", "command", "versions", "fedabml", "processes", "launch", "workers"}
@@ -47,7 +47,7 @@ FREE |= {f"algorithm.hyper.{name}" for name in PERSONAL}
 
 @dataclass(repr=False)
 class Run:
-    """A finished run."""
+    """A finished run: the prior, a summary of scores and costs, and one line of history per round."""
 
     prior: Prior
     summary: dict[str, Any]
@@ -57,10 +57,8 @@ class Run:
     folder: Path | None = None
 
     def __repr__(self) -> str:
-        words = {
-            k: self.summary.get(k) for k in ("algorithm", "dataset", "model", "clients", "rounds", "accuracy", "nll")
-        }
-        return short(f"Run({', '.join(f'{k}={v}' for k, v in words.items() if v is not None)})")
+        keys = ("algorithm", "dataset", "model", "clients", "rounds", "accuracy", "nll")
+        return short(f"Run({', '.join(f'{k}={v}' for k in keys if (v := self.summary.get(k)) is not None)})")
 
 
 @checks_arguments
@@ -95,31 +93,32 @@ def train(
     on_start: Callable[[Setup, Simulation], None] | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
 ) -> Run:
-    """Trains a federation and personalises every client.
+    """Train a federation, then personalise and score every client.
 
-    `model` is any `nn.Module` (its weights, pretrained or not, are where training starts) or a name from
-    `fedabml.models`; `pretrained` is a .safetensors file of weights to start from. `algorithm` defaults to `FedABML()`.
-    With `evaluate` every client is personalised and scored at the end, and every `eval_every` rounds `eval_clients` of
-    them: all by default, at most 10,000, for a seed always the same (without `eval_all` they alone at the end, too).
-    `split` says on what: `auto` is the validation rows where the federation has any (then nothing is read from the
-    test rows) and the test rows otherwise. With `out` the run is written to a folder, a checkpoint and a line of
-    train.log every round, and `resume=True` goes on with it: the result is bit-equal to an uninterrupted run's.
-    `compile` fuses the operations of a step by torch.compile; None does so on a GPU once the first rounds show that it
-    pays, and notes it.
+    `model` is a name from `fedabml.models` or any `nn.Module`, whose weights are where training starts; `pretrained`
+    is a .safetensors file of initial weights. `algorithm` defaults to `FedABML()`.
 
-    `on_start(setup, simulation)` is called before the first round, `on_round(line)` after every one. What is worth
-    knowing before a run, such as a module that runs client by client, is in `setup.notes`; without `on_start` these
-    are warnings of the logger "fedabml".
+    With `evaluate` every client is personalised and scored at the end. With `eval_every` N, `eval_clients` clients (by
+    default all, up to 10,000; the same ones every time) are scored every N rounds; without `eval_all` only these are
+    scored at the end. `split` names the rows to score on: `val`, `test`, or `auto` for the validation rows if there are
+    any (the test rows are then never read) and the test rows otherwise.
 
-    Under torchrun the processes train one federation together (docs/distributed.md). All of them get the result;
-    process 0 alone writes the folder and calls `on_start` and `on_round`.
+    With `out` the run writes a folder, with a checkpoint and a line of train.log every round. `resume=True` continues
+    the run there; the result is bit-equal to that of an uninterrupted run. `compile` compiles the steps with
+    torch.compile; None does so on a GPU once the first rounds show that it pays.
+
+    `on_start(setup, simulation)` is called before the first round, `on_round(line)` after every round. `setup.notes`
+    says what is worth knowing before a run; without `on_start` the notes are warnings of the logger "fedabml".
+
+    Under torchrun the processes train one federation together (docs/distributed.md). All of them get the result; only
+    process 0 writes the folder and calls `on_start` and `on_round`.
     """
     world = processes()
     folder = Folder(Path(out)) if out is not None else None
     device, workers = world.device_name(device), None
     if folder and resume:
         given = folder.path, backend, chunk
-        backend, chunk, workers = world.decide(lambda: _as_before(*given))
+        backend, chunk, workers = world.decide(lambda: _settings_at_start(*given))
     setup = prepare(
         fed, model, algorithm, rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size,
         seed=seed, device=device, dtype=dtype, backend=backend, chunk=chunk, compile=compile, likelihood=likelihood,
@@ -129,7 +128,7 @@ def train(
     cohort = setup.cohort
     if evaluate:
         split = resolve_split(fed, split)
-        check_rows(fed, split)  # now, not after hours of training
+        check_rows(fed, split)  # fails now, not after hours of training
     eval_every = whole(eval_every, "eval_every", 0)
     some = SOME if eval_clients is None else whole(eval_clients, "eval_clients", 1)
     scoring = {"eval_every": eval_every, "eval_clients": eval_clients, "eval_all": eval_all, "split": split}
@@ -168,7 +167,7 @@ def train(
         )  # fmt: skip
     theta = {k: v.detach().cpu() for k, v in sim.theta.items()}
     prior = Prior(cohort.algorithm, theta, setup.input_spec, batch_size)
-    if folder:  # before the score: a client that diverges while it is scored must not cost the prior
+    if folder:  # before scoring: a client that diverges there must not cost the prior
         world.on_rank_0(partial(prior.save, folder.path / "shared.safetensors"))
     final = score(sim, None if eval_all else some) if evaluate else None
     summary = summarise(setup, sim, history, final, split, before + time.perf_counter() - start)
@@ -187,8 +186,8 @@ def _together(world: World, setup: Setup, chunk: int | None) -> Setup:
     world.use_device(cohort.device)
     config["device"] = cohort.device.type
     crowd = -(-world.here // torch.cuda.device_count()) if config["device"] == "cuda" else 1
-    own = cohort.chunk if chunk else max(1, cohort.chunk // crowd)  # processes on one GPU share its memory
-    config["backend"] = world.broadcast_text(cohort.backend)  # each has measured, and chosen, for itself
+    own = cohort.chunk if chunk else max(1, cohort.chunk // crowd)  # the processes on one GPU share its memory
+    config["backend"] = world.broadcast_text(cohort.backend)  # every process has measured and chosen for itself
     same = {name: v for name, v in config.items() if name not in ("chunk", "workers", "versions")}
     config["chunk"] = agree(world, same, own)
     cohort = cohort.at(backend=config["backend"], chunk=config["chunk"])
@@ -198,7 +197,7 @@ def _together(world: World, setup: Setup, chunk: int | None) -> Setup:
 def _opened(
     folder: Folder, fed: Federation, config: dict[str, Any], algorithm: Algorithm, resume: bool
 ) -> Checkpoint | None:
-    """Makes a run's folder, or finds where it stopped."""
+    """Make a run's folder, or return the checkpoint to resume from."""
     neutral = {f"algorithm.hyper.{name}": value for name, value in algorithm.neutral_values().items()} | {
         "compile": "auto"
     }
@@ -216,7 +215,7 @@ def _opened(
 
 
 def _finished(path: Path, fed: Federation, run: Run) -> None:
-    """Writes what a run is remembered by."""
+    """Write the results of a run: clients.csv, summary.json and report.html."""
     from ..report import write as write_report
 
     if run.evaluation is not None:
@@ -226,14 +225,14 @@ def _finished(path: Path, fed: Federation, run: Run) -> None:
     write_report([path], path / "report.html")
 
 
-def _as_before(path: Path, backend: str, chunk: int | None) -> tuple[str, int | None, int | None]:
-    """A resumed run reuses the backend, the chunk and the threads it began with, so that its bits are the same."""
+def _settings_at_start(path: Path, backend: str, chunk: int | None) -> tuple[str, int | None, int | None]:
+    """Return the backend, chunk and threads that a run began with, so that a resumed run has the same bits."""
     from ..files.sealed import read_json
 
     if not (path / "config.json").exists():
         return backend, chunk, None
     old = read_json(path / "config.json")
     if not isinstance(old, dict):
-        raise InputError(f"'{path / 'config.json'}' is not a run's configuration.")
+        raise InputError(f"'{path / 'config.json'}' is not a run's configuration. Give another folder.")
     mode = old.get("backend", backend) if backend == "auto" else backend
     return mode, chunk or old.get("chunk"), old.get("workers", 1)
