@@ -123,6 +123,6 @@ def test_a_mixture_of_tokens_and_measurements_is_the_users_to_scale():
 
 
 def test_a_module_that_fails_on_standardised_inputs_alone_is_refused_with_the_reason():
-    with pytest.raises(InputError, match=r"they are standardised, .*normalize='none'"):
+    with pytest.raises(InputError, match=r"fedabml standardises them, .*normalize='none'"):
         fedabml.prepare(fedabml.Federation.from_arrays(sentences()), Counts(), **QUICK)
     assert fedabml.prepare(fedabml.Federation.from_arrays(sentences(), normalize="none"), Counts(), **QUICK)
