@@ -20,8 +20,8 @@ __all__ = ["save", "save_heat_map", "write"]
 def write(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], title: str | None = None) -> Path:
     """Write the report on one run folder, or the comparison of several, as a single HTML page at `out`.
 
-    The page needs no network and no other file. It appears whole or not at all: an older page stays until then.
-    Returns `out`. A folder that is not a finished run, or a place that cannot be written, is an `InputError`.
+    The page needs no network and no other file. It is written whole or not at all. Returns `out`. Raises `InputError`
+    for a folder that is not a finished run, and for a path that cannot be written.
     """
     if not len(runs):
         raise InputError("There is no run to report on. Give at least one run folder.")
@@ -29,7 +29,7 @@ def write(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], t
 
 
 def save(page: str, out: Path) -> Path:
-    """Write a page as `write` does."""
+    """Write the HTML text of a page to `out`; raise `InputError` if that is a folder or cannot be written."""
     out = Path(out)
     if out.is_dir():
         raise InputError(f"{out} is a folder. Name the page to write, such as {out / 'report.html'}.")

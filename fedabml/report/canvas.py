@@ -1,8 +1,8 @@
 """Line, scatter and bar charts as SVG text.
 
-Pure functions from numbers to a string: the same numbers give the same bytes. A picture drawn with `LIGHT` or `DARK`
-stands alone (a README, a slide); one drawn with `PAGE` takes its colours from the page around it and carries hover
-texts. Values that are missing or not finite (`None`, NaN) are left out, never drawn as zero.
+Charts are pure functions: the same numbers give the same bytes. A picture drawn with `LIGHT` or `DARK` stands alone (in
+a README, on a slide). A picture drawn with `PAGE` takes its colours from the page around it and carries hover texts.
+Values that are missing or not finite (`None`, NaN) are left out, never drawn as zero.
 
     svg = line_chart([Series("fedabml", [2.3, 1.1, 0.8])], title="Loss", x=Axis("round", "whole"), y=Axis("loss"))
 """
@@ -27,12 +27,12 @@ _ROW = 26  # height of a row of horizontal bars
 
 @dataclass(frozen=True)
 class Series:
-    """A named row of values. `x` counts 1, 2, ... when it is left out; `tips` and `sizes` (radii) go with the points.
+    """A named row of values. `x` counts 1, 2, ... by default; `tips` and `sizes` (radii) belong to the points.
 
-    `slot` picks the looks, by default the place in the list. A slot that is given is also the number of the page's
-    legend entry, which then names and hides the series; the picture itself draws no legend. `low` and `high` are the
-    ends of a band around a line; a `thin` line is one among many, without hover texts. `many` are thin lines around a
-    strong one, over the same x. `who` are the clients that the points show, or the lines of `many`: a page lights one.
+    `slot` selects the style, by default the place in the list. A given slot is also the number of the page's legend
+    entry, which then names and hides the series; the picture itself draws no legend. `low` and `high` are the ends of a
+    band around a line; a `thin` line is one of many, without hover texts. `many` are thin lines around a strong one,
+    over the same x. `who` names the client of each point, or of each line of `many`; a page highlights a chosen client.
     """
 
     name: str
@@ -48,19 +48,19 @@ class Series:
     who: Sequence[str] = ()
 
     def points(self) -> list[Span | None]:
-        """(x, y) of every value, `None` where one of them is missing."""
+        """Return (x, y) of every value, or `None` where one of them is missing."""
         xs = self.x if len(self.x) else range(1, len(self.y) + 1)
         pairs = ((finite(x), finite(y)) for x, y in zip(xs, self.y, strict=True))
         return [None if x is None or y is None else (x, y) for x, y in pairs]
 
     def bands(self) -> list[list[Span]]:
-        """The outlines of the band's pieces, there and back: where an end is missing, there is a gap."""
+        """Return the closed outlines of the band's pieces; where an end is missing, the band has a gap."""
         low, high = [replace(self, y=values).points() if values else [] for values in (self.low, self.high)]
         ends = [(a, b) if a and b else None for a, b in zip(low, high, strict=True)]
         return [[a for a, _ in piece] + [b for _, b in piece[::-1]] for piece in _pieces(ends)]
 
     def lines(self) -> list[list[Span]]:
-        """The points of every line of `many`."""
+        """Return the points of every line of `many`."""
         return [[p for p in replace(self, y=row).points() if p] for row in self.many]
 
 
@@ -73,9 +73,9 @@ def line_chart(
     look: Look = LIGHT,
     diagonal: bool = False,
 ) -> str:
-    """Lines over a common x. A missing value is a gap; a value without neighbours is a dot.
+    """Draw lines over a common x. A missing value is a gap; a value without neighbours is a dot.
 
-    `diagonal` draws y = x, if the axes have one range.
+    `diagonal` draws y = x, for axes of the same range.
     """
     x, y, points = x or Axis(), y or Axis(), [s.points() for s in series]
     known = [p for row in points for p in row if p] + [
@@ -103,7 +103,7 @@ def line_chart(
 
 
 def _around(frame: Frame, series: Series, slot: int) -> list[str]:
-    """The thin lines around a strong one: the more there are, the paler."""
+    """Draw the thin lines around a strong one; the more there are, the paler they are."""
     opacity = min(0.5, max(0.14, 6 / max(len(series.many), 1)))
     names = series.who or [""] * len(series.many)
     return [
@@ -114,7 +114,7 @@ def _around(frame: Frame, series: Series, slot: int) -> list[str]:
 
 
 def usual_radius(count: int) -> float:
-    """The radius of each of so many dots."""
+    """Return the radius of a dot in a chart of `count` dots."""
     return 4.0 if count <= 60 else 3.0 if count <= 400 else 2.0
 
 
@@ -129,7 +129,7 @@ def scatter(
     connect: bool = False,
     level: float | None = None,
 ) -> str:
-    """Points; `diagonal` draws y = x and gives both axes one range, `connect` joins the points of a series.
+    """Draw points; `diagonal` draws y = x and gives both axes one range, `connect` joins the points of a series.
 
     `level` draws a dashed line at that height.
     """
@@ -161,7 +161,7 @@ def scatter(
 def bars(
     labels: Sequence[str], series: Sequence[Series], *, title: str, x: Axis | None = None, look: Look = LIGHT
 ) -> str:
-    """Horizontal bars from zero: a row per label, in it a bar per series. The picture grows with the rows."""
+    """Draw horizontal bars from zero: a row per label with a bar per series. The picture grows with the rows."""
     values = [[finite(v) for v in s.y] for s in series]
     x = x or Axis()
     low, high = x.cover([0.0, *(v for row in values for v in row)])
@@ -182,7 +182,7 @@ def bars(
 def ranges(
     labels: Sequence[str], series: Sequence[Series], *, title: str, x: Axis | None = None, look: Look = LIGHT
 ) -> str:
-    """Horizontal lines from `low` to `high` with a dot at the value: a row per label, in it a line per series."""
+    """Draw horizontal lines from `low` to `high` with a dot at the value: a row per label with a line per series."""
     x = x or Axis()
     values = [[[finite(v) for v in part] for part in (s.low, s.y, s.high)] for s in series]
     frame, thick = _rows(labels, series, title, x, x.cover(v for s in values for part in s for v in part), look)
@@ -205,14 +205,14 @@ def ranges(
 def _rows(
     labels: Sequence[str], series: Sequence[Series], title: str, x: Axis, span: Span, look: Look
 ) -> tuple[Frame, float]:
-    """A frame that grows with its rows, one per label, and how much of a row each series has."""
+    """Return a frame that grows with its rows, one per label, and the height of each series within a row."""
     look = replace(look, height=max(_ROW, 9 * len(series) + 8) * max(len(labels), 1) + 96)
     frame = Frame(look, title, x, Axis(), (span, (0.0, 1.0)), _legend(series), y_names=labels or ("",))
     return frame, (frame.y(1) - frame.y(0) - 6) / max(len(series), 1)
 
 
 def _row_hit(frame: Frame, row: int, label: str, tips: Iterable[str]) -> None:
-    """The hover text of a row."""
+    """Add the hover text of a row."""
     height = frame.y(1) - frame.y(0)
     frame.hit(frame.left, frame.y(row), frame.right - frame.left, height, "\n".join([label, *tips]))
 
@@ -226,7 +226,7 @@ def histogram(
     y: Axis | None = None,
     look: Look = LIGHT,
 ) -> str:
-    """Upright bars from zero, side by side in each bin between two neighbouring edges."""
+    """Draw vertical bars from zero, side by side in each bin between two neighbouring edges."""
     x, y, values = x or Axis(), y or Axis(), [[finite(v) for v in s.y] for s in series]
     spans = (x.cover(edges), y.cover([0.0, *(v for row in values for v in row)]))
     frame = Frame(look, title, x, y, spans, _legend(series))
@@ -250,7 +250,7 @@ def _legend(series: Sequence[Series]) -> list[str]:
 
 
 def _pieces(row: Iterable[T | None]) -> list[list[T]]:
-    """The runs of points without a gap."""
+    """Split a row of points at its gaps."""
     pieces: list[list[T]] = [[]]
     for point in row:
         if point:
@@ -261,7 +261,7 @@ def _pieces(row: Iterable[T | None]) -> list[list[T]]:
 
 
 def _group(frame: Frame, series: Series, place: int, parts: Iterable[str]) -> None:
-    """The parts of a series, to be hidden by the page's legend or by the picture's own."""
+    """Add the parts of a series as a group, which the page's legend or the picture's own hides."""
     own = f' data-of="{place}"' if frame.keyed and frame.look.embedded else ""
     run = own if series.slot is None else f' data-run="{series.slot}"'
     frame.parts.append(f"<g{run}>{''.join(parts)}</g>")

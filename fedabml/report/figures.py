@@ -1,4 +1,4 @@
-"""The figures of a report: each function draws one from the runs, or nothing where they lack the numbers."""
+"""The figures of a report: each function draws one figure from the runs, or none where they lack the numbers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from .page import Figure
 from .read import Client, Run
 
 _TALL = replace(PAGE, height=350)
-_BAND = " The band is the 95% interval of the mean over seeds."
-_WIDE = "A wide layer is one where clients may differ; a narrow one is common knowledge that all of them share."
+_BAND = " The band is the 95% confidence interval of the mean over seeds."
+_LOOSE = "Where σ is as large as the mean, the prior hardly constrains a weight."
+_WIDE = "Where the prior is wide, clients' models may differ; where it is narrow, all clients share what was learned."
 
 Ends = Sequence[float | None]
 
 
 def slot_of(runs: Sequence[Run], i: int, own: Look | None = None) -> int | None:
-    """The legend entry of a run: the page's, unless the picture, in a look of its own, has a legend, too."""
+    """Return the run's entry in the page's legend; `None` where a picture in a look of its own has its own legend."""
     return i if len(runs) > 1 and own is None else None
 
 
@@ -36,17 +37,17 @@ def _word(run: Run) -> str:
 
 
 def loss(runs: Sequence[Run]) -> Figure | None:
-    """Training loss per round."""
+    """Draw the training loss per round."""
     series = _curves(runs, "loss")
     if not series:
         return None
     svg = line_chart(series, title="Loss per round", x=Axis("round", "whole"), y=Axis("training loss"), look=PAGE)
-    reading = "The mean training loss of the clients that took part in each round; it should fall and level off."
+    reading = "The mean training loss of the clients that took part in each round. It should fall and level off."
     return Figure("Loss per round", svg, reading)
 
 
 def progress(runs: Sequence[Run], own: Look | None = None) -> Figure | None:
-    """Accuracy (or RMSE) per evaluated round, of several seeds with bands; a single run also shows its prior alone."""
+    """Draw accuracy (or RMSE) per evaluated round, with bands over seeds; a single run also shows its prior alone."""
     metric, series = runs[0].metric, _curves(runs, runs[0].metric, own)
     if len(runs) == 1 and series:
         series = [replace(series[0], name="personal models")]
@@ -59,7 +60,9 @@ def progress(runs: Sequence[Run], own: Look | None = None) -> Figure | None:
     y = _axis(runs[0], f"{runs[0].split} {word}, mean over clients")
     svg = line_chart(series, title=title, x=Axis("round", "whole"), y=y, look=own or PAGE)
     direction = "lower" if runs[0].regression else "higher"
-    reading = f"After the given round every client personalises the shared model and is tested; {direction} is better."
+    reading = (
+        f"After an evaluated round every client personalises the shared model and is scored; {direction} is better."
+    )
     reading += _BAND * any(s.low for s in series)
     if missed := sum(run.unscored for run in runs):
         reading += f" {missed} evaluation{'s' * (missed != 1)} failed and {'are' if missed > 1 else 'is'} left out."
@@ -77,7 +80,7 @@ def _curves(runs: Sequence[Run], key: str, own: Look | None = None) -> list[Seri
 
 
 def _band(middle: Sequence[float | None], halves: Sequence[float | None], most: float) -> tuple[Ends, Ends]:
-    """The ends of an interval around every value, from 0 to `most`; none where they are not known."""
+    """Return the ends of the intervals around all values, within 0 and `most`; empty where no width is known."""
     if not any(half is not None for half in halves):
         return (), ()
     pairs = [None if m is None or h is None else (m, h) for m, h in zip(middle, halves, strict=True)]
@@ -90,15 +93,15 @@ def _tip(run: Run, client: Client, *lines: str) -> str:
 
 
 def _sizes(run: Run, clients: Sequence[Client], count: int) -> list[float]:
-    """Radii of the clients' dots, of which the figure has `count`: small clients have smaller dots."""
+    """Return the radii of clients' dots in a figure of `count` dots; small clients have smaller dots."""
     radius = usual_radius(count)
     return [radius / 2 if run.small(client) else radius for client in clients]
 
 
 def _caveats(runs: Sequence[Run], shown: int, of: int, which: str) -> str:
-    """What a reader must know about the dots: which clients they are, and that chance moves the small ones."""
-    thinned = f" Of {of:,} dots {shown:,} are drawn: {which}. The file clients.csv holds every client." * (shown < of)
-    few = f" Smaller dots are clients with fewer than {FEW_ROWS} {runs[0].split} rows: chance decides their place."
+    """Tell the reader which clients are drawn, and that chance decides where small clients lie."""
+    thinned = f" {shown:,} of {of:,} dots are drawn: {which}. The file clients.csv holds every client." * (shown < of)
+    few = f" Smaller dots are clients with fewer than {FEW_ROWS} {runs[0].split} rows; chance decides where they lie."
     return thinned + few * any(run.small_clients for run in runs)
 
 
@@ -122,18 +125,18 @@ def _ranked(
     if not series:
         return None
     svg = scatter(series, title=title, x=Axis(x, "whole"), y=y, look=_TALL, **options)
-    return Figure(title, svg, reading + _caveats(runs, dots, total, "both ends, and even steps between them"))
+    return Figure(title, svg, reading + _caveats(runs, dots, total, "both ends, and even steps between"))
 
 
 def people(runs: Sequence[Run]) -> list[list[str]]:
-    """The names of every run's clients, alike for the same client alone: where data differ, they tell whose it is."""
+    """Return the names of every run's clients; where the runs' data differ, a name includes its run."""
     data = [(run.dataset, str(run.config.get("partition_hash"))) for run in runs]
     owners = [f" of {runs[data.index(own)].name}" if len({*data}) > 1 else "" for own in data]
     return [[f"{client.name}{owner}" for client in run.clients] for run, owner in zip(runs, owners, strict=True)]
 
 
 def _named(run: Run, names: Sequence[str], key: str) -> list[tuple[float, Client, str]]:
-    """The clients of a run that have a measure: the measure, the client, and its name on the page."""
+    """Return the clients of a run that have a measure, as (value, client, name on the page)."""
     found = zip(run.clients, names, strict=True)
     return [(v, client, name) for client, name in found if (v := client.values.get(key)) is not None]
 
@@ -141,13 +144,13 @@ def _named(run: Run, names: Sequence[str], key: str) -> list[tuple[float, Client
 def spread(runs: Sequence[Run]) -> Figure | None:
     """Draw every client's accuracy (or RMSE), sorted."""
     y = _axis(runs[0], f"{runs[0].split} {_word(runs[0])}")
-    reading = "One dot is one client. A flat row means that all clients are served alike; the left end is who is not."
+    reading = "Each dot is a client. A flat row means that all clients do equally well; those at the left end do worst."
     x = "clients, from the worst-off to the best-off"
     return _ranked(runs, runs[0].metric, "Clients from worst to best", x, y, reading, falling=runs[0].regression)
 
 
 def personal_gain(runs: Sequence[Run]) -> Figure | None:
-    """Draw each client's personal model against the prior: with the client's label level, where there is one."""
+    """Draw each client's personal model against the prior, with the client's label level where there is one."""
     metric, axis, most, series = runs[0].metric, _axis(runs[0]), thin.room(len(runs)), []
     level = any(c.values.get(f"prior_level_{metric}") is not None for run in runs for c in run.clients)
     keys = [f"prior_level_{metric}", f"prior_{metric}"][not level :]
@@ -169,15 +172,15 @@ def personal_gain(runs: Sequence[Run]) -> Figure | None:
     start, end = (replace(axis, label=f"{_word(runs[0])} of the {model}") for model in names)
     svg = scatter(series, title="What personalising gains", x=start, y=end, look=_TALL, diagonal=True)
     gain, harm = ("below", "above") if runs[0].regression else ("above", "below")
-    reading = f"One dot is one client. Dots {gain} the dashed line gained from personalising, dots {harm} it lost."
+    reading = f"Each dot is a client. Clients {gain} the dashed line gain from personalising, clients {harm} it lose."
     if level:
-        reading += " The label level alone, the client's own label frequencies, is counted with the prior."
-    reading += _caveats(runs, dots, sum(map(len, rows)), "some clients, drawn at random")
+        reading += " The prior already uses the client's own label frequencies (the label level)."
+    reading += _caveats(runs, dots, sum(map(len, rows)), "a random sample")
     return Figure("What personalising gains", svg, reading)
 
 
 def comparable(runs: Sequence[Run]) -> list[int]:
-    """The largest group of runs (their places) that measured the same clients of the same partition."""
+    """Return the numbers of the largest group of runs that scored the same clients of the same partition."""
     groups: dict[Any, list[int]] = {}
     for i, run in enumerate(runs):
         keys = tuple(client.key for client in run.clients)
@@ -188,7 +191,7 @@ def comparable(runs: Sequence[Run]) -> list[int]:
 
 
 def duel(runs: Sequence[Run]) -> Figure | None:
-    """Two runs client by client. The page's script redraws the points when others are chosen."""
+    """Draw two runs client by client; the page's script redraws the points when a reader chooses other runs."""
     group = comparable(runs)
     if not group:
         return None
@@ -202,15 +205,15 @@ def duel(runs: Sequence[Run]) -> Figure | None:
     points = Series("clients", [values[1][i] for i in drawn], [values[0][i] for i in drawn], tips=who, who=who)
     svg = scatter([points], title="Two runs, client by client", x=x, y=y, look=_TALL, diagonal=True)
     reading = (
-        "One dot is one client, tested under both runs; it has the colour and shape of the run that serves it better."
+        "Each dot is a client, scored under both runs. It has the colour and shape of the run that is better for it."
     )
     if len(drawn) < len(names):
-        reading += f" {len(drawn):,} of {len(names):,} clients are drawn, at random; the counts above are of all."
+        reading += f" {len(drawn):,} of {len(names):,} clients are drawn, at random; the counts above include all."
     return Figure("Two runs, client by client", svg, reading, choices=[(i, runs[i].name) for i in group])
 
 
 def reliability(runs: Sequence[Run], own: Look | None = None) -> Figure | None:
-    """How often predictions of a given confidence are right."""
+    """Draw how often predictions of a given confidence are right."""
     series = []
     for i, run in enumerate(runs):
         bins = [
@@ -232,7 +235,8 @@ def reliability(runs: Sequence[Run], own: Look | None = None) -> Figure | None:
     look = replace(own or PAGE, height=_TALL.height)
     svg = scatter(series, title="Reliability", x=x, y=y, look=look, diagonal=True, connect=True)
     reading = (
-        "On the dashed line confidence is honest; below it the models are too sure. Larger dots, more predictions."
+        "On the dashed line confidence equals accuracy; below it the models are overconfident. "
+        "Larger dots stand for more predictions."
     )
     return Figure("Reliability", svg, reading)
 
@@ -243,15 +247,15 @@ def coverage(runs: Sequence[Run]) -> Figure | None:
     least = min([0.8, *known])
     y = Axis(f"share of {runs[0].split} targets inside", "percent", (max(math.floor(least * 10) / 10, 0.0), 1.0))
     reading = (
-        "One dot is one client. On the dashed line the intervals are honest; below it they are too narrow, above it too"
-        f" wide. A client with few {runs[0].split} samples strays from the line by chance."
+        "Each dot is a client. On the dashed line the intervals are as wide as they claim; below it they are too "
+        f"narrow, above it too wide. A client with few {runs[0].split} samples strays from the line by chance."
     )
     x = "clients, from the least covered to the most"
     return _ranked(runs, "coverage", "Coverage of the 90% interval", x, y, reading, level=0.9)
 
 
 def entropy(runs: Sequence[Run]) -> list[Figure]:
-    """For each run, how unsure it was where it was right and where it was wrong."""
+    """Draw for each run how uncertain its right and its wrong predictions are."""
     figures = []
     for i, run in enumerate(runs):
         counts = run.summary.get("entropy_histogram")
@@ -261,25 +265,25 @@ def entropy(runs: Sequence[Run]) -> list[Figure]:
         if len(edges) < 2 or len(known) < len(edges) or not len(right) == len(wrong) == len(edges) - 1:
             continue
         series = [Series(name, shares(row)) for name, row in (("right", right), ("wrong", wrong))]
-        heading = "Entropy, right and wrong" + (f": {run.name}" if len(runs) > 1 else "")
-        x, y = Axis("entropy (nats)"), Axis("share of the right, of the wrong", "percent")
+        heading = "Entropy of right and wrong predictions" + (f": {run.name}" if len(runs) > 1 else "")
+        x, y = Axis("entropy (nats)"), Axis("share of the right or wrong predictions", "percent")
         own = (PAGE.style(i).colour, PAGE.ink if len(runs) > 1 else PAGE.colours[1])
         svg = histogram(known, series, title=heading, x=x, y=y, look=replace(_TALL, colours=own))
-        reading = "Useful uncertainty piles up the wrong predictions at the right end and the right ones at the left."
+        reading = "Where uncertainty is useful, right predictions have a low entropy and wrong ones a high entropy."
         figures.append(Figure(heading, svg, reading, run=slot_of(runs, i)))
     return figures
 
 
 def shares(counts: Sequence[float | None]) -> list[float]:
-    """Counts as shares of their sum."""
+    """Return counts as shares of their sum."""
     total = sum(c or 0.0 for c in counts)
     return [(c or 0.0) / total if total else 0.0 for c in counts]
 
 
 def prior_width(runs: Sequence[Run]) -> list[Figure]:
-    """How wide the prior is per layer, of the runs that have learned it: equal widths are as set.
+    """Draw how wide the prior is in each layer, for runs that learned it (a prior that was not has one width).
 
-    A single run shows quartiles of its prior, where they can be read; several are held side by side by their means.
+    A single run shows the quartiles of its prior where they can be read; several runs show their means.
     """
     if len(runs) == 1 and (own := _layers(runs[0])):
         return own
@@ -299,15 +303,15 @@ def prior_width(runs: Sequence[Run]) -> list[Figure]:
 
 
 def _layers(run: Run) -> list[Figure]:
-    """The quartiles of the prior's σ per layer, and those of its means; none where σ was not learned."""
+    """Draw the quartiles of the prior's σ and |mean| in each layer; nothing where σ was not learned."""
     layers = run.layers
     if not _differ([v for parts in layers.values() for v in parts["σ"]]):
         return []
-    figures, half = [], "A dot is a layer's median, its line the middle half of its weights."
+    figures, half = [], "A dot is the median of a layer, its line the middle half of the weights."
     for place, (name, heading, label, reading) in enumerate(
         (
             ("σ", "Where the prior is wide", "standard deviation σ of the prior", _WIDE),
-            ("|mean|", "How large its means are", "|mean| of the prior", "Where σ is as large, it hardly binds."),
+            ("|mean|", "How large the prior's means are", "|mean| of the prior", _LOOSE),
         )
     ):
         rows = [parts[name] for parts in layers.values()]

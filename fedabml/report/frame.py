@@ -1,4 +1,4 @@
-"""What every chart stands on: colours, axes, and the frame that places data in a picture."""
+"""The basis of every chart: colours, axes, and the frame that places data in a picture."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 class Style(NamedTuple):
-    """How a series is told from the others: by its colour, then by its dashes, its dots' shape, its bars' opacity."""
+    """The style of a series: its colour, then its dashes, the shape of its dots and the opacity of its bars."""
 
     colour: str
     dashes: str
@@ -35,23 +35,23 @@ class Style(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether the colour alone tells it."""
+        """Whether the colour alone distinguishes the series."""
         return not self.dashes
 
     def stroke(self, width: float = 2, extra: str = "") -> str:
-        """The attributes of its lines."""
+        """Return the attributes of the series' lines."""
         dashes = f' stroke-dasharray="{self.dashes}"' if self.dashes else ""
         return f'stroke="{self.colour}" stroke-width="{width:g}"{extra}{dashes}'
 
     def mark(self, x: float, y: float, radius: float, extra: str = "") -> str:
-        """A dot, or the shape that stands for one."""
+        """Draw a dot, or the shape that stands for one."""
         if self.plain:
             return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{self.colour}"{extra}/>'
         place = f'transform="translate({x:.1f} {y:.1f}) scale({radius:.1f})"'
         return f'<path d="{self.shape}" {place} fill="{self.colour}"{extra}/>'
 
     def key(self, x: float, y: float) -> str:
-        """What a legend shows of it, 20 wide (11 where colour suffices) and 11 high."""
+        """Draw the series' mark in a legend, 20 pixels wide (11 where colour suffices) and 11 high."""
         if self.plain:
             return f'<rect x="{x:.1f}" y="{y:.1f}" width="11" height="11" rx="1.5" fill="{self.colour}"/>'
         line = f'<path d="M{x:.1f} {y + 5.5:.1f}h20" fill="none" {self.stroke()}/>'
@@ -72,7 +72,7 @@ class Look:
     embedded: bool = False
 
     def style(self, slot: int) -> Style:
-        """The looks of the series in this place."""
+        """Return the style of the series with this number."""
         turn, hue = divmod(slot, len(self.colours))
         return Style(self.colours[hue], *_PASSES[turn % len(_PASSES)])
 
@@ -91,10 +91,10 @@ PAGE = Look(
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows: its label, how its numbers are written, and its range (by default that of the data).
+    """An axis: its label, how its numbers are formatted, and its range (by default that of the data).
 
-    A `power` axis is logarithmic: its numbers are exponents of ten. Those of a `mirror` axis are square roots,
-    counted from zero both ways: what is small beside a peak can still be seen.
+    A `power` axis is logarithmic: its numbers are exponents of ten. The numbers of a `mirror` axis are square roots,
+    counted from zero in both directions, so that small values beside a peak can still be seen.
     """
 
     label: str = ""
@@ -102,7 +102,7 @@ class Axis:
     span: Span | None = None
 
     def write(self, value: float) -> str:
-        """A value as a hover text shows it."""
+        """Format a value for a hover text."""
         if self.kind == "percent":
             return f"{value:.1%}"
         if self.kind == "power":
@@ -111,7 +111,7 @@ class Axis:
         return f"{value:.0f}" if self.kind == "whole" else f"{value:.4g}"
 
     def cover(self, values: Iterable[float | None]) -> Span:
-        """The range that was asked for, or that of the values; never empty."""
+        """Return the axis' own range, or that of the values; it is never empty."""
         known = [v for v in values if v is not None] or [0.0, 1.0]
         low, high = self.span or (min(known), max(known))
         if high - low > 1e-9 * max(abs(low), abs(high)):
@@ -123,7 +123,7 @@ class Axis:
 
 
 def finite(value: object) -> float | None:
-    """The value as a float, or `None` if it is no number that can be drawn."""
+    """Return the value as a float, or `None` if it is not a number that can be drawn."""
     if isinstance(value, (bool, str, bytes)):
         return None
     try:
@@ -144,7 +144,7 @@ def without_control_characters(words: str) -> str:
 
 
 def ticks(low: float, high: float, whole: bool = False, count: int = 5) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) that cover [low, high], low < high."""
+    """Return round numbers, 1, 2 or 5 times a power of ten apart, that cover [low, high]; low < high."""
     power = 10.0 ** math.floor(math.log10((high - low) / count))
     step = next(m * power for m in (1, 2, 5, 10, 20) if (high - low) / (m * power) <= count + 1e-9)
     step = max(step, 1.0) if whole else step
@@ -153,7 +153,7 @@ def ticks(low: float, high: float, whole: bool = False, count: int = 5) -> list[
 
 
 def tick_labels(values: Sequence[float], kind: str) -> list[str]:
-    """Ticks in words, with just the decimals that tell them apart."""
+    """Format ticks with just the decimals that distinguish them."""
     step = values[1] - values[0]
     decimals = max(0, -math.floor(math.log10(step * (100 if kind == "percent" else 1)) + 1e-9))
     if kind == "percent":
@@ -254,17 +254,17 @@ class Frame:
             self.write(across + 4 * upright, down, names[i], extra=turn, anchor="end" if upright else "middle")
 
     def x(self, value: float) -> float:
-        """Where a value of the horizontal axis lies."""
+        """Return the horizontal position of a value, in pixels."""
         low, high = self.x_span
         return self.left + (value - low) / (high - low) * (self.right - self.left)
 
     def y(self, value: float) -> float:
-        """Where a value of the vertical axis lies."""
+        """Return the vertical position of a value, in pixels."""
         low, high = self.y_span
         return self.bottom - (value - low) / (high - low) * (self.bottom - self.top)
 
     def _legend(self, names: Sequence[str]) -> None:
-        """The series' names; on a page each is a button that hides its series in this picture.
+        """Draw the names of the series; on a page each is a button that hides its series in this picture.
 
         A further line of names makes the picture taller, not its plot smaller.
         """
@@ -298,7 +298,7 @@ class Frame:
         self.parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" {extra}/>')
 
     def area(self, points: Sequence[Span], slot: int) -> str:
-        """A pale area with this outline; between two points a pale bar."""
+        """Draw a pale area with this outline, or a pale bar between two points."""
         steps = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
         colour = self.look.style(slot).colour
         if len(points) == 2:
@@ -306,18 +306,18 @@ class Frame:
         return f'<path d="M{steps}Z" fill="{colour}" fill-opacity=".18"/>'
 
     def path(self, points: Iterable[Span], slot: int, opacity: float = 1, tip: str = "", who: str = "") -> str:
-        """A line through data points; one that is not opaque is thin, too."""
+        """Draw a line through data points; a line that is not opaque is also thin."""
         steps = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
         style = self.look.style(slot)
         stroke = style.stroke(1, f' stroke-opacity="{opacity:.2g}"') if opacity < 1 else style.stroke()
         return f'<path d="M{steps}" fill="none" {stroke} stroke-linejoin="round"{self._tip(tip, who)}/>'
 
     def dot(self, x: float, y: float, slot: int, radius: float, tip: str = "", who: str = "") -> str:
-        """A data point."""
+        """Draw a data point."""
         return self.look.style(slot).mark(self.x(x), self.y(y), radius, f' fill-opacity=".8"{self._tip(tip, who)}')
 
     def strong(self, points: Sequence[Span], slot: int) -> str:
-        """A line that stands out from others of its colour."""
+        """Draw a line that stands out from others of its colour."""
         line = self.path(points, slot)
         return re.sub('stroke="[^"]*" stroke-width="2"', f'stroke="{self.look.paper}" stroke-width="5"', line) + line
 
@@ -327,11 +327,11 @@ class Frame:
         self.dashed((self.x(low), self.y(low)), (self.x(high), self.y(high)))
 
     def dashed(self, start: Span, end: Span) -> None:
-        """Add a dashed line, which data are held against."""
+        """Add a dashed line, as a reference for data."""
         self.line(start, end, self.look.muted, 'stroke-dasharray="4 4"')
 
     def box(self, x: float, y: float, width: float, height: float, slot: int) -> str:
-        """A filled rectangle, as of a bar."""
+        """Draw a filled rectangle, such as a bar."""
         size = f'width="{max(width, 0):.1f}" height="{max(height, 0):.1f}"'
         style = self.look.style(slot)
         edge = "" if style.plain else f' fill-opacity="{style.opacity:g}" {style.stroke(1)}'
@@ -344,15 +344,15 @@ class Frame:
             self.parts.append(f'<rect class="hit" {size}{self._tip(tip)}/>')
 
     def _tip(self, tip: str, who: str = "") -> str:
-        """What the page's script knows of a mark: its hover text, and the client that it shows."""
+        """Return the attributes that the page's script reads: a mark's hover text, and the client it shows."""
         words = {"tip": tip, "client": who} if self.look.embedded else {}
         return "".join(f' data-{key}="{text(value)}"' for key, value in words.items() if value)
 
     def svg(self) -> str:
-        """The picture."""
+        """Return the whole picture."""
         look, plot, head = self.look, "", f"<title>{text(self.title)}</title>"
-        role = "group" if look.embedded and self.keyed else "img"  # what is in an image, readers of a screen do not see
-        if look.embedded:  # a <title> would make browsers show a tooltip of their own; the aria-label says the same
+        role = "group" if look.embedded and self.keyed else "img"  # screen readers skip what is inside an image
+        if look.embedded:  # a <title> would show a second tooltip; the aria-label has the same words
             numbers = (self.left, self.top, self.right, self.bottom, *self.x_span, *self.y_span)
             plot, head = f' data-plot="{" ".join(f"{v:.6g}" for v in numbers)}"', ""
         else:

@@ -1,4 +1,4 @@
-"""Run folders, read and checked."""
+"""Run folders as a report reads them: checked, and with the numbers that its figures need."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..files.sealed import check_digest, check_tensors, parse_sealed
 from ..files.sheets import csv_value
 from .frame import finite
 
-MAX = 1 << 31  # bytes of a file in a run folder, whose size grows with clients and rounds
+MAX = 1 << 31  # bytes of a file in a run folder; files grow with clients and rounds
 Record = Mapping[str, Any]
 Quartiles = tuple[float, float, float]
 
@@ -39,7 +39,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder says. Fields are empty where a file is absent."""
+    """The contents of a run folder. Fields are empty where a file is absent."""
 
     folder: Path
     config: Record
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def task(self) -> str:
-        """Either "classification" or "regression", or an empty string where the summary does not tell."""
+        """Either "classification" or "regression", or an empty string if the summary has neither."""
         measures = {"rmse": "regression", "accuracy": "classification"}
         known = (task for measure, task in measures.items() if measure in self.summary)
         return str(self.summary.get("task") or next(known, ""))
@@ -83,22 +83,22 @@ class Run:
 
     @property
     def partition_kind(self) -> str:
-        """How the data were divided, as the manifest says; else an empty string."""
+        """The kind of partition that the manifest names, or an empty string."""
         manifest = self.partition or self.manifest
         inner = manifest.get("partition")
         return str((inner.get("kind") if isinstance(inner, dict) else manifest.get("kind")) or "")
 
     @property
     def split(self) -> str:
-        """The samples that the measures are taken on, as an adjective."""
+        """The samples that the run is scored on: "test" or "validation"."""
         return "validation" if self.fact("split") == "val" else "test"
 
     def rows(self, client: Client) -> float | None:
-        """How many samples the client's measures are taken on."""
+        """Return how many samples the client is scored on."""
         return client.values.get("n_val" if self.split == "validation" else "n_test")
 
     def small(self, client: Client) -> bool:
-        """Whether the client has so few rows to be scored on that chance decides its measures."""
+        """Whether the client is scored on so few rows that chance decides its measures."""
         rows = self.rows(client)
         return rows is not None and 0 < rows < FEW_ROWS
 
@@ -115,18 +115,18 @@ class Run:
 
     @property
     def unscored(self) -> int:
-        """How many rounds were to be evaluated and could not be."""
+        """The number of evaluations that failed."""
         return sum("eval_error" in line for line in self.rounds)
 
     def fact(self, key: str) -> Any:
-        """A value of the summary or, failing that, of the configuration."""
+        """Return a value of the summary or, failing that, of the configuration."""
         value = self.summary.get(key)
         return self.config.get(key) if value is None else value
 
     def number(self, key: str) -> float | None:
-        """A finite number by its key. `traffic` is bytes up and down together, of one client in one round.
+        """Return a finite number by its key. `traffic` is bytes up and down together, per client and round.
 
-        Where a run has small clients, its worst decile is that of the others.
+        If a run has small clients, its worst decile is that of the other clients.
         """
         if key == "accuracy_worst_decile" and self.small_clients:
             return self._worst_decile
@@ -136,7 +136,7 @@ class Run:
         return sum(ways) if ways else None
 
     def curve(self, key: str) -> tuple[list[float], list[float | None]]:
-        """Round numbers and values of a measure, in training or in evaluation; a value is `None` where not finite."""
+        """Return the rounds and values of a measure of training or evaluation; a value that is not finite is `None`."""
         pairs = []
         for line in self.rounds:
             scores = line.get("eval")
@@ -147,25 +147,25 @@ class Run:
 
     @property
     def layers(self) -> dict[str, Mapping[str, Quartiles]]:
-        """Of every layer, the quartiles of a Gaussian prior's σ and of its |mean|; empty for other priors."""
+        """The quartiles of a Gaussian prior's σ and |mean| in every layer; empty for other priors."""
         return _layers(self.folder / "shared.safetensors")
 
     def table(self, key: str) -> list[Record]:
-        """A list of records in the summary, such as `reliability`; empty if it is missing."""
+        """Return a list of records in the summary, such as `reliability`; empty if it is missing."""
         rows = self.summary.get(key)
         if rows is None:
             return []
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise InputError(
-                f"{self.folder / 'summary.json'}: '{key}' should be a list of objects. Train the run anew."
+                f"{self.folder / 'summary.json'}: '{key}' should be a list of objects. Train the run again."
             )
         return rows
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read run folders and give each run a short name that tells it from the others.
+    """Read run folders and give each run a short name that distinguishes it from the others.
 
-    Runs of classification and of regression share no measure, so together they are an `InputError`.
+    Runs of classification and of regression share no measure: mixing them raises `InputError`.
     """
     runs = [_read(Path(folder)) for folder in folders]
     tasks = {run.task: run.folder for run in runs if run.task}
@@ -193,10 +193,10 @@ _NAMES: tuple[Callable[[Run], str], ...] = (
 
 def _read(folder: Path) -> Run:
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a run folder. Give the folder that a training run has written.")
+        raise InputError(f"{folder} is not a run folder. Give a folder that `fedabml train --out` has written.")
     summary = _object(folder / "summary.json")
     kept = summary.get("files")
-    digests = kept if isinstance(kept, dict) else {}  # none in runs of versions that kept none
+    digests = kept if isinstance(kept, dict) else {}  # older versions kept none
     return Run(
         folder=folder.resolve(),
         config=_object(folder / "config.json"),
@@ -209,14 +209,14 @@ def _read(folder: Path) -> Run:
 
 
 def _damaged(path: Path, what: str) -> InputError:
-    return InputError(f"{path} is damaged: {what}. Restore it or train the run anew.")
+    return InputError(f"{path} is damaged: {what}. Restore it, or train the run again.")
 
 
 def _text(path: Path, optional: bool = True, digest: Any = None) -> str | None:
     if not os.path.lexists(path):
         if optional and digest is None:
             return None
-        raise InputError(f"{path} is missing. A finished run has one: give another folder or let the run end.")
+        raise InputError(f"{path} is missing. A finished run has it: give another folder, or let the run finish.")
     try:
         return check_digest(read_bytes(path, MAX), digest, str(path)).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -236,7 +236,7 @@ def _object(path: Path, optional: bool = False) -> dict[str, Any]:
 
 
 def _rounds(path: Path) -> list[Record]:
-    """The lines by round; of a round that was run twice (a resumed run) the later line counts."""
+    """Return the lines by round; of a round that a resumed run has repeated, the later line counts."""
     rounds: dict[float, Record] = {}
     for i, line in enumerate((_text(path) or "").split("\n"), 1):
         if line.strip():
@@ -259,7 +259,7 @@ def _clients(path: Path, digest: Any) -> list[Client]:
             raise _damaged(path, "its header has no column 'client'")
         for row in reader:
             if None in row or None in row.values():
-                raise _damaged(path, f"line {reader.line_num} has not as many cells as the header")
+                raise _damaged(path, f"line {reader.line_num} has more or fewer cells than the header")
             key, name = row.pop("client"), csv_value(row.pop("name", ""))
             values = {column: _cell(cell, path, reader.line_num) for column, cell in row.items()}
             clients.append(Client(key, name or f"client {key}", values))
@@ -269,7 +269,7 @@ def _clients(path: Path, digest: Any) -> list[Client]:
 
 
 def _layers(path: Path) -> dict[str, Mapping[str, Quartiles]]:
-    """The layers of shared.safetensors, read as far as they are needed and without torch."""
+    """Read the quartiles of the layers from shared.safetensors, without importing torch."""
     if not os.path.lexists(path):
         return {}
     found = {}
@@ -294,7 +294,7 @@ def _layers(path: Path) -> dict[str, Mapping[str, Quartiles]]:
     return {
         str(layer): {name: rows[i] for name, rows in found.items()}
         for i, (layer, _) in enumerate(layout)
-        if layer != "likelihood"  # the likelihood's own entries are no layer
+        if layer != "likelihood"  # the likelihood's own parameters are not a layer
     }
 
 

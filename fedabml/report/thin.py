@@ -1,4 +1,4 @@
-"""Which of very many clients a page shows. A page stays a few megabytes; clients.csv holds every client."""
+"""The choice of the clients that a page shows of very many, so that it stays a few megabytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PER_RUN, PER_FIGURE = 2_000, 10_000  # clients of one run, and of all runs of a 
 
 
 def room(runs: int) -> int:
-    """The number of clients that a figure shows of each of so many runs."""
+    """Return how many clients of each run a figure shows, for a given number of runs."""
     return max(50, min(PER_RUN, PER_FIGURE // max(runs, 1)))
 
 

@@ -1,4 +1,4 @@
-"""Figures of what clients' models make of classes they never trained on, from a run folder's unseen.json.
+"""Figures of clients' predictions for classes they never trained on, from a run folder's unseen.json.
 
 `edges`, `own` and `unseen` are a histogram of predictive entropy over all clients: test samples of a client's own
 classes, and test samples of classes it has no training sample of. `samples` are single images as one client sees them.
@@ -21,19 +21,19 @@ _CELL, _IMAGE, _LINE = 92, 64, 17  # pixels: a sample's place, its picture, a li
 
 
 def figures(runs: Sequence[Run]) -> list[Figure]:
-    """The figures of this module; none where no run has an unseen.json. A damaged one is an `InputError`."""
+    """Return the figures of this module; none where no run has an unseen.json. Raises `InputError` if it is damaged."""
     try:
         single = samples(runs)
         return [*densities(runs), *([single] if single else [])]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"unseen.json of {' or '.join(str(run.folder) for run in runs if run.unseen)} is damaged ({error!r}). "
-            "Remove it, and the page is made without it."
+            "Remove the file to make the page without it."
         ) from error
 
 
 def densities(runs: Sequence[Run]) -> list[Figure]:
-    """For each run that has them, the entropy on own classes beside that on classes never seen."""
+    """Draw for each run the entropy on a client's own classes beside that on classes it never saw."""
     drawn = []
     for i, run in enumerate(runs):
         found = run.unseen
@@ -48,17 +48,17 @@ def densities(runs: Sequence[Run]) -> list[Figure]:
         colours = (PAGE.style(i).colour, PAGE.ink if len(runs) > 1 else PAGE.colours[1])
         svg = histogram(known, series, title=heading, x=x, y=y, look=replace(_LOOK, colours=colours))
         mean, rank = [finite(v) for v in found.get("entropy") or []], finite(found.get("auroc"))
-        reading = "All clients, on test samples of the classes that they trained on and of those that they did not."
+        reading = "All clients, on test samples of classes that they trained on and of classes that they never saw."
         if len(mean) == 2 and None not in mean:
             reading += f" Mean entropy {mean[0]:.3f} and {mean[1]:.3f}."
         if rank is not None:
-            reading += f" AUROC {rank:.3f}: the chance that a sample never seen has the higher entropy."
+            reading += f" AUROC {rank:.3f}: the probability that a sample of a class never seen has the higher entropy."
         drawn.append(Figure(heading, svg, reading, run=slot_of(runs, i)))
     return drawn
 
 
 def samples(runs: Sequence[Run]) -> Figure | None:
-    """Images of one client's own classes and of classes it never saw, with every run's answer and its entropy."""
+    """Draw images of one client's own classes and of others, with every run's prediction and its entropy."""
     known = {i: run.unseen for i, run in enumerate(runs) if run.unseen.get("samples")}
     if not known:
         return None
@@ -77,22 +77,22 @@ def samples(runs: Sequence[Run]) -> Figure | None:
             parts.append(f'<text x="{left}" y="{below + _LINE}" fill="{PAGE.muted}">is {truth}</text>')
             for k, (i, found) in enumerate(known.items(), 2):
                 parts.append(_answer(found["samples"][n], left, below + k * _LINE, PAGE.style(i).colour))
-    heading = f"What {first.get('client', 'a client')} makes of single samples"
+    heading = f"Predictions of {first.get('client', 'a client')} for single samples"
     names = " and ".join(f"{runs[i].name}" for i in known)
     svg = (
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{text(heading)}" font-size="13" '
         f'font-family="system-ui, sans-serif">{"".join(parts)}</svg>'
     )
     reading = (
-        f"Under each image stand its class and, for {names} in this order, the answer with its entropy in brackets. "
-        f"{first.get('client', 'The client')} trained on {first.get('classes', 'some classes')} alone, so every answer "
-        "in the second row is wrong or a guess: a high entropy says so."
+        f"Under each image are its class and the predictions of {names}, in this order, with the entropy in brackets. "
+        f"{first.get('client', 'The client')} trained on {first.get('classes', 'some classes')} alone, so every "
+        "prediction in the second row is wrong or a guess. A high entropy reveals that."
     )
     return Figure(heading, svg, reading)
 
 
 def _image(sample: Mapping[str, Any], left: float, top: float) -> str:
-    """An image of grey values from 0 to 1, row by row, in ink on paper."""
+    """Draw an image of grey values from 0 to 1, given row by row."""
     rows = sample["pixels"]
     size = _IMAGE / max(len(rows), 1)
     return "".join(

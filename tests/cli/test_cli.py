@@ -372,7 +372,7 @@ def test_the_demo_compares_three_shows_unseen_digits_and_replaces_only_its_own(t
     page = (out / "report.html").read_text()
     for name in ("fedabml", "fedavg-ft"):
         assert f"Entropy, own classes and classes never seen: {name}" in page
-    assert "What client-0 makes of single samples" in page and page.count(">is ") == 10 and "AUROC" in page
+    assert "Predictions of client-0 for single samples" in page and page.count(">is ") == 10 and "AUROC" in page
     assert not (out / "local/unseen.json").exists()
     (out / "mine.txt").write_text("keep")
     run("demo", "--quiet")

@@ -189,7 +189,7 @@ def test_a_comparison_answers_its_reader_on_a_phone(make_run: MakeRun, tmp_path:
     assert re.match(r"clinic \d+\|a: [\d.]+%\|\d+ training samples", saw["data-saw-dot"])
     assert saw["data-saw-up"] == f"c,{long},a,b" and saw["data-saw-down"] == f"a,{long},c,b"
     counts = [int(n) for n in re.findall(r"\d+", saw["data-saw-score"])]
-    assert saw["data-saw-score"].startswith("c serves") and sum(counts) == 20
+    assert saw["data-saw-score"].startswith("c is better for") and sum(counts) == 20
 
 
 @pytest.mark.parametrize("width", [1100, 500])

@@ -43,5 +43,5 @@ def test_the_page_shows_entropies_and_samples_of_the_runs_that_have_them(make_ru
 def test_a_damaged_file_is_refused_with_the_way(make_run: MakeRun, tmp_path: Path, damage: dict[str, Any]) -> None:
     run = make_run("a")
     (run / "unseen.json").write_text(json.dumps(FOUND | damage))
-    with pytest.raises(InputError, match=r"unseen\.json .* is damaged .* Remove it"):
+    with pytest.raises(InputError, match=r"unseen\.json .* is damaged .* Remove the file"):
         write([run], tmp_path / "page.html")

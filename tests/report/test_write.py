@@ -69,7 +69,7 @@ def test_one_run_gives_every_section(make_run: MakeRun, tmp_path: Path) -> None:
     assert outline.headings == [
         "fedabml on digits", "Training", "Loss per round", "Accuracy per round", "Clients",
         "Clients from worst to best", "What personalising gains", "Uncertainty", "Reliability",
-        "Entropy, right and wrong", "Prior and data", "Where the prior is wide",
+        "Entropy of right and wrong predictions", "Prior and data", "Where the prior is wide",
         "Who holds what: dirichlet", "Configuration",
     ]  # fmt: skip
     assert "fedabml train --algorithm fedabml --seed 0" in page and "versions.<wbr>torch" in page
@@ -228,14 +228,14 @@ def test_a_single_run_shows_the_quartiles_of_its_prior(make_run: MakeRun, tmp_pa
     run = make_run()
     save_prior(run, [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.5, 0.7, 0.6, 99])
     page, outline = page_of(write([run], tmp_path / "r.html"))
-    assert {"Where the prior is wide", "How large its means are"} <= set(outline.headings)
+    assert {"Where the prior is wide", "How large the prior's means are"} <= set(outline.headings)
     tips = [html.unescape(tip) for tip in re.findall(r'data-tip="((?:fc|likelihood)[^"]*)"', page)]
     assert tips == [
         "fc1.weight\nσ: 0.035 (0.0225 to 0.0475)", "fc1.bias\nσ: 0.6 (0.55 to 0.65)",
         "fc1.weight\n|mean|: 2.5 (1.25 to 3.75)", "fc1.bias\n|mean|: 0.2 (0.15 to 0.25)",
     ]  # fmt: skip
     both = page_of(write([run, make_run("b", algorithm="b")], tmp_path / "r.html"))[1]
-    assert "How large its means are" not in both.headings and "Where the prior is wide" in both.headings
+    assert "How large the prior's means are" not in both.headings and "Where the prior is wide" in both.headings
 
 
 def test_a_prior_that_is_a_point_or_was_not_learned_has_no_quartiles(make_run: MakeRun, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_prior_that_is_a_point_or_was_not_learned_has_no_quartiles(make_run: M
     for logstd in (None, [0.05] * 10, [0.1, math.nan, *[0.2] * 8]):
         save_prior(run, logstd)
         headings = page_of(write([run], tmp_path / "r.html"))[1].headings
-        assert not {"Where the prior is wide", "How large its means are"} & set(headings)
+        assert not {"Where the prior is wide", "How large the prior's means are"} & set(headings)
 
 
 @pytest.mark.parametrize("change", [{"layout": LAYOUT[:1]}, {"layout": 3}, {"kind": "other"}])
@@ -290,7 +290,7 @@ def test_a_curve_over_seeds_has_a_band_that_ends_where_accuracies_do(make_run: M
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     page, _ = page_of(write([run], tmp_path / "r.html"))
     assert page.count('fill-opacity=".18"') == 1 == page.count('stroke-opacity=".18"')  # a band, a gap, one alone
-    assert "The band is the 95% interval" in page
+    assert "The band is the 95% confidence interval" in page
     assert "120%" not in page and ">100%<" in page and ">0%<" in page
     assert "The band is" not in page_of(write([make_run("b")], tmp_path / "r.html"))[0]
 
@@ -377,7 +377,7 @@ def test_a_page_of_very_many_clients_is_a_few_megabytes(make_run: MakeRun, tmp_p
     run = make_run(clients=count, rounds=3)
     page, _ = page_of(write([run], tmp_path / "one.html"))
     assert len(page) < 2_000_000
-    assert "Of 100,000 dots 2,000 are drawn" in page and "The table shows 1,000 of 100,000 clients" in page
+    assert "2,000 of 100,000 dots are drawn" in page and "The table shows 1,000 of 100,000 clients" in page
     assert page.count("clients.csv holds every client") == 3  # two figures and the table
     with (run / "clients.csv").open(newline="") as file:
         order = sorted(csv.DictReader(file), key=lambda row: float(row["accuracy"]))

@@ -184,7 +184,7 @@
     svg.querySelector("[data-label=x]").textContent = data.runs[a];
     svg.querySelector("[data-label=y]").textContent = data.runs[b];
     byId("score").textContent =
-      `${data.runs[b]} serves ${wins[1]} clients better, ${data.runs[a]} ${wins[0]}; ${wins[2]} alike.`;
+      `${data.runs[b]} is better for ${wins[1]} clients, ${data.runs[a]} for ${wins[0]}; ${wins[2]} are equal.`;
   }
   if (across) {
     for (const choice of [across, up]) choice.addEventListener("change", duel);
