@@ -79,11 +79,10 @@ def traffic(setup: Setup) -> tuple[int, int]:
     import torch
 
     from ..engine.client import no_update
-    from ..engine.server import initial_state
+    from ..engine.server import initial_state, state_bytes
 
     cohort = setup.cohort
     with torch.no_grad():
         shared = initial_state(cohort.algorithm, cohort.network).shared
         update = no_update(cohort, shared)
-    down, up = (sum(v.numel() * v.element_size() for v in state.values()) for state in (shared, update))
-    return down, up
+    return state_bytes(shared), state_bytes(update)

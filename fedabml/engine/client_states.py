@@ -18,6 +18,7 @@ from ..errors import InputError
 from ..files.limits import host_memory
 from .client import Lanes, initial_kept
 from .processes import ALONE, World, packed, unpacked
+from .server import state_bytes
 from .setting import Cohort
 
 log = logging.getLogger("fedabml")
@@ -33,7 +34,7 @@ class Shelf(MutableMapping[int, State]):
 
     def __init__(self, like: State, clients: int, folder: Path | None = None):
         self.like = {name: v.cpu() for name, v in like.items()}
-        self.size = _bytes(like)
+        self.size = state_bytes(like)
         self.here, self.count, self.lock = np.zeros(clients, bool), 0, threading.Lock()
         self.folder = str(folder) if folder and folder.is_dir() else tempfile.gettempdir()
         try:
@@ -126,7 +127,7 @@ class Kept:
         """Store what clients keep, a row each; return it by client."""
         if not kept:
             return {}
-        size = _bytes({name: v[0] for name, v in kept.items()}) * self.cohort.fed.clients
+        size = state_bytes({name: v[0] for name, v in kept.items()}) * self.cohort.fed.clients
         fits = self.cohort.device.type == "cuda" and size <= free_bytes(self.cohort.device) // 32
         here = kept if fits else {name: v.cpu() for name, v in kept.items()}
         own = {c: {name: v[i].clone() for name, v in here.items()} for i, c in enumerate(clients)}
@@ -143,13 +144,9 @@ class Kept:
     def _room(self, like: State) -> MutableMapping[int, State]:
         """Return where to hold states like this one."""
         clients, world = self.cohort.fed.clients, self.world
-        size = _bytes(like) * clients * world.here // world.size  # of all processes on this machine
+        size = state_bytes(like) * clients * world.here // world.size  # of all processes on this machine
         free = host_memory()[1]
         if not free or size <= free // 4 or any(v.is_cuda for v in like.values()):
             return {}
         log.info("What %d clients keep between rounds, up to %.1f GiB, is held in a file.", clients, size / (1 << 30))
         return Shelf(like, clients, self.folder)
-
-
-def _bytes(state: State) -> int:
-    return sum(v.numel() * v.element_size() for v in state.values())

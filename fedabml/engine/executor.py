@@ -79,9 +79,7 @@ class Inputs(NamedTuple):
             return tree_map(lambda t: None if t is None else pick(t), tree)
 
         runs = picked(self.runs) if several_runs else self.runs
-        return Inputs(
-            picked(self.carry), picked(self.losses), picked(self.lanes), runs, self.samples, self.first
-        )  # fmt: skip
+        return self._replace(carry=picked(self.carry), losses=picked(self.losses), lanes=picked(self.lanes), runs=runs)
 
 
 class StepName(NamedTuple):
@@ -342,9 +340,7 @@ def _fixed_tensors(inputs: Inputs) -> tuple[Any, ...]:
     return inputs.lanes, inputs.runs, inputs.samples
 
 
-def _recorded(
-    step: NumberedStep, inputs: Inputs, plan: Tensor, compile: bool, warned: set[str]
-) -> Recording | None:  # fmt: skip
+def _recorded(step: NumberedStep, inputs: Inputs, plan: Tensor, compile: bool, warned: set[str]) -> Recording | None:
     """Return a step as plain operations, in which the transforms of torch.func are resolved; None where that fails.
 
     With `compile`, what is done in every step is compiled.
@@ -498,9 +494,7 @@ class Executor:
         self.graphs.move_to_end(key)
         return self.graphs[key]
 
-    def run(
-        self, name: StepName, step: BatchedStep, inputs: Inputs, plan: Tensor, steps: np.ndarray
-    ) -> Moved:  # fmt: skip
+    def run(self, name: StepName, step: BatchedStep, inputs: Inputs, plan: Tensor, steps: np.ndarray) -> Moved:
         """Take all steps of a phase and return the last carry and the summed losses.
 
         `plan` has the sample numbers of all steps [steps, batches of a step, lanes, batch], `steps` how many of them

@@ -28,7 +28,7 @@ from .checkpoint import Checkpoint, broadcast, check_like
 from .client import ClientGroup, Lanes, initial_kept, join_states, no_update, split_state, weighted_round
 from .client_states import Kept
 from .processes import ALONE, PeerLost, World, fingerprint, packed, unpacked
-from .server import ServerState, client_weights, draw_clients, initial_state, server_step, theta
+from .server import ServerState, client_weights, draw_clients, initial_state, server_step, state_bytes, theta
 from .setting import Cohort
 from .workers import chunks, fit_in_memory, map_in_threads
 
@@ -254,7 +254,7 @@ class Simulation:
             self.changed |= self.kept.put(clients, own.kept)
         self.seconds += seconds
         line = {"round": number, "loss": math.fsum(losses) / len(losses), "clients": round.drawn}
-        return line | {"seconds": self.seconds, "bytes_down": _bytes(self.shared), "bytes_up": round.bytes_up}
+        return line | {"seconds": self.seconds, "bytes_down": state_bytes(self.shared), "bytes_up": round.bytes_up}
 
     def _diverged(self, round: int, clients: list[int]) -> None:
         names = ", ".join(self.cohort.fed.names[c] for c in clients[:8]) + (" and more" if len(clients) > 8 else "")
@@ -357,7 +357,7 @@ def start_round(sims: Sequence[Simulation]) -> RoundInFlight:
         updates[0], numbers = sim.reduce(drawn[0], updates[0], losses)
         pending = PendingLosses(torch.tensor(numbers, dtype=torch.float64), None)
     runs = [
-        RunInFlight(sim, sim.server, clients, own, parts, _bytes(update))
+        RunInFlight(sim, sim.server, clients, own, parts, state_bytes(update))
         for sim, clients, own, parts, update in zip(sims, drawn, mine, work, updates, strict=True)
     ]
     for sim, clients, update in zip(sims, drawn, updates, strict=True):
@@ -499,10 +499,6 @@ def consider_compiling(sims: Sequence[Simulation], times: Sequence[float], round
 def _split(values: list[Any], sizes: list[int]) -> list[list[Any]]:
     ends = list(itertools.accumulate(sizes))
     return [values[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-
-
-def _bytes(state: State) -> int:
-    return sum(v.numel() * v.element_size() for v in state.values())
 
 
 def last_ten(history: list[Line], rounds: int, measure: str, final: float | None) -> float | None:

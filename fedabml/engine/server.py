@@ -32,6 +32,11 @@ class ServerState(NamedTuple):
     velocity: State  # the server's last step, where it has momentum
 
 
+def state_bytes(state: State) -> int:
+    """Return how many bytes a state takes as a message."""
+    return sum(v.numel() * v.element_size() for v in state.values())
+
+
 def initial_state(algorithm: Algorithm, network: Network) -> ServerState:
     """Return the server before the first round."""
     shared = algorithm.init(network.initial, network.layout)
