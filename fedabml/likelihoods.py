@@ -1,7 +1,8 @@
-"""How outputs of a network become a likelihood of the data: categorical and Gaussian.
+"""Likelihoods p(y|x, w) of a network's outputs f_w(x): categorical and Gaussian.
 
-A likelihood may own entries of the weight vector (a learned noise level): they stand behind the network's, so they have
-a prior, a posterior and a client's own value like every other weight.
+A likelihood may own entries of the weight vector (a learned noise level). They stand behind the network's, so they have
+a prior, a posterior and a client's own value like every other weight. In all methods `outputs` is [..., outputs], `own`
+holds the likelihood's own entries [own], and `offset` is a client's label level log π [classes], or None.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from .errors import InputError
 
 @dataclass(frozen=True)
 class Categorical:
-    """p(y|x, w) = softmax(f_w(x))_y; with a label level ∝ π(y)·exp f_w(x)_y (`offset` = log π)."""
+    """p(y|x, w) = softmax(f_w(x))_y; with a label level π it is ∝ π(y)·exp f_w(x)_y."""
 
     classes: int
-    own = 0  # entries of the weight vector
+    own = 0  # how many entries of the weight vector belong to the likelihood
 
     def __post_init__(self) -> None:
         whole(self.classes, "Categorical: classes")
 
     def nll(self, outputs: Tensor, y: Tensor, own: Tensor, offset: Tensor | None) -> Tensor:
-        """−log p(y|x) of every example."""
+        """Return −log p(y|x) of every example, [...]; y holds class numbers, [...]."""
         logits = outputs if offset is None else outputs + offset
         return torch.logsumexp(logits, -1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
     def predict(self, outputs: Tensor, own: Tensor, offset: Tensor | None) -> Tensor:
-        """Class probabilities."""
+        """Return class probabilities, [..., classes]."""
         return torch.softmax(outputs if offset is None else outputs + offset, -1)
 
     def check(self, outputs: Tensor) -> None:
-        """Refuses a network whose output does not fit."""
+        """Raise InputError for a network whose outputs [batch, ...] do not fit."""
         if outputs.ndim != 2 or outputs.shape[1] != self.classes:
             raise InputError(
                 f"The model's output has shape {tuple(outputs.shape[1:])} per example; {self.classes} classes need "
@@ -47,7 +48,10 @@ class Categorical:
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """y = f_w(x) + N(0, noise²), the noise fixed (in units of the standardised target) or learned."""
+    """y = f_w(x) + N(0, σ²), with one σ per target: σ = noise·exp(own), or σ = noise where it is not learned.
+
+    `noise` is in units of the standardised target.
+    """
 
     targets: int
     noise: float = 0.5
@@ -61,25 +65,26 @@ class GaussianNoise:
 
     @property
     def own(self) -> int:
+        """How many entries of the weight vector belong to the likelihood."""
         return self.targets if self.learn else 0
 
     def log_noise(self, own: Tensor) -> Tensor | float:
-        """log of the noise deviation of each target: the vector's own entries are its ratio to the starting value."""
+        """Return log σ of each target; the vector's own entries are the log of its ratio to the starting value."""
         return math.log(self.noise) + own if self.learn else math.log(self.noise)
 
     def nll(self, outputs: Tensor, y: Tensor, own: Tensor, offset: Tensor | None) -> Tensor:
-        """−log p(y|x) of every example, summed over the targets."""
+        """Return −log p(y|x) of every example, summed over the targets, [...]; y is [..., targets]."""
         log = self.log_noise(own)
         z = (y - outputs) * (torch.exp(-log) if isinstance(log, Tensor) else math.exp(-log))
         return (0.5 * z**2 + log + 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def predict(self, outputs: Tensor, own: Tensor, offset: Tensor | None) -> Tensor:
-        """Mean and log noise deviation side by side: [..., 2·targets]."""
+        """Return the mean and log σ of every target side by side, [..., 2·targets]."""
         log = self.log_noise(own)
         return torch.cat([outputs, torch.zeros_like(outputs) + log], -1)
 
     def check(self, outputs: Tensor) -> None:
-        """Refuses a network whose output does not fit."""
+        """Raise InputError for a network whose outputs [batch, ...] do not fit."""
         if outputs.ndim != 2 or outputs.shape[1] != self.targets:
             raise InputError(
                 f"The model's output has shape {tuple(outputs.shape[1:])} per example; this data has {self.targets} "
@@ -91,12 +96,12 @@ Likelihood = Categorical | GaussianNoise
 
 
 def to_json(likelihood: Likelihood) -> dict[str, Any]:
-    """A likelihood as plain data, for files."""
+    """Return a likelihood as plain data, for files."""
     return {"kind": type(likelihood).__name__, **vars(likelihood)}
 
 
 def from_json(data: dict[str, Any]) -> Likelihood:
-    """The inverse of `to_json`."""
+    """Return the likelihood that `to_json` wrote; raises InputError for anything else."""
     match data:
         case {"kind": "Categorical", "classes": int(classes)}:
             return Categorical(classes)

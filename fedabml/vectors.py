@@ -1,7 +1,8 @@
 """A network as a function of one flat vector.
 
-Everything the algorithms do (noise, KL, steps, averages) is arithmetic on flat vectors; only here does a vector become
-a network again. `Layout` knows the names, shapes and places; `Network` calls a module with the weights of a vector.
+Everything the algorithms do (noise, KL, steps, averages) is arithmetic on flat vectors w of length d; only here does a
+vector become a network f_w again. `Layout` knows the names, shapes and places of the parameters in a vector; `Network`
+calls a module with the weights of a vector.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from .errors import InputError, short, shown
 
 
 def derived(function: Callable[[Any], Tensor], at: Any) -> tuple[Any, Tensor]:
-    """∇f and f at a vector, or at a dictionary of vectors.
+    """Return (∇f, f) at a vector, or at a dictionary of vectors; ∇f has the structure of `at`, f is a scalar.
 
-    On a CPU, where no transform of torch.func is at work, by plain autograd: a derivative that will not be derived
-    again is faster for some layers (GroupNorm's takes a quarter of the time).
+    On a CPU, outside of torch.func's transforms, plain autograd computes them: for some layers a derivative that will
+    not be differentiated again is faster (GroupNorm's takes a quarter of the time).
     """
     leaves, kind = tree_flatten(at)
     if torch._C._functorch.peek_interpreter_stack() is not None or any(t.device.type != "cpu" for t in leaves):
@@ -42,7 +43,7 @@ def derived(function: Callable[[Any], Tensor], at: Any) -> tuple[Any, Tensor]:
 
 
 def plus(a: Tensor, share: Tensor | float, b: Tensor, sign: int = 1) -> Tensor:
-    """a ± share∘b in one operation."""
+    """Return a ± share∘b in one operation."""
     if isinstance(share, Tensor):
         return torch.addcmul(a, share, b, value=sign)
     return torch.add(a, b, alpha=sign * share)
@@ -50,7 +51,7 @@ def plus(a: Tensor, share: Tensor | float, b: Tensor, sign: int = 1) -> Tensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of the parameters in a flat vector, in order."""
+    """The names and shapes of the parameters in a flat vector, in order."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -60,6 +61,7 @@ class Layout:
 
     @property
     def sizes(self) -> list[int]:
+        """How many entries each parameter has."""
         return [math.prod(shape) for shape in self.shapes]
 
     @property
@@ -68,9 +70,9 @@ class Layout:
         return sum(self.sizes)
 
     def split(self, *parts: Tensor) -> dict[str, Tensor]:
-        """The vector as named tensors (views; one `split`, whose backward is one `cat`).
+        """Return the vector [d] as named tensors; they are views, by one `split`, whose backward is one `cat`.
 
-        It may come in parts, each of which ends where a parameter does.
+        The vector may come in parts, each of which ends where a parameter does.
         """
         pieces: list[Tensor] = []
         for part in parts[:-1]:
@@ -80,7 +82,7 @@ class Layout:
         return {n: p.view(s) for n, p, s in zip(self.names, pieces, self.shapes, strict=True)}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The inverse of `split`."""
+        """Return named tensors as one vector [d], detached: the inverse of `split`."""
         return torch.cat([tensors[name].detach().reshape(-1) for name in self.names])
 
 
@@ -88,13 +90,13 @@ LIKELIHOOD = "likelihood"  # the name of the likelihood's own entries in a layou
 
 
 class _Draws(TorchDispatchMode):
-    """Notes whether an operation of this thread may draw from torch's own generators."""
+    """Remembers whether an operation of this thread may have drawn from torch's own generators."""
 
     met = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled while this is on, so the compiler need not be loaded
+        return False  # nothing is compiled in this mode, so the compiler need not be loaded
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.met |= torch.Tag.nondeterministic_seeded in func.tags
@@ -102,7 +104,10 @@ class _Draws(TorchDispatchMode):
 
 
 class _KeyedDropout(TorchFunctionMode):
-    """Gives dropout its noise from a key, so that it is pure and can be vmapped; counts the calls it met."""
+    """Gives dropout its noise from a key, so that it is pure and can be vmapped; counts dropout's calls.
+
+    Without a key nothing is dropped.
+    """
 
     _UNITS: ClassVar[dict[Any, int]] = {
         nn.functional.dropout: 0,
@@ -137,10 +142,11 @@ class _KeyedDropout(TorchFunctionMode):
 
 
 class Network:
-    """A module (never changed: a copy is kept) called with the weights of a flat vector.
+    """A module called with the weights of a flat vector: network(w, x) = f_w(x), [d], [batch, ...] → [batch, outputs].
 
-    Frozen parameters (requires_grad False) and buffers are constants of the network: not learned, saved with it.
-    `own` further entries at the vector's end belong to the likelihood and start at 0.
+    The module is copied and never changed. Frozen parameters (requires_grad False) and buffers are constants of the
+    network: not learned, saved with it. `own` further entries at the vector's end belong to the likelihood and start at
+    0. Raises InputError for a module with BatchNorm, lazy layers, TorchScript, no trainable parameter or NaN weights.
     """
 
     def __init__(self, module: nn.Module, own: int = 0):
@@ -162,12 +168,12 @@ class Network:
         for p in self.module.parameters():
             p.requires_grad_(False)
         self.dropout = True  # until `probe` has seen that the model never calls it
-        self.uses: dict[tuple[int, ...], dict[str, str]] = {}  # how it uses its parameters, by the inputs' shape
-        self.activations = self.layout.size  # numbers kept per example, a guess until `probe`
-        self.dtype = self.initial.dtype  # of the module's arithmetic
-        self.tokens = False  # whether the module takes integers, which it looks up in an embedding
+        self.uses: dict[tuple[int, ...], dict[str, str]] = {}  # how parameters are used, by the inputs' shape
+        self.activations = self.layout.size  # numbers kept per example for the backward pass, a guess until `probe`
+        self.dtype = self.initial.dtype  # the type of the module's arithmetic
+        self.tokens = False  # whether the module takes integers, for an embedding
         self.channels_last = False  # whether the module is given images channels-last, which may be faster
-        self._copies: dict[int, nn.Module] = {}  # by thread: a call changes the module for its duration
+        self._copies: dict[int, nn.Module] = {}  # by thread, because a call changes the module while it runs
 
     def __repr__(self) -> str:
         return short(f"Network({type(self.module).__name__}, {self.layout})")
@@ -179,7 +185,7 @@ class Network:
         inside: torch.dtype | None = None,
         channels_last: bool = False,
     ) -> Network:
-        """A copy on a device, its vectors of a dtype; `inside`, if other, is that of the module's arithmetic."""
+        """Return a copy on a device with vectors of a type; `inside`, if another, is the type inside the module."""
         other = copy.copy(self)
         other.dtype, other.channels_last = inside or dtype, channels_last
         other.module, other._copies = copy.deepcopy(self.module).to(device=device, dtype=other.dtype), {}
@@ -188,15 +194,15 @@ class Network:
 
     @property
     def constants(self) -> dict[str, Tensor]:
-        """What the module holds beside the vector: buffers and frozen parameters."""
+        """The module's buffers and frozen parameters by name: what it holds beside the vector."""
         return {n: t for n, t in self.module.state_dict().items() if n not in self.layout.names}
 
     def __call__(self, vector: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """The module's output. With a key the module is in training mode and its dropout draws from the key."""
+        """Return f_w(x), [batch, outputs]; with a key the module is in training mode and draws its dropout from it."""
         return self.call(self.weights(vector.to(self.dtype)), x, key)
 
     def call(self, weights: dict[str, Tensor], x: Tensor, key: Tensor | None = None) -> Tensor:
-        """The same with named weights, which are of the module's type; the output is of the initial vector's."""
+        """Return f_w(x) for named weights of the module's type; the output has the type of the initial vector."""
         module, x = self._mine(), self.taken(x)
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
@@ -208,11 +214,11 @@ class Network:
             return torch.func.functional_call(module, weights, (x,)).to(self.initial.dtype)
 
     def taken(self, x: Tensor) -> Tensor:
-        """Inputs in the type that the module takes."""
+        """Return inputs in the type that the module takes."""
         return x.to(torch.int64 if self.tokens else self.dtype)
 
     def _mine(self) -> nn.Module:
-        """The module for this thread alone."""
+        """Return a copy of the module that belongs to this thread alone."""
         if torch.compiler.is_compiling() or threading.current_thread() is threading.main_thread():
             return self.module
         number = threading.get_ident()
@@ -221,17 +227,20 @@ class Network:
         return self._copies[number]
 
     def weights(self, *parts: Tensor) -> dict[str, Tensor]:
-        """The module's parameters in a vector, or in its parts, by name."""
+        """Return the module's parameters in a vector, or in its parts, by name."""
         weights = self.layout.split(*parts)
         weights.pop(LIKELIHOOD, None)
         return weights
 
     def tail(self, vector: Tensor) -> Tensor:
-        """The likelihood's own entries of a vector, or of its last part."""
+        """Return the likelihood's own entries [own] of a vector, or of its last part."""
         return vector[vector.shape[-1] - self.own :]
 
     def probe(self, x: Tensor) -> Tensor:
-        """Runs the module once on a batch; notes whether it drops units and how much it keeps for the backward pass."""
+        """Run the module once on a batch and return its output; remember if it calls dropout and how much it keeps.
+
+        Raises InputError if the module cannot take the batch, draws random numbers of its own, or returns no tensor.
+        """
         self.module.train()
         sizes: list[int] = []
         before = torch.random.get_rng_state()
@@ -247,7 +256,7 @@ class Network:
         finally:
             for hook in hooks:
                 hook.remove()
-        # Another thread may draw meanwhile, and attention without dropout only seems to draw: both have to be seen.
+        # Another thread may draw meanwhile, and attention without dropout only seems to draw: so both must be observed.
         if draws.met and x.device.type == "cpu" and not torch.equal(before, torch.random.get_rng_state()):
             raise InputError(
                 "The model draws random numbers of its own, so no run of it could be repeated. Dropout by nn.Dropout "
@@ -264,11 +273,11 @@ class Network:
         return out
 
     def to_module(self, vector: Tensor) -> nn.Module:
-        """A plain module with the weights of a vector."""
+        """Return a plain module with the weights of a vector [d], in evaluation mode."""
         module = copy.deepcopy(self.module)
         module.load_state_dict({**module.state_dict(), **self.weights(vector.detach())})
         for name, p in module.named_parameters():
-            p.requires_grad_(name in self.layout.names)  # what was frozen stays so
+            p.requires_grad_(name in self.layout.names)  # frozen parameters stay frozen
         return module.eval()
 
 
@@ -306,7 +315,7 @@ def _refuse_batchnorm(module: nn.Module) -> None:
 
 @checks_arguments
 def replace_batchnorm(module: nn.Module, groups: int = 32) -> nn.Module:
-    """A copy of the module with every BatchNorm replaced by a GroupNorm of the same width and affine weights.
+    """Return a copy of the module with every BatchNorm replaced by a GroupNorm of the same width and affine weights.
 
     A BatchNorm1d, which may see plain vectors, becomes a single group: a group of one feature would be its own mean.
     """
