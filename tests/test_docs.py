@@ -1,4 +1,4 @@
-"""The documentation says what is so: its code runs, its tables are the code's, its links and commands exist."""
+"""The documentation is true: its code runs, its tables agree with the code, its links and commands exist."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def backward(self, carry, shared, batches, site, key, loss):
     return {**carry, "mean": w.grad}, w.sum()
 
 
-# What the page's table warns of: the methods, a part of the message in a batch, and what the loop says (None: nothing).
+# What the page's table warns of: the methods, a part of a batch's message, and the loop's message (None: no error).
 WARNINGS = {
     "item": ({"step": after(lambda c, v, b, a: v.item() and None)}, "calling .item()", None),
     "if": ({"step": after(lambda c, v, b, a: c if v > 0 else None)}, "data-dependent control flow", None),
@@ -245,13 +245,13 @@ named = lambda path: {name for name in REGISTRY if page_of(name) == path}
 
 
 def own(name):
-    """The hyperparameters that an algorithm's class, or the variant's line, says itself, with their defaults."""
+    """The hyperparameters that an algorithm's class, or a variant's entry, declares, with their defaults."""
     kind = REGISTRY[name].kind
     common = {field.name: field for field in dataclasses.fields(Algorithm)}
     fields = {field.name: field.default for field in dataclasses.fields(kind) if field is not common.get(field.name)}
-    told = {word for entry in REGISTRY.values() if entry.kind is kind for word in entry.defaults}
+    varied = {word for entry in REGISTRY.values() if entry.kind is kind for word in entry.defaults}
     made = fedabml.algorithms.make(name)
-    return fields | {word: getattr(made, word) for word in told}
+    return fields | {word: getattr(made, word) for word in varied}
 
 
 def default(cell, name):

@@ -1,6 +1,6 @@
 """The algorithms by name. A new one is one file and one line of `REGISTRY`.
 
-Importing this package imports no algorithm and no torch: a class is imported when it is first asked for, as
+Importing this package imports no algorithm and no torch: a class is imported when it is first used, as
 `fedabml.algorithms.Scaffold`, `REGISTRY["scaffold"].kind` or `make("scaffold")`. So the command line knows the names at
 once.
 """

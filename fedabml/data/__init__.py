@@ -1,6 +1,6 @@
 """Datasets, their division among clients, and the federation that results.
 
-Importing this package imports neither numpy nor pandas: a name is imported when it is first asked for.
+Importing this package imports neither numpy nor pandas: a name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -18,18 +18,13 @@ if TYPE_CHECKING:
     from .table import features, read_table
 
 _HOMES = {
-    "Dataset": "sources",
-    "Federation": "federation",
-    "Rows": "rows",
-    "TableRecipe": "recipe",
-    "data_dir": "files",
-    "datasets": "sources",
-    "features": "table",
-    "federate": "partition",
-    "load": "sources",
-    "read_client": "files",
-    "read_table": "table",
-    "save_manifest": "partition",
+    "federation": ("Federation",),
+    "files": ("data_dir", "read_client"),
+    "partition": ("federate", "save_manifest"),
+    "recipe": ("TableRecipe",),
+    "rows": ("Rows",),
+    "sources": ("Dataset", "datasets", "load"),
+    "table": ("features", "read_table"),
 }
 __all__ = [
     "Dataset",
@@ -48,7 +43,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = getattr(import_module(f".{home}", __name__), name)
     return globals()[name]

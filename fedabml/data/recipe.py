@@ -26,7 +26,7 @@ MOSTLY = 0.8  # a column of words with a larger share of numbers is a column of 
 
 
 def pandas() -> ModuleType:
-    """Return pandas; an InputError says how to install it."""
+    """Return pandas; without it, raise an InputError with the command that installs it."""
     try:
         import pandas as pd
     except ImportError as error:

@@ -44,7 +44,7 @@ class Dataset:
 
     @cached_property
     def samples(self) -> tuple[np.ndarray, np.ndarray]:
-        """All images, uint8 [n, C, H, W], and class numbers, int64 [n]: the training split, then the test split.
+        """Return all images, uint8 [n, C, H, W], and class numbers, int64 [n]: the training split, then the test split.
 
         They are made once, so that all partitions of a dataset share them.
         """
@@ -94,10 +94,7 @@ def datasets(folder: str | os.PathLike[str] | None = None) -> list[dict[str, Any
     return [
         {
             "name": name,
-            "classes": source.classes,
-            "train": source.train,
-            "test": source.test,
-            "shape": source.shape,
+            **{key: getattr(source, key) for key in ("classes", "train", "test", "shape")},
             "present": location(name, folder).exists(),
             "path": str(location(name, folder)),
         }
@@ -141,7 +138,7 @@ def _get(source: Source, path: Path, offline: bool, progress: Progress | None) -
     for remote in source.files:
         file = files[remote.name]
         if offline and not (file.exists() and digest(file) == remote.md5):
-            raise InputError("Nothing was downloaded, as offline was asked for.")
+            raise InputError("Nothing was downloaded, because offline is set.")
         download(remote.urls, remote.md5, file, progress)
     try:
         arrays = getattr(decode, source.decoder)(files)

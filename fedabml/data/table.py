@@ -122,7 +122,7 @@ def as_frame(table: str | os.PathLike[str] | pd.DataFrame) -> pd.DataFrame:
 
 
 def read_frame(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read a CSV or Parquet file; the end of its name says which."""
+    """Read a CSV or Parquet file, by the end of its name."""
     pd = pandas()
     kind = Path(path).suffix.lower()
     readers = {".csv": pd.read_csv, ".parquet": pd.read_parquet, ".pq": pd.read_parquet}

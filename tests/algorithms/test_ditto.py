@@ -43,7 +43,7 @@ def test_two_rounds_by_a_plain_loop(momentum):
             own[c] = descend(own[c], batches(c, t, 1), lr, momentum, lambda v, w=w: lam * (v - w))  # towards w_t
         w = np.mean(ends, 0)
     close(sim.shared["mean"], w)
-    close(models(sim).mean, own)  # v_i is scored, as it is
+    close(models(sim).mean, own)  # v_i is scored, unchanged
     close(models(sim).mean[3], START, 0)  # never drawn
     assert set(sim.kept.states) == {0, 1, 2}
     assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (3 * 8, 3 * 8)
@@ -68,7 +68,7 @@ def test_the_shared_model_is_fedavg_whatever_the_personal_one_does(momentum):
 @MOMENTA
 @pytest.mark.parametrize("kind", [Ditto, OwnFirst])
 def test_without_a_pull_it_is_local_only(kind, momentum):
-    """The same batches: full ones with Ditto as it is, minibatches with its phases swapped."""
+    """The same batches: full ones with plain Ditto, minibatches with its phases swapped."""
     options = {"batch_size": 9} if kind is Ditto else {}
     a, b = (
         simulate(kind(lr=0.1, momentum=momentum, personal_epochs=e, **more), 3, **options)[0]

@@ -90,7 +90,7 @@ SITE = Site(torch.tensor(20.0).double(), torch.empty(0))
 
 
 def settled(algorithm, steps, rounds):
-    """Where the rounds of two clients with other optima settle, each taking so many steps."""
+    """Where the rounds of two clients with other optima settle, for given numbers of steps."""
     shared = algorithm.init(torch.zeros(2).double(), None)
     kept = [algorithm.keep(shared["mean"], shared, SITE, KEY) for _ in LOSSES]
     velocity = {}
@@ -196,8 +196,8 @@ def test_without_it_nothing_is_kept_or_sent_and_cells_are_known_as_before():
     assert not sim.kept.needed and sim.shared.keys() == {"mean", "logstd"}
     assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (6 * 8, 6 * 8)
     assert "drift" not in Cell("fedabml", RunConfig(algorithm="fedabml")).identity
-    told = RunConfig(algorithm="fedabml", hyper={"drift": "control"})
-    assert json.loads(Cell("fedabml", told).identity)[0]["fedabml"]["drift"] == "control"
+    corrected = RunConfig(algorithm="fedabml", hyper={"drift": "control"})
+    assert json.loads(Cell("fedabml", corrected).identity)[0]["fedabml"]["drift"] == "control"
     assert FedABML(drift="control").keeps and not FedABML(drift="server").keeps and PFedBayes().keeps
 
 

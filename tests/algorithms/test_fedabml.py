@@ -114,7 +114,7 @@ def test_a_step_by_hand():
 
 
 def rows(count, width, y=()):
-    """A minibatch of so many rows, padded to the width."""
+    """A minibatch of `count` rows, padded to the width."""
     y = torch.tensor([*y, *[0.0] * (width - len(y))]).double()
     return Batch(torch.empty(width, 0), y, (torch.arange(width) < count).double())
 

@@ -109,7 +109,7 @@ WIDE = 20_000  # independent chains: the coordinates of one long head
 
 
 def run_chain(loss, gamma, steps, mu=1.5, s=0.7, n=40.0):
-    """Where so many chains stand after so many steps."""
+    """The heads of many chains after a number of steps."""
     algorithm, site = FedPop(), Site(torch.tensor(n).double(), None)
     shared = {"mu": torch.full((WIDE,), mu).double(), "logstd": torch.full((WIDE,), np.log(s)).double()}
     carry = {"body": torch.zeros(1).double(), "head": torch.full((WIDE,), -2.0).double()}

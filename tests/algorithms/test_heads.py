@@ -1,4 +1,4 @@
-"""A shared body under heads: FedRep and FedBABU against plain loops, and models whose head cannot be told."""
+"""A shared body under heads: FedRep and FedBABU against plain loops, and models without a recognisable head."""
 
 from __future__ import annotations
 

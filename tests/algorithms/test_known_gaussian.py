@@ -79,7 +79,7 @@ def test_the_personalised_posterior_is_the_mean_field_solution(posterior_std, st
     # Tolerances: a tenth of a posterior deviation for the means, 3% for the deviations.
     np.testing.assert_array_less(np.abs(mean - expected) / std, 0.1)
     np.testing.assert_allclose(np.exp(logstd), std, rtol=0.03)
-    # The test could tell: the prior and the maximum likelihood are many deviations away.
+    # The test has power: the prior and the maximum likelihood are many deviations away.
     assert np.abs(expected - 0.3).max() > 10 * std.max()
 
 

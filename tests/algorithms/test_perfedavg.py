@@ -173,8 +173,8 @@ def test_remark_1_through_the_engine():
 @pytest.mark.parametrize("dtype", ["bf16", "tf32"])
 def test_differences_of_gradients_have_all_digits(dtype, monkeypatch):
     """Where products have two digits, (∇f(w + δg) − ∇f(w − δg))/2δ is their errors, a thousand times as large."""
-    fed, asked = federation(), []
-    monkeypatch.setattr(preparing, "dtype_of", lambda name, device: asked.append(name) or dtype_of(name, device))
+    fed, requested = federation(), []
+    monkeypatch.setattr(preparing, "dtype_of", lambda name, device: requested.append(name) or dtype_of(name, device))
     words = {"device": "cpu", "batch_size": 5, "rounds": 1}
     for algorithm, full_precision in (
         (PerFedAvg(alpha=0.05), True),
@@ -185,7 +185,7 @@ def test_differences_of_gradients_have_all_digits(dtype, monkeypatch):
     ):
         setup = prepare(fed, "mlr", algorithm, dtype=dtype, **words)
         used = "float32" if full_precision else dtype
-        assert setup.config["dtype"] == used == asked[-1] and setup.cohort.place.coarse == (not full_precision)
+        assert setup.config["dtype"] == used == requested[-1] and setup.cohort.place.coarse == (not full_precision)
         assert setup.cohort.among(dataclasses.replace(fed)).place.coarse == (not full_precision)
         assert setup.cohort.network.dtype == (torch.bfloat16 if used == "bf16" else torch.float32)
         assert any("differences of gradients" in note for note in setup.notes) == full_precision

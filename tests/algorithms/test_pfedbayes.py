@@ -83,7 +83,7 @@ def test_two_rounds_by_a_plain_loop(kl_step, beta, momentum):
         shared = tuple((1 - beta) * old + beta * new for old, new in zip(shared, means, strict=True))
     close(sim.shared["mean"], shared[0], 1e-11)
     close(sim.shared["logstd"], shared[1], 1e-11)
-    mine = models(sim)  # q_i is scored, as it is
+    mine = models(sim)  # q_i is scored, unchanged
     close(mine.mean, [q[0] for q in own], 1e-11)
     close(mine.logstd, [q[1] for q in own], 1e-11)
     close(mine.mean[3], START, 0)  # never drawn

@@ -22,9 +22,9 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        asked = self.headers.get("Range")
-        self.server.requests.append((self.path, asked))
-        start = int(asked[len("bytes=") : -1]) if asked and self.path != "/plain" else 0
+        requested = self.headers.get("Range")
+        self.server.requests.append((self.path, requested))
+        start = int(requested[len("bytes=") : -1]) if requested and self.path != "/plain" else 0
         if self.path == "/wrong":
             return self.answer(200, CONTENT[::-1])
         if self.path not in ("/good", "/plain", "/short", "/breaks", "/shifted"):
@@ -72,10 +72,10 @@ def assert_nothing_left(tmp_path):
 
 
 def test_a_whole_file_with_progress(get, tmp_path):
-    heard = []
-    path = get("/good", progress=lambda done, total: heard.append((done, total)))
+    reported = []
+    path = get("/good", progress=lambda done, total: reported.append((done, total)))
     assert path.read_bytes() == CONTENT and list(tmp_path.iterdir()) == [path]
-    assert heard[-1] == (len(CONTENT), len(CONTENT)) and heard == sorted(heard)
+    assert reported[-1] == (len(CONTENT), len(CONTENT)) and reported == sorted(reported)
 
 
 def test_a_file_already_there_is_not_fetched_again(get, server, tmp_path):
@@ -104,7 +104,7 @@ def test_a_connection_that_breaks_is_taken_up_again(get, server):
     with pytest.raises(InputError, match="ended after 900000 of 1048576 bytes"):
         get("/breaks")
     assert get("/breaks").read_bytes() == CONTENT  # the second call begins where the first one ended
-    assert [asked for _, asked in server.requests] == [None, "bytes=300000-", "bytes=600000-", "bytes=900000-"]
+    assert [requested for _, requested in server.requests] == [None, "bytes=300000-", "bytes=600000-", "bytes=900000-"]
 
 
 def test_a_server_without_ranges_starts_over(get, tmp_path):
@@ -115,7 +115,7 @@ def test_a_server_without_ranges_starts_over(get, tmp_path):
 def test_a_stale_part_is_thrown_away(get, server, tmp_path):
     (tmp_path / "f.bin.part").write_bytes(b"x" * 400_000)
     assert get("/good").read_bytes() == CONTENT
-    assert [asked for _, asked in server.requests] == ["bytes=400000-", None]
+    assert [requested for _, requested in server.requests] == ["bytes=400000-", None]
 
 
 def test_a_server_that_sends_another_range(get, tmp_path):

@@ -249,11 +249,11 @@ def test_federate_wants_two_training_samples_each():
 def test_the_manifest_tells_it_all(tmp_path):
     fed = federate(load("digits"), clients=10, seed=3).hold_out(0.1, seed=4)
     save_manifest(fed, tmp_path / "m.json")
-    told = json.loads((tmp_path / "m.json").read_text())
-    assert told["hash"] == fed.rows_hash and told["seed"] == 3 and told["dataset"] == "digits"
-    assert told["partition"] == {"kind": "classes", "classes_per_client": 2, "distinct": False}
-    assert told["rows"]["val"][2] == fed.val[2].tolist()
-    assert told["counts"]["train"] == fed.label_counts().tolist() == fed.manifest["counts"]["train"]
+    manifest = json.loads((tmp_path / "m.json").read_text())
+    assert manifest["hash"] == fed.rows_hash and manifest["seed"] == 3 and manifest["dataset"] == "digits"
+    assert manifest["partition"] == {"kind": "classes", "classes_per_client": 2, "distinct": False}
+    assert manifest["rows"]["val"][2] == fed.val[2].tolist()
+    assert manifest["counts"]["train"] == fed.label_counts().tolist() == fed.manifest["counts"]["train"]
     assert "rows" not in fed.manifest and list(tmp_path.iterdir()) == [tmp_path / "m.json"]
     with pytest.raises(InputError, match="cannot be written"):
         save_manifest(fed, tmp_path / "m.json" / "below")

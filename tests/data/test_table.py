@@ -247,7 +247,7 @@ def test_pandas_is_asked_for_politely(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "message"),
     [
         (
             lambda ages: ["unknown", *ages[1:]],
@@ -259,11 +259,11 @@ def test_pandas_is_asked_for_politely(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_a_stray_word_among_numbers_is_named(tmp_path, spoil, says):
+def test_a_stray_word_among_numbers_is_named(tmp_path, spoil, message):
     ages = [20.5 + i for i in range(60)]
     table = pd.DataFrame({"site": ["a", "b"] * 30, "age": spoil(ages), "y": ["no", "yes", "no"] * 20})
     table.to_csv(tmp_path / "t.csv", index=False)
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         read_table(tmp_path / "t.csv", client="site", target="y")
 
 
@@ -294,7 +294,7 @@ def test_another_separator_is_recognised(tmp_path):
 
 @pytest.mark.parametrize("rows", [6, 60])
 @pytest.mark.parametrize(
-    ("cells", "says"),
+    ("cells", "message"),
     [
         (["3,14", "2", "-0,5"], r"Column 'c' holds numbers with a comma, such as .*decimal=','"),
         (["1.234,5", "12,0", "7,25"], "numbers with a comma"),
@@ -305,13 +305,13 @@ def test_another_separator_is_recognised(tmp_path):
         (["2023-12-24", "2024-01-01T10:00", "2024-10-31"], "holds dates"),
     ],
 )
-def test_decimal_commas_and_dates_become_no_categories(rows, cells, says):
+def test_decimal_commas_and_dates_become_no_categories(rows, cells, message):
     table = pd.DataFrame(
         {"site": ["a", "b"] * (rows // 2), "c": cells * (rows // 3), "y": ["no", "yes", "no"] * (rows // 3)}
     )
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         read_table(table, client="site", target="y")
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         read_table(table, client="site", target="c", task="classification")
 
 
