@@ -487,7 +487,7 @@ class Executor:
                 self.refused.add(name)
                 self.pool = None  # the one of a capture that failed cannot be used again
                 why = str(error).splitlines()[0]
-                log.warning("A part of the work is launched step by step, for it cannot be a CUDA graph: %s", why)
+                log.warning("A part of the work is launched step by step, because it cannot be a CUDA graph: %s", why)
                 return None
             if len(self.graphs) > self.policy.programs:
                 self.graphs.popitem(last=False)

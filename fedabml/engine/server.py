@@ -1,7 +1,7 @@
 """The server of a federation: whom it draws, how it weighs and merges updates, its momentum and its average.
 
 Everything here is data or a pure function, and knows neither files nor processes nor devices but those of its tensors.
-The simulator (`rounds`) uses these functions; so does whoever runs a federation by hand:
+The simulator (`rounds`) uses these functions; so may a program that runs a federation by hand:
 
     state = initial_state(algorithm, network)
     clients = draw_clients(federation.clients, participation, seed, state.round + 1)

@@ -60,11 +60,11 @@ def train(name, out=None, rounds=4, resume=False, **options):
 def numbers(run):
     """What a run must agree in, as arrays."""
     strip = [{k: v for k, v in line.items() if k != "seconds"} for line in run.history]
-    told = [v for line in strip for v in (line["loss"], *line.get("eval", {}).values()) if isinstance(v, float)]
+    values = [v for line in strip for v in (line["loss"], *line.get("eval", {}).values()) if isinstance(v, float)]
     traffic = [v for line in strip for v in (line["round"], line["bytes_up"], line["bytes_down"], *line["clients"])]
     arrays = {f"shared.{k}": v.numpy() for k, v in run.prior.shared.items()}
     arrays |= {f"clients.{k}": v for k, v in run.evaluation.clients.items()}
-    return arrays | {"history": np.array(told), "traffic": np.array(traffic, float)}
+    return arrays | {"history": np.array(values), "traffic": np.array(traffic, float)}
 
 
 def save(folder, name, run):
@@ -75,9 +75,9 @@ def equality(folder):
     for name in CASES:
         save(folder, name, train(name))
     save(folder, "regression", train("fedabml", task="regression"))
-    heard = []
-    quick = train("fedavg", on_round=heard.append, on_start=lambda setup, sim: heard.append(sim.round))
-    assert len(quick.history) == 4 and len(heard) == (5 if processes.rank_and_size()[0] == 0 else 0)
+    calls = []
+    quick = train("fedavg", on_round=calls.append, on_start=lambda setup, sim: calls.append(sim.round))
+    assert len(quick.history) == 4 and len(calls) == (5 if processes.rank_and_size()[0] == 0 else 0)
     words = []
     for hyper, options in (({"lr": 1e200}, {}), ({"personal_lr": 1e200}, {"eval_every": 0})):
         try:

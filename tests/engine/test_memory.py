@@ -69,7 +69,7 @@ def assert_same(a, b):
 
 
 def _of_memory(caplog):
-    """What was said of memory, and nothing else."""
+    """Return the warnings about memory, and nothing else."""
     return [record.message for record in caplog.records if "does not suffice" in record.message]
 
 
@@ -81,11 +81,13 @@ def test_the_chunk_is_halved_until_it_fits(monkeypatch, caplog, name):
     with caplog.at_level(logging.WARNING, "fedabml"):
         found = train(algorithm=make(name), chunk=100)
     assert_same(small, found)
-    told = _of_memory(caplog)
+    notes = _of_memory(caplog)
     assert (
-        len(told) == 2 and "8 clients at once (Tried to allocate 8 lanes.)" in told[0] and "goes on with 4" in told[0]
+        len(notes) == 2
+        and "8 clients at once (Tried to allocate 8 lanes.)" in notes[0]
+        and "goes on with 4" in notes[0]
     )
-    assert "goes on with 2" in told[1] and "cpu" in told[1] and "more words" not in told[0]
+    assert "goes on with 2" in notes[1] and "cpu" in notes[1] and "more words" not in notes[0]
     assert device.sizes[:3] == [8, 4, 2] and set(device.sizes[2:]) == {2} and found.summary["chunk"] == 2
 
 
@@ -447,10 +449,10 @@ def test_a_gpu_that_is_too_small_for_this_process(caplog):
         scored = on_gpu(chunk=32)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    told = [int(r.message.split()[-1].rstrip(".")) for r in caplog.records if "does not suffice" in r.message]
-    assert told and told[: len(told) // 2] == told[len(told) // 2 :]  # the same of both runs
+    notes = [int(r.message.split()[-1].rstrip(".")) for r in caplog.records if "does not suffice" in r.message]
+    assert notes and notes[: len(notes) // 2] == notes[len(notes) // 2 :]  # the same of both runs
     assert not [r for r in caplog.records if "CUDA graph" in r.message]
-    small = on_gpu(chunk=min(told), evaluate=False)
+    small = on_gpu(chunk=min(notes), evaluate=False)
     assert all(torch.equal(v, small.prior.shared[k]) for k, v in found.prior.shared.items())
     assert all(torch.equal(v, scored.prior.shared[k]) for k, v in found.prior.shared.items())
     assert scored.summary["clients_scored"] == 32

@@ -1,4 +1,4 @@
-"""Rounds launched before the last one has landed: the same runs, and one that diverges leaves no trace."""
+"""Rounds that start before the last one is finished: the same runs, and one that diverges leaves no trace."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_the_run_is_the_same_to_the_bit(monkeypatch, early):
     assert max(early) == 2
     monkeypatch.undo()
     plain = simulation(fed, fedabml.FedABML(average=0.5, server_momentum=0.3))
-    for round, told in lines:
+    for round, news in lines:
         line = plain.step()
         assert round == line["round"]
-        assert {k: v for k, v in told[0].items() if k != "seconds"} == {k: v for k, v in line.items() if k != "seconds"}
+        assert {k: v for k, v in news[0].items() if k != "seconds"} == {k: v for k, v in line.items() if k != "seconds"}
     for one, other in ((ahead.shared, plain.shared), (ahead.server.average, plain.server.average)):
         assert all(torch.equal(one[k], v) for k, v in other.items())
     assert ahead.round == plain.round == ROUNDS
@@ -81,9 +81,9 @@ def test_a_run_that_diverges_ends_where_it_was_sound_and_the_others_go_on(early)
     sims = [
         simulation(fed, fedabml.FedAvg(lr=lr, server_momentum=0.1), seed=i) for i, lr in enumerate((0.1, 1.7e308, 0.1))
     ]
-    told = [dict(lines) for _, lines in run_rounds(sims, ROUNDS, lambda round: False)]
-    last = next(t for t, lines in enumerate(told) if isinstance(lines[1], TrainingError))
-    assert [sorted(lines) for lines in told] == [[0, 1, 2]] * (last + 1) + [[0, 2]] * (ROUNDS - last - 1)
+    news = [dict(lines) for _, lines in run_rounds(sims, ROUNDS, lambda round: False)]
+    last = next(t for t, lines in enumerate(news) if isinstance(lines[1], TrainingError))
+    assert [sorted(lines) for lines in news] == [[0, 1, 2]] * (last + 1) + [[0, 2]] * (ROUNDS - last - 1)
     assert last < ROUNDS - 1 and sims[1].round == last
     assert all(torch.isfinite(v).all() for v in sims[1].shared.values())
     alone = simulation(fed, fedabml.FedAvg(lr=0.1, server_momentum=0.1), seed=2)
@@ -106,7 +106,7 @@ def test_a_caller_who_leaves_early_finds_the_last_finished_round(early, monkeypa
     found = run_rounds([sim], ROUNDS, lambda round: False)
     next(found)
     next(found)
-    assert sim.round == 3  # the third is under way
+    assert sim.round == 3  # the third is in flight
     if by == "leaving":
         found.close()
     else:
@@ -120,14 +120,14 @@ def test_a_caller_who_leaves_early_finds_the_last_finished_round(early, monkeypa
     assert torch.equal(sim.server.velocity["mean"], plain.server.velocity["mean"])
 
 
-def test_whoever_is_told_of_a_round_may_look_at_it(early):
+def test_a_callback_sees_the_servers_after_its_own_round(early):
     seen = []
     sim = simulation(federation(), fedabml.FedAvg())
     sim.run(ROUNDS, on_round=lambda line: seen.append((line["round"], sim.round)))
     assert seen == [(t, t) for t in range(1, ROUNDS + 1)]
 
 
-def test_who_waits():
+def test_which_runs_start_a_round_early():
     """A host is not ahead of itself, and what clients keep must be written down first."""
     fed = federation()
     plain, keeping = simulation(fed, fedabml.FedAvg()), simulation(fed, make("ditto"))

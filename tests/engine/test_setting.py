@@ -373,9 +373,9 @@ def test_a_plan_is_its_definition_whether_or_not_the_fewest_samples_are_known(si
             order = rng.folds(rng.fold(keys[lane], epoch), n).argsort()
             stream += [[*part.tolist(), *[-1] * (width - len(part))] for part in rows[lane, order].split(width)]
         own = max(1, len(stream) // per_step) * per_step
-        told = [stream[s % len(stream)] if s < own else [-1] * width for s in range(most)]
+        expected = [stream[s % len(stream)] if s < own else [-1] * width for s in range(most)]
         for plan in (made(), made(min(sizes))):
-            assert plan.is_contiguous() and plan[:, :, lane].reshape(most, width).tolist() == told
+            assert plan.is_contiguous() and plan[:, :, lane].reshape(most, width).tolist() == expected
 
 
 @pytest.mark.parametrize("sizes", [(6, 6, 6), (6, 2, 5)])
@@ -476,7 +476,7 @@ def test_the_faster_way_is_found_once_and_remembered(tmp_path, monkeypatch):
     assert backend_of("loop", conv, image, cpu) == (
         Way("loop", 1, channels_last=True),
         "",
-    )  # told, with threads of its own
+    )  # chosen by name, with threads of its own
     (tmp_path / "cache" / "backends.json").write_text("{ broken")
     assert backend_of("auto", conv, image, cpu) == (Way("vmap", 2), "")
     (tmp_path / "cache" / "backends.json").write_text('{"a": ["vmap", 0], "b": 3, "c": ["loop", "x"]}')

@@ -1,4 +1,4 @@
-"""Threads that share out clients: the same results as one, in order, and errors that are heard."""
+"""Threads that share out clients: the same results as one, in order, and errors that reach the caller."""
 
 from __future__ import annotations
 
