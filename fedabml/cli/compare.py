@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +15,6 @@ from .console import CellProgress, console, downloads, note, say, table, tell
 from .options import Config, Finished, Preset, Quiet, Set, completion, run_flags, run_options
 
 if TYPE_CHECKING:
-    from ..experiments.cell import Cell
     from ..experiments.compare import Request
     from ..experiments.ranking import Comparison
 
@@ -28,8 +28,8 @@ def compare(
         str | None,
         typer.Option(
             metavar="all|A,B,C",
-            help="Algorithms to compare, see `fedabml algorithms`; all: every one. Those that do not suit the model "
-            "have no numbers but a reason.",
+            help="Algorithms to compare, see `fedabml algorithms`; all: every one. The table gives the reason if one "
+            "does not fit the model.",
             autocompletion=completion(("all", *names("algorithm"))),
         ),
     ] = None,
@@ -37,7 +37,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="N|A,B,C",
-            help="So many seeds (0, 1, ...), or these: 5,6,7 (one alone: 5,); a seed decides partition and run.",
+            help="How many seeds (0, 1, ...), or which: 5,6,7 (one alone: 5,). A seed decides partition and run.",
             show_default=str(SEEDS),
         ),
     ] = None,
@@ -51,19 +51,20 @@ def compare(
         typer.Option(
             "--resume",
             metavar=" ",
-            help="Go on with the comparison in --out, or extend it by algorithms and seeds: the table has old and new. "
-            "Without it, a folder is for the same algorithms and seeds alone, and their table is printed again.",
+            help="Resume the comparison in --out, or extend it by algorithms and seeds: the table has old and new. "
+            "Without --resume a folder accepts only the same algorithms and seeds, and prints their table again.",
         ),
     ] = False,
     finished: Finished = None,
     set: Set = None,
     quiet: Quiet = False,
 ) -> None:
-    """Compare algorithms: one setting, one budget, the same seeds, and who is harmed.
+    """Compare algorithms in one setting, with one budget and the same seeds, and count the clients that are harmed.
 
     Every algorithm is trained with every seed and every client is scored. The table has means with 95% intervals over
-    seeds, marks the best and those that cannot be told from it, and counts the clients that a method serves worse than
-    training alone would. A run that is finished is never run again: call the same command after Ctrl-C or a crash.
+    seeds, marks the best and those that are not significantly different from it, and counts the clients that a method
+    serves worse than training alone would. A finished run is never repeated: call the same command after Ctrl-C or a
+    crash.
     With --eval-every N the page and table.json also have accuracy per round, with 95% bands over three seeds or more.
 
     An algorithm's hyperparameters are those of its own table in --config or --preset, or `--set ALGORITHM.NAME=VALUE`;
@@ -88,52 +89,61 @@ def compare(
         saved = Request.read(out)
         asked.layers.insert(0, _layer(saved, out))
     if algorithms is None and saved is None:
-        raise InputError("Say what to compare: --algorithms all, or names such as fedabml,fedavg-ft,local.")
-    wanted = list(saved.rows) if saved and algorithms is None else listed(algorithms or "")
+        raise InputError("Name the algorithms to compare: --algorithms all, or names such as fedabml,fedavg-ft,local.")
+    wanted = list(saved.rows) if saved and algorithms is None else parse_algorithms(algorithms or "")
     rows = configs(wanted, *asked.layers, overrides=asked.overrides)
     out = out or asked.folder("comparison")
-    with ExitStack() as download, CellProgress("comparing", quiet) as board:
-
-        def start(todo: list[Cell], finished: int) -> None:
-            download.close()  # one bar at a time
-            board.start(todo, finished)
-
-        try:
-            found = run(
-                rows,
-                seeds_of(seeds) if seeds else saved.seeds if saved else SEEDS,
-                out=out,
-                resume=resume,
-                finished=finished or (),
-                progress=download.enter_context(downloads(asked.key("dataset") or "", quiet)),
-                on_note=(lambda text: None) if quiet else note,
-                on_start=start,
-                on_round=board.round,
-                on_done=board.done,
-            )
-        except KeyboardInterrupt:
-            board.stop(out, "compare")
+    board = CellProgress("comparing", quiet)
+    with followed(board, board.start, asked.key("dataset") or "", out, "compare") as callbacks:
+        several = parse_seeds(seeds) if seeds else saved.seeds if saved else SEEDS
+        found = run(rows, several, out=out, resume=resume, finished=finished or (), **callbacks)
     if not quiet:
         show(found, out)
 
 
+@contextmanager
+def followed(
+    board: CellProgress, start: Callable[..., None], dataset: str, out: Path, command: str
+) -> Iterator[dict[str, Any]]:
+    """Yield the callbacks of `compare` or `tune`, which show downloads and then the progress of its cells.
+
+    `start` begins the display `board`. Ctrl-C prints the command that resumes the experiment in `out`.
+    """
+    with ExitStack() as download, board:
+
+        def on_start(todo: Any, finished: int) -> None:
+            download.close()  # one bar at a time
+            start(todo, finished)
+
+        try:
+            yield {
+                "progress": download.enter_context(downloads(dataset, board.quiet)),
+                "on_note": (lambda text: None) if board.quiet else note,
+                "on_start": on_start,
+                "on_round": board.round,
+                "on_done": board.done,
+            }
+        except KeyboardInterrupt:
+            board.stop(out, command)
+
+
 def _layer(saved: Request, out: Path) -> dict[str, object]:
-    """What a saved comparison was told, under what is told now."""
+    """Return the options of a saved comparison, which the options given now override."""
     if any(label != config.algorithm for label, config in saved.rows.items()):
-        raise InputError(f"The comparison in '{out}' has labels of its own: go on with it from Python, where it began.")
+        raise InputError(f"The comparison in '{out}' has labels of its own: resume it from Python, where it began.")
     return saved.setting.to_dict(everything=True) | {name: dict(c.hyper) for name, c in saved.rows.items()}
 
 
-def listed(words: str) -> list[str]:
-    """The algorithms that --algorithms names: all, or some."""
+def parse_algorithms(words: str) -> list[str]:
+    """Return the algorithms that --algorithms names: all, or some."""
     found = [word.strip() for word in words.split(",") if word.strip()]
     if "all" in found and len(found) > 1:
-        raise InputError(f"--algorithms all stands alone, for it is every algorithm; it is '{words}'.")
+        raise InputError(f"--algorithms all stands alone, because it names every algorithm; it is '{words}'.")
     return list(names("algorithm")) if found == ["all"] else found
 
 
-def seeds_of(words: str) -> int | list[int]:
-    """So many, or these: 5, or 0,3,7."""
+def parse_seeds(words: str) -> int | list[int]:
+    """Return how many seeds --seeds gives, such as 5, or which, such as 0,3,7."""
     try:
         several = [int(word) for word in words.split(",") if word.strip()]
     except ValueError:
@@ -143,17 +153,17 @@ def seeds_of(words: str) -> int | list[int]:
     return several if "," in words else several[0]
 
 
-def _wide(head: list[str], rows: list[list[str]]) -> int:
-    """How many characters a table is wide."""
+def width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Return the width of a table in characters."""
     return sum(max(map(len, column)) + 3 for column in zip(head, *rows, strict=True)) - 3
 
 
 def show(found: Comparison, out: Path) -> None:
-    """The table, what it means, who is harmed, and where things are."""
+    """Print the table, its explanation, the clients that are harmed, and the files."""
     from ..experiments.comparison_tables import described, explained, grid, harm_grid
 
     forms = [(False, True), (True, True), (True, False)]  # brief or not, with the column behind or not: what fits
-    brief, behind = next((form for form in forms if _wide(*grid(found, *form)) <= console().width), forms[-1])
+    brief, behind = next((form for form in forms if width(*grid(found, *form)) <= console().width), forms[-1])
     table(*grid(found, brief, behind), title=described(found), numbers=True)
     for line in explained(found, behind):
         tell(line)

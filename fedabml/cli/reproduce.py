@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InputError, nearest
-from .compare import seeds_of
+from .compare import parse_seeds, width
 from .console import CellProgress, complain, console, note, say, table, tell
 from .options import Finished, completion
 from .tune import SearchProgress
@@ -57,7 +58,7 @@ def reproduce(
         str | None,
         typer.Option(
             metavar="N|A,B,C",
-            help="So many seeds (0, 1, ...), or these: 5,6,7 (one alone: 5,).",
+            help="How many seeds (0, 1, ...), or which: 5,6,7 (one alone: 5,).",
             show_default="the experiment's own",
         ),
     ] = None,
@@ -70,7 +71,7 @@ def reproduce(
         typer.Option(
             metavar="NAME=A,B,C",
             help="tuned: search these values (of one algorithm: fedprox.mu=0.1,1) and no others, as `fedabml tune` "
-            "does; an algorithm that it says nothing of has its own search. Repeatable.",
+            "does; an algorithm that it does not name has its own search. Repeatable.",
         ),
     ] = None,
     search_seed: Annotated[
@@ -85,8 +86,7 @@ def reproduce(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="tuned: a tuned.toml of `fedabml tune`. The algorithms it has are not searched again in the column "
-            "that it is of. Repeatable.",
+            help="tuned: a tuned.toml of `fedabml tune`. Its algorithms are not searched again. Repeatable.",
         ),
     ] = None,
     out: Annotated[
@@ -98,11 +98,11 @@ def reproduce(
         typer.Option(
             metavar="I/N",
             help="Run only the I-th of N shares of the cells, beside the others in the same --out; the same command "
-            "without it then runs what is left and draws the whole. tuned: searches must have ended, or give --chosen.",
+            "without --part then runs the rest and draws the whole. tuned: searches must have ended, or give --chosen.",
         ),
     ] = None,
     so_far: Annotated[
-        bool, typer.Option("--so-far", metavar=" ", help="Run nothing: draw what is finished, and say what is not.")
+        bool, typer.Option("--so-far", metavar=" ", help="Run nothing: draw what is finished, and name what is not.")
     ] = False,
     device: Annotated[str, typer.Option(metavar="WORD", help="auto, cpu, cuda or cuda:1.")] = "auto",
     dtype: Annotated[
@@ -122,10 +122,10 @@ def reproduce(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar=" ", help="No progress and no tables.")] = False,
 ) -> None:
-    """Reproduce an experiment of the paper: its cells, a table beside the paper's numbers, figures, a page.
+    """Reproduce an experiment of the paper: run its cells, and write a table beside the paper's numbers and figures.
 
     A finished cell is never run again: call the same command after Ctrl-C or a crash, or with more seeds, columns or
-    algorithms. A dataset that is not here is left out, with a note on how to get it. The folder gets cells.jsonl,
+    algorithms. A missing dataset is left out, with a note on how to get it. The folder gets cells.jsonl,
     table.md, table.csv, figures/ and report.html. Several processes or GPUs share the cells with --part.
 
     Examples:
@@ -160,7 +160,7 @@ def reproduce(
     out = out or Path("runs") / f"{experiment}-{protocol}{'-quick' * quick}"
     machine: dict[str, Any] = {"device": device} | ({"data_dir": str(data_dir)} if data_dir else {})
     machine |= {} if compile is None else {"compile": compile}
-    several = seeds_of(seeds) if seeds else None
+    several = parse_seeds(seeds) if seeds else None
     words = _words(columns), _words(algorithms), tuple(several) if isinstance(several, list) else several, trials
     files, values = tuple(map(str, chosen or ())), tuple(grid or ())
     requested = Request(experiment, protocol, quick, *words, dtype, machine, files, values, search_seed)
@@ -171,19 +171,16 @@ def reproduce(
             request, folder = replace(requested, experiment=name), out / name
             request = request if kind.columns else replace(request, columns=(), chosen=(), search_seed=None)
             request = request if kind.algorithms else replace(request, algorithms=())
-        with Progress(name, quiet) as progress:
-            where: dict[str, Any] = {
-                "tuning": out / "tune",
-                "finished": finished or (),
-                "callbacks": progress.callbacks(),
-            }
+        with ExitStack() as boards:
+            where: dict[str, Any] = {"tuning": out / "tune", "finished": finished or ()}
+            where["callbacks"] = _callbacks(name, quiet, boards)
             try:
                 if share:
                     run_part(kind(), request, folder, share, **where)
                 else:
                     found = run(kind(), request, folder, partial=so_far, **where)
             except KeyboardInterrupt:
-                progress.close()
+                boards.close()
                 complain(f"Stopped. What is finished is in '{folder}'. To go on: {again}", "")
                 raise typer.Exit(130) from None
             except Unfinished as error:
@@ -197,65 +194,51 @@ def reproduce(
         say(f"Part {part} is done. Once all are: {requested.command(out)}")
 
 
-def _words(told: str | None) -> tuple[str, ...]:
-    return tuple(word.strip() for word in (told or "").split(",") if word.strip())
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 
-def _part(told: str) -> tuple[int, int]:
-    """The numbers of `I/N`."""
-    number, slash, parts = told.partition("/")
+def _part(text: str) -> tuple[int, int]:
+    """Return the two numbers of `I/N`."""
+    number, slash, parts = text.partition("/")
     if not slash or not all(word.isdecimal() and len(word) < 6 for word in (number, parts)):
-        raise InputError(f"--part is I/N, as 1/4 is the first of four; it is '{told}'.")
+        raise InputError(f"--part is I/N, such as 1/4 for the first of four; it is '{text}'.")
     return int(number), int(parts)
 
 
-class Progress:
-    """One board after another: of the cells of each stage, and of each search before them."""
+def _callbacks(label: str, quiet: bool, boards: ExitStack) -> Callbacks:
+    """Return callbacks that show one progress display after another: of each search, then of the cells.
 
-    def __init__(self, label: str, quiet: bool):
-        self.label, self.quiet = label, quiet
-        self.board: CellProgress | None = None
+    The present display is on the stack `boards`, whose end closes it.
+    """
+    from ..experiments.paper import Callbacks
 
-    def __enter__(self) -> Progress:
-        return self
+    board = CellProgress(label, quiet)
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def start(todo: list[Cell], finished: int) -> None:
+        nonlocal board
+        boards.close()
+        board = boards.enter_context(CellProgress(label, quiet))
+        board.start(todo, finished)
 
-    def close(self) -> None:
-        """Leaves the present board as it stands."""
-        if self.board:
-            self.board.close()
-        self.board = None
+    def search(plan: RunConfig) -> dict[str, Any]:
+        boards.close()
+        own = boards.enter_context(SearchProgress(quiet))
+        return {"on_start": own.expect, "on_round": own.round, "on_done": own.done, "on_trial": own.trial}
 
-    def callbacks(self) -> Callbacks:
-        """Return the callbacks of an experiment."""
-        from ..experiments.paper import Callbacks
-
-        def start(todo: list[Cell], finished: int) -> None:
-            self.close()
-            self.board = CellProgress(self.label, self.quiet)
-            self.board.start(todo, finished)
-
-        def search(plan: RunConfig) -> dict[str, Any]:
-            self.close()
-            self.board = board = SearchProgress(self.quiet)
-            return {"on_start": board.expect, "on_round": board.round, "on_done": board.done, "on_trial": board.trial}
-
-        return Callbacks(
-            note=(lambda text: None) if self.quiet else note,
-            start=start,
-            round=lambda cells, round: self.board.round(cells, round) if self.board else None,
-            done=lambda result: self.board.done(result) if self.board else None,
-            search=search,
-        )
+    return Callbacks(
+        note=(lambda text: None) if quiet else note,
+        start=start,
+        round=lambda cells, round: board.round(cells, round),
+        done=lambda result: board.done(result),
+        search=search,
+    )
 
 
 def show(found: Findings, folder: Path) -> None:
-    """What was found, and where things are."""
+    """Print the tables that fit, the conclusions, and the files."""
     for sheet in found.sheets:
-        wide = sum(max(map(len, column)) + 3 for column in zip(sheet.head, *sheet.rows, strict=True))
-        if wide <= max(console().width, 160):
+        if width(sheet.head, sheet.rows) <= max(console().width, 160):
             table(sheet.head, sheet.rows, title=sheet.title, numbers=True)
     for line in found.conclusions:
         tell(line)

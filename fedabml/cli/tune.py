@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,15 +11,15 @@ import typer
 
 from ..errors import InputError
 from ..runs.config import names
-from .compare import listed
-from .console import CellProgress, downloads, note, number, say, table
+from .compare import followed, parse_algorithms
+from .console import CellProgress, note, number, say, table
 from .options import DATA, Config, Finished, Preset, Quiet, RunOptions, Set, completion, run_flags, run_options
 
 if TYPE_CHECKING:
     from ..experiments.cell import Result
     from ..experiments.tune import Trial, Tuned
 
-SHARE, TRIALS, SEEDS, BATCH = 0.2, 16, (100,), 8  # where nothing else is said
+SHARE, TRIALS, SEEDS, BATCH = 0.2, 16, (100,), 8  # the defaults
 SHOWN = 5  # trials of an algorithm in its table
 
 
@@ -31,7 +30,7 @@ def tune(
         str | None,
         typer.Option(
             metavar="all|A,B,C",
-            help="Algorithms to tune, see `fedabml algorithms`; all: every one that suits the model.",
+            help="Algorithms to tune, see `fedabml algorithms`; all: every one that fits the model.",
             autocompletion=completion(("all", *names("algorithm"))),
         ),
     ] = None,
@@ -43,8 +42,8 @@ def tune(
         str | None,
         typer.Option(
             metavar="A,B,C",
-            help="Which seeds, not how many; the mean counts. The seed after the largest confirms the winner. None of "
-            "them should be a seed of the test to come.",
+            help="Which seeds, not how many; their mean decides. The seed after the largest confirms the winner. Use "
+            "other seeds for the test.",
             show_default=",".join(map(str, SEEDS)),
         ),
     ] = None,
@@ -52,7 +51,7 @@ def tune(
         str | None,
         typer.Option(
             metavar="WORD",
-            help="What decides: accuracy (rmse for regression) or nll.",
+            help="The deciding measure: accuracy (rmse for regression) or nll.",
             show_default="accuracy or rmse; ties: nll",
             autocompletion=completion(("accuracy", "rmse", "nll")),
         ),
@@ -69,9 +68,9 @@ def tune(
         list[str] | None,
         typer.Option(
             metavar="NAME=A,B,C",
-            help="Search these values (of one algorithm: fedprox.mu=0.1,1) and no others; a range, as lr=0.001..3, "
-            "only takes the place of the declared one. Lists of personal_epochs and personal_lr are scored on each "
-            "trained federation. Repeatable.",
+            help="Search these values (of one algorithm: fedprox.mu=0.1,1) and no others; a range such as lr=0.001..3 "
+            "only replaces the declared one. Lists of personal_epochs and personal_lr are scored on each trained "
+            "federation. Repeatable.",
         ),
     ] = None,
     config: Config = None,
@@ -88,7 +87,7 @@ def tune(
     out: Annotated[Path | None, typer.Option(help="Folder of the search.", show_default="runs/DATASET-tuning")] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", metavar=" ", help="Go on with the search in --out, or add --trials to it."),
+        typer.Option("--resume", metavar=" ", help="Resume the search in --out, or add --trials to it."),
     ] = False,
     finished: Finished = None,
     set: Set = None,
@@ -96,20 +95,20 @@ def tune(
 ) -> None:
     """Tune algorithms on validation data, each with the same budget, and write the best settings to tuned.toml.
 
-    Test data are never looked at. A search tries what the hyperparameters declare, the same for every algorithm that
-    has them. It begins with the setting as given, goes on around it, further out with every trial, and ends with what
-    Optuna's TPE proposes. A hyperparameter that `--set ALGORITHM.NAME=VALUE`, --lr or a table in --config gives is held
-    at that value and not searched; a --preset is only where the search starts. On every trained federation a grid of
-    personal epochs and step sizes is scored, which may take longer than the training: `--set
-    fedavg-ft.personal_epochs=5` holds the epochs. `--grid lr=0.01,0.1` searches these values alone, in all combinations
-    with those of further --grid; `--grid lr=0.001..3` changes one range and searches all else as before.
+    Test data are never read. A search tries what the hyperparameters declare, the same for every algorithm that has
+    them. It begins with the given setting, moves further away from it with every trial, and ends with the proposals of
+    Optuna's TPE. Hyperparameters from `--set ALGORITHM.NAME=VALUE`, --lr or a table in --config are fixed and not
+    searched; a --preset is only where the search starts. On every trained federation a grid of personal epochs and step
+    sizes is scored, which may take longer than the training: `--set fedavg-ft.personal_epochs=5` fixes the epochs.
+    `--grid lr=0.01,0.1` searches these values only, in all combinations with those of further --grid; `--grid
+    lr=0.001..3` changes one range and searches the rest as before.
 
-    The best trial must survive before it is written: it is trained on one more seed, with validation data held out and
-    with all training data. If it diverges or becomes clearly worse there, it is refused, and the next best is tried. A
-    warning names the flag that searches further where a chosen value lies at an end of what was searched.
+    The best trial is confirmed before it is written: it is trained on one more seed, with validation data held out and
+    with all training data. If it diverges or becomes clearly worse there, it is refused, and the next best is tried.
+    Where a chosen value lies at an end of its range, a warning names the flag that searches further.
 
-    The folder gets tuned.toml, trials.csv and cells.jsonl. A federation that is trained is never trained again: call
-    the same command after Ctrl-C or a crash. It needs Optuna: `pip install 'fedabml[tune]'`.
+    The folder gets tuned.toml, trials.csv and cells.jsonl. A trained federation is never trained again: call the same
+    command after Ctrl-C or a crash. It needs Optuna: `pip install 'fedabml[tune]'`.
 
     Examples:
 
@@ -126,7 +125,7 @@ def tune(
     from ..experiments.tune import tune as run
 
     asked = run_options(ctx)
-    own = asked.layers[1:] if preset else asked.layers  # what was said of this search: a preset is only its start
+    own = asked.layers[1:] if preset else asked.layers  # a preset fixes nothing: it is only where the search starts
     saved: dict[str, Any] = {}
     if resume:
         out = out or asked.folder("tuning")
@@ -134,40 +133,29 @@ def tune(
         before = saved["run"] | saved["fixed"]
         own, asked = [before, *own], RunOptions([before, *asked.layers], asked.overrides)
     if algorithms is None and not saved:
-        raise InputError("Say what to tune: --algorithms all, or names such as fedabml,fedavg-ft,local.")
-    wanted = list(saved["algorithms"]) if algorithms is None else listed(algorithms)
+        raise InputError("Name the algorithms to tune: --algorithms all, or names such as fedabml,fedavg-ft,local.")
+    wanted = list(saved["algorithms"]) if algorithms is None else parse_algorithms(algorithms)
     plan = next(iter(configs(wanted, {"validation": SHARE}, *asked.layers, overrides=asked.overrides).values()))
     fixed = {name: row.hyper for name, row in configs(wanted, *own, overrides=asked.overrides).items()}
     out = out or asked.folder("tuning")
-    with ExitStack() as download, SearchProgress(quiet) as board:
-
-        def start(works: list[float], finished: int) -> None:
-            download.close()  # one bar at a time
-            board.expect(works, finished)
-
-        try:
-            found = run(
-                plan.with_changes(hyper={}, lr=None),
-                None if algorithms and algorithms.strip(" ,") == "all" else wanted,
-                out,
-                trials=saved.get("trials", TRIALS) if trials is None else trials,
-                seeds=saved.get("seeds", SEEDS) if seeds is None else _seeds(seeds),
-                batch=saved.get("batch", BATCH) if batch is None else batch,
-                measure=measure or saved.get("measure"),
-                preset=preset or saved.get("preset"),
-                fixed=fixed,
-                values=read_grid(grid) if grid else saved.get("grid"),
-                resume=resume,
-                finished=finished or (),
-                progress=download.enter_context(downloads(asked.key("dataset") or "", quiet)),
-                on_note=(lambda text: None) if quiet else note,
-                on_start=start,
-                on_round=board.round,
-                on_done=board.done,
-                on_trial=board.trial,
-            )
-        except KeyboardInterrupt:
-            board.stop(out, "tune")
+    board = SearchProgress(quiet)
+    with followed(board, board.expect, asked.key("dataset") or "", out, "tune") as callbacks:
+        found = run(
+            plan.with_changes(hyper={}, lr=None),
+            None if algorithms and algorithms.strip(" ,") == "all" else wanted,
+            out,
+            trials=saved.get("trials", TRIALS) if trials is None else trials,
+            seeds=saved.get("seeds", SEEDS) if seeds is None else _seeds(seeds),
+            batch=saved.get("batch", BATCH) if batch is None else batch,
+            measure=measure or saved.get("measure"),
+            preset=preset or saved.get("preset"),
+            fixed=fixed,
+            values=read_grid(grid) if grid else saved.get("grid"),
+            resume=resume,
+            finished=finished or (),
+            on_trial=board.trial,
+            **callbacks,
+        )
     if not quiet:
         show(found, out)
 
@@ -227,7 +215,7 @@ def _seeds(words: str) -> list[int]:
 
 
 def show(found: Tuned, out: Path) -> None:
-    """The best trials of every algorithm, and where things are."""
+    """Print the best trials of every algorithm, and the files."""
     for name, trials in found.trials.items():
         lost = sum(trial.error is not None for trial in trials)
         refused = [trial for trial in trials if trial.refused]
@@ -249,10 +237,7 @@ def show(found: Tuned, out: Path) -> None:
     say(f"tuned    {found.file}")
     say(f"trials   {out / 'trials.csv'}")
     if chosen:
-        words = ["--config", str(found.file), "--algorithms", ",".join(chosen), "--out", str(_next(out))]
+        # A folder beside the search: the default of `compare` may hold the comparison before it.
+        after = out.parent / f"{out.resolve().name.removesuffix('-tuning')}-tuned"
+        words = ["--config", str(found.file), "--algorithms", ",".join(chosen), "--out", str(after)]
         say(f"next     fedabml compare {shlex.join(words)}")
-
-
-def _next(out: Path) -> Path:
-    """A folder beside the search for what comes after it; the default of `compare` may be that of what came before."""
-    return out.parent / f"{out.resolve().name.removesuffix('-tuning')}-tuned"

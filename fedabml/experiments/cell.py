@@ -24,9 +24,9 @@ MACHINE = ("device", "backend", "chunk", "compile", "data_dir", "evaluate", "eva
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A run to be: the row of the table it belongs to, its configuration, the personal options to score.
+    """A run to do: the row of the table that it belongs to, its configuration, and the personal options to score.
 
-    `curve` are rounds after which it is looked at, too; a `study` may have other data, clients and questions.
+    After the rounds of `curve` it is scored, too. A `study` may have other data, other clients and other questions.
     """
 
     label: str
@@ -37,10 +37,10 @@ class Cell:
 
     @property
     def identity(self) -> str:
-        """What makes two cells the same: everything that decides their numbers, as canonical JSON.
+        """Everything that decides a cell's numbers, as canonical JSON: two cells with the same identity are the same.
 
-        Hyperparameters that were not given are in it, too: a version with other defaults makes other cells. The label
-        is not: a cell that one experiment has trained serves another, whatever either calls it.
+        It includes the defaults of hyperparameters that were not given, because a version with other defaults makes
+        other cells. It leaves the label out, so that a cell that one experiment has trained serves another.
         """
         config = {k: v for k, v in self.config.to_dict(everything=True).items() if k not in MACHINE}
         config |= {"lr": None, self.config.algorithm: self.config.algorithm_object().identity()}
@@ -49,16 +49,19 @@ class Cell:
 
     @cached_property
     def work(self) -> float:
-        """About how long it takes, in rounds of its training: these, and its scores, for which all clients train.
+        """The estimated duration in rounds of training: its rounds, and the scoring, for which all clients train.
 
-        Predicting counts as an epoch; what a study looks at beside them, or after rounds of the curve, is not counted.
+        Predicting counts as an epoch; a study's own questions and the scores of the curve are not counted.
         """
         epochs = sum(max(way) + 1 for way in ways_of([self])) * (self.study.scored if self.study else 1.0)
         return self.config.rounds + epochs / (self.config.participation * self.config.epochs)
 
 
 def ways_of(cells: Sequence[Cell]) -> list[dict[int, list[int]]]:
-    """The numbers of the cells' personal options by epochs, ascending: one way for those that differ in them alone."""
+    """Group the numbers of the cells' personal options by epochs, ascending.
+
+    Options that differ in their epochs alone form one group, because one training scores all of them.
+    """
     usual = cells[0].config.algorithm_object().personal_epochs
     ways: dict[str, dict[int, list[int]]] = {}
     for number, option in enumerate(cells[0].personal):
@@ -69,19 +72,19 @@ def ways_of(cells: Sequence[Cell]) -> list[dict[int, list[int]]]:
 
 
 def along(step: int, rounds: int) -> tuple[int, ...]:
-    """A curve: each so many rounds, but not the last, after which every cell is scored anyway; 0: none."""
+    """Return a curve of every `step` rounds without the last, after which every cell is scored anyway; 0: no curve."""
     return tuple(range(step, rounds, step)) if step else ()
 
 
 @dataclass(frozen=True)
 class Score:
-    """One personal option of a trained federation, scored; one of several that diverged has an error and no numbers."""
+    """The scores of one personal option of a trained federation; one that diverged has an error and no numbers."""
 
     personal: Table
     summary: Table  # the means and pooled measures of `fedabml.evaluation.scoring`
     clients: dict[str, list[float | None]]  # by measure, a value per client; None where a client has no such data
     error: str | None = None
-    on: str = ""  # the study's audience, where it has several or others
+    on: str = ""  # the name of the study's audience
     reliability: list[list[float]] = field(default_factory=list)  # by bin: confidence, share right, how many; or none
 
 
@@ -96,26 +99,26 @@ class Result:
     facts: Table = field(default_factory=dict)  # bytes_up, bytes_down, seconds, device, partition_hash, versions, ...
     error: str | None = None
     curve: list[Table] = field(default_factory=list)  # a line for every round of the cell's curve
-    found: Table = field(default_factory=dict)  # what the cell's study has found out
+    found: Table = field(default_factory=dict)  # what the cell's study has found
 
     @property
     def seed(self) -> int:
-        """The seed it ran with."""
+        """The seed of the run."""
         return int(self.config.get("seed", 0))
 
     def seen(self) -> dict[int, Table]:
-        """By round, what was noted after it; after the last round that is the score, if nothing else was."""
+        """Return by round what was recorded after it; after the last round this is the score."""
         last = int(self.config.get("rounds", RunConfig.rounds))
         noted = {int(line["round"]): line for line in self.curve}
         return dict(sorted(({last: self.scores[0].summary} | noted).items())) if self.scores else noted
 
     def line(self) -> str:
-        """The result as a line of a ledger: JSON, sealed with its digest."""
+        """Return the result as a line of a ledger: JSON, sealed with its digest."""
         return sealed_line(asdict(self))
 
     @classmethod
     def of(cls, line: str, where: str = "The line") -> Result:
-        """Reads such a line; lines of earlier versions have no seal."""
+        """Read a line of a ledger; lines of earlier versions have no seal."""
         fields = parse_sealed(line, where)
         identity = json.loads(fields["identity"])
         if isinstance(identity[0], str):  # earlier versions had the label in it
@@ -127,7 +130,7 @@ class Result:
         tables = [found.config, found.facts, found.found, *found.curve, *(s.summary for s in scores)]
         columns = [column for score in scores for column in score.clients.values()]
         if not all(isinstance(t, dict) for t in tables) or not all(isinstance(c, list) for c in columns):
-            raise ValueError("its parts are of other kinds")
+            raise ValueError("its parts have other types")
         if not all(v is None or type(v) in (int, float) for column in columns for v in column):
-            raise ValueError("its scores are no numbers")
+            raise ValueError("its scores are not numbers")
         return found

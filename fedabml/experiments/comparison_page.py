@@ -1,4 +1,4 @@
-"""The page of a comparison: the table with its marks, intervals, and every client under two algorithms of choice."""
+"""The page of a comparison: the table with its marks, the intervals, and every client under two chosen algorithms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .ranking import Comparison, Row
 
 
 def render(found: Comparison, command: str, title: str | None = None, manifest: Table | None = None) -> str:
-    """The whole page; empty where fewer than two rows have numbers. `manifest` is of the first seed's partition."""
+    """Return the page, empty where fewer than two rows have numbers; `manifest` is of the first seed's partition."""
     scored = [row for row in found.rows if row.scores]
     if len(scored) < 2:
         return ""
@@ -29,13 +29,13 @@ def render(found: Comparison, command: str, title: str | None = None, manifest: 
 
 
 def _divided(found: Comparison) -> str:
-    """Whose the partition is that is shown, where there are others."""
+    """Say which seed's partition is shown, where there are others."""
     alike = found.same_clients or len(found.seeds) == 1
     return "" if alike else f"This is seed {found.seeds[0]}; every other seed divides the data anew."
 
 
 def run_of(found: Comparison, row: Row, command: str = "") -> Run:
-    """A row as the page's figures read it: one run, whose clients are those of all seeds."""
+    """Return a row as the page's figures read it: one run, whose clients are those of all seeds."""
     config = row.config
     measures = (found.columns[0].key, "nll")
     clients = []
@@ -91,7 +91,7 @@ def _line(place: int | None, texts: list[str], values: Sequence[float | None], b
 
 
 def _intervals(found: Comparison, scored: list[Row]) -> Figure:
-    """The mean of every row with its interval over seeds."""
+    """Draw the mean of every row with its interval over seeds."""
     main, series = found.columns[0], []
     for i, row in enumerate(scored):
         mean, half = row.scores[main.key]

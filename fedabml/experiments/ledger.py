@@ -16,14 +16,14 @@ MAX_LEDGER = 1 << 32  # bytes
 
 
 class Unfinished(InputError):
-    """Runs are missing where none may be started."""
+    """Raised where runs are missing and none may be started."""
 
 
 class Ledger:
     """The file of finished cells. A line that a crash cut short is dropped; its cell runs again.
 
-    `also` are ledgers of other folders or machines: `execute` takes from them what they have. To one that is `closed`
-    nothing is added: what it lacks is Unfinished.
+    `also` are ledgers of other folders or machines, whose cells count as finished. Nothing is added to a ledger that is
+    `closed`: `execute` raises `Unfinished` where it lacks a cell.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Ledger:
             self._read()
 
     def _read(self) -> None:
-        """What is in the file beyond what is known of it."""
+        """Read the lines that were added to the file since it was read last."""
         content = BytesIO(read_bytes(self.path, MAX_LEDGER)[self._end :])
         for number, line in enumerate(content, 1 + self._lines):  # lines end with \n and with nothing else
             whole = line.endswith(b"\n")
@@ -66,10 +66,10 @@ class Ledger:
         return self.results.get(cell.identity) or self.others[cell.identity]
 
     def add(self, result: Result) -> None:
-        """Appends a finished cell, on disk before it counts."""
+        """Append a finished cell; it is on disk when this returns."""
         data = result.line().encode()
         with open_append(self.path) as file:
-            file.truncate(self._end)  # what a crash left of a line; nobody else writes, see `alone`
+            file.truncate(self._end)  # the rest of a line that a crash cut short; nobody else writes, see `alone`
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -78,10 +78,7 @@ class Ledger:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While this lasts, no other process may add to the file: two that ran the same cells would undo each other.
-
-        What another has added since the file was read is read first.
-        """
+        """Lock the file, so that no other process runs the same cells, and read what others have added before."""
         with folder_lock(self.path.parent, f".{self.path.name}.lock"):
             if self.path.exists():
                 self._read()

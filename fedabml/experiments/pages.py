@@ -1,4 +1,4 @@
-"""Pages written again: of a run or several, of a comparison, of a reproduction, whichever folders are given."""
+"""Drawing the pages of finished folders again: of runs, of a comparison, or of a reproduction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PAGES: dict[str, Callable[[Path, str | None], str]] = {"comparison.json": _comp
 def rewrite(
     folders: Sequence[Path], out: Path | None = None, title: str | None = None, force: bool = False
 ) -> list[Path]:
-    """Writes the pages of folders anew, and returns where they are; nothing is trained.
+    """Write the pages of folders anew without training, and return their paths.
 
     Runs share one page, by default report.html in the folder of a single one, else in the present folder. A comparison
     or a reproduction has its own, report.html in its folder; `out` and `title` are for a single page. A file that is
@@ -50,14 +50,14 @@ def rewrite(
         return [write(folders, at or folders[0] / PAGE, title)]
     if len(own) < len(kinds):
         other = next(folder for folder in kinds if folder not in own)
-        raise InputError(f"'{next(iter(own))}' has a page of its own, and '{other}' is a run: report them apart.")
+        raise InputError(f"'{next(iter(own))}' has a page of its own, and '{other}' is a run: report them separately.")
     if len(own) > 1 and (out or title):
         raise InputError(f"These are {len(own)} pages, each in its own folder: leave --out and --title out.")
     return [save(make(folder, title), out or folder / PAGE) for folder, make in own.items()]
 
 
 def _kind(folder: Path) -> Callable[[Path, str | None], str] | None:
-    """Who draws the page of a folder that is not a run's; None for a run's."""
+    """Return the function that draws a folder's page; None for a run's folder."""
     if not folder.is_dir():
         raise InputError(f"There is no folder '{folder}'.")
     found = _known(folder)
@@ -72,5 +72,5 @@ def _kind(folder: Path) -> Callable[[Path, str | None], str] | None:
 
 
 def _known(folder: Path) -> str | None:
-    """The file that tells what a folder is."""
+    """Return the file that identifies what a folder holds."""
     return next((name for name in (*_PAGES, *_RUN) if (folder / name).is_file()), None)

@@ -1,4 +1,8 @@
-"""Executing cells: those that may share a batch are trained and scored side by side, as lanes of one program."""
+"""Running cells: `execute` runs those that a ledger lacks.
+
+Cells that differ only in seed and continuous hyperparameters are trained and scored side by side, as lanes of one
+program.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,8 @@ from .study import PLAIN, entry
 
 FACTS = ("device", "dtype", "backend", "chunk", "partition_hash", "versions", "fedabml", "parameters")
 MEASURES = ("accuracy", "rmse", "nll")  # of every client, for paired tests
-Listener = Callable[[float], None]  # of the share that is done
-TOGETHER = 64  # cells in a group at most: an interrupted group is lost
+OnShare = Callable[[float], None]  # called with the share that is done
+TOGETHER = 64  # the most cells in a group: an interrupted group is lost
 
 
 def execute(
@@ -37,10 +41,10 @@ def execute(
     on_round: Callable[[list[Cell], float], None] = lambda cells, round: None,
     on_done: Callable[[Result], None] = lambda result: None,
 ) -> Iterator[Result]:
-    """Runs the cells that the ledger and those beside it lack, adds each to it when it is done, and yields it.
+    """Run the cells that the ledger and those beside it lack; add each to the ledger when it is done, and yield it.
 
-    `on_round(cells, round)` hears of every finished round of the cells that run together just now and then, by parts of
-    rounds up to their `work`, of their scoring.
+    `on_round(cells, round)` is called after every round of the cells that run together; then, while they are scored,
+    with fractions of rounds up to their `work`.
     """
     wanted = {cell.identity: cell for cell in cells if cell.identity not in ledger.results}
     if ledger.closed and any(cell not in ledger for cell in wanted.values()):
@@ -59,7 +63,7 @@ def execute(
 
 
 def groups(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-    """The cells in groups that may run together, in the order of their first members."""
+    """Yield the cells in groups that may run together, in the order of their first members."""
     found: dict[str, list[Cell]] = {}
     for cell in cells:
         found.setdefault(_kind(cell), []).append(cell)
@@ -69,7 +73,7 @@ def groups(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
 
 
 def _kind(cell: Cell) -> str:
-    """What cells that run together have in common: all but seeds and continuous hyperparameters."""
+    """Return what cells that run together have in common: all but seeds and continuous hyperparameters."""
     algorithm = cell.config.algorithm_object()
     apart = {"seed", "partition_seed", "lr", cell.config.algorithm}
     common = {k: v for k, v in cell.config.to_dict(everything=True).items() if k not in apart}
@@ -79,7 +83,7 @@ def _kind(cell: Cell) -> str:
 
 
 def run_together(cells: Sequence[Cell], on_round: Callable[[list[Cell], float], None]) -> Iterator[Result]:
-    """Trains and scores cells of one group. Those whose samples or networks are of other kinds go one after another."""
+    """Train and score the cells of one group; those whose samples or networks do not fit run one after another."""
     batches: list[list[tuple[Cell, Setup]]] = []
     for cell in cells:
         setup = prepared(cell)
@@ -96,7 +100,7 @@ def run_together(cells: Sequence[Cell], on_round: Callable[[list[Cell], float], 
 
 
 def _fits(own: Cohort, others: Sequence[Cohort]) -> bool:
-    """Whether a cell may be batched with others: of samples that may lie in one array, and of the same network.
+    """Whether a cell may be batched with others: their samples fit into one array, and their network is the same.
 
     A table has other features for every seed, because they are learned from the rows that train: then all of them are
     copied into one array, unless that takes too much memory.
@@ -111,14 +115,14 @@ def _fits(own: Cohort, others: Sequence[Cohort]) -> bool:
 
 
 def prepared(cell: Cell) -> Setup:
-    """Everything decided before a cell's first round; an InputError where it cannot run."""
+    """Prepare a cell's run; raise InputError where it cannot run."""
     study, config = cell.study or PLAIN, cell.config
     fed = study.federation(config)
     return prepare(fed, study.network(config, fed), config.algorithm_object(), **config.train_options(fed))
 
 
 def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[float], None]) -> Iterator[Result]:
-    start, made = time.perf_counter(), code()  # as it was when training began
+    start, made = time.perf_counter(), code()  # the code when training began
     first = batch[0][1]
     if batch[0][0].config.chunk is None:
         clients = sum(s.cohort.fed.clients for _, s in batch)
@@ -142,15 +146,15 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[float], None
     trained, split = time.perf_counter() - start, resolve_split(first.cohort.fed, "auto")
     alive = [i for i in range(len(sims)) if i not in errors]
     audiences = [study.audiences(cell.config, setup.cohort.fed) for cell, setup in batch]
-    heard = [{name: s.cohort.among(fed) for name, fed in own.items()} for own, s in zip(audiences, sims, strict=True)]
+    cohorts = [{name: s.cohort.among(fed) for name, fed in own.items()} for own, s in zip(audiences, sims, strict=True)]
     ways = ways_of([cell for cell, _ in batch])
-    weights = [cohort.fed.clients * (max(way) + 1) for cohort in heard[0].values() for way in ways]
-    parts = _listeners(batch[0][0], weights, on_round)
-    for name in heard[0] if alive else ():
+    weights = [cohort.fed.clients * (max(way) + 1) for cohort in cohorts[0].values() for way in ways]
+    parts = _part_callbacks(batch[0][0], weights, on_round)
+    for name in cohorts[0] if alive else ():
         scored: dict[int, list[Evaluation | TrainingError]] = {}
         for way in ways:
             last = way[max(way)][0]  # all of them have its other options
-            entries = [_entry(sims[i], heard[i][name], batch[i][0].personal[last]) for i in alive]
+            entries = [_entry(sims[i], cohorts[i][name], batch[i][0].personal[last]) for i in alive]
             prior = next((epochs for epochs, numbers in way.items() if 0 in numbers), None)
             found = evaluate_after(tuple(way), entries, split, prior, next(parts))
             scored |= {n: each for numbers, each in zip(way.values(), found, strict=True) for n in numbers}
@@ -173,22 +177,22 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[float], None
         if cell.config.data or cell.config.drop_small:  # else they are numbered
             facts["names"] = list(setup.cohort.fed.names)
         error = str(errors[i]) if i in errors else None
-        told = cell.config.to_dict()
-        yield Result(cell.identity, cell.label, told, [] if error else scores[i], facts, error, curves[i], looks[i])
+        config = cell.config.to_dict()
+        yield Result(cell.identity, cell.label, config, [] if error else scores[i], facts, error, curves[i], looks[i])
 
 
-def _listeners(cell: Cell, weights: Sequence[float], on_round: Callable[[float], None]) -> Iterator[Listener]:
-    """One after another for the parts of a cell's scoring, which weigh so much; `on_round` hears of all in rounds."""
+def _part_callbacks(cell: Cell, weights: Sequence[float], on_round: Callable[[float], None]) -> Iterator[OnShare]:
+    """Yield a callback for each part of a cell's scoring; together they call `on_round` with fractions of rounds."""
     unit, begin = (cell.work - cell.config.rounds) / sum(weights), float(cell.config.rounds)
     far = begin
 
-    def tell(begin: float, length: float, share: float) -> None:
+    def report(begin: float, length: float, share: float) -> None:
         nonlocal far
-        far = max(far, begin + share * length)  # what is done anew, for lack of memory, is not told again
+        far = max(far, begin + share * length)  # a part that is repeated for lack of memory does not count back
         on_round(far)
 
     for weight in weights:
-        yield partial(tell, begin, weight * unit)
+        yield partial(report, begin, weight * unit)
         begin += weight * unit
 
 
@@ -197,7 +201,7 @@ def _entry(sim: Simulation, cohort: Cohort, personal: dict[str, Any]) -> Entry:
 
 
 def _score(personal: dict[str, Any], found: Evaluation | TrainingError, each: bool, on: str) -> Score:
-    """A score; `each` says whether that of every client is wanted, and how reliable they are."""
+    """Return the score of an evaluation; with `each` also those of every client, and the reliability."""
     if isinstance(found, TrainingError):
         return Score(personal, {}, {}, str(found), on)
     clients = {

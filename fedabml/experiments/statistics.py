@@ -1,15 +1,15 @@
 """Intervals and paired tests over seeds and clients, with numpy alone.
 
-Which test? Clients of one seed share a partition and a trained model, so they are no independent witnesses: a test over
-clients alone calls equal methods different in most tables where training itself is noisy. The independent units are
-seeds. A paired t-test over the seeds' mean differences is right whatever happens within a seed, but with three seeds
-its variance may be small by luck. So a difference counts when *both* hold: it repeats over seeds, and it is not the
-doing of a few clients (a paired t-test over clients). Both rejecting is a test of the same level. Student's rather than
-Wilcoxon's, because the table ranks by means, and so must the test.
+Which test? Clients of one seed share a partition and a trained model, so they are not independent observations: a test
+over clients alone finds equal methods different in most tables where training itself is noisy. The independent units
+are seeds. A paired t-test over the seeds' mean differences is right whatever happens within a seed, but with three
+seeds its variance may be small by luck. So a difference counts when *both* hold: it repeats over seeds, and it does not
+come from a few clients (a paired t-test over clients). Both rejecting is a test of the same level. Student's rather
+than Wilcoxon's, because the table ranks by means, and so must the test.
 
 Holm's correction is for the number of rivals. That the best is chosen by the same data it does not undo: in simulated
 tables of equal methods (five seeds, 40 clients, training noise of a third to one of the clients' deviation) some rival
-was told apart in 5 to 7 % of tables with 3 methods, 8 % with 5, 13 % with 15, where 5 % are meant.
+was found different in 5 to 7 % of tables with 3 methods, 8 % with 5, 13 % with 15, where 5 % are meant.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MANY = 1000  # degrees of freedom, beyond which Student's quantiles hardly chang
 
 
 def student_within(t: float, df: int) -> float:
-    """P(|T| < t) of Student's distribution with a whole number of degrees of freedom, as a finite sum.
+    """Return P(|T| < t) of Student's distribution with a whole number of degrees of freedom, as a finite sum.
 
     Abramowitz and Stegun, 26.7.3 and 26.7.4.
     """
@@ -44,7 +44,7 @@ def student_within(t: float, df: int) -> float:
 
 @cache
 def student_quantile(df: int, level: float = 0.95) -> float:
-    """The t for which P(|T| < t) is the level."""
+    """Return the t for which P(|T| < t) is the level."""
     low, high = 0.0, 1.0
     while student_within(high, df) < level:
         low, high = high, 2 * high
@@ -55,13 +55,13 @@ def student_quantile(df: int, level: float = 0.95) -> float:
 
 
 def mean(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean over seeds with half of its interval, which two seeds do not have: theirs would say nothing."""
+    """Return the mean over seeds with half of its interval, which fewer than three seeds do not have."""
     middle, half = interval(values)
     return middle, half if len(values) >= SEEDS_TO_TEST else None
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float | None]:
-    """The mean and half of its confidence interval (Student); no interval of a single value."""
+    """Return the mean and half of its confidence interval (Student); a single value has no interval."""
     v = np.asarray(values, float)
     if len(v) < 2:
         return float(v.mean()), None
@@ -70,7 +70,7 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
 
 
 def t_test(differences: Sequence[float]) -> float:
-    """The two-sided p of a mean of zero (Student); 1 for a single difference, which shows nothing."""
+    """Return the two-sided p-value of a mean of zero (Student); 1 for a single difference."""
     d = np.asarray(differences, float)
     if len(d) < 2:
         return 1.0
@@ -81,7 +81,7 @@ def t_test(differences: Sequence[float]) -> float:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """The p-values of several tests, corrected so that the chance of any false alarm is kept."""
+    """Return the p-values of several tests, corrected for the chance of any false alarm (Holm)."""
     order = np.argsort(ps, kind="stable")
     stepped = np.asarray(ps, float)[order] * (len(ps) - np.arange(len(ps)))
     corrected = np.empty(len(ps))
@@ -91,7 +91,7 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Paired:
-    """The mean difference of two methods with half its interval over seeds, and what the tests say."""
+    """The mean difference of two methods, half of its interval over seeds, and p-values."""
 
     mean: float
     half: float | None
@@ -101,22 +101,22 @@ class Paired:
 
     @property
     def p(self) -> float:
-        """Of both tests together: both must reject. With fewer than three seeds, of the clients alone."""
+        """The p-value of both tests, as both must reject; with fewer than three seeds, of the clients alone."""
         return self.p_clients if self.p_seeds is None else max(self.p_seeds, self.p_clients)
 
     def least(self, level: float) -> float | None:
-        """The smallest mean difference that the tests would see at a level with these errors; None without a test.
+        """Return the smallest mean difference that the tests would detect at a level; None without a test.
 
-        A true difference of this size is seen about every second time.
+        A true difference of this size is detected about every second time.
         """
         seen = [student_quantile(min(df, MANY), 1 - level) * error for error, df in self.errors]
         return max(seen, default=None)
 
 
 def paired(differences: Sequence[np.ndarray], units: Sequence[Sequence[Hashable]] | None = None) -> Paired:
-    """Tests a mean difference of zero: `differences` has for every seed those of its clients.
+    """Test a mean difference of zero; `differences` are those of the clients, for every seed.
 
-    `units` says who they are, where the same client is met in several seeds: it is then one witness, not several.
+    `units` names the clients where they are the same in several seeds: each is then one observation, not several.
     """
     means = [float(d.mean()) for d in differences]
     if units is None:

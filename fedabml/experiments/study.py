@@ -1,7 +1,7 @@
-"""What a cell is about, where that is more than a dataset, divided as its configuration says, and every client's score.
+"""A study: what a cell trains and scores, where that is more than its configuration's own federation.
 
-A study says on whose data a federation is trained, who is scored, what is looked at after some rounds (the cell's
-`curve`), and what else is found out when training is done. `Study` itself is the plain case.
+A study chooses the data and the network that are trained, the clients that are scored, what is recorded after the
+rounds of the cell's `curve`, and what else is measured when training is done. `Study` itself is the plain case.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from ..evaluation.scoring import Entry, evaluate_together
 from ..runs.config import RunConfig, Table
 from ..runs.prepare import resolve_split
 
-WATCHED = ("accuracy", "rmse", "nll")  # after a round of the curve
+WATCHED = ("accuracy", "rmse", "nll")  # recorded after a round of the curve
 
 
 @dataclass(frozen=True)
 class Study:
-    """The plain case: a configuration's own federation, all of its clients scored. Fields are part of a cell's name."""
+    """The plain case: a configuration's own federation, all clients scored. Fields are part of a cell's identity."""
 
     @property
     def identity(self) -> list[Any]:
-        """What tells two studies apart, as it is read back from JSON."""
+        """The name and the fields of the study, as they are read back from JSON."""
         return [type(self).__name__, json.loads(json.dumps(asdict(self)))]
 
     def federation(self, config: RunConfig) -> Federation:
-        """What is trained on."""
+        """Return the federation that is trained."""
         return federation(config)
 
     def network(self, config: RunConfig, fed: Federation) -> nn.Module | str:
-        """What is trained."""
+        """Return the network that is trained, or its name."""
         return config.model
 
     def audiences(self, config: RunConfig, fed: Federation) -> dict[str, Federation]:
-        """Whose clients are personalised and scored in the end, by name: those that trained, unless others are."""
+        """Return the federations whose clients are personalised and scored in the end, by name."""
         return {"": fed}
 
     @property
     def scored(self) -> float:
-        """About how many clients are personalised in the end for each that may train; time left is told by it."""
+        """The estimated number of scored clients per client that trains, for the remaining time."""
         return 1.0
 
     def watch(self, sims: Sequence[Simulation]) -> list[Table]:
-        """What is noted of runs side by side after a round of the curve."""
+        """Return what is recorded of runs side by side after a round of the curve."""
         split = resolve_split(sims[0].cohort.fed, "auto")
         return [
             {"error": str(found)}
@@ -63,7 +63,7 @@ class Study:
         ]
 
     def look(self, sim: Simulation) -> Table:
-        """What else is found out about a trained federation, ready for JSON."""
+        """Return what else is measured on a trained federation, ready for JSON."""
         return {}
 
 
@@ -71,7 +71,7 @@ PLAIN = Study()
 
 
 def entry(sim: Simulation, cohort: Cohort) -> Entry:
-    """A trained run to be scored: with its own clients, or with new ones, who have kept nothing yet."""
+    """Return a trained run to be scored: with its own clients, or with new ones, who have kept nothing yet."""
     if cohort.fed is sim.cohort.fed:
         return Entry(cohort, sim.theta, sim.kept_for, sim.round)
     keeps = cohort.algorithm.keeps
@@ -84,10 +84,10 @@ def entry(sim: Simulation, cohort: Cohort) -> Entry:
 
 @cache
 def dataset(name: str, data_dir: str | None) -> Dataset:
-    """A dataset, read once."""
+    """Load a dataset once."""
     return load(name, data_dir)
 
 
 def federation(config: RunConfig) -> Federation:
-    """The federation of a configuration; partitions of one dataset share its samples."""
+    """Return the federation of a configuration; partitions of one dataset share its samples."""
     return config.federation(dataset=None if config.data else dataset(config.dataset or "digits", config.data_dir))

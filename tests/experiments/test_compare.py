@@ -309,7 +309,7 @@ def test_its_report_is_drawn_anew_from_the_cells_alone(finished, idle, tmp_path,
 
 def test_its_report_is_refused_until_it_is_finished(finished, idle, tmp_path):
     run("train", *SMALL, "--out", tmp_path / "run", "--quiet")
-    assert "report them apart" in refused_report(finished, tmp_path / "run")
+    assert "report them separately" in refused_report(finished, tmp_path / "run")
     shutil.copytree(finished, tmp_path / "twin")
     assert "--title out" in refused_report(finished, tmp_path / "twin", "--title", "x")
     assert run("report", finished, tmp_path / "twin").stdout.count("report.html") == 2
