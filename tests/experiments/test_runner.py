@@ -121,7 +121,7 @@ def test_a_cell_that_diverges_is_a_result_and_costs_the_others_nothing(tmp_path)
     assert mixed.scores[1].error is None and mixed.scores[1].summary["accuracy"] > 0
 
 
-def test_scoring_is_told_of_by_parts_and_never_backwards(tmp_path):
+def test_scoring_is_reported_by_parts_and_never_backwards(tmp_path):
     personal = ({"personal_epochs": 0}, {"personal_epochs": 3}, {"personal_epochs": 1, "personal_lr": 0.02})
     study, heard = Newcomers(0.5, sizes=(2, 4)), []
     told = dataclasses.replace(cell("fedavg-ft", lr=0.05, personal=personal), study=study)
@@ -134,7 +134,7 @@ def test_scoring_is_told_of_by_parts_and_never_backwards(tmp_path):
     first, second = after[new - 1] - rounds, after[2 * new - 1] - after[new - 1]
     assert first == pytest.approx(2 * second)  # three epochs and predictions, one and predictions
     heard.clear()
-    one, two = runner._listeners(told, [1, 3], heard.append)
+    one, two = runner._part_callbacks(told, [1, 3], heard.append)
     for hear, share in ((one, 0.5), (one, 1.0), (two, 0.5), (two, 0.1), (two, 1.0)):  # done anew after a while
         hear(share)
     assert heard == pytest.approx([rounds + part * (told.work - rounds) for part in (1 / 8, 1 / 4, 5 / 8, 5 / 8, 1)])
