@@ -118,7 +118,7 @@ def reopened(out: Path, asked: RunOptions) -> RunConfig:
             f"The run in '{out}' was started with another configuration: {request.describe(differ)}. Resume it "
             f"unchanged ({request.resume_command('train', out)}), or start a new run in another folder."
         )
-    if (round := Folder(out).newest()) > now.rounds:
+    if (round := Folder(out).newest_round()) > now.rounds:
         raise InputError(f"The run in '{out}' already has {round} rounds. Give --rounds {round} or more.")
     return now
 

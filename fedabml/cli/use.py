@@ -94,7 +94,7 @@ def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: i
     from ..runs.folder import Folder
 
     cohort = setup.cohort
-    last = Folder(run).last() if cohort.algorithm.keeps else None
+    last = Folder(run).load_latest() if cohort.algorithm.keeps else None
     theta = {name: value.to(cohort.device, cohort.dtype) for name, value in shared.items()}
     if cohort.algorithm.keeps and (last is None or last.round != round):
         raise InputError(

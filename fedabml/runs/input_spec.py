@@ -28,8 +28,8 @@ from .tokens import check_tokens
 FORMAT = 1
 _NORM = ("shift", "scale", "y_shift", "y_scale")
 TABLE_WANTED = (
-    "The prior was trained on a table and knows how to read one: hand over the table itself, a DataFrame or a .csv or "
-    ".parquet file (in Python, features that recipe.apply has encoded already are taken with encoded=True)."
+    "The prior was trained on a table. Give the table itself: a DataFrame, or a .csv or .parquet file. In Python, give "
+    "features that recipe.apply has encoded with encoded=True."
 )
 
 
@@ -39,13 +39,13 @@ class InputSpec:
 
     network: Network
     likelihood: Likelihood
-    model: dict[str, Any] | None  # how to build the network again; None: a module of the user's own
-    shape: tuple[int, ...]  # of one input
+    model: dict[str, Any] | None  # how to build the network again; None for the user's own module
+    shape: tuple[int, ...]  # shape of one input
     shift: np.ndarray
     scale: np.ndarray
     y_shift: np.ndarray
     y_scale: np.ndarray
-    dtype: str = "float32"  # of the samples: uint8 or float32
+    dtype: str = "float32"  # type of the samples: uint8 or float32
     dataset: str = ""
     recipe: TableRecipe | None = None
 
@@ -73,11 +73,11 @@ class InputSpec:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """What the table calls the classes; nothing where there was none."""
+        """The names of the classes in the table; empty if there was none."""
         return self.recipe.class_names if self.recipe else ()
 
     def table(self, x: Any, encoded: bool) -> Any:
-        """The frame of a table, where the prior reads one; None for arrays."""
+        """Return the DataFrame of a table, if the prior reads one; None for arrays."""
         named = isinstance(x, str | os.PathLike)
         if self.recipe is None:
             if named:
@@ -90,7 +90,7 @@ class InputSpec:
         return as_frame(x)
 
     def inputs(self, x: Any, what: str = "The array of inputs", encoded: bool = False) -> np.ndarray:
-        """Checked inputs from an array or, where the prior reads one, a table."""
+        """Return checked inputs [n, *shape] from an array or, if the prior reads one, a table."""
         frame = self.table(x, encoded)
         raw = as_features(x, what) if frame is None or self.recipe is None else self.recipe.apply(frame)
         if not len(raw):
@@ -106,14 +106,14 @@ class InputSpec:
         return raw
 
     def targets(self, y: Any, what: str = "y") -> np.ndarray:
-        """Checked targets from an array: int64 [n], or float32 [n, targets]."""
+        """Return checked targets from an array: int64 [n], or float32 [n, targets]."""
         raw = as_numpy(y, what)
         if raw.ndim == 0:
-            raise InputError(f"{what} is a single number; one value for each row of the inputs is needed.")
+            raise InputError(f"{what} is a single number. Give one value for each row of the inputs.")
         if isinstance(self.likelihood, Categorical):
             raw, last = raw[:, 0] if raw.ndim == 2 and raw.shape[1] == 1 else raw, self.likelihood.classes - 1
             if raw.ndim != 1:
-                raise InputError(f"{what} has the shape {list(raw.shape)}; one class number for each row is needed.")
+                raise InputError(f"{what} has the shape {list(raw.shape)}. Give one class number for each row.")
             known = (raw >= 0) & (raw <= last) & (np.floor(raw) == raw)
             if not known.all():
                 row = int(np.argmin(known))
@@ -126,33 +126,33 @@ class InputSpec:
         return raw
 
     def samples(self, x: Any, y: Any, encoded: bool = False, end: str = "") -> tuple[np.ndarray, np.ndarray]:
-        """Checked inputs and targets; of a table, `y` may be in it. `end` completes the names x and y in errors."""
+        """Return checked inputs and targets; a table may contain `y`. `end` is added to the names x and y in errors."""
         frame = self.table(x, encoded)
         if frame is not None and self.recipe is not None:
             return self.inputs(frame), targets(frame, self.recipe, y)
         if y is None:
-            raise InputError("There is no y: give the targets of the inputs.")
+            raise InputError("There is no y. Give the targets of the inputs.")
         inputs, found = self.inputs(x, f"x{end}", encoded=True), self.targets(y, f"y{end}")
         if len(inputs) != len(found):
-            raise InputError(f"x{end} has {len(inputs)} rows, y{end} has {len(found)}; each row needs its own y.")
+            raise InputError(f"x{end} has {len(inputs)} rows, y{end} has {len(found)}. Give one y for each row of x.")
         return inputs, found
 
     def federation(self, x: Any, y: Any = None, encoded: bool = False) -> Federation:
-        """One client's data as a federation of its own, normalised as the prior's was."""
+        """Return one client's data as a federation with the prior's normalisation."""
         x, y = self.samples(x, y, encoded)
         if len(x) < 2:
-            raise InputError("There is a single sample; two are the least to personalise on.")
+            raise InputError("There is a single sample. Personalisation needs two or more.")
         classes = self.likelihood.classes if isinstance(self.likelihood, Categorical) else None
         fed = Federation.from_arrays([(x, y)], task=self.task, classes=classes, normalize="none", names=["client"])
         return dataclasses.replace(fed, **{name: getattr(self, name) for name in _NORM}, recipe=self.recipe)
 
     def normalised(self, raw: np.ndarray, device: torch.device) -> Tensor:
-        """Checked inputs as the network takes them."""
+        """Return checked inputs as float32, normalised for the network."""
         x32, shift, scale = (torch.as_tensor(np.asarray(a, np.float32)) for a in (raw, self.shift, self.scale))
         return ((x32 - shift) * (1 / scale)).to(device)
 
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and JSON facts for a file."""
+        """Return tensors and JSON facts for a file."""
         norm = {n: torch.as_tensor(np.asarray(getattr(self, n), np.float32)) for n in _NORM}
         facts = {
             "format": FORMAT,
@@ -173,15 +173,15 @@ class InputSpec:
     def unpack(
         cls, tensors: dict[str, Tensor], facts: dict[str, Any], module: nn.Module | None, path: str
     ) -> InputSpec:
-        """The inverse of `pack`; everything read is checked before it is used."""
+        """Rebuild the specification from what `pack` returned; everything is checked before it is used."""
         if facts.get("format") != FORMAT:
             raise InputError(f"'{path}' has format {facts.get('format')!r}; this version of fedabml reads {FORMAT}.")
         likelihood = likelihoods.from_json(facts["likelihood"])
         if module is None:
             if facts["model"] is None:
                 raise InputError(
-                    f"'{path}' was trained with a module of your own, which a file cannot hold: give the same module "
-                    "as load_prior(path, model=module)."
+                    f"'{path}' was trained with your own module, which a file cannot hold. Give the same module: "
+                    "load_prior(path, model=module)."
                 )
             spec = facts["model"]
             most = max(1_000_000, sum(tensor.numel() for tensor in tensors.values()))
@@ -215,7 +215,7 @@ class InputSpec:
         return input_spec
 
     def _check(self, path: str) -> None:
-        """Refuses a normalisation or a recipe that does not fit the inputs and outputs."""
+        """Refuse a normalisation or a recipe that does not fit the inputs and outputs."""
         classes = self.likelihood.classes if isinstance(self.likelihood, Categorical) else 0
         targets = () if isinstance(self.likelihood, Categorical) else (self.likelihood.targets,)
         for name, full in zip(_NORM, (self.shape, self.shape, targets, targets), strict=True):
@@ -233,7 +233,7 @@ class InputSpec:
 
 
 def check_fit(path: str, what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuses tensors of other names or shapes than the network needs."""
+    """Refuse tensors whose names or shapes differ from the expected ones."""
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     for name in sorted(found.keys() | expected.keys()):
         if name not in found:

@@ -1,4 +1,4 @@
-"""What a federation hands over: the prior, and a client's posterior made from it.
+"""The results of a federation: the prior, and a client's posterior made from it.
 
     prior = fedabml.load_prior("runs/demo/shared.safetensors")
     posterior = prior.personalize(x, y, epochs=5)
@@ -40,27 +40,27 @@ from ..gaussian import Distribution, Gaussian, Point, Samples
 from ..likelihoods import Categorical
 from .input_spec import InputSpec, check_fit
 
-FLOATS = (torch.float32, torch.float64)  # of weights in a file
-MOST_SAMPLES = 100_000  # weight samples of a prediction
+FLOATS = (torch.float32, torch.float64)  # types of weights in a file
+MOST_SAMPLES = 100_000  # largest number of weight samples of a prediction
 _KINDS: dict[str, type[Any]] = {"Gaussian": Gaussian, "Point": Point, "Samples": Samples}
 
 
 @dataclass(frozen=True, repr=False)
 class TablePrediction(Prediction):
-    """A prediction for the rows of a table: its classes have names."""
+    """A prediction for the rows of a table, whose classes have names."""
 
     classes: tuple[str, ...] = ()
 
     def decode(self) -> list[str]:
-        """The name of each row's most probable class."""
+        """Return the name of each row's most probable class."""
         return [self.classes[i] for i in self.label]
 
 
 @dataclass(frozen=True)
 class Prior:
-    """What the server owns after training, ready to become any client's posterior.
+    """The server's result of training, from which any client's posterior is made.
 
-    `digest` names it: sites whose priors have the same digest have the same prior.
+    Sites whose priors have the same `digest` have the same prior.
     """
 
     algorithm: Algorithm
@@ -88,11 +88,12 @@ class Prior:
         *,
         encoded: bool = False,
     ) -> Posterior:
-        """A client's posterior from its training data: φ = θ, then a few epochs of steps (the algorithm's default).
+        """Make a client's posterior from its training data: φ = θ, then a few epochs of steps.
 
-        `x` and `y` are arrays. Where the prior was trained on a table, `x` is a table, too: a DataFrame or a path to
-        a .csv or .parquet file; `y` are raw values of the target, or None where the table has its column. `encoded`
-        says that `x` and `y` are arrays that the prior's recipe has encoded already.
+        `epochs`, `lr` and `batch_size` default to those of the algorithm. `x` and `y` are arrays of n rows. If the
+        prior was trained on a table, `x` is a DataFrame or a path to a .csv or .parquet file, and `y` are raw values of
+        the target, or None if the table has its column. With `encoded`, `x` and `y` are arrays that the prior's recipe
+        has encoded.
         """
         changes: dict[str, Any] = {"personal_epochs": epochs, "personal_lr": lr}
         algorithm = dataclasses.replace(self.algorithm, **{k: v for k, v in changes.items() if v is not None})
@@ -111,22 +112,24 @@ class Prior:
             lane, offsets = personalise(lanes, initial_kept(lanes)), lanes.offset
         q = type(lane)(*(leaf[0].cpu() for leaf in lane))
         if not all(torch.isfinite(leaf).all() for leaf in q):
-            raise InputError("Personalising diverged: the posterior is not finite. Give a smaller lr or fewer epochs.")
+            raise InputError(
+                "The posterior is not finite, because personalisation diverged. Give a smaller lr or fewer epochs."
+            )
         level = None if offsets is None else offsets[0].cpu()
         return Posterior(q, self.input_spec, level, algorithm.predict_samples, self.digest)
 
     @checks_arguments
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the prior to one safetensors file; a file of that name is replaced."""
+        """Write the prior to one safetensors file, and replace a file of that name."""
         return write_tensors(path, *self._packed())
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 digest of the prior, as its file carries it: 64 hexadecimal digits."""
+        """The SHA-256 digest of the prior's file: 64 hexadecimal digits."""
         return packed_tensors(*self._packed())[1]
 
     def _packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The tensors and facts of the prior's file."""
+        """Return the tensors and facts of the prior's file."""
         tensors, facts = self.input_spec.pack()
         algorithm = {"name": algorithms.name_of(self.algorithm), "hyper": self.algorithm.values()}
         facts |= {"kind": "prior", "algorithm": algorithm, "batch_size": self.batch_size}
@@ -138,7 +141,7 @@ class Prior:
     @checks_arguments
     @borrowed()
     def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Self:
-        """Reads what `save` wrote; `model` is the module, where it was the user's own."""
+        """Read what `save` wrote; `model` is the module, if the prior was trained with the user's own."""
         tensors, facts = _read(path, "prior")
         with _sound(path):
             spec = facts["algorithm"]
@@ -150,20 +153,20 @@ class Prior:
             expected = algorithm.init(input_spec.network.initial, input_spec.network.layout)
             check_fit(str(path), "shared state", shared, {n: tuple(t.shape) for n, t in expected.items()})
             prior = cls(algorithm, shared, input_spec, whole(facts["batch_size"], "batch_size"))
-        if digest := tensors_digest(path):  # of the file as it is, whatever version wrote it
+        if digest := tensors_digest(path):  # that of the file, whichever version wrote it
             vars(prior)["digest"] = digest
         return prior
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """A client's own model: a distribution over weights, and how to predict with it."""
+    """A client's model: a distribution over weights, and how to predict with it."""
 
     q: Distribution
     input_spec: InputSpec
-    offset: Tensor | None  # log π_i, the client's label level; it never leaves the client
+    offset: Tensor | None  # log π_i, the client's label level [classes]; it never leaves the client
     samples: int = 10
-    prior: str = ""  # the digest of the prior it was made from; empty where that is not known
+    prior: str = ""  # the digest of the prior that it was made from; empty if unknown
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -177,9 +180,9 @@ class Posterior:
     def predict(
         self, x: Any, samples: int | None = None, seed: int = 0, device: str = "auto", *, encoded: bool = False
     ) -> Prediction | Regression:
-        """Predictions averaged over weight samples (0: the posterior mean, one pass), with their uncertainty.
+        """Predict by averaging over weight samples (0: the posterior mean, in one pass), with uncertainty.
 
-        Where the prior was trained on a table, `x` is one, as for `personalize`, and `decode()` names the classes.
+        If the prior was trained on a table, `x` is one, as for `personalize`, and `decode()` names the classes.
         """
         place, samples = device_of(device), self.samples if samples is None else _samples(samples)
         network = self.input_spec.network.to(place, torch.float32)
@@ -197,7 +200,7 @@ class Posterior:
         if not torch.isfinite(outputs).all():
             raise InputError(
                 "The predictions are not finite: the posterior or the inputs are out of range. Compare the inputs with "
-                "the training data, or personalise anew with a smaller lr."
+                "the training data, or personalise again with a smaller lr."
             )
         if self.input_spec.task == "classification":
             p = Prediction.of(outputs, offset)
@@ -206,19 +209,19 @@ class Posterior:
         return Regression.of(outputs, self.input_spec.y_shift, self.input_spec.y_scale)
 
     def _check_memory(self, rows: int, samples: int) -> None:
-        """Refuses predictions that would not fit into memory: those of all weight samples are held at once."""
+        """Refuse predictions that would not fit into memory, which holds those of all weight samples at once."""
         likelihood = self.input_spec.likelihood
         outputs = likelihood.classes if isinstance(likelihood, Categorical) else 2 * likelihood.targets
         needed, free = 8 * max(1, samples) * rows * outputs, host_memory()[1]
         if 0 < free < needed:
             raise InputError(
                 f"{samples} weight samples for {rows} rows need about {needed:,} bytes of memory, and {free:,} are "
-                "free. Take fewer samples, or predict the rows in parts."
+                "free. Use fewer samples, or predict the rows in parts."
             )
 
     @borrowed()
     def to_module(self) -> nn.Module:
-        """A plain module with the mean weights, for use outside of fedabml.
+        """Return a plain module with the mean weights, for use outside of fedabml.
 
         The module expects normalised inputs, (x − input_spec.shift) / input_spec.scale; the inputs of a table are what
         `input_spec.recipe.apply` returns. It returns the network's bare outputs: without log π of the client's label
@@ -228,9 +231,9 @@ class Posterior:
 
     @checks_arguments
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the posterior to one safetensors file, which its owner alone can read.
+        """Write the posterior to one safetensors file that only its owner can read; replace a file of that name.
 
-        It tells of the client's data: keep it at the client. A file of that name is replaced.
+        The posterior reveals facts about the client's data, so keep it at the client.
         """
         tensors, facts = self.input_spec.pack()
         facts |= {"kind": "posterior", "distribution": type(self.q).__name__, "samples": self.samples}
@@ -242,7 +245,7 @@ class Posterior:
     @checks_arguments
     @borrowed()
     def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Self:
-        """Reads what `save` wrote."""
+        """Read what `save` wrote; `model` is the module, if the prior was trained with the user's own."""
         tensors, facts = _read(path, "posterior")
         with _sound(path):
             input_spec = InputSpec.unpack(tensors, facts, model, str(path))
@@ -256,15 +259,15 @@ class Posterior:
                 check_fit(str(path), "label level", level, {"offset": (classes,)})
             own = {name: leaf.to(torch.float32) for name, leaf in leaves.items()}
             if not all(torch.isfinite(leaf).all() for leaf in own.values()):
-                raise InputError(f"'{path}' holds weights beyond the range of float32; it is damaged.")
+                raise InputError(f"'{path}' holds weights beyond the range of float32, so it is damaged.")
             samples = _samples(facts["samples"])
             return cls(kind(**own), input_spec, level.get("offset"), samples, facts.get("prior", ""))
 
 
 def _samples(count: Any) -> int:
-    """How many weight samples a prediction takes, checked."""
+    """Return the number of weight samples. Raises InputError if it is out of range."""
     if whole(count, "samples", 0) > MOST_SAMPLES:
-        raise InputError(f"samples is {count}; a prediction takes at most {MOST_SAMPLES:,} weight samples.")
+        raise InputError(f"samples is {count}; a prediction has at most {MOST_SAMPLES:,} weight samples.")
     return int(count)
 
 
@@ -274,15 +277,15 @@ def _read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], d
         raise InputError(f"'{path}' holds a {facts.get('kind', 'checkpoint')}, not a {kind}.")
     for name, tensor in tensors.items():
         if tensor.dtype in FLOATS and not torch.isfinite(tensor).all():
-            raise InputError(f"'{path}' holds values that are not finite, in '{name}'; it is damaged.")
+            raise InputError(f"'{path}' holds values in '{name}' that are not finite, so it is damaged.")
         if tensor.dtype not in FLOATS and not name.startswith("constant."):
-            raise InputError(f"'{path}' holds {tensor.dtype} in '{name}', where weights in float32 belong.")
+            raise InputError(f"'{path}' holds {tensor.dtype} in '{name}', but weights must be float32 or float64.")
     return tensors, facts
 
 
 @contextmanager
 def _sound(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Whatever is missing or strange in a file's facts becomes an InputError."""
+    """Turn every error about a file's facts into an InputError that names the file."""
     try:
         yield
     except InputError as error:
@@ -292,17 +295,17 @@ def _sound(path: str | os.PathLike[str]) -> Iterator[None]:
     except (KeyError, TypeError, AttributeError, RuntimeError, ValueError, IndexError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            f"'{path}' lacks something a fedabml file has ({reason}); it is damaged or of another version."
+            f"'{path}' lacks something that a fedabml file has ({reason}). It is damaged or of another version."
         ) from error
 
 
 @checks_arguments
 def load_prior(path: str | os.PathLike[str], model: nn.Module | None = None) -> Prior:
-    """Reads a prior; `model` is the module where it was the user's own."""
+    """Read a prior; `model` is the module, if the prior was trained with the user's own."""
     return Prior.load(path, model)
 
 
 @checks_arguments
 def load_posterior(path: str | os.PathLike[str], model: nn.Module | None = None) -> Posterior:
-    """Reads a posterior; `model` is the module where it was the user's own."""
+    """Read a posterior; `model` is the module, if the prior was trained with the user's own."""
     return Posterior.load(path, model)

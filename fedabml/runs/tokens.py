@@ -1,8 +1,8 @@
-"""Inputs that a network looks up in an embedding (tokens): whole numbers, neither standardised nor turned into floats.
+"""Tokens: inputs that a network looks up in an embedding. They are whole numbers and are not standardised.
 
 A federation standardises its inputs before it knows the model. `take_tokens` finds out whether an embedding of the
-model looks the inputs up and, if so, returns the federation with its inputs as they are. An embedding of positions,
-which looks up the same numbers whatever the inputs, does not count.
+model looks the inputs up and, if so, returns the federation with its original inputs. An embedding of positions, which
+looks up the same numbers for all inputs, does not count.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..data import Federation
 from ..errors import InputError
 from ..vectors import Network
 
-CHUNK = 1 << 16  # samples that are looked through at once
+CHUNK = 1 << 16  # samples checked at once
 
 
 def take_tokens(fed: Federation, network: Network) -> tuple[Federation, str]:
-    """Returns the federation as the network needs it, and a note where its inputs are no longer standardised.
+    """Return the federation as the network needs it, and a note if its inputs are no longer standardised.
 
-    Sets `network.tokens` where the module takes integers.
+    Sets `network.tokens` if the module accepts integers.
     """
     kinds = (nn.Embedding, nn.EmbeddingBag)
     layer = next((name for name, part in network.module.named_modules() if isinstance(part, kinds)), None)
@@ -37,8 +37,8 @@ def take_tokens(fed: Federation, network: Network) -> tuple[Federation, str]:
         if standardised:
             raise InputError(
                 f"The model's layer '{layer}' looks its inputs up, but the inputs have fractions and are standardised. "
-                "Make the federation with normalize='none', scale the measurements among its columns yourself, and "
-                "have the model pick the others: x[:, :2].long()."
+                "Make the federation with normalize='none', scale the columns of measurements yourself, and let the "
+                "model select the others, as x[:, :2].long()."
             )
         return fed, ""
     as_integers, as_floats = (_call(network, x) for x in (raw.long(), raw))
@@ -51,20 +51,20 @@ def take_tokens(fed: Federation, network: Network) -> tuple[Federation, str]:
 
 
 def check_tokens(network: Network, x: np.ndarray, what: str) -> None:
-    """Refuses inputs with fractions, or with numbers that an embedding of the network has no entry for."""
+    """Refuse inputs with fractions, or with numbers that have no entry in an embedding of the network."""
     if not all(_whole(x[start : start + CHUNK]) for start in range(0, len(x), CHUNK)):
-        raise InputError(f"{what}: there are fractions, but the model looks its inputs up. Give whole numbers.")
+        raise InputError(f"{what} have fractions, but the model looks its inputs up. Give whole numbers.")
     flat = x.reshape(len(x), -1)
     ends = torch.as_tensor(x[[int(flat.min(1).argmin()), int(flat.max(1).argmax())]].astype(np.float32))
     if isinstance(_call(network, network.taken(ends)), IndexError):
         raise InputError(
-            f"{what}: they go from {flat.min():g} to {flat.max():g}, and the model's embedding has no entry for some "
+            f"{what} range from {flat.min():g} to {flat.max():g}, but the model's embedding lacks entries for some "
             "of them. Number tokens from 0, and give the embedding an entry for each."
         )
 
 
 class _Lookups(TorchFunctionMode):
-    """Records what is looked up in embeddings."""
+    """A mode that records what is looked up in embeddings."""
 
     def __init__(self) -> None:
         self.found: list[Tensor] = []
@@ -76,7 +76,7 @@ class _Lookups(TorchFunctionMode):
 
 
 def _looks_up(network: Network, raw: Tensor) -> bool:
-    """Returns whether what the network looks up depends on its inputs: other inputs, other lookups."""
+    """Return whether other inputs change what the network looks up."""
     seen = []
     for x in (raw, (raw == 0).float()):
         for each in (x.long(), x):
@@ -89,7 +89,7 @@ def _looks_up(network: Network, raw: Tensor) -> bool:
 
 
 def _call(network: Network, x: Tensor) -> Exception | None:
-    """Calls the module; returns what it raises."""
+    """Call the module, and return the error that it raises, or None."""
     try:
         with torch.no_grad():
             network.module.eval()(x)

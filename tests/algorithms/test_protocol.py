@@ -245,7 +245,7 @@ def test_resuming_gives_the_same_bits(fed, algorithm, tmp_path):
     resumed, _ = simulate(fed, algorithm, state=state, folder=again)
     one, other = everything(whole), everything(resumed)
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    last = Folder(tmp_path).last()
+    last = Folder(tmp_path).load_latest()
     assert last.round == 3 and all(torch.equal(v, whole.shared[k]) for k, v in last.shared.items())
     assert [line["round"] for line in again.history] == [1, 2, 3]
 

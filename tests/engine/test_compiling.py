@@ -81,7 +81,7 @@ def test_it_is_decided_after_one_round_and_kept_in_the_checkpoint(tmp_path):
     for compiled in (None, 5):
         state = Checkpoint(6, sim.shared, sim.server.average, {}, 1.0, 4, {}, compiled)
         folder.save(state, {})
-        found = Folder(tmp_path).last()
+        found = Folder(tmp_path).load_latest()
         assert found.compiled == compiled
         again = simulation(found)
         assert again.compiled == compiled and again.cohort.executor.compile == bool(compiled)

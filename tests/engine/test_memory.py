@@ -198,7 +198,7 @@ def test_a_client_alone_that_does_not_fit_is_an_input_error(monkeypatch, tmp_pat
     device.room = 0
     with pytest.raises(InputError, match=r"cpu does not suffice for one client alone \(Tried .*smaller batch_size"):
         train(tmp_path, rounds=2, resume=True)
-    assert Folder(tmp_path).last().round == 1
+    assert Folder(tmp_path).load_latest().round == 1
     assert device.sizes[-4:] == [8, 4, 2, 1]
 
 
@@ -307,7 +307,7 @@ def test_states_in_a_file_are_those_in_memory(tmp_path, monkeypatch, name):
     assert len(made) == 3  # filled from the checkpoint
     for run in ("plain", "whole", "half"):
         assert not list((tmp_path / run).glob(".*")) and not list((tmp_path / run).glob("tmp*"))
-    kept = [dict(Folder(tmp_path / run).last().kept) for run in ("plain", "whole", "half")]
+    kept = [dict(Folder(tmp_path / run).load_latest().kept) for run in ("plain", "whole", "half")]
     for other in kept[1:]:
         assert other.keys() == kept[0].keys()
         assert all(torch.equal(t, other[c][n]) for c, own in kept[0].items() for n, t in own.items())

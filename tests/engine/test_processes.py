@@ -160,7 +160,7 @@ def test_several_processes_get_what_one_gets(tmp_path):
 def test_a_process_with_too_little_memory(tmp_path):
     _, said = finish(2, ROOT / "tests/engine/many.py", "crowded", tmp_path)
     assert said.count("does not suffice for") == 1  # the resumed run knows
-    assert Folder(tmp_path / "crowded").last().chunk == 1
+    assert Folder(tmp_path / "crowded").load_latest().chunk == 1
     whole = many.numbers(many.train("ditto", **many.SOME))
     for rank in range(2):
         near(dict(np.load(tmp_path / f"crowded.{rank}.npz")), whole)

@@ -883,11 +883,11 @@ def test_the_server_takes_a_part_of_its_last_step_again(tmp_path):
     folder.create({})
     two.save(folder.write_round, {"round": 2})
     go = lambda state: Simulation(two.cohort, state=state)
-    resumed = go(Folder(tmp_path).last())
+    resumed = go(Folder(tmp_path).load_latest())
     resumed.run(3)
     assert torch.equal(resumed.shared["mean"], simulate(fed, "mlr", heavy, rounds=3).shared["mean"])
     with pytest.raises(InputError, match="does not belong to this run"):
-        go(Folder(tmp_path).last()._replace(velocity={}))
+        go(Folder(tmp_path).load_latest()._replace(velocity={}))
 
 
 @pytest.mark.slow

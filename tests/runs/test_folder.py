@@ -127,7 +127,7 @@ def test_a_missing_file_is_named(tmp_path):
 # -- checkpoints ---------------------------------------------------------------------------------------------------
 def test_a_checkpoint_comes_back(folder):
     folder.save(state(1), kept(3, 0))
-    found = again(folder).last()
+    found = again(folder).load_latest()
     assert (found.round, found.seconds) == (1, 1.5)
     assert found.shared["mean"].tolist() == [1, 1, 1] and found.average["mean"].tolist() == [0.5] * 3
     assert {c: s["mean"].tolist() for c, s in found.kept.items()} == {3: [3, 3], 0: [0, 0]}
@@ -141,7 +141,7 @@ def test_the_last_two_are_kept(folder):
 
 def test_a_server_that_owns_nothing(folder):
     folder.save(Checkpoint(1, {}, {}, {}, 0.0), kept(0))
-    found = again(folder).last()
+    found = again(folder).load_latest()
     assert found.shared == found.average == {} and found.kept[0]["mean"].tolist() == [0, 0]
 
 
@@ -152,7 +152,7 @@ def test_of_the_kept_states_only_what_changed_is_written(folder):
         "1.mean",
         "2.mean",
     }
-    found = again(folder).last()
+    found = again(folder).load_latest()
     assert {c: s["mean"][0].item() for c, s in found.kept.items()} == {0: 10, 1: 21, 2: 22}
 
 
@@ -165,7 +165,7 @@ def test_kept_files_go_when_nothing_names_them_and_not_before(folder):
     assert "kept-000001.safetensors" in names(folder, "kept")  # checkpoint 3 still names it
     folder.save(state(5), {})
     assert names(folder, "kept") == [f"kept-00000{r}.safetensors" for r in (2, 3, 4)]
-    found = again(folder).last()
+    found = again(folder).load_latest()
     assert {c: s["mean"][0].item() for c, s in found.kept.items()} == {0: 20, 1: 41, 2: 32}
 
 
@@ -177,7 +177,7 @@ def test_both_checkpoints_are_whole_after_every_round(folder, reopened):
     for t in range(1, 12):
         if reopened:
             folder = again(folder)
-            folder.last()
+            folder.load_latest()
         clients = g.choice(5, 2, replace=False).tolist()
         folder.save(state(t), kept(*clients, value=10.0 * t))
         truth[t] = truth[t - 1] | {c: 10.0 * t + c for c in clients}
@@ -196,7 +196,7 @@ def test_the_older_checkpoint_serves_when_the_newest_is_truncated(folder, broken
     folder.save(state(1), kept(0, 1, value=10))
     folder.save(state(2), kept(1, value=20))
     cut(folder.path / "checkpoints" / f"{broken}-000002.safetensors")
-    found = again(folder).last()
+    found = again(folder).load_latest()
     assert found.round == 1 and found.kept[1]["mean"][0].item() == 11
 
 
@@ -205,10 +205,10 @@ def test_the_older_checkpoint_still_serves_after_a_restart(folder):
     folder.save(state(1), kept(0, 1, value=10))
     folder.save(state(2), kept(2, value=20))
     folder = again(folder)
-    folder.last()
+    folder.load_latest()
     folder.save(state(3), kept(0, 1, value=30))
     cut(folder.path / "checkpoints" / "round-000003.safetensors")
-    found = again(folder).last()
+    found = again(folder).load_latest()
     assert found.round == 2 and sorted(found.kept) == [0, 1, 2]
 
 
@@ -217,7 +217,7 @@ def test_a_checkpoint_with_a_strange_header_is_passed_over(folder):
     path = folder.path / "checkpoints" / "round-000002.safetensors"
     for facts in ({}, {"round": 2, "seconds": 1, "kept": []}, {"round": 2, "seconds": 1, "kept": {"a": "b"}}):
         sealed.write_tensors(path, {"shared.mean": torch.zeros(1)}, facts)
-        assert again(folder).last().round == 1
+        assert again(folder).load_latest().round == 1
 
 
 def test_files_of_others_are_left_alone(folder):
@@ -230,7 +230,7 @@ def test_files_of_others_are_left_alone(folder):
 
 
 def test_no_checkpoint_yet(folder):
-    assert again(folder).last() is None
+    assert again(folder).load_latest() is None
 
 
 # -- the configuration ----------------------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ def test_divergence_names_the_round_and_the_clients_and_keeps_the_last_checkpoin
     monkeypatch.setattr(Simulation, "draw", poisoned)
     with pytest.raises(TrainingError, match=r"round 3: .*client\(s\) client-1 are"):
         run(tmp_path, participation=1.0)
-    assert Folder(tmp_path).last().round == 2
+    assert Folder(tmp_path).load_latest().round == 2
 
 
 def test_last_ten():
