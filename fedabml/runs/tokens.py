@@ -53,12 +53,12 @@ def take_tokens(fed: Federation, network: Network) -> tuple[Federation, str]:
 def check_tokens(network: Network, x: np.ndarray, what: str) -> None:
     """Refuse inputs with fractions, or with numbers that have no entry in an embedding of the network."""
     if not all(_whole(x[start : start + CHUNK]) for start in range(0, len(x), CHUNK)):
-        raise InputError(f"{what} have fractions, but the model looks its inputs up. Give whole numbers.")
+        raise InputError(f"{what}: some values have fractions, but the model looks its inputs up. Give whole numbers.")
     flat = x.reshape(len(x), -1)
     ends = torch.as_tensor(x[[int(flat.min(1).argmin()), int(flat.max(1).argmax())]].astype(np.float32))
     if isinstance(_call(network, network.taken(ends)), IndexError):
         raise InputError(
-            f"{what} range from {flat.min():g} to {flat.max():g}, but the model's embedding lacks entries for some "
+            f"{what}: values range from {flat.min():g} to {flat.max():g}, but the embedding has no entry for some "
             "of them. Number tokens from 0, and give the embedding an entry for each."
         )
 

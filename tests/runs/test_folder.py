@@ -266,7 +266,7 @@ def test_the_free_keys_may_change(folder):
 
 def test_a_run_cannot_be_resumed_into_its_past(folder):
     folder.save(state(3), {})
-    with pytest.raises(InputError, match=r"3 rounds already"):
+    with pytest.raises(InputError, match=r"already has 3 rounds"):
         again(folder).reopen(CONFIG | {"rounds": 2}, {"rounds"})
     assert sealed.read_json(folder.path / "config.json") == CONFIG
 

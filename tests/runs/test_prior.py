@@ -94,7 +94,7 @@ def test_a_bare_array_for_a_table_is_refused(tmp_path):
     posterior = prior.personalize(x, y, device="cpu", encoded=True)
     for given in (x, torch.as_tensor(x), x.tolist(), patients().iloc[0]):
         for call in (lambda: prior.personalize(given, y), lambda: posterior.predict(given)):
-            with pytest.raises(InputError, match=r"hand over the table itself.*encoded=True"):
+            with pytest.raises(InputError, match=r"Give the table itself.*encoded=True"):
                 call()
 
 
@@ -108,7 +108,7 @@ def test_a_bare_array_for_a_table_is_refused(tmp_path):
         (lambda f: f, np.arange(60) % 2, "'0' is no known value of 'ill'"),
         (lambda f: f.assign(ill="perhaps"), None, "'perhaps' is no known value of 'ill'"),
         (lambda f: f[:0], None, "no rows"),
-        (lambda f: f[:1], None, "two are the least"),
+        (lambda f: f[:1], None, "needs two or more"),
         (lambda f: f.rename(columns={"level": "age"}), None, "two columns called 'age'"),
     ],
 )
@@ -163,7 +163,7 @@ def test_one_input_is_predicted_like_many():
         (arrays()[0], np.zeros(19, int), "x has 20 rows, y has 19"),
         (arrays()[0], None, "There is no y"),
         (arrays()[0], 1, "y is a single number"),
-        (arrays()[0][:1], np.zeros(1, int), "two are the least"),
+        (arrays()[0][:1], np.zeros(1, int), "needs two or more"),
         (arrays()[0][:0], np.zeros(0, int), "x is empty"),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_prior_of_tokens_is_saved_and_used(tmp_path):
     again = fedabml.load_posterior(tmp_path / "posterior.safetensors", Bag())
     assert (again.predict(x).label == y).mean() > 0.8
     np.testing.assert_array_equal(again.predict(x).probs, run.prior.personalize(x, y).predict(x).probs)
-    with pytest.raises(InputError, match="from 0 to 30, and the model's embedding has no entry"):
+    with pytest.raises(InputError, match="from 0 to 30, but the embedding has no entry"):
         again.predict(np.where(x == x.max(), WORDS, np.where(x == x.min(), 0, x)))
     with pytest.raises(InputError, match="fractions"):
         again.predict(x + 0.5)
