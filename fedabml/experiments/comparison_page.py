@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..report import page
-from ..report.canvas import Series, scatter
-from ..report.frame import PAGE, Axis
+from ..report.canvas import PAGE, Axis
+from ..report.charts import Series, scatter
 from ..report.page import Cell, Figure, Section
 from ..report.read import Client, Run
 from ..report.run_page import render as render_runs

@@ -1,4 +1,4 @@
-"""Reports: run folders as one self-contained HTML page, and charts as SVG (see `fedabml.report.canvas`)."""
+"""Reports: run folders as one self-contained HTML page, and charts as SVG (see `fedabml.report.charts`)."""
 
 from __future__ import annotations
 

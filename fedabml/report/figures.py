@@ -9,8 +9,8 @@ from typing import Any
 
 from ..data.rows import FEW_ROWS
 from . import thin
-from .canvas import Series, bars, histogram, line_chart, ranges, scatter, usual_radius
-from .frame import PAGE, Axis, Look, finite, ticks
+from .canvas import PAGE, Axis, Look, finite, ticks
+from .charts import Series, bars, histogram, line_chart, ranges, scatter, usual_radius
 from .heat_map import Partition, heat_map
 from .page import Figure
 from .read import Client, Run

@@ -13,7 +13,7 @@ import numpy as np
 from ..arguments import checks_arguments
 from ..data import Federation
 from ..files.paths import write
-from .frame import LIGHT, Axis, Frame, Look
+from .canvas import LIGHT, Axis, Frame, Look
 
 LEVELS = 16  # shades of a cell
 MOST_ROWS, MOST_CELLS = 1000, 20_000  # drawn at most: thinner rows vanish, and a cell takes up to 31 bytes

@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from .frame import DARK, LIGHT, PAGE, Look, without_control_characters
+from .canvas import DARK, LIGHT, PAGE, Look, without_control_characters
 
 
 @dataclass(frozen=True)

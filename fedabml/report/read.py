@@ -21,7 +21,7 @@ from ..errors import InputError
 from ..files.paths import read_bytes
 from ..files.sealed import check_digest, check_tensors, parse_sealed
 from ..files.sheets import csv_value
-from .frame import finite
+from .canvas import finite
 
 MAX = 1 << 31  # bytes of a file in a run folder; files grow with clients and rounds
 Record = Mapping[str, Any]

@@ -11,7 +11,7 @@ import numpy as np
 from ..data.rows import FEW_ROWS
 from ..evaluation.measures import MEASURES, Measure
 from . import figures, thin, unseen
-from .frame import PAGE
+from .canvas import PAGE
 from .page import Cell, PageData, Row, Section, Table, Tile, document
 from .read import Client, Run
 

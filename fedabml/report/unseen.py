@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import InputError
-from .canvas import Series, histogram
+from .canvas import PAGE, Axis, finite, text
+from .charts import Series, histogram
 from .figures import Figure, shares, slot_of
-from .frame import PAGE, Axis, finite, text
 from .read import Run
 
 _LOOK = replace(PAGE, height=350)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedabml.report import write
-from fedabml.report.canvas import PAGE, Axis, Series, line_chart
+from fedabml.report.charts import PAGE, Axis, Series, line_chart
 from fedabml.report.page import Figure, Section, document
 from tests.cli.command import MOST
 

@@ -27,8 +27,8 @@ from ...engine.client import Lanes, personalise, predict
 from ...engine.rounds import Simulation
 from ...gaussian import Gaussian, kl
 from ...models import build
-from ...report.canvas import Series, line_chart
-from ...report.frame import Axis
+from ...report.canvas import Axis
+from ...report.charts import Series, line_chart
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
 from ..statistics import mean, student_quantile

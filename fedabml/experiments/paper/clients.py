@@ -19,8 +19,8 @@ from ...data import Federation, Rows
 from ...engine.client import Lanes, outputs
 from ...engine.rounds import Simulation
 from ...evaluation.predictions import Prediction
-from ...report.canvas import Series, scatter
-from ...report.frame import Axis
+from ...report.canvas import Axis
+from ...report.charts import Series, scatter
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
 from ..statistics import mean

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from ...errors import InputError
-from ...report.canvas import Series
+from ...report.charts import Series
 from ...runs.config import RunConfig, Table
 from ..cell import Cell, Result
 from ..request import read

@@ -15,7 +15,7 @@ from typing import Any
 from ...files.paths import write
 from ...files.sheets import csv_records, markdown_table
 from ...report import page as layout
-from ...report.frame import LIGHT, PAGE
+from ...report.canvas import LIGHT, PAGE
 from ...runs.config import Table
 from ...version import __version__
 from ..statistics import SEEDS_TO_TEST

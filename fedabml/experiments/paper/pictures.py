@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...report.canvas import Series
-from ...report.frame import Look
+from ...report.canvas import Look
+from ...report.charts import Series
 from ..statistics import mean
 
 Mean = tuple[float, float | None]  # with half of its 95% interval
@@ -35,7 +35,7 @@ def picture(
     height: int | None = None,
     **options: Any,
 ) -> Picture:
-    """Make a picture of a chart of `fedabml.report.canvas`, whose axes and other options are passed on.
+    """Make a picture of a chart of `fedabml.report.charts`, whose axes and other options are passed on.
 
     `title` is the chart's own, by default the heading.
     """

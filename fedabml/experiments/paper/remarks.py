@@ -22,8 +22,8 @@ import numpy as np
 
 from ...data import Federation
 from ...engine.rounds import Simulation
-from ...report.canvas import Series, scatter
-from ...report.frame import Axis
+from ...report.canvas import Axis
+from ...report.charts import Series, scatter
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
 from ..study import Study, dataset

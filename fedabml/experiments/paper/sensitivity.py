@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...report.canvas import line_chart
-from ...report.frame import Axis
+from ...report.canvas import Axis
+from ...report.charts import line_chart
 from ...runs.config import Table
 from ..cell import Cell
 from ..statistics import mean

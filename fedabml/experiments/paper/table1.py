@@ -13,8 +13,8 @@ from functools import partial
 from statistics import fmean
 
 from ...report import figures
-from ...report.canvas import Series, bars, scatter
-from ...report.frame import Axis, Look
+from ...report.canvas import Axis, Look
+from ...report.charts import Series, bars, scatter
 from ...report.read import Run
 from ...runs.config import Table
 from ..cell import Cell, along

@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from ...report.canvas import line_chart
-from ...report.frame import Axis
+from ...report.canvas import Axis
+from ...report.charts import line_chart
 from ...runs.config import Table
 from ..cell import Cell
 from ..statistics import mean

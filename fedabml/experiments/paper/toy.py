@@ -23,8 +23,8 @@ from torch import nn
 from ...data import Federation
 from ...engine.client import ClientGroup, Lanes, join_states, personalise
 from ...engine.rounds import Simulation
-from ...report.canvas import Series, line_chart
-from ...report.frame import Axis
+from ...report.canvas import Axis
+from ...report.charts import Series, line_chart
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
 from ..statistics import mean

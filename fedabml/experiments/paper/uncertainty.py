@@ -31,8 +31,8 @@ from ...engine.client import Lanes, outputs, personalise, predict
 from ...engine.rounds import Simulation
 from ...engine.setting import Cohort
 from ...evaluation.predictions import Prediction, surprise
-from ...report.canvas import Series, line_chart
-from ...report.frame import Axis
+from ...report.canvas import Axis
+from ...report.charts import Series, line_chart
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
 from ..statistics import mean

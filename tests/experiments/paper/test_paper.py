@@ -34,7 +34,7 @@ from fedabml.experiments.paper.table2 import _distances, _failed, _leads, _means
 from fedabml.experiments.statistics import mean
 from fedabml.files.paths import folder_lock
 from fedabml.files.sealed import parse_sealed
-from fedabml.report.frame import LIGHT
+from fedabml.report.canvas import LIGHT
 from fedabml.runs.provenance import code
 from fedabml.version import __version__
 from tests.cli.command import run as command

@@ -12,8 +12,8 @@ import pytest
 from fedabml.experiments.paper import uncertainty
 from fedabml.experiments.paper.experiment import Context, Request
 from fedabml.experiments.paper.pictures import banded, banded_means, power
-from fedabml.report.canvas import Series, line_chart
-from fedabml.report.frame import LIGHT, PAGE, Axis, tick_labels
+from fedabml.report.canvas import LIGHT, PAGE, Axis, tick_labels
+from fedabml.report.charts import Series, line_chart
 from fedabml.runs.config import RunConfig
 
 PAPER, TUNED = (Context(Request("uncertainty", protocol), Path(), Path()) for protocol in ("paper", "tuned"))

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedabml.report.canvas import DARK, LIGHT, PAGE, Look, Series, bars, histogram, line_chart, ranges, scatter
-from fedabml.report.frame import Axis, finite, text, tick_labels, ticks
+from fedabml.report.canvas import Axis, finite, text, tick_labels, ticks
+from fedabml.report.charts import DARK, LIGHT, PAGE, Look, Series, bars, histogram, line_chart, ranges, scatter
 
 NAN = float("nan")
 SVG = "{http://www.w3.org/2000/svg}"
