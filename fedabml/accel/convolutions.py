@@ -1,16 +1,18 @@
-"""Convolutions (and products) of many clients, each with weights of its own, as matrix products.
+"""Convolutions and products of many clients, each with weights of its own, as batched matrix products.
 
-What `vmap` makes of a convolution is one with a group per client, for which libraries have no good kernels. Here the
-patches of every client's images are the rows of a matrix, and all clients' products are one batched product:
+`vmap` turns a convolution into one with a group per client, for which libraries have no good kernels. Here the patches
+of every client's images are the rows of a matrix, and all clients' products are one batched product:
 
     y = P(x) w      ∂w = P(x)ᵀ g      ∂x = Pᵀ(g wᵀ)      P: the patches; Pᵀ adds every patch where it came from
 
-The three are bilinear and each other's derivatives, so they can be differentiated any number of times. They have an
-axis of lanes, x [lanes, n, channels, height, width] and w [lanes, out, channels, a, b]; a further `vmap` makes more
-lanes or, where all share their images, more output channels.
+The three are bilinear and each other's derivatives, so they can be differentiated any number of times. Their shapes are
+x [lanes, n, channels, height, width], w [lanes, out, channels, a, b] and y, g [lanes, n, out, out height, out width]. A
+further `vmap` makes more lanes or, where all share their images, more output channels.
 
 A linear layer is x wᵀ, and its derivatives are such products, too: ∂x = g (wᵀ)ᵀ and ∂w = gᵀ (xᵀ)ᵀ, all by one kernel,
-which reads its operands as they lie and leaves ∂w as the weights lie.
+which reads operands of any strides and writes ∂w in the layout of the weights.
+
+The engine enters `Products` on a GPU and `Narrow` on a CPU while a network runs; modules are not rewritten.
 """
 
 from __future__ import annotations
@@ -29,38 +31,38 @@ from .operators import compiler_is_tracing, kernel, operator, triton_usable
 
 Pair = Sequence[int]
 
-LIMIT = 1 << 30  # bytes of patches at once; more images are taken in turns
-ALIGN = 8  # numbers to which the length of a patch is filled up, or tensor cores cannot be used
-LARGE = 3 << 29  # operations of a lane's convolution from which it fills a GPU
-LONG = 512  # numbers whose sum takes long, where there are few such sums
-BUSY = 512  # products that keep a GPU busy; a sum over fewer is cut in pieces
-GRID = 65_000  # lanes of a kernel
-TILE = 16  # places of a pooling's tile, each of which is an operation
-SMALL = 1 << 27  # operations of a lane's product of matrices from which a library is faster than our kernel
+LIMIT = 1 << 30  # bytes of patches at once; with more, images are taken in turns
+ALIGN = 8  # a patch is padded to a multiple of this length, which tensor cores need
+LARGE = 3 << 29  # operations from which one lane's convolution fills a GPU
+LONG = 512  # terms from which a sum is cut in pieces, where there are few such sums
+BUSY = 512  # products that keep a GPU busy; with fewer, sums are cut in pieces
+GRID = 65_000  # lanes that one kernel can have
+TILE = 16  # largest tile of a pooling, each place of which is an operation
+SMALL = 1 << 27  # operations of a lane's matrix product from which a library is faster than our kernel
 NARROW = 16  # most outputs, and
 DEEP = 256  # least inputs, of a layer that a CPU multiplies faster with the weights first
 
 
 class Shape(NamedTuple):
-    """The geometry of a convolution."""
+    """The geometry of a convolution, each entry (vertical, horizontal)."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
-    size: tuple[int, int]  # of the images
+    size: tuple[int, int]  # height and width of the images
 
     @property
     def out(self) -> tuple[int, int]:
-        """Of the outputs."""
+        """Height and width of the outputs."""
         return tuple(  # type: ignore[return-value]
             (s + 2 * p - d * (k - 1) - 1) // t + 1
             for k, t, p, d, s in zip(self.kernel, self.stride, self.padding, self.dilation, self.size, strict=True)
         )
 
 
-def _room(x: Tensor, length: int, shape: Shape) -> list[int]:
-    """How many images to take in each turn."""
+def _images_per_turn(x: Tensor, length: int, shape: Shape) -> list[int]:
+    """Return how many images to take in each turn, for patches of a length within `LIMIT`."""
     lanes, n = x.shape[:2]
     each = lanes * shape.out[0] * shape.out[1] * length * x.element_size()
     turns = min(n, -(-n * each // LIMIT))
@@ -68,7 +70,7 @@ def _room(x: Tensor, length: int, shape: Shape) -> list[int]:
 
 
 def _image(x: Tensor, padding: Pair, channels: int = 0) -> Tensor:
-    """Images with their channels last, so many of them, and with their padding, [lanes, n, height, width, channels]."""
+    """Return padded images channels-last, [lanes, n, height, width, channels], with at least `channels` channels."""
     image, (top, left) = x.movedim(2, -1), padding
     more = max(0, channels - x.shape[2])
     if top or left or more:
@@ -77,12 +79,12 @@ def _image(x: Tensor, padding: Pair, channels: int = 0) -> Tensor:
 
 
 def _channels(channels: int) -> int:
-    """How many our kernels want: those of a pixel are read at once."""
+    """Return how many channels our kernels want, which read those of a pixel at once."""
     return -(-channels // 8) * 8 if channels > 4 else 4
 
 
 def _patches(x: Tensor, shape: Shape) -> Tensor:
-    """P(x): [lanes, n · out height · out width, kernel · channels and padding]."""
+    """Return P(x), [lanes, n · out height · out width, kernel · channels, padded to a multiple of ALIGN]."""
     lanes, n, channels = x.shape[:3]
     (a, b), (down, right), (dy, dx) = shape.kernel, shape.stride, shape.dilation
     image = _image(x, shape.padding)
@@ -94,33 +96,33 @@ def _patches(x: Tensor, shape: Shape) -> Tensor:
     rows, length = n * shape.out[0] * shape.out[1], a * b * channels
     if length % ALIGN == 0 or compiler_is_tracing():
         return F.pad(view.reshape(lanes, rows, length), (0, -length % ALIGN))
-    filled = x.new_zeros(lanes, n, *shape.out, -(-length // ALIGN) * ALIGN)  # one pass fewer
+    filled = x.new_zeros(lanes, n, *shape.out, -(-length // ALIGN) * ALIGN)  # one pass less over memory than F.pad
     filled[..., :length].unflatten(-1, (a, b, channels)).copy_(view)
     return filled.view(lanes, rows, -1)
 
 
 def _matrix(w: Tensor) -> Tensor:
-    """The weights, [lanes, kernel · channels, out]."""
+    """Return the weights as matrices, [lanes, kernel · channels, out]."""
     return w.movedim(1, -1).movedim(1, -2).flatten(1, 3)
 
 
 def _rows(g: Tensor) -> Tensor:
-    """Outputs as rows, [lanes, n · height · width, out]."""
+    """Return outputs as rows, [lanes, n · height · width, out]."""
     return g.movedim(2, -1).flatten(1, 3)
 
 
-def _coarse(x: Tensor) -> bool:
-    """Whether what is multiplied may be rounded first."""
+def _rounds_products(x: Tensor) -> bool:
+    """Return whether factors may be rounded to TF32 or bfloat16 before they are multiplied."""
     return x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32)
 
 
-def _ours(x: Tensor, shape: Shape) -> bool:
-    """Whether our own kernels serve, which make no patches. A grid has so many lanes at most."""
-    return _capable(x) and shape.dilation == (1, 1) and len(x) <= GRID
+def _kernel_serves(x: Tensor, shape: Shape) -> bool:
+    """Return whether our own kernels, which store no patches, can compute a convolution of this shape."""
+    return _has_kernels(x) and shape.dilation == (1, 1) and len(x) <= GRID
 
 
-def _capable(x: Tensor) -> bool:
-    """Whether a tensor's device and type are those of our kernels."""
+def _has_kernels(x: Tensor) -> bool:
+    """Return whether a tensor has a device and a type that our kernels support."""
     if not x.is_cuda or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return False
     return triton_usable() and torch.cuda.get_device_capability(x.device) >= (
@@ -130,13 +132,13 @@ def _capable(x: Tensor) -> bool:
 
 
 def _large(x: Tensor, channels: int, out: int, shape: Shape) -> bool:
-    """Whether one lane alone keeps a GPU busy. Then a library, one lane after another, is faster than patches."""
+    """Return whether one lane alone keeps a GPU busy: then a library, lane by lane, is faster than patches."""
     places = shape.out[0] * shape.out[1] * shape.kernel[0] * shape.kernel[1]
     return x.is_cuda and 2 * x.shape[1] * places * channels * out >= LARGE
 
 
 def _one_by_one(convolution: Callable[..., Tensor], *operands: Tensor, coarse: bool) -> Tensor:
-    """A convolution, or a derivative of it, lane by lane; for tensor cores the channels are last in memory."""
+    """Compute a convolution, or a derivative of it, lane by lane; channels-last where tensor cores are used."""
     if not coarse:
         return torch.stack([convolution(*lane) for lane in zip(*(t.contiguous() for t in operands), strict=True)])
     dense = [t.movedim(2, -1).contiguous().movedim(-1, 2) for t in operands]
@@ -144,44 +146,47 @@ def _one_by_one(convolution: Callable[..., Tensor], *operands: Tensor, coarse: b
 
 
 def _derivative(g: Tensor, x: Tensor, w: Tensor, shape: Shape, which: int) -> Tensor:
-    """∂x (0) or ∂w (1) of one lane, by the library."""
+    """Return ∂x (which = 0) or ∂w (which = 1) of one lane, by the library."""
     geometry = (shape.stride, shape.padding, shape.dilation, False, (0, 0), 1, [which == 0, which == 1, False])
     return torch.ops.aten.convolution_backward(g, x, w, None, *geometry)[which]
 
 
 def _forward(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
-    if _ours(x, shape):
-        return _convolved(x, w, shape)
+    """Return y, by our kernel, by a library lane by lane, or by products of patches."""
+    if _kernel_serves(x, shape):
+        return _convolve(x, w, shape)
     if _large(x, x.shape[2], w.shape[1], shape):
-        return _one_by_one(lambda x, w: F.conv2d(x, w, None, *shape[1:4]), x, w, coarse=_coarse(x))
+        return _one_by_one(lambda x, w: F.conv2d(x, w, None, *shape[1:4]), x, w, coarse=_rounds_products(x))
     matrix = _matrix(w)
     matrix = F.pad(matrix, (0, 0, 0, -matrix.shape[1] % ALIGN))
-    parts = [torch.bmm(_patches(part, shape), matrix) for part in x.split(_room(x, matrix.shape[1], shape), 1)]
+    parts = [
+        torch.bmm(_patches(part, shape), matrix) for part in x.split(_images_per_turn(x, matrix.shape[1], shape), 1)
+    ]
     out = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     return out.unflatten(1, (x.shape[1], *shape.out)).movedim(-1, 2)
 
 
-def _convolved(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
-    """A convolution by our kernel."""
+def _convolve(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
+    """Return y by our kernel."""
     many = _channels(x.shape[2])
     image, filled = _image(x, shape.padding, many), F.pad(w, (0, 0, 0, 0, 0, many - x.shape[2]))
     long = filled.movedim(2, -1).flatten(2, 4).contiguous()  # [lanes, out, kernel · channels]
-    out = torch.ops.fedabml.convolve(image, long, shape.kernel, shape.stride, shape.out, _coarse(x))
+    out = torch.ops.fedabml.convolve(image, long, shape.kernel, shape.stride, shape.out, _rounds_products(x))
     return out.unflatten(1, (x.shape[1], *shape.out)).movedim(-1, 2)
 
 
 def _to_weights(x: Tensor, g: Tensor, shape: Shape) -> Tensor:
-    """∂w."""
+    """Return ∂w, in the same three ways as `_forward`."""
     (a, b), channels = shape.kernel, x.shape[2]
-    if not _ours(x, shape) and _large(x, x.shape[2], g.shape[2], shape):
+    if not _kernel_serves(x, shape) and _large(x, x.shape[2], g.shape[2], shape):
         like = x.new_zeros(g.shape[2], channels, a, b)  # of the weights only the shape matters
-        return _one_by_one(lambda x, g: _derivative(g, x, like, shape, 1), x, g, coarse=_coarse(x))
-    if _ours(x, shape):
+        return _one_by_one(lambda x, g: _derivative(g, x, like, shape, 1), x, g, coarse=_rounds_products(x))
+    if _kernel_serves(x, shape):
         image, rows = _image(x, shape.padding, _channels(channels)), _rows(g).contiguous()
         total = torch.ops.fedabml.to_weights(image, rows, shape.kernel, shape.stride, shape.out)
         total = total.unflatten(1, (a * b, -1))[:, :, :channels].flatten(1, 2)
     else:
-        room = _room(x, a * b * channels, shape)
+        room = _images_per_turn(x, a * b * channels, shape)
         pairs = zip(x.split(room, 1), g.split(room, 1), strict=True)
         parts = [_product(_patches(part, shape), _rows(own), part.shape[1]) for part, own in pairs]
         total = sum(parts[1:], parts[0]).to(x.dtype)
@@ -189,29 +194,29 @@ def _to_weights(x: Tensor, g: Tensor, shape: Shape) -> Tensor:
 
 
 def _product(patches: Tensor, rows: Tensor, images: int) -> Tensor:
-    """patchesᵀ rows, summed over images in pieces, so that there are enough products to share out."""
+    """Return patchesᵀ rows, summed over images in pieces, so that there are enough products to keep a GPU busy."""
     lanes, length, out = len(rows), patches.shape[-1], rows.shape[-1]
     tiles = lanes * -(-length // 64) * -(-out // 64)
     pieces = next((k for k in range(1, images + 1) if images % k == 0 and k * tiles >= BUSY), images)
-    cut = lambda t: t.unflatten(1, (pieces, -1)).flatten(0, 1)  # noqa: E731
+    patches, rows = (t.unflatten(1, (pieces, -1)).flatten(0, 1) for t in (patches, rows))
     sums = torch.promote_types(rows.dtype, torch.float32)
-    return torch.bmm(cut(patches).mT, cut(rows)).unflatten(0, (lanes, pieces)).sum(1, dtype=sums)
+    return torch.bmm(patches.mT, rows).unflatten(0, (lanes, pieces)).sum(1, dtype=sums)
 
 
 def _to_images(g: Tensor, w: Tensor, shape: Shape) -> Tensor:
-    """∂x."""
+    """Return ∂x, in the same three ways as `_forward`."""
     (height, width), (a, b) = shape.size, shape.kernel
-    if _ours(g, shape) and shape.stride == (1, 1) and height * width <= 3 * shape.out[0] * shape.out[1]:
-        top, left = shape.padding  # a convolution with the kernel turned around
+    if _kernel_serves(g, shape) and shape.stride == (1, 1) and height * width <= 3 * shape.out[0] * shape.out[1]:
+        top, left = shape.padding  # ∂x is a convolution with the kernel rotated by 180°
         back = Shape((a, b), (1, 1), (a - 1 - top, b - 1 - left), (1, 1), shape.out)
-        return _convolved(g, w.flip(3, 4).movedim(1, 2), back)
+        return _convolve(g, w.flip(3, 4).movedim(1, 2), back)
     if _large(g, w.shape[2], w.shape[1], shape):
         like = g.new_zeros(g.shape[1], w.shape[2], height, width)
-        return _one_by_one(lambda g, w: _derivative(g, like, w, shape, 0), g, w, coarse=_coarse(g))
+        return _one_by_one(lambda g, w: _derivative(g, like, w, shape, 0), g, w, coarse=_rounds_products(g))
     matrix = w.movedim(2, -1).flatten(2, 4)
-    kernel = torch.ops.fedabml.gather if g.is_cuda and triton_usable() else _scattered
+    kernel = torch.ops.fedabml.gather if g.is_cuda and triton_usable() else _scatter
     parts = []
-    for part in g.split(_room(g, matrix.shape[2], shape), 1):
+    for part in g.split(_images_per_turn(g, matrix.shape[2], shape), 1):
         patches = torch.bmm(_rows(part), matrix).flatten(0, 1)
         images = len(g) * part.shape[1]
         image = kernel(patches, images, w.shape[2], *shape, shape.out)
@@ -219,11 +224,11 @@ def _to_images(g: Tensor, w: Tensor, shape: Shape) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def _scattered(
+def _scatter(
     patches: Tensor, images: int, channels: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, size: Pair,
     out: Pair,
 ) -> Tensor:  # fmt: skip
-    """Pᵀ: every place of the kernel adds its part of the patches to the images."""
+    """Return Pᵀ of patches: every place of the kernel adds its part of the patches to the images."""
     parts = patches.view(images, *out, *kernel, channels)
     sums = torch.float32 if patches.dtype == torch.bfloat16 else patches.dtype
     image = patches.new_zeros(images, *(s + 2 * p for s, p in zip(size, padding, strict=True)), channels, dtype=sums)
@@ -266,7 +271,7 @@ operator(
 
 
 def _lanes(info: Any, dims: Sequence[int | None], a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Both operands with the axis that vmap adds as part of their lanes."""
+    """Return both operands with the axis that vmap adds merged into their lanes."""
     many = info.batch_size
     wide = [
         t.unsqueeze(0).expand(many, *t.shape) if d is None else t.movedim(d, 0)
@@ -276,12 +281,12 @@ def _lanes(info: Any, dims: Sequence[int | None], a: Tensor, b: Tensor) -> tuple
 
 
 def _flat(x: Tensor) -> Tensor:
-    """The first two axes as one. If that takes a copy, what is turned stays so."""
+    """Return x with its first two axes merged; if that takes a copy, a transposed matrix stays transposed."""
     return x.mT.flatten(0, 1).mT if x.stride(-2) == 1 != x.stride(-1) else x.flatten(0, 1)
 
 
 class _Product(Function):
-    """What they have in common."""
+    """A bilinear function of two tensors with lanes: what it saves, and its vmap by more lanes."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -291,13 +296,13 @@ class _Product(Function):
         ctx.save_for_forward(a, b)
 
     @classmethod
-    def spread(cls, info: Any, dims: Any, a: Tensor, b: Tensor, *shape: Shape) -> tuple[Tensor, int]:
+    def with_more_lanes(cls, info: Any, dims: Any, a: Tensor, b: Tensor, *shape: Shape) -> tuple[Tensor, int]:
         out = cls.apply(*_lanes(info, dims, a, b), *shape)
         return out.unflatten(0, (info.batch_size, -1)), 0
 
 
 class Convolve(_Product):
-    """y of x and w."""
+    """y, a function of x and w."""
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
@@ -316,13 +321,13 @@ class Convolve(_Product):
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, shape: Shape) -> Any:
         if dims[0] is not None:
-            return Convolve.spread(info, dims, x, w, shape)
-        wide = w.movedim(dims[1], 1).flatten(1, 2)  # all have the same images: more channels of one output
+            return Convolve.with_more_lanes(info, dims, x, w, shape)
+        wide = w.movedim(dims[1], 1).flatten(1, 2)  # lanes that share their images are more output channels
         return Convolve.apply(x, wide, shape).unflatten(2, (info.batch_size, -1)), 2
 
 
 class ToWeights(_Product):
-    """∂w of x and g."""
+    """∂w, a function of x and g."""
 
     @staticmethod
     def forward(x: Tensor, g: Tensor, shape: Shape) -> Tensor:
@@ -341,13 +346,13 @@ class ToWeights(_Product):
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, g: Tensor, shape: Shape) -> Any:
         if dims[0] is not None:
-            return ToWeights.spread(info, dims, x, g, shape)
+            return ToWeights.with_more_lanes(info, dims, x, g, shape)
         wide = g.movedim(dims[1], 2).flatten(2, 3)
         return ToWeights.apply(x, wide, shape).unflatten(1, (info.batch_size, -1)), 1
 
 
 class ToImages(_Product):
-    """∂x of g and w."""
+    """∂x, a function of g and w."""
 
     @staticmethod
     def forward(g: Tensor, w: Tensor, shape: Shape) -> Tensor:
@@ -365,18 +370,18 @@ class ToImages(_Product):
 
     @staticmethod
     def vmap(info: Any, dims: Any, g: Tensor, w: Tensor, shape: Shape) -> Any:
-        return ToImages.spread(info, dims, g, w, shape)
+        return ToImages.with_more_lanes(info, dims, g, w, shape)
 
 
-def _multiplied(a: Tensor, b: Tensor) -> Tensor:
-    """a bᵀ."""
-    if not _capable(a) or 2 * a.shape[1] * b.shape[1] * a.shape[2] >= SMALL:
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
+    """Return a bᵀ, by our kernel where it is faster."""
+    if not _has_kernels(a) or 2 * a.shape[1] * b.shape[1] * a.shape[2] >= SMALL:
         return torch.bmm(a, b.mT)
-    return torch.ops.fedabml.multiply(_readable(a), _readable(b), _coarse(a))
+    return torch.ops.fedabml.multiply(_dense(a), _dense(b), _rounds_products(a))
 
 
-def _readable(x: Tensor) -> Tensor:
-    """As it is, if rows or columns of it are in a piece; an expanded one has no layout that compilers keep."""
+def _dense(x: Tensor) -> Tensor:
+    """Return x itself if its rows or columns are contiguous, else a copy; compilers keep no layout of expanded ones."""
     return x if 1 in x.stride()[1:] and 0 not in x.stride() else x.contiguous()
 
 
@@ -385,7 +390,7 @@ class Multiply(_Product):
 
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
-        return _multiplied(a, b)
+        return _multiply(a, b)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
@@ -399,35 +404,40 @@ class Multiply(_Product):
     @staticmethod
     def vmap(info: Any, dims: Any, a: Tensor, b: Tensor) -> Any:
         many = info.batch_size
-        if dims[1] is None:  # what is shared meets more rows of the other
+        if dims[1] is None:  # b is shared: a has more rows
             return Multiply.apply(a.movedim(dims[0], 1).flatten(1, 2), b).unflatten(1, (many, -1)), 1
-        if dims[0] is None and b.numel() <= many * a.numel():  # weights, of which that takes a copy
+        if dims[0] is None and b.numel() <= many * a.numel():  # a is shared: b has more rows, which takes a copy of b
             return Multiply.apply(a, b.movedim(dims[1], 1).flatten(1, 2)).unflatten(2, (many, -1)), 2
-        return Multiply.spread(info, dims, a, b)
+        return Multiply.with_more_lanes(info, dims, a, b)
 
 
 def conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any = 1, padding: Any = 0, dilation: Any = 1
 ) -> Tensor:
-    """`torch.nn.functional.conv2d` of one client, whose vmap is a batched matrix product."""
-    pair = lambda v: (v, v) if isinstance(v, int) else tuple(v)  # noqa: E731
-    shape = Shape(pair(weight.shape[2:]), pair(stride), pair(padding), pair(dilation), pair(x.shape[2:]))
+    """Compute `torch.nn.functional.conv2d` of one client; its vmap is a batched matrix product."""
+    geometry = (weight.shape[2:], stride, padding, dilation, x.shape[2:])
+    shape = Shape(*map(_pair, geometry))
     out = Convolve.apply(x.unsqueeze(0), weight.unsqueeze(0), shape).squeeze(0)
     return out if bias is None else out + bias.view(-1, 1, 1)
 
 
+def _pair(value: Any) -> tuple[int, int]:
+    """Return (v, v) for a number, else the sequence as a tuple."""
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`torch.nn.functional.linear` of one client, whose vmap is a product of ours where that serves."""
-    if x.ndim > 1 and x.dtype == weight.dtype and _capable(x):
+    """Compute `torch.nn.functional.linear` of one client; its vmap is our product of lanes where there are kernels."""
+    if x.ndim > 1 and x.dtype == weight.dtype and _has_kernels(x):
         out = Multiply.apply(x.flatten(0, -2).unsqueeze(0), weight.unsqueeze(0)).view(*x.shape[:-1], len(weight))
         return out if bias is None else out + bias
     return _linear(x, weight, bias)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The same by a library. A long sum is cut in pieces, so that there is more to share out.
+    """Compute it by a library. A long sum is cut in pieces, so that there is more to compute at once.
 
-    What tensor cores multiply takes too little time for that.
+    Products by tensor cores take too little time for that to pay.
     """
     many, exact = weight.shape[-1], x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
     pieces = next((k for k in (8, 7, 6, 5, 4) if many % k == 0), 1) if many >= LONG and x.ndim == 2 and exact else 1
@@ -439,9 +449,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class Pool(Function):
-    """The largest of each tile, and which of its numbers, row by row, that is: the first, as torch has it.
+    """Max pooling: the largest number of each tile and its place in the tile, row by row; the first, as in torch.
 
-    As plain arithmetic: of torch's own derivative a compiler makes a kernel that looks every place up.
+    It is written as plain arithmetic, because a compiler makes a slow kernel with lookups of torch's own derivative.
     """
 
     generate_vmap_rule = True
@@ -466,38 +476,37 @@ class Pool(Function):
     def backward(ctx: Any, g: Tensor, _: Tensor) -> Any:
         (place,), (a, b) = ctx.saved_tensors, ctx.tile
         numbers = torch.arange(a * b, dtype=torch.uint8, device=g.device).view(a, 1, b)
-        spread = lambda t: t.unsqueeze(-1).unsqueeze(-3)  # noqa: E731
-        tiles = torch.where(spread(place) == numbers, spread(g), 0)
+        place, g = (t.unsqueeze(-1).unsqueeze(-3) for t in (place, g))
+        tiles = torch.where(place == numbers, g, 0)
         return tiles.flatten(-2).flatten(-3, -2), None, None
 
 
 def _tile(
     x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, **others: bool
 ) -> tuple[int, int] | None:
-    """The tile of a pooling whose tiles cover the images, and not each other, and are small; else None."""
-    pair = lambda v: (v, v) if isinstance(v, int) else tuple(v)  # noqa: E731
-    tile = pair(kernel_size)
+    """Return the tile of a pooling whose small tiles cover the images without overlap; None for any other."""
+    tile = _pair(kernel_size)
     if len(tile) != 2 or tile[0] * tile[1] > TILE:
         return None
     covers = all(many % own == 0 for many, own in zip(x.shape[-2:], tile, strict=True))
-    apart = (pair(stride or kernel_size), pair(padding), pair(dilation)) == (tile, (0, 0), (1, 1))
+    apart = (_pair(stride or kernel_size), _pair(padding), _pair(dilation)) == (tile, (0, 0), (1, 1))
     return tile if covers and apart else None
 
 
 class Products(TorchFunctionMode):
-    """Takes the place of `conv2d` and `linear` and, for a compiler, of `max_pool2d` wherever a module calls them."""
+    """Replaces `conv2d`, `linear` and, for a compiler, `max_pool2d` wherever a module calls them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.conv2d:
             names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-            told = dict(zip(names, args, strict=False)) | kwargs
-            x, weight = told.pop("input"), told.pop("weight")
-            if told.pop("groups", 1) == 1 and x.ndim == 4 and not isinstance(told.get("padding"), str):
-                return conv2d(x, weight, told.pop("bias", None), **told)
+            named = dict(zip(names, args, strict=False)) | kwargs
+            x, weight = named.pop("input"), named.pop("weight")
+            if named.pop("groups", 1) == 1 and x.ndim == 4 and not isinstance(named.get("padding"), str):
+                return conv2d(x, weight, named.pop("bias", None), **named)
         if func is F.linear:
-            told = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-            return linear(told["input"], told["weight"], told.get("bias"))
+            named = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+            return linear(named["input"], named["weight"], named.get("bias"))
         if func is F.max_pool2d and compiler_is_tracing() and not kwargs.get("return_indices"):
             tile = _tile(*args, **kwargs)
             if tile:
@@ -506,21 +515,21 @@ class Products(TorchFunctionMode):
 
 
 class Narrow(TorchFunctionMode):
-    """Takes the place of `linear`, on a CPU, where few outputs are sums of many inputs.
+    """Replaces `linear`, on a CPU, in layers with few outputs and many inputs.
 
-    x wᵀ has as few columns then, and a library's kernels, which compute several columns at once, have little to do;
-    w xᵀ has a column for every example. The result lies in memory as theirs does: a module may `view` it.
+    There x wᵀ has few columns, and a library's kernels, which compute several columns at once, have little to do; w xᵀ
+    has a column for every example. The result is contiguous, as a library's is: a module may `view` it.
     """
 
     @staticmethod
     def suits(shape: Sequence[int]) -> bool:
-        """Whether weights of this shape may be such a layer's. A network without any needs no such mode."""
+        """Return whether weights of this shape may belong to such a layer. A network without any needs no such mode."""
         return len(shape) == 2 and shape[0] <= NARROW and shape[1] >= DEEP
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.linear:
-            told = dict(zip(("input", "weight", "bias"), args, strict=False)) | (kwargs or {})
-            x, weight, bias = told["input"], told["weight"], told.get("bias")
+            named = dict(zip(("input", "weight", "bias"), args, strict=False)) | (kwargs or {})
+            x, weight, bias = named["input"], named["weight"], named.get("bias")
             if x.ndim == 2 and self.suits(weight.shape):
                 out = torch.mm(weight, x.t()).t()
                 return (out if bias is None else out + bias).contiguous()

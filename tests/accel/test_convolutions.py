@@ -41,7 +41,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(convolutions, "LIMIT", 2000)
     if "one by one" in request.param:
         monkeypatch.setattr(convolutions, "_large", lambda *_: True)
-        monkeypatch.setattr(convolutions, "_coarse", lambda *_: "last" in request.param)
+        monkeypatch.setattr(convolutions, "_rounds_products", lambda *_: "last" in request.param)
 
 
 @pytest.mark.usefixtures("way")
@@ -90,7 +90,7 @@ def test_a_patch_is_worked_out_by_hand():
     shape = Shape((2, 2), (1, 1), (0, 0), (1, 1), (3, 3))
     patches = convolutions._patches(x, shape)[0, :, :4]
     assert patches.tolist() == [[0, 1, 3, 4], [1, 2, 4, 5], [3, 4, 6, 7], [4, 5, 7, 8]]
-    back = convolutions._scattered(torch.ones(4, 4), 1, 1, *shape, shape.out)
+    back = convolutions._scatter(torch.ones(4, 4), 1, 1, *shape, shape.out)
     assert back[0, :, :, 0].tolist() == [[1, 2, 1], [2, 4, 2], [1, 2, 1]]  # how many patches hold each pixel
 
 
@@ -136,7 +136,7 @@ def test_long_sums_in_pieces_are_the_same_sums(inputs):
 @pytest.fixture
 def ours(monkeypatch):
     """As where our kernel serves, but for the kernel itself."""
-    monkeypatch.setattr(convolutions, "_capable", lambda x: x.dtype == torch.float64)
+    monkeypatch.setattr(convolutions, "_has_kernels", lambda x: x.dtype == torch.float64)
     monkeypatch.setattr(convolutions, "SMALL", 0)
 
 
@@ -203,7 +203,7 @@ class TestLinear:
         noise = Noise("local", uses=uses(network, (7,)))
         key, x = torch.tensor(1), matrices((6, 7))[0]
         calls = []
-        monkeypatch.setattr(convolutions, "_multiplied", lambda a, b: calls.append(a.shape) or torch.bmm(a, b.mT))
+        monkeypatch.setattr(convolutions, "_multiply", lambda a, b: calls.append(a.shape) or torch.bmm(a, b.mT))
         with Products():
             ours = noise.outputs(network, q, x, key, key)[0]
         assert len(calls) == 4  # means and variances of two layers
@@ -213,14 +213,14 @@ class TestLinear:
 def test_what_the_kernel_cannot_read_is_copied():
     x = torch.zeros(2, 4, 6)
     for fine in (x, x.mT, x[:, 1:, :3], x[:, ::2]):
-        assert convolutions._readable(fine) is fine
+        assert convolutions._dense(fine) is fine
     for other in (x[:, ::2, ::2], x[:1].expand(2, 4, 6), x[:, :1].expand(2, 4, 6)):
-        assert convolutions._readable(other).is_contiguous()
+        assert convolutions._dense(other).is_contiguous()
 
 
 def test_bfloat16_sums_in_float32():
     patches = torch.ones(1 * 30 * 30, 9, dtype=torch.bfloat16) * 0.3
-    image = convolutions._scattered(patches, 1, 1, (3, 3), (1, 1), (0, 0), (1, 1), (32, 32), (30, 30))
+    image = convolutions._scatter(patches, 1, 1, (3, 3), (1, 1), (0, 0), (1, 1), (32, 32), (30, 30))
     assert image.dtype == torch.bfloat16
     assert image[0, 5, 5, 0].float() == pytest.approx(9 * float(patches[0, 0]), rel=2**-8)
 

@@ -313,7 +313,7 @@ def test_what_products_read_is_settled_once(monkeypatch):
 
     library = torch.library.Library("fedabml", "IMPL")
     library.impl("multiply", lambda a, b, coarse: torch.bmm(a, b.mT), "CPU")  # as on a GPU
-    monkeypatch.setattr(convolutions, "_capable", lambda x: True)
+    monkeypatch.setattr(convolutions, "_has_kernels", lambda x: True)
 
     def one(w, x):
         def cost(w):

@@ -175,7 +175,7 @@ def test_the_kernel_folds_as_plain_operations_do():
     extreme = [0, 1, -1, 15, 1 << 20, 2**31 - 1, -(2**31), 2**32, 2**62, 2**63 - 1, -(2**63)]
     wild = lambda *size: torch.randint(-(2**63), 2**63 - 1, size, device="cuda")
     ends, many = torch.tensor(extreme, device="cuda"), wild(6, 3)
-    assert rng._ours(ends)
+    assert rng._uses_kernel(ends)
 
     def made():
         yield from (rng.fold(ends, value) for value in extreme)
