@@ -96,12 +96,16 @@ class Engine:
         return float(loss)
 
     def warm_up(self) -> None:
-        """Train one more round, and then until recorded steps have been compiled; choose how many rounds are timed."""
+        """Train rounds until steps are recorded and compiled where they will be; choose how many rounds are timed."""
         once, began = _seconds(self.step), time.perf_counter()
         if self.device.type == "cuda":
             self.many = min(BLOCK, max(1, int(0.1 / once)))
-        while not self.executor.settled and time.perf_counter() - began < SETTLE:
+        while not self._is_warm() and time.perf_counter() - began < SETTLE:
             self.step()
+
+    def _is_warm(self) -> bool:
+        often = self.executor.policy.record_after
+        return self.executor.settled and all(count >= often for count in self.executor.taken.values())
 
     def timed(self) -> float:
         """Return the seconds of a round, as the mean of `many`; raises TrainingError if training diverges."""
