@@ -82,19 +82,19 @@ def compare(
     from ..experiments.compare import Request, configs
     from ..experiments.compare import compare as run
 
-    asked = run_options(ctx)
+    options = run_options(ctx)
     saved = None
     if resume:
-        out = out or asked.folder("comparison")
+        out = out or options.folder("comparison")
         saved = Request.read(out)
-        asked.layers.insert(0, _layer(saved, out))
+        options.layers.insert(0, _layer(saved, out))
     if algorithms is None and saved is None:
         raise InputError("Name the algorithms to compare: --algorithms all, or names such as fedabml,fedavg-ft,local.")
     wanted = list(saved.rows) if saved and algorithms is None else parse_algorithms(algorithms or "")
-    rows = configs(wanted, *asked.layers, overrides=asked.overrides)
-    out = out or asked.folder("comparison")
+    rows = configs(wanted, *options.layers, overrides=options.overrides)
+    out = out or options.folder("comparison")
     board = CellProgress("comparing", quiet)
-    with followed(board, board.start, asked.key("dataset") or "", out, "compare") as callbacks:
+    with followed(board, board.start, options.key("dataset") or "", out, "compare") as callbacks:
         several = parse_seeds(seeds) if seeds else saved.seeds if saved else SEEDS
         found = run(rows, several, out=out, resume=resume, finished=finished or (), **callbacks)
     if not quiet:

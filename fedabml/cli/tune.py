@@ -124,22 +124,22 @@ def tune(
     from ..experiments.search_space import read_grid
     from ..experiments.tune import tune as run
 
-    asked = run_options(ctx)
-    own = asked.layers[1:] if preset else asked.layers  # a preset fixes nothing: it is only where the search starts
+    options = run_options(ctx)
+    own = options.layers[1:] if preset else options.layers  # a preset fixes nothing: it is only where the search starts
     saved: dict[str, Any] = {}
     if resume:
-        out = out or asked.folder("tuning")
+        out = out or options.folder("tuning")
         saved = request.read(out, "tune", ("algorithms", "run", "fixed"))
         before = saved["run"] | saved["fixed"]
-        own, asked = [before, *own], RunOptions([before, *asked.layers], asked.overrides)
+        own, options = [before, *own], RunOptions([before, *options.layers], options.overrides)
     if algorithms is None and not saved:
         raise InputError("Name the algorithms to tune: --algorithms all, or names such as fedabml,fedavg-ft,local.")
     wanted = list(saved["algorithms"]) if algorithms is None else parse_algorithms(algorithms)
-    plan = next(iter(configs(wanted, {"validation": SHARE}, *asked.layers, overrides=asked.overrides).values()))
-    fixed = {name: row.hyper for name, row in configs(wanted, *own, overrides=asked.overrides).items()}
-    out = out or asked.folder("tuning")
+    plan = next(iter(configs(wanted, {"validation": SHARE}, *options.layers, overrides=options.overrides).values()))
+    fixed = {name: row.hyper for name, row in configs(wanted, *own, overrides=options.overrides).items()}
+    out = out or options.folder("tuning")
     board = SearchProgress(quiet)
-    with followed(board, board.expect, asked.key("dataset") or "", out, "tune") as callbacks:
+    with followed(board, board.expect, options.key("dataset") or "", out, "tune") as callbacks:
         found = run(
             plan.with_changes(hyper={}, lr=None),
             None if algorithms and algorithms.strip(" ,") == "all" else wanted,

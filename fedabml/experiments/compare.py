@@ -151,7 +151,7 @@ class Request:
     def command(self, out: Path) -> str:
         """Return the shell command, which is right where labels are names of algorithms."""
         plain = self.setting.with_changes(algorithm=RunConfig.algorithm, hyper={})
-        options: Table = {"algorithms": ",".join(self.rows), "seeds": _seeds(self.seeds)} | plain.to_dict()
+        options: Table = {"algorithms": ",".join(self.rows), "seeds": seeds_flag(self.seeds)} | plain.to_dict()
         options |= {config.algorithm: dict(config.hyper) for config in self.rows.values()}
         return command("compare", flags(options), out)
 
@@ -390,7 +390,7 @@ def _list(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def _seeds(seeds: Sequence[int]) -> str:
+def seeds_flag(seeds: Sequence[int]) -> str:
     """Return seeds as --seeds takes them: how many, or which."""
     if list(seeds) == list(range(len(seeds))):
         return str(len(seeds))

@@ -98,7 +98,7 @@ def explained(found: Comparison, behind: bool = False) -> list[str]:
             )
         else:
             lines.append(
-                f"{best} by a paired t-test over {clients} clients {level}. That tells of "
+                f"{best} by a paired t-test over {clients} clients {level}. That holds for "
                 f"{'this seed' if count == 1 else 'these two seeds'} alone: for others give at least "
                 f"--seeds {SEEDS_TO_TEST}."
             )

@@ -34,7 +34,7 @@ from ..files.sheets import csv_text
 from ..runs import presets
 from ..runs.config import RunConfig, Table, to_toml
 from ..runs.prepare import prepare
-from ..runs.request import command, flags
+from ..runs.request import command, flags, flat
 from .cell import MACHINE, Cell, Result
 from .ledger import Ledger
 from .request import claim, read
@@ -250,11 +250,10 @@ def tune_command(config: RunConfig, request: Table, out: Path) -> str:
     config = config.with_changes(**{name: getattr(RunConfig, name) for name in MACHINE})
     options = {name: request[name] or None for name in ("preset", "trials", "batch", "measure")}
     options |= {"algorithms": ",".join(request["algorithms"]), "seeds": ",".join(map(str, request["seeds"]))}
-    words = flags(options | config.to_dict() | request["fixed"])
-    for name, own in request.get("grid", {}).items():
-        for k, v in own.items() if name in REGISTRY else [("", own)]:
-            words += ["--grid", f"{name}{'.' * bool(k)}{k}={v if isinstance(v, str) else as_flag(v)}"]
-    return command("tune", words, out)
+    grid = tuple(
+        f"{name}={v if isinstance(v, str) else as_flag(v)}" for name, v in flat(request.get("grid", {})).items()
+    )
+    return command("tune", flags(options | config.to_dict() | request["fixed"] | {"grid": words}), out)
 
 
 def _trials_csv(found: Mapping[str, list[Trial]]) -> str:

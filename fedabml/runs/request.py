@@ -17,7 +17,7 @@ Changes = dict[str, tuple[Any, Any]]
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:
-    """Return options as words of a command line; a nested table becomes `--set TABLE.NAME=VALUE`."""
+    """Return options as words of a command line: a table as `--set TABLE.NAME=VALUE`, a tuple as a repeated flag."""
     words: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")
@@ -27,7 +27,8 @@ def flags(options: Mapping[str, Any]) -> list[str]:
         elif isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         elif value is not None:
-            words += [f"--{flag}", str(value)]
+            for each in value if isinstance(value, tuple) else (value,):
+                words += [f"--{flag}", str(each)]
     return words
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,7 +17,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from ...errors import InputError
 from ...report.charts import Series
 from ...runs.config import RunConfig, Table
+from ...runs.request import command, flags
 from ..cell import Cell, Result
+from ..compare import seeds_flag
 from ..request import read
 from . import numbers
 from .findings import Findings
@@ -81,17 +82,19 @@ class Request:
 
     def command(self, out: Path) -> str:
         """Return the shell command of this request."""
-        words = ["fedabml", "reproduce", self.experiment, "--protocol", self.protocol, *(["--quick"] * self.quick)]
-        for name in ("columns", "algorithms"):
-            words += [f"--{name}", ",".join(getattr(self, name))] if getattr(self, name) else []
-        several = ",".join(map(str, self.seeds)) if isinstance(self.seeds, tuple) else str(self.seeds)
-        words += ["--seeds", several if self.seeds != (self.seed_list[0],) else f"{several},"] if self.seeds else []
-        words += ["--trials", str(self.budget)] if self.protocol == "tuned" else []
-        words += [word for each in self.grid for word in ("--grid", each)]
-        words += ["--search-seed", str(self.search_seed)] if self.search_seed is not None else []
-        words += [word for file in self.chosen for word in ("--chosen", file)]
-        words += ["--dtype", self.dtype] if self.dtype != "float32" else []
-        return shlex.join([*words, "--out", str(out)])
+        options = {
+            "protocol": self.protocol,
+            "quick": self.quick or None,
+            "columns": ",".join(self.columns) or None,
+            "algorithms": ",".join(self.algorithms) or None,
+            "seeds": seeds_flag(self.seed_list) if self.seeds else None,
+            "trials": self.budget if self.protocol == "tuned" else None,
+            "grid": self.grid,
+            "search_seed": self.search_seed,
+            "chosen": self.chosen,
+            "dtype": None if self.dtype == "float32" else self.dtype,
+        }
+        return command("reproduce", [self.experiment, *flags(options)], out)
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ class Experiment(ABC):
         """Return the cells to run."""
 
     def then(self, context: Context, done: Sequence[Done]) -> list[Cell]:
-        """Return the further cells that the results of the first ones ask for."""
+        """Return the further cells that the results of the first ones lead to."""
         return []
 
     @abstractmethod

@@ -24,7 +24,7 @@ NAMES = {
     "fola": "FOLA",
 }
 
-LABELS = "+labels"  # after the name of a rival that is lent the label level
+LABELS = "+labels"  # after the name of a rival that also has the label level
 
 # Table 1, by system, in the order of its columns. The paper has no FedRep, FedBABU and FedPop on FashionMNIST, whose
 # model has no body. SCAFFOLD+FT on CIFAR-100 repeats its CIFAR-10 cells: probably a slip.
@@ -47,7 +47,7 @@ TABLE1: dict[str, tuple[float | None, ...]] = {
     "fedabml": (84.83, 75.34, 83.17, 64.80, 95.95, 96.57),
 }
 
-# Table 2: new clients on CIFAR-10 after so many epochs of fine-tuning.
+# Table 2: new clients on CIFAR-10 by the epochs of fine-tuning.
 EPOCHS = (0, 1, 2, 3, 4, 5, 8, 10)
 TABLE2: dict[str, dict[str, tuple[float, ...]]] = {
     "cifar10-2": {
@@ -73,18 +73,18 @@ TOY_DISTANCE = {10: 2.245, 100: 10.60}
 
 
 def table1(algorithm: str, column: str) -> float | None:
-    """A cell of Table 1; None where the paper has none. On CIFAR-100 the paper's network is a ResNet-18."""
+    """Return a cell of Table 1; None where the paper has none. On CIFAR-100 the paper's network is a ResNet-18."""
     own, column = TABLE1.get(algorithm.removesuffix("-plain")), column.removesuffix("-resnet")
     return own[TABLE1_COLUMNS.index(column)] if own and column in TABLE1_COLUMNS else None
 
 
 def table2(algorithm: str, column: str) -> tuple[float, ...] | None:
-    """A line of Table 2; None where the paper has none."""
+    """Return a line of Table 2; None where the paper has none."""
     return TABLE2.get(column, {}).get(algorithm.removesuffix("-plain"))
 
 
 def name(algorithm: str, protocol: str = "paper") -> str:
-    """What a row is called: under `tuned`, FedABML has the label level and the paper's own model is `-plain`."""
+    """Return the name of a row: under `tuned`, FedABML has the label level and the paper's own model is `-plain`."""
     if algorithm == "fedabml-plain":
         return "FedABML, no label level"
     if algorithm == "fedabml" and protocol == "tuned":

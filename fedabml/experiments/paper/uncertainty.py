@@ -6,11 +6,11 @@ curve per client, and claims that FedABML's is low inside and high outside. Besi
 entropy, of mutual information, of 1 − max p and of surprise, pooled and per client; ECE, NLL and Brier of the client's
 own data.
 
-With a label level a client gives classes that it never saw almost no probability: that must hurt on other classes. Of a
-client whose labels shift away from its counts, so that a share of its samples are of classes that it never saw, the
-accuracy is (1 − share) of that on its own classes and the share of that on the others; where the level no longer pays
-is said. Entropy under the label level is then the wrong question; surprise (`evaluation.predictions.surprise`) asks the
-network alone.
+With a label level a client gives classes that it never saw almost no probability: that must hurt on other classes. If
+a client's labels shift, so that a share s of its samples are of classes that it never saw, its accuracy is (1 − s)
+times that on its own classes plus s times that on the others; the conclusions name the share above which the label
+level no longer pays. Entropy under the label level is then the wrong measure; surprise
+(`evaluation.predictions.surprise`) uses the network alone.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def _accuracies(cells: Sequence[Done]) -> tuple[list[float], list[float]]:
 
 # -- sentences ------------------------------------------------------------------------------------------------------
 def _order(named: Groups, measure: str) -> str:
-    """Name the methods by how well a measure tells the other dataset's samples; say nothing where some lack it."""
+    """Name the methods by how well a measure detects the other dataset's samples; empty where some lack it."""
     found = {name: _auroc(cells, f"out {measure}", "pooled") for name, cells in named.items()}
     known = {name: value[0] for name, value in found.items() if value}
     order = sorted(known, key=lambda name: -known[name]) if len(known) == len(named) else []
