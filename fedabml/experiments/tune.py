@@ -253,7 +253,7 @@ def tune_command(config: RunConfig, request: Table, out: Path) -> str:
     grid = tuple(
         f"{name}={v if isinstance(v, str) else as_flag(v)}" for name, v in flat(request.get("grid", {})).items()
     )
-    return command("tune", flags(options | config.to_dict() | request["fixed"] | {"grid": words}), out)
+    return command("tune", flags(options | config.to_dict() | request["fixed"] | {"grid": grid}), out)
 
 
 def _trials_csv(found: Mapping[str, list[Trial]]) -> str:

@@ -232,7 +232,10 @@ def test_a_curve_is_in_the_table_and_on_the_page_with_its_bands(watched):
         assert f"{row['label']}: {row['curve'][0]['accuracy']:.1%}" in read_page(watched)
     page = read_page(watched)
     assert "<h3>Accuracy per round</h3>" in page and page.count('fill-opacity=".18"') == 2
-    assert "The band is the 95% confidence interval of the mean over seeds." in page and " --eval-every 2 " in table["command"]
+    assert (
+        "The band is the 95% confidence interval of the mean over seeds." in page
+        and " --eval-every 2 " in table["command"]
+    )
 
 
 def test_to_watch_changes_no_number_and_unwatched_cells_keep_their_identity(watched, whole, tmp_path):
