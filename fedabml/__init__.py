@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .runs.train import Run, train
     from .vectors import replace_batchnorm
 
-# The public names are imported when they are first used, so that `fedabml --help` need not wait for torch.
+# A public name is imported when it is first used, so that `fedabml --help` does not wait for torch.
 _HOMES = {
     "algorithms": ("Algorithm", "FedABML", "FedAvg", "Local"),
     "data": ("Federation", "federate", "load", "read_table"),

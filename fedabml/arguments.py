@@ -1,12 +1,12 @@
-"""The door of the library: public functions hold their arguments against their type hints.
+"""Argument checks of the library: public functions compare their arguments with their type hints.
 
     @checks_arguments
     def federate(dataset: Dataset, *, clients: int = 100): ...
 
     federate(None)      # InputError: federate: dataset must be a Dataset, as fedabml.load returns; it is None.
 
-Without it a wrong argument ends in a TypeError three frames further down. Ranges and contents are the functions' own to
-check. A class checks its fields with `check_fields` in `__post_init__`.
+Without this a wrong argument raises a TypeError three frames further down. The functions themselves check ranges and
+contents. A class checks its fields with `check_fields` in `__post_init__`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .errors import InputError, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
-MOST = 2**63 - 1  # what torch and numpy count with
+MOST = 2**63 - 1  # the largest integer of torch and numpy
 
 _MADE_BY = {
     "Algorithm": "an object such as fedabml.FedABML(lr=0.03)",
@@ -35,7 +35,7 @@ _MADE_BY = {
 
 
 def whole(value: object, what: str, least: int = 1) -> int:
-    """Returns a whole number of at least `least` that fits 64 bits; anything else is an InputError."""
+    """Return a whole number of at least `least` that fits 64 bits. Raises InputError for anything else."""
     number = _index(value)
     if number is None or not least <= number <= MOST:
         raise InputError(f"{what} must be a whole number, {least} or more, not {shown(value)}.")
@@ -43,15 +43,14 @@ def whole(value: object, what: str, least: int = 1) -> int:
 
 
 def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a public function: an argument that its type hint does not allow is an InputError.
+    """Decorate a public function so that an argument which its type hint does not allow raises an InputError.
 
-    Python's own TypeError for a missing or unknown argument stays. `Any`, arrays and tuples are the function's own to
-    check.
+    A missing or unknown argument still raises Python's TypeError. The function itself checks `Any`, arrays and tuples.
     """
     signature = inspect.signature(function)
     plain = {n for n, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
-    @functools.cache  # not before the first call: modules may import each other
+    @functools.cache  # at the first call, when all modules are imported
     def hints() -> dict[str, Any]:
         texts = {name: text for name, text in function.__annotations__.items() if name in plain}
         return _hints(texts, inspect.unwrap(function).__globals__)
@@ -71,20 +70,20 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_fields(self: Any) -> None:
-    """Checks the fields of a dataclass as `checks_arguments` does; for use as its `__post_init__`."""
+    """Check the fields of a dataclass as `checks_arguments` does; for use as its `__post_init__`."""
     kind: Any = type(self)
     for name, hint in _class_hints(kind).items():
         check(getattr(self, name), hint, f"{kind.__name__}: {name}")
 
 
 def check(value: Any, hint: Any, what: str) -> None:
-    """Raises an InputError unless a type hint allows the value."""
+    """Raise an InputError unless a type hint allows the value."""
     if wanted := _wanted(value, hint):
         raise InputError(f"{what} must be {wanted}; it is {shown(value)}.")
 
 
 def _wanted(value: Any, hint: Any) -> str:
-    """Returns in words what a hint allows; an empty text where it allows the value."""
+    """Return what a hint allows, as text; an empty text if it allows the value."""
     kind, args = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType):
         if any((get_origin(part) or part) is os.PathLike for part in args):
@@ -113,13 +112,13 @@ def _index(value: Any) -> int | None:
 
 
 def is_whole(value: Any) -> bool:
-    """Returns whether a value is a whole number that fits 64 bits."""
+    """Return whether a value is a whole number that fits 64 bits."""
     number = _index(value)
     return number is not None and abs(number) <= MOST
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value is a number that a float can hold; NaN and infinity are, too."""
+    """Return whether a value is a number that a float can hold; NaN and infinity count."""
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and isinstance(float(value), float)
     except OverflowError:  # an integer beyond every float
@@ -156,7 +155,7 @@ def _class_hints(kind: type) -> dict[str, Any]:
 
 
 def _hints(texts: Mapping[str, Any], names: dict[str, Any]) -> dict[str, Any]:
-    """Returns what annotations mean; one whose name is imported for type checkers alone means anything."""
+    """Return the types of annotations; a name that is imported only for type checkers means Any."""
     found: dict[str, Any] = {}
     for name, text in texts.items():
         try:

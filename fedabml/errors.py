@@ -1,4 +1,4 @@
-"""The errors a person can cause, each one paragraph: what is wrong, where, and what to do."""
+"""The errors that a person can cause. A message is one paragraph: what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """Something handed to fedabml cannot be used. The command line prints it and exits with code 2."""
+    """An input of fedabml cannot be used. The command line prints the message and exits with code 2."""
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on (a loss that is no longer finite). What was saved before stays as it was."""
+    """Training cannot continue, because a loss is no longer finite. What was saved before stays valid."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of an error sentence: ` Did you mean 'x'?`, or the list of what there is."""
+    """Return the end of an error message: ` Did you mean 'x'?`, or the list of known names."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f" Did you mean '{close[0]}'?" if close else f" There is: {', '.join(known)}."
+    return f" Did you mean '{close[0]}'?" if close else f" Known names: {', '.join(known)}."
 
 
 class _Shown(reprlib.Repr):
-    """Short texts of values: containers are cut, arrays are their type and shape, and no address in memory is shown."""
+    """Short texts of values: containers are cut, arrays show type and shape, and memory addresses are left out."""
 
     def repr_instance(self, x: Any, level: int) -> str:
         if isinstance(x, type):
@@ -45,10 +45,10 @@ _SHOWN.maxstring = _SHOWN.maxother = 60
 
 
 def shown(value: Any) -> str:
-    """Returns a value in a few words, for the sentence that refuses it."""
+    """Return a short text of a value, for the message that refuses it."""
     return short(_SHOWN.repr(value), 120)
 
 
 def short(text: str, most: int = 200) -> str:
-    """Returns a text cut to `most` characters."""
+    """Return a text cut to `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -53,7 +53,7 @@ def option(name: str, panel: str) -> Any:
     flag, kind, choices, default = name.replace("_", "-"), str(known.type), known.metadata["choices"], known.default
     words: dict[str, Any] = {"help": known.metadata["doc"], "rich_help_panel": panel, "show_default": False}
     if kind == "bool":
-        words["help"] = f"turn off: {words['help']}" if default else words["help"]
+        words["help"] = f"do not {words['help']}" if default else words["help"]
         return typer.Option(f" /--no-{flag}" if default else f"--{flag}", metavar=" ", **words)
     if kind == "bool | None":
         return typer.Option(f"--{flag}/--no-{flag}", metavar=" ", **words)

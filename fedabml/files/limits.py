@@ -1,6 +1,6 @@
-"""Limits of what is read: how deep and how long JSON and TOML may be, how large numbers, how much a file may declare.
+"""Limits for files from strangers: the depth and length of JSON and TOML, the size of numbers and of unpacked content.
 
-Readers of a federation meet files of strangers. What goes beyond a limit is an `InputError`, before it costs memory.
+Whatever exceeds a limit raises an `InputError` before it costs memory.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 from ..arguments import MOST
 from ..errors import InputError
 
-MAX_TOML = 256 << 10  # bytes of a TOML file: tomllib takes quadratic time for some of them
-MAX_DEPTH = 64  # lists and tables inside each other, in JSON and TOML
-MAX_ITEMS = 10_000_000  # entries of one JSON text: a list takes thirty times the bytes of its text
-SMALL, MOST_PACKED = 64 << 20, 100  # a file may declare so many bytes, or so many times its own size
+MAX_TOML = 256 << 10  # bytes of a TOML file: tomllib needs quadratic time for some
+MAX_DEPTH = 64  # nesting of lists and tables in JSON and TOML
+MAX_ITEMS = 10_000_000  # entries of a JSON text: a list needs thirty times the bytes of its text
+SMALL, MOST_PACKED = 64 << 20, 100  # a file may declare this many bytes, or this multiple of its own size
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Parses JSON of bounded depth, length and numbers; anything else is an InputError."""
+    """Parse JSON of bounded depth, length and numbers. Raises InputError for anything else."""
     if sum(map(text.count, ",[{")) > MAX_ITEMS:
-        raise InputError(f"{where} has more than {MAX_ITEMS:,} entries, too many to be ours.")
+        raise InputError(f"{where} has more than {MAX_ITEMS:,} entries, more than fedabml writes.")
     try:
         return _bounded(json.loads(text), where)
     except RecursionError as error:
@@ -30,32 +30,32 @@ def parse_json(text: str, where: str) -> Any:
     except InputError:
         raise
     except ValueError as error:
-        raise InputError(f"{where} is not valid JSON ({error}); it is truncated or not ours.") from error
+        raise InputError(f"{where} is not valid JSON ({error}); it is truncated or of another program.") from error
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """Parses TOML of bounded depth and numbers; a mistake in its grammar is tomllib's own TOMLDecodeError."""
+    """Parse TOML of bounded depth and numbers. Raises TOMLDecodeError for wrong grammar, InputError otherwise."""
     if any(line.count(".") > MAX_DEPTH and _parts(line) > MAX_DEPTH for line in text.split("\n")):
-        raise InputError(_too_deep(where))  # tomllib's time and memory grow with the square of a key's parts
+        raise InputError(_too_deep(where))  # tomllib's time and memory are quadratic in a key's parts
     try:
         found: dict[str, Any] = _bounded(tomllib.loads(text), where)
     except RecursionError as error:
         raise InputError(_too_deep(where)) from error
     except (InputError, tomllib.TOMLDecodeError):
         raise
-    except ValueError as error:  # of a number with thousands of digits, or a date that there is not
+    except ValueError as error:  # a number with thousands of digits, or an impossible date
         raise InputError(f"{where} has a value that cannot be read: {str(error).split(';')[0]}.") from error
     return found
 
 
 def _parts(line: str) -> int:
-    """How many parts a dotted key has that a line of TOML begins with; none where it begins with something else."""
+    """Return the number of parts of the dotted key at the start of a TOML line; 0 if it starts with something else."""
     quote, escaped, parts = "", False, 1
     for mark in line:
         if quote:
             quote = "" if mark == quote and not escaped else quote
             escaped = mark == "\\" and quote == '"' and not escaped
-        elif mark == ",":  # of a list, which goes on from the line before
+        elif mark == ",":  # the line continues a list
             return 0
         elif mark == "=":
             return parts
@@ -69,7 +69,7 @@ def _too_deep(where: str) -> str:
 
 
 def _bounded(data: Any, where: str) -> Any:
-    """The data, if they are not nested too deeply and have no whole number beyond 64 bits."""
+    """Return the data. Raises InputError if they are nested too deeply or have a whole number beyond 64 bits."""
     level = [data]
     for _ in range(MAX_DEPTH + 2):
         below: list[Any] = []
@@ -79,7 +79,7 @@ def _bounded(data: Any, where: str) -> Any:
             elif isinstance(each, list):
                 below += each
             elif type(each) is int and abs(each) > MOST:
-                raise InputError(f"{where} has a whole number beyond {MOST}, the largest that is taken.")
+                raise InputError(f"{where} has a whole number beyond {MOST}, the largest that fedabml accepts.")
         if not below:
             return data
         level = below
@@ -87,7 +87,7 @@ def _bounded(data: Any, where: str) -> Any:
 
 
 def check_unpacked(path: str | os.PathLike[str], packed: int, unpacked: int) -> None:
-    """Refuses a file of `packed` bytes that declares so much content that reading it would exhaust the memory."""
+    """Refuse a file of `packed` bytes whose declared content would exhaust the memory."""
     if unpacked > max(SMALL, MOST_PACKED * packed):
         raise InputError(
             f"'{path}' has {packed:,} bytes but declares a content of {unpacked:,}; it is damaged, or packed too "
@@ -99,14 +99,14 @@ def check_unpacked(path: str | os.PathLike[str], packed: int, unpacked: int) -> 
 
 
 def host_memory() -> tuple[int, int]:
-    """Bytes of memory, and those that are free; zeros where the system does not say."""
+    """Return the bytes of memory in all and free; zeros if the system does not report them."""
     try:
         page = os.sysconf("SC_PAGE_SIZE")
         total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return 0, 0
     try:
-        with open("/proc/meminfo", encoding="ascii") as file:  # what caches would give back is free, too
+        with open("/proc/meminfo", encoding="ascii") as file:  # this also counts what caches would give back
             lines = dict(line.split(":", 1) for line in file)
         free = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):

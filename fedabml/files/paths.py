@@ -165,7 +165,7 @@ def read_text(path: Name, limit: int = MAX_TEXT) -> str:
     try:
         return read_bytes(path, limit).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"'{path}' is not text in UTF-8 (byte {error.start}); it is damaged or not ours.") from error
+        raise InputError(f"'{path}' is not text in UTF-8 (byte {error.start}); it is damaged or no text.") from error
 
 
 def readable_name(name: str) -> str:

@@ -2,8 +2,8 @@
 
 Every CSV file of the package is written by `csv_text` or `csv_records`, every Markdown table by `markdown_table`.
 Spreadsheets run a cell that begins with =, +, -, @, a tab or a carriage return as a formula. Names of classes and
-clients come from data, so such a cell gets a leading apostrophe, which a spreadsheet shows as text. Numbers stay as
-they are. `csv_value` takes the apostrophe off again.
+clients come from data, so such a cell gets a leading apostrophe, which a spreadsheet shows as text. Numbers are not
+changed. `csv_value` removes the apostrophe.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?(?:inf|nan)",
 
 
 def csv_cell(value: Any) -> Any:
-    """Returns a cell with an apostrophe in front where a spreadsheet would run it; everything else as it is."""
+    """Return a cell, with a leading apostrophe if a spreadsheet would run it as a formula."""
     if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value):
         return f"'{value}"
     return value
 
 
 def csv_value(cell: str) -> str:
-    """Returns the text that `csv_cell` was given."""
+    """Return the text that `csv_cell` was given."""
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Returns a CSV file's text: a header and rows of equally many cells."""
+    """Return the text of a CSV file: a header and rows with equally many cells."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([csv_cell(cell) for cell in row] for row in (head, *rows))
     return out.getvalue()

@@ -100,7 +100,7 @@ class RunConfig:
         None, "η: step size of training, short for the hyperparameter lr (personalisation uses personal_lr)"
     )
     noise: float = key(0.5, "regression: initial standard deviation of the noise, for a standardised target")
-    learn_noise: bool = key(True, "regression: learn the noise instead of fixing it")
+    learn_noise: bool = key(True, "learn the noise of a regression")
     seed: int = key(0, "seed of every random number")
     device: str = key("auto", "auto, cpu or cuda")
     dtype: str = key(
@@ -120,7 +120,7 @@ class RunConfig:
     evaluate: bool = key(True, "personalise and score every client at the end")
     eval_every: int = key(0, "also score the clients every N rounds (0: only at the end)")
     eval_clients: int | None = key(None, "number of clients scored every eval_every rounds (default: all, up to 10000)")
-    eval_all: bool = key(True, "score every client at the end, not only eval_clients of them")
+    eval_all: bool = key(True, "score every client at the end, even with eval_clients")
     data_dir: str | None = key(None, "folder of datasets (default: $FEDABML_DATA, or ~/.cache/fedabml/data)")
 
     def __post_init__(self) -> None:

@@ -288,10 +288,10 @@ def test_arrays_for_a_prior_that_reads_tables(tmp_path):
     words = ["--client-column", "who", "--target-column", "y", "--model", "mlr", "--rounds", 1, "--out", "run"]
     assert "--data CLIENT.csv" in run("train", "--data", "t.csv", *words).stdout
     np.savez(tmp_path / "c.npz", x=np.zeros((8, 1), "f"), y=np.arange(8) % 2)
-    assert "hand over the table itself" in refused("personalize", "run", "--data", "c.npz")
+    assert "Give the table itself" in refused("personalize", "run", "--data", "c.npz")
     (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{i},{i // 2 % 2}\n" for i in range(20)))
     run("personalize", "run", "--data", "a.csv")
-    assert "hand over the table itself" in refused("predict", "posterior.safetensors", "--data", "c.npz")
+    assert "Give the table itself" in refused("predict", "posterior.safetensors", "--data", "c.npz")
 
 
 def test_a_dry_run_refuses_missing_test_data(tmp_path):

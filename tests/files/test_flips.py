@@ -46,7 +46,7 @@ def test_a_run_resumed_from_the_checkpoint_before_ends_with_the_same_bits(tmp_pa
             (cut / name).unlink()
         caplog.clear()
         run(cut, ROUNDS, algorithm, resume=True)
-        assert f"The run goes on from round {ROUNDS - 1} instead" in caplog.text
+        assert f"The run resumes from round {ROUNDS - 1} instead" in caplog.text
         for name in ("shared.safetensors", "clients.csv"):
             assert (cut / name).read_bytes() == (whole / name).read_bytes()
 

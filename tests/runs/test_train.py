@@ -313,7 +313,7 @@ def test_a_tables_recipe_travels_with_the_prior(tmp_path):
     assert prior.input_spec.recipe == fed.recipe and prior.input_spec.recipe is not None
     x = fedabml.data.features(tmp_path / "t.csv", prior.input_spec.recipe)
     assert np.array_equal(np.sort(x, 0), np.sort(fed.x, 0))
-    with pytest.raises(InputError, match="hand over the table"):
+    with pytest.raises(InputError, match="Give the table itself"):
         prior.personalize(x, np.arange(60) % 2, device="cpu")
     posterior = prior.personalize(x, np.arange(60) % 2, device="cpu", encoded=True)
     saved = fedabml.load_posterior(posterior.save(tmp_path / "q.safetensors"))
