@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -256,28 +256,34 @@ def coverage(runs: Sequence[Run]) -> Figure | None:
 
 def entropy(runs: Sequence[Run]) -> list[Figure]:
     """Draw for each run how uncertain its right and its wrong predictions are."""
-    figures = []
-    for i, run in enumerate(runs):
-        counts = run.summary.get("entropy_histogram")
-        counts = counts if isinstance(counts, dict) else {}
-        edges, right, wrong = ([finite(v) for v in counts.get(k) or []] for k in ("edges", "correct", "wrong"))
-        known = [edge for edge in edges if edge is not None]
-        if len(edges) < 2 or len(known) < len(edges) or not len(right) == len(wrong) == len(edges) - 1:
-            continue
-        series = [Series(name, shares(row)) for name, row in (("right", right), ("wrong", wrong))]
-        heading = "Entropy of right and wrong predictions" + (f": {run.name}" if len(runs) > 1 else "")
-        x, y = Axis("entropy (nats)"), Axis("share of the right or wrong predictions", "percent")
-        own = (PAGE.style(i).colour, PAGE.ink if len(runs) > 1 else PAGE.colours[1])
-        svg = histogram(known, series, title=heading, x=x, y=y, look=replace(_TALL, colours=own))
-        reading = "Where uncertainty is useful, right predictions have a low entropy and wrong ones a high entropy."
-        figures.append(Figure(heading, svg, reading, run=slot_of(runs, i)))
-    return figures
+    reading = "Where uncertainty is useful, right predictions have a low entropy and wrong ones a high entropy."
+    title, groups = "Entropy of right and wrong predictions", {"correct": "right", "wrong": "wrong"}
+    found = [run.summary.get("entropy_histogram") for run in runs]
+    drawn = [entropies(runs, i, each, groups, title, reading) for i, each in enumerate(found) if isinstance(each, dict)]
+    return [figure for figure in drawn if figure]
 
 
-def shares(counts: Sequence[float | None]) -> list[float]:
-    """Return counts as shares of their sum."""
-    total = sum(c or 0.0 for c in counts)
-    return [(c or 0.0) / total if total else 0.0 for c in counts]
+def entropies(
+    runs: Sequence[Run], i: int, counts: Mapping[str, Any], groups: Mapping[str, str], title: str, reading: str
+) -> Figure | None:
+    """Draw the entropies of two groups of predictions of run `i` as histograms; none where the counts do not fit.
+
+    `counts` holds the edges of the bins and the predictions of each group in each bin; `groups` names the groups.
+    """
+    edges, *rows = ([finite(v) for v in counts.get(key) or []] for key in ("edges", *groups))
+    known = [edge for edge in edges if edge is not None]
+    if len(known) < 2 or len(known) < len(edges) or any(len(row) != len(edges) - 1 for row in rows):
+        return None
+    several = len(runs) > 1
+    heading = title + (f": {runs[i].name}" if several else "")
+    series = []
+    for name, row in zip(groups.values(), rows, strict=True):
+        total = sum(count or 0.0 for count in row) or 1.0
+        series.append(Series(name, [(count or 0.0) / total for count in row]))
+    x, y = Axis("entropy (nats)"), Axis("share of the predictions of each group", "percent")
+    colours = (PAGE.style(i).colour, PAGE.ink if several else PAGE.colours[1])
+    svg = histogram(known, series, title=heading, x=x, y=y, look=replace(_TALL, colours=colours))
+    return Figure(heading, svg, reading, run=slot_of(runs, i))
 
 
 def prior_width(runs: Sequence[Run]) -> list[Figure]:

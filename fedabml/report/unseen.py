@@ -7,16 +7,14 @@ classes, and test samples of classes it has no training sample of. `samples` are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..errors import InputError
-from .canvas import PAGE, Axis, finite, text
-from .charts import Series, histogram
-from .figures import Figure, shares, slot_of
+from .canvas import PAGE, finite, text
+from .figures import entropies
+from .page import Figure
 from .read import Run
 
-_LOOK = replace(PAGE, height=350)
 _CELL, _IMAGE, _LINE = 92, 64, 17  # pixels: a sample's place, its picture, a line of words
 
 
@@ -34,27 +32,16 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
 
 def densities(runs: Sequence[Run]) -> list[Figure]:
     """Draw for each run the entropy on a client's own classes beside that on classes it never saw."""
-    drawn = []
+    drawn, groups = [], {"own": "own classes", "unseen": "classes never seen"}
     for i, run in enumerate(runs):
-        found = run.unseen
-        edges, own, other = ([finite(v) for v in found.get(k) or []] for k in ("edges", "own", "unseen"))
-        known = [edge for edge in edges if edge is not None]
-        if len(known) < 2 or len(known) < len(edges) or not len(own) == len(other) == len(edges) - 1:
-            continue
-        names = ("own classes", "classes never seen")
-        series = [Series(name, shares(row)) for name, row in zip(names, (own, other), strict=True)]
-        heading = "Entropy, own classes and classes never seen" + (f": {run.name}" if len(runs) > 1 else "")
-        x, y = Axis("entropy (nats)"), Axis("share of the samples", "percent")
-        colours = (PAGE.style(i).colour, PAGE.ink if len(runs) > 1 else PAGE.colours[1])
-        svg = histogram(known, series, title=heading, x=x, y=y, look=replace(_LOOK, colours=colours))
-        mean, rank = [finite(v) for v in found.get("entropy") or []], finite(found.get("auroc"))
+        mean, rank = [finite(v) for v in run.unseen.get("entropy") or []], finite(run.unseen.get("auroc"))
         reading = "All clients, on test samples of classes that they trained on and of classes that they never saw."
         if len(mean) == 2 and None not in mean:
             reading += f" Mean entropy {mean[0]:.3f} and {mean[1]:.3f}."
         if rank is not None:
             reading += f" AUROC {rank:.3f}: the probability that a sample of a class never seen has the higher entropy."
-        drawn.append(Figure(heading, svg, reading, run=slot_of(runs, i)))
-    return drawn
+        drawn.append(entropies(runs, i, run.unseen, groups, "Entropy, own classes and classes never seen", reading))
+    return [figure for figure in drawn if figure]
 
 
 def samples(runs: Sequence[Run]) -> Figure | None:
