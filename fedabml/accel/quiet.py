@@ -1,8 +1,8 @@
-"""torch's warning that it batches an operation slowly does not reach a user, who cannot act on it.
+"""Suppress torch's warning that it batches an operation slowly, on which a user cannot act.
 
 While one of our calls to `torch.vmap` runs, one entry in the filters of `warnings` ignores exactly that warning. The
-call takes its own entry out again; `warnings.catch_warnings` would restore the whole list and with it undo what other
-threads have changed in the meantime.
+call removes its own entry again; `warnings.catch_warnings` would restore the whole list and undo what other threads
+have changed in the meantime.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ENTRY: Any = ("ignore", _MESSAGE, UserWarning, None, 0)
 
 
 def quiet_vmap() -> AbstractContextManager[None]:
-    """Returns a context in which torch does not warn of operations that it batches slowly."""
+    """Return a context in which torch does not warn of operations that it batches slowly."""
     return nullcontext() if torch.compiler.is_compiling() else _quiet()
 
 

@@ -1,7 +1,7 @@
-"""Kernels for a GPU, each in place of many passes over memory: normal deviates, and convolutions and products of lanes.
+"""GPU kernels, each in place of many passes over memory: keys, normal deviates, convolutions and products of lanes.
 
-Triton comes with torch's CUDA builds. Where it does not, `rng` and `conv` compute the same numbers (up to rounding)
-with plain tensor operations.
+Triton comes with torch's CUDA builds. Where it does not, `rng` and `convolutions` compute the same numbers (up to
+rounding) with torch's operations. Every kernel `_name` is launched by the function `name` below it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 from torch import Tensor
 
 BLOCK, PIXELS = 1024, 32
-BUSY, MANY = 528, 700  # blocks that keep a GPU busy; so many that larger ones do, too
-ENOUGH = 96  # blocks, one for most of the multiprocessors, below which those of a long sum are made smaller
+BUSY, MANY = 528, 700  # blocks that keep a GPU busy; blocks from which larger ones do, too
+ENOUGH = 96  # blocks (one for most multiprocessors) below which those of a long sum are made smaller
 Pair = Sequence[int]
 
 
 @triton.jit  # type: ignore[misc, unused-ignore]
 def _mixed(z):  # type: ignore[no-untyped-def]
-    """The end of splitmix64."""
+    """Return the mix of splitmix64."""
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
     return z ^ (z >> 31)
 
 
-# Numbers differ from call to call, and for each kind of them Triton would compile anew.
+# These numbers differ from call to call; Triton would compile anew for each kind of them.
 @triton.jit(do_not_specialize=["count", "first", "key_row", "key_step", "value_row", "value_step"])  # type: ignore[misc, unused-ignore]
 def _fold(  # type: ignore[no-untyped-def]
     keys, values, out, count, first, key_row, key_step, value_row, value_step, BLOCK: tl.constexpr
 ):
-    """Row r: keys folded with values or, where there are none, with the numbers of the columns from `first` on."""
+    """Fold row r of keys with values or, without values, with the numbers of the columns from `first` on."""
     blocks = tl.cdiv(count, BLOCK)
     row, column = (tl.program_id(0) // blocks).to(tl.int64), (tl.program_id(0) % blocks).to(tl.int64)
     i = column * BLOCK + tl.arange(0, BLOCK)
@@ -47,7 +47,7 @@ def _fold(  # type: ignore[no-untyped-def]
 
 
 def fold(key: Tensor, value: Tensor) -> Tensor:
-    """As `rng.fold` of tensors, in one pass."""
+    """Return `rng.fold(key, value)` of tensors that broadcast, in one pass."""
     out = key.new_empty(torch.broadcast_shapes(key.shape, value.shape))
     if out.numel():
         key, value = (t.expand(out.shape).reshape(-1, *out.shape[-1:] or [1]) for t in (key, value))
@@ -58,7 +58,7 @@ def fold(key: Tensor, value: Tensor) -> Tensor:
 
 
 def folds(key: Tensor, count: int, first: int) -> Tensor:
-    """As `rng.folds`, in one pass."""
+    """Return `rng.folds(key, count, first)`, key.shape + (count,), in one pass."""
     out = key.new_empty(*key.shape, count)
     if out.numel():
         grid = (key.numel() * triton.cdiv(count, BLOCK),)
@@ -68,13 +68,13 @@ def folds(key: Tensor, count: int, first: int) -> Tensor:
 
 @triton.jit  # type: ignore[misc, unused-ignore]
 def _normals(keys, out, count, half, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Row r: splitmix64 of (key r, i) gives 64 bits, Box-Muller two deviates of them, at i and at half + i."""
+    """Fill row r: splitmix64 of (key r, i) gives 64 bits, Box-Muller two deviates of them, at i and at half + i."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     z = tl.load(keys + row).to(tl.uint64, bitcast=True) + (i.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
     z = _mixed(z)
     kind = out.dtype.element_ty
-    # Halves of 32 bits become floats as signed 64-bit numbers, which they fit and which hardware converts.
+    # Halves of 32 bits are converted to floats as signed 64-bit numbers, for which there is an instruction.
     high = (z >> 32).to(tl.int64).to(kind)
     low = (z & 0xFFFFFFFF).to(tl.int64).to(kind)
     radius = tl.sqrt(-2.0 * tl.log((high + 0.5) * 2.3283064365386963e-10))
@@ -85,7 +85,7 @@ def _normals(keys, out, count, half, BLOCK: tl.constexpr):  # type: ignore[no-un
 
 
 def normal(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Standard normal deviates of shape key.shape + size."""
+    """Return standard normal deviates of shape key.shape + size."""
     count = math.prod(size)
     out = torch.empty(*key.shape, *size, dtype=dtype, device=key.device)
     half = (count + 1) // 2
@@ -96,7 +96,7 @@ def normal(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 @triton.jit  # type: ignore[misc, unused-ignore]
 def _flag(values, losses, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A block of a lane's values; whoever finds one that is not finite says so."""
+    """Read a block of a lane's values; set the lane's loss to NaN if one of them is not finite."""
     blocks = tl.cdiv(count, BLOCK)
     row, i = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(values + row * count + i, mask=i < count, other=0.0)
@@ -107,7 +107,10 @@ def _flag(values, losses, count, BLOCK: tl.constexpr):  # type: ignore[no-untype
 
 
 def flag(losses: Tensor, values: Sequence[Tensor]) -> Tensor:
-    """The losses, NaN where any of the values [lanes, ...] is not finite: a reduction of few lanes, by all of a GPU."""
+    """Return the losses [lanes], NaN where any of a lane's values [lanes, ...] is not finite.
+
+    The whole GPU shares the work, however few lanes there are.
+    """
     losses = losses.clone()
     for value in values:
         count = value.numel() // len(losses)
@@ -122,7 +125,7 @@ def _gather(  # type: ignore[no-untyped-def]
     A: tl.constexpr, B: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Every pixel sums what the patches that hold it give."""
+    """Sum into every pixel what the patches that contain it hold for it."""
     at = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     real = (at < pixels)[:, None] & (c < channels)[None, :]
@@ -144,7 +147,10 @@ def gather(
     patches: Tensor, images: int, channels: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, size: Pair,
     out: Pair,
 ) -> Tensor:  # fmt: skip
-    """[images, height, width, channels] of patches [images · out height · out width, kernel · channels (or more)]."""
+    """Return Pᵀ of patches [images · out height · out width, kernel · channels (or more)].
+
+    The result is [images, height, width, channels].
+    """
     image = torch.empty(images, *size, channels, dtype=patches.dtype, device=patches.device)
     pixels = images * size[0] * size[1]
     wide = min(64, triton.next_power_of_2(channels))
@@ -158,9 +164,9 @@ def gather(
 
 @triton.jit  # type: ignore[misc, unused-ignore]
 def _patch(k, wide, ACROSS: tl.constexpr, RUN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How far the k-th number of a patch is from its first: rows of `wide` numbers, ACROSS of them its own.
+    """Return how far the k-th number of a patch is from its first: rows of `wide` numbers, ACROSS of them its own.
 
-    From a multiple of RUN on, so many numbers follow each other, and are read as one.
+    From every multiple of RUN on, RUN numbers are adjacent, and are read at once.
     """
     return tl.max_contiguous(tl.multiple_of(k // ACROSS * wide + k % ACROSS, RUN), RUN)
 
@@ -170,7 +176,7 @@ def _corner(  # type: ignore[no-untyped-def]
     m, image, wide, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
     RUN: tl.constexpr,
 ):  # fmt: skip
-    """Where the m-th patch of a lane begins; RIGHT counts numbers, not pixels."""
+    """Return where the m-th patch of a lane begins; RIGHT counts numbers, not pixels."""
     n, y, x = m // (HEIGHT * WIDTH), m // WIDTH % HEIGHT, m % WIDTH
     return tl.multiple_of(n.to(tl.int64) * image + y * DOWN * wide + x * RIGHT, RUN)
 
@@ -181,7 +187,7 @@ def _convolve(  # type: ignore[no-untyped-def]
     LENGTH: tl.constexpr, ACROSS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DOWN: tl.constexpr,
     RIGHT: tl.constexpr, RUN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y[m, o] = Σ_k patch(m)[k] w[o, k], a block of one lane's."""
+    """Compute a block of one lane's y[m, o] = Σ_k patch(m)[k] w[o, k]."""
     own = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * M + tl.arange(0, M)
     o = tl.program_id(1) * N + tl.arange(0, N)
@@ -208,7 +214,7 @@ def _to_weights(  # type: ignore[no-untyped-def]
     LENGTH: tl.constexpr, ACROSS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DOWN: tl.constexpr,
     RIGHT: tl.constexpr, RUN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """w[k, o] = Σ_m patch(m)[k] g[m, o], a block of it over a share of one lane's patches."""
+    """Compute a block of w[k, o] = Σ_m patch(m)[k] g[m, o] over a share of one lane's patches."""
     piece, own = tl.program_id(2) % pieces, (tl.program_id(2) // pieces).to(tl.int64)
     k = tl.program_id(0) * K + tl.arange(0, K)
     o = tl.program_id(1) * N + tl.arange(0, N)
@@ -230,7 +236,7 @@ def _to_weights(  # type: ignore[no-untyped-def]
 
 
 def _geometry(x: Tensor, kernel: Pair, stride: Pair, out: Pair, outs: int) -> tuple[tuple[int, ...], dict[str, int]]:
-    """What both kernels know of images [lanes, n, height, width, channels], as numbers and as constants."""
+    """Return what both kernels need to know of images [lanes, n, height, width, channels]: numbers, constants."""
     _, n, _, width, channels = x.shape
     across = kernel[1] * channels
     constants = {
@@ -242,15 +248,16 @@ def _geometry(x: Tensor, kernel: Pair, stride: Pair, out: Pair, outs: int) -> tu
 
 
 def convolve(x: Tensor, w: Tensor, kernel: Pair, stride: Pair, out: Pair, coarse: bool) -> Tensor:
-    """Images [lanes, n, height, width, channels] and weights [lanes, outs, kernel · channels], no padding.
+    """Convolve images [lanes, n, height, width, channels] with weights [lanes, outs, kernel · channels].
 
-    If `coarse`, float32 is rounded to TF32; else its products are sums of three such, as exact as float32's own.
+    The images are padded already; the result is [lanes, n · out height · out width, outs]. If `coarse`, float32 is
+    rounded to TF32; else its products are sums of three such, as exact as float32's own.
     """
     lanes, outs = w.shape[:2]
     numbers, constants = _geometry(x, kernel, stride, out, outs)
     rows, wide = numbers[3], constants["N"]
     y = torch.empty(lanes, rows, outs, dtype=x.dtype, device=x.device)
-    # As measured on an H200: exact products want smaller blocks where there are few, a short sum wants small pieces.
+    # Measured on an H200: exact products are faster in smaller blocks where there are few, short sums in small pieces.
     length, across = constants["LENGTH"], triton.cdiv(outs, wide)
     tall = 128 if coarse or lanes * triton.cdiv(rows, 128) * across >= MANY else 64
     short = 16 if x.dtype == torch.bfloat16 else 32
@@ -263,7 +270,7 @@ def convolve(x: Tensor, w: Tensor, kernel: Pair, stride: Pair, out: Pair, coarse
 
 
 def to_weights(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, out: Pair) -> Tensor:
-    """The same images and outputs [lanes, rows, outs] → ∂w [lanes, kernel · channels, outs]."""
+    """Return ∂w [lanes, kernel · channels, outs] for the images of `convolve` and ∂y [lanes, rows, outs]."""
     lanes, outs = len(x), g.shape[-1]
     numbers, constants = _geometry(x, kernel, stride, out, outs)
     rows, length, wide = numbers[3], constants["LENGTH"], constants["N"]
@@ -272,7 +279,7 @@ def to_weights(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, out: Pair) -> T
     pieces = max(1, min(triton.cdiv(rows, 512), triton.cdiv(BUSY if small else 2 * BUSY, lanes * math.prod(blocks))))
     share = triton.cdiv(triton.cdiv(rows, pieces), tile["M"]) * tile["M"]
     w = torch.empty(lanes, pieces, length, outs, dtype=torch.float32, device=x.device)
-    # What lies across must be turned for TF32 alone, which takes longer than three products of it.
+    # For TF32 alone a transposed operand must be rearranged, which takes longer than three products.
     how = {"PRECISION": "tf32x3", "num_warps": 4 if wide <= 64 else 8, "num_stages": 4 if small else 3}
     _to_weights[(*blocks, lanes * pieces)](x, g, w, *numbers, pieces, share, **constants, **tile, **how)
     return w.sum(1).to(x.dtype)
@@ -284,7 +291,7 @@ def _multiply(  # type: ignore[no-untyped-def]
     RUNS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y[m, n] = Σ_k a[m, k] b[n, k], a block of one lane's. Every number comes without the factor in RUNS.
+    """Compute a block of one lane's y[m, n] = Σ_k a[m, k] b[n, k]; every size is passed divided by its entry of RUNS.
 
     If SPLIT > 1, each warp sums every SPLIT-th K numbers, and their sums are added in the end, in a fixed order.
     """
@@ -330,15 +337,18 @@ def _multiply(  # type: ignore[no-untyped-def]
 
 
 def _blocks(rows: int, outs: int, length: int, lanes: int) -> dict[str, int]:
-    """How a product is shared out, by what was measured on an H200.
+    """Return how a product is divided into blocks, by measurements on an H200.
 
-    The products are so small that the time of one block is the time of all. A short sum, as of ∂w, wants small blocks
-    of few warps, many to a multiprocessor. A long one wants large blocks, of which there must be enough; else small
-    ones in which each warp takes a share of the sum: its instructions wait for each other, and 784 numbers one after
-    another would take longer than all else. Shares are added by the block itself, so neither another kernel nor the
-    order of events has a part in the result.
+    The products are so small that the time of one block is the time of all. A short sum, as in ∂w, is fastest in small
+    blocks of few warps, many to a multiprocessor. A long one is fastest in large blocks if there are enough of them,
+    else in small ones in which each warp takes a share of the sum: a warp's instructions wait for each other, and 784
+    terms one after another would take longer than all else. The block itself adds the shares, so the result depends
+    neither on another kernel nor on the order of events.
     """
-    side = lambda most, many: min(most, max(16, triton.next_power_of_2(many)))  # noqa: E731
+
+    def side(most: int, many: int) -> int:
+        return min(most, max(16, triton.next_power_of_2(many)))
+
     if length <= 64:
         return {"M": side(32, rows), "N": side(32, outs), "K": 32, "SPLIT": 1, "num_warps": 2, "num_stages": 2}
     m, n = side(64, rows), side(32, outs)
@@ -349,13 +359,13 @@ def _blocks(rows: int, outs: int, length: int, lanes: int) -> dict[str, int]:
 
 
 def _near(x: Tensor) -> Tensor:
-    """A tensor whose lanes a kernel can reach all over with numbers of 32 bits."""
+    """Return a tensor whose offsets within a lane fit into 32 bits."""
     far = sum((many - 1) * step for many, step in zip(x.shape[1:], x.stride()[1:], strict=True))
     return x if far < 1 << 31 else x.contiguous()
 
 
 def multiply(a: Tensor, b: Tensor, coarse: bool) -> Tensor:
-    """a bᵀ of lanes [lanes, rows, length] and [lanes, outs, length], which may lie in memory in any way.
+    """Return a bᵀ [lanes, rows, outs] of a [lanes, rows, length] and b [lanes, outs, length], of any strides.
 
     If `coarse`, float32 is rounded to TF32; else its products are sums of three such, as exact as float32's own.
     """
@@ -365,9 +375,9 @@ def multiply(a: Tensor, b: Tensor, coarse: bool) -> Tensor:
         return y
     a, b = _near(a), _near(b)
     how = _blocks(rows, outs, length, lanes)
-    # What lies across must be turned for TF32 alone in large blocks, which takes longer than three products of it.
+    # For TF32 alone large blocks must rearrange a transposed operand, which takes longer than three products.
     across = how["M"] == 64 and (a.stride(2) != 1 or b.stride(2) != 1)
-    # 16 bytes are read at once where sizes and steps are known to be multiples of that: constants are.
+    # 16 bytes are read at once where sizes and strides are known multiples of that; the constants RUNS make them so.
     numbers = (rows, outs, length, *a.stride(), *b.stride())
     runs = tuple(math.gcd(16 // a.element_size(), number) for number in numbers)
     counts = (number // run for number, run in zip(numbers, runs, strict=True))
