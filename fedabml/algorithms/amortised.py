@@ -29,7 +29,7 @@ class Amortised(Variational):
     )
     prior_lr: float | None = hyper(None, "η': step size of euclidean and amortised θ-steps (none: lr)", 0)
     curvature: str = hyper("exact", "amortised: H·v", choices=("exact", "first_order", "hessian_free"))
-    delta: float = hyper(1e-3, "δ: the difference of hessian_free", 1e-12)
+    delta: float = hyper(1e-3, "δ: step of the finite difference (hessian_free)", 1e-12)
 
     @property
     def theta_lr(self) -> float:

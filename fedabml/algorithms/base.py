@@ -32,7 +32,7 @@ from ..gaussian import Distribution, Point
 from ..vectors import Layout, derived, plus
 from .hyper import AVERAGES, LR, PERSONAL_EPOCHS, PERSONAL_LRS, SERVER_MOMENTA, checked, hyper
 
-SERVER_MOMENTUM = "β: how much of its last step the server takes again"
+SERVER_MOMENTUM = "β: share of its last step that the server adds to the next"
 
 State = dict[str, Tensor]
 
@@ -111,10 +111,10 @@ class Algorithm:
     lr_decay: float = hyper(1.0, "factor on η after every round", 0.5, 1, neutral=1.0)
     momentum: float = hyper(0.0, "heavy-ball momentum of local steps", 0, 0.999, static=True)
     personal_epochs: int = hyper(5, "epochs on the client's training data before it is scored", 0, tune=PERSONAL_EPOCHS)
-    personal_lr: float | None = hyper(0.03, "step size of those epochs (none: lr)", 0, tune=PERSONAL_LRS)
+    personal_lr: float | None = hyper(0.03, "step size of the personal epochs (none: lr)", 0, tune=PERSONAL_LRS)
     weights: str = hyper("uniform", "how the server weighs clients", choices=("uniform", "samples"))
     average: float = hyper(
-        0.0, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999, tune=AVERAGES
+        0.0, "decay of the average of θ over rounds, which is scored (0: the last θ)", 0, 0.999, tune=AVERAGES
     )
     server_momentum: float = hyper(0.0, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=SERVER_MOMENTA)
     label_prior: str = hyper("none", "label level: π_i from the client's own counts", choices=("none", "dirichlet"))

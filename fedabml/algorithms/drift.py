@@ -42,7 +42,7 @@ class Steered(Amortised):
         neutral="none",
         tune=("none", "server"),
     )
-    drift_share: float = hyper(0.5, "α: share of that correction", 0, 1, neutral=0.5)
+    drift_share: float = hyper(0.5, "α: share of the drift correction", 0, 1, neutral=0.5)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -44,10 +44,10 @@ class FedABML(Steered):
     rho: float = hyper(1.0, "ρ: natural step of m_θ (with moments: the server's)", 0, 2, tune=SERVER_LR)
     rho_std: float = hyper(0.1, "ρ_ν: natural step of ν_θ (with moments: the server's)", 0, 1)
     start_gap: float = hyper(0.0, "ν_φ − ν_θ where a posterior starts", -10, 10, neutral=0.0)
-    hyper_prior: float = hyper(0.0, "h: how many clients ν₀ counts as in a learned ν_θ", 0, neutral=0.0)
+    hyper_prior: float = hyper(0.0, "h: weight of ν₀ in a learned ν_θ, in clients", 0, neutral=0.0)
     aggregate: str = hyper("mean", "the server's mean of θ_i, or moments of φ_i", choices=("mean", "moments"))
     average: float = hyper(
-        0.8, "decay of the average of θ over rounds that is scored (0: the last θ)", 0, 0.999, tune=AVERAGES
+        0.8, "decay of the average of θ over rounds, which is scored (0: the last θ)", 0, 0.999, tune=AVERAGES
     )
     server_momentum: float = hyper(0.4, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=SERVER_MOMENTA)
     posterior_std: str = hyper(

@@ -23,7 +23,7 @@ class FedAvg(Algorithm):
 
     server_lr: float = hyper(
         1.0,
-        "η_g: the server's step; beyond 1 it goes further than the mean",
+        "η_g: the server's step size; 1 is the mean of the clients' w",
         0,
         neutral=1.0,
         tune=SERVER_LR,

@@ -22,8 +22,8 @@ from .hyper import hyper
 class Local(Algorithm):
     """Local only."""
 
-    average: float = hyper(0.0, "nothing here: there is no θ to average", 0, 0.999)
-    server_momentum: float = hyper(0.0, "nothing here: there is no server's step", 0, 0.999, neutral=0.0)
+    average: float = hyper(0.0, "no effect: there is no θ to average", 0, 0.999)
+    server_momentum: float = hyper(0.0, "no effect: the server takes no step", 0, 0.999, neutral=0.0)
 
     def init(self, params: Tensor, layout: Layout) -> State:
         return {}

@@ -29,7 +29,7 @@ class PerFedAvg(Algorithm):
     lr: float = hyper(0.3, "β: step size of local training", 0, tune=LR)
     personal_lr: float | None = hyper(0.1, "step size of the personal epochs (none: lr)", 0, tune=PERSONAL_LRS)
     alpha: float = hyper(1e-4, "α: step size of the adaptation inside", 0, tune=Range(1e-5, 0.1, log=True))
-    delta: float = hyper(1e-3, "δ: the difference that stands for the Hessian", 1e-12)
+    delta: float = hyper(1e-3, "δ: step of the finite difference for the Hessian, as a multiple of g", 1e-12)
 
     batches_per_step: ClassVar[int] = 3
 

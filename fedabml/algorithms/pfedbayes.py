@@ -31,19 +31,19 @@ class PFedBayes(FedABML):
     beta: float = hyper(1.0, "β: the server's share of the new mean", 0, 2)
     prior_step: str = hyper("euclidean", "the step of z", choices=("natural", "euclidean"))
     prior_every: str = hyper("batch", "when z_i moves", choices=("batch",))
-    rho: float = hyper(1.0, "ρ: step of z_i's mean, prior_step natural alone (so nothing to search)", 0, 2)
+    rho: float = hyper(1.0, "ρ: step of z_i's mean, with prior_step natural", 0, 2)
     prior_std: str = hyper("learned", "σ of z: as it starts, or learned", choices=("fixed", "learned"))
-    start_gap: float = hyper(0.0, "nothing here: q_i lives on", 0, 0, neutral=0.0)
+    start_gap: float = hyper(0.0, "no effect: q_i lasts between rounds", 0, 0, neutral=0.0)
     posterior: str = hyper("gaussian", "q_i: a Gaussian", choices=("gaussian",))
     aggregate: str = hyper("mean", "the server's mean of the z_i", choices=("mean",))
     personal_epochs: int = hyper(5, "further epochs of q_i before it is scored", 0, tune=PERSONAL_EPOCHS)
-    personal_lr: float | None = hyper(0.03, "step size of those epochs (none: lr)", 0, tune=PERSONAL_LRS)
+    personal_lr: float | None = hyper(0.03, "step size of the personal epochs (none: lr)", 0, tune=PERSONAL_LRS)
     average: float = hyper(0.0, "decay of the average of z over rounds (0: the last z)", 0, 0.999, tune=AVERAGES)
     server_momentum: float = hyper(0.0, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=SERVER_MOMENTA)
     short_batch: str = hyper("whole", "the step of an epoch's short last minibatch", choices=("whole", "rows"))
     label_prior: str = hyper("none", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
 
-    drift: str = hyper("none", "nothing here: q_i lives on", choices=("none",), neutral="none")
+    drift: str = hyper("none", "no effect: q_i lasts between rounds", choices=("none",), neutral="none")
 
     keeps = Algorithm.keeps
     own_lr = Algorithm.own_lr  # FedABML's is smaller, because its θ is already good for a client

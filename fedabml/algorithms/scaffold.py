@@ -28,7 +28,7 @@ from .hyper import LR, SERVER_LR, hyper
 class Scaffold(Algorithm):
     """SCAFFOLD; with personal epochs, SCAFFOLD + fine-tuning."""
 
-    lr: float = hyper(0.03, "η: step size of local training; not 0, for c_i divides by it", 1e-12, tune=LR)
+    lr: float = hyper(0.03, "η: step size of local training; above 0, because c_i divides by it", 1e-12, tune=LR)
     server_lr: float = hyper(1.0, "η_g: the server's step size", 0, tune=SERVER_LR)
 
     def init(self, params: Tensor, layout: Layout) -> State:
