@@ -248,8 +248,9 @@ def _measure(fed: Federation, measure: str | None) -> str:
 def tune_command(config: RunConfig, request: Table, out: Path) -> str:
     """Return the shell command of this search, without the keys of the machine."""
     config = config.with_changes(**{name: getattr(RunConfig, name) for name in MACHINE})
-    options = {name: request[name] or None for name in ("preset", "trials", "batch", "measure")}
-    options |= {"algorithms": ",".join(request["algorithms"]), "seeds": ",".join(map(str, request["seeds"]))}
+    options: Table = {"algorithms": ",".join(request["algorithms"])}
+    options |= {name: request[name] or None for name in ("preset", "trials", "batch", "measure")}
+    options |= {"seeds": ",".join(map(str, request["seeds"]))}
     grid = tuple(
         f"{name}={v if isinstance(v, str) else as_flag(v)}" for name, v in flat(request.get("grid", {})).items()
     )
