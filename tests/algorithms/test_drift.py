@@ -185,7 +185,7 @@ def test_personal_steps_are_not_corrected(drift):
     """A client's model is the posterior under the prior θ, whatever c is and whatever it keeps."""
     sim, _ = engine(FedABML(drift=drift, lr=0.1, personal_epochs=2), 3)
     plain, _ = engine(FedABML(lr=0.1, personal_epochs=2), 3)
-    average = {name: sim.average[name] for name in ("mean", "logstd")}
+    average = {name: sim.server.average[name] for name in ("mean", "logstd")}
     plain.return_to(plain.server._replace(average=average))
     for a, b in zip(models(sim), models(plain), strict=True):
         assert torch.equal(a, b)

@@ -111,7 +111,7 @@ def simulate(fed, algorithm, rounds=ROUNDS, state=None, folder=None, **options):
 
 def everything(sim):
     kept = {f"{client}.{name}": t for client, own in sim.kept.states.items() for name, t in own.items()}
-    return sim.shared | {f"average.{k}": v for k, v in sim.average.items()} | kept
+    return sim.shared | {f"average.{k}": v for k, v in sim.server.average.items()} | kept
 
 
 def assert_states_close(a, b, atol):
@@ -187,7 +187,7 @@ def test_what_clients_keep_is_their_own(fed, algorithm):
     assert set(sim.kept.states) == (set() if isinstance(algorithm, FedBABU) else drawn)  # its head is rebuilt
     place = lambda t: t.untyped_storage().data_ptr()
     kept = [place(t) for own in sim.kept.states.values() for t in own.values()]
-    others = {place(t) for t in (*sim.shared.values(), *sim.average.values(), setup.cohort.network.initial)}
+    others = {place(t) for t in (*sim.shared.values(), *sim.server.average.values(), setup.cohort.network.initial)}
     assert len(set(kept)) == len(kept) and not others & set(kept)
     begun = algorithm.init(setup.cohort.network.initial, setup.cohort.network.layout)
     never = (set(range(len(SIZES))) - drawn).pop()
