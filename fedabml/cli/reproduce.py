@@ -26,8 +26,7 @@ NAMES = ("toy", "table1", "table2", "uncertainty", "sensitivity", "bound", "rema
 
 def reproduce(
     experiment: Annotated[
-        str,
-        typer.Argument(metavar="EXPERIMENT", help=f"{', '.join(NAMES)}; or all.", autocompletion=completion(NAMES)),
+        str, typer.Argument(metavar="EXPERIMENT", help=f"{', '.join(NAMES)}; or all.", autocompletion=completion(NAMES))
     ],
     protocol: Annotated[
         str,
@@ -63,8 +62,7 @@ def reproduce(
         ),
     ] = None,
     trials: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="tuned: trials of every algorithm.", show_default="16; quick: 2"),
+        int | None, typer.Option(metavar="N", help="tuned: trials of every algorithm.", show_default="16; quick: 2")
     ] = None,
     grid: Annotated[
         list[str] | None,
@@ -77,9 +75,7 @@ def reproduce(
     search_seed: Annotated[
         int | None,
         typer.Option(
-            metavar="N",
-            help="tuned: the seed and partition of the searches; none of --seeds.",
-            show_default="100",
+            metavar="N", help="tuned: the seed and partition of the searches; none of --seeds.", show_default="100"
         ),
     ] = None,
     chosen: Annotated[

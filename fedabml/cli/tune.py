@@ -86,8 +86,7 @@ def tune(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the search.", show_default="runs/DATASET-tuning")] = None,
     resume: Annotated[
-        bool,
-        typer.Option("--resume", metavar=" ", help="Resume the search in --out, or add --trials to it."),
+        bool, typer.Option("--resume", metavar=" ", help="Resume the search in --out, or add --trials to it.")
     ] = False,
     finished: Finished = None,
     set: Set = None,

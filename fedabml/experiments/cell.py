@@ -53,22 +53,24 @@ class Cell:
 
         Predicting counts as an epoch; a study's own questions and the scores of the curve are not counted.
         """
-        epochs = sum(max(way) + 1 for way in ways_of([self])) * (self.study.scored if self.study else 1.0)
+        epochs = sum(max(training) + 1 for training in options_by_epochs([self])) * (
+            self.study.scored if self.study else 1.0
+        )
         return self.config.rounds + epochs / (self.config.participation * self.config.epochs)
 
 
-def ways_of(cells: Sequence[Cell]) -> list[dict[int, list[int]]]:
+def options_by_epochs(cells: Sequence[Cell]) -> list[dict[int, list[int]]]:
     """Group the numbers of the cells' personal options by epochs, ascending.
 
     Options that differ in their epochs alone form one group, because one training scores all of them.
     """
     usual = cells[0].config.algorithm_object().personal_epochs
-    ways: dict[str, dict[int, list[int]]] = {}
+    trainings: dict[str, dict[int, list[int]]] = {}
     for number, option in enumerate(cells[0].personal):
         rest = [{k: v for k, v in c.personal[number].items() if k != "personal_epochs"} for c in cells]
-        way = ways.setdefault(json.dumps(rest, sort_keys=True), {})
-        way.setdefault(option.get("personal_epochs", usual), []).append(number)
-    return [dict(sorted(way.items())) for way in ways.values()]
+        training = trainings.setdefault(json.dumps(rest, sort_keys=True), {})
+        training.setdefault(option.get("personal_epochs", usual), []).append(number)
+    return [dict(sorted(training.items())) for training in trainings.values()]
 
 
 def along(step: int, rounds: int) -> tuple[int, ...]:
@@ -106,7 +108,7 @@ class Result:
         """The seed of the run."""
         return int(self.config.get("seed", 0))
 
-    def seen(self) -> dict[int, Table]:
+    def by_round(self) -> dict[int, Table]:
         """Return by round what was recorded after it; after the last round this is the score."""
         last = int(self.config.get("rounds", RunConfig.rounds))
         noted = {int(line["round"]): line for line in self.curve}

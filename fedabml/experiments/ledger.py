@@ -69,7 +69,7 @@ class Ledger:
         """Append a finished cell; it is on disk when this returns."""
         data = result.line().encode()
         with open_append(self.path) as file:
-            file.truncate(self._end)  # the rest of a line that a crash cut short; nobody else writes, see `alone`
+            file.truncate(self._end)  # the rest of a line that a crash cut short; nobody else writes, see `locked`
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -77,7 +77,7 @@ class Ledger:
         self.results[result.identity] = result
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Lock the file, so that no other process runs the same cells, and read what others have added before."""
         with folder_lock(self.path.parent, f".{self.path.name}.lock"):
             if self.path.exists():

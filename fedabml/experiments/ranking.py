@@ -153,7 +153,7 @@ class Comparison:
 
         A round in which a seed could not be scored has no mean: it would be one of the other seeds alone.
         """
-        own = [r.seen() for s in self.seeds if (r := self.results.get((label, s))) and r.scores]
+        own = [r.by_round() for s in self.seeds if (r := self.results.get((label, s))) and r.scores]
         return [self._point(t, [seen.get(t, {}) for seen in own]) for t in own[0]] if own and len(own[0]) > 1 else []
 
     def _point(self, round: int, lines: Sequence[Table]) -> Table:

@@ -24,7 +24,7 @@ from ..errors import TrainingError
 from ..evaluation.scoring import Entry, Evaluation, evaluate_after
 from ..runs.prepare import Setup, prepare, resolve_split
 from ..runs.provenance import code, hardware
-from .cell import Cell, Result, Score, ways_of
+from .cell import Cell, Result, Score, options_by_epochs
 from .ledger import Ledger, Unfinished
 from .study import PLAIN, entry
 
@@ -51,7 +51,7 @@ def execute(
         raise Unfinished(f"Runs are missing in '{ledger.path.parent}'.")
     if ledger.closed or not wanted:
         return
-    with ledger.alone(), reading_once():
+    with ledger.locked(), reading_once():
         for identity in wanted:
             if identity in ledger.others and identity not in ledger.results:
                 ledger.add(ledger.others[identity])
@@ -147,17 +147,17 @@ def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[float], None
     alive = [i for i in range(len(sims)) if i not in errors]
     audiences = [study.audiences(cell.config, setup.cohort.fed) for cell, setup in batch]
     cohorts = [{name: s.cohort.among(fed) for name, fed in own.items()} for own, s in zip(audiences, sims, strict=True)]
-    ways = ways_of([cell for cell, _ in batch])
-    weights = [cohort.fed.clients * (max(way) + 1) for cohort in cohorts[0].values() for way in ways]
+    trainings = options_by_epochs([cell for cell, _ in batch])
+    weights = [cohort.fed.clients * (max(training) + 1) for cohort in cohorts[0].values() for training in trainings]
     parts = _part_callbacks(batch[0][0], weights, on_round)
     for name in cohorts[0] if alive else ():
         scored: dict[int, list[Evaluation | TrainingError]] = {}
-        for way in ways:
-            last = way[max(way)][0]  # all of them have its other options
+        for training in trainings:
+            last = training[max(training)][0]  # all of them have its other options
             entries = [_entry(sims[i], cohorts[i][name], batch[i][0].personal[last]) for i in alive]
-            prior = next((epochs for epochs, numbers in way.items() if 0 in numbers), None)
-            found = evaluate_after(tuple(way), entries, split, prior, next(parts))
-            scored |= {n: each for numbers, each in zip(way.values(), found, strict=True) for n in numbers}
+            prior = next((epochs for epochs, numbers in training.items() if 0 in numbers), None)
+            found = evaluate_after(tuple(training), entries, split, prior, next(parts))
+            scored |= {n: each for numbers, each in zip(training.values(), found, strict=True) for n in numbers}
         for number in sorted(scored):
             for i, each in zip(alive, scored[number], strict=True):
                 options = batch[i][0].personal

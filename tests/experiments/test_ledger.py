@@ -89,7 +89,7 @@ def test_nobody_undoes_what_another_has_added(tmp_path, played):
     assert not [*execute(cells(3), closed)] and closed[cells(3)[2]].seed == 2 and path.read_bytes() == before
     with pytest.raises(Unfinished, match="Runs are missing"):
         next(execute(cells(4), closed))
-    with Ledger(path).alone(), pytest.raises(InputError, match="Another process"):
+    with Ledger(path).locked(), pytest.raises(InputError, match="Another process"):
         next(execute(cells(3), early))
     assert path.read_bytes() == before
     played.clear()
