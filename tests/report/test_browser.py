@@ -129,7 +129,7 @@ def test_a_run_opens_without_complaint(make_run: MakeRun, tmp_path: Path) -> Non
     assert complaints == "" and root["data-ready"] == "true" and root["data-theme"] == "dark"
 
 
-def test_runs_of_one_colour_are_told_by_their_shapes(make_run: MakeRun, tmp_path: Path) -> None:
+def test_runs_of_one_colour_differ_in_their_shapes(make_run: MakeRun, tmp_path: Path) -> None:
     look = """
     one("#up").value = "6"; one("#up").dispatchEvent(new Event("change"));
     const dots = [...one("#up").closest("figure").querySelectorAll("[data-tip]")];

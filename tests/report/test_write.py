@@ -17,7 +17,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from fedabml.errors import InputError
-from fedabml.evaluation.measures import decimals
 from fedabml.report import write
 from fedabml.report.figures import people
 from fedabml.report.read import read_runs
@@ -131,7 +130,7 @@ def test_runs_are_named_by_what_sets_them_apart(
     assert re.findall(r"data-legend=.*?</i>(.*?)</button>", page) == names
 
 
-def test_the_same_folder_twice_is_told_apart(make_run: MakeRun, tmp_path: Path) -> None:
+def test_the_same_folder_twice_gets_two_names(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
     assert "(1)</button>" in page_of(write([run, run], tmp_path / "r.html"))[0]
 
@@ -257,7 +256,7 @@ def test_a_prior_that_is_damaged_is_named(make_run: MakeRun, tmp_path: Path, cha
         write([run], tmp_path / "r.html")
 
 
-def test_settings_are_told_once(make_run: MakeRun, tmp_path: Path) -> None:
+def test_settings_are_listed_once(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run()
     edit(run / "config.json", run={"rounds": 30, "fedabml": {"lr": 0.1}}, runs_of="x")
     page, _ = page_of(write([run], tmp_path / "r.html"))
@@ -271,14 +270,6 @@ def test_an_evaluation_that_failed_is_left_out(make_run: MakeRun, tmp_path: Path
     page, _ = page_of(write([run], tmp_path / "r.html"))
     assert "1 evaluation failed and is left out." in page
     assert 'data-tip="round 1&#10;personal models: 50.0%"' in page and "round 2&#10;personal" not in page
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [(0, "0.000"), (0.000385, "0.000385"), (0.0122, "0.0122"), (0.5, "0.500"), (-2.64, "-2.640"), (2e-6, "2.00e-06")],
-)
-def test_small_numbers_keep_three_digits(value: float, words: str) -> None:
-    assert decimals(value) == words
 
 
 def test_a_curve_over_seeds_has_a_band_that_ends_where_accuracies_do(make_run: MakeRun, tmp_path: Path) -> None:

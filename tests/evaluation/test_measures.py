@@ -1,0 +1,39 @@
+"""The one list of measures: its formats, headings and directions."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedabml.evaluation.measures import COMPARED, MEASURES, POOLED, decimals, duration, main_measure, size
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0, "0.000"), (0.000385, "0.000385"), (0.0122, "0.0122"), (0.5, "0.500"), (-2.64, "-2.640"), (2e-6, "2.00e-06")],
+)
+def test_small_numbers_keep_three_digits(value: float, words: str) -> None:
+    assert decimals(value) == words
+
+
+def test_sizes_and_durations_have_the_unit_that_fits() -> None:
+    assert [size(v) for v in (0, 999, 2048, 3 << 20, 5 << 30)] == ["0 B", "999 B", "2 KiB", "3 MiB", "5.0 GiB"]
+    assert [duration(v) for v in (4.25, 200, 7500)] == ["4.25 s", "3 min 20 s", "2 h 5 min"]
+
+
+def test_a_measure_has_one_heading_and_two_formats() -> None:
+    accuracy, nll = MEASURES["accuracy"], MEASURES["nll"]
+    assert (accuracy.heading, accuracy.title, nll.heading) == ("accuracy %", "Accuracy", "NLL")
+    assert (accuracy.cell(0.81234), accuracy.format(0.81234), nll.cell(0.5)) == ("81.23", "81.2%", "0.500")
+
+
+def test_the_lowest_distance_is_the_best_value() -> None:
+    best = {key: min(values, key=MEASURES[key].distance) for key, values in
+            {"accuracy": (0.2, 0.9), "nll": (0.1, 2.0), "coverage": (0.7, 0.88, 1.0)}.items()}  # fmt: skip
+    assert best == {"accuracy": 0.9, "nll": 0.1, "coverage": 0.88}
+    assert [MEASURES[key].better for key in ("accuracy", "rmse", "coverage", "entropy")] == [1, -1, 0, 0]
+
+
+def test_every_measure_that_is_compared_is_declared() -> None:
+    assert {key for keys in COMPARED.values() for key in keys} | {*POOLED, *POOLED.values()} <= set(MEASURES)
+    assert all(key == measure.key for key, measure in MEASURES.items())
+    assert (main_measure("classification"), main_measure("regression")) == ("accuracy", "rmse")
