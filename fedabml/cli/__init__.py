@@ -14,7 +14,7 @@ from ..engine import processes
 from ..errors import InputError, TrainingError
 from ..version import __version__
 from . import about, bench, compare, data, demo, doctor, reproduce, train, tune, use
-from .console import complain
+from .console import print_error
 
 UsageError: Any = typer.BadParameter.__base__  # click's, wherever typer has it from
 
@@ -36,11 +36,11 @@ class Program(TyperGroup):
             if message is None or ctx.params.get("debug") or os.environ.get("FEDABML_DEBUG"):
                 raise
             if processes.should_report(train.STOPPED if isinstance(error, processes.PeerLost) else message):
-                complain(message)
+                print_error(message)
             raise typer.Exit(2) from error
         except KeyboardInterrupt:
             if processes.rank_and_size()[1] == 1:  # otherwise torchrun or the process that failed reports why
-                complain("Stopped.", "")
+                print_error("Stopped.", "")
             raise typer.Exit(130) from None
         except UsageError as error:
             if processes.should_report(error.format_message()):

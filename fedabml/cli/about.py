@@ -12,7 +12,7 @@ import typer
 
 from ..errors import InputError, nearest
 from ..runs.config import names
-from .console import say, table
+from .console import print_line, table
 from .options import Force, completion
 
 
@@ -35,18 +35,18 @@ def algorithms(
     if name is None:
         rows = [(word, _about(entry.kind).splitlines()[0], _variant(word)) for word, entry in REGISTRY.items()]
         table(("name", "what it is", "variant"), rows)
-        say("fedabml algorithms NAME shows an algorithm's equations and hyperparameters.")
+        print_line("fedabml algorithms NAME shows an algorithm's equations and hyperparameters.")
         return
     if name not in REGISTRY:
         raise InputError(f"There is no algorithm '{name}'.{nearest(name, REGISTRY)}")
     kind, defaults = REGISTRY[name].kind, REGISTRY[name].defaults
-    say(_about(kind))
+    print_line(_about(kind))
     hyper = [
         (field.name, _word(defaults.get(field.name, field.default)), _range(field), field.metadata["doc"])
         for field in dataclasses.fields(kind)
     ]
     table(("hyperparameter", "default", "range", "meaning"), hyper, title=f"\nHyperparameters of {name}")
-    say(f"Set one with --set {name}.{hyper[0][0]}={hyper[0][1]}")
+    print_line(f"Set one with --set {name}.{hyper[0][0]}={hyper[0][1]}")
 
 
 def _about(kind: type) -> str:
@@ -106,4 +106,4 @@ def report(
     from ..experiments.pages import rewrite
 
     for page in rewrite(folders, out, title, force):
-        say(f"report   {page}")
+        print_line(f"report   {page}")

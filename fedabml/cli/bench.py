@@ -8,7 +8,7 @@ import typer
 
 from ..accel import PARTS
 from ..errors import InputError
-from .console import console, note, say, table, tell
+from .console import console, note, print_line, print_paragraph, table
 from .options import completion
 
 if TYPE_CHECKING:
@@ -66,15 +66,17 @@ def bench(
         raise InputError(f"--without {', '.join(sorted(unknown))}: use 1, or some of {', '.join(PARTS)}.")
     records = [record for work in works for record in races(work, place, dtype, quick, parts)]
     clear(place)
-    say(", ".join(f"{name} {value}" for name, value in facts.items()))
+    print_line(", ".join(f"{name} {value}" for name, value in facts.items()))
     made = tables.without(records) if parts else tables.brief(records)
     table(made.head, made.rows, title=f"{made.title}, {dtype} on {place.type}", numbers=True)
     for work in works:
-        tell(f"{work.name}: {work.said}.")
+        print_paragraph(f"{work.name}: {work.said}.")
     if parts:
-        tell("A ratio is the time of a round without the part over that with all, medians of rounds taken in turns.")
+        print_paragraph(
+            "A ratio is the time of a round without the part over that with all, medians of rounds taken in turns."
+        )
         return
-    tell(
+    print_paragraph(
         "Times are medians of alternating rounds. The loop trains one client at a time on the same minibatches, with "
         "foreach steps, data on the device and no synchronisation within a round. `than torch.optim` is the ratio to a "
         "loop that uses torch.optim.SGD."

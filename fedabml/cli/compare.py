@@ -11,7 +11,7 @@ import typer
 
 from ..errors import InputError
 from ..runs.config import names
-from .console import CellProgress, console, downloads, note, say, table, tell
+from .console import CellProgress, console, downloads, note, print_line, print_paragraph, table
 from .options import Config, Finished, Preset, Quiet, Set, completion, run_flags, run_options
 
 if TYPE_CHECKING:
@@ -166,15 +166,15 @@ def show(found: Comparison, out: Path) -> None:
     brief, behind = next((form for form in forms if width(*grid(found, *form)) <= console().width), forms[-1])
     table(*grid(found, brief, behind), title=described(found), numbers=True)
     for line in explained(found, behind):
-        tell(line)
+        print_paragraph(line)
     if brief:
         more = "" if behind else ", and the differences to the best,"
-        tell(f"The other measures' intervals{more} are in table.md.")
-    say()
+        print_paragraph(f"The other measures' intervals{more} are in table.md.")
+    print_line()
     head, rows = harm_grid(found)
     if rows:
         table(head, rows, title="Clients against Local only", numbers=True)
     if (out / "report.html").exists():
-        say(f"report       {out / 'report.html'}")
-    say(f"table        {out / 'table.md'} (also .csv, .json)")
-    say(f"per client   {out / 'clients.csv'}")
+        print_line(f"report       {out / 'report.html'}")
+    print_line(f"table        {out / 'table.md'} (also .csv, .json)")
+    print_line(f"per client   {out / 'clients.csv'}")

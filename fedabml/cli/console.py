@@ -35,12 +35,12 @@ def console(stderr: bool = False) -> Console:
     return made if made.is_terminal else Console(stderr=stderr, highlight=False, width=120)
 
 
-def say(text: str = "") -> None:
+def print_line(text: str = "") -> None:
     """Print a line without markup or wrapping, so that paths can be copied."""
     console().print(text, markup=False, soft_wrap=True)
 
 
-def tell(text: str) -> None:
+def print_paragraph(text: str) -> None:
     """Print a paragraph, wrapped at words."""
     console().print(text, markup=False)
 
@@ -50,7 +50,7 @@ def note(text: str) -> None:
     console(stderr=True).print(f"Note: {text}", markup=False, soft_wrap=True, style="yellow")
 
 
-def complain(text: str, label: str = "Error: ") -> None:
+def print_error(text: str, label: str = "Error: ") -> None:
     """Print an error to stderr, as one paragraph."""
     console(stderr=True).print(f"{label}{short(text, 4000)}", markup=False, soft_wrap=True, style="red")
 
@@ -69,7 +69,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None 
     for row in rows:
         made.add_row(*(Text(str(cell)) for cell in row))
     console().print(made)
-    say()
+    print_line()
 
 
 def number(value: Any) -> str:
@@ -154,7 +154,7 @@ class RunProgress(Display):
         loss, left = f"{line['loss']:.4f}", clock(pace.left)
         self.update_bar(completed=pace.saved, description=label, loss=loss, remaining=left)
         if not (self.bar or self.quiet) and (pace.saved % every == 0 or pace.saved in (pace.first + 1, pace.rounds)):
-            say(f"{self.label}: {text}")
+            print_line(f"{self.label}: {text}")
 
 
 class Notes(logging.Handler):
@@ -216,7 +216,7 @@ class CellProgress(Display):
         if not self.quiet:
             self.notes.begin()
             if finished:
-                say(f"{finished} of {self.total} runs were finished before")
+                print_line(f"{finished} of {self.total} runs were finished before")
         if todo:
             columns = (TextColumn("{task.fields[done]}  {task.fields[now]}"),)
             self.open_bar(max(self.rounds, 1), columns, done=self.count, now="")
@@ -272,7 +272,9 @@ class CellProgress(Display):
         """Print a plain line with the times."""
         self.last_line = time.perf_counter()
         if not self.quiet:
-            say(f"{self.label}: {text}  elapsed {clock(self.last_line - self.began)}  remaining {self.remaining}")
+            print_line(
+                f"{self.label}: {text}  elapsed {clock(self.last_line - self.began)}  remaining {self.remaining}"
+            )
 
     def stop(self, out: Path, command: str) -> NoReturn:
         """End the program after Ctrl-C with code 130, and print how to go on with the experiment in `out`."""
@@ -280,7 +282,7 @@ class CellProgress(Display):
             raise KeyboardInterrupt
         self.close()
         again = resume_command(command, out)
-        complain(f"Stopped. {self.finished} of {self.total} runs are finished in '{out}'. To go on: {again}", "")
+        print_error(f"Stopped. {self.finished} of {self.total} runs are finished in '{out}'. To go on: {again}", "")
         raise typer.Exit(130)
 
     @property
@@ -315,6 +317,6 @@ def downloads(what: str, quiet: bool = False) -> Iterator[OnDownload]:
             part = 4 * done // total if total else done // (1 << 26)
             if part != printed:
                 printed = part
-                say(f"downloading {what}: {size(done)}{f' of {size(total)}' if total else ''}")
+                print_line(f"downloading {what}: {size(done)}{f' of {size(total)}' if total else ''}")
 
         yield on_download

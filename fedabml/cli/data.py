@@ -9,7 +9,7 @@ import typer
 
 from ..errors import InputError, nearest
 from ..runs.config import RunConfig, names, saved_config
-from .console import downloads, say, table
+from .console import downloads, print_line, table
 from .options import DATA, Config, Force, completion, given, option, run_keys
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def get(
     for each in wanted:
         with downloads(each) as on_download:
             load(each, data_dir, progress=on_download)
-        say(f"{each}: {location(each, data_dir)}")
+        print_line(f"{each}: {location(each, data_dir)}")
 
 
 @app.command()
@@ -140,8 +140,8 @@ def inspect(
         with folder_lock(out):
             save_manifest(fed, out / "manifest.json")
             save_heat_map(fed, out / "partition.svg")
-        say(f"manifest  {out / 'manifest.json'}")
-        say(f"heat map  {out / 'partition.svg'}")
+        print_line(f"manifest  {out / 'manifest.json'}")
+        print_line(f"heat map  {out / 'partition.svg'}")
 
 
 def overview(fed: Federation, show: int) -> None:
@@ -165,4 +165,4 @@ def overview(fed: Federation, show: int) -> None:
     ]
     table(head, [(fed.names[i], *own, *((words[i],) if fed.classes else ())) for i, own in enumerate(sizes)])
     if fed.clients > show:
-        say(f"and {fed.clients - show} more clients (--show)")
+        print_line(f"and {fed.clients - show} more clients (--show)")

@@ -11,7 +11,7 @@ import typer
 from ..errors import InputError
 from ..evaluation.measures import COMPARED, MEASURES, size
 from ..runs.config import RunConfig
-from .console import number, say, table
+from .console import number, print_line, table
 from .options import Quiet
 from .train import execute
 
@@ -66,8 +66,8 @@ def demo(
         page = write(pages, out / "report.html", "Few digits: FedABML, FedAvg and training alone")
     if not quiet:
         compare(runs, strange)
-        say(f"report   {page}")
-        say(f"next     fedabml personalize {out / 'fedabml'} --data CLIENT.npz; fedabml train --help")
+        print_line(f"report   {page}")
+        print_line(f"next     fedabml personalize {out / 'fedabml'} --data CLIENT.npz; fedabml train --help")
 
 
 def make_room(out: Path) -> None:

@@ -9,7 +9,7 @@ import typer
 from ..evaluation.measures import size
 from ..runs.config import RunConfig
 from ..runs.log import clock
-from .console import note, say, table
+from .console import note, print_line, table
 from .options import Config, Preset, Set, run_flags, run_options
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def doctor(
             note(f"The run needs about {size(found.bytes)}; {size(found.free)} are free. A smaller --chunk needs less.")
     kept = choices_file()
     chosen = plan.backend == "auto" and setup.cohort.device.type == "cpu" and kept.exists()
-    say(
+    print_line(
         "No run was started. "
         + (f"The choice of a backend is kept in {kept}; remove that file to measure anew. " if chosen else "")
         + "`fedabml train` with the same flags starts the run; `fedabml bench` measures the machine."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..evaluation.measures import size
 from ..runs.config import RunConfig
-from .console import note, say, table
+from .console import note, print_line, table
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -37,7 +37,7 @@ def show(plan: RunConfig, fed: Federation, out: Path, saved: dict[str, Any] | No
     )
     if saved is None and (out / "config.json").exists():
         note(f"'{out}' already holds a run: resume it with --resume, or give another folder with --out.")
-    say("No run was started.")
+    print_line("No run was started.")
 
 
 def facts(setup: Setup) -> list[tuple[str, str]]:

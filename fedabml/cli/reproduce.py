@@ -11,7 +11,7 @@ import typer
 
 from ..errors import InputError, nearest
 from .compare import parse_seeds, width
-from .console import CellProgress, complain, console, note, say, table, tell
+from .console import CellProgress, console, note, print_error, print_line, print_paragraph, table
 from .options import Finished, completion
 from .tune import SearchProgress
 
@@ -177,7 +177,7 @@ def reproduce(
                     found = run(kind(), request, folder, partial=so_far, **where)
             except KeyboardInterrupt:
                 boards.close()
-                complain(f"Stopped. What is finished is in '{folder}'. To go on: {again}", "")
+                print_error(f"Stopped. What is finished is in '{folder}'. To go on: {again}", "")
                 raise typer.Exit(130) from None
             except Unfinished as error:
                 if not so_far or experiment != "all":
@@ -187,7 +187,7 @@ def reproduce(
         if not share and not quiet:
             show(found, folder)
     if share and not quiet:
-        say(f"Part {part} is done. Once all are: {requested.command(out)}")
+        print_line(f"Part {part} is done. Once all are: {requested.command(out)}")
 
 
 def _words(text: str | None) -> tuple[str, ...]:
@@ -237,7 +237,7 @@ def show(found: Findings, folder: Path) -> None:
         if width(sheet.head, sheet.rows) <= max(console().width, 160):
             table(sheet.head, sheet.rows, title=sheet.title, numbers=True)
     for line in found.conclusions:
-        tell(line)
-    say()
-    say(f"report       {folder / 'report.html'}")
-    say(f"table        {folder / 'table.md'} (also .csv; pictures in figures/)")
+        print_paragraph(line)
+    print_line()
+    print_line(f"report       {folder / 'report.html'}")
+    print_line(f"table        {folder / 'table.md'} (also .csv; pictures in figures/)")

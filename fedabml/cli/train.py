@@ -15,7 +15,7 @@ from ..evaluation.measures import MEASURES, size
 from ..runs import request
 from ..runs.config import RunConfig, saved_config
 from . import plan as planning
-from .console import RunProgress, complain, downloads, number, say, table
+from .console import RunProgress, downloads, number, print_error, print_line, table
 from .options import Config, Preset, Quiet, RunOptions, Set, run_flags, run_options
 
 if TYPE_CHECKING:
@@ -87,12 +87,12 @@ def train(
 
 def decided(ctx: typer.Context, out: Path | None, resume: bool) -> tuple[RunConfig, Path]:
     """Return the configuration that the options make, and the folder of the run."""
-    asked = run_options(ctx)
+    options = run_options(ctx)
     if resume:
-        out = out or Path("runs") / asked.config().name
-        plan = reopened(out, asked)
+        out = out or Path("runs") / options.config().name
+        plan = reopened(out, options)
     else:
-        plan = asked.config()
+        plan = options.config()
         out = out or Path("runs") / plan.name
     plan.algorithm_object()  # checks the hyperparameters before anything else is done
     return plan, out
@@ -104,13 +104,13 @@ def restarted(out: Path) -> bool:
     return bool(name and times and (out / "config.json").is_file() and saved_config(out)[1].get("launch") == name)
 
 
-def reopened(out: Path, asked: RunOptions) -> RunConfig:
+def reopened(out: Path, options: RunOptions) -> RunConfig:
     """Return the configuration of a run, with the changes that a resumed run may have. Raises InputError for others."""
     from ..runs.folder import Folder
     from ..runs.train import PERSONAL
 
     saved, _ = saved_config(out)
-    now = RunConfig.of(saved.to_dict(everything=True), *asked.layers, overrides=asked.overrides)
+    now = RunConfig.of(saved.to_dict(everything=True), *options.layers, overrides=options.overrides)
     free = FREE | {f"{saved.algorithm}.{name}" for name in PERSONAL}
     differ = {name: pair for name, pair in saved.differences(now).items() if name not in free}
     if differ:
@@ -177,18 +177,18 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
                 how = "To go on, unless torchrun restarts it" if restarts < restarts_allowed else "To go on"
                 also = " (also under torchrun, with any number of processes)" if processes_in_all > 1 else ""
                 again = request.resume_command("train", out)
-                complain(f"{why} {saved} is saved in '{out}'. {how}: {again}{also}", "")
+                print_error(f"{why} {saved} is saved in '{out}'. {how}: {again}{also}", "")
             raise typer.Exit(2 if lost else 130) from None
 
 
 def show(run: Run, out: Path) -> None:
     """Print the summary as a table, and the paths of the results."""
     table(*scores(run.summary), title=describe(run.summary), numbers=True)
-    say(f"report   {out / 'report.html'}")
-    say(f"prior    {out / 'shared.safetensors'}")
-    say(f"digest   {run.prior.digest[:16]} (first 16 digits; the same at every site that has this prior)")
+    print_line(f"report   {out / 'report.html'}")
+    print_line(f"prior    {out / 'shared.safetensors'}")
+    print_line(f"digest   {run.prior.digest[:16]} (first 16 digits; the same at every site that has this prior)")
     file = "CLIENT.csv" if run.prior.input_spec.recipe else "CLIENT.npz"
-    say(f"next     fedabml personalize {shlex.quote(str(out))} --data {file} --out posterior.safetensors")
+    print_line(f"next     fedabml personalize {shlex.quote(str(out))} --data {file} --out posterior.safetensors")
 
 
 def describe(summary: dict[str, Any]) -> str:

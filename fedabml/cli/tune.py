@@ -12,7 +12,7 @@ import typer
 from ..errors import InputError
 from ..runs.config import names
 from .compare import followed, parse_algorithms
-from .console import CellProgress, note, number, say, table
+from .console import CellProgress, note, number, print_line, table
 from .options import DATA, Config, Finished, Preset, Quiet, RunOptions, Set, completion, run_flags, run_options
 
 if TYPE_CHECKING:
@@ -233,10 +233,10 @@ def show(found: Tuned, out: Path) -> None:
         for text in found.warnings.get(name, ()):
             note(text)
     chosen = [name for name in found.trials if found.best(name)]
-    say(f"tuned    {found.file}")
-    say(f"trials   {out / 'trials.csv'}")
+    print_line(f"tuned    {found.file}")
+    print_line(f"trials   {out / 'trials.csv'}")
     if chosen:
         # A folder beside the search: the default of `compare` may hold the comparison before it.
         after = out.parent / f"{out.resolve().name.removesuffix('-tuning')}-tuned"
         words = ["--config", str(found.file), "--algorithms", ",".join(chosen), "--out", str(after)]
-        say(f"next     fedabml compare {shlex.join(words)}")
+        print_line(f"next     fedabml compare {shlex.join(words)}")

@@ -13,7 +13,7 @@ import typer
 from ..errors import InputError
 from ..runs.config import TABLES, saved_config
 from ..runs.request import resume_command
-from .console import downloads, note, number, say, table
+from .console import downloads, note, number, print_line, table
 from .options import Config, Force
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def evaluate(
         write_json(out / "evaluation.json", facts | found.summary | found.details)
     title = f"{fed.clients} clients, {algorithm.personal_epochs} epoch(s) of personalisation, {split} data"
     table(*scores(found.summary), title=title, numbers=True)
-    say(f"scores       {out / 'evaluation.json'}")
-    say(f"per client   {out / 'evaluation.csv'}")
+    print_line(f"scores       {out / 'evaluation.json'}")
+    print_line(f"per client   {out / 'evaluation.csv'}")
 
 
 def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: int) -> Evaluation:
@@ -152,7 +152,7 @@ def personalize(
             lines.append(f"{name:<11} {number(value)} on {len(test[1])} test samples")
     posterior.save(out)
     for line in (*lines, f"prior       {found.digest[:16]} (digest)", f"posterior   {out}"):
-        say(line)
+        print_line(line)
 
 
 def _check_apart(out: Path, *read: Path) -> None:
@@ -234,10 +234,10 @@ def predict(
     p = found.predict(x, samples=samples, seed=seed, device=device)
     head, rows = _rows(p, found.input_spec)
     write(out, csv_text(head, rows))
-    say(f"inputs        {len(x)}")
+    print_line(f"inputs        {len(x)}")
     if found.prior:
-        say(f"prior         {found.prior[:16]} (digest)")
-    say(f"predictions   {out}")
+        print_line(f"prior         {found.prior[:16]} (digest)")
+    print_line(f"predictions   {out}")
 
 
 def _inputs(path: Path, input_spec: InputSpec) -> Any:

@@ -1,4 +1,4 @@
-"""A request: what a command was asked to do. It is shown as a shell command, and compared when the command is resumed.
+"""A request: what a command is to do. It is shown as a shell command, and compared when the command is resumed.
 
 `train`, `compare`, `tune` and `reproduce` keep their request in their folder, so that each can go on as itself only.
 """
