@@ -101,10 +101,11 @@ def test_a_forked_process_draws_too():
     """Its threads stayed behind."""
     script = """
 import os, torch
-from fedabml import native, rng, twister
+from fedabml import rng
+from fedabml.accel import c_library, mersenne
 torch.set_num_threads(2)
-native.SHARED, twister.WORTH = 2, 1
-native.in_background = lambda work: (lambda f: (f.set_result(work()), f)[1])(native.Future())
+c_library.THREADED, mersenne.WORTH = 2, 1
+c_library.in_background = lambda work: (lambda f: (f.set_result(work()), f)[1])(c_library.Future())
 draw = lambda: rng.normal(rng.folds(rng.key(1), 4), (100,), torch.float32)
 first = draw()
 assert rng.TWISTER.current
@@ -122,8 +123,9 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 def test_a_process_may_end_at_any_moment(pause):
     script = f"""
 import time, torch
-from fedabml import rng, twister
-twister.WORTH = 1
+from fedabml import rng
+from fedabml.accel import mersenne
+mersenne.WORTH = 1
 for _ in range(2):
     rng.normal(rng.folds(rng.key(1), 4), (100,), torch.float32)
     time.sleep({pause})
