@@ -28,7 +28,7 @@ from fedabml.data.catalogue import SOURCES
 from fedabml.data.sources import _checked
 from fedabml.engine import autotune
 from fedabml.errors import InputError
-from fedabml.experiments import request
+from fedabml.experiments import paper, request
 from fedabml.experiments.compare import Request, _recorded_refusals, page
 from fedabml.experiments.ledger import Ledger
 from fedabml.files import paths, sealed
@@ -86,7 +86,7 @@ def build(place: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
     run("compare", *SMALL, "--algorithms", "local,fedavg-ft", "--seeds", 2, "--out", table, "--quiet")
     asked = {"algorithms": ["local"], "trials": 16, "seeds": [100], "run": RunConfig().to_dict(everything=True)}
     request.claim(search, "tune", asked, resume=False)
-    request.claim(place / "toy", "reproduce", Request("toy", quick=True).request(), resume=False)
+    request.claim(place / "toy", "reproduce", paper.Request("toy", quick=True).to_dict(), resume=False)
     data = fedabml.load("digits")
     posterior = fedabml.load_prior(a_run / "shared.safetensors").personalize(data.x_train[:30], data.y_train[:30])
     posterior.save(place / "posterior.safetensors")
