@@ -5,15 +5,19 @@ READY := $(VENV)/.ready
 # One thread per test process: the suite runs on as many processes as there are cores.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist worksteal
 
-.PHONY: demo test quick bench lint types format clean
+.PHONY: demo test quick nightly bench lint types format clean
 demo: $(READY)
 	$(PY) -m fedabml demo
 
+# Three tiers: quick while you work, test before you push, nightly for the rest.
 test: lint types
-	$(PYTEST)
+	$(PYTEST) -m "not nightly"
 
 quick: $(READY)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not nightly"
+
+nightly: $(READY)
+	$(PYTEST) -m nightly
 
 # Speed on this CPU; PEERS=VENV names a virtual environment with other libraries to measure beside ours.
 bench: $(READY)

@@ -417,7 +417,7 @@ def test_bad_words():
     said = lambda *words: run("tune", *WORDS, *words, code=2).stderr
     assert "all stands alone" in said("--algorithms", "all,local")
     assert "for ditto, which is not among the named algorithms" in said("--algorithms", "local", "--set", "ditto.lam=1")
-    assert "not to be set here: say --seeds" in said("--algorithms", "local", "--set", "seed=1")
+    assert "is not accepted here: use --seeds" in said("--algorithms", "local", "--set", "seed=1")
 
 
 # -- the command --------------------------------------------------------------------------------------------------

@@ -221,14 +221,14 @@ def test_table_1_draws_reliability_and_clients_against_the_global_model(tmp_path
     found = quick("table1", tmp_path, algorithms=("fedabml", "fedavg", "fedavg-ft"), seeds=1)
     drawn = {drawing.name: drawing for drawing in found.pictures}
     assert {"against FedAvg", "against FedAvg+FT"} <= set(_words(drawn["clients-digits"]))
-    assert "honest" in drawn["reliability-digits"].caption and "FedABML" in _words(drawn["reliability-digits"])
+    assert "confidence equals accuracy" in drawn["reliability-digits"].caption and "FedABML" in _words(drawn["reliability-digits"])
     assert "95%" not in drawn["rounds-digits"].caption and "FedABML" in _words(drawn["rounds-digits"])
 
 
 def test_table_1_draws_accuracy_per_round_and_reports_the_last_of_them(tmp_path):
     found = quick("table1", tmp_path, algorithms=("fedavg", "fedavg-ft"), seeds=3)
     (rounds,) = (drawing for drawing in found.pictures if drawing.name == "rounds-digits")
-    assert {"FedAvg", "FedAvg+FT", "5", "20"} <= set(_words(rounds)) and "95% interval" in rounds.caption
+    assert {"FedAvg", "FedAvg+FT", "5", "20"} <= set(_words(rounds)) and "95% confidence interval" in rounds.caption
     assert rounds.draw(LIGHT).count('fill-opacity=".18"') == 2
     lines = [json.loads(line) for line in (tmp_path / "cells.jsonl").read_text().splitlines()]
     for row in records(tmp_path):  # the mean of the last two of twenty rounds is the paper's number
