@@ -207,7 +207,7 @@ WARNINGS = {
     ),
     "lambda": (
         {"phases": lambda self, epochs: [Phase(epochs, lambda *a: self.step(*a))]},
-        "has no attribute '<lambda>'", "has no attribute '<lambda>'",
+        "not a method of the algorithm", "not a method of the algorithm",
     ),
 }  # fmt: skip
 

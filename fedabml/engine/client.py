@@ -443,7 +443,9 @@ def batched_step(lanes: Lanes, step: Step) -> BatchedStep:
     """Return one step of an algorithm as a function of all lanes."""
     made, run_axis, whole = lanes.one, lanes.run_axis, lanes.whole
     # The method itself, to be called with an algorithm whose hyperparameters are bound as tensors.
-    function = step.__func__  # type: ignore[attr-defined]
+    function = getattr(step, "__func__", None)
+    if function is None:
+        raise TypeError(f"A phase of {type(made.algorithm).__name__} has a step that is not a method of the algorithm.")
     noise = Noise.of(made.algorithm, made.network, made.fed.x.shape[1:])
     source = made.data if made.executor.capture else lanes.source[0]
     augment = made.algorithm.augment

@@ -353,7 +353,7 @@ def test_a_crash_at_any_moment_costs_nothing(tmp_path, monkeypatch, algorithm, m
     run(tmp_path / "whole", algorithm=algorithm)
     with monkeypatch.context() as patch:
         if moment == "after a round":
-            patch.setattr(Folder, "_tidy", lambda self, t: crash(t >= 3))
+            patch.setattr(Folder, "_remove_old", lambda self, t: crash(t >= 3))
         elif moment == "before the checkpoint":
             real = Folder._round_file
             patch.setattr(Folder, "_round_file", lambda self, t: crash(t >= 3) or real(self, t))

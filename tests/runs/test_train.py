@@ -257,7 +257,7 @@ def test_a_damaged_prior_is_refused(tmp_path):
     shared = {"mean": run.prior.shared["mean"].clone(), "logstd": run.prior.shared["logstd"]}
     shared["mean"][0] = float("nan")
     path = fedabml.Prior(run.prior.algorithm, shared, run.prior.input_spec).save(tmp_path / "p.safetensors")
-    with pytest.raises(InputError, match=r"not finite, in 'shared\.mean'"):
+    with pytest.raises(InputError, match=r"in 'shared\.mean' that are not finite"):
         fedabml.load_prior(path)
 
 
