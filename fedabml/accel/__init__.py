@@ -22,29 +22,40 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
+from ..errors import InputError
+
+SWITCHABLE = ("recorder", "passes", "twister", "convolutions")  # parts that are looked up in every step
 PARTS = ("recorder", "passes", "twister", "convolutions", "triton", "graphs", "threads", "process")
 WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
 def _parse(value: str) -> frozenset[str]:
-    """Return the parts that a value of $FEDABML_PLAIN leaves out; ValueError names what is no part."""
+    """Return the parts that a value of $FEDABML_PLAIN leaves out; an InputError names what is no part."""
     names = {name.strip() for name in value.split(",")} - {"", "0"}
     if unknown := names - {*PARTS, "1"}:
-        raise ValueError(f"FEDABML_PLAIN names {', '.join(sorted(unknown))}; use 1, or some of {', '.join(PARTS)}.")
+        raise InputError(f"FEDABML_PLAIN names {', '.join(sorted(unknown))}; use 1, or some of {', '.join(PARTS)}.")
     return frozenset(PARTS if "1" in names else names)
 
 
-_left_out = _parse(os.environ.get("FEDABML_PLAIN", ""))
+_left_out: frozenset[str] | None = None  # None until $FEDABML_PLAIN is first needed
 _owned = False
+
+
+def left_out() -> frozenset[str]:
+    """Return the parts that are not in use; an InputError if $FEDABML_PLAIN names what is no part."""
+    global _left_out
+    if _left_out is None:
+        _left_out = _parse(os.environ.get("FEDABML_PLAIN", ""))
+    return _left_out
 
 
 def enabled(part: str) -> bool:
     """Return whether a part (one of `PARTS`) is in use."""
-    return part not in _left_out
+    return part not in left_out()
 
 
 def leave_out(parts: Collection[str]) -> None:
-    """Leave out these parts from now on, and no others; benchmarks switch them between rounds."""
+    """Leave out these parts from now on, and no others; benchmarks switch `SWITCHABLE` ones between rounds."""
     global _left_out
     _left_out = _parse(",".join(parts))
 

@@ -61,13 +61,17 @@ def operator(
     return getattr(torch.ops.fedabml, name)
 
 
-@cache
 def triton_usable() -> bool:
     """Return whether there are kernels for a GPU: Triton, and a compiler that it can use.
 
     A trial decides, which inside of torch.func's transforms would fail: call this once before.
     """
-    if importlib.util.find_spec("triton") is None or not enabled("triton"):
+    return enabled("triton") and _triton_works()
+
+
+@cache
+def _triton_works() -> bool:
+    if importlib.util.find_spec("triton") is None:
         return False
     try:
         from . import triton_kernels

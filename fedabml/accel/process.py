@@ -7,7 +7,7 @@ may be nested and may overlap in threads: the first sets, the last restores.
 
 Two settings cannot be given back. glibc's `mallopt` (`keep_freed_memory`) has no inverse, so it is called only in a
 process that is ours. OMP_WAIT_POLICY is read once, while torch is imported (`accel.threads_sleep_while_waiting`).
-With `FEDABML_PLAIN=1` none of the switches is touched.
+With `FEDABML_PLAIN=1` only the switches that decide results are set: default type and device, cuDNN and cuBLAS.
 """
 
 from __future__ import annotations
@@ -110,13 +110,11 @@ def set_products(device: torch.device, network: torch.dtype, reduced: bool) -> N
     for clients' small matrices (a Neoverse N1; docs/design.md); bfloat16 keeps oneDNN where the processor has products
     of that type. A user who has switched oneDNN off is left alone.
     """
-    if not enabled("process"):
-        return
-    if device.type == "cuda":
+    if device.type == "cuda":  # these decide results, so `FEDABML_PLAIN` does not leave them out
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = reduced
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    elif uses_arm_library():
+    elif enabled("process") and uses_arm_library():
         _set_onednn(network == torch.bfloat16 and multiplies_bfloat16())
 
 

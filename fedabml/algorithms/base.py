@@ -75,7 +75,7 @@ class Step(Protocol):
 class Phase(NamedTuple):
     """A part of a client's work: `epochs` passes over its data with steps of `batches` minibatches each.
 
-    `step` is a method of the algorithm: the engine looks it up by its name on a copy with bound hyperparameters.
+    `step` is a method of the algorithm: the engine calls it for a copy with bound hyperparameters.
     """
 
     epochs: int
@@ -101,6 +101,15 @@ def needs_second_derivative(instead: str) -> Iterator[None]:
             f"This model cannot be derived twice: torch has no derivative of {met[1]}. Use {instead}, or other "
             "operations of torch in its place."
         ) from error
+
+
+_FORMER_HOOKS = {
+    "roll": "apply_server_momentum",
+    "pace": "lr_factor",
+    "fine": "needs_full_precision",
+    "neutral": "neutral_values",
+    "telling": "identity",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,6 +141,12 @@ class Algorithm:
     estimator: ClassVar[str] = "weight"  # where the noise of a Gaussian's weights enters the loss
     antithetic: ClassVar[bool] = False  # whether weight samples come in pairs of opposite noise
     server_momentum_of: ClassVar[tuple[str, ...]] = ("mean", "body")  # what `server_momentum` moves of `shared`
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse an algorithm that overrides a hook by a name of before, which the engine would never call."""
+        super().__init_subclass__(**options)
+        for old in _FORMER_HOOKS.keys() & vars(cls).keys():
+            raise TypeError(f"{cls.__name__} defines '{old}'; this hook is called '{_FORMER_HOOKS[old]}' now.")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

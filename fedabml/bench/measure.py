@@ -298,19 +298,21 @@ def without(
     turns: int = 20,
     budget: float = 30.0,
 ) -> dict[str, Any]:
-    """Race our engine with all accelerators against itself without each of `parts` (`accel.PARTS`), or without all (1).
+    """Race our engine with all accelerators against itself without each of `parts` (`accel.SWITCHABLE`, or 1 for all).
 
     A ratio is the median time of a round without a part over that with all; `cpu` has the same of processor time.
     """
+    before = accel.left_out()
+    left_out = {"all": before, "1": before | {*accel.SWITCHABLE}} | {part: before | {part} for part in accel.SWITCHABLE}
     setups = {name: setup_of(work, fed, algorithm, str(device), dtype) for name in ("all", *parts)}
     runners = {
-        name: Runner(lambda setup=setup: Engine(setup), lambda name=name: accel.leave_out({name} - {"all"}))  # type: ignore[misc]
+        name: Runner(lambda setup=setup: Engine(setup), lambda name=name: accel.leave_out(left_out[name]))  # type: ignore[misc]
         for name, setup in setups.items()
     }
     try:
         times = race(runners, device, turns, budget)
     finally:
-        accel.leave_out(())
+        accel.leave_out(before)
     cpu = {name: statistics.median(t.cpu) for name, t in times.items()}
     return _record(work, setups["all"], dtype, times) | {
         "ratio": {name: times[name].round / times["all"].round for name in parts},

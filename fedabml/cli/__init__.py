@@ -119,13 +119,15 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a locale without Unicode must not break names and symbols
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    own_process()
+    try:
+        own_process()
+    except InputError as error:  # $FEDABML_PLAIN
+        print_error(str(error))
+        sys.exit(2)
     try:
         app(prog_name="fedabml")
     except SystemExit as end:
-        if (
-            end.code and processes.rank_and_size()[1] > 1
-        ):  # one of several that fails must not wait for the others to leave
+        if end.code and processes.rank_and_size()[1] > 1:  # a rank that fails must not wait for the others to leave
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(end.code if isinstance(end.code, int) else 1)

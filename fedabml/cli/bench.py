@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..accel import PARTS
+from ..accel import SWITCHABLE
 from ..errors import InputError
 from .console import console, note, print_line, print_paragraph, table
 from .options import completion
@@ -35,8 +35,9 @@ def bench(
         str,
         typer.Option(
             metavar="PARTS",
-            help="Race our engine against itself without each of these accelerators instead; 1 means without all.",
-            autocompletion=completion(PARTS),
+            help="Race our engine against itself without each of these accelerators instead: recorder, passes, "
+            "twister, convolutions; 1 means without all four.",
+            autocompletion=completion(SWITCHABLE),
         ),
     ] = "",
 ) -> None:
@@ -62,8 +63,8 @@ def bench(
     if load > cores / 2:
         note(f"This machine is busy (load {load:.1f} on {cores} cores), so the times below are too long.")
     parts = [part.strip() for part in without.split(",") if part.strip()]
-    if unknown := {*parts} - {*PARTS, "1"}:
-        raise InputError(f"--without {', '.join(sorted(unknown))}: use 1, or some of {', '.join(PARTS)}.")
+    if unknown := {*parts} - {*SWITCHABLE, "1"}:
+        raise InputError(f"--without {', '.join(sorted(unknown))}: use 1, or some of {', '.join(SWITCHABLE)}.")
     records = [record for work in works for record in races(work, place, dtype, quick, parts)]
     clear(place)
     print_line(", ".join(f"{name} {value}" for name, value in facts.items()))

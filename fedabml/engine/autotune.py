@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import rng
-from ..accel import enabled
+from ..accel import PARTS, enabled
 from ..accel.machine import free_bytes, hardware
 from ..accel.operators import triton_usable
 from ..accel.process import set_products, uses_arm_library
@@ -213,7 +213,8 @@ class _Trial:
         layers = [f"{type(m).__name__} {m.extra_repr()}" for m in self.network.module.modules()]
         here = torch.__version__, torch.get_num_threads(), platform.machine(), hardware(torch.device("cpu"))
         products = [torch._C._get_mkldnn_enabled()] * uses_arm_library()
-        words = (*layers, (ROWS, *self.x.shape[1:]), *here, *products)
+        left_out = [part for part in PARTS if not enabled(part)]
+        words = (*layers, (ROWS, *self.x.shape[1:]), *here, *products, *left_out)
         return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
 
 

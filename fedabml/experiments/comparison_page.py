@@ -25,7 +25,11 @@ def render(found: Comparison, command: str, title: str | None = None, manifest: 
         return ""
     data, words = manifest or {}, _divided(found)
     runs = [replace(run_of(found, row, command), partition=data, divided=words) for row in scored]
-    return render_runs(runs, title or titled(found), _summary(found, scored))
+    sections = _summary(found, scored)
+    if manifest is None:
+        note = "The partition is not shown, because the folder holds no manifest of it."
+        sections[0] = replace(sections[0], notes=[*sections[0].notes, note])
+    return render_runs(runs, title or titled(found), sections)
 
 
 def _divided(found: Comparison) -> str:

@@ -120,6 +120,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 @here
 @pytest.mark.slow
 @pytest.mark.parametrize("pause", [0.0, 0.1, 0.2, 0.3])
+@pytest.mark.nightly
 def test_a_process_may_end_at_any_moment(pause):
     script = f"""
 import time, torch

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fedabml import accel
+from fedabml.engine import autotune
+from fedabml.vectors import Network
 from tests.cli.command import MOST
 
 ROOT = Path(__file__).parents[2]
@@ -69,3 +72,18 @@ def test_parts_are_left_out_by_name(monkeypatch):
     assert not any(map(accel.enabled, accel.PARTS))
     with pytest.raises(ValueError, match="names recorders; use 1, or some of recorder, passes"):
         accel.leave_out(["recorders"])
+
+
+def test_a_word_that_is_no_part_is_one_line_and_code_2(tmp_path):
+    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(tmp_path), "FEDABML_PLAIN": "foo"}
+    program = [sys.executable, "-m", "fedabml", "--version"]
+    done = subprocess.run(program, env=env, capture_output=True, text=True, timeout=MOST, check=False)
+    assert done.returncode == 2 and "FEDABML_PLAIN names foo" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_choices_of_backends_know_what_is_left_out(monkeypatch):
+    network = Network(torch.nn.Linear(3, 2))
+    monkeypatch.setattr(accel, "_left_out", frozenset())
+    name = autotune._Trial(network, torch.zeros(2, 3)).name
+    accel.leave_out(["threads"])
+    assert autotune._Trial(network, torch.zeros(2, 3)).name != name

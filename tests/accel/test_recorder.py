@@ -65,6 +65,7 @@ def test_what_is_not_used_is_not_done():
 @pytest.mark.parametrize(
     "after", ["", "import torch._dynamo; torch._dynamo.config.suppress_errors", "torch._dynamo.reset()"]
 )
+@pytest.mark.nightly
 def test_training_does_without_the_compiler_and_leaves_it_to_others(after):
     script = f"""
 import sys, numpy as np, torch, fedabml
@@ -236,6 +237,7 @@ def test_a_step_that_cannot_be_compiled_runs_as_it_is(case, monkeypatch, caplog)
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.nightly
 def test_without_a_compiler_a_run_says_so(monkeypatch, caplog):
     from torch._inductor import config
 

@@ -75,7 +75,7 @@ ALGORITHMS = {name: make(name, lr=0.1, **OPTIONS.get(name, {})) for name in REGI
     "drift server moments": FedABML(drift="server", drift_share=0.8, aggregate="moments", prior_std="learned", **WAVE),
     "own rate of the deviation": FedABML(lr_std=0.5, label_alpha=1.0, predict_samples=3, **WAVE),
 }
-_variant = lambda name: () if name in REGISTRY else pytest.mark.slow  # `make quick` has every algorithm once
+_variant = lambda name: () if name in REGISTRY else pytest.mark.nightly  # `make test` has every algorithm once
 EVERY = pytest.mark.parametrize(
     "algorithm", [pytest.param(a, id=name, marks=_variant(name)) for name, a in ALGORITHMS.items()]
 )

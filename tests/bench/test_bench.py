@@ -74,6 +74,7 @@ def test_fedavg(name, optimiser):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_fedavg_with_a_deep_network():
     work = NETWORKS["resnet18"]
     agree(*both(work, work.federation(), fedabml.FedAvg(lr=0.1), rounds=1))
@@ -164,6 +165,7 @@ def test_a_side_that_diverges_has_no_time():
         side.timed()
 
 
+@pytest.mark.nightly
 def test_records_and_tables(monkeypatch, caplog):
     work, fed = SMALL, SMALL.federation()
     records = []
@@ -287,6 +289,7 @@ def test_what_registered_clients_cost(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_another_library_gets_the_same_work(monkeypatch):
     """The plain loop stands for all of them: it reads the federation as they do, and ends with our weights."""
     monkeypatch.setattr(rivals, "CONTESTS", {"mlr": ("ours", "loop", "fedjax")})
@@ -304,6 +307,7 @@ def test_another_library_gets_the_same_work(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_library_that_does_other_work_is_told(monkeypatch):
     """One with another step size, by 3%, has no ratio."""
     launch = rivals.launch
@@ -325,6 +329,7 @@ def test_a_library_that_does_other_work_is_told(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_dropout_is_off_where_weights_are_compared(tmp_path):
     work = dataclasses.replace(WORKLOADS["pfl"], clients=2, cohort=1, samples=10, batch=5, epochs=1)
     rivals.export(work, 1, tmp_path)

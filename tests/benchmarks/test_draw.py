@@ -29,6 +29,7 @@ def needed(words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.nightly
 def test_a_published_page_is_what_its_cells_give(name, tmp_path):
     words = draw.command(draw.RESULTS / name)
     if lacking := [need for need in needed(words) if not (DATA / f"{need}.npz").exists()]:
@@ -72,6 +73,7 @@ def test_every_fenced_command_is_one_line_that_a_shell_can_split():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_cells_that_are_missing_are_an_error(tmp_path):
     folder = draw.RESULTS / "sensitivity/emnist"
     if not (DATA / "emnist.npz").exists():

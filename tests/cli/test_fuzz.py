@@ -11,6 +11,7 @@ from tests.cli.command import MOST
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "first"), [("words", 1000), ("files", 1000)])
+@pytest.mark.nightly
 def test_strange_words_and_files_are_refused_in_time_and_little_memory(kind, first):
     program = [sys.executable, "-m", "tests.cli.fuzz", kind, "25", "--first", str(first)]
     found = subprocess.run(

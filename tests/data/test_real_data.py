@@ -13,6 +13,7 @@ FOLDER = Path(os.environ.get("FEDABML_DATA") or "nowhere")
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (FOLDER / "fashionmnist.npz").exists(), reason="$FEDABML_DATA has no fashionmnist.npz")
+@pytest.mark.nightly
 def test_fashionmnist_learns_within_two_gibibytes(tmp_path):
     """The column of the paper's table, cut to 6 of its 100 rounds; memory does not grow with rounds."""
     words = "--dataset fashionmnist --clients 200 --classes-per-client 2 --model mlr --rounds 6 --lr 0.03"

@@ -204,6 +204,7 @@ def test_a_client_alone_that_does_not_fit_is_an_input_error(monkeypatch, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [None, 100])
+@pytest.mark.nightly
 def test_a_resumed_run_goes_on_with_the_chunk_that_fitted(monkeypatch, tmp_path, chunk):
     device = Device(monkeypatch, 8)
     train(tmp_path / "whole", chunk=chunk, rounds=1)
@@ -366,6 +367,7 @@ print(json.dumps([estimator, s, (resident("VmHWM:") - before) / lanes, setup.lan
 @pytest.mark.slow
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the system does not count the peak anew")
 @pytest.mark.parametrize(("model", "lanes"), [("mlr", 256), ("mlp", 64), ("cnn", 8)])
+@pytest.mark.nightly
 def test_the_memory_of_a_client_is_known_to_a_factor_of_two(model, lanes):
     cases = [("none", 1), ("weight", 2), ("local", 1), ("local", 2), ("flipout", 2)]
     words = [sys.executable, "-c", PEAK, model, str(lanes), json.dumps(cases)]

@@ -301,6 +301,7 @@ def setting(name, estimator, forced=None):
 
 @NOISY
 @pytest.mark.parametrize("name", CHECKED)
+@pytest.mark.nightly
 def test_loss_and_gradients_are_unbiased(name, estimator):
     count = 6000
     a, b = (estimates(*setting(name, e), count) for e in ("weight", estimator))
@@ -420,6 +421,7 @@ ESTIMATING = FedABML(
 
 @pytest.mark.parametrize("options", [{}, {"s": 1}, {"s": 3, "antithetic": True}, {"estimator": "flipout"}], ids=str)
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "linear", "dropout"])
+@pytest.mark.nightly
 def test_engines_and_chunks_agree_on_ragged_clients(kind, options):
     algorithm = FedABML(**(ESTIMATING.values() | options))
     torch.manual_seed(0)

@@ -203,6 +203,7 @@ def same_run(a, b):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the workers in /proc")
+@pytest.mark.nightly
 def test_a_killed_process_stops_the_others_and_resume_goes_on(tmp_path):
     """Killed twice: once torchrun may start the run anew, the second time a person does."""
     whole = [sys.executable, "-m", "fedabml", *TRAIN, "--out", "whole", "-q"]
@@ -225,6 +226,7 @@ def test_a_killed_process_stops_the_others_and_resume_goes_on(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_they_speak_with_one_voice(tmp_path):
     process = start(2, "-m", "fedabml", *TRAIN, "--out", "run", folder=tmp_path)
     wait_for_round(process, tmp_path / "run", 3)

@@ -35,6 +35,7 @@ print(json.dumps({"peak": peak_memory(), "drawn": lines}))
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_million_clients(tmp_path):
     words = [sys.executable, "-W", "error", "-c", SCRIPT, "1000000", str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=MOST)
@@ -70,6 +71,7 @@ print(json.dumps({"grown": held[-1] - held[1], "seen": seen, "loss": run.history
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.nightly
 def test_what_a_hundred_thousand_clients_keep_takes_no_memory(tmp_path):
     """SCAFFOLD's 4 kB a client: 20,000 of them in memory are 85 MB, and nothing where they lie in a file."""
     found = {}

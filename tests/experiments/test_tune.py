@@ -483,6 +483,7 @@ def test_a_preset_is_where_the_search_starts_and_a_file_is_what_it_holds(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "mlr"])
+@pytest.mark.nightly
 def test_all_are_those_that_suit_the_network(tmp_path, model):
     free = [name for name, entry in REGISTRY.items() if "personal_epochs" not in entry.defaults]
     tables = "".join(f"[{name}]\npersonal_epochs = 1\npersonal_lr = 0.01\n" for name in free)
@@ -562,6 +563,7 @@ def test_none_is_a_word_where_it_is_a_choice_and_a_blank_where_it_is_none():
 
 
 @pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.nightly
 def test_whatever_is_searched_changes_something(name):
     fed = federation((60, 45, 9, 4)) if name == "fedpa" else None  # steps enough for samples after a while
 

@@ -18,7 +18,10 @@ from tests.cli.command import MOST
 
 MakeRun = Callable[..., Path]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to open the page")
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to open the page"),
+]
 
 # What came of a reader's presses and moves is written into attributes of <html>.
 HELPERS = """

@@ -363,6 +363,7 @@ def data_of(page: str) -> dict[str, Any]:
     return json.loads(found[1])
 
 
+@pytest.mark.nightly
 def test_a_page_of_very_many_clients_is_a_few_megabytes(make_run: MakeRun, tmp_path: Path) -> None:
     count = 100_000
     run = make_run(clients=count, rounds=3)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedabml
-from fedabml.accel.fused_passes import Quickened
+from fedabml.accel.fused_passes import FusedFunction
 from fedabml.cli.doctor import described
 from fedabml.engine.executor import Executor
 from fedabml.engine.rounds import Simulation
@@ -141,12 +141,12 @@ def test_a_trial_waits_for_the_compiler_and_always_trains_the_same_round(monkeyp
 
 
 def test_a_program_is_settled_once_its_steps_are_compiled():
-    programs, step = Executor(record=True), object.__new__(Quickened)
-    step.soon = Future()
+    programs, step = Executor(record=True), object.__new__(FusedFunction)
+    step.pending = Future()
     assert programs.settled
     programs.recordings["step"] = (None, step)
     assert not programs.settled
-    step.soon = None
+    step.pending = None
     assert programs.settled
 
 

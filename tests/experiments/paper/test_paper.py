@@ -211,6 +211,7 @@ def check(found, out):
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "sensitivity" else n for n in SMALL])
+@pytest.mark.nightly
 def test_quick_versions(name, tmp_path):
     client = check(quick(name, tmp_path, **SMALL[name]), tmp_path)
     if CHROMIUM and name in ("uncertainty", "clients"):
@@ -272,12 +273,14 @@ def test_the_page_in_a_browser(toys, tmp_path, width):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_quick_bound(tmp_path):
     check(quick("bound", tmp_path), tmp_path)
     rows = [row for row in records(tmp_path) if row["arm"] == "linear"]
     assert bound.slope(*([float(r[k]) for r in rows] for k in ("n", "d2")))[0] == pytest.approx(-1, abs=0.1)
 
 
+@pytest.mark.nightly
 def test_the_tuned_protocol_searches_each_algorithm_and_never_mixes(tmp_path):
     words = {"algorithms": ("fedavg-ft", "local"), "seeds": 1, "trials": 1}
     found = quick("table1", tmp_path / "a", protocol="tuned", **words)
@@ -474,6 +477,7 @@ def test_new_clients_beside_the_best_rival_are_drawn_but_for_those_far_behind():
     )  # nobody is near
 
 
+@pytest.mark.nightly
 def test_a_grid_and_the_partitions_of_searches_and_tests_are_told(tmp_path):
     words = ("--quick", "--protocol", "tuned", "--algorithms", "fedprox-ft,local", "--trials", 9, "--seeds", "5,7")
     words += ("--grid", "lr=0.05,0.1", "--grid", "fedprox-ft.mu=0.1,0.2", "--grid", "personal_epochs=2")
@@ -579,6 +583,7 @@ def test_parts_that_a_crash_cut_short_and_parts_at_work(tmp_path):
     assert run(EXPERIMENTS["table1"](), request, tmp_path, partial=True).sheets  # to look is always possible
 
 
+@pytest.mark.nightly
 def test_a_report_is_drawn_anew_and_nothing_is_trained(tmp_path, monkeypatch):
     out, words = tmp_path / "out", WORDS | {"trials": 1, "machine": {"device": "cpu"}}
     quick("table1", out, protocol="tuned", **words)
