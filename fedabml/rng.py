@@ -1,4 +1,4 @@
-"""Keys: every random number is a function of (seed, round, client, step), never of the order of execution.
+"""Keys: every random number is a function of (seed, purpose, round, client, step), never of execution order.
 
 A key is a 0-d int64 tensor. `key` makes one on the host, `fold` derives another from it, `normal` and `uniform` draw
 numbers from it. All work under `torch.vmap`, where a key has one value per lane, so that a cohort of a hundred clients

@@ -1,4 +1,4 @@
-"""Which samples a client sees in which step: pure functions of (seed, round, client)."""
+"""Which samples a client sees in which step: functions of (seed, purpose, round, client, step) alone."""
 
 from __future__ import annotations
 
