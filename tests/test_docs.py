@@ -32,7 +32,8 @@ ROOT = Path(__file__).parents[1]
 INDEX = ROOT / "docs/algorithms/README.md"
 TUTORIAL = ROOT / "docs/add-your-own-algorithm.md"
 PAGES = sorted(set(INDEX.parent.glob("*.md")) - {INDEX})
-TEXTS = [ROOT / "README.md", *sorted((ROOT / "results").rglob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+TEXTS = [ROOT / "README.md", *sorted((ROOT / "results").rglob("*.md")), *DOCS]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 by_path = lambda path: str(path.relative_to(ROOT)) if isinstance(path, Path) else None
 
@@ -58,6 +59,17 @@ def table(path, *head):
             break
         rows.append(cells(line))
     return rows
+
+
+# -- lines ----------------------------------------------------------------------------------------------------------
+WRAPPED = [*(ROOT / name for name in ("README.md", "results/README.md", "results/speed/README.md")), *DOCS]
+
+
+@pytest.mark.parametrize("path", WRAPPED, ids=by_path)
+def test_no_line_of_prose_is_long(path):
+    """Outside of blocks and tables a line has at most 120 characters; a link's address does not count."""
+    lines = [line for line in prose(path).splitlines() if not line.startswith("|")]
+    assert [line for line in lines if len(re.sub(r"\]\([^)]*\)", "]", line)) > 120] == []
 
 
 # -- an algorithm of one's own --------------------------------------------------------------------------------------
