@@ -22,8 +22,6 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from ..errors import InputError
-
 SWITCHABLE = ("recorder", "passes", "twister", "convolutions")  # parts that are looked up in every step
 PARTS = ("recorder", "passes", "twister", "convolutions", "triton", "graphs", "threads", "process")
 WAIT_POLICY = "OMP_WAIT_POLICY"
@@ -33,6 +31,8 @@ def _parse(value: str) -> frozenset[str]:
     """Return the parts that a value of $FEDABML_PLAIN leaves out; an InputError names what is no part."""
     names = {name.strip() for name in value.split(",")} - {"", "0"}
     if unknown := names - {*PARTS, "1"}:
+        from ..errors import InputError  # here, because this file is imported before Ctrl-C is handled
+
         raise InputError(f"FEDABML_PLAIN names {', '.join(sorted(unknown))}; use 1, or some of {', '.join(PARTS)}.")
     return frozenset(PARTS if "1" in names else names)
 
