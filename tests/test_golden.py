@@ -84,7 +84,12 @@ def title(case: tuple) -> str:
     return f"{case[0]}, {case[4]}, {case[5]}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=title)
+def tier(case: tuple) -> tuple:
+    """`make quick` has every algorithm once."""
+    return () if case[3:] == ("ragged", "float64", "vmap") else (pytest.mark.slow,)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=title(case), marks=tier(case)) for case in CASES])
 def test_a_run_gives_what_it_gave(case):
     recorded = json.loads(FILE.read_text())
     expected, found = recorded["runs"][title(case)], result(*case[1:])

@@ -53,6 +53,7 @@ def trained(plain: str, folder: Path) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_results_agree_without_accelerators(tmp_path):
     fast, plain = trained("", tmp_path), trained("1", tmp_path)
     assert plain["compiler"] and not fast["compiler"]  # torch loads it wherever nobody prevents that

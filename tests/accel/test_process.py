@@ -71,6 +71,7 @@ def ran(script, folder):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_process_is_the_same_after_training_as_before(tmp_path):
     script = f"""{SETUP}
 import torch
@@ -92,6 +93,7 @@ print("same")
     assert ran(script, tmp_path).split() == ["same"]
 
 
+@pytest.mark.slow
 def test_the_environment_is_the_same_where_torch_is_imported_by_us(tmp_path):
     """Yet torch's threads sleep while they wait, as OpenMP was told while torch was imported."""
     script = """
@@ -109,6 +111,7 @@ assert "torch" in sys.modules and dict(os.environ) == before
 
 
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="this system has no fork")
+@pytest.mark.slow
 def test_a_forked_child_trains_as_its_parent_does(tmp_path):
     script = f"""
 import os, sys, torch, warnings
@@ -166,6 +169,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), torch.get_default_dtype(
     assert ran(script, tmp_path).split() == ["0", "torch.float64"]
 
 
+@pytest.mark.slow
 def test_torchs_threads_sleep_whichever_module_is_imported_first(tmp_path):
     script = """
 import os, sys

@@ -172,6 +172,7 @@ def _losses(compile, rounds=3, sizes=(40, 33, 12), workers=1, model="mlr"):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, in its compiler
+@pytest.mark.nightly
 def test_a_compiled_step_does_what_it_did(caplog):
     plain, _ = _losses(compile=False)
     fused, programs = _losses(compile=True)
@@ -182,6 +183,7 @@ def test_a_compiled_step_does_what_it_did(caplog):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.nightly
 def test_threads_compile_beside_each_other(caplog):
     """Of three clients one thread has two and another one: a shape each, and one may be traced while the other runs."""
     plain, _ = _losses(compile=False, rounds=1, sizes=(400, 400, 400), workers=2)

@@ -34,6 +34,7 @@ def client(tmp_path):
     return tmp_path / "client.npz"
 
 
+@pytest.mark.slow
 def test_train_evaluate_personalize_predict(client, tmp_path):
     trained = said = run("train", *SMALL, "--eval-every", 2).stdout
     out = tmp_path / "runs" / "digits-fedabml-0"
@@ -362,6 +363,7 @@ def test_report_of_one_run_and_of_several(tmp_path):
         assert said.startswith("Error: ") and said.count("\n") == 1 and all(part in said for part in parts)
 
 
+@pytest.mark.slow
 def test_the_demo_compares_three_shows_unseen_digits_and_replaces_only_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(
         demo, "COMMON", demo.COMMON | {"rounds": 2, "eval_every": 0, "model": "mlr", "model_options": {}}

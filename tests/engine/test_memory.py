@@ -155,6 +155,7 @@ def test_a_round_that_fails_midway_is_done_anew(monkeypatch, caplog):
         (TypeError("out of memory"), False),
     ],
 )
+@pytest.mark.slow
 def test_what_counts_as_too_little_memory(error, halved):
     cohort = SimpleNamespace(limit=ChunkLimit(6), device=torch.device("cpu"), executor=Executor())
     cohort.executor.graphs["step"] = cohort.executor.pool = object()

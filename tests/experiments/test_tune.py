@@ -291,6 +291,7 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("stop_at", [21, 27])  # in a confirmation, in a batch of the second algorithm
+@pytest.mark.nightly
 def test_a_search_that_was_interrupted_ends_as_one_that_was_not(tmp_path, stop_at):
     words = {"trials": 10, "batch": 2, "seeds": (100, 101)}
     names = ["fedavg", "scaffold"]

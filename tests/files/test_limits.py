@@ -318,6 +318,7 @@ def test_a_configuration_without_split_or_backend_is_scored_all_the_same(trained
         *(b'{"round": 1, "loss": Infinity, "bytes_up": 1, "bytes_down": 1}', b'{"round": 1}', DIGITS.encode()),
     ],
 )
+@pytest.mark.slow
 def test_a_damaged_line_of_metrics_is_left_out_of_a_resumed_run(trained, line):
     path = trained / "metrics.jsonl"
     path.write_bytes(line + b"\n" + path.read_bytes().splitlines(keepends=True)[-1] + line)

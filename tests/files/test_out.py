@@ -113,6 +113,7 @@ OURS = ["train.log", "metrics.jsonl", ".lock", "config.json", "summary.json", "c
 
 
 @pytest.mark.parametrize("name", OURS)
+@pytest.mark.slow
 def test_a_link_or_fifo_planted_in_a_run_is_not_written_to(here, name):
     (here / "target").write_text("not ours")
     for plant in (lambda path: path.symlink_to(here / "target"), os.mkfifo):

@@ -25,6 +25,7 @@ def flipped(content):
             yield bytes(copy)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_a_tensor_file_is_taken(tmp_path):
     path = write_tensors(tmp_path / "x.safetensors", TENSORS, FACTS)
     tensors, facts = read_tensors(path)
@@ -35,6 +36,7 @@ def test_no_flipped_bit_of_a_tensor_file_is_taken(tmp_path):
             read_tensors(path)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_a_json_file_changes_what_is_read(tmp_path):
     path = write_json(tmp_path / "x.json", FACTS)
     assert read_json(path) == FACTS

@@ -151,6 +151,7 @@ def test_strings_from_files_never_become_markup(make_run: MakeRun, tmp_path: Pat
 
 @pytest.mark.parametrize("regression", [False, True])
 @pytest.mark.parametrize(("clients", "rounds"), [(1, 1), (3, 2), (1000, 3)])
+@pytest.mark.slow
 def test_any_number_of_clients_and_rounds(
     make_run: MakeRun, tmp_path: Path, clients: int, rounds: int, regression: bool
 ) -> None:

@@ -107,6 +107,7 @@ def test_a_folder_that_cannot_be_written_to_costs_no_estimate(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["fedabml", "perfedavg", "fedrep"])
+@pytest.mark.nightly
 def test_an_estimate_is_near_what_a_run_takes(name):
     """Recorded steps, of three minibatches, of two phases; both on the same machine in the same moments."""
     fed = federation([300] * 20, features=20)
