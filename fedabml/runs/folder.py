@@ -59,6 +59,8 @@ class Saved(Mapping[int, State]):
         states: dict[int, State] = {}
         for name, tensor in read_tensors(self.file(round))[0].items():
             client, _, part = name.partition(".")
+            if not (client.isascii() and client.isdigit()):
+                raise InputError(f"'{self.file(round)}' holds no kept states of clients. Restore it from a copy.")
             states.setdefault(int(client), {})[part] = tensor
         return states
 

@@ -453,3 +453,11 @@ def test_last_ten():
     history = [{"round": t, "eval": {"accuracy": t / 100}} for t in range(1, 21)] + [{"round": 21}]
     assert last_ten(history, 20, "accuracy", 0.9) == pytest.approx((sum(range(11, 20)) / 100 + 0.9) / 10)
     assert last_ten([], 5, "accuracy", 0.5) == 0.5 and last_ten([], 5, "accuracy", None) is None
+
+
+def test_another_sealed_file_in_place_of_kept_states_is_refused(tmp_path):
+    run(tmp_path, algorithm=Local())
+    newest = {kind: sorted((tmp_path / "checkpoints").glob(f"{kind}-*"))[-1] for kind in ("round", "kept")}
+    newest["kept"].write_bytes(newest["round"].read_bytes())
+    with pytest.raises(InputError, match="holds no kept states of clients"):
+        dict(Folder(tmp_path).load_latest().kept)
