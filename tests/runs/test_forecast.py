@@ -118,9 +118,9 @@ def test_an_estimate_is_near_what_a_run_takes(name):
         setup = fedabml.prepare(fed, "mlp", fedabml.algorithms.make(name), **words)
         sim = Simulation(setup.cohort)
         sim.step()
-        told, start = forecast.estimate(setup, scored=0).round, time.perf_counter()
+        expected, start = forecast.estimate(setup, scored=0).round, time.perf_counter()
         sim.step()
-        ratios.append(told / (time.perf_counter() - start))
+        ratios.append(expected / (time.perf_counter() - start))
     assert near(), ratios
 
 
