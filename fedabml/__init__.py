@@ -6,10 +6,9 @@ posterior = run.prior.personalize(x_new_client, y_new_client)
 p = posterior.predict(x)        # p.probs, p.entropy, p.mutual_information
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .accel import threads_sleep_while_waiting
+from .accel import import_on_use
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from .runs.train import Run, train
     from .vectors import replace_batchnorm
 
-# A public name is imported when it is first used, so that `fedabml --help` does not wait for torch.
 _HOMES = {
     "algorithms": ("Algorithm", "FedABML", "FedAvg", "Local"),
     "data": ("Federation", "federate", "load", "read_table"),
@@ -35,8 +33,7 @@ _HOMES = {
     "runs.train": ("Run", "train"),
     "vectors": ("replace_batchnorm",),
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = {"algorithms", "data", "errors", "likelihoods", "models", "report", "vectors"}
+_MODULES = ("algorithms", "data", "errors", "likelihoods", "models", "report", "vectors")
 
 __all__ = [
     "Algorithm",
@@ -64,16 +61,7 @@ __all__ = [
     "replace_batchnorm",
     "train",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME and name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with threads_sleep_while_waiting():
-        value = import_module(f".{_HOME.get(name, name)}", __name__)
-    value = getattr(value, name) if name in _HOME else value
-    globals()[name] = value
-    return value
+__getattr__ = import_on_use(__name__, {m: (m, *_HOMES.get(m, ())) for m in (*_HOMES, *_MODULES)})
 
 
 def __dir__() -> list[str]:

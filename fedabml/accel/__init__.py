@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
 
 SWITCHABLE = ("recorder", "passes", "twister", "convolutions")  # parts that are looked up in every step
 PARTS = ("recorder", "passes", "twister", "convolutions", "triton", "graphs", "threads", "process")
@@ -93,3 +95,22 @@ def threads_sleep_while_waiting() -> Iterator[None]:
         yield
     finally:
         del os.environ[WAIT_POLICY]
+
+
+def import_on_use(package: str, homes: Mapping[str, Collection[str]]) -> Callable[[str], Any]:
+    """Return a `__getattr__` for a package, which imports a public name on first use; so `--help` waits for no torch.
+
+    `homes` has the names by the submodule that defines them. A name that equals its submodule's is the submodule.
+    """
+    home_of = {name: home for home, names in homes.items() for name in names}
+
+    def get(name: str) -> Any:
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        with threads_sleep_while_waiting():
+            module = import_module(f"{package}.{home_of[name]}")
+        value = module if name == home_of[name] else getattr(module, name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get

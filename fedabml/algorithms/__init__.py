@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..accel import threads_sleep_while_waiting
+from ..accel import import_on_use, threads_sleep_while_waiting
 from ..arguments import checks_arguments
 from ..errors import InputError, nearest
 
@@ -103,10 +103,5 @@ def _imported(home: str) -> Any:
         return getattr(import_module(module), name)
 
 
-def __getattr__(name: str) -> Any:
-    homes = [entry.home for entry in REGISTRY.values() if isinstance(entry.home, str)]
-    home = next((each for each in ("fedabml.algorithms.base:Algorithm", *homes) if each.endswith(f":{name}")), None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = _imported(home)
-    return globals()[name]
+_CLASSES = (str(entry.home).removeprefix(f"{__name__}.").split(":") for entry in REGISTRY.values())
+__getattr__ = import_on_use(__name__, {"base": ("Algorithm",), **{home: (name,) for home, name in _CLASSES}})

@@ -5,17 +5,23 @@ Importing this package imports neither numpy nor pandas: a name is imported when
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..accel import import_on_use
 
 if TYPE_CHECKING:
-    from .federation import Federation
-    from .files import data_dir, read_client
-    from .partition import federate, save_manifest
-    from .recipe import TableRecipe
-    from .rows import Rows
-    from .sources import Dataset, datasets, load
-    from .table import features, read_table
+    from .federation import Federation as Federation
+    from .files import data_dir as data_dir
+    from .files import read_client as read_client
+    from .partition import federate as federate
+    from .partition import save_manifest as save_manifest
+    from .recipe import TableRecipe as TableRecipe
+    from .rows import Rows as Rows
+    from .sources import Dataset as Dataset
+    from .sources import datasets as datasets
+    from .sources import load as load
+    from .table import features as features
+    from .table import read_table as read_table
 
 _HOMES = {
     "federation": ("Federation",),
@@ -26,25 +32,5 @@ _HOMES = {
     "sources": ("Dataset", "datasets", "load"),
     "table": ("features", "read_table"),
 }
-__all__ = [
-    "Dataset",
-    "Federation",
-    "Rows",
-    "TableRecipe",
-    "data_dir",
-    "datasets",
-    "features",
-    "federate",
-    "load",
-    "read_client",
-    "read_table",
-    "save_manifest",
-]
-
-
-def __getattr__(name: str) -> Any:
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = getattr(import_module(f".{home}", __name__), name)
-    return globals()[name]
+__all__ = [name for names in _HOMES.values() for name in names]
+__getattr__ = import_on_use(__name__, _HOMES)

@@ -25,20 +25,14 @@ One client's round and one server's step are callable alone, with the same keys 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from ..accel import import_on_use
 
+_SERVER = ("ServerState", "client_weights", "draw_clients", "initial_state", "server_step", "theta", "weighted_sum")
 _HOMES = {
-    **dict.fromkeys(("ClientResult", "Lanes", "client_round", "initial_kept", "personalise", "predict"), "client"),
-    **dict.fromkeys(("ServerState", "client_weights", "draw_clients", "initial_state"), "server"),
-    **dict.fromkeys(("server_step", "theta", "weighted_sum"), "server"),
-    **dict.fromkeys(("Cohort", "Place", "Setting"), "setting"),
-    "Simulation": "rounds",
+    "client": ("ClientResult", "Lanes", "client_round", "initial_kept", "personalise", "predict"),
+    "rounds": ("Simulation",),
+    "server": _SERVER,
+    "setting": ("Cohort", "Place", "Setting"),
 }
-__all__ = [*_HOMES]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+__all__ = [name for names in _HOMES.values() for name in names]
+__getattr__ = import_on_use(__name__, _HOMES)

@@ -6,19 +6,13 @@ Importing this package imports no torch: a function is imported when it is first
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from . import registry
+from ..accel import import_on_use
 from .registry import MODELS, NAMES
 
 if TYPE_CHECKING:
     from .networks import Seeded, build, cnn, cnn100, mlp, mlr, resnet18, with_weights
 
 __all__ = ["MODELS", "NAMES", "Seeded", "build", "cnn", "cnn100", "mlp", "mlr", "resnet18", "with_weights"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = getattr(registry.networks(), name)
-    return globals()[name]
+__getattr__ = import_on_use(__name__, {"networks": __all__})
