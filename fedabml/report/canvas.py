@@ -34,7 +34,7 @@ class Style(NamedTuple):
     opacity: float
 
     @property
-    def plain(self) -> bool:
+    def solid(self) -> bool:
         """Whether the colour alone distinguishes the series."""
         return not self.dashes
 
@@ -45,14 +45,14 @@ class Style(NamedTuple):
 
     def mark(self, x: float, y: float, radius: float, extra: str = "") -> str:
         """Draw a dot, or the shape that stands for one."""
-        if self.plain:
+        if self.solid:
             return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{self.colour}"{extra}/>'
         place = f'transform="translate({x:.1f} {y:.1f}) scale({radius:.1f})"'
         return f'<path d="{self.shape}" {place} fill="{self.colour}"{extra}/>'
 
     def key(self, x: float, y: float) -> str:
         """Draw the series' mark in a legend, 20 pixels wide (11 where colour suffices) and 11 high."""
-        if self.plain:
+        if self.solid:
             return f'<rect x="{x:.1f}" y="{y:.1f}" width="11" height="11" rx="1.5" fill="{self.colour}"/>'
         line = f'<path d="M{x:.1f} {y + 5.5:.1f}h20" fill="none" {self.stroke()}/>'
         return line + self.mark(x + 10, y + 5.5, 4)
@@ -94,12 +94,14 @@ class Axis:
     """An axis: its label, how its numbers are formatted, and its range (by default that of the data).
 
     A `power` axis is logarithmic: its numbers are exponents of ten. The numbers of a `mirror` axis are square roots,
-    counted from zero in both directions, so that small values beside a peak can still be seen.
+    counted from zero in both directions, so that small values beside a peak can still be seen. An axis with `names`
+    has one column or row per name; rows count from the top.
     """
 
     label: str = ""
     kind: Literal["number", "percent", "whole", "power", "mirror"] = "number"
     span: Span | None = None
+    names: Sequence[str] = ()
 
     def write(self, value: float) -> str:
         """Format a value for a hover text."""
@@ -121,6 +123,16 @@ class Axis:
         pad = 1.0 if self.kind == "whole" else max(abs(low) * 0.1, 1e-6)
         return low - pad, high + pad
 
+    def ticks(self, span: Span) -> list[tuple[float, str]]:
+        """Return where labels stand on the axis, and the labels; of names all."""
+        if self.names:
+            return [(i + 0.5, name) for i, name in enumerate(self.names)]
+        values = ticks(*span, whole=self.kind == "whole", count=8 if self.kind == "mirror" else 5)
+        return list(zip(values, tick_labels(values, self.kind), strict=True))
+
+
+NUMBERS = Axis()
+
 
 def finite(value: object) -> float | None:
     """Return the value as a float, or `None` if it is not a number that can be drawn."""
@@ -138,9 +150,9 @@ def text(value: object) -> str:
     return html.escape(without_control_characters(str(value)), quote=True).replace("\n", "&#10;")
 
 
-def without_control_characters(words: str) -> str:
+def without_control_characters(value: str) -> str:
     """Remove the characters that XML does not allow."""
-    return _FORBIDDEN.sub("", words)
+    return _FORBIDDEN.sub("", value)
 
 
 def ticks(low: float, high: float, whole: bool = False, count: int = 5) -> list[float]:
@@ -154,18 +166,16 @@ def ticks(low: float, high: float, whole: bool = False, count: int = 5) -> list[
 
 def tick_labels(values: Sequence[float], kind: str) -> list[str]:
     """Format ticks with just the decimals that distinguish them."""
-    step = values[1] - values[0]
+    step, most = values[1] - values[0], max(map(abs, values))
     decimals = max(0, -math.floor(math.log10(step * (100 if kind == "percent" else 1)) + 1e-9))
-    if kind == "percent":
-        return [f"{v:.{decimals}%}" for v in values]
     if kind == "power":
         return [f"{float(f'{10**v:.2g}'):g}" for v in values]
     if kind == "mirror":
         return [f"{v * v:.3g}" for v in values]
-    if max(map(abs, values)) >= 1e6 or decimals > 5:
-        digits = max(3, math.ceil(math.log10(max(map(abs, values)) / step)) + 1)
-        return [f"{v:.{digits}g}" for v in values]
-    return [f"{v:.{decimals}f}" for v in values]
+    form = f".{decimals}{'%' if kind == 'percent' else 'f'}"
+    if kind != "percent" and (most >= 1e6 or decimals > 5):
+        form = f".{max(3, math.ceil(math.log10(most / step)) + 1)}g"
+    return [format(v, form) for v in values]
 
 
 def _within(value: float, span: Span) -> bool:
@@ -182,32 +192,21 @@ def _step(size: float, least: float) -> int:
 class Frame:
     """A picture under construction: its scales, axes and legend, and the parts drawn so far.
 
-    `y` ends at round numbers unless its axis fixes the range; `x` ends where the data do. With `x_names` or `y_names`
-    an axis has one column or row per name; rows count from the top. `head` pixels above the plot and `aside` pixels
-    to the right of it are left free for the caller; the free room above begins at the attribute `head`.
+    `y` ends at round numbers unless its axis fixes the range; `x` ends where the data do. `head` pixels above the plot
+    and `aside` pixels to the right of it are left free for the caller; the free room above begins at the attribute
+    `head`.
     """
 
     def __init__(
-        self,
-        look: Look,
-        title: str,
-        x: Axis,
-        y: Axis,
-        spans: tuple[Span, Span],
-        legend: Sequence[str] = (),
-        y_names: Sequence[str] = (),
-        x_names: Sequence[str] = (),
-        head: float = 0.0,
-        aside: float = 0.0,
-    ) -> None:
-        """Lay out the margins and draw the axes; `spans` are the ranges of x and y."""
+        self, look: Look, title: str, x: Axis, y: Axis, spans: tuple[Span, Span],
+        legend: Sequence[str] = (), head: float = 0.0, aside: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Lay out the margins and draw the axes; `spans` are the ranges of x and y, unless an axis has names."""
         self.look, self.title, self.parts = look, title, list[str]()
-        y_ticks = ticks(*spans[1], whole=y.kind == "whole", count=8 if y.kind == "mirror" else 5)
-        self.x_span, rows = spans[0], list(zip(y_ticks, tick_labels(y_ticks, y.kind), strict=True))
-        self.y_span = spans[1] if y.span else (y_ticks[0], y_ticks[-1])
-        if y_names:
-            self.y_span = (float(len(y_names)), 0.0)
-            rows = [(i + 0.5, name) for i, name in enumerate(y_names)]
+        rows = y.ticks(spans[1])
+        self.x_span = (0.0, float(len(x.names))) if x.names else spans[0]
+        self.y_span = spans[1] if y.span else (rows[0][0], rows[-1][0])
+        self.y_span = (float(len(y.names)), 0.0) if y.names else self.y_span
         self.left = min(16 + CHARACTER * max(len(label) for _, label in rows), look.width * 0.4)
         self.right = look.width - 16.0 - aside
         self.top = 12.0
@@ -217,41 +216,36 @@ class Frame:
         self.keyed = len(legend) > 1
         if self.keyed:
             self._legend(legend)
-            look = self.look
         self.head = self.top - 12
         self.top += head
         if y.label:
             self.top += 14
             self.write(4, self.top - 11, y.label, extra='data-label="y"')
-        self.bottom = look.height - (42.0 if x.label else 24.0)
-        self._x_labels(x, x_names)
-        for value, label in rows[:: _step((self.bottom - self.top) / len(rows), 13) if y_names else 1]:
+        self.bottom = self.look.height - (42.0 if x.label else 24.0)
+        self._x_labels(x)
+        for value, label in rows[:: _step((self.bottom - self.top) / len(rows), 13) if y.names else 1]:
             if _within(value, self.y_span):
-                if not y_names:
-                    self.line((self.left, self.y(value)), (self.right, self.y(value)), look.grid)
+                if not y.names:
+                    self.rule(self.y(value), look.grid)
                 self.write(self.left - 6, self.y(value) + 4, label, anchor="end")
-        for floor in (self.bottom, *([self.y(0.0)] if y.kind == "mirror" else [])):
-            self.line((self.left, floor), (self.right, floor), look.muted)
+        self.rule(self.bottom, look.muted)
+        if y.kind == "mirror":
+            self.rule(self.y(0.0), look.muted)
         self.write((self.left + self.right) / 2, self.look.height - 8, x.label, extra='data-label="x"', anchor="middle")
 
-    def _x_labels(self, x: Axis, names: Sequence[str]) -> None:
+    def _x_labels(self, x: Axis) -> None:
         """Draw the labels under the horizontal axis; names that are wider than their column stand upright."""
-        if not names:
-            values = ticks(*self.x_span, whole=x.kind == "whole")
-            for value, label in zip(values, tick_labels(values, x.kind), strict=True):
-                if _within(value, self.x_span):
-                    self.write(self.x(value), self.bottom + 16, label, anchor="middle")
-            return
-        self.x_span = (0.0, float(len(names)))
-        column, longest = self.x(1) - self.x(0), CHARACTER * max(map(len, names))
-        step = _step(column, 13 if any(not name.isdecimal() for name in names) else longest + 6)
-        upright = longest + 6 > column * step
-        if upright:
-            self.look = replace(self.look, height=self.look.height + round(longest))
-        for i in range(0, len(names), step):
-            across, down = self.x(i + 0.5), self.bottom + (8 if upright else 16)
-            turn = f'transform="rotate(-90 {across + 4:.1f} {down:.1f})"' if upright else ""
-            self.write(across + 4 * upright, down, names[i], extra=turn, anchor="end" if upright else "middle")
+        columns, step, upright = x.ticks(self.x_span), 1, False
+        if x.names:
+            column, longest = self.x(1) - self.x(0), CHARACTER * max(map(len, x.names))
+            step = _step(column, 13 if any(not name.isdecimal() for name in x.names) else longest + 6)
+            upright = longest + 6 > column * step
+            self.look = replace(self.look, height=self.look.height + round(longest) * upright)
+        for value, label in columns[::step]:
+            if _within(value, self.x_span):
+                across, down = self.x(value) + 4 * upright, self.bottom + (8 if upright else 16)
+                turn = f'transform="rotate(-90 {across:.1f} {down:.1f})"' if upright else ""
+                self.write(across, down, label, extra=turn, anchor="end" if upright else "middle")
 
     def x(self, value: float) -> float:
         """Return the horizontal position of a value, in pixels."""
@@ -271,70 +265,69 @@ class Frame:
         across = 4.0
         for i, name in enumerate(names):
             style = self.look.style(i)
-            wide = 16 if style.plain else 25
-            width = wide + 24 + CHARACTER * len(name)
+            key = 16 if style.solid else 25
+            width = key + 24 + CHARACTER * len(name)
             if across > 4 and across + width > self.look.width:
                 across, self.top = 4.0, self.top + 17
                 self.look = replace(self.look, height=self.look.height + 17)
             if self.look.embedded:
                 about = f'role="button" tabindex="0" aria-pressed="true" aria-label="{text(name)}" data-series="{i}"'
-                place = f'x="{across - 3:.1f}" y="{self.top - 12:.1f}" width="{width - 10:.1f}" height="18"'
-                self.parts.append(f'<g class="entry" {about}><rect {place} rx="4" fill="transparent"/>')
+                box = f'x="{across - 3:.1f}" y="{self.top - 12:.1f}" width="{width - 10:.1f}" height="18"'
+                self.parts.append(f'<g class="entry" {about}><rect {box} rx="4" fill="transparent"/>')
             self.parts.append(style.key(across, self.top - 8))
-            self.write(across + wide, self.top + 2, name)
+            self.write(across + key, self.top + 2, name)
             self.parts.append("</g>" if self.look.embedded else "")
             across += width
         self.top += 16
 
-    def write(self, x: float, y: float, words: str, fill: str = "", extra: str = "", anchor: str = "start") -> None:
+    def write(self, x: float, y: float, label: str, fill: str = "", extra: str = "", anchor: str = "start") -> None:
         """Add a text."""
-        if words:
-            place = f'x="{x:.1f}" y="{y:.1f}" fill="{fill or self.look.muted}" text-anchor="{anchor}"'
-            self.parts.append(f"<text {place} {extra}>{text(words)}</text>")
+        if label:
+            about = f'x="{x:.1f}" y="{y:.1f}" fill="{fill or self.look.muted}" text-anchor="{anchor}"'
+            self.parts.append(f"<text {about} {extra}>{text(label)}</text>")
 
-    def line(self, start: Span, end: Span, colour: str, extra: str = "") -> None:
-        """Add a straight line between two places."""
-        (x1, y1), (x2, y2) = start, end
+    def line(self, x1: float, y1: float, x2: float, y2: float, colour: str, extra: str = "") -> None:
+        """Add a straight line between two places, in pixels."""
         self.parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" {extra}/>')
+
+    def rule(self, y: float, colour: str) -> None:
+        """Add a horizontal line across the plot, at a height in pixels."""
+        self.line(self.left, y, self.right, y, colour)
+
+    def dashed(self, start: Span, end: Span) -> None:
+        """Add a dashed line between two data points, as a reference."""
+        ends = (self.x(start[0]), self.y(start[1]), self.x(end[0]), self.y(end[1]))
+        self.line(*ends, self.look.muted, 'stroke-dasharray="4 4"')
+
+    def _steps(self, points: Iterable[Span]) -> str:
+        return "M" + "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
 
     def area(self, points: Sequence[Span], slot: int) -> str:
         """Draw a pale area with this outline, or a pale bar between two points."""
-        steps = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
-        colour = self.look.style(slot).colour
+        steps, colour = self._steps(points), self.look.style(slot).colour
         if len(points) == 2:
-            return f'<path d="M{steps}" stroke="{colour}" stroke-width="8" stroke-opacity=".18"/>'
-        return f'<path d="M{steps}Z" fill="{colour}" fill-opacity=".18"/>'
+            return f'<path d="{steps}" stroke="{colour}" stroke-width="8" stroke-opacity=".18"/>'
+        return f'<path d="{steps}Z" fill="{colour}" fill-opacity=".18"/>'
 
-    def path(self, points: Iterable[Span], slot: int, opacity: float = 1, tip: str = "", who: str = "") -> str:
-        """Draw a line through data points; a line that is not opaque is also thin."""
-        steps = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
-        style = self.look.style(slot)
-        stroke = style.stroke(1, f' stroke-opacity="{opacity:.2g}"') if opacity < 1 else style.stroke()
-        return f'<path d="M{steps}" fill="none" {stroke} stroke-linejoin="round"{self._tip(tip, who)}/>'
+    def path(
+        self, points: Iterable[Span], slot: int, opacity: float = 1, tip: str = "", who: str = "", strong: bool = False
+    ) -> str:
+        """Draw a line through data points. One that is not opaque is thin; a `strong` one stands out from others."""
+        style, extra = self.look.style(slot), f' stroke-opacity="{opacity:.2g}"' if opacity < 1 else ""
+        strokes = [style._replace(colour=self.look.paper).stroke(5)] if strong else []
+        strokes.append(style.stroke(1 if opacity < 1 else 2, extra))
+        line = f'<path d="{self._steps(points)}" fill="none"'
+        return "".join(f'{line} {stroke} stroke-linejoin="round"{self._tip(tip, who)}/>' for stroke in strokes)
 
     def dot(self, x: float, y: float, slot: int, radius: float, tip: str = "", who: str = "") -> str:
         """Draw a data point."""
         return self.look.style(slot).mark(self.x(x), self.y(y), radius, f' fill-opacity=".8"{self._tip(tip, who)}')
 
-    def strong(self, points: Sequence[Span], slot: int) -> str:
-        """Draw a line that stands out from others of its colour."""
-        line = self.path(points, slot)
-        return re.sub('stroke="[^"]*" stroke-width="2"', f'stroke="{self.look.paper}" stroke-width="5"', line) + line
-
-    def diagonal(self) -> None:
-        """Add the dashed line y = x, where both axes have one range."""
-        low, high = self.x_span
-        self.dashed((self.x(low), self.y(low)), (self.x(high), self.y(high)))
-
-    def dashed(self, start: Span, end: Span) -> None:
-        """Add a dashed line, as a reference for data."""
-        self.line(start, end, self.look.muted, 'stroke-dasharray="4 4"')
-
     def box(self, x: float, y: float, width: float, height: float, slot: int) -> str:
         """Draw a filled rectangle, such as a bar."""
         size = f'width="{max(width, 0):.1f}" height="{max(height, 0):.1f}"'
         style = self.look.style(slot)
-        edge = "" if style.plain else f' fill-opacity="{style.opacity:g}" {style.stroke(1)}'
+        edge = "" if style.solid else f' fill-opacity="{style.opacity:g}" {style.stroke(1)}'
         return f'<rect x="{x:.1f}" y="{y:.1f}" {size} rx="1.5" fill="{style.colour}"{edge}/>'
 
     def hit(self, x: float, y: float, width: float, height: float, tip: str) -> None:
@@ -345,8 +338,8 @@ class Frame:
 
     def _tip(self, tip: str, who: str = "") -> str:
         """Return the attributes that the page's script reads: a mark's hover text, and the client it shows."""
-        words = {"tip": tip, "client": who} if self.look.embedded else {}
-        return "".join(f' data-{key}="{text(value)}"' for key, value in words.items() if value)
+        data = {"tip": tip, "client": who} if self.look.embedded else {}
+        return "".join(f' data-{key}="{text(value)}"' for key, value in data.items() if value)
 
     def svg(self) -> str:
         """Return the whole picture."""

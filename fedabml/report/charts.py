@@ -10,13 +10,12 @@ Values that are missing or not finite (`None`, NaN) are left out, never drawn as
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TypeVar
 
-from .canvas import DARK, LIGHT, PAGE, Axis, Frame, Look, Span, finite, ticks
+from .canvas import DARK, LIGHT, NUMBERS, PAGE, Axis, Frame, Look, Span, finite, ticks
 
 __all__ = ["DARK", "LIGHT", "PAGE", "Axis", "Look", "Series", "bars", "histogram", "line_chart", "ranges", "scatter"]
 
@@ -65,35 +64,34 @@ class Series:
 
 
 def line_chart(
-    series: Sequence[Series],
-    *,
-    title: str,
-    x: Axis | None = None,
-    y: Axis | None = None,
-    look: Look = LIGHT,
+    series: Sequence[Series], *, title: str, x: Axis = NUMBERS, y: Axis = NUMBERS, look: Look = LIGHT,
     diagonal: bool = False,
-) -> str:
+) -> str:  # fmt: skip
     """Draw lines over a common x. A missing value is a gap; a value without neighbours is a dot.
 
     `diagonal` draws y = x, for axes of the same range.
     """
-    x, y, points = x or Axis(), y or Axis(), [s.points() for s in series]
-    known = [p for row in points for p in row if p] + [
-        p for s in series for line in (*s.bands(), *s.lines()) for p in line
-    ]
-    frame = Frame(look, title, x, y, (x.cover(p[0] for p in known), y.cover(p[1] for p in known)), _legend(series))
-    if diagonal:
-        frame.diagonal()
+    around = [line for s in series for line in (*s.bands(), *s.lines())]
+    frame = _plane(series, [*(s.points() for s in series), *around], title, x, y, look, diagonal)
     columns: dict[float, list[str]] = {}
-    for place, (s, row) in enumerate(zip(series, points, strict=True)):
-        slot = place if s.slot is None else s.slot
-        parts = [frame.area(outline, slot) for outline in s.bands()]
-        parts += _around(frame, s, slot)
-        draw = frame.strong if s.many else partial(frame.path, opacity=0.4 if s.thin else 1)
-        parts += [draw(p, slot) if len(p) > 1 else frame.dot(*p[0], slot, 3.5) for p in _pieces(row)]
-        _group(frame, s, place, parts)
-        for point in filter(None, () if s.thin or s.many else row):
-            columns.setdefault(point[0], []).append(f"{s.name}: {y.write(point[1])}")
+
+    def parts(s: Series, slot: int, place: int) -> Iterable[str]:
+        for outline in s.bands():
+            yield frame.area(outline, slot)
+        paler = min(0.5, max(0.14, 6 / max(len(s.many), 1)))  # the more thin lines there are
+        for line, name in zip(s.lines(), s.who or [""] * len(s.many), strict=True):
+            yield frame.path(line, slot, paler, f"{name}\n{s.name}".strip(), name) if line else ""
+        for piece in _pieces(s.points()):
+            lone = len(piece) == 1
+            yield (
+                frame.dot(*piece[0], slot, 3.5)
+                if lone
+                else frame.path(piece, slot, 0.4 if s.thin else 1, strong=bool(s.many))
+            )
+            for x_value, y_value in () if s.thin or s.many else piece:
+                columns.setdefault(x_value, []).append(f"{s.name}: {y.write(y_value)}")
+
+    _draw(frame, series, parts)
     at = sorted(columns)[:: math.ceil(len(columns) / _HITS) or 1]
     edges = [frame.left, *(frame.x((a + b) / 2) for a, b in pairwise(at)), frame.right]
     for value, left, right in zip(at, edges, edges[1:], strict=False):
@@ -102,146 +100,131 @@ def line_chart(
     return frame.svg()
 
 
-def _around(frame: Frame, series: Series, slot: int) -> list[str]:
-    """Draw the thin lines around a strong one; the more there are, the paler they are."""
-    opacity = min(0.5, max(0.14, 6 / max(len(series.many), 1)))
-    names = series.who or [""] * len(series.many)
-    return [
-        frame.path(line, slot, opacity, f"{name}\n{series.name}".strip(), name)
-        for line, name in zip(series.lines(), names, strict=True)
-        if line
-    ]
-
-
 def usual_radius(count: int) -> float:
     """Return the radius of a dot in a chart of `count` dots."""
     return 4.0 if count <= 60 else 3.0 if count <= 400 else 2.0
 
 
 def scatter(
-    series: Sequence[Series],
-    *,
-    title: str,
-    x: Axis | None = None,
-    y: Axis | None = None,
-    look: Look = LIGHT,
-    diagonal: bool = False,
-    connect: bool = False,
-    level: float | None = None,
-) -> str:
+    series: Sequence[Series], *, title: str, x: Axis = NUMBERS, y: Axis = NUMBERS, look: Look = LIGHT,
+    diagonal: bool = False, connect: bool = False, level: float | None = None,
+) -> str:  # fmt: skip
     """Draw points; `diagonal` draws y = x and gives both axes one range, `connect` joins the points of a series.
 
     `level` draws a dashed line at that height.
     """
-    x, y, points = x or Axis(), y or Axis(), [s.points() for s in series]
-    known = [p for row in points for p in row if p]
-    if diagonal:
-        outer = ticks(*x.cover(v for p in known for v in p))
-        span = x.span or (outer[0], outer[-1])
-        x, y = replace(x, span=span), replace(y, span=span)
-    heights = [p[1] for p in known] + ([] if level is None else [level])
-    frame = Frame(look, title, x, y, (x.cover(p[0] for p in known), y.cover(heights)), _legend(series))
-    if diagonal:
-        frame.diagonal()
-    if level is not None:
-        frame.dashed((frame.left, frame.y(level)), (frame.right, frame.y(level)))
-    radius = usual_radius(len(known))
-    for place, (s, row) in enumerate(zip(series, points, strict=True)):
-        slot = place if s.slot is None else s.slot
-        parts = [frame.path(p, slot) for p in _pieces(row) if len(p) > 1] if connect else []
-        for i, point in enumerate(row):
+    points = [s.points() for s in series]
+    frame = _plane(series, points, title, x, y, look, diagonal, level)
+    radius = usual_radius(sum(point is not None for row in points for point in row))
+
+    def parts(s: Series, slot: int, place: int) -> Iterable[str]:
+        if connect:
+            yield from (frame.path(piece, slot) for piece in _pieces(points[place]) if len(piece) > 1)
+        for i, point in enumerate(points[place]):
             if point:
                 tip = s.tips[i] if s.tips else f"{s.name}: {x.write(point[0])}, {y.write(point[1])}"
-                who = s.who[i] if s.who else ""
-                parts.append(frame.dot(*point, slot, s.sizes[i] if s.sizes else radius, tip, who))
-        _group(frame, s, place, parts)
+                yield frame.dot(*point, slot, s.sizes[i] if s.sizes else radius, tip, s.who[i] if s.who else "")
+
+    _draw(frame, series, parts)
     return frame.svg()
 
 
-def bars(
-    labels: Sequence[str], series: Sequence[Series], *, title: str, x: Axis | None = None, look: Look = LIGHT
-) -> str:
+def _plane(
+    series: Sequence[Series], points: Iterable[Sequence[Span | None]], title: str, x: Axis, y: Axis, look: Look,
+    diagonal: bool, level: float | None = None,
+) -> Frame:  # fmt: skip
+    """Return a frame that holds all points, with its dashed lines."""
+    known = [point for row in points for point in row if point]
+    if diagonal:
+        outer = ticks(*x.cover(v for point in known for v in point))
+        x = replace(x, span=x.span or (outer[0], outer[-1]))
+        y = replace(y, span=x.span)
+    spans = x.cover(p[0] for p in known), y.cover([*(p[1] for p in known), level])
+    frame = Frame(look, title, x, y, spans, _legend(series))
+    low, high = frame.x_span
+    if diagonal:
+        frame.dashed((low, low), (high, high))
+    if level is not None:
+        frame.dashed((low, level), (high, level))
+    return frame
+
+
+def bars(labels: Sequence[str], series: Sequence[Series], *, title: str, x: Axis = NUMBERS, look: Look = LIGHT) -> str:
     """Draw horizontal bars from zero: a row per label with a bar per series. The picture grows with the rows."""
-    values = [[finite(v) for v in s.y] for s in series]
-    x = x or Axis()
-    low, high = x.cover([0.0, *(v for row in values for v in row)])
-    frame, thick = _rows(labels, series, title, x, (low, high), look)
-    for place, (s, row) in enumerate(zip(series, values, strict=True)):
-        parts, slot = [], place if s.slot is None else s.slot
-        for i, value in enumerate(row):
-            if value is not None:
-                left, right = sorted((frame.x(max(low, 0.0)), frame.x(value)))
-                parts.append(frame.box(left, frame.y(i) + 3 + place * thick, right - left, thick - 1, slot))
-        _group(frame, s, place, parts)
-    for i, label in enumerate(labels):
-        tips = [f"{s.name}: {x.write(v)}" for s, row in zip(series, values, strict=True) if (v := row[i]) is not None]
-        _row_hit(frame, i, label, tips)
-    return frame.svg()
+    span = x.cover([0.0, *(finite(v) for s in series for v in s.y)])
+
+    def bar(frame: Frame, s: Series, i: int, slot: int, top: float, thick: float) -> tuple[str, str]:
+        value = float(s.y[i] or 0)
+        left, right = sorted((frame.x(max(span[0], 0.0)), frame.x(value)))
+        return frame.box(left, top, right - left, thick - 1, slot), x.write(value)
+
+    return _rows(labels, series, title, x, span, look, bar)
 
 
 def ranges(
-    labels: Sequence[str], series: Sequence[Series], *, title: str, x: Axis | None = None, look: Look = LIGHT
+    labels: Sequence[str], series: Sequence[Series], *, title: str, x: Axis = NUMBERS, look: Look = LIGHT
 ) -> str:
     """Draw horizontal lines from `low` to `high` with a dot at the value: a row per label with a line per series."""
-    x = x or Axis()
-    values = [[[finite(v) for v in part] for part in (s.low, s.y, s.high)] for s in series]
-    frame, thick = _rows(labels, series, title, x, x.cover(v for s in values for part in s for v in part), look)
-    tips: list[list[str]] = [[] for _ in labels]
-    for place, (s, columns) in enumerate(zip(series, values, strict=True)):
-        parts, slot = [], place if s.slot is None else s.slot
-        for i, (low, middle, high) in enumerate(zip(*columns, strict=True)):
-            if middle is None:
-                continue
-            down = (3 + (place + 0.5) * thick) / (frame.y(1) - frame.y(0))  # in rows
-            ends = [middle if low is None else low, middle if high is None else high]
-            parts += [frame.path([(v, i + down) for v in ends], slot), frame.dot(middle, i + down, slot, 3.5)]
-            tips[i].append(f"{s.name}: {x.write(middle)} ({x.write(ends[0])} to {x.write(ends[1])})")
-        _group(frame, s, place, parts)
-    for i, label in enumerate(labels):
-        _row_hit(frame, i, label, tips[i])
-    return frame.svg()
+    span = x.cover(finite(v) for s in series for part in (s.low, s.y, s.high) for v in part)
+
+    def line(frame: Frame, s: Series, i: int, slot: int, top: float, thick: float) -> tuple[str, str]:
+        low, middle, high = (finite(part[i]) for part in (s.low, s.y, s.high))
+        middle = middle or 0.0
+        low, high = middle if low is None else low, middle if high is None else high
+        row = (top + thick / 2 - frame.top) / (frame.y(1) - frame.y(0))
+        drawn = frame.path([(low, row), (high, row)], slot) + frame.dot(middle, row, slot, 3.5)
+        return drawn, f"{x.write(middle)} ({x.write(low)} to {x.write(high)})"
+
+    return _rows(labels, series, title, x, span, look, line)
 
 
 def _rows(
-    labels: Sequence[str], series: Sequence[Series], title: str, x: Axis, span: Span, look: Look
-) -> tuple[Frame, float]:
-    """Return a frame that grows with its rows, one per label, and the height of each series within a row."""
+    labels: Sequence[str], series: Sequence[Series], title: str, x: Axis, span: Span, look: Look,
+    mark: Callable[[Frame, Series, int, int, float, float], tuple[str, str]],
+) -> str:  # fmt: skip
+    """Draw a picture that grows with its rows, one per label, with a mark per series in each.
+
+    `mark(frame, series, row, slot, top, height)` returns the mark of a value and the hover text.
+    """
     look = replace(look, height=max(_ROW, 9 * len(series) + 8) * max(len(labels), 1) + 96)
-    frame = Frame(look, title, x, Axis(), (span, (0.0, 1.0)), _legend(series), y_names=labels or ("",))
-    return frame, (frame.y(1) - frame.y(0) - 6) / max(len(series), 1)
-
-
-def _row_hit(frame: Frame, row: int, label: str, tips: Iterable[str]) -> None:
-    """Add the hover text of a row."""
+    frame = Frame(look, title, x, Axis(names=labels or ("",)), (span, (0.0, 1.0)), _legend(series))
     height = frame.y(1) - frame.y(0)
-    frame.hit(frame.left, frame.y(row), frame.right - frame.left, height, "\n".join([label, *tips]))
+    thick = (height - 6) / max(len(series), 1)
+    tips = [[label] for label in labels]
+
+    def parts(s: Series, slot: int, place: int) -> Iterable[str]:
+        for i, value in enumerate(s.y):
+            if finite(value) is not None:
+                drawn, tip = mark(frame, s, i, slot, frame.y(i) + 3 + place * thick, thick)
+                tips[i].append(f"{s.name}: {tip}")
+                yield drawn
+
+    _draw(frame, series, parts)
+    for i, lines in enumerate(tips):
+        frame.hit(frame.left, frame.y(i), frame.right - frame.left, height, "\n".join(lines))
+    return frame.svg()
 
 
 def histogram(
-    edges: Sequence[float],
-    series: Sequence[Series],
-    *,
-    title: str,
-    x: Axis | None = None,
-    y: Axis | None = None,
+    edges: Sequence[float], series: Sequence[Series], *, title: str, x: Axis = NUMBERS, y: Axis = NUMBERS,
     look: Look = LIGHT,
-) -> str:
+) -> str:  # fmt: skip
     """Draw vertical bars from zero, side by side in each bin between two neighbouring edges."""
-    x, y, values = x or Axis(), y or Axis(), [[finite(v) for v in s.y] for s in series]
-    spans = (x.cover(edges), y.cover([0.0, *(v for row in values for v in row)]))
+    spans = (x.cover(edges), y.cover([0.0, *(finite(v) for s in series for v in s.y)]))
     frame = Frame(look, title, x, y, spans, _legend(series))
-    for place, (s, row) in enumerate(zip(series, values, strict=True)):
-        parts, slot = [], place if s.slot is None else s.slot
-        for (low, high), value in zip(pairwise(edges), row, strict=True):
+    bins = [(low, high, [f"{x.label} {x.write(low)} to {x.write(high)}"]) for low, high in pairwise(edges)]
+
+    def parts(s: Series, slot: int, place: int) -> Iterable[str]:
+        for (low, high, tips), v in zip(bins, s.y, strict=True):
             width = (frame.x(high) - frame.x(low) - 2) / len(series)
-            if value is not None:
+            if (value := finite(v)) is not None:
                 left = frame.x(low) + 1 + place * width
-                parts.append(frame.box(left, frame.y(value), width, frame.bottom - frame.y(value), slot))
-        _group(frame, s, place, parts)
-    for i, (low, high) in enumerate(pairwise(edges)):
-        tips = [f"{s.name}: {y.write(v)}" for s, row in zip(series, values, strict=True) if (v := row[i]) is not None]
-        tip = "\n".join([f"{x.label} {x.write(low)} to {x.write(high)}", *tips])
-        frame.hit(frame.x(low), frame.top, frame.x(high) - frame.x(low), frame.bottom - frame.top, tip)
+                tips.append(f"{s.name}: {y.write(value)}")
+                yield frame.box(left, frame.y(value), width, frame.bottom - frame.y(value), slot)
+
+    _draw(frame, series, parts)
+    for low, high, tips in bins:
+        frame.hit(frame.x(low), frame.top, frame.x(high) - frame.x(low), frame.bottom - frame.top, "\n".join(tips))
     return frame.svg()
 
 
@@ -251,17 +234,16 @@ def _legend(series: Sequence[Series]) -> list[str]:
 
 def _pieces(row: Iterable[T | None]) -> list[list[T]]:
     """Split a row of points at its gaps."""
-    pieces: list[list[T]] = [[]]
-    for point in row:
-        if point:
-            pieces[-1].append(point)
-        elif pieces[-1]:
-            pieces.append([])
-    return [piece for piece in pieces if piece]
+    return [[point for point in piece if point] for known, piece in groupby(row, bool) if known]
 
 
-def _group(frame: Frame, series: Series, place: int, parts: Iterable[str]) -> None:
-    """Add the parts of a series as a group, which the page's legend or the picture's own hides."""
-    own = f' data-of="{place}"' if frame.keyed and frame.look.embedded else ""
-    run = own if series.slot is None else f' data-run="{series.slot}"'
-    frame.parts.append(f"<g{run}>{''.join(parts)}</g>")
+def _draw(frame: Frame, series: Sequence[Series], parts: Callable[[Series, int, int], Iterable[str]]) -> None:
+    """Add every series as a group, which the page's legend or the picture's own hides.
+
+    `parts(series, slot, place)` draws the series with the style of that slot; `place` is its place in the list.
+    """
+    for place, s in enumerate(series):
+        own = f' data-of="{place}"' if frame.keyed and frame.look.embedded else ""
+        group = own if s.slot is None else f' data-run="{s.slot}"'
+        drawn = "".join(parts(s, place if s.slot is None else s.slot, place))
+        frame.parts.append(f"<g{group}>{drawn}</g>")

@@ -108,9 +108,11 @@ def heat_map(found: Partition, look: Look = LIGHT) -> str:
     look = replace(look, height=round(row * shown) + (150 if classes else 112))
     title = f"{found.dataset}: {'who has which classes' if classes else 'samples per client'}"
     most = max(int(found.sizes.max()), 1)
-    span, x = ((0.0, 1.0), Axis("class")) if classes else ((0.0, float(most)), Axis("training samples", "whole"))
+    span, x = (
+        ((0.0, 1.0), Axis("class", names=names)) if classes else ((0.0, float(most)), Axis("training samples", "whole"))
+    )
     frame = Frame(
-        look, title, x, Axis("client"), (span, (0.0, 1.0)), x_names=names, y_names=found.row_names,
+        look, title, x, Axis("client", names=found.row_names), (span, (0.0, 1.0)),
         head=46.0 if classes else 20.0, aside=BARS + 16 if classes else 0.0,
     )  # fmt: skip
     frame.write(4, frame.head + 12, found.facts)

@@ -131,7 +131,7 @@ def _environment() -> Environment:
 def _swatch(run: int) -> Markup:
     """Draw a run's colour and shape for its legend entry and its rows."""
     style = PAGE.style(run)
-    width = 11 if style.plain else 20
+    width = 11 if style.solid else 20
     size = f'viewBox="0 0 {width} 11" width="{width}" height="11"'
     return Markup(f'<i><svg {size} aria-hidden="true">{style.key(0, 0)}</svg></i>')
 
