@@ -15,14 +15,14 @@ import functools
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedabml.bench import table
-from fedabml.bench.measure import algorithms, ceilings, clear, contest, graphs_of, machine, steps_of
+from fedabml.bench.measure import Terms, algorithms, ceilings, clear, machine, race_graphs, race_loop, race_steps
 from fedabml.bench.workloads import Workload, workload
 from fedabml.data import Federation
 from fedabml.engine.autotune import DTYPES
@@ -52,19 +52,19 @@ def _compiles(work: Workload, device: torch.device, name: str) -> bool:
 
 def cells(suite: str, device: torch.device, turns: int, budget: float) -> Iterator[Cell]:
     """Yield all races against the eager loop and between our own steps, those of one workload together."""
-    options: dict[str, Any] = {"device": device, "turns": turns, "budget": budget}
+
+    def terms(work: Workload, dtype: str = "float32", compile: bool = False) -> Terms:
+        return Terms(work, federation(work), device, dtype, turns, budget, compile)
 
     def loop(work: Workload, name: str, dtype: str) -> dict[str, Any]:
-        own = {"dtype": dtype, "compile": _compiles(work, device, name), **options}
-        return {"kind": "loop", "algorithm": name, **contest(work, federation(work), algorithms(work.lr)[name], **own)}
+        record = race_loop(terms(work, dtype, _compiles(work, device, name)), algorithms(work.lr)[name])
+        return {"kind": "loop", "algorithm": name, **record}
 
     def step(work: Workload, dtype: str) -> dict[str, Any]:
-        own = {"dtype": dtype, "compile": _compiles(work, device, "fedabml"), **options}
-        return {"kind": "step", **steps_of(work, federation(work), **own)}
+        return {"kind": "step", **race_steps(terms(work, dtype, _compiles(work, device, "fedabml")))}
 
     def graphs(work: Workload, name: str) -> dict[str, Any]:
-        race = graphs_of(work, federation(work), algorithms(work.lr)[name], **options)
-        return {"kind": "graphs", "algorithm": name, **race}
+        return {"kind": "graphs", "algorithm": name, **race_graphs(terms(work), algorithms(work.lr)[name])}
 
     for model in MODELS:
         work = workload(model, suite)
@@ -113,8 +113,8 @@ class Book:
             record = work()
         except Exception as error:  # the other cells are still worth having
             record = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
-        found = {"cell": name, **record, "took": time.perf_counter() - start}
-        self.enter(found | {"date": str(datetime.date.today()), "commit": self.commit})
+        entry = {"cell": name, **record, "took": time.perf_counter() - start}
+        self.enter(entry | {"date": str(datetime.date.today()), "commit": self.commit})
         outcome = record.get("error") or json.dumps(record.get("ratio", {}))
         print(f"{time.perf_counter() - self.began:6.0f} s  {name}: {outcome}", flush=True)
         return record
@@ -149,7 +149,9 @@ def ratios(record: dict[str, Any]) -> dict[str, float]:
         ours = sides.pop("ours", None)
         kinds = {"wall": "start to finish", "warm": "warm round"} if ours else {}
         return {
-            f"{record['cell']}/{s} {word}": own[k] / ours[k] for s, own in sides.items() for k, word in kinds.items()
+            f"{record['cell']}/{s} {title}": theirs[k] / ours[k]
+            for s, theirs in sides.items()
+            for k, title in kinds.items()
         }
     return {f"{record['cell']}{SIDES.get(s, f' {s}')}": ratio for s, ratio in record.get("ratio", {}).items()}
 
@@ -170,10 +172,10 @@ def execute(book: Book, todo: list[Cell], minutes: float, device: torch.device) 
     return left
 
 
-def chosen(found: Iterator[Cell], only: str | None) -> list[Cell]:
+def chosen(races: Iterable[Cell], only: str | None) -> list[Cell]:
     """Return the cells that --only selects."""
-    words = only.split(",") if only else [""]
-    return [cell for cell in found if any(word in cell[0] for word in words)]
+    parts = only.split(",") if only else [""]
+    return [cell for cell in races if any(part in cell[0] for part in parts)]
 
 
 def opening(book: Book, device: torch.device, dtypes: tuple[str, ...]) -> None:
@@ -183,26 +185,30 @@ def opening(book: Book, device: torch.device, dtypes: tuple[str, ...]) -> None:
 
 def closing(book: Book) -> None:
     """Write the page of a machine's records and print it."""
-    found = book.of("machine") or {"machine": {}, "ceilings": None, "commit": None}
-    facts = ", ".join(f"{k} {v}" for k, v in found["machine"].items() if k not in ("fedabml", "load"))
+    host = book.of("machine") or {"machine": {}, "ceilings": None, "commit": None}
+    facts = ", ".join(f"{k} {v}" for k, v in host["machine"].items() if k not in ("fedabml", "load"))
     good, failed = [r for r in book.records if "error" not in r], [r for r in book.records if "error" in r]
     parts = [
         f"# Speed on {TITLES.get(book.path.stem, book.path.stem)}\n",
         f"Machine: {facts}. Every row is the last race of that row.\n",
     ]
-    parts += [made.markdown() for made in table.tables(good, None)]
+    parts += [each.markdown() for each in table.tables(good)]
     # A machine's ceilings change from day to day, so they are held against the races of the same day's commit alone.
-    same = [r for r in good if r.get("kind") == "loop" and r["commit"] == found["commit"]]
-    if same and found["ceilings"]:
-        parts.append(table.rooflines(same, found["ceilings"]).markdown())
+    same = [r for r in good if r.get("kind") == "loop" and r["commit"] == host["commit"]]
+    if same and host["ceilings"]:
+        parts.append(table.rooflines(same, host["ceilings"]).markdown())
     if peers := [r for r in good if r.get("kind") == "peers"]:
-        parts += ["## Other libraries, FedAvg, a process each\n", *rivals.table(peers), ""]
+        parts += ["## Other libraries, FedAvg, a process each\n", rivals.table(peers), ""]
     workloads = {r["workload"]: r["said"] for r in good if "said" in r}
     parts += ["## Workloads\n", *(f"- `{name}`: {text}" for name, text in workloads.items()), ""]
     when: dict[str, list[str]] = {}
     for r in good:
         when.setdefault(f"{r['date']}, commit {r['commit'] or 'not recorded'}", []).append(f"`{r['cell']}`")
-    parts += ["## When each row was raced\n", *(f"- {day}: {', '.join(own)}" for day, own in sorted(when.items())), ""]
+    parts += [
+        "## When each row was raced\n",
+        *(f"- {day}: {', '.join(cells)}" for day, cells in sorted(when.items())),
+        "",
+    ]
     if failed:
         parts += ["## Cells that failed\n", *(f"- {r['cell']}: {r['error']}" for r in failed), ""]
     text = "\n".join(parts)

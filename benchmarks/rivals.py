@@ -26,6 +26,7 @@ from fedabml.bench.measure import setup_of
 from fedabml.bench.workloads import Workload
 from fedabml.engine.minibatches import minibatches
 from fedabml.engine.server import draw_clients
+from fedabml.files.sheets import markdown_table
 
 HERE = Path(__file__).parent / "peers"
 TITLES = {
@@ -122,7 +123,7 @@ def compare(name: str, work: Workload, peers: str | None, repeats: int, limit: f
 
     `peers` is the Python of the other libraries, or None; `limit` is in seconds and for one process.
     """
-    record: dict[str, Any] = {"workload": name, "said": work.said, "rounds": ROUNDS, "sides": {}, "skipped": {}}
+    record: dict[str, Any] = {"workload": name, "said": work.description, "rounds": ROUNDS, "sides": {}, "skipped": {}}
     pythons = {side: sys.executable if side == "ours" else peers or "" for side in CONTESTS[name]}
     runs: dict[str, list[dict[str, Any]]] = {}
     for side, python in pythons.items():
@@ -172,13 +173,13 @@ def compare(name: str, work: Workload, peers: str | None, repeats: int, limit: f
     return record
 
 
-def table(records: list[dict[str, Any]]) -> list[str]:
-    """Return the records as lines of a Markdown table."""
-    lines = [
-        f"| workload | library | start to finish, {ROUNDS} rounds | ours is faster by | warm round | ours is faster by "
-        f"| weights apart after a round (limit) | after {ROUNDS} |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+def table(records: list[dict[str, Any]]) -> str:
+    """Return the records as a Markdown table."""
+    head = (
+        *("workload", "library", f"start to finish, {ROUNDS} rounds", "ours is faster by", "warm round"),
+        *("ours is faster by", "weights apart after a round (limit)", f"after {ROUNDS}"),
+    )
+    rows = []
     for record in records:
         ours, name = record["sides"].get("ours"), record["workload"]
         for side, times in record["sides"].items():
@@ -189,12 +190,10 @@ def table(records: list[dict[str, Any]]) -> list[str]:
                 if times.get("round1") is not None:
                     round1 = f"{'**weights differ**: ' * wrong}{times['round1']:.0e} ({times['limit']:.0e})"
                 apart = "–" if times.get("apart") is None else f"{times['apart']:.0e}"
-            lines.append(
-                f"| {name} | {TITLES[side]} {times['version']} | {times['wall']:.2f} s | {by['wall']} "
-                f"| {times['warm'] * 1e3:.0f} ms | {by['warm']} | {round1} | {apart} |"
-            )
-        lines += [f"| {name} | {TITLES[side]} | not run: {why} | | | | | |" for side, why in record["skipped"].items()]
-    return lines
+            wall, warm = f"{times['wall']:.2f} s", f"{times['warm'] * 1e3:.0f} ms"
+            rows.append((name, f"{TITLES[side]} {times['version']}", wall, by["wall"], warm, by["warm"], round1, apart))
+        rows += [(name, TITLES[side], f"not run: {why}", *[""] * 5) for side, why in record["skipped"].items()]
+    return markdown_table(head, rows)
 
 
 def python_of(venv: str | None) -> str | None:

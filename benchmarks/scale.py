@@ -26,6 +26,7 @@ import fedabml
 from fedabml.algorithms import make
 from fedabml.bench.measure import machine
 from fedabml.files.paths import write
+from fedabml.files.sheets import markdown_table
 from fedabml.runs.summary import peak_memory
 
 ROUNDS, WARM, COHORT, SAMPLES, FEATURES = 22, 2, 100, 4, 8
@@ -48,7 +49,7 @@ def run(clients: int, algorithm: str) -> dict[str, Any]:
     return {"federation": ready, "rounds": np.diff(ends)[WARM - 1 :].tolist(), "peak": peak_memory() or 0}
 
 
-def row(clients: int, algorithm: str) -> str:
+def row(clients: int, algorithm: str) -> tuple[str, ...]:
     """Return a row of the table, measured in a process of its own, so that memory is that of this federation alone."""
     words = [sys.executable, "-m", "benchmarks.scale", "--one", algorithm, "--clients", str(clients)]
     done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[1])
@@ -56,7 +57,7 @@ def row(clients: int, algorithm: str) -> str:
         raise SystemExit(done.stderr)
     r = json.loads(done.stdout.splitlines()[-1])
     warm = f"{statistics.median(r['rounds']) * 1e3:.1f} ms"
-    return f"| {clients:,} | {algorithm} | {r['federation']:.2f} s | {warm} | {r['peak'] / 2**30:.2f} GiB |"
+    return f"{clients:,}", algorithm, f"{r['federation']:.2f} s", warm, f"{r['peak'] / 2**30:.2f} GiB"
 
 
 def main() -> None:
@@ -76,9 +77,10 @@ def main() -> None:
         f"`python -m benchmarks.scale --clients {given.clients}` on: {facts}.\n",
         f"{COHORT} clients a round, {SAMPLES} samples of {FEATURES} numbers each, one epoch, MLP {FEATURES}→16→3, a "
         f"process each; a warm round is the median of {ROUNDS - WARM}.\n",
-        "| registered clients | algorithm | federation made in | warm round | peak memory of the process |",
-        "|---|---|---|---|---|",
-        *(row(clients, name) for name in ("fedabml", "ditto") for clients in numbers),
+        markdown_table(
+            ("registered clients", "algorithm", "federation made in", "warm round", "peak memory of the process"),
+            [row(clients, name) for name in ("fedabml", "ditto") for clients in numbers],
+        ),
     ])  # fmt: skip
     given.out.mkdir(parents=True, exist_ok=True)
     write(given.out / "scale.md", text + "\n")

@@ -32,29 +32,22 @@ from ..vectors import _KeyedDropout
 
 # The hyperparameters of the variants that the loop implements.
 KNOWN: dict[str, Any] = {
-    "prior_step": "natural",
-    "prior_every": "round",
-    "posterior": "gaussian",
-    "posterior_std": "sgd",
-    "kl_step": "implicit",
-    "k": 1,
-    "aggregate": "mean",
-    "estimator": "weight",
-    "antithetic": False,
-    "momentum": 0.0,
-    "weights": "uniform",
-    "short_batch": "whole",
-    "server_momentum": 0.0,
+    **{"prior_step": "natural", "prior_every": "round", "aggregate": "mean", "estimator": "weight", "k": 1},
+    **{"posterior": "gaussian", "posterior_std": "sgd", "kl_step": "implicit", "antithetic": False},
+    **{"momentum": 0.0, "server_momentum": 0.0, "weights": "uniform", "short_batch": "whole"},
 }
 
 
 class Client(NamedTuple):
     """What one client of a round trains on."""
 
-    own: Tensor  # numbers of its samples, [n]
-    steps: list[Tensor]  # for each step, the positions of its batch in `own`, [batch]
+    samples: Tensor  # their numbers, [n]
+    steps: list[Tensor]  # for each step, the positions of its batch in `samples`, [batch]
     key: Tensor  # the engine's key for its round
     offset: Tensor | None  # its label level, [classes]
+
+
+Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 class Loop:
@@ -75,50 +68,41 @@ class Loop:
     ):
         self.cohort, self.participation, self.epochs = setup.cohort, setup.participation, setup.epochs
         self.keyed, self.autocast, self.channels_last = keyed, autocast, channels_last
-        algorithm = self.cohort.algorithm
+        self.algorithm, self.round, self.next = setup.cohort.algorithm, 0, list[Client]()
+        algorithm, network = self.algorithm, setup.cohort.network
         if type(algorithm) not in (FedAvg, FedABML):
             raise InputError("The eager loop implements FedAvg and FedABML only.")
         for name, value in KNOWN.items():
             if getattr(algorithm, name, value) != value:
                 raise InputError(f"The eager loop implements only {name}={value}.")
-        self.algorithm, self.round, self.next = algorithm, 0, list[Client]()
-        network, device = self.cohort.network, self.cohort.device
+        self.layout = network.layout
         self.module = copy.deepcopy(network.module).train()
         named = dict(self.module.named_parameters())
-        self.params = [named[name].requires_grad_() for name in network.layout.names]
-        self.shapes = network.layout.shapes
-        self.w = self.buffer()
+        self.params = [named[name].requires_grad_() for name in self.layout.names]
+        self.w, self.mean = torch.zeros_like(network.initial), torch.zeros_like(network.initial)
         for p, view in zip(self.params, self.views(self.w), strict=True):
             p.data = view
-        self.mean = self.buffer(network.initial)
+        self.fill(self.views(self.mean), network.initial)
         self.logstd = torch.full_like(self.mean, getattr(algorithm, "nu0", 0.0))
         self.sgd = torch.optim.SGD(self.params, lr=float(algorithm.lr), foreach=True) if optimiser else None
         if isinstance(algorithm, FedABML):
             self.m, self.nu, self.g_m, self.g_nu = (torch.zeros_like(self.w) for _ in range(4))
-            self.eps = torch.zeros(algorithm.s, len(self.w), dtype=self.w.dtype, device=device)
+            self.eps = self.w.new_zeros(algorithm.s, len(self.w))
             self.g_m_views, self.g_nu_views = self.views(self.g_m), self.views(self.g_nu)
             self.eps_views = [self.views(eps) for eps in self.eps]
 
     # -- vectors ----------------------------------------------------------------------------------------------------
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return views of a flat buffer [d] in the shapes of the network's parameters."""
-        sizes = [int(torch.Size(shape).numel()) for shape in self.shapes]
-        pieces = zip(flat.split(sizes), self.shapes, strict=True)
+        pieces = zip(flat.split(self.layout.sizes), self.layout.shapes, strict=True)
         return [
             piece.view(s[0], *s[2:], s[1]).permute(0, 3, 1, 2) if self.channels_last and len(s) == 4 else piece.view(s)
             for piece, s in pieces
         ]
 
-    def buffer(self, vector: Tensor | None = None) -> Tensor:
-        """Return a flat buffer [d] with the values of one of the engine's vectors, or with zeros."""
-        made = torch.zeros_like(self.cohort.network.initial)
-        if vector is not None:
-            self.fill(self.views(made), vector)
-        return made
-
     def fill(self, views: list[Tensor], vector: Tensor) -> None:
         """Copy the values of one of the engine's vectors into the views of a buffer."""
-        for view, value in zip(views, self.cohort.network.layout.split(vector).values(), strict=True):
+        for view, value in zip(views, self.layout.split(vector).values(), strict=True):
             view.copy_(value)
 
     def vector(self, buffer: Tensor) -> Tensor:
@@ -128,54 +112,45 @@ class Loop:
     # -- a round ----------------------------------------------------------------------------------------------------
     def prepare(self) -> None:
         """Take the clients and the minibatches of the next round from the engine's plan; this is never timed."""
-        cohort, round = self.cohort, self.round + 1
-        clients = draw_clients(cohort.fed.clients, self.participation, cohort.seed, round)
+        cohort, self.round = self.cohort, self.round + 1
+        clients = draw_clients(cohort.fed.clients, self.participation, cohort.seed, self.round)
         sizes = cohort.fed.train.counts[clients]
-        places = torch.arange(int(sizes.max())).expand(len(clients), -1)
-        places = torch.where(places < torch.as_tensor(sizes).unsqueeze(-1), places, -1)
-        shuffles = rng.keys((cohort.seed, rng.NOISE, round, 0, rng.SHUFFLE), clients)
-        plan = minibatches(places, torch.as_tensor(sizes), shuffles, self.epochs, cohort.batch_size, 1)
-        taken = steps_of(sizes, self.epochs, plan.shape[-1], 1)
-        keys = rng.fold(cohort.keys(rng.NOISE, round, clients), 0)
+        rows = torch.arange(int(sizes.max())).expand(len(clients), -1)
+        rows = torch.where(rows < torch.as_tensor(sizes).unsqueeze(-1), rows, -1)
+        shuffles = rng.keys((cohort.seed, rng.NOISE, self.round, 0, rng.SHUFFLE), clients)
+        plan = minibatches(rows, torch.as_tensor(sizes), shuffles, self.epochs, cohort.batch_size, 1)
+        counts = steps_of(sizes, self.epochs, plan.shape[-1], 1)
+        keys = rng.fold(cohort.keys(rng.NOISE, self.round, clients), 0)
         offsets = label_offset(self.algorithm, cohort.site(clients))
         self.next = []
         for lane, client in enumerate(clients):
-            own = torch.as_tensor(cohort.fed.train[client]).to(cohort.device)
-            rows = plan[: int(taken[lane]), 0, lane]
-            steps = [row[row >= 0].to(cohort.device) for row in rows]
-            self.next.append(Client(own, steps, keys[lane], None if offsets is None else offsets[lane]))
-        self.round = round
+            samples = torch.as_tensor(cohort.fed.train[client]).to(cohort.device)
+            steps = [row[row >= 0].to(cohort.device) for row in plan[: int(counts[lane]), 0, lane]]
+            self.next.append(Client(samples, steps, keys[lane], None if offsets is None else offsets[lane]))
 
     def step(self) -> float:
         """Train the clients that `prepare` chose, one after another, and return their mean loss."""
-        clients, device = self.next, self.cohort.device
-        bayes = isinstance(self.algorithm, FedABML)
-        sums = [torch.zeros_like(self.mean) for _ in range(1 + bayes)]
-        losses = []
-        for client in clients:
-            own = self.cohort.data.batch(client.own)
-            batches = self.batches(own.x, own.y, client.steps)
-            losses.append(torch.stack((self.bayesian if bayes else self.plain)(client, batches)).mean())
-            if bayes:
-                for total, value in zip(sums, self.theta(len(client.own)), strict=True):
-                    total.add_(value, alpha=1 / len(clients))
-            else:
-                sums[0].add_(self.w, alpha=1 / len(clients))
-        self.mean = sums[0]
-        if bayes:
-            self.logstd = sums[1]
+        train = self.train_fedabml if isinstance(self.algorithm, FedABML) else self.train_fedavg
+        sums, losses = [torch.zeros_like(self.mean), torch.zeros_like(self.logstd)], []
+        for client in self.next:
+            samples = self.cohort.data.batch(client.samples)
+            update, steps = train(client, self.batches(samples.x, samples.y, client.steps))
+            losses.append(torch.stack(steps).mean())
+            for total, value in zip(sums, update, strict=False):
+                total.add_(value, alpha=1 / len(self.next))
+        self.mean, self.logstd = sums
         loss = torch.stack(losses).mean().item()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if self.mean.is_cuda:
+            torch.cuda.synchronize(self.mean.device)
         return float(loss)
 
-    def batches(self, x: Tensor, y: Tensor, steps: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, x: Tensor, y: Tensor, steps: list[Tensor]) -> Batches:
         """Yield a client's minibatches: on a GPU gathered all at once, on a CPU one by one, to stay in its cache."""
-        laid = torch.channels_last if self.channels_last and x.ndim == 4 else torch.contiguous_format
+        layout = torch.channels_last if self.channels_last and x.ndim == 4 else torch.contiguous_format
         if x.device.type == "cpu":
-            return ((x[index].contiguous(memory_format=laid), y[index]) for index in steps)
+            return ((x[index].contiguous(memory_format=layout), y[index]) for index in steps)
         everything = torch.cat(steps)
-        x, sizes = x[everything].contiguous(memory_format=laid), [len(index) for index in steps]
+        x, sizes = x[everything].contiguous(memory_format=layout), [len(index) for index in steps]
         return zip(x.split(sizes), y[everything].split(sizes), strict=True)
 
     def loss(self, x: Tensor, y: Tensor, offset: Tensor | None, key: Tensor | None) -> Tensor:
@@ -189,8 +164,8 @@ class Loop:
         outputs = outputs.to(self.w.dtype)
         return cross_entropy(outputs if offset is None else outputs + offset, y)
 
-    def plain(self, client: Client, batches: Iterator[tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """Do FedAvg's local work, SGD from the shared weights, in the buffer w; return the losses."""
+    def train_fedavg(self, client: Client, batches: Batches) -> tuple[list[Tensor], list[Tensor]]:
+        """Do FedAvg's local work, SGD from the shared weights, in the buffer w; return (w,) and the losses."""
         self.w.copy_(self.mean)
         lr, losses = float(self.algorithm.lr), []
         for t, (x, y) in enumerate(batches):
@@ -204,15 +179,18 @@ class Loop:
             gradient = torch.autograd.grad(value, self.params)
             with torch.no_grad():
                 torch._foreach_add_(self.params, gradient, alpha=-lr)
-        return losses
+        return [self.w], losses
 
-    def bayesian(self, client: Client, batches: Iterator[tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """Do FedABML's local work: φ-steps of m and ν from s weight samples each, with an implicit step of the KL."""
-        algorithm, n = self.algorithm, len(client.own)
+    def train_fedabml(self, client: Client, batches: Batches) -> tuple[list[Tensor], list[Tensor]]:
+        """Do FedABML's local work and return the client's θ (mean, logstd) and the losses.
+
+        φ-steps of m and ν from s weight samples each, with an implicit step of the KL; then the natural θ-step.
+        """
+        algorithm = self.algorithm
         assert isinstance(algorithm, FedABML)
         lr, s = float(algorithm.lr), algorithm.s
         rate = lr if algorithm.lr_std is None else algorithm.lr_std
-        weight = algorithm.lam / n
+        weight = algorithm.lam / len(client.samples)
         pull = lr * weight * torch.exp(-2 * self.logstd)
         shrink = 1 / (1 + pull)
         pull = pull * self.mean * shrink
@@ -236,7 +214,11 @@ class Loop:
             torch.addcmul(pull, self.m, shrink, out=self.m)
             self.g_nu.add_((self.nu - self.logstd).mul_(2).expm1_(), alpha=weight)
             self.nu.sub_(self.g_nu, alpha=rate)
-        return losses
+        moved, logstd = self.m - self.mean, self.logstd
+        if algorithm.prior_std != "fixed":
+            spread = torch.exp(2 * (self.nu - logstd)) + (moved * torch.exp(-logstd)) ** 2
+            logstd = logstd + 0.5 * torch.log1p(algorithm.rho_std * (spread - 1))
+        return [self.mean + algorithm.rho * moved, logstd], losses
 
     def noise(self, key: Tensor, t: int) -> list[Tensor | None]:
         """Fill ε anew; return the keys of the samples' dropout where noise is the engine's, else None for each."""
@@ -249,30 +231,19 @@ class Loop:
             self.fill(views, vector)
         return [step] if len(self.eps) == 1 else list(rng.folds(step, len(self.eps)))
 
-    def theta(self, n: int) -> tuple[Tensor, Tensor]:
-        """Return (mean, logstd) after FedABML's natural θ-step at the end of the round of a client with n samples."""
-        algorithm = self.algorithm
-        assert isinstance(algorithm, FedABML)
-        moved = self.m - self.mean
-        spread = torch.exp(2 * (self.nu - self.logstd)) + (moved * torch.exp(-self.logstd)) ** 2
-        logstd = self.logstd
-        if algorithm.prior_std != "fixed":
-            logstd = logstd + 0.5 * torch.log1p(algorithm.rho_std * (spread - 1))
-        return self.mean + algorithm.rho * moved, logstd
-
 
 def best_format(setup: Setup, autocast: torch.dtype | None = None, steps: int = 6) -> bool:
     """Return whether the loop is faster with images channels-last, by a trial of a few steps of one client."""
     if not any(isinstance(m, nn.Conv2d) for m in setup.cohort.network.module.modules()):
         return False  # there is nothing to choose
-    seconds = {}
-    for last in (False, True):
-        loop = Loop(setup, channels_last=last, autocast=autocast)
+    seconds = []
+    for channels_last in (False, True):
+        loop = Loop(setup, channels_last=channels_last, autocast=autocast)
         loop.prepare()
         client = loop.next[0]
         loop.next = [client._replace(steps=list(itertools.islice(itertools.cycle(client.steps), steps)))]
         loop.step()
         start = time.perf_counter()
         loop.step()
-        seconds[last] = time.perf_counter() - start
-    return seconds[True] < seconds[False]
+        seconds.append(time.perf_counter() - start)
+    return seconds[1] < seconds[0]

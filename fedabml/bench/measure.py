@@ -15,7 +15,8 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -68,21 +69,14 @@ def setup_of(
 
 
 # -- a race -----------------------------------------------------------------------------------------------------------
-class Side(Protocol):
-    """Something that trains the rounds of a federation."""
-
-    def prepare(self) -> None:
-        """Do what is not timed."""
-
-    def step(self) -> float:
-        """Train one round to its end and return its mean loss."""
-
-
 class Engine:
-    """Our side. On a GPU `many` rounds are timed together, because the next begins before the last is over."""
+    """Our side of a race.
+
+    On a GPU a `block` of rounds is timed together, because the next begins before the last is over.
+    """
 
     def __init__(self, setup: Setup):
-        self.device, self.many = setup.cohort.device, 1
+        self.device, self.block = setup.cohort.device, 1
         self.executor = setup.cohort.executor
         self.simulation = Simulation(setup.cohort)
 
@@ -99,7 +93,7 @@ class Engine:
         """Train rounds until steps are recorded and compiled where they will be; choose how many rounds are timed."""
         once, began = _seconds(self.step), time.perf_counter()
         if self.device.type == "cuda":
-            self.many = min(BLOCK, max(1, int(0.1 / once)))
+            self.block = min(BLOCK, max(1, int(0.1 / once)))
         while not self._is_warm() and time.perf_counter() - began < SETTLE:
             self.step()
 
@@ -108,16 +102,16 @@ class Engine:
         return self.executor.settled and all(count >= often for count in self.executor.taken.values())
 
     def timed(self) -> float:
-        """Return the seconds of a round, as the mean of `many`; raises TrainingError if training diverges."""
-        sim, rounds = self.simulation, self.simulation.round + self.many
+        """Return the seconds of a round, as the mean of a block; raises TrainingError if training diverges."""
+        end = self.simulation.round + self.block
 
         def run() -> None:
-            for _, found in run_rounds([sim], rounds, lambda round: round == rounds):
-                if isinstance(found[0], TrainingError):
-                    raise found[0]
+            for _, results in run_rounds([self.simulation], end, lambda round: round == end):
+                if isinstance(results[0], TrainingError):
+                    raise results[0]
             synchronize(self.device)
 
-        return _seconds(run) / self.many
+        return _seconds(run) / self.block
 
 
 class Times(NamedTuple):
@@ -137,7 +131,7 @@ class Times(NamedTuple):
 class Runner(NamedTuple):
     """How a side is made, and what sets the process-wide settings that it runs under."""
 
-    make: Callable[[], Side]
+    make: Callable[[], Engine | Loop]
     arrange: Callable[[], object]
 
 
@@ -146,7 +140,7 @@ def race(runners: Mapping[str, Runner], device: torch.device, turns: int, budget
 
     At least two turns are taken.
     """
-    sides, found, names = dict[str, Side](), dict[str, Times](), list(runners)
+    sides, times, names = dict[str, Engine | Loop](), dict[str, Times](), list(runners)
     for name, runner in runners.items():
         runner.arrange()
         synchronize(device)
@@ -154,7 +148,7 @@ def race(runners: Mapping[str, Runner], device: torch.device, turns: int, budget
         sides[name] = side = runner.make()
         side.prepare()
         loss = side.step()
-        found[name] = Times(time.perf_counter() - start, [], [], loss)
+        times[name] = Times(time.perf_counter() - start, [], [], loss)
         side.prepare()
         side.warm_up() if isinstance(side, Engine) else side.step()
     began = time.perf_counter()
@@ -167,177 +161,151 @@ def race(runners: Mapping[str, Runner], device: torch.device, turns: int, budget
             side.prepare()
             synchronize(device)
             cpu = time.process_time()
-            found[name].warm.append(side.timed() if isinstance(side, Engine) else _seconds(side.step))
-            found[name].cpu.append(time.process_time() - cpu)
-    return found
+            times[name].warm.append(side.timed() if isinstance(side, Engine) else _seconds(side.step))
+            times[name].cpu.append(time.process_time() - cpu)
+    return times
 
 
-def contest(
-    work: Workload,
-    fed: Federation,
-    algorithm: Algorithm,
-    *,
-    device: torch.device,
-    dtype: str = "float32",
-    compile: bool = False,
-    turns: int = 5,
-    budget: float = 30.0,
-) -> dict[str, Any]:
+class Terms(NamedTuple):
+    """What all sides of a race share."""
+
+    work: Workload
+    fed: Federation
+    device: torch.device
+    dtype: str = "float32"
+    turns: int = 5
+    budget: float = 30.0  # seconds
+    compile: bool = False  # whether our engine is also raced compiled
+
+    def setup(self, algorithm: Algorithm, compile: bool = False, dtype: str | None = None) -> Setup:
+        """Return the workload prepared for our engine."""
+        return setup_of(self.work, self.fed, algorithm, str(self.device), dtype or self.dtype, compile)
+
+    def engine(self, setup: Setup) -> Runner:
+        """Return our side, under the settings of its type."""
+        return Runner(partial(Engine, setup), partial(dtype_of, self.dtype, self.device))
+
+    def race(self, runners: Mapping[str, Runner]) -> dict[str, Times]:
+        """Time these sides."""
+        return race(runners, self.device, self.turns, self.budget)
+
+    def record(self, setup: Setup, times: Mapping[str, Times]) -> dict[str, Any]:
+        """Return what every record holds."""
+        return {
+            "workload": self.work.name,
+            "said": self.work.description,
+            "steps": self.work.steps,
+            "dtype": self.dtype,
+            "backend": setup.cohort.backend,
+            "chunk": setup.cohort.chunk,
+            "parameters": setup.cohort.network.layout.size,
+            "first": {name: t.first for name, t in times.items()},
+            "warm": {name: t.round for name, t in times.items()},
+            "rounds": {name: t.warm for name, t in times.items()},
+        }
+
+
+def race_loop(terms: Terms, algorithm: Algorithm) -> dict[str, Any]:
     """Race our engine against the eager loop and return the record; the first rounds' losses must agree.
 
-    FedABML also runs with noise on activations; `compile` adds our engine compiled. In bf16 the loop runs in float32
-    and under autocast.
+    FedABML also runs with noise on activations. In bf16 the loop runs in float32 and under autocast.
     """
-    half, start = dtype in HALF, time.perf_counter()
-    ours = setup_of(work, fed, algorithm, str(device), dtype)
+    half, start = terms.dtype in HALF, time.perf_counter()
+    ours = terms.setup(algorithm)
     ready = time.perf_counter() - start
-    exact = "float32" if half else dtype
-    theirs = setup_of(work, fed, algorithm, str(device), exact) if half else ours
+    exact = "float32" if half else terms.dtype
+    theirs = terms.setup(algorithm, dtype=exact) if half else ours
 
     def settings_of_loop() -> None:
-        dtype_of(exact, device)
-        if device.type == "cuda":  # cuDNN may choose what is fastest, repeatable or not
+        dtype_of(exact, terms.device)
+        if terms.device.type == "cuda":  # cuDNN may choose what is fastest, repeatable or not
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
 
     def loop(**options: Any) -> Runner:
-        return Runner(lambda: Loop(theirs, **options), settings_of_loop)
+        return Runner(partial(Loop, theirs, **options), settings_of_loop)
 
     settings_of_loop()
-    last = best_format(theirs)
-    runners = {"ours": _engine(ours, dtype), "loop": loop(channels_last=last)}
+    channels_last = best_format(theirs)
+    runners = {"ours": terms.engine(ours), "loop": loop(channels_last=channels_last)}
     if isinstance(algorithm, FedAvg):
-        runners["loop_sgd"] = loop(channels_last=last, optimiser=True)
+        runners["loop_sgd"] = loop(channels_last=channels_last, optimiser=True)
     if half:
-        better = best_format(theirs, torch.bfloat16)
-        runners["loop_bf16"] = loop(channels_last=better, autocast=torch.bfloat16)
+        runners["loop_bf16"] = loop(channels_last=best_format(theirs, torch.bfloat16), autocast=torch.bfloat16)
     if isinstance(algorithm, FedABML):
-        local = dataclasses.replace(algorithm, estimator="local")
-        runners["local"] = _engine(setup_of(work, fed, local, str(device), dtype), dtype)
-    if compile:
-        runners["compiled"] = _engine(setup_of(work, fed, algorithm, str(device), dtype, compile=True), dtype)
-    times = race(runners, device, turns, budget)
+        runners["local"] = terms.engine(terms.setup(dataclasses.replace(algorithm, estimator="local")))
+    if terms.compile:
+        runners["compiled"] = terms.engine(terms.setup(algorithm, compile=True))
+    times = terms.race(runners)
     times["ours"] = times["ours"]._replace(first=ready + times["ours"].first)
     loss = times["loop"].loss
     if isinstance(algorithm, FedABML) or ours.cohort.network.dropout:  # only then is there noise to be made the same
         settings_of_loop()
-        check = Loop(theirs, keyed=True, channels_last=last)
+        check = Loop(theirs, keyed=True, channels_last=channels_last)
         check.prepare()
         loss = check.step()
     apart = abs(loss - times["ours"].loss) / abs(loss)
     ratio = {n: t.round / times["ours"].round for n, t in times.items() if n.startswith("loop")}
     # These two are ours, too, and stand against the loop.
     ratio |= {n: times["loop"].round / times[n].round for n in ("local", "compiled") if n in times}
-    return _record(work, ours, dtype, times) | {
+    return terms.record(ours, times) | {
         "losses": [times["ours"].loss, loss],
         "apart": apart,
-        "agree": bool(apart <= AGREE[dtype]),
-        "channels_last": last,
+        "agree": bool(apart <= AGREE[terms.dtype]),
+        "channels_last": channels_last,
         "ratio": ratio,
-        "roofline": roofline(work, theirs, times["ours"].round / work.steps),
+        "roofline": roofline(terms.work, theirs, times["ours"].round / terms.work.steps),
     }
 
 
-def steps_of(
-    work: Workload,
-    fed: Federation,
-    *,
-    device: torch.device,
-    dtype: str = "float32",
-    compile: bool = False,
-    turns: int = 5,
-    budget: float = 30.0,
+def race_setups(
+    terms: Terms,
+    setups: Mapping[str, Setup],
+    bases: Mapping[str, str],
+    arrange: Callable[[str], object] | None = None,
 ) -> dict[str, Any]:
-    """Race a FedABML step at its defaults against a FedAvg step, both ours; `compile` adds all of them compiled."""
-    raced = {name: each for name, each in algorithms(work.lr).items() if name != "fedabml5"}
-    kinds = ("", " compiled") if compile else ("",)
-    setups = {
-        name + kind: setup_of(work, fed, each, str(device), dtype, compile=bool(kind))
-        for kind in kinds
-        for name, each in raced.items()
+    """Race our engine in several setups and return the record.
+
+    `bases` names for a side the one that its time is divided by; `cpu` has the same ratios of processor time.
+    """
+    before = arrange or (lambda name: dtype_of(terms.dtype, terms.device))
+    times = terms.race({n: Runner(partial(Engine, setup), partial(before, n)) for n, setup in setups.items()})
+    cpu = {name: statistics.median(t.cpu) for name, t in times.items()}
+    return terms.record(setups[next(iter(bases))], times) | {
+        "ratio": {name: times[name].round / times[base].round for name, base in bases.items()},
+        "cpu": {name: cpu[name] / cpu[base] for name, base in bases.items()},
     }
-    times = race({name: _engine(setup, dtype) for name, setup in setups.items()}, device, turns, budget)
+
+
+def race_steps(terms: Terms) -> dict[str, Any]:
+    """Race a FedABML step at its defaults against a FedAvg step, both ours."""
+    raced = {name: each for name, each in algorithms(terms.work.lr).items() if name != "fedabml5"}
+    suffixes = ("", " compiled") if terms.compile else ("",)
+    setups = {n + suffix: terms.setup(each, bool(suffix)) for suffix in suffixes for n, each in raced.items()}
+    bases = {f"{n}{suffix}": f"fedavg{suffix}" for suffix in suffixes for n in ("fedabml", "fedabml-batch")}
     hyper = setups["fedabml"].cohort.algorithm.values()
-    return _record(work, setups["fedabml"], dtype, times) | {
-        "ratio": {
-            name + kind: times[name + kind].round / times["fedavg" + kind].round
-            for kind in kinds
-            for name in ("fedabml", "fedabml-batch")
-        },
-        "hyper": {k: hyper[k] for k in ("s", "estimator") if k in hyper},
-    }
+    return race_setups(terms, setups, bases) | {"hyper": {k: hyper[k] for k in ("s", "estimator") if k in hyper}}
 
 
-def graphs_of(
-    work: Workload,
-    fed: Federation,
-    algorithm: Algorithm,
-    *,
-    device: torch.device,
-    dtype: str = "float32",
-    turns: int = 5,
-    budget: float = 30.0,
-) -> dict[str, Any]:
+def race_graphs(terms: Terms, algorithm: Algorithm) -> dict[str, Any]:
     """Race steps replayed from CUDA graphs against steps launched one by one, both ours."""
-    setups = {name: setup_of(work, fed, algorithm, str(device), dtype) for name in ("graphs", "launches")}
+    setups = {name: terms.setup(algorithm) for name in ("graphs", "launches")}
     setups["launches"].cohort.executor.capture = False
-    times = race({name: _engine(setup, dtype) for name, setup in setups.items()}, device, turns, budget)
-    return _record(work, setups["graphs"], dtype, times) | {
-        "ratio": {"launches": times["launches"].round / times["graphs"].round},
-        "captured": setups["graphs"].cohort.executor.capture,
-    }
+    record = race_setups(terms, setups, {"launches": "graphs"})
+    return record | {"captured": setups["graphs"].cohort.executor.capture}
 
 
-def without(
-    work: Workload,
-    fed: Federation,
-    algorithm: Algorithm,
-    parts: Sequence[str],
-    *,
-    device: torch.device,
-    dtype: str = "float32",
-    turns: int = 20,
-    budget: float = 30.0,
-) -> dict[str, Any]:
+def race_without(terms: Terms, algorithm: Algorithm, parts: Sequence[str]) -> dict[str, Any]:
     """Race our engine with all accelerators against itself without each of `parts` (`accel.SWITCHABLE`, or 1 for all).
 
-    A ratio is the median time of a round without a part over that with all; `cpu` has the same of processor time.
+    A ratio is the time of a round without a part over that with all.
     """
     before = accel.left_out()
     left_out = {"all": before, "1": before | {*accel.SWITCHABLE}} | {part: before | {part} for part in accel.SWITCHABLE}
-    setups = {name: setup_of(work, fed, algorithm, str(device), dtype) for name in ("all", *parts)}
-    runners = {
-        name: Runner(lambda setup=setup: Engine(setup), lambda name=name: accel.leave_out(left_out[name]))  # type: ignore[misc]
-        for name, setup in setups.items()
-    }
+    setups = {name: terms.setup(algorithm) for name in ("all", *parts)}
     try:
-        times = race(runners, device, turns, budget)
+        return race_setups(terms, setups, dict.fromkeys(parts, "all"), lambda name: accel.leave_out(left_out[name]))
     finally:
         accel.leave_out(before)
-    cpu = {name: statistics.median(t.cpu) for name, t in times.items()}
-    return _record(work, setups["all"], dtype, times) | {
-        "ratio": {name: times[name].round / times["all"].round for name in parts},
-        "cpu": {name: cpu[name] / cpu["all"] for name in parts},
-    }
-
-
-def _engine(setup: Setup, dtype: str) -> Runner:
-    return Runner(lambda: Engine(setup), lambda: dtype_of(dtype, setup.cohort.device))
-
-
-def _record(work: Workload, setup: Setup, dtype: str, times: Mapping[str, Times]) -> dict[str, Any]:
-    """Return what every record holds."""
-    return {
-        "workload": work.name,
-        "said": work.said,
-        "steps": work.steps,
-        "dtype": dtype,
-        "backend": setup.cohort.backend,
-        "chunk": setup.cohort.chunk,
-        "parameters": setup.cohort.network.layout.size,
-        "first": {name: t.first for name, t in times.items()},
-        "warm": {name: t.round for name, t in times.items()},
-        "rounds": {name: t.warm for name, t in times.items()},
-    }
 
 
 def _seconds(call: Callable[[], object]) -> float:
@@ -370,19 +338,18 @@ def roofline(work: Workload, setup: Setup, step: float) -> dict[str, float]:
     cohort, loop, outputs = setup.cohort, Loop(setup), list[int]()
     loop.prepare()
     client = loop.next[0]
-    own = cohort.data.batch(client.own)
-    x, y = own.x[client.steps[0]], own.y[client.steps[0]]
+    samples = cohort.data.batch(client.samples)
+    x, y = samples.x[client.steps[0]], samples.y[client.steps[0]]
     layers = [m for m in loop.module.modules() if any(True for _ in m.parameters(recurse=False))]
-    hooks = [m.register_forward_hook(lambda m, args, out: outputs.append(out.numel())) for m in layers]
+    for layer in layers:
+        layer.register_forward_hook(lambda module, args, out: outputs.append(out.numel()))
     with FlopCounterMode(display=False) as counter:
         torch.autograd.grad(loop.loss(x, y, None, None), loop.params)
-    for hook in hooks:
-        hook.remove()
-    samples = cohort.algorithm.samples_per_step
+    draws = cohort.algorithm.samples_per_step
     vectors = 6 if isinstance(cohort.algorithm, FedABML) else 2
-    numbers = vectors * cohort.network.layout.size + x.numel() + 2 * samples * sum(outputs)
+    numbers = vectors * cohort.network.layout.size + x.numel() + 2 * draws * sum(outputs)
     return {
-        "flops": float(counter.get_total_flops() * work.cohort * samples),
+        "flops": float(counter.get_total_flops() * work.cohort * draws),
         "bytes": float(numbers * work.cohort * cohort.network.initial.element_size()),
         "seconds": step,
     }
@@ -390,26 +357,26 @@ def roofline(work: Workload, setup: Setup, step: float) -> dict[str, float]:
 
 def ceilings(device: torch.device, dtypes: tuple[str, ...] = ("float32",)) -> dict[str, float]:
     """Return operations per second of a large matrix product, by type, and bytes per second of a large copy."""
-    big, found = device.type == "cuda", {}
-    side = 8192 if big else 2048
+
+    def rate(amount: float, work: Callable[[], object]) -> float:
+        def run() -> None:
+            work()
+            synchronize(device)
+
+        return amount / min(_seconds(run) for _ in range(6))
+
+    rates, large = dict[str, float](), device.type == "cuda"
+    side = 8192 if large else 2048
     random = torch.Generator(device).manual_seed(0)
     for dtype in dtypes:
-        kind = torch.bfloat16 if dtype in HALF else torch.float64 if dtype == "float64" else torch.float32
+        exact = torch.float64 if dtype == "float64" else torch.float32
         dtype_of("float32" if dtype in HALF else dtype, device)
-        a, b = (torch.randn(side, side, device=device, generator=random).to(kind) for _ in range(2))
-        found[dtype] = 2 * side**3 / _least_seconds(lambda a=a, b=b: torch.mm(a, b), device)  # type: ignore[misc]
-    source = torch.ones((1 << 32 if big else 1 << 28) // 4, device=device)
-    target = torch.empty_like(source)
-    found["bytes"] = 2 * source.numel() * 4 / _least_seconds(lambda: target.copy_(source), device)
-    return found
-
-
-def _least_seconds(work: Callable[[], object], device: torch.device, times: int = 6) -> float:
-    def run() -> None:
-        work()
-        synchronize(device)
-
-    return min(_seconds(run) for _ in range(times))
+        operands = (torch.randn(side, side, device=device, generator=random) for _ in range(2))
+        a, b = (t.to(torch.bfloat16 if dtype in HALF else exact) for t in operands)
+        rates[dtype] = rate(2 * side**3, partial(torch.mm, a, b))
+    source = torch.ones((1 << 32 if large else 1 << 28) // 4, device=device)
+    rates["bytes"] = rate(2 * source.numel() * 4, partial(torch.empty_like(source).copy_, source))
+    return rates
 
 
 def floor(record: Mapping[str, Any], ceiling: Mapping[str, float]) -> tuple[float, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..files.sheets import markdown_table
 from .measure import TITLES, floor
 
 Record = Mapping[str, Any]
@@ -29,8 +30,7 @@ class Table(NamedTuple):
 
     def markdown(self) -> str:
         """Return the table as a section of a Markdown page."""
-        rows = [f"| {' | '.join(row)} |" for row in (self.head, *self.rows)]
-        return "\n".join([f"## {self.title}", "", rows[0], "|" + "---|" * len(self.head), *rows[1:], ""])
+        return f"## {self.title}\n\n{markdown_table(self.head, self.rows)}\n"
 
 
 def duration(seconds: float) -> str:
@@ -97,12 +97,6 @@ def brief(records: Sequence[Record]) -> Table:
     return Table.of("Against the eager loop", BRIEF, records)
 
 
-def per_step(records: Sequence[Record]) -> Table:
-    """Return FedABML's step beside FedAvg's."""
-    kinds = sorted({", ".join(f"{k}={v}" for k, v in r["hyper"].items()) for r in records})
-    return Table.of(f"A step of the whole cohort, ours; FedABML at its defaults ({'; '.join(kinds)})", STEP, records)
-
-
 def rooflines(records: Sequence[Record], ceiling: Mapping[str, float]) -> Table:
     """Return the least that a step costs on a machine with these ceilings, beside what it took."""
     columns: tuple[Column, ...] = (
@@ -129,14 +123,14 @@ def without(records: Sequence[Record]) -> Table:
     return Table.of("Without accelerators", (WORKLOAD, ALGORITHM, _warm("all"), *map(column, parts)), records)
 
 
-def tables(records: Sequence[Record], ceiling: Mapping[str, float] | None) -> list[Table]:
-    """Return all tables that there are records for."""
-    loop, step, graphs = (
-        [r for r in records if r.get("kind") == kind and "error" not in r] for kind in ("loop", "step", "graphs")
-    )
-    made = [Table.of("Against the eager loop", LOOP, loop)] if loop else []
-    made += [per_step(step)] if step else []
-    title = "Steps in CUDA graphs, and launched one by one (both ours, batched)"
-    made += [Table.of(title, GRAPHS, graphs)] if graphs else []
-    known = [r for r in loop if ceiling and r["dtype"] in ceiling]
-    return [*made, rooflines(known, ceiling)] if ceiling and known else made
+def tables(records: Sequence[Record]) -> list[Table]:
+    """Return the tables of races against the loop, between steps, and of graphs, where there are records."""
+    steps = [r for r in records if r.get("kind") == "step"]
+    hyper = sorted({", ".join(f"{k}={v}" for k, v in r["hyper"].items()) for r in steps})
+    kinds = {
+        "loop": ("Against the eager loop", LOOP),
+        "step": (f"A step of the whole cohort, ours; FedABML at its defaults ({'; '.join(hyper)})", STEP),
+        "graphs": ("Steps in CUDA graphs, and launched one by one (both ours, batched)", GRAPHS),
+    }
+    of_kind = {kind: [r for r in records if r.get("kind") == kind and "error" not in r] for kind in kinds}
+    return [Table.of(*kinds[kind], chosen) for kind, chosen in of_kind.items() if chosen]

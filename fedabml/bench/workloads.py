@@ -37,7 +37,7 @@ class Workload:
         return self.epochs * -(-self.samples // self.batch)
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """The workload in one line of text."""
         return (
             f"{self.about}; {self.clients} clients × {self.samples} samples, {self.cohort} a round, "

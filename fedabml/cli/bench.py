@@ -71,7 +71,7 @@ def bench(
     made = tables.without(records) if parts else tables.brief(records)
     table(made.head, made.rows, title=f"{made.title}, {dtype} on {place.type}", numbers=True)
     for work in works:
-        print_paragraph(f"{work.name}: {work.said}.")
+        print_paragraph(f"{work.name}: {work.description}.")
     if parts:
         print_paragraph(
             "A ratio is the time of a round without the part over that with all, medians of rounds taken in turns."
@@ -86,18 +86,15 @@ def bench(
 
 def races(work: Workload, place: Any, dtype: str, quick: bool, parts: list[str]) -> list[dict[str, Any]]:
     """Return the records of one workload's races: against the eager loop, or without each of `parts`."""
-    from ..bench.measure import TITLES, algorithms, contest, without
+    from ..bench.measure import TITLES, Terms, algorithms, race_loop, race_without
 
-    fed, found = work.federation(), []
-    options: dict[str, Any] = {"device": place, "dtype": dtype}
+    turns, budget = (20, 30.0) if parts else (5, 2.0)
+    terms, records = Terms(work, work.federation(), place, dtype, 2 if quick else turns, budget), []
     for name in ("fedavg",) if quick else ("fedavg", "fedabml5", "fedabml") if parts else ("fedavg", "fedabml5"):
         with console().status(f"{work.name}, {TITLES[name]} …"):
             algorithm = algorithms(work.lr)[name]
-            if parts:
-                record = without(work, fed, algorithm, parts, turns=2 if quick else 20, **options)
-            else:
-                record = contest(work, fed, algorithm, turns=2 if quick else 5, budget=2.0, **options)
-        found.append({"kind": "loop", "algorithm": name, **record})
+            record = race_without(terms, algorithm, parts) if parts else race_loop(terms, algorithm)
+        records.append({"kind": "loop", "algorithm": name, **record})
         if not record.get("agree", True):
             note(f"{work.name}, {TITLES[name]}: the losses differ by {record['apart']:.1e}, so the ratio is not valid.")
-    return found
+    return records

@@ -160,34 +160,37 @@ def test_sides_take_turns():
 def test_a_side_that_diverges_has_no_time():
     work = SMALL
     side = measure.Engine(measure.setup_of(work, work.federation(), fedabml.FedAvg(lr=1e38), "cpu", "float32"))
-    side.many = 5
+    side.block = 5
     with pytest.raises(fedabml.TrainingError, match="diverged"):
         side.timed()
 
 
 @pytest.mark.nightly
 def test_records_and_tables(monkeypatch, caplog):
-    work, fed = SMALL, SMALL.federation()
+    work = SMALL
+    terms = measure.Terms(work, work.federation(), CPU, turns=2, budget=0)
     records = []
     for name in ("fedavg", "fedabml5"):
-        record = measure.contest(work, fed, measure.algorithms(work.lr)[name], device=CPU, turns=2, budget=0)
+        record = measure.race_loop(terms, measure.algorithms(work.lr)[name])
         assert record["agree"] and record["apart"] < 1e-4 and record["ratio"]["loop"] > 0
         assert ("loop_sgd" in record["ratio"]) == (name == "fedavg")
         records.append({"kind": "loop", "algorithm": name, **record})
-    step = measure.steps_of(work, fed, device=CPU, turns=2, budget=0)
+    step = measure.race_steps(terms)
     assert step["ratio"].keys() == {"fedabml", "fedabml-batch"} and step["steps"] == work.steps
     monkeypatch.setattr(executor, "compiled", lambda function, inputs, said: function)  # which takes long
-    both = measure.steps_of(work, fed, device=CPU, compile=True, turns=2, budget=0)
+    both = measure.race_steps(terms._replace(compile=True))
     assert "neither recorded nor compiled" not in caplog.text
     assert both["ratio"].keys() == {f"fedabml{kind}{how}" for kind in ("", "-batch") for how in ("", " compiled")}
-    graphs = measure.graphs_of(work, fed, fedabml.FedAvg(lr=0.1), device=CPU, turns=2, budget=0)
+    graphs = measure.race_graphs(terms, fedabml.FedAvg(lr=0.1))
+    assert graphs["ratio"].keys() == {"launches"} and graphs["warm"].keys() == {"graphs", "launches"}
     records += [
         {"kind": "step", **step},
         {"kind": "step", **both},
         {"kind": "graphs", "algorithm": "fedavg", **graphs},
         {"cell": "x", "error": "no"},
     ]
-    made = table.tables(json.loads(json.dumps(records)), {"float32": 1e11, "bytes": 1e10})
+    saved = json.loads(json.dumps(records))
+    made = [*table.tables(saved), table.rooflines(saved[:2], {"float32": 1e11, "bytes": 1e10})]
     assert len(made) == 4
     for each in made:
         assert all(len(row) == len(each.head) for row in each.rows) and each.markdown().startswith("## ")
@@ -200,8 +203,8 @@ def test_records_and_tables(monkeypatch, caplog):
 
 
 def test_our_engine_is_raced_without_its_accelerators():
-    algorithm = measure.algorithms(SMALL.lr)["fedabml5"]
-    record = measure.without(SMALL, SMALL.federation(), algorithm, ["recorder", "1"], device=CPU, turns=2, budget=0)
+    terms = measure.Terms(SMALL, SMALL.federation(), CPU, turns=2, budget=0)
+    record = measure.race_without(terms, measure.algorithms(SMALL.lr)["fedabml5"], ["recorder", "1"])
     assert record["ratio"].keys() == record["cpu"].keys() == {"recorder", "1"} and accel.enabled("recorder")
     made = table.without([{"algorithm": "fedabml5", **record}])
     assert made.head[-1] == "without 1 (processor)" and all(len(row) == len(made.head) for row in made.rows)
@@ -209,9 +212,10 @@ def test_our_engine_is_raced_without_its_accelerators():
 
 def test_losses_that_differ_are_told(monkeypatch):
     monkeypatch.setattr(Loop, "loss", lambda self, x, y, offset, key: 2 * LOSS(self, x, y, offset, key))
-    record = measure.contest(SMALL, SMALL.federation(), fedabml.FedAvg(lr=0.1), device=CPU, turns=2, budget=0)
+    terms = measure.Terms(SMALL, SMALL.federation(), CPU, turns=2, budget=0)
+    record = measure.race_loop(terms, fedabml.FedAvg(lr=0.1))
     assert not record["agree"]
-    (made,) = table.tables([{"kind": "loop", "algorithm": "fedavg", **record}], None)
+    (made,) = table.tables([{"kind": "loop", "algorithm": "fedavg", **record}])
     assert any("losses differ" in cell for cell in made.rows[0])
 
 
@@ -299,7 +303,7 @@ def test_another_library_gets_the_same_work(monkeypatch):
     assert record["sides"].keys() == {"ours", "loop"} and "not installed" in record["skipped"]["fedjax"]
     loop = record["sides"]["loop"]
     assert loop["apart"] < 1e-4 and loop["round1"] < 1e-4 and loop["agree"]
-    made = rivals.table([record])
+    made = rivals.table([record]).splitlines()
     assert len(made) == 5 and "weights differ" not in "".join(made)
     assert len({line.count("|") for line in made}) == 1
     none = rivals.compare("mlr", work, None, 1)
@@ -324,7 +328,7 @@ def test_a_library_that_does_other_work_is_told(monkeypatch):
     work = dataclasses.replace(WORKLOADS["mlr"], clients=6, cohort=2, samples=20, batch=10, epochs=1)
     record = rivals.compare("mlr", work, sys.executable, 1)
     assert record["sides"]["loop"]["agree"] is False and record["sides"]["ours"]["agree"]
-    row = rivals.table([record])[-1]
+    row = rivals.table([record]).splitlines()[-1]
     assert "**weights differ**" in row and "×" not in row
 
 
