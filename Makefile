@@ -2,8 +2,9 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
-# One thread per test process: the suite runs on as many processes as there are cores.
-PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist worksteal
+# One thread per test process: the suite runs on as many processes as there are cores. Bytecode is kept even where the
+# environment says otherwise, because compiling the tests takes ten seconds and many tests start interpreters.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist worksteal
 
 .PHONY: demo test quick nightly bench lint types format clean
 demo: $(READY)
