@@ -6,29 +6,24 @@ import dataclasses
 import math
 import sys
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from ..errors import InputError, nearest
 from ..runs.config import names
 from .console import print_line, table
-from .options import Force, completion
+from .options import command
 
 
-def algorithms(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME", help="Show one algorithm in full.", autocompletion=completion(names("algorithm"))
-        ),
-    ] = None,
-) -> None:
+@command(name=names("algorithm"))
+def algorithms(name: str | None = None) -> None:
     """List the algorithms, or show one: its equations, and its hyperparameters with defaults and ranges.
 
     Set a hyperparameter with `--set ALGORITHM.NAME=VALUE`, or in the table `[ALGORITHM]` of a TOML file.
 
     Examples: `fedabml algorithms`, `fedabml algorithms fedabml`
+
+    Flags:
+        name (NAME): Show one algorithm in full.
     """
     from ..algorithms import REGISTRY
 
@@ -78,20 +73,8 @@ def _range(field: dataclasses.Field[Any]) -> str:
     return f"{low:g} to {high:g}"
 
 
-def report(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FOLDER", help="Folders of runs, which share a page, or of comparisons or reproductions."
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Page to write.", show_default="FOLDER/report.html; report.html for several runs"),
-    ] = None,
-    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
-    force: Force = False,
-) -> None:
+@command()
+def report(folders: list[Path], *, out: Path | None = None, title: str | None = None, force: bool = False) -> None:
     """Write a report again, or put several runs on one page. The command trains nothing; the page needs no network.
 
     A folder holds a run, or the results of `fedabml compare` or `fedabml reproduce`. For `reproduce` the datasets must
@@ -102,6 +85,11 @@ def report(
     - `fedabml report runs/digits-few-fedabml-0 runs/digits-few-fedavg-ft-0 --out comparison.html`
 
     - `fedabml report runs/digits-few-comparison`
+
+    Flags:
+        folders (FOLDER): Folders of runs, which share a page, or of comparisons or reproductions.
+        out: Page to write. [default: FOLDER/report.html; report.html for several runs]
+        title: Title of the page.
     """
     from ..experiments.pages import rewrite
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ..accel import SWITCHABLE
 from ..errors import InputError
 from .console import console, note, print_line, print_paragraph, table
-from .options import completion
+from .options import command
 
 if TYPE_CHECKING:
     from ..bench.workloads import Workload
@@ -17,29 +15,14 @@ if TYPE_CHECKING:
 MODELS = ("mlr", "mlp", "cnn")
 
 
+@command(models=MODELS, without=SWITCHABLE)
 def bench(
-    models: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES", help="Workloads: mlr, mlp, cnn, resnet18, pfl.", autocompletion=completion(MODELS)
-        ),
-    ] = ",".join(MODELS),
-    device: Annotated[str, typer.Option(metavar="WORD", help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[
-        str, typer.Option("--dtype", "--precision", metavar="WORD", help="float32, tf32, bf16 or float64.")
-    ] = "float32",
-    quick: Annotated[
-        bool, typer.Option("--quick", metavar=" ", help="FedAvg only, smaller workloads, two rounds each.")
-    ] = False,
-    without: Annotated[
-        str,
-        typer.Option(
-            metavar="PARTS",
-            help="Race our engine against itself without each of these accelerators instead: recorder, passes, "
-            "twister, convolutions; 1 means without all four.",
-            autocompletion=completion(SWITCHABLE),
-        ),
-    ] = "",
+    *,
+    models: str = ",".join(MODELS),
+    device: str = "auto",
+    dtype: str = "float32",
+    quick: bool = False,
+    without: str = "",
 ) -> None:
     """Measure this machine: our engine and an eager PyTorch loop over clients, side by side.
 
@@ -48,6 +31,14 @@ def bench(
 
     Examples: `fedabml bench`, `fedabml bench --models cnn --device cuda --dtype tf32`, `fedabml bench --without
     recorder,passes,twister`
+
+    Flags:
+        models (NAMES): Workloads: mlr, mlp, cnn, resnet18, pfl.
+        device (WORD): auto, cpu or cuda.
+        dtype (WORD): float32, tf32, bf16 or float64.
+        quick: FedAvg only, smaller workloads, two rounds each.
+        without (PARTS): Race our engine against itself without each of these accelerators instead: recorder, passes,
+            twister, convolutions; 1 means without all four.
     """
     from ..bench import table as tables
     from ..bench.measure import clear, machine

@@ -5,59 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ..errors import InputError
 from ..runs.config import names
 from .console import CellProgress, console, downloads, note, print_line, print_paragraph, table
-from .options import Config, Finished, Preset, Quiet, Set, completion, run_flags, run_options
+from .options import command, panels_without, run_options
 
 if TYPE_CHECKING:
     from ..experiments.compare import Request
     from ..experiments.ranking import Comparison
 
-SEEDS = 5  # where none are given
+SEEDS = 5  # where none are given; the help of --seeds names it
 
 
-@run_flags("algorithm", "seed", "evaluate", "eval_clients", "eval_all")
+@command(
+    panels_without("algorithm", "seed", "evaluate", "eval_clients", "eval_all"),
+    algorithms=("all", *names("algorithm")),
+)
 def compare(
     ctx: typer.Context,
-    algorithms: Annotated[
-        str | None,
-        typer.Option(
-            metavar="all|A,B,C",
-            help="Algorithms to compare, see `fedabml algorithms`; all: every one. The table gives the reason if one "
-            "does not fit the model.",
-            autocompletion=completion(("all", *names("algorithm"))),
-        ),
-    ] = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|A,B,C",
-            help="How many seeds (0, 1, ...), or which: 5,6,7 (one alone: 5,). A seed decides partition and run.",
-            show_default=str(SEEDS),
-        ),
-    ] = None,
-    config: Config = None,
-    preset: Preset = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the comparison.", show_default="runs/DATASET-comparison")
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            metavar=" ",
-            help="Resume the comparison in --out, or extend it by algorithms and seeds: the table has old and new. "
-            "Without --resume a folder accepts only the same algorithms and seeds, and prints their table again.",
-        ),
-    ] = False,
-    finished: Finished = None,
-    set: Set = None,
-    quiet: Quiet = False,
+    *,
+    algorithms: str | None = None,
+    seeds: str | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    finished: list[Path] | None = None,
+    quiet: bool = False,
 ) -> None:
     """Compare algorithms in one setting, with one budget and the same seeds, and count the clients that are harmed.
 
@@ -78,6 +54,15 @@ def compare(
     - `fedabml compare --algorithms all --preset paper --dataset fashionmnist --out runs/table`
 
     - `fedabml compare --resume --out runs/table --seeds 10` to add seeds
+
+    Flags:
+        algorithms (all|A,B,C): Algorithms to compare, see `fedabml algorithms`; all: every one. The table gives the
+            reason if one does not fit the model.
+        seeds (N|A,B,C): How many seeds (0, 1, ...), or which: 5,6,7 (one alone: 5,). A seed decides partition and run.
+            [default: 5]
+        out: Folder of the comparison. [default: runs/DATASET-comparison]
+        resume: Resume the comparison in --out, or extend it by algorithms and seeds: the table has old and new.
+            Without --resume a folder accepts only the same algorithms and seeds, and prints their table again.
     """
     from ..experiments.compare import Request, configs
     from ..experiments.compare import compare as run

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -78,43 +78,27 @@ def number(value: Any) -> str:
 
 
 # -- progress -------------------------------------------------------------------------------------------------------
-class Display:
-    """The base of progress displays: a live bar on a terminal, plain lines elsewhere, nothing if `quiet`."""
+class Display(ExitStack):
+    """The base of progress displays: a live bar on a terminal, plain lines elsewhere, nothing if `quiet`.
+
+    `close` leaves the bar as it stands.
+    """
 
     def __init__(self, label: str, quiet: bool = False):
+        super().__init__()
         self.label, self.quiet = label, quiet
         self.bar: Progress | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Leave the bar as it stands."""
-        if self.bar:
-            self.bar.stop()
-        self.bar = None
-
     def open_bar(self, total: float, before: Sequence[str | ProgressColumn], **fields: Any) -> None:
         """Show a bar, unless there is no terminal; `before` are its columns between the bar and the elapsed time."""
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
         if self.quiet or not console().is_terminal:
             return
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(None),
-            *before,
-            TextColumn("elapsed"),
-            TimeElapsedColumn(),
-            TextColumn("remaining {task.fields[remaining]}"),
-            console=console(),
-            expand=True,
-        )
+        after = ("elapsed", TimeElapsedColumn(), "remaining {task.fields[remaining]}")
+        columns = ("{task.description}", BarColumn(None), *before, *after)
+        self.bar = self.enter_context(Progress(*columns, console=console(), expand=True))
         self.bar.add_task(self.label, total=total, remaining="–", **fields)
-        self.bar.start()
 
     def update_bar(self, **fields: Any) -> None:
         """Change what the bar shows."""
@@ -129,19 +113,16 @@ class RunProgress(Display):
         super().__init__(label, quiet)
         self.pace: Pace | None = None  # None: the first round has not begun
 
-    def close(self) -> None:
-        self.update_bar(description=self.label)
-        super().close()
-
     def start(self, setup: Setup, sim: Simulation) -> None:
         """Begin, when the run's folder exists and the first round is about to begin."""
-        from rich.progress import MofNCompleteColumn, TextColumn
+        from rich.progress import MofNCompleteColumn
 
         self.pace = Pace(setup, sim)
         for text in () if self.quiet else setup.notes:
             note(text)
-        columns = (TextColumn("round"), MofNCompleteColumn(), TextColumn("loss [bold]{task.fields[loss]}[/]"))
+        columns = ("round", MofNCompleteColumn(), "loss [bold]{task.fields[loss]}[/]")
         self.open_bar(self.pace.rounds, columns, completed=self.pace.saved, loss="–")
+        self.callback(self.update_bar, description=self.label)
 
     def round(self, line: dict[str, Any]) -> None:
         """Show a round that is finished and saved; `line` is its line of metrics.jsonl."""
@@ -158,27 +139,20 @@ class RunProgress(Display):
 
 
 class Notes(logging.Handler):
-    """A handler that prints what the package logs, from level INFO on, between `begin` and `end`."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.logger, self.before = logging.getLogger("fedabml"), logging.NOTSET
+    """A handler of the package's logger that prints what is logged from level INFO on, while it is entered."""
 
     def emit(self, record: logging.LogRecord) -> None:
         note(record.getMessage())
 
-    def begin(self) -> None:
-        """Attach the handler to the package's logger."""
-        if self not in self.logger.handlers:
-            self.before = self.logger.level
-            self.logger.setLevel(logging.INFO)
-            self.logger.addHandler(self)
+    def __enter__(self) -> None:
+        self.logger = logging.getLogger("fedabml")
+        self.level_before = self.logger.level
+        self.logger.setLevel(logging.INFO)
+        self.logger.addHandler(self)
 
-    def end(self) -> None:
-        """Restore the logger."""
-        if self in self.logger.handlers:
-            self.logger.removeHandler(self)
-            self.logger.setLevel(self.before)
+    def __exit__(self, *error: object) -> None:
+        self.logger.removeHandler(self)
+        self.logger.setLevel(self.level_before)
 
 
 class CellProgress(Display):
@@ -197,11 +171,6 @@ class CellProgress(Display):
         self.over: set[str] = set()  # identities of finished cells
         self.rounds = 0.0  # rounds of all cells that were not finished at the start
         self.width = 0  # of the longest text in the bar, so that its length does not change
-        self.notes = Notes()
-
-    def close(self) -> None:
-        self.notes.end()
-        super().close()
 
     def start(self, todo: Sequence[Cell], finished: int = 0) -> None:
         """Begin with the cells to run now; `finished` cells of the experiment were finished before."""
@@ -209,16 +178,14 @@ class CellProgress(Display):
 
     def begin(self, todo: dict[str, float], finished: int) -> None:
         """Begin with the remaining rounds of every cell to run now."""
-        from rich.progress import TextColumn
-
         self.total, self.finished, self.began = finished + len(todo), finished, time.perf_counter()
         self.left, self.rounds = dict(todo), sum(todo.values())
         if not self.quiet:
-            self.notes.begin()
+            self.enter_context(Notes())
             if finished:
                 print_line(f"{finished} of {self.total} runs were finished before")
         if todo:
-            columns = (TextColumn("{task.fields[done]}  {task.fields[now]}"),)
+            columns = ("{task.fields[done]}  {task.fields[now]}",)
             self.open_bar(max(self.rounds, 1), columns, done=self.count, now="")
 
     @property

@@ -10,7 +10,7 @@ import typer
 from ..errors import InputError, nearest
 from ..runs.config import RunConfig, names, saved_config
 from .console import downloads, print_line, table
-from .options import DATA, Config, Force, completion, given, option, run_keys
+from .options import DATA, Config, command, file_keys, run_flags
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -18,11 +18,18 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, help="List datasets, download them, and inspect how data are divided among clients."
 )
-DataDir = Annotated[str | None, option("data_dir", DATA)]
+FOLDER = {DATA: ("data_dir",)}
+DIVISION = {
+    DATA: (
+        *("client_column", "target_column", "task", "test_share", "partition", "clients", "classes_per_client"),
+        *("distinct", "dirichlet_alpha", "seed", "validation", "drop_small", "data_dir"),
+    )
+}
 
 
 @app.command("list")
-def list_datasets(data_dir: DataDir = None) -> None:
+@command(FOLDER)
+def list_datasets(ctx: typer.Context) -> None:
     """List the datasets, and show which of them are on this machine.
 
     Your own data need not be listed: use `fedabml train --data FOLDER_OR_TABLE`.
@@ -31,7 +38,7 @@ def list_datasets(data_dir: DataDir = None) -> None:
 
     rows = [
         (d["name"], d["classes"], f"{d['train']:,}", f"{d['test']:,}", "×".join(map(str, d["shape"])), _place(d))
-        for d in datasets(data_dir)
+        for d in datasets(run_flags(ctx).get("data_dir"))
     ]
     table(("name", "classes", "training", "test", "image", "where"), rows)
 
@@ -45,30 +52,27 @@ def _place(d: dict[str, object]) -> str:
 
 
 @app.command()
-def get(
-    ctx: typer.Context,
-    name: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME", help="Names of datasets.", autocompletion=completion(names("dataset"))),
-    ] = None,
-    data_dir: DataDir = None,
-    config: Config = None,
-) -> None:
+@command(FOLDER, name=names("dataset"))
+def get(ctx: typer.Context, name: list[str] | None = None, *, config: Config = None) -> None:
     """Download datasets from their official sources, and verify their checksums. A broken download is resumed.
 
     With --config and without NAME, the command downloads the dataset of that configuration.
 
     Example: `fedabml data get fashionmnist cifar10 --data-dir data`
+
+    Flags:
+        name (NAME): Names of datasets.
     """
     from ..data import load
     from ..data.sources import location
 
-    configured = run_keys(ctx).get("dataset")
+    configured = file_keys(ctx).get("dataset")
     wanted = name or ([str(configured)] if configured else [])
     if not wanted:
         raise InputError(
             f"Name a dataset to download, or give a --config that names one.{nearest('', names('dataset'))}"
         )
+    data_dir = run_flags(ctx).get("data_dir")
     for each in wanted:
         with downloads(each) as on_download:
             load(each, data_dir, progress=on_download)
@@ -76,29 +80,13 @@ def get(
 
 
 @app.command()
+@command(DIVISION)
 def inspect(
     ctx: typer.Context,
-    what: Annotated[
-        str | None,
-        typer.Argument(metavar="WHAT", help="A dataset's name, a folder of .npz files, a table, or a run's folder."),
-    ] = None,
-    client_column: Annotated[str | None, option("client_column", DATA)] = None,
-    target_column: Annotated[str | None, option("target_column", DATA)] = None,
-    task: Annotated[str | None, option("task", DATA)] = None,
-    test_share: Annotated[float | None, option("test_share", DATA)] = None,
-    partition: Annotated[str | None, option("partition", DATA)] = None,
-    clients: Annotated[int | None, option("clients", DATA)] = None,
-    classes_per_client: Annotated[int | None, option("classes_per_client", DATA)] = None,
-    distinct: Annotated[bool | None, option("distinct", DATA)] = None,
-    dirichlet_alpha: Annotated[float | None, option("dirichlet_alpha", DATA)] = None,
-    seed: Annotated[int | None, option("seed", DATA)] = None,
-    validation: Annotated[float | None, option("validation", DATA)] = None,
-    drop_small: Annotated[bool | None, option("drop_small", DATA)] = None,
-    data_dir: DataDir = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write manifest.json and partition.svg (a heat map) into this folder.")
-    ] = None,
-    force: Force = False,
+    what: str | None = None,
+    *,
+    out: Path | None = None,
+    force: bool = False,
     show: Annotated[int, typer.Option(help="Number of clients to list.", min=0)] = 10,
     config: Config = None,
 ) -> None:
@@ -113,6 +101,10 @@ def inspect(
     - `fedabml data inspect patients.csv --client-column hospital --target-column outcome --out picture`
 
     - `fedabml data inspect runs/digits-few-fedabml-0`
+
+    Flags:
+        what (WHAT): A dataset's name, a folder of .npz files, a table, or a run's folder.
+        out: Write manifest.json and partition.svg (a heat map) into this folder.
     """
     from ..data import save_manifest
     from ..files.paths import check_new, folder_lock
@@ -120,7 +112,7 @@ def inspect(
 
     if out:
         check_new(out / "manifest.json", out / "partition.svg", force=force)
-    flags, keys = given(ctx), run_keys(ctx)
+    flags, keys = run_flags(ctx), file_keys(ctx)
     others = {name: value for name, value in keys.items() if name not in ("dataset", "data")}
     if what is None:
         if not (keys.get("dataset") or keys.get("data")):

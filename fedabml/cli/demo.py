@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..evaluation.measures import COMPARED, MEASURES, size
 from ..runs.config import RunConfig
 from .console import number, print_line, table
-from .options import Quiet
+from .options import command
 from .train import execute
 
 if TYPE_CHECKING:
@@ -37,17 +35,16 @@ BINS = 12  # of the entropies
 MARK = "demo.txt"  # marks a folder that the demo made and may replace
 
 
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder to write. A folder of an earlier demo is replaced.")] = Path(
-        "runs/demo"
-    ),
-    quiet: Quiet = False,
-) -> None:
+@command()
+def demo(*, out: Path = Path("runs/demo"), quiet: bool = False) -> None:
     """Train FedABML, FedAvg with fine-tuning, and every client alone on embedded data, and compare them.
 
     The data are handwritten digits of 40 clients, each with at most five digits and 18 samples. Each algorithm trains
     for 40 rounds of 10 clients. Then every client gets its own model, scored on the client's own test digits and on
     digits that it never saw. The demo needs no network.
+
+    Flags:
+        out: Folder to write. A folder of an earlier demo is replaced.
     """
     from ..files.paths import folder_lock
     from ..files.sealed import write_json

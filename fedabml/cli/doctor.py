@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -10,22 +10,18 @@ from ..evaluation.measures import size
 from ..runs.config import RunConfig
 from ..runs.log import clock
 from .console import note, print_line, table
-from .options import Config, Preset, Set, run_flags, run_options
+from .options import PANELS, command, run_options
 
 if TYPE_CHECKING:
     from ..runs.forecast import Estimate
     from ..runs.prepare import Setup
 
 
-@run_flags()
+@command(PANELS)
 def doctor(
     ctx: typer.Context,
-    config: Config = None,
-    preset: Preset = None,
-    set: Set = None,
-    estimate: Annotated[
-        bool, typer.Option(" /--no-estimate", metavar=" ", help="Do not time a few real steps of the run.")
-    ] = True,
+    *,
+    estimate: bool = True,
 ) -> None:
     """Check this machine, and show what a run with the given flags would do here.
 
@@ -37,6 +33,9 @@ def doctor(
     (backends.json in $FEDABML_CACHE, or in ~/.cache/fedabml). Runs reuse that choice.
 
     Examples: `fedabml doctor`, `fedabml doctor --dataset cifar10 --model cnn --clients 100 --rounds 100`
+
+    Flags:
+        estimate: Do not time a few real steps of the run.
     """
     from ..data.sources import datasets
     from ..engine.autotune import choices_file

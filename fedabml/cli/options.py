@@ -1,13 +1,16 @@
-"""Flags that several commands share: help and defaults from `RunConfig`, completion, values from TOML files."""
+"""How commands get their flags: from docstrings, from the keys of `RunConfig`, and their values from TOML files."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_origin
 
 import typer
 
@@ -18,7 +21,7 @@ from ..runs.config import RunConfig, names, parse_set, read_toml, without_comman
 DATA, LEARNING, MACHINE = "Data and clients", "Learning", "Machine"
 
 # The keys of a run that are flags, by panel and in the order of the help.
-PANELS = {
+PANELS: dict[str, tuple[str, ...]] = {
     DATA: (
         *("dataset", "data", "client_column", "target_column", "task", "test_share", "partition", "clients"),
         *("classes_per_client", "distinct", "dirichlet_alpha", "partition_seed", "validation", "drop_small"),
@@ -30,78 +33,116 @@ PANELS = {
     ),
     MACHINE: ("device", "dtype", "backend", "chunk", "compile"),
 }
-_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
+_TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str}
+_METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 _FIELDS = {f.name: f for f in fields(RunConfig)}
-_ALSO = {"dtype": ("--precision",)}  # further names of flags
+_ALIASES = {"dtype": ("--precision",), "quiet": ("-q",)}  # further names of flags
 _ALIKE = {"device", "data_dir", "seed"}  # keys of a run that mean the same for every command
 _FILE = "fedabml.runs.config"  # key of a command's context for the content of its TOML file
+_ENTRY = re.compile(r"(\w+)(?: \((\S+)\))?: (.+?)(?: \[default: (.+)\])?")
+
+# Parameters that several commands have, described as in a docstring.
+_COMMON = """
+finished (FILE): A cells.jsonl of another folder or machine. The runs in it are not run again. Repeatable.
+force: Replace existing files.
+quiet: Print errors only: no progress, no table.
+"""
 
 
-def completion(words: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return a function that completes one of the words."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [word for word in words if word.startswith(incomplete)]
-
-    return complete
+def panels_without(*excluded: str) -> dict[str, tuple[str, ...]]:
+    """Return `PANELS` without some keys."""
+    return {panel: tuple(key for key in keys if key not in excluded) for panel, keys in PANELS.items()}
 
 
-def option(name: str, panel: str) -> Any:
-    """Return the flag of a key of `RunConfig`, with the key's meaning and default. A flag that is not given is None."""
-    known = _FIELDS[name]
-    flag, kind, choices, default = name.replace("_", "-"), str(known.type), known.metadata["choices"], known.default
-    words: dict[str, Any] = {"help": known.metadata["doc"], "rich_help_panel": panel, "show_default": False}
-    if kind == "bool":
-        words["help"] = f"do not {words['help']}" if default else words["help"]
-        return typer.Option(f" /--no-{flag}" if default else f"--{flag}", metavar=" ", **words)
-    if kind == "bool | None":
-        return typer.Option(f"--{flag}/--no-{flag}", metavar=" ", **words)
-    if default is not None:
-        words["help"] += f" [default: {default:g}]" if isinstance(default, float) else f" [default: {default}]"
-    if choices:
-        words |= {"metavar": "WORD", "autocompletion": completion(choices)}
-    elif name in ("dataset", "algorithm", "model"):
-        words |= {"metavar": "NAME", "autocompletion": completion(names(name))}
-    else:
-        words["metavar"] = {"int": "N", "float": "X"}.get(kind.removesuffix(" | None"), "TEXT")
-    return typer.Option(f"--{flag}", *_ALSO.get(name, ()), **words)
+def command(
+    panels: Mapping[str, Sequence[str]] | None = None, **completions: Sequence[str]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function a command, whose docstring describes its parameters in a last section such as
 
+        Flags:
+            seeds (N|A,B,C): How many seeds, or which. [default: 5]
 
-def run_flags(*exclude: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for every key of a run except the excluded ones; the command reads them by `run_options`.
-
-    The command has `ctx: typer.Context`, and `Config`, `Preset` and `Set` if it accepts them.
+    A parameter after `*` is a flag, one before it an argument. The word in parentheses stands for the value in the
+    help; the default is shown if the parameter's own is None. `_COMMON` describes parameters that several commands
+    have; one with an `Annotated` type, such as `Config`, describes itself. `completions` are words that complete a
+    parameter's value. `panels` are keys of a run that become flags, too. A command that has them all, or nearly all,
+    gets --config, --preset and --set with them. It reads them with `run_options`, or one by one from `ctx.params`.
     """
-    flags = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[_TYPES[str(_FIELDS[name].type).removesuffix(" | None")] | None, option(name, panel)],
-        )
-        for panel, keys in PANELS.items()
-        for name in keys
-        if name not in exclude
-    ]
+    flags = {name: _run_flag(name, panel) for panel, keys in (panels or {}).items() for name in keys}
+    if "model" in flags:
+        flags |= {"config": Config, "preset": Preset, "set": Set}
+    added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in flags.items()]
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command, eval_str=True).parameters
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        text, _, section = (inspect.getdoc(function) or "").partition("\n\nFlags:\n")
+        described = _described(_COMMON) | _described(section)
+        own = inspect.signature(function, eval_str=True).parameters
 
-        @functools.wraps(command)
-        def face(**words: Any) -> None:
-            command(**{name: value for name, value in words.items() if name in own})
+        def declared(parameter: Parameter) -> Parameter:
+            name, kind = parameter.name, parameter.annotation
+            if kind is typer.Context or get_origin(kind) is Annotated:
+                return parameter
+            more = described.get(name, {})
+            if name in completions:
+                more["autocompletion"] = completion(completions[name])
+            flag = parameter.kind is Parameter.KEYWORD_ONLY
+            info = _flag(name, kind, parameter.default, **more) if flag else typer.Argument(**more)
+            return parameter.replace(annotation=Annotated[kind, info])
 
-        parameters = [*own.values(), *flags]
-        face.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
-        face.__annotations__ = {each.name: each.annotation for each in parameters}
-        return face
+        @functools.wraps(function)
+        def wrapper(**values: Any) -> None:
+            function(**{name: value for name, value in values.items() if name in own})
+
+        parameters = [*map(declared, own.values()), *added]
+        wrapper.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
+        wrapper.__doc__ = text
+        return wrapper
 
     return decorate
 
 
-def given(ctx: typer.Context) -> dict[str, Any]:
-    """Return the keys of `RunConfig` that were given as flags."""
+def _described(text: str) -> dict[str, dict[str, Any]]:
+    """Return the keywords of `typer.Option` in entries such as `name (METAVAR): help [default: text]`, by name."""
+    entries = [" ".join(entry.split()) for entry in re.split(r"\n(?! )", textwrap.dedent(text))]
+    matches = [match.groups() for entry in entries if (match := _ENTRY.fullmatch(entry))]
+    return {name: {"metavar": m, "help": help, "show_default": shown or True} for name, m, help, shown in matches}
+
+
+def completion(words: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return a function that completes one of the words."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
+def _flag(name: str, kind: Any, default: Any, metavar: str | None = None, **more: Any) -> Any:
+    """Return the flag of a parameter: --NAME, or for a switch what changes its default."""
+    flag = name.replace("_", "-")
+    word = f" /--no-{flag}" if kind is bool and default else f"--{flag}"
+    if kind == bool | None:
+        word += f"/--no-{flag}"
+    return typer.Option(word, *_ALIASES.get(name, ()), metavar=" " if "bool" in str(kind) else metavar, **more)
+
+
+def _run_flag(name: str, panel: str) -> Any:
+    """Return the type of the flag of a key of `RunConfig`, with its meaning and default. Its own default is None."""
+    key = _FIELDS[name]
+    base, _, optional = str(key.type).partition(" | ")
+    kind, help, choices, default = _TYPES[base], key.metadata["doc"], key.metadata["choices"], key.default
+    more: dict[str, Any] = {"rich_help_panel": panel, "show_default": False, "metavar": _METAVARS.get(kind)}
+    if kind is bool:
+        help = f"do not {help}" if default else help
+    elif default is not None:
+        help += f" [default: {default:g}]" if isinstance(default, float) else f" [default: {default}]"
+    if choices:
+        more |= {"metavar": "WORD", "autocompletion": completion(choices)}
+    elif name in ("dataset", "algorithm", "model"):
+        more |= {"metavar": "NAME", "autocompletion": completion(names(name))}
+    return Annotated[kind | None, _flag(name, kind | None if optional else kind, default, help=help, **more)]
+
+
+def run_flags(ctx: typer.Context) -> dict[str, Any]:
+    """Return the keys of `RunConfig` that the command line has as flags."""
     return {name: value for name, value in ctx.params.items() if name in _FIELDS and value is not None}
 
 
@@ -115,31 +156,33 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     if path is None or ctx.resilient_parsing:
         return path
     content = read_toml(path)
-    own = {param.name for param in ctx.command.params if param.name} - {"config"}
+    flags = {param.name: param for param in ctx.command.params if param.name != "config"}
     command = ctx.info_name or ""
     table = content.get(command, {}) if isinstance(content.get(command), Mapping) else {}
     for name in table:
-        if name not in own:
-            raise InputError(f"'{path}': [{command}] has '{name}', which is no flag of {command}.{nearest(name, own)}")
+        if name not in flags:
+            raise InputError(
+                f"'{path}': [{command}] has '{name}', which is no flag of {command}.{nearest(name, flags)}"
+            )
     top = without_commands(content)
-    known = own | _FIELDS.keys() - {"hyper"}
+    known = flags.keys() | _FIELDS.keys() - {"hyper"}
     for name in top:
         if command != "train" and name not in known and name not in names("algorithm"):
             raise InputError(f"'{path}': neither '{command}' nor a run has a key '{name}'.{nearest(name, known)}")
-    alike = set() if "clients" in own else _ALIKE  # a command with the flags of a run reads those keys itself
-    mine = {name: v for name, v in top.items() if name in own and (name not in _FIELDS or name in alike)}
-    several = {param.name for param in ctx.command.params if param.nargs == -1 or getattr(param, "multiple", False)}
-    ctx.default_map = {name: _as_typed(path, name, v, name in several) for name, v in {**mine, **table}.items()}
-    ctx.meta[_FILE] = {name: v for name, v in top.items() if name not in mine or name in _FIELDS}
+    alike = set() if "clients" in flags else _ALIKE  # a command with the flags of a run reads those keys itself
+    shared = {name: v for name, v in top.items() if name in flags and (name not in _FIELDS or name in alike)}
+    ctx.default_map = {name: _as_typed(path, flags[name], v) for name, v in {**shared, **table}.items()}
+    ctx.meta[_FILE] = {name: v for name, v in top.items() if name not in shared or name in _FIELDS}
     return path
 
 
-def _as_typed(path: Path, name: str, value: Any, several: bool) -> Any:
+def _as_typed(path: Path, param: Any, value: Any) -> Any:
     """Return a value as it would be typed after a flag, so that it is checked like one; a list is typed a,b,c."""
     if isinstance(value, Mapping):
-        raise InputError(f"'{path}': '{name}' is a table, but {name} needs a value.")
+        raise InputError(f"'{path}': '{param.name}' is a table, but {param.name} needs a value.")
     if isinstance(value, list):
-        return [str(each) for each in value] if several else ",".join(map(str, value))
+        repeated = param.nargs == -1 or getattr(param, "multiple", False)
+        return [str(each) for each in value] if repeated else ",".join(map(str, value))
     return str(value)
 
 
@@ -151,7 +194,6 @@ Config = Annotated[
         help="TOML file with any of these keys, at its top level or in a table of this command. Flags override it.",
     ),
 ]
-
 Preset = Annotated[
     str | None,
     typer.Option(
@@ -160,26 +202,15 @@ Preset = Annotated[
         autocompletion=completion(presets.NAMES),
     ),
 ]
-Finished = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--finished",
-        metavar="FILE",
-        help="A cells.jsonl of another folder or machine. The runs in it are not run again. Repeatable.",
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", metavar=" ", help="Replace existing files.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", metavar=" ", help="Print errors only: no progress, no table.")]
 Set = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="Set any key or hyperparameter, such as fedabml.lam=0.1. Repeatable."),
 ]
 
 
-def run_keys(ctx: typer.Context) -> dict[str, Any]:
+def file_keys(ctx: typer.Context) -> dict[str, Any]:
     """Return the keys of a run in the command's TOML file."""
-    found: dict[str, Any] = ctx.meta.get(_FILE, {})
-    return found
+    return dict(ctx.meta.get(_FILE, {}))
 
 
 class RunOptions(NamedTuple):
@@ -204,7 +235,7 @@ class RunOptions(NamedTuple):
 
 def run_options(ctx: typer.Context) -> RunOptions:
     """Return the options of a run from a preset, a TOML file, flags and `--set`."""
-    options = RunOptions([run_keys(ctx), given(ctx)], parse_set(ctx.params.get("set") or []))
+    options = RunOptions([file_keys(ctx), run_flags(ctx)], parse_set(ctx.params.get("set") or []))
     preset = ctx.params.get("preset")
     if preset:
         options.layers.insert(0, presets.layer(preset, options.key("dataset")))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ..errors import InputError, nearest
 from .compare import parse_seeds, width
 from .console import CellProgress, console, note, print_error, print_line, print_paragraph, table
-from .options import Finished, completion
+from .options import command
 from .tune import SearchProgress
 
 if TYPE_CHECKING:
@@ -24,99 +24,28 @@ if TYPE_CHECKING:
 NAMES = ("toy", "table1", "table2", "uncertainty", "sensitivity", "bound", "remarks", "fewdata", "clients")
 
 
+@command(experiment=NAMES, protocol=("paper", "tuned"))
 def reproduce(
-    experiment: Annotated[
-        str, typer.Argument(metavar="EXPERIMENT", help=f"{', '.join(NAMES)}; or all.", autocompletion=completion(NAMES))
-    ],
-    protocol: Annotated[
-        str,
-        typer.Option(
-            metavar="WORD",
-            help="paper: the paper's settings for every method; tuned: every method tuned with the same budget on "
-            "validation data. For experiments on datasets.",
-            autocompletion=completion(("paper", "tuned")),
-        ),
-    ] = "paper",
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", metavar=" ", help="A small version that takes minutes, on embedded data by default."),
-    ] = False,
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,C",
-            help="Settings: cifar10-2, cifar10-5, cifar100-5, cifar100-20 (also -resnet), emnist, fashionmnist, mnist, "
-            "digits.",
-            show_default="the experiment's own",
-        ),
-    ] = None,
-    algorithms: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="Algorithms.", show_default="the experiment's own")
-    ] = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|A,B,C",
-            help="How many seeds (0, 1, ...), or which: 5,6,7 (one alone: 5,).",
-            show_default="the experiment's own",
-        ),
-    ] = None,
-    trials: Annotated[
-        int | None, typer.Option(metavar="N", help="tuned: trials of every algorithm.", show_default="16; quick: 2")
-    ] = None,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=A,B,C",
-            help="tuned: search these values (of one algorithm: fedprox.mu=0.1,1) and no others, as `fedabml tune` "
-            "does; an algorithm that it does not name has its own search. Repeatable.",
-        ),
-    ] = None,
-    search_seed: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="tuned: the seed and partition of the searches; none of --seeds.", show_default="100"
-        ),
-    ] = None,
-    chosen: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="tuned: a tuned.toml of `fedabml tune`. Its algorithms are not searched again. Repeatable.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the results.", show_default="runs/EXPERIMENT-PROTOCOL[-quick]")
-    ] = None,
-    finished: Finished = None,
-    part: Annotated[
-        str | None,
-        typer.Option(
-            metavar="I/N",
-            help="Run only the I-th of N shares of the cells, beside the others in the same --out; the same command "
-            "without --part then runs the rest and draws the whole. tuned: searches must have ended, or give --chosen.",
-        ),
-    ] = None,
-    so_far: Annotated[
-        bool, typer.Option("--so-far", metavar=" ", help="Run nothing: draw what is finished, and name what is not.")
-    ] = False,
-    device: Annotated[str, typer.Option(metavar="WORD", help="auto, cpu, cuda or cuda:1.")] = "auto",
-    dtype: Annotated[
-        str, typer.Option("--dtype", "--precision", metavar="WORD", help="float32, tf32, bf16 or float64.")
-    ] = "float32",
-    compile: Annotated[
-        bool | None,
-        typer.Option(
-            "--compile/--no-compile",
-            metavar=" ",
-            help="Fuse the operations of a step: slower to start, then faster.",
-            show_default="on a GPU, once the first rounds show that it pays",
-        ),
-    ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder of datasets.", show_default="$FEDABML_DATA, or ~/.cache/fedabml/data")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", metavar=" ", help="No progress and no tables.")] = False,
+    experiment: str,
+    *,
+    protocol: str = "paper",
+    quick: bool = False,
+    columns: str | None = None,
+    algorithms: str | None = None,
+    seeds: str | None = None,
+    trials: int | None = None,
+    grid: list[str] | None = None,
+    search_seed: int | None = None,
+    chosen: list[Path] | None = None,
+    out: Path | None = None,
+    finished: list[Path] | None = None,
+    part: str | None = None,
+    so_far: bool = False,
+    device: str = "auto",
+    dtype: str = "float32",
+    compile: bool | None = None,
+    data_dir: Path | None = None,
+    quiet: bool = False,
 ) -> None:
     """Reproduce an experiment of the paper: run its cells, and write a table beside the paper's numbers and figures.
 
@@ -135,6 +64,31 @@ def reproduce(
     - `fedabml reproduce fewdata --protocol tuned --columns cifar10-5 --chosen results/table1/cifar10-5/settings.toml`
 
     - `fedabml reproduce sensitivity --part 1/4 --device cuda:0 --out runs/sensitivity`
+
+    Flags:
+        experiment (EXPERIMENT): toy, table1, table2, uncertainty, sensitivity, bound, remarks, fewdata, clients; or
+            all.
+        protocol (WORD): paper: the paper's settings for every method; tuned: every method tuned with the same budget
+            on validation data. For experiments on datasets.
+        quick: A small version that takes minutes, on embedded data by default.
+        columns (A,B,C): Settings: cifar10-2, cifar10-5, cifar100-5, cifar100-20 (also -resnet), emnist, fashionmnist,
+            mnist, digits. [default: the experiment's own]
+        algorithms (A,B,C): Algorithms. [default: the experiment's own]
+        seeds (N|A,B,C): How many seeds (0, 1, ...), or which: 5,6,7 (one alone: 5,). [default: the experiment's own]
+        trials (N): tuned: trials of every algorithm. [default: 16; quick: 2]
+        grid (NAME=A,B,C): tuned: search these values (of one algorithm: fedprox.mu=0.1,1) and no others, as `fedabml
+            tune` does; an algorithm that it does not name has its own search. Repeatable.
+        search_seed (N): tuned: the seed and partition of the searches; none of --seeds. [default: 100]
+        chosen (FILE): tuned: a tuned.toml of `fedabml tune`. Its algorithms are not searched again. Repeatable.
+        out: Folder of the results. [default: runs/EXPERIMENT-PROTOCOL[-quick]]
+        part (I/N): Run only the I-th of N shares of the cells, beside the others in the same --out; the same command
+            without --part then runs the rest and draws the whole. tuned: searches must have ended, or give --chosen.
+        so_far: Run nothing: draw what is finished, and name what is not.
+        device (WORD): auto, cpu, cuda or cuda:1.
+        dtype (WORD): float32, tf32, bf16 or float64.
+        compile: Fuse the operations of a step: slower to start, then faster. [default: on a GPU, once the first rounds
+            show that it pays]
+        data_dir: Folder of datasets. [default: $FEDABML_DATA, or ~/.cache/fedabml/data]
     """
     from ..experiments.ledger import Unfinished
     from ..experiments.paper import EXPERIMENTS, PROTOCOLS, Request, run, run_part

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,7 +16,7 @@ from ..runs import request
 from ..runs.config import RunConfig, saved_config
 from . import plan as planning
 from .console import RunProgress, downloads, number, print_error, print_line, table
-from .options import Config, Preset, Quiet, RunOptions, Set, run_flags, run_options
+from .options import PANELS, RunOptions, command, run_options
 
 if TYPE_CHECKING:
     from ..runs.train import Run
@@ -27,22 +27,14 @@ FREE = {"rounds", "evaluate", "eval_every", "eval_clients", "eval_all", "data", 
 STOPPED = "stopped"  # the processes of a run report this event once
 
 
-@run_flags()
+@command(PANELS)
 def train(
     ctx: typer.Context,
-    config: Config = None,
-    preset: Preset = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the run.", show_default="runs/DATASET-ALGORITHM-SEED")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", metavar=" ", help="Resume the run in --out where it stopped.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", metavar=" ", help="Show what would happen, and write nothing.")
-    ] = False,
-    set: Set = None,
-    quiet: Quiet = False,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    dry_run: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Train a federation, then personalise and score every client.
 
@@ -61,6 +53,11 @@ def train(
     - `fedabml train --resume --out runs/digits-few-fedabml-0` resumes after Ctrl-C or a crash; the result is bit-equal
 
     - `torchrun --standalone --nproc-per-node 4 -m fedabml train --dataset cifar10` on a machine with four GPUs
+
+    Flags:
+        out: Folder of the run. [default: runs/DATASET-ALGORITHM-SEED]
+        resume: Resume the run in --out where it stopped.
+        dry_run: Show what would happen, and write nothing.
     """
     rank, _ = processes.rank_and_size()
     if dry_run:

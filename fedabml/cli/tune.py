@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,84 +13,35 @@ from ..errors import InputError
 from ..runs.config import names
 from .compare import followed, parse_algorithms
 from .console import CellProgress, note, number, print_line, table
-from .options import DATA, Config, Finished, Preset, Quiet, RunOptions, Set, completion, run_flags, run_options
+from .options import RunOptions, command, panels_without, run_options
 
 if TYPE_CHECKING:
     from ..experiments.cell import Result
     from ..experiments.tune import Trial, Tuned
 
-SHARE, TRIALS, SEEDS, BATCH = 0.2, 16, (100,), 8  # the defaults
+SHARE, TRIALS, SEEDS, BATCH = 0.2, 16, (100,), 8  # the defaults, which the help names
 SHOWN = 5  # trials of an algorithm in its table
 
 
-@run_flags("algorithm", "seed", "evaluate", "eval_every", "eval_clients", "eval_all", "validation")
+@command(
+    panels_without("algorithm", "seed", "evaluate", "eval_every", "eval_clients", "eval_all", "validation"),
+    algorithms=("all", *names("algorithm")),
+    measure=("accuracy", "rmse", "nll"),
+)
 def tune(
     ctx: typer.Context,
-    algorithms: Annotated[
-        str | None,
-        typer.Option(
-            metavar="all|A,B,C",
-            help="Algorithms to tune, see `fedabml algorithms`; all: every one that fits the model.",
-            autocompletion=completion(("all", *names("algorithm"))),
-        ),
-    ] = None,
-    trials: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Trained federations per algorithm and seed.", show_default=str(TRIALS)),
-    ] = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,C",
-            help="Which seeds, not how many; their mean decides. The seed after the largest confirms the winner. Use "
-            "other seeds for the test.",
-            show_default=",".join(map(str, SEEDS)),
-        ),
-    ] = None,
-    measure: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WORD",
-            help="The deciding measure: accuracy (rmse for regression) or nll.",
-            show_default="accuracy or rmse; ties: nll",
-            autocompletion=completion(("accuracy", "rmse", "nll")),
-        ),
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Trials that are chosen and trained together: more is faster, fewer learn more from each other.",
-            show_default=str(BATCH),
-        ),
-    ] = None,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=A,B,C",
-            help="Search these values (of one algorithm: fedprox.mu=0.1,1) and no others; a range such as lr=0.001..3 "
-            "only replaces the declared one. Lists of personal_epochs and personal_lr are scored on each trained "
-            "federation. Repeatable.",
-        ),
-    ] = None,
-    config: Config = None,
-    preset: Preset = None,
-    validation: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            help="Share of each client's training data that is held out, and scored on.",
-            show_default=str(SHARE),
-            rich_help_panel=DATA,
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the search.", show_default="runs/DATASET-tuning")] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", metavar=" ", help="Resume the search in --out, or add --trials to it.")
-    ] = False,
-    finished: Finished = None,
-    set: Set = None,
-    quiet: Quiet = False,
+    *,
+    algorithms: str | None = None,
+    trials: int | None = None,
+    seeds: str | None = None,
+    measure: str | None = None,
+    batch: int | None = None,
+    grid: list[str] | None = None,
+    validation: float | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    finished: list[Path] | None = None,
+    quiet: bool = False,
 ) -> None:
     """Tune algorithms on validation data, each with the same budget, and write the best settings to tuned.toml.
 
@@ -117,13 +68,29 @@ def tune(
     - `fedabml tune --algorithms all --dataset fashionmnist --preset paper --set fedabml.label_prior=dirichlet`
 
     - `fedabml compare --config runs/digits-few-tuning/tuned.toml --algorithms fedabml,local --out runs/table` to use it
+
+    Flags:
+        algorithms (all|A,B,C): Algorithms to tune, see `fedabml algorithms`; all: every one that fits the model.
+        trials (N): Trained federations per algorithm and seed. [default: 16]
+        seeds (A,B,C): Which seeds, not how many; their mean decides. The seed after the largest confirms the winner.
+            Use other seeds for the test. [default: 100]
+        measure (WORD): The deciding measure: accuracy (rmse for regression) or nll. [default: accuracy or rmse; ties:
+            nll]
+        batch (N): Trials that are chosen and trained together: more is faster, fewer learn more from each other.
+            [default: 8]
+        grid (NAME=A,B,C): Search these values (of one algorithm: fedprox.mu=0.1,1) and no others; a range such as
+            lr=0.001..3 only replaces the declared one. Lists of personal_epochs and personal_lr are scored on each
+            trained federation. Repeatable.
+        validation (X): Share of each client's training data that is held out, and scored on. [default: 0.2]
+        out: Folder of the search. [default: runs/DATASET-tuning]
+        resume: Resume the search in --out, or add --trials to it.
     """
     from ..experiments import request
     from ..experiments.compare import configs
     from ..experiments.search_space import read_grid
     from ..experiments.tune import tune as run
 
-    options = run_options(ctx)
+    options, preset = run_options(ctx), ctx.params["preset"]
     own = options.layers[1:] if preset else options.layers  # a preset fixes nothing: it is only where the search starts
     saved: dict[str, Any] = {}
     if resume:

@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..runs.config import TABLES, saved_config
 from ..runs.request import resume_command
 from .console import downloads, note, number, print_line, table
-from .options import Config, Force
+from .options import Config, command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,20 +25,16 @@ if TYPE_CHECKING:
     from ..runs.prepare import Setup
 
 
+@command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
-    split: Annotated[
-        str, typer.Option(metavar="auto|val|test", help="Samples to score on; auto: those of the run.")
-    ] = "auto",
-    epochs: Annotated[
-        int | None, typer.Option(help="Epochs of personalisation.", show_default="the algorithm's")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.", show_default="the run's")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Folder of datasets.", show_default="the run's")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for evaluation.json and evaluation.csv.", show_default="RUN")
-    ] = None,
-    force: Force = False,
+    run: Path,
+    *,
+    split: str = "auto",
+    epochs: int | None = None,
+    device: str | None = None,
+    data_dir: str | None = None,
+    out: Path | None = None,
+    force: bool = False,
     config: Config = None,
 ) -> None:
     """Personalise every client of a finished run again, and score it.
@@ -47,6 +43,14 @@ def evaluate(
     validation data was scored on those; once all choices are made, `--split test` gives the result to report.
 
     Example: `fedabml evaluate runs/digits-few-fedabml-0 --epochs 10`
+
+    Flags:
+        run (RUN): Folder of a run.
+        split (auto|val|test): Samples to score on; auto: those of the run.
+        epochs: Epochs of personalisation. [default: the algorithm's]
+        device: auto, cpu or cuda. [default: the run's]
+        data_dir: Folder of datasets. [default: the run's]
+        out: Folder for evaluation.json and evaluation.csv. [default: RUN]
     """
     from ..files.paths import check_new, folder_lock, write
     from ..files.sealed import digests, write_json
@@ -108,25 +112,18 @@ def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: i
     return score(cohort, theta, lambda clients: kept.get(theta, clients), split, round)
 
 
+@command()
 def personalize(
-    prior: Annotated[Path, typer.Argument(metavar="PRIOR", help="A run's folder, or its shared.safetensors.")],
-    data: Annotated[
-        Path,
-        typer.Option(
-            help="The client's .npz (x_train, y_train; or x, y), or its table if the prior was trained on one."
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="File for the client's posterior.")] = Path("posterior.safetensors"),
-    epochs: Annotated[
-        int | None, typer.Option(help="Epochs on the client's data.", show_default="the algorithm's")
-    ] = None,
-    lr: Annotated[float | None, typer.Option(help="Step size.", show_default="the algorithm's")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Samples in a minibatch.", show_default="as in training")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of shuffles and weight samples.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    force: Force = False,
+    prior: Path,
+    *,
+    data: Path,
+    out: Path = Path("posterior.safetensors"),
+    epochs: int | None = None,
+    lr: float | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    force: bool = False,
     config: Config = None,
 ) -> None:
     """Make a client's posterior from a prior and the client's data. The data stay where they are.
@@ -135,6 +132,16 @@ def personalize(
     reveals facts about the client's data, so keep it at the client.
 
     Example: `fedabml personalize runs/digits-few-fedabml-0 --data client.npz --out posterior.safetensors`
+
+    Flags:
+        prior (PRIOR): A run's folder, or its shared.safetensors.
+        data: The client's .npz (x_train, y_train; or x, y), or its table if the prior was trained on one.
+        out: File for the client's posterior.
+        epochs: Epochs on the client's data. [default: the algorithm's]
+        lr: Step size. [default: the algorithm's]
+        batch_size: Samples in a minibatch. [default: as in training]
+        seed: Seed of shuffles and weight samples.
+        device: auto, cpu or cuda.
     """
     from ..files.paths import check_new
     from ..runs.prior import load_prior
@@ -193,10 +200,12 @@ def _scores(p: Prediction | Regression, y: np.ndarray) -> dict[str, float]:
     return {"RMSE": float(np.sqrt(((p.mean - y) ** 2).mean())), "NLL": float(p.nll(y).mean())}
 
 
+@command()
 def predict(
-    posterior: Annotated[Path, typer.Argument(metavar="POSTERIOR", help="A file that `fedabml personalize` wrote.")],
-    data: Annotated[Path, typer.Option(help="Inputs: an .npz with x, or a table if the prior was trained on one.")],
-    out: Annotated[Path, typer.Option(help="CSV file to write, with one row per input.")] = Path("predictions.csv"),
+    posterior: Path,
+    *,
+    data: Path,
+    out: Path = Path("predictions.csv"),
     samples: Annotated[
         int | None,
         typer.Option(
@@ -206,9 +215,9 @@ def predict(
             show_default="as in training",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the weight samples.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    force: Force = False,
+    seed: int = 0,
+    device: str = "auto",
+    force: bool = False,
     config: Config = None,
 ) -> None:
     """Predict with a client's posterior, and report the uncertainty of each prediction.
@@ -222,6 +231,13 @@ def predict(
     begins with an apostrophe.
 
     Example: `fedabml predict posterior.safetensors --data inputs.npz --out predictions.csv --samples 20`
+
+    Flags:
+        posterior (POSTERIOR): A file that `fedabml personalize` wrote.
+        data: Inputs: an .npz with x, or a table if the prior was trained on one.
+        out: CSV file to write, with one row per input.
+        seed: Seed of the weight samples.
+        device: auto, cpu or cuda.
     """
     from ..files.paths import check_new, write
     from ..files.sheets import csv_text
