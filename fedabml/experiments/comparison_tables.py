@@ -75,8 +75,8 @@ def explained(found: Comparison, behind: bool = False) -> list[str]:
     pooled = " (ECE: all predictions together)" if found.task == "classification" else ""
     of = f"mean of {count} seeds ± half of its 95% interval (Student)" if count > 1 else f"seed {found.seeds[0]} alone"
     lines = [
-        f"Every client's own model on its own {data} data, averaged over clients{pooled}; {of}. Traffic, up and down, "
-        "is per client and round; seconds are per run."
+        f"Every client's own model on its own {data} data, averaged over clients{pooled}; {of}.",
+        "Traffic, up and down, is per client and round; seconds are per run.",
     ]
     if found.small:
         rest = "; worst tenth: of the other clients" if found.small < found.scored else ""
@@ -93,8 +93,8 @@ def explained(found: Comparison, behind: bool = False) -> list[str]:
         level = f"at {LEVEL:.0%}" + (f", Holm-corrected for {rivals} rivals" if rivals > 1 else "")
         if count >= SEEDS_TO_TEST:
             lines.append(
-                f"{best}: paired t-tests over the {count} seeds and over {clients} clients do not both see a "
-                f"difference {level}.{_power(found)}"
+                f"{best}: at least one of the two paired tests is not significant {level}. They are t-tests over the "
+                f"{count} seeds and over {clients} clients.{_power(found)}"
             )
         else:
             lines.append(

@@ -205,7 +205,7 @@ def _rates(fits: Mapping[str, tuple[float, float]], rates: Mapping[str, float], 
         ends = [f"{rows[0]['d2']:.5f}", f"{rows[-1]['d2']:.5f}"]
         table.append([arm, f"{fits[arm][0]:.2f} ± {fits[arm][1]:.2f}", number(rates.get(arm)), largest, *ends])
     head = ["", "slope of d²", "of r_n", "d²/r_n, largest", "d² at the least n", "at the most"]
-    return Sheet("Rates", head, table, "± is half of the 95% interval of the slope of a line through log d².")
+    return Sheet("Rates", head, table, ["± is half of the 95% interval of the slope of a line through log d²."])
 
 
 def _by_samples(lines: Lines) -> Sheet:
@@ -216,7 +216,7 @@ def _by_samples(lines: Lines) -> Sheet:
         cells = [f"{row[key]:.4g}" for row in rows for key in ("d2", "loss", "kl")]
         table.append([f"{rows[0]['n']:.0f}", *cells, f"{LINEAR / 4 / rows[0]['n']:.4g}", f"{rows[1]['rate']:.3g}"])
     note = "Means over clients and seeds. d/4n is what the linear arm should have; r_n is the network's, M = 8, L = 1."
-    return Sheet("By the number of samples", head, table, note)
+    return Sheet("By the number of samples", head, table, [note])
 
 
 def _swept(sweeps: Lines) -> Sheet:
@@ -231,7 +231,7 @@ def _swept(sweeps: Lines) -> Sheet:
     note = (
         f"n = {n:.0f}; the teacher has width {TEACHER} and the student's depth. Width sweeps have L = 1, depth M = 8."
     )
-    return Sheet("Width and depth", ["student", "weights", "d²", "E_q[ℓ_n]/n", "KL/n"], table, note)
+    return Sheet("Width and depth", ["student", "weights", "d²", "E_q[ℓ_n]/n", "KL/n"], table, [note])
 
 
 def _conclusions(fits: Mapping[str, tuple[float, float]], rates: Mapping[str, float], lines: Lines) -> list[str]:

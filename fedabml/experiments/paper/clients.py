@@ -3,7 +3,8 @@
 A tenth of the clients are strangers: their samples come from another dataset. All train together; then the server's
 model looks at every client's training inputs, and those whose mean predictive entropy is far above the others' (more
 than three robust deviations above the median) are flagged. The federation is trained again without them, and once more
-for them alone: reported is the test accuracy of both groups, before and after, and how well entropy tells strangers.
+for them alone. Reported are the test accuracy of both groups, before and after, and how well entropy separates
+strangers from the others.
 """
 
 from __future__ import annotations
@@ -144,14 +145,14 @@ class Clients(Experiment):
                 record = {"column": column, "algorithm": name, "auroc": area, "found": hits, "false": alarms}
                 records.append(record | {key: value and value[0] for key, value in scores.items()})
                 conclusions.append(
-                    f"{title}: entropy tells strangers with AUROC {area:.3f}; {hits:.0%} of them are flagged."
+                    f"{title}: entropy separates strangers with AUROC {area:.3f}; {hits:.0%} of them are flagged."
                 )
                 pictures.append(_entropies(context, column, name, arms["all"][0]))
         head = ["", "AUROC", "found %", "false alarms %", "inside, all train", "without the flagged"]
         head += ["strangers, all train", "flagged alone"]
         note = "Accuracies in percent, mean over clients and seeds; a dash where nobody, or only one, was flagged"
         note += ", or runs are missing."
-        return Findings(conclusions, [Sheet("Before and after", head, table, note)], pictures, records)
+        return Findings(conclusions, [Sheet("Before and after", head, table, [note])], pictures, records)
 
 
 def _detection(done: Done, other: str) -> tuple[float, float, float]:

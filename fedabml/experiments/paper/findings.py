@@ -26,12 +26,12 @@ NONE = "–"
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table of an experiment: its title, the heads of its columns, its cells as text, and a note below it."""
+    """A table of an experiment: its title, the heads of its columns, its cells as text, and the notes below it."""
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    note: str = ""
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,18 @@ def _made(facts: Mapping[str, Sequence[Any]]) -> str:
 
 def _markdown(found: Findings, command: str, made: str) -> str:
     parts = [f"# {found.title}", f"```\n{command}\n```", made + ".", f"The paper: {found.claim}"]
-    parts.append("\n".join(f"- {line}" for line in found.conclusions))
+    parts.append(_bullets(found.conclusions))
     for sheet in found.sheets:
-        parts += [f"## {sheet.title}", markdown_table(sheet.head, sheet.rows), sheet.note]
+        parts += [f"## {sheet.title}", markdown_table(sheet.head, sheet.rows)]
+        parts += [_bullets(sheet.notes)] if len(sheet.notes) > 1 else sheet.notes
     parts += [f"![{p.heading}](figures/{p.name}.svg)\n\n{p.caption}" for p in found.pictures]
-    parts.append("\n".join(f"- {line}" for line in found.notes))
+    parts.append(_bullets(found.notes))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    """Return a Markdown list; a line that begins with the mark * is no list of its own."""
+    return "\n".join(f"- {line}".replace("- * ", "- \\* ", 1) for line in lines)
 
 
 def page(found: Findings, command: str, facts: Mapping[str, Sequence[Any]]) -> str:
@@ -114,5 +120,4 @@ def page(found: Findings, command: str, facts: Mapping[str, Sequence[Any]]) -> s
 def _section(sheet: Sheet) -> layout.Section:
     """Return a table as a section of the page."""
     rows = [layout.Row([layout.Cell(cell) for cell in row]) for row in sheet.rows]
-    notes = [sheet.note] if sheet.note else []
-    return layout.Section(sheet.title, tables=[layout.Table(sheet.head, rows)], notes=notes)
+    return layout.Section(sheet.title, tables=[layout.Table(sheet.head, rows)], notes=sheet.notes)

@@ -96,7 +96,7 @@ class Remarks(Experiment):
             f"{', '.join(f'{order:.2f}' for order in _orders(name, facts))} of {what}."
             for name, what in LIMITS.items()
         ]
-        return Findings(conclusions, [Sheet("Differences", head, table, note)], [_picture(facts)], facts)
+        return Findings(conclusions, [Sheet("Differences", head, table, [note])], [_picture(facts)], facts)
 
 
 def _arms(place: str, n: int) -> dict[str, tuple[str, Table, int]]:

@@ -108,7 +108,7 @@ def _accuracies(context: Context, records: Sequence[Table]) -> Sheet:
     note = f"Accuracy in percent, mean of {over(len(context.request.seed_list))}; in brackets the paper's and the "
     note += "difference. ★ best here."
     title = f"Accuracy, protocol {context.request.protocol}"
-    return Sheet(title, ["system", *(TITLES[c] for c in here)], table, note)
+    return Sheet(title, ["system", *(TITLES[c] for c in here)], table, [note])
 
 
 def _standings(context: Context, groups: Mapping[str, Sequence[Done]]) -> Comparison:
@@ -124,21 +124,22 @@ def _standings(context: Context, groups: Mapping[str, Sequence[Done]]) -> Compar
 def _sheets(column: str, found: Comparison) -> list[Sheet]:
     """Return all measures of a column after the last round, with the marks of paired tests."""
     title, (head, harmed) = TITLES[column], harm_grid(found)
-    sheets = [Sheet(title, *grid(found, behind=True), " ".join(explained(found, behind=True)))]
+    sheets = [Sheet(title, *grid(found, behind=True), explained(found, behind=True))]
     return sheets + ([Sheet(f"{title}: clients against Local only", head, harmed)] if harmed else [])
 
 
 def _verdict(context: Context, own: Sequence[Table]) -> str:
     """Say who is first in a column, and where FedABML is; the records are sorted, the best first."""
     first = own[0]
-    words = f"{TITLES[first['column']]}: {context.name(first['algorithm'])} is first with {first['accuracy']:.2f}"
+    title, name = TITLES[first["column"]], context.name(first["algorithm"])
+    words = f"{title}: {name} has the highest mean of the rows of this table: {first['accuracy']:.2f}"
     place = next((i for i, r in enumerate(own) if r["algorithm"].startswith("fedabml")), None)
     if place is None:
         return f"{words}."
     mine = own[place]
     if place:
         gap = first["accuracy"] - mine["accuracy"]
-        words += f"; {context.name(mine['algorithm'])} is {gap:.2f} behind, place {place + 1}"
+        words += f"; {context.name(mine['algorithm'])} is {gap:.2f} behind, in place {place + 1}"
     return words + (f"; the paper's FedABML has {mine['paper']:.2f}." if mine["paper"] else ".")
 
 

@@ -128,7 +128,7 @@ def _sheets(
         ),
     ]
     return [
-        Sheet(heading, head, [[context.name(name), *cells] for name, cells in table.items()], note)
+        Sheet(heading, head, [[context.name(name), *cells] for name, cells in table.items()], [note])
         for heading, table, note in tables
         if table
     ]

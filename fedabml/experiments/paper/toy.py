@@ -145,7 +145,7 @@ class Toy(Experiment):
             f"After {done[0].cell.config.rounds} rounds, mean over {over(len(groups['FedAvg']), unit='start')}; the "
             "loss is above the client's own minimum, mean of both clients. x* = (1.364, 1.364)."
         )
-        sheet = Sheet("Where they settle", head, table, note)
+        sheet = Sheet("Where they settle", head, table, [note])
         pictures = [_contours(groups), *(_rounds(groups, key) for key in ("distance", "loss"))]
         return Findings(_conclusions(records), [sheet], pictures, records)
 

@@ -233,7 +233,7 @@ def _aurocs(title: str, named: Groups) -> list[Sheet]:
         table = [[name, *(spread(_auroc(cells, *key), 3) for key in keys)] for name, cells in named.items()]
         head = ["AUROC", *MEASURES.values(), "entropy, per client"]
         note = "Pooled over clients, but for the last column: the mean of the clients' own."
-        made.append(Sheet(heading, head, table, note))
+        made.append(Sheet(heading, head, table, [note]))
     return made
 
 
@@ -246,7 +246,7 @@ def _calibration(title: str, named: Groups) -> Sheet:
         heights = [spread(mean([d.result.found["entropy"][k] for d in cells]), 3) for k in KINDS]
         table.append([name, *values, *heights, spread(mean(_accuracies(cells)[1]), 4)])
     head = ["", *measures, *(f"entropy, {word}" for word in KINDS.values()), "accuracy, other classes"]
-    return Sheet(f"{title}: calibration and entropy", head, table, "Mean entropies are in nats.")
+    return Sheet(f"{title}: calibration and entropy", head, table, ["Mean entropies are in nats."])
 
 
 def _shifted(title: str, named: Groups) -> Sheet:
@@ -259,7 +259,7 @@ def _shifted(title: str, named: Groups) -> Sheet:
     note = (
         "By the share of a client's samples that are of classes it never saw: what becomes of it as its labels shift."
     )
-    return Sheet(f"{title}: labels that shift", head, table, note)
+    return Sheet(f"{title}: labels that shift", head, table, [note])
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------
