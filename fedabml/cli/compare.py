@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from .options import command, panels_without, run_options
 if TYPE_CHECKING:
     from ..experiments.compare import Request
     from ..experiments.ranking import Comparison
+    from ..experiments.runner import Callbacks
 
 SEEDS = 5  # where none are given; the help of --seeds names it
 
@@ -79,35 +81,38 @@ def compare(
     rows = configs(wanted, *options.layers, overrides=options.overrides)
     out = out or options.folder("comparison")
     board = CellProgress("comparing", quiet)
-    with followed(board, board.start, options.key("dataset") or "", out, "compare") as callbacks:
+    with followed(board, options.key("dataset") or "", out, "compare", start=board.start) as callbacks:
         several = parse_seeds(seeds) if seeds else saved.seeds if saved else SEEDS
-        found = run(rows, several, out=out, resume=resume, finished=finished or (), **callbacks)
+        found = run(rows, several, out=out, resume=resume, finished=finished or (), callbacks=callbacks)
     if not quiet:
         show(found, out)
 
 
 @contextmanager
 def followed(
-    board: CellProgress, start: Callable[..., None], dataset: str, out: Path, command: str
-) -> Iterator[dict[str, Any]]:
-    """Yield the callbacks of `compare` or `tune`, which show downloads and then the progress of its cells.
+    board: CellProgress, dataset: str, out: Path, command: str, **displays: Callable[..., None]
+) -> Iterator[Callbacks]:
+    """Yield callbacks for `compare` or `tune` that show downloads and then, on `board`, the progress of the cells.
 
-    `start` begins the display `board`. Ctrl-C prints the command that resumes the experiment in `out`.
+    `displays` are further callbacks by name; they end the display of downloads. Ctrl-C prints the command that resumes
+    the experiment in `out`.
     """
+    from ..experiments.runner import Callbacks
+
     with ExitStack() as download, board:
 
-        def on_start(todo: Any, finished: int) -> None:
+        def show(display: Callable[..., None], *event: Any) -> None:
             download.close()  # one bar at a time
-            start(todo, finished)
+            display(*event)
 
         try:
-            yield {
-                "progress": download.enter_context(downloads(dataset, board.quiet)),
-                "on_note": (lambda text: None) if board.quiet else note,
-                "on_start": on_start,
-                "on_round": board.round,
-                "on_done": board.done,
-            }
+            yield Callbacks(
+                download=download.enter_context(downloads(dataset, board.quiet)),
+                note=(lambda text: None) if board.quiet else note,
+                round=board.round,
+                done=board.done,
+                **{name: partial(show, display) for name, display in displays.items()},  # type: ignore[arg-type]
+            )
         except KeyboardInterrupt:
             board.stop(out, command)
 

@@ -171,10 +171,10 @@ def _callbacks(label: str, quiet: bool, boards: ExitStack) -> Callbacks:
         board = boards.enter_context(CellProgress(label, quiet))
         board.start(todo, finished)
 
-    def search(plan: RunConfig) -> dict[str, Any]:
+    def search(plan: RunConfig) -> Callbacks:
         boards.close()
         own = boards.enter_context(SearchProgress(quiet))
-        return {"on_start": own.expect, "on_round": own.round, "on_done": own.done, "on_trial": own.trial}
+        return Callbacks(expect=own.expect, round=own.round, done=own.done, trial=own.trial)
 
     return Callbacks(
         note=(lambda text: None) if quiet else note,

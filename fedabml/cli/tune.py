@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +105,8 @@ def tune(
     fixed = {name: row.hyper for name, row in configs(wanted, *own, overrides=options.overrides).items()}
     out = out or options.folder("tuning")
     board = SearchProgress(quiet)
-    with followed(board, board.expect, options.key("dataset") or "", out, "tune") as callbacks:
+    displays: dict[str, Callable[..., None]] = {"expect": board.expect, "trial": board.trial}
+    with followed(board, options.key("dataset") or "", out, "tune", **displays) as callbacks:
         found = run(
             plan.with_changes(hyper={}, lr=None),
             None if algorithms and algorithms.strip(" ,") == "all" else wanted,
@@ -119,8 +120,7 @@ def tune(
             values=read_grid(grid) if grid else saved.get("grid"),
             resume=resume,
             finished=finished or (),
-            on_trial=board.trial,
-            **callbacks,
+            callbacks=callbacks,
         )
     if not quiet:
         show(found, out)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from .comparison_tables import TABLE, write_all
 from .ledger import Ledger
 from .ranking import Comparison, make
 from .request import begun, read
-from .runner import execute
+from .runner import SILENT, Callbacks, execute
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -227,37 +227,28 @@ def compare(
     out: str | os.PathLike[str],
     resume: bool = False,
     finished: Sequence[str | os.PathLike[str]] = (),
-    progress: Progress | None = None,
-    on_note: Callable[[str], None] = lambda text: None,
-    on_start: Callable[[list[Cell], int], None] = lambda todo, finished: None,
-    on_round: Callable[[list[Cell], float], None] = lambda cells, round: None,
-    on_done: Callable[[Result], None] = lambda result: None,
+    callbacks: Callbacks = SILENT,
 ) -> Comparison:
     """Run every row with every seed, write the comparison into a folder, and return it.
 
     `rows` are configurations by label, all of one setting (see `configs`). `seeds` are the seeds, or how many. With
     `resume`, a folder's comparison may be extended by rows and seeds, and the table has the old ones, too. A row that
     the model refuses is noted and shown without numbers, unless it refuses all. A row that diverges is a result, not an
-    error. `finished` are cells.jsonl of other folders or machines, whose cells are not run again. `on_start` is called
-    with the cells to run and the number of finished ones; the other callbacks are those of `execute`.
+    error. `finished` are cells.jsonl of other folders or machines, whose cells are not run again.
     """
     folder, request = Path(out), Request.of(rows, seeds)
     if resume or begun(folder, "compare"):
         request = request.joined(Request.read(folder), folder, resume)
     ledger = Ledger(folder / CELLS, finished)
-    refused, notes, fed = _refused(request, ledger, progress)
+    refused, notes, fed = _refused(request, ledger, callbacks.download)
     for text in notes:
-        on_note(text)
+        callbacks.note(text)
     command = request.command(folder)
     if fed:
         write_json(folder / MANIFEST.format(request.seeds[0]), fed.manifest_rows(rows=False), indent=None)
         save_heat_map(fed, folder / PICTURE.format(request.seeds[0]))
     write_json(folder / REQUEST, request.to_dict() | {"command": command})
-    cells = request.cells(list(refused))
-    todo = [cell for cell in cells if cell not in ledger]
-    on_start(todo, len(cells) - len(todo))
-    for _ in execute(cells, ledger, on_round=on_round, on_done=on_done):
-        pass
+    execute(request.cells(list(refused)), ledger, callbacks)
     found = _found(request, ledger, refused)
     write_all(found, folder, command)
     drawn = render(found, command, manifest=_manifest(request, folder))

@@ -6,14 +6,14 @@ program.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..accel.machine import free_bytes
 from ..data.once import reading_once
@@ -22,44 +22,73 @@ from ..engine.rounds import Simulation, run_rounds
 from ..engine.setting import Cohort
 from ..errors import TrainingError
 from ..evaluation.scoring import Entry, Evaluation, evaluate_after
+from ..runs.config import RunConfig, Table
 from ..runs.prepare import Setup, prepare, resolve_split
 from ..runs.provenance import code, hardware
 from .cell import Cell, Result, Score, options_by_epochs
 from .ledger import Ledger, Unfinished
-from .study import PLAIN, entry
+from .study import PLAIN, Study, entry
+
+if TYPE_CHECKING:
+    from ..data.download import Progress
 
 FACTS = ("device", "dtype", "backend", "chunk", "partition_hash", "versions", "fedabml", "parameters")
 MEASURES = ("accuracy", "rmse", "nll")  # of every client, for paired tests
-OnShare = Callable[[float], None]  # called with the share that is done
 TOGETHER = 64  # the most cells in a group: an interrupted group is lost
+OnRound = Callable[[float], None]
+Outcomes = Sequence[Evaluation | TrainingError]
 
 
-def execute(
-    cells: Sequence[Cell],
-    ledger: Ledger,
-    *,
-    on_round: Callable[[list[Cell], float], None] = lambda cells, round: None,
-    on_done: Callable[[Result], None] = lambda result: None,
-) -> Iterator[Result]:
-    """Run the cells that the ledger and those beside it lack; add each to the ledger when it is done, and yield it.
+def ignore(*_: Any) -> None:
+    """Do nothing: the callback of whoever does not follow an experiment."""
 
-    `on_round(cells, round)` is called after every round of the cells that run together; then, while they are scored,
-    with fractions of rounds up to their `work`.
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Functions that `compare`, `tune` and `reproduce` call as they go on.
+
+    `download(done, total)` follows the download of a dataset, and `note` takes a text for the user. `start` is called
+    with the cells to run and the number of finished ones; `expect` with the work of each cell of a search
+    (`Cell.work`) and the number of finished ones, again whenever it needs more or fewer. `round(cells, round)` follows
+    every round of the cells that run together and then, while they are scored, fractions of rounds up to their `work`.
+    `done` is called with every result, `trial` with every trial of a search, and again if it is refused or confirmed.
+    `search` is called with its run before a search of the paper's experiments, and returns the callbacks to use there.
     """
-    wanted = {cell.identity: cell for cell in cells if cell.identity not in ledger.results}
-    if ledger.closed and any(cell not in ledger for cell in wanted.values()):
+
+    download: Progress | None = None
+    note: Callable[[str], None] = ignore
+    start: Callable[[list[Cell], int], None] = ignore
+    expect: Callable[[list[float], int], None] = ignore
+    round: Callable[[list[Cell], float], None] = ignore
+    done: Callable[[Result], None] = ignore
+    trial: Callable[[Any], None] = ignore  # of `fedabml.experiments.search.Trial`
+    search: Callable[[RunConfig], Callbacks] = lambda plan: Callbacks()
+
+
+SILENT = Callbacks()
+
+
+def execute(cells: Sequence[Cell], ledger: Ledger, callbacks: Callbacks = SILENT) -> list[Result]:
+    """Run the cells that the ledger and those beside it lack, and return the results of all cells, in their order.
+
+    Each is added to the ledger when it is done. Raises `Unfinished` if cells are missing in a ledger that is closed.
+    """
+    once = {cell.identity: cell for cell in cells}
+    todo = [cell for cell in once.values() if cell not in ledger]
+    if ledger.closed and todo:
         raise Unfinished(f"Runs are missing in '{ledger.path.parent}'.")
-    if ledger.closed or not wanted:
-        return
-    with ledger.locked(), reading_once():
-        for identity in wanted:
-            if identity in ledger.others and identity not in ledger.results:
-                ledger.add(ledger.others[identity])
-        for group in groups([cell for cell in wanted.values() if cell not in ledger]):
-            for result in run_together(group, on_round):
-                ledger.add(result)
-                on_done(result)
-                yield result
+    if cells:
+        callbacks.start(todo, len(once) - len(todo))
+    if not ledger.closed and not once.keys() <= ledger.results.keys():
+        with ledger.locked(), reading_once():
+            for identity in once:
+                if identity in ledger.others and identity not in ledger.results:
+                    ledger.add(ledger.others[identity])
+            for group in groups([cell for cell in todo if cell not in ledger]):
+                for result in run_together(group, callbacks.round):
+                    ledger.add(result)
+                    callbacks.done(result)
+    return [ledger[cell] for cell in cells]
 
 
 def groups(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
@@ -77,26 +106,23 @@ def _kind(cell: Cell) -> str:
     algorithm = cell.config.algorithm_object()
     apart = {"seed", "partition_seed", "lr", cell.config.algorithm}
     common = {k: v for k, v in cell.config.to_dict(everything=True).items() if k not in apart}
-    options = [dataclasses.replace(algorithm, **option).discrete() for option in cell.personal]
+    options = [replace(algorithm, **option).discrete() for option in cell.personal]
     about = [cell.curve, (cell.study or PLAIN).identity]
     return json.dumps([type(algorithm).__name__, algorithm.discrete(), common, options, about], sort_keys=True)
 
 
 def run_together(cells: Sequence[Cell], on_round: Callable[[list[Cell], float], None]) -> Iterator[Result]:
     """Train and score the cells of one group; those whose samples or networks do not fit run one after another."""
-    batches: list[list[tuple[Cell, Setup]]] = []
+    batches: list[dict[Cell, Setup]] = []
     for cell in cells:
         setup = prepared(cell)
-        batch = next((b for b in batches if _fits(setup.cohort, [s.cohort for _, s in b])), None)
+        batch = next((b for b in batches if _fits(setup.cohort, [s.cohort for s in b.values()])), None)
         if batch is None:
-            batches.append([(cell, setup)])
-        else:
-            batch.append((cell, setup))
+            batches.append(batch := {})
+        batch[cell] = setup
     while batches:
         batch = batches.pop(0)  # so that its data may go when it is done
-        Cohort.join([setup.cohort for _, setup in batch])
-        now = [cell for cell, _ in batch]
-        yield from _run_batch(batch, lambda round, now=now: on_round(now, round))  # type: ignore[misc]
+        yield from _run_batch(list(batch), list(batch.values()), partial(on_round, list(batch)))
 
 
 def _fits(own: Cohort, others: Sequence[Cohort]) -> bool:
@@ -121,94 +147,114 @@ def prepared(cell: Cell) -> Setup:
     return prepare(fed, study.network(config, fed), config.algorithm_object(), **config.train_options(fed))
 
 
-def _run_batch(batch: list[tuple[Cell, Setup]], on_round: Callable[[float], None]) -> Iterator[Result]:
-    start, made = time.perf_counter(), code()  # the code when training began
-    first = batch[0][1]
-    if batch[0][0].config.chunk is None:
-        clients = sum(s.cohort.fed.clients for _, s in batch)
+def _run_batch(cells: Sequence[Cell], setups: Sequence[Setup], on_round: OnRound) -> Iterator[Result]:
+    """Train and score cells side by side, and yield their results."""
+    Cohort.join([setup.cohort for setup in setups])
+    start, revision = time.perf_counter(), code()  # the code when training began
+    first, study = setups[0], cells[0].study or PLAIN
+    if cells[0].config.chunk is None:
+        clients = sum(setup.cohort.fed.clients for setup in setups)
         first.cohort.limit.set(chunk_of(first.lane, first.cohort.device, clients))
-    study, curve = batch[0][0].study or PLAIN, batch[0][0].curve
-    sims = [Simulation(s.cohort) for _, s in batch]
-    lines: list[dict[str, Any]] = [{"bytes_up": 0, "bytes_down": 0} for _ in sims]
-    errors: dict[int, TrainingError] = {}
-    scores: list[list[Score]] = [[] for _ in sims]
-    curves: list[list[dict[str, Any]]] = [[] for _ in sims]
-    for round, news in run_rounds(sims, first.rounds, lambda round: round in curve):
-        for i, line in news.items():
-            if isinstance(line, TrainingError):
-                errors[i] = line
-            else:
-                lines[i] = line
-        seen = [i for i in news if i not in errors] if round in curve else []
-        for i, noted in zip(seen, study.watch([sims[i] for i in seen]) if seen else [], strict=True):
-            curves[i].append({"round": round} | noted)
-        on_round(round)
+    sims = [Simulation(setup.cohort) for setup in setups]
+    traffic, curves, errors = _train(sims, first.rounds, cells[0].curve, study, on_round)
     trained, split = time.perf_counter() - start, resolve_split(first.cohort.fed, "auto")
     alive = [i for i in range(len(sims)) if i not in errors]
-    audiences = [study.audiences(cell.config, setup.cohort.fed) for cell, setup in batch]
-    cohorts = [{name: s.cohort.among(fed) for name, fed in own.items()} for own, s in zip(audiences, sims, strict=True)]
-    trainings = options_by_epochs([cell for cell, _ in batch])
-    weights = [cohort.fed.clients * (max(training) + 1) for cohort in cohorts[0].values() for training in trainings]
-    parts = _part_callbacks(batch[0][0], weights, on_round)
-    for name in cohorts[0] if alive else ():
-        scored: dict[int, list[Evaluation | TrainingError]] = {}
-        for training in trainings:
-            last = training[max(training)][0]  # all of them have its other options
-            entries = [_entry(sims[i], cohorts[i][name], batch[i][0].personal[last]) for i in alive]
-            prior = next((epochs for epochs, numbers in training.items() if 0 in numbers), None)
-            found = evaluate_after(tuple(training), entries, split, prior, next(parts))
-            scored |= {n: each for numbers, each in zip(training.values(), found, strict=True) for n in numbers}
-        for number in sorted(scored):
-            for i, each in zip(alive, scored[number], strict=True):
-                options = batch[i][0].personal
-                scores[i].append(_score(options[number], each, len(options) == 1, name))
-    for i, own in enumerate(scores):
-        if own and all(score.error for score in own):
-            errors[i] = TrainingError(own[0].error)
-    looks = [{} if i in errors else study.look(sim) for i, sim in enumerate(sims)]
-    share = {"seconds": time.perf_counter() - start, "seconds_training": trained}
-    today = {"code": made, "hardware": hardware(batch[0][1].cohort.device), "ended": f"{datetime.now(UTC):%FT%H:%MZ}"}
-    for i, (cell, setup) in enumerate(batch):
-        facts = {name: setup.config[name] for name in FACTS} | {"split": split, "together": len(batch)} | today
-        facts |= {name: value / len(batch) for name, value in share.items()}
-        facts |= {"compiled": sims[i].compiled} if sims[i].compiled else {}
-        facts |= {name: lines[i][name] for name in ("bytes_up", "bytes_down")}
+    scores = _score([cells[i] for i in alive], [sims[i] for i in alive], study, split, on_round) if alive else []
+    scores_of = dict(zip(alive, scores, strict=True))
+    errors |= {i: str(own[0].error) for i, own in scores_of.items() if own and all(score.error for score in own)}
+    looks = {i: study.look(sim) for i, sim in enumerate(sims) if i not in errors}
+    common = {
+        "split": split, "together": len(cells), "code": revision, "hardware": hardware(first.cohort.device),
+        "ended": f"{datetime.now(UTC):%FT%H:%MZ}", "seconds": (time.perf_counter() - start) / len(cells),
+        "seconds_training": trained / len(cells),
+    }  # fmt: skip
+    for i, (cell, setup, sim) in enumerate(zip(cells, setups, sims, strict=True)):
+        facts = {name: setup.config[name] for name in FACTS} | common | traffic[i]
         facts["rows"] = setup.cohort.fed.rows(split).counts.tolist()  # that every client is scored on
+        facts |= {"compiled": sim.compiled} if sim.compiled else {}
         if cell.config.data or cell.config.drop_small:  # else they are numbered
             facts["names"] = list(setup.cohort.fed.names)
-        error = str(errors[i]) if i in errors else None
+        own = [] if i in errors else scores_of[i]
         config = cell.config.to_dict()
-        yield Result(cell.identity, cell.label, config, [] if error else scores[i], facts, error, curves[i], looks[i])
+        yield Result(cell.identity, cell.label, config, own, facts, errors.get(i), curves[i], looks.get(i, {}))
 
 
-def _part_callbacks(cell: Cell, weights: Sequence[float], on_round: Callable[[float], None]) -> Iterator[OnShare]:
+def _train(
+    sims: Sequence[Simulation], rounds: int, curve: Sequence[int], study: Study, on_round: OnRound
+) -> tuple[list[Table], list[list[Table]], dict[int, str]]:
+    """Train runs side by side; return for each the bytes up and down and its curve, and the errors of diverged ones."""
+    traffic: list[Table] = [{"bytes_up": 0, "bytes_down": 0} for _ in sims]
+    curves: list[list[Table]] = [[] for _ in sims]
+    errors: dict[int, str] = {}
+    for round, news in run_rounds(sims, rounds, lambda round: round in curve):
+        for i, line in news.items():
+            if isinstance(line, TrainingError):
+                errors[i] = str(line)
+            else:
+                traffic[i] = {name: line[name] for name in traffic[i]}
+        alive = [i for i in news if i not in errors] if round in curve else []
+        if alive:
+            for i, record in zip(alive, study.watch([sims[i] for i in alive]), strict=True):
+                curves[i].append({"round": round} | record)
+        on_round(round)
+    return traffic, curves, errors
+
+
+def _score(
+    cells: Sequence[Cell], sims: Sequence[Simulation], study: Study, split: str, on_round: OnRound
+) -> list[list[Score]]:
+    """Return the scores of trained runs: for every audience of the study, one for each personal option."""
+    audiences = [study.audiences(cell.config, sim.cohort.fed) for cell, sim in zip(cells, sims, strict=True)]
+    cohorts = [{name: s.cohort.among(fed) for name, fed in own.items()} for own, s in zip(audiences, sims, strict=True)]
+    trainings = options_by_epochs(cells)
+    weights = [cohort.fed.clients * (max(training) + 1) for cohort in cohorts[0].values() for training in trainings]
+    parts = _part_callbacks(cells[0], weights, on_round)
+    scores: list[list[Score]] = [[] for _ in sims]
+    for name in cohorts[0]:
+        outcomes: dict[int, Outcomes] = {}  # by number of the option, one for each run
+        for training in trainings:
+            last = training[max(training)][0]  # all of them have its other options
+            trained = zip(sims, cohorts, cells, strict=True)
+            entries = [_entry(sim, own[name], cell.personal[last]) for sim, own, cell in trained]
+            prior = next((epochs for epochs, numbers in training.items() if 0 in numbers), None)
+            after = evaluate_after(tuple(training), entries, split, prior, next(parts))
+            outcomes |= {n: each for numbers, each in zip(training.values(), after, strict=True) for n in numbers}
+        for number in sorted(outcomes):
+            for own, cell, outcome in zip(scores, cells, outcomes[number], strict=True):
+                own.append(_score_of(cell.personal[number], outcome, len(cell.personal) == 1, name))
+    return scores
+
+
+def _part_callbacks(cell: Cell, weights: Sequence[float], on_round: OnRound) -> Iterator[OnRound]:
     """Yield a callback for each part of a cell's scoring; together they call `on_round` with fractions of rounds."""
     unit, begin = (cell.work - cell.config.rounds) / sum(weights), float(cell.config.rounds)
-    far = begin
+    furthest = begin
 
     def report(begin: float, length: float, share: float) -> None:
-        nonlocal far
-        far = max(far, begin + share * length)  # a part that is repeated for lack of memory does not count back
-        on_round(far)
+        nonlocal furthest
+        furthest = max(furthest, begin + share * length)  # a part repeated for lack of memory does not count back
+        on_round(furthest)
 
     for weight in weights:
         yield partial(report, begin, weight * unit)
         begin += weight * unit
 
 
-def _entry(sim: Simulation, cohort: Cohort, personal: dict[str, Any]) -> Entry:
-    return entry(sim, cohort.using(dataclasses.replace(cohort.algorithm, **personal)) if personal else cohort)
+def _entry(sim: Simulation, cohort: Cohort, personal: Table) -> Entry:
+    return entry(sim, cohort.using(replace(cohort.algorithm, **personal)) if personal else cohort)
 
 
-def _score(personal: dict[str, Any], found: Evaluation | TrainingError, each: bool, on: str) -> Score:
+def _score_of(personal: Table, outcome: Evaluation | TrainingError, each: bool, on: str) -> Score:
     """Return the score of an evaluation; with `each` also those of every client, and the reliability."""
-    if isinstance(found, TrainingError):
-        return Score(personal, {}, {}, str(found), on)
+    if isinstance(outcome, TrainingError):
+        return Score(personal, {}, {}, str(outcome), on)
+    if not each:
+        return Score(personal, outcome.summary, {}, on=on)
     clients = {
-        name: [None if math.isnan(v) else round(float(v), 5) for v in found.clients[name]]
+        name: [None if math.isnan(v) else round(float(v), 5) for v in outcome.clients[name]]
         for name in MEASURES
-        if each and name in found.clients
+        if name in outcome.clients
     }
-    bins = found.details.get("reliability", []) if each else []
-    sure = [[round(row["confidence"], 5), round(row["accuracy"], 5), row["count"]] for row in bins]
-    return Score(personal, found.summary, clients, on=on, reliability=sure)
+    bins = outcome.details.get("reliability", [])
+    reliability = [[round(row["confidence"], 5), round(row["accuracy"], 5), row["count"]] for row in bins]
+    return Score(personal, outcome.summary, clients, on=on, reliability=reliability)

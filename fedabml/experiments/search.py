@@ -30,7 +30,7 @@ from ..errors import InputError
 from ..runs.config import RunConfig, Table
 from .cell import Cell, Result
 from .ledger import Ledger
-from .runner import execute
+from .runner import Callbacks, execute
 from .search_space import (
     GRID,
     Grid,
@@ -213,16 +213,15 @@ class Search:
         confirming = Cell(config.algorithm, config, usual, study=self.study).work
         return [each] * self.size(trials) * len(self.seeds), [confirming] * (4 if self.size(trials) > 1 else 2)
 
-    def run(self, trials: int, measure: str, ledger: Ledger, **callbacks: Any) -> Iterator[Trial]:
-        """Yield the trials in order; those of a batch are trained together. The callbacks are those of `execute`."""
+    def run(self, trials: int, measure: str, ledger: Ledger, callbacks: Callbacks) -> Iterator[Trial]:
+        """Yield the trials in order; those of a batch are trained together."""
         seed = hashlib.sha256(f"{self.seeds[0]} {self.config.algorithm}".encode()).digest()
         points = Points(self.space, self.given, int.from_bytes(seed[:4]), max(EARLY, self.batch))
         trials = self.size(trials)
         for begin in range(0, trials, self.batch):
             proposed = points.propose(min(self.batch, trials - begin))
             cells = [self.cells(point) for point in proposed]
-            for _ in execute([cell for each in cells for cell in each], ledger, **callbacks):
-                pass
+            execute([cell for each in cells for cell in each], ledger, callbacks)
             done = [
                 self.trial(number, point, [ledger[cell] for cell in own], measure)
                 for number, (point, own) in enumerate(zip(proposed, cells, strict=True), begin)
@@ -258,7 +257,7 @@ class Search:
 
     # -- confirmation ---------------------------------------------------------------------------------------------
     def confirm(
-        self, trials: Sequence[Trial], ledger: Ledger, on_works: Callable[[list[float]], None], **callbacks: Any
+        self, trials: Sequence[Trial], ledger: Ledger, on_works: Callable[[list[float]], None], callbacks: Callbacks
     ) -> Iterator[Trial]:
         """Yield the trials that are refused, from the best on, and at last the one that is confirmed, if any.
 
@@ -273,8 +272,7 @@ class Search:
             needed = {cell.identity: cell for cell in (*cells, *first)}
             works |= {identity: cell.work for identity, cell in needed.items()}
             on_works(list(works.values()))
-            for _ in execute(list(needed.values()), ledger, **callbacks):
-                pass
+            execute(list(needed.values()), ledger, callbacks)
             found = self._judged(trial, [ledger[cell] for cell in cells])
             if first and not found.refused:
                 reference = self._judged(trials[0], [ledger[cell] for cell in first])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,9 +35,10 @@ from ..runs import presets
 from ..runs.config import RunConfig, Table, to_toml
 from ..runs.prepare import prepare
 from ..runs.request import command, flags, flat
-from .cell import MACHINE, Cell, Result
+from .cell import MACHINE
 from .ledger import Ledger
 from .request import claim, read
+from .runner import SILENT, Callbacks
 from .search import Search, Trial, need_optuna
 from .search_space import GRID, as_flag, own_grid
 from .search_space import searches as is_searched
@@ -88,12 +89,7 @@ def tune(
     resume: bool = False,
     finished: Sequence[str | os.PathLike[str]] = (),
     closed: bool = False,
-    progress: Progress | None = None,
-    on_note: Callable[[str], None] = lambda text: None,
-    on_start: Callable[[list[float], int], None] = lambda works, finished: None,
-    on_round: Callable[[list[Cell], float], None] = lambda cells, round: None,
-    on_done: Callable[[Result], None] = lambda result: None,
-    on_trial: Callable[[Trial], None] = lambda trial: None,
+    callbacks: Callbacks = SILENT,
 ) -> Tuned:
     """Search good hyperparameters of each algorithm on validation data, and write the best to tuned.toml in `out`.
 
@@ -105,10 +101,6 @@ def tune(
     them. A `study` chooses other data to train on or other clients to score. `measure` is accuracy (for regression
     rmse) or nll. `finished` are cells.jsonl of other folders or machines, whose cells are not run again. A search that
     is `closed` runs and writes nothing, and raises `Unfinished` if it has not ended.
-
-    `on_start` is called with the work of each cell (`Cell.work`) and the number of finished ones, again whenever a
-    confirmation needs more or fewer cells. `on_trial` is called with every trial, and again with those that are refused
-    or confirmed; the other callbacks are those of `execute`, and `progress` is for downloads.
     """
     optuna = need_optuna()
     trials, batch = whole(trials, "trials", 1), whole(batch, "batch", 1)
@@ -117,7 +109,7 @@ def tune(
         raise InputError(f"Tuning needs at least one {'algorithm' if seeds else 'seed'}.")
     bare, held = _bare(config), _held(config, fixed or {}, algorithms or list(REGISTRY))
     values = _listed(values or {}, held)
-    fed = _data(bare, seeds[0], progress)
+    fed = _data(bare, seeds[0], callbacks.download)
     fed = study.federation(bare.with_changes(seed=seeds[0])) if study else fed
     measure = _measure(fed, measure)
     start = presets.layer(preset, bare.dataset) if preset else {}
@@ -138,7 +130,7 @@ def tune(
     if not searches:  # not the algorithms are wrong, but the run
         raise InputError(next(iter(notes)))
     for text in notes:
-        on_note(text)
+        callbacks.note(text)
     folder = Path(out)
     request = {"algorithms": list(searches), "trials": trials, "seeds": list(seeds), "batch": batch, "measure": measure}
     request |= {"preset": preset, "fixed": {name: search.fixed for name, search in searches.items()}}
@@ -159,23 +151,22 @@ def tune(
     works = {name: search.works(trials) for name, search in searches.items()}
 
     def expect() -> None:
-        on_start([work for both in works.values() for part in both for work in part], len(ledger.results))
+        callbacks.expect([work for both in works.values() for part in both for work in part], len(ledger.results))
 
     def confirming(name: str, own: list[float]) -> None:
         works[name] = works[name][0], own
         expect()
 
     expect()
-    callbacks = {"on_round": on_round, "on_done": on_done}
     tuned = Tuned({name: [] for name in searches}, measure, folder / "tuned.toml")
     for name, search in searches.items():
         done = tuned.trials[name]
-        for trial in search.run(trials, measure, ledger, **callbacks):
+        for trial in search.run(trials, measure, ledger, callbacks):
             done.append(trial)
-            on_trial(trial)
-        for trial in search.confirm(done, ledger, partial(confirming, name), **callbacks):
+            callbacks.trial(trial)
+        for trial in search.confirm(done, ledger, partial(confirming, name), callbacks):
             done[trial.number] = trial
-            on_trial(trial)
+            callbacks.trial(trial)
         tuned.warnings[name] = [text for trial in tuned.best(name) for text in search.warnings(trial)]
     if closed:
         return tuned

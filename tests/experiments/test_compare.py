@@ -26,6 +26,7 @@ from fedabml.experiments.cell import Cell, Result, Score
 from fedabml.experiments.compare import Request, compare, configs
 from fedabml.experiments.comparison_tables import explained, grid
 from fedabml.experiments.ranking import make
+from fedabml.experiments.runner import Callbacks
 from fedabml.files.sealed import parse_sealed, write_json
 from fedabml.runs.config import RunConfig
 from tests.cli.command import MOST, run
@@ -765,9 +766,10 @@ def test_seeds_are_told_as_they_are_asked_for():
 def test_two_settings_of_one_algorithm_from_python(tmp_path):
     common = RunConfig(clients=8, model="mlr", rounds=1, batch_size=20, algorithm="fedabml")
     own = {"cold": common.with_changes(hyper={"lam": 0.001}), "exact": common.with_changes(hyper={"lam": 1.0})}
-    heard = []
-    found = compare(own, [3], out=tmp_path / "lib", on_done=lambda r: heard.append(r.label))
-    assert {row.label for row in found.rows} == {"cold", "exact"} == set(heard) and found.local is None
+    labels = []
+    callbacks = Callbacks(done=lambda result: labels.append(result.label))
+    found = compare(own, [3], out=tmp_path / "lib", callbacks=callbacks)
+    assert {row.label for row in found.rows} == {"cold", "exact"} == set(labels) and found.local is None
     assert len(grid(found)[1]) == 2 and found.rows[0].best and found.values("cold", 3, "accuracy").shape == (8,)
     with pytest.raises(InputError, match=r"different settings.*rounds = 1 and 2"):
         compare(own | {"longer": common.with_changes(rounds=2)}, 1, out=tmp_path / "other")

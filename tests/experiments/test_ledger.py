@@ -12,7 +12,7 @@ from fedabml.experiments import runner
 from fedabml.experiments.cell import Cell, Result, Score
 from fedabml.experiments.compare import configs
 from fedabml.experiments.ledger import Ledger, Unfinished
-from fedabml.experiments.runner import execute
+from fedabml.experiments.runner import Callbacks, execute
 from fedabml.files.sealed import parse_sealed
 from fedabml.runs.config import RunConfig, read_toml
 
@@ -77,31 +77,27 @@ def test_a_line_that_has_its_label_in_its_identity_is_still_good(tmp_path):
 def test_nobody_undoes_what_another_has_added(tmp_path, played):
     """A ledger that was read before another process added to the file, and one of cells from elsewhere."""
     path, other = tmp_path / "cells.jsonl", tmp_path / "other.jsonl"
-    for _ in execute(cells(3), Ledger(other)):
-        pass
-    for _ in execute(cells(1), Ledger(path)):
-        pass
+    execute(cells(3), Ledger(other))
+    execute(cells(1), Ledger(path))
     early = Ledger(path, [other])
-    for _ in execute(cells(2), Ledger(path)):
-        pass
+    execute(cells(2), Ledger(path))
     before = path.read_bytes()
     closed = Ledger(path, [other], closed=True)
-    assert not [*execute(cells(3), closed)] and closed[cells(3)[2]].seed == 2 and path.read_bytes() == before
+    assert [r.seed for r in execute(cells(3), closed)] == [0, 1, 2] and path.read_bytes() == before
     with pytest.raises(Unfinished, match="Runs are missing"):
-        next(execute(cells(4), closed))
+        execute(cells(4), closed)
     with Ledger(path).locked(), pytest.raises(InputError, match="Another process"):
-        next(execute(cells(3), early))
+        execute(cells(3), early)
     assert path.read_bytes() == before
     played.clear()
-    assert [r.seed for r in execute(cells(4), early)] == [3] == played
+    assert [r.seed for r in execute(cells(4), early)] == [0, 1, 2, 3] and played == [3]
     assert path.read_bytes().startswith(before)
     assert sorted(r.seed for r in Ledger(path).results.values()) == [0, 1, 2, 3]
 
 
 def test_a_line_cut_short_is_dropped_and_its_cell_runs_again(tmp_path, played):
     path = tmp_path / "cells.jsonl"
-    for _ in execute(cells(3), Ledger(path)):
-        pass
+    execute(cells(3), Ledger(path))
     whole = path.read_bytes()
     last = whole.rindex(b"\n", 0, -1) + 1
     for end in (last + 1, last + 40, len(whole) - 1):  # the last is whole but for its end of line
@@ -109,7 +105,7 @@ def test_a_line_cut_short_is_dropped_and_its_cell_runs_again(tmp_path, played):
         ledger = Ledger(path)
         assert len(ledger.results) == 2
         played.clear()
-        assert [r.seed for r in execute(cells(3), ledger)] == [2] == played
+        assert [r.seed for r in execute(cells(3), ledger)] == [0, 1, 2] and played == [2]
         assert path.read_bytes() == whole
 
 
@@ -149,24 +145,22 @@ def test_a_changed_line_is_refused_and_named(tmp_path):
 
 
 def test_nothing_is_run_twice(tmp_path, played):
-    ledger, heard, done = Ledger(tmp_path / "cells.jsonl"), [], []
+    ledger, rounds, done = Ledger(tmp_path / "cells.jsonl"), [], []
     doubled = [*cells(2), *cells(2)]
-    hear = lambda group, round: heard.append(({cell.config.seed for cell in group}, round))
-    for _ in execute(doubled, ledger, on_round=hear, on_done=done.append):
-        pass
-    assert sorted(played) == [0, 1] and len(done) == 2 and {round for _, round in heard} == {1}
-    for _ in execute(doubled, Ledger(ledger.path)):
-        pass
-    assert sorted(r.seed for r in execute(cells(3), Ledger(ledger.path))) == [2] and sorted(played) == [0, 1, 2]
+    on_round = lambda group, round: rounds.append(({cell.config.seed for cell in group}, round))
+    execute(doubled, ledger, Callbacks(round=on_round, done=done.append))
+    assert sorted(played) == [0, 1] and len(done) == 2 and {round for _, round in rounds} == {1}
+    assert execute(doubled, Ledger(ledger.path)) == [*done, *done] and sorted(played) == [0, 1]
+    assert [r.seed for r in execute(cells(3), Ledger(ledger.path))] == [0, 1, 2] == sorted(played)
 
 
 def test_an_interruption_costs_only_what_was_running(tmp_path, played):
     path = tmp_path / "cells.jsonl"
     killer = Cell("fedabml", SMALL.with_changes(seed=99))
     with pytest.raises(KeyboardInterrupt):
-        list(execute([*cells(2), killer, *cells(4)[2:]], Ledger(path)))
+        execute([*cells(2), killer, *cells(4)[2:]], Ledger(path))
     assert [json.loads(line)["config"].get("seed", 0) for line in path.read_text().splitlines()] == [0, 1]
-    assert [r.seed for r in execute(cells(4), Ledger(path))] == [2, 3] and played == [0, 1, 2, 3]
+    assert [r.seed for r in execute(cells(4), Ledger(path))] == [0, 1, 2, 3] == played
 
 
 def test_real_cells(tmp_path):
@@ -174,7 +168,8 @@ def test_real_cells(tmp_path):
     calm = Cell("fedavg", SMALL.with_changes(algorithm="fedavg"), personal)
     wild = Cell("wild", SMALL.with_changes(algorithm="fedavg", hyper={"lr": 1e38}), personal)
     ledger, rounds = Ledger(tmp_path / "cells.jsonl"), []
-    found = {r.label: r for r in execute([calm, wild], ledger, on_round=lambda group, round: rounds.append(round))}
+    on_round = lambda group, round: rounds.append(round)
+    found = {r.label: r for r in execute([calm, wild], ledger, Callbacks(round=on_round))}
     fine, lost = found["fedavg"], found["wild"]
     assert fine.error is None and [score.personal for score in fine.scores] == [*personal]
     assert fine.scores[0].summary["accuracy"] < fine.scores[1].summary["accuracy"]
@@ -182,22 +177,24 @@ def test_real_cells(tmp_path):
     assert fine.facts["bytes_up"] > 0 and fine.facts["partition_hash"] and fine.facts["split"] == "test"
     assert "diverged" in lost.error and not lost.scores and lost.facts["partition_hash"] == fine.facts["partition_hash"]
     assert {1, 2} <= set(rounds) and max(rounds) == pytest.approx(calm.work)
-    assert not list(execute([calm, wild], Ledger(ledger.path)))  # one that diverged is finished, too
+    again = []
+    execute([calm, wild], Ledger(ledger.path), Callbacks(done=again.append))
+    assert not again  # one that diverged is finished, too
 
 
-def test_a_default_that_is_told_makes_no_other_cell():
+def test_a_default_that_is_spelled_out_makes_no_other_cell():
     """A cell is known by what is computed: of a version with other defaults, nothing is taken for the same."""
     plain = RunConfig(algorithm="fedabml")
-    told = {"s": FedABML().s, "lr": FedABML().lr}
-    assert Cell("a", plain).identity == Cell("a", plain.with_changes(hyper=told)).identity
+    defaults = {"s": FedABML().s, "lr": FedABML().lr}
+    assert Cell("a", plain).identity == Cell("a", plain.with_changes(hyper=defaults)).identity
     assert Cell("a", plain).identity != Cell("a", plain.with_changes(hyper={"s": FedABML().s + 1})).identity
     assert Cell("a", plain).identity == Cell("a", plain.with_changes(lr=FedABML().lr)).identity
 
 
 def test_cells_of_before_a_hyperparameter_came_are_cells_of_now():
     plain = Cell("a", RunConfig(algorithm="fedavg-ft"))
-    told = Cell("a", RunConfig(algorithm="fedavg-ft", hyper={"lr_decay": 1.0, "server_lr": 1.0}))
-    assert plain.identity == told.identity and "lr_decay" not in plain.identity
+    explicit = Cell("a", RunConfig(algorithm="fedavg-ft", hyper={"lr_decay": 1.0, "server_lr": 1.0}))
+    assert plain.identity == explicit.identity and "lr_decay" not in plain.identity
     for name in ("lr_decay", "server_lr"):
         other = Cell("a", RunConfig(algorithm="fedavg-ft", hyper={name: 0.9}))
         assert other.identity != plain.identity and f'"{name}": 0.9' in other.identity

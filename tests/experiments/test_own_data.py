@@ -90,10 +90,10 @@ def cells(own, algorithms=("fedabml", "fedavg-ft"), seeds=3, **more):
 @pytest.mark.slow
 def test_seeds_form_one_batch_with_the_numbers_of_each_alone(kind, validation, request, tmp_path, monkeypatch):
     own = request.getfixturevalue(kind)
-    together = list(execute(cells(own, validation=validation), Ledger(tmp_path / "together")))
+    together = execute(cells(own, validation=validation), Ledger(tmp_path / "together"))
     assert [result.facts["together"] for result in together] == [3] * 6
     monkeypatch.setattr(runner, "TOGETHER", 1)
-    alone = list(execute(cells(own, validation=validation), Ledger(tmp_path / "alone")))
+    alone = execute(cells(own, validation=validation), Ledger(tmp_path / "alone"))
     assert [result.facts["together"] for result in alone] == [1] * 6
     for one, other in zip(alone, together, strict=True):
         assert one.error is None and one.identity == other.identity
@@ -109,9 +109,9 @@ def test_seeds_form_one_batch_with_the_numbers_of_each_alone(kind, validation, r
 def test_new_clients_of_a_table_are_scored_on_their_own_rows(csv, tmp_path, monkeypatch):
     """A study that scores other clients than it trained finds their samples in the array that runs share."""
     study = [Cell(c.label, c.config, study=Newcomers(0.5)) for c in cells(csv, ("fedavg-ft",), 2)]
-    together = list(execute(study, Ledger(tmp_path / "together")))
+    together = execute(study, Ledger(tmp_path / "together"))
     monkeypatch.setattr(runner, "TOGETHER", 1)
-    alone = list(execute(study, Ledger(tmp_path / "alone")))
+    alone = execute(study, Ledger(tmp_path / "alone"))
     assert [r.facts["together"] for r in together] == [2, 2] and [r.facts["together"] for r in alone] == [1, 1]
     for one, other in zip(alone, together, strict=True):
         assert [s.summary["nll"] for s in one.scores] == pytest.approx([s.summary["nll"] for s in other.scores])
@@ -126,7 +126,7 @@ def test_tables_whose_features_differ_by_seed_are_not_batched(tmp_path):
     own = {"data": str(tmp_path / "own.csv"), "client_column": "site", "target_column": "label", "test_share": 0.6}
     some = cells(own, ("fedavg",), 12)
     widths = [cell.config.federation().x.shape[1] for cell in some]
-    found = list(execute(some, Ledger(tmp_path / "cells")))
+    found = execute(some, Ledger(tmp_path / "cells"))
     assert len({*widths}) == 2
     assert sorted(result.facts["together"] for result in found) == sorted(widths.count(w) for w in widths)
     assert [result.identity for result in found] != [] and all(result.error is None for result in found)

@@ -16,7 +16,7 @@ from fedabml.experiments import runner
 from fedabml.experiments.cell import Cell
 from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.paper.newcomers import Newcomers
-from fedabml.experiments.runner import execute
+from fedabml.experiments.runner import Callbacks, execute
 from fedabml.runs.config import RunConfig
 
 SMALL = {"clients": 8, "rounds": 2, "participation": 0.5, "model": "mlr", "dtype": "float64"}
@@ -28,7 +28,7 @@ def cell(algorithm="fedabml", seed=0, personal=({},), **hyper):
 
 
 def run(cells, path):
-    return list(execute(cells, Ledger(path)))
+    return execute(cells, Ledger(path))
 
 
 @pytest.mark.slow
@@ -96,22 +96,26 @@ def test_runs_of_other_data_are_not_taken_for_one_batch():
 
 def test_two_processes_do_not_write_one_ledger(tmp_path):
     first, second = Ledger(tmp_path / "cells"), Ledger(tmp_path / "cells")
-    running = execute([cell("fedavg", seed=s, lr=0.05 + 0.01 * s) for s in (0, 1)], first)
-    next(running)
-    with pytest.raises(InputError, match="Another process is at work"):
-        list(execute([cell("local")], second))
-    assert len(list(running)) == 1 and len(Ledger(tmp_path / "cells").results) == 2
-    assert len(list(execute([cell("local")], Ledger(tmp_path / "cells")))) == 1
+
+    def write_too(result):
+        with pytest.raises(InputError, match="Another process is at work"):
+            execute([cell("local")], second)
+
+    pair = [cell("fedavg", seed=s, lr=0.05 + 0.01 * s) for s in (0, 1)]
+    assert len(execute(pair, first, Callbacks(done=write_too))) == len(Ledger(tmp_path / "cells").results) == 2
+    execute([cell("local")], Ledger(tmp_path / "cells"))
+    assert len(Ledger(tmp_path / "cells").results) == 3
 
 
 def test_a_cell_that_diverges_is_a_result_and_costs_the_others_nothing(tmp_path):
-    heard = []
+    rounds = []
     cells = [cell("fedavg", lr=0.05), cell("fedavg", lr=1e307), cell("fedavg", lr=0.05, seed=1)]
-    found = list(execute(cells, Ledger(tmp_path / "cells"), on_round=lambda group, t: heard.append((len(group), t))))
+    on_round = lambda group, t: rounds.append((len(group), t))
+    found = execute(cells, Ledger(tmp_path / "cells"), Callbacks(round=on_round))
     assert [r.error is None for r in found] == [True, False, True]
     assert "diverged" in found[1].error and not found[1].scores
     assert found[0].scores[0].summary["accuracy"] == run(cells[:1], tmp_path / "alone")[0].scores[0].summary["accuracy"]
-    assert heard[:2] == [(3, 1), (3, 2)] and heard[-1] == (3, pytest.approx(cells[0].work))  # trained, scored
+    assert rounds[:2] == [(3, 1), (3, 2)] and rounds[-1] == (3, pytest.approx(cells[0].work))  # trained, scored
     personal = [cell("fedavg-ft", lr=0.05, personal=({"personal_epochs": 3, "personal_lr": 1e307},)), cell("fedavg-ft")]
     wrong, right = run(personal, tmp_path / "personal")
     assert "Personalising diverged" in wrong.error and right.error is None
@@ -123,29 +127,29 @@ def test_a_cell_that_diverges_is_a_result_and_costs_the_others_nothing(tmp_path)
 
 def test_scoring_is_reported_by_parts_and_never_backwards(tmp_path):
     personal = ({"personal_epochs": 0}, {"personal_epochs": 3}, {"personal_epochs": 1, "personal_lr": 0.02})
-    study, heard = Newcomers(0.5, sizes=(2, 4)), []
-    told = dataclasses.replace(cell("fedavg-ft", lr=0.05, personal=personal), study=study)
-    told = dataclasses.replace(told, config=told.config.with_changes(chunk=1))  # each client alone, so each is told of
-    list(execute([told], Ledger(tmp_path / "cells"), on_round=lambda group, t: heard.append(t)))
-    rounds, new = told.config.rounds, told.config.clients // 2
-    after = heard[rounds:]
-    assert heard[:rounds] == list(range(1, rounds + 1)) and after == sorted(after)
-    assert len(after) == 2 * 2 * new and after[-1] == pytest.approx(told.work)  # two sizes, two ways
+    study, reported = Newcomers(0.5, sizes=(2, 4)), []
+    one = dataclasses.replace(cell("fedavg-ft", lr=0.05, personal=personal), study=study)
+    one = dataclasses.replace(one, config=one.config.with_changes(chunk=1))  # each client alone, so each is reported
+    execute([one], Ledger(tmp_path / "cells"), Callbacks(round=lambda group, t: reported.append(t)))
+    rounds, new = one.config.rounds, one.config.clients // 2
+    after = reported[rounds:]
+    assert reported[:rounds] == list(range(1, rounds + 1)) and after == sorted(after)
+    assert len(after) == 2 * 2 * new and after[-1] == pytest.approx(one.work)  # two sizes, two ways
     first, second = after[new - 1] - rounds, after[2 * new - 1] - after[new - 1]
     assert first == pytest.approx(2 * second)  # three epochs and predictions, one and predictions
-    heard.clear()
-    one, two = runner._part_callbacks(told, [1, 3], heard.append)
-    for hear, share in ((one, 0.5), (one, 1.0), (two, 0.5), (two, 0.1), (two, 1.0)):  # done anew after a while
-        hear(share)
-    assert heard == pytest.approx([rounds + part * (told.work - rounds) for part in (1 / 8, 1 / 4, 5 / 8, 5 / 8, 1)])
+    reported.clear()
+    first, second = runner._part_callbacks(one, [1, 3], reported.append)
+    for part, share in ((first, 0.5), (first, 1.0), (second, 0.5), (second, 0.1), (second, 1.0)):  # one is repeated
+        part(share)
+    assert reported == pytest.approx([rounds + part * (one.work - rounds) for part in (1 / 8, 1 / 4, 5 / 8, 5 / 8, 1)])
 
 
 def test_cells_of_other_folders_are_not_run_again(tmp_path):
     (first,) = run([cell("fedavg", lr=0.05)], tmp_path / "there")
-    ledger, heard = Ledger(tmp_path / "here", [tmp_path / "there"]), []
+    ledger, sizes = Ledger(tmp_path / "here", [tmp_path / "there"]), []
     wanted = [cell("fedavg", lr=0.05), cell("fedavg", lr=0.02)]
-    (second,) = execute(wanted, ledger, on_round=lambda group, t: heard.append(len(group)))
-    assert {*heard} == {1} and [r.identity for r in ledger.results.values()] == [first.identity, second.identity]
+    results = execute(wanted, ledger, Callbacks(round=lambda group, t: sizes.append(len(group))))
+    assert {*sizes} == {1} and results == [*ledger.results.values()] and results[0] == first
     assert Ledger(tmp_path / "here").results == ledger.results  # the folder has all of its own
     with pytest.raises(InputError, match="no file of finished cells"):
         Ledger(tmp_path / "here", [tmp_path / "nowhere"])

@@ -13,6 +13,7 @@ from fedabml.algorithms.hyper import Range
 from fedabml.errors import InputError
 from fedabml.experiments.cell import Result, Score
 from fedabml.experiments.ledger import Ledger
+from fedabml.experiments.runner import Callbacks
 from fedabml.experiments.search import Search, Trial, _collapse
 from fedabml.experiments.search_space import edge, own_grid, read_grid
 from fedabml.experiments.tune import tune
@@ -51,7 +52,8 @@ def test_a_winner_that_fails_on_all_training_data_gives_way_to_the_next_best(tmp
     assert {cell.facts["split"] for cell in cells} == {"val"} and len(cells) == 6
 
     again = []
-    assert tune(PROX, ["fedprox"], "out", **words, on_done=again.append).trials == found.trials and not again
+    callbacks = Callbacks(done=again.append)
+    assert tune(PROX, ["fedprox"], "out", **words, callbacks=callbacks).trials == found.trials and not again
     run("tune", "--resume", "--out", "out", "--quiet")
     assert found.file.read_text() == text
     if mu > 8:

@@ -93,7 +93,7 @@ def test_a_client_that_is_met_in_every_seed_is_one_witness():
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_equal_methods_are_rarely_told_apart(noise):
+def test_equal_methods_are_rarely_distinguished(noise):
     """The level of the test with three rivals, five seeds and training noise that clients share."""
     rng = np.random.default_rng(2)
     wrong = 0

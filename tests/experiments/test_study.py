@@ -80,7 +80,7 @@ def test_few_samples_are_a_part_of_a_clients_own_spread_over_its_labels():
 @pytest.mark.slow
 def test_lanes_of_a_study_compute_what_one_run_would(tmp_path):
     cells = [Cell("x", SMALL.with_changes(seed=s, backend="vmap"), curve=(2,), study=Newcomers(0.5)) for s in range(2)]
-    together = list(execute(cells, Ledger(tmp_path / "cells.jsonl")))
+    together = execute(cells, Ledger(tmp_path / "cells.jsonl"))
     assert [r.facts["together"] for r in together] == [2, 2]
     for cell, result in zip(cells, together, strict=True):
         alone = run(cell)
@@ -95,7 +95,7 @@ def test_what_a_study_finds_is_on_disk(tmp_path):
 
     ledger = Ledger(tmp_path / "cells.jsonl")
     cell = Cell("x", SMALL, study=Counting())
-    list(execute([cell], ledger))
+    execute([cell], ledger)
     assert Ledger(ledger.path)[cell].found == {"round": 2} and PLAIN.identity == ["Study", {}]
 
 

@@ -22,6 +22,7 @@ from fedabml.engine.autotune import lane_bytes
 from fedabml.errors import InputError
 from fedabml.experiments.cell import Cell, Result, Score
 from fedabml.experiments.ledger import Ledger
+from fedabml.experiments.runner import Callbacks
 from fedabml.experiments.search import Points, Search, Trial
 from fedabml.experiments.search_space import GRID, around, own_grid, personal_options, read_grid, space
 from fedabml.experiments.tune import tune
@@ -207,9 +208,8 @@ def test_contradictions_are_noted_and_nothing_left_is_one_trial():
         "rho": 1.0,
         "server_momentum": 0.0,
     }
-    found = tune(
-        SMALL, ["fedabml", "local"], "out", fixed={"fedabml": held, "local": QUICK | {"lr": 0.1}}, on_note=notes.append
-    )
+    fixed = {"fedabml": held, "local": QUICK | {"lr": 0.1}}
+    found = tune(SMALL, ["fedabml", "local"], "out", fixed=fixed, callbacks=Callbacks(note=notes.append))
     assert [len(trials) for trials in found.trials.values()] == [1, 1] and found.best("fedabml")[0].hyper == QUICK
     assert len(notes) == 1 and "posterior_std = natural is not searched" in notes[0]
     assert tomllib.loads(found.file.read_text())["fedabml"] == held
@@ -255,11 +255,12 @@ def test_time_left_of_a_search_counts_what_each_of_its_cells_takes():
 
 # -- a search -----------------------------------------------------------------------------------------------------
 def test_every_algorithm_gets_the_same_budget_and_the_best_goes_on(tmp_path):
-    plans, heard = [], []
-    words = {"trials": 4, "batch": 3, "fixed": HELD, "on_start": lambda works, done: plans.append((works, done))}
-    found = tune(SMALL, ["fedavg", "fedavg-ft", "fedabml"], "out", **words, on_trial=heard.append)
+    plans, reported = [], []
+    callbacks = Callbacks(expect=lambda works, done: plans.append((works, done)), trial=reported.append)
+    words = {"trials": 4, "batch": 3, "fixed": HELD, "callbacks": callbacks}
+    found = tune(SMALL, ["fedavg", "fedavg-ft", "fedabml"], "out", **words)
     assert plans[0] == ([4.0] * 8 + [6.0] * 16, 0)  # two rounds and, of every second client's, one epoch or two
-    assert [t for t in heard if t.second is None] == [
+    assert [t for t in reported if t.second is None] == [
         dataclasses.replace(t, second=None, refused=None) for trials in found.trials.values() for t in trials
     ]
     assert [len(trials) for trials in found.trials.values()] == [4, 4, 4]
@@ -304,10 +305,10 @@ def test_a_search_that_was_interrupted_ends_as_one_that_was_not(tmp_path, stop_a
             raise Stop
 
     with pytest.raises(Stop):
-        tune(SMALL, names, "parts", **words, on_done=stop)
+        tune(SMALL, names, "parts", **words, callbacks=Callbacks(done=stop))
     assert not (tmp_path / "parts/tuned.toml").exists()
     again, begun = [], []
-    words |= {"on_done": again.append, "on_start": lambda cells, done: begun.append((cells, done))}
+    words["callbacks"] = Callbacks(done=again.append, expect=lambda cells, done: begun.append((cells, done)))
     parts = tune(SMALL, names, "parts", **words, resume=True)
     assert begun[0][1] == stop_at and not {r.identity for r in again} & {*finished}
     assert len(begun[-1][0]) == len(again) + stop_at == len(Ledger(tmp_path / "whole/cells.jsonl").results)
@@ -499,8 +500,8 @@ def test_all_are_those_that_suit_the_network(tmp_path, model):
 
 
 def test_a_grid_is_searched_in_place_of_what_is_declared(tmp_path):
-    told = read_grid(["lr=0.05,0.1", "personal_epochs=0,2", "personal_lr=0.01", "fedprox-ft.mu=0.1,0.2"])
-    assert told == {
+    values = read_grid(["lr=0.05,0.1", "personal_epochs=0,2", "personal_lr=0.01", "fedprox-ft.mu=0.1,0.2"])
+    assert values == {
         "lr": [0.05, 0.1],
         "personal_epochs": [0, 2],
         "personal_lr": [0.01],
@@ -510,7 +511,7 @@ def test_a_grid_is_searched_in_place_of_what_is_declared(tmp_path):
         "fedabml": {"posterior_std": ["sgd", "natural"]},
         "personal_lr": [None, 0.01],
     }
-    found = tune(SMALL, ["fedavg-ft", "fedprox-ft"], tmp_path, trials=9, seeds=(3,), values=told)
+    found = tune(SMALL, ["fedavg-ft", "fedprox-ft"], tmp_path, trials=9, seeds=(3,), values=values)
     assert [(t.searched["lr"]) for t in found.trials["fedavg-ft"]] == [0.1, 0.05]
     pairs = {(t.searched["lr"], t.searched["mu"]) for t in found.trials["fedprox-ft"]}
     assert pairs == {(lr, mu) for lr in (0.05, 0.1) for mu in (0.1, 0.2)} and len(found.trials["fedprox-ft"]) == 4
@@ -518,7 +519,7 @@ def test_a_grid_is_searched_in_place_of_what_is_declared(tmp_path):
     assert len(cells) == 6 and all([s.personal["personal_epochs"] for s in cell.scores] == [0, 2] for cell in cells)
     said = (tmp_path / "tuned.toml").read_text().splitlines()[0]
     assert "--grid lr=0.05,0.1" in said and "--grid fedprox-ft.mu=0.1,0.2" in said
-    tuples = told | {"lr": (0.05, 0.1)}
+    tuples = values | {"lr": (0.05, 0.1)}
     again = tune(SMALL, ["fedavg-ft", "fedprox-ft"], tmp_path, trials=9, seeds=(3,), values=tuples, resume=True)
     assert short(again.trials["fedavg-ft"]) == short(found.trials["fedavg-ft"])
 
@@ -557,8 +558,8 @@ def test_a_grid_that_cannot_be_searched_is_refused(tmp_path, values, fixed, matc
 
 
 def test_none_is_a_word_where_it_is_a_choice_and_a_blank_where_it_is_none():
-    told = {"drift": [None, "control"], "personal_lr": [None, 0.01]}
-    assert own_grid("fedabml", told) == {"drift": ("none", "control"), "personal_lr": (None, 0.01)}
+    values = {"drift": [None, "control"], "personal_lr": [None, 0.01]}
+    assert own_grid("fedabml", values) == {"drift": ("none", "control"), "personal_lr": (None, 0.01)}
     with pytest.raises(InputError, match="posterior"):
         own_grid("fedabml", {"posterior": [None]})
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import InputError
+from ..runner import Callbacks
 from . import reproduce
 from .bound import Bound
 from .clients import Clients
-from .experiment import PROTOCOLS, Callbacks, Experiment, Request
+from .experiment import PROTOCOLS, Experiment, Request
 from .fewdata import FewData
 from .findings import Findings
 from .remarks import Remarks

@@ -1,7 +1,7 @@
 """What an experiment is: the contract between the paper's experiments and `fedabml.experiments.paper.reproduce`.
 
 An `Experiment` declares its cells and turns the finished ones into findings. A `Request` says which version of it is
-wanted, a `Context` where it runs, and `Callbacks` who follows it.
+wanted, and a `Context` where it runs and who follows it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -21,6 +21,7 @@ from ...runs.request import command, flags
 from ..cell import Cell, Result
 from ..compare import seeds_flag
 from ..request import read
+from ..runner import SILENT, Callbacks
 from . import numbers
 from .findings import Findings
 from .pictures import banded
@@ -97,20 +98,6 @@ class Request:
         return command("reproduce", [self.experiment, *flags(options)], out)
 
 
-@dataclass(frozen=True)
-class Callbacks:
-    """Functions that are called as an experiment goes on: with notes, cells that begin, their rounds, and results.
-
-    `search` is called before a search and returns callbacks of `fedabml.experiments.tune`, as keywords.
-    """
-
-    note: Callable[[str], None] = lambda text: None
-    start: Callable[[list[Cell], int], None] = lambda todo, finished: None
-    round: Callable[[list[Cell], float], None] = lambda cells, round: None
-    done: Callable[[Result], None] = lambda result: None
-    search: Callable[[RunConfig], Table] = lambda config: {}
-
-
 @dataclass
 class Context:
     """Where an experiment works: its request, its folder, the folder of searches, and the notes so far.
@@ -122,7 +109,7 @@ class Context:
     request: Request
     folder: Path
     tuning: Path
-    callbacks: Callbacks = field(default_factory=Callbacks)
+    callbacks: Callbacks = SILENT
     finished: Sequence[str | os.PathLike[str]] = ()
     mode: Literal["run", "share", "partial", "finished"] = "run"
     notes: list[str] = field(default_factory=list)

@@ -26,8 +26,8 @@ from ..cell import Cell
 from ..compare import whole_seeds
 from ..ledger import Ledger, Unfinished
 from ..request import claim, read
-from ..runner import execute, groups
-from .experiment import Callbacks, Context, Done, Experiment, Request
+from ..runner import SILENT, Callbacks, execute, groups
+from .experiment import Context, Done, Experiment, Request
 from .findings import Findings, publish
 from .findings import page as drawn
 from .settings import check, check_grid, keep_chosen, read_chosen
@@ -44,7 +44,7 @@ def run(
     *,
     tuning: str | os.PathLike[str] | None = None,
     finished: Paths = (),
-    callbacks: Callbacks | None = None,
+    callbacks: Callbacks = SILENT,
     partial: bool = False,
 ) -> Findings:
     """Run what an experiment lacks in its folder, write what was found, and return it.
@@ -72,7 +72,7 @@ def run_part(
     *,
     tuning: str | os.PathLike[str] | None = None,
     finished: Paths = (),
-    callbacks: Callbacks | None = None,
+    callbacks: Callbacks = SILENT,
 ) -> None:
     """Run the i-th of n shares of an experiment's first cells, where `part` is (i, n).
 
@@ -90,7 +90,7 @@ def run_part(
         once = {cell.identity: cell for cell in experiment.cells(context)}
         cells = [cell for group in groups(list(once.values())) for cell in group]
         share = slice(len(cells) * (number - 1) // parts, len(cells) * number // parts)
-        _executed(cells[share], Ledger(own, [*context.finished, *others]), context.callbacks)
+        execute(cells[share], Ledger(own, [*context.finished, *others]), callbacks)
 
 
 def page(experiment: Experiment, request: Request, folder: Path, title: str | None = None) -> str:
@@ -119,7 +119,7 @@ def _context(
     out: str | os.PathLike[str],
     tuning: str | os.PathLike[str] | None,
     finished: Paths,
-    callbacks: Callbacks | None,
+    callbacks: Callbacks,
     mode: Literal["run", "share", "partial"],
 ) -> Context:
     """Check a request, claim its folder, and return where the experiment works."""
@@ -148,7 +148,7 @@ def _context(
     name = read(folder, "reproduce", ("experiment",))["experiment"] if begun else request.experiment
     claim(folder, "reproduce", request.to_dict(), begun, FREE, f"{name} … ", write=mode != "partial" or not begun)
     place = Path(tuning) if tuning else folder / "tune"
-    context = Context(request, folder, place, callbacks or Callbacks(), finished, mode)
+    context = Context(request, folder, place, callbacks, finished, mode)
     keep_chosen(chosen, context.tuning)
     return context
 
@@ -162,7 +162,7 @@ def _findings(experiment: Experiment, context: Context) -> tuple[Findings, dict[
     def have(cells: Sequence[Cell]) -> list[Done]:
         if context.mode == "partial":
             return _complete(experiment, cells, ledger, context)
-        return _executed(cells, ledger, context.callbacks)
+        return list(map(Done, cells, execute(cells, ledger, context.callbacks)))
 
     done = have(experiment.cells(context))
     done += have(experiment.then(context, done))
@@ -182,17 +182,6 @@ def _findings(experiment: Experiment, context: Context) -> tuple[Findings, dict[
     title = experiment.title + protocol + " (quick)" * request.quick
     conclusions = [*([QUICK] if request.quick else []), *found.conclusions]
     return replace(found, conclusions=conclusions, title=title, claim=experiment.claim, notes=context.notes), facts
-
-
-def _executed(cells: Sequence[Cell], ledger: Ledger, callbacks: Callbacks) -> list[Done]:
-    """Run the cells that are missing, each once, and return all of them."""
-    once = {cell.identity: cell for cell in cells}
-    todo = [cell for cell in once.values() if cell not in ledger]
-    if cells:
-        callbacks.start(todo, len(once) - len(todo))
-    for _ in execute(cells, ledger, on_round=callbacks.round, on_done=callbacks.done):
-        pass
-    return [Done(cell, ledger[cell]) for cell in cells]
 
 
 def _complete(experiment: Experiment, cells: Sequence[Cell], ledger: Ledger, context: Context) -> list[Done]:

@@ -209,7 +209,7 @@ def _tuned(context: Context, column: str, plain: dict[str, RunConfig], search: S
                 resume=(folder / "tune.json").exists(),
                 finished=context.finished,
                 closed=context.mode != "run",
-                **context.callbacks.search(held_out),
+                callbacks=context.callbacks.search(held_out),
             )
         except Unfinished as error:
             if context.mode == "finished":
