@@ -15,10 +15,11 @@ import numpy as np
 from ..arguments import checks_arguments
 from ..errors import InputError, nearest, short
 from ..files.paths import readable_name
-from .arrays import SPLITS, Checked, Pair, by_owners, gather
+from . import arrays
+from .arrays import SPLITS, large_enough
 from .files import read_client
 from .recipe import TableRecipe
-from .rows import HOLD_OUT, Rows, check_share, draw, quota
+from .rows import HOLD_OUT, Rows, check_share, take_share
 from .statistics import moments
 
 MAX_COUNTS, MAX_ROWS = 1_000_000, 2_000_000  # counts by client and class, and samples, that a manifest lists at most
@@ -53,7 +54,11 @@ class Federation:
     @classmethod
     def assemble(
         cls,
-        checked: Checked,
+        x: np.ndarray,
+        y: np.ndarray,
+        rows: Sequence[Rows],
+        names: Sequence[str],
+        classes: int,
         *,
         dataset: str,
         manifest: dict[str, Any],
@@ -62,26 +67,30 @@ class Federation:
     ) -> Federation:
         """Make a federation of checked samples: take the statistics, and complete the manifest.
 
-        `normalize` is "auto" to standardise features and regression targets, "targets" for the latter alone, or "none".
+        `rows` are those of training, validation and test; 0 `classes` mean regression. `normalize` is "auto" to
+        standardise features and regression targets, "targets" for the latter alone, or "none".
         """
-        x, y, (train, val, test), task, classes, names = checked
+        if normalize not in ("auto", "targets", "none"):
+            raise InputError(f"normalize is {normalize!r}; it must be 'auto', 'targets' or 'none'.")
+        train, val, test = rows
         fit = np.concatenate([train.index, val.index])
-        zeros, ones = np.zeros(y.shape[1:], np.float32), np.ones(y.shape[1:], np.float32)
         shift, scale = moments(x, fit) if normalize == "auto" else (np.float32(0), np.float32(1))
-        y_shift, y_scale = moments(y, fit) if task == "regression" and normalize != "none" else (zeros, ones)
-        made = cls(
+        y_shift, y_scale = np.zeros(y.shape[1:], np.float32), np.ones(y.shape[1:], np.float32)
+        if not classes and normalize != "none":
+            y_shift, y_scale = moments(y, fit)
+        task = "classification" if classes else "regression"
+        return cls(
             x, y, train, val, test, task, classes, np.asarray(shift), np.asarray(scale), y_shift, y_scale,
-            names, dataset, manifest, recipe,
-        )  # fmt: skip
-        return made._with({})
+            tuple(names), dataset, manifest, recipe,
+        )._with({})  # fmt: skip
 
     @classmethod
     @checks_arguments
     def from_arrays(
         cls,
-        train: Sequence[Pair],
-        test: Sequence[Pair | None] | None = None,
-        val: Sequence[Pair | None] | None = None,
+        train: Sequence[arrays.Pair],
+        test: Sequence[arrays.Pair | None] | None = None,
+        val: Sequence[arrays.Pair | None] | None = None,
         *,
         names: Sequence[str | int] | None = None,
         task: str | None = None,
@@ -98,11 +107,27 @@ class Federation:
         standardised, integers too, unless the model looks them up in an embedding (tokens) or `normalize` is "none".
         `drop_small` leaves out clients with fewer than two training samples.
         """
-        _check_normalize(normalize)
         clients = [f"client-{i}" for i in range(len(train))] if names is None else [str(name) for name in names]
-        checked = gather({"train": train, "val": val, "test": test}, clients, task, classes, drop_small)
+        parts, task = arrays.check_parts({"train": train, "val": val, "test": test}, clients, task)
+        sizes = {part.client: len(part.y) for part in parts if part.split == 0}
+        kept = large_enough([sizes.get(i, 0) for i in range(len(clients))], clients, drop_small)
+        number = {client: i for i, client in enumerate(kept)}
+        parts = [part for part in parts if part.client in number]
+        arrays.check_alike(parts)
+        counts = [len(part.y) for part in parts]
+        first = np.cumsum([0, *counts])
+
+        def where(sample: int) -> str:
+            i = int(np.searchsorted(first, sample, side="right")) - 1
+            return f"{parts[i].title}, sample {sample - first[i]},"
+
+        x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
+        owner, split = np.repeat([[number[part.client], part.split] for part in parts], counts, axis=0).T
+        rows = _rows(owner, split, len(kept))
+        classes = arrays.check_values(x, y, rows[0].index, task, classes, where)
         manifest = {"partition": {"kind": "given"}}
-        return cls.assemble(checked, dataset=dataset, normalize=normalize, manifest=manifest)
+        clients = [clients[i] for i in kept]
+        return cls.assemble(x, y, rows, clients, classes, dataset=dataset, normalize=normalize, manifest=manifest)
 
     @classmethod
     @checks_arguments
@@ -125,10 +150,33 @@ class Federation:
         (`np.load(file, mmap_mode="c")`), so that a run reads only the samples of the clients it draws. Its values are
         read once, for the statistics and the hash.
         """
-        _check_normalize(normalize)
-        checked = by_owners(x, y, owner, test, task, classes, drop_small)
+        if not (isinstance(x, np.ndarray) and x.ndim and (x.dtype == np.float32 or (x.dtype, x.ndim) == (np.uint8, 4))):
+            what = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__
+            raise InputError(f"x must be a numpy array, uint8 [n, C, H, W] or float32 [n, ...], not {what}.")
+        arrays.as_array(x, "x")  # no value of it may be masked
+        labels, owner = arrays.as_numpy(y, "y"), arrays.as_array(owner, "owner")
+        marks = np.zeros(len(x), bool) if test is None else arrays.as_array(test, "test")
+        for name, column in (("y", labels), ("owner", owner), ("test", marks)):
+            if column.ndim == 0 or len(column) != len(x) or (name != "y" and column.ndim != 1):
+                raise InputError(
+                    f"{name} must have one entry for each of the {len(x)} samples; it has shape {column.shape}."
+                )
+        if marks.dtype != bool:
+            raise InputError(f"test marks samples with true and false; it is {marks.dtype}.")
+        task = arrays.check_task(task, [labels])
+        owners, number = np.unique(owner, return_inverse=True)
+        targets, names = arrays.as_targets(labels, task, "y"), [str(name) for name in owners.tolist()]
+        rows = _rows(number, marks * SPLITS.index("test"), len(names))
+        kept = large_enough(rows[0].counts.tolist(), names, drop_small)
+        if len(kept) < len(names):
+            rows, names = [part.select(kept) for part in rows], [names[i] for i in kept]
+
+        def where(sample: int) -> str:
+            return f"sample {sample} (client '{owner[sample]}')"
+
+        classes = arrays.check_values(x, targets, rows[0].index, task, classes, where)
         manifest = {"partition": {"kind": "natural"}}
-        return cls.assemble(checked, dataset=dataset, normalize=normalize, manifest=manifest)
+        return cls.assemble(x, targets, rows, names, classes, dataset=dataset, normalize=normalize, manifest=manifest)
 
     @classmethod
     @checks_arguments
@@ -205,9 +253,8 @@ class Federation:
         check_share(share, "validation")
         if share == 0:
             return self
-        moving = quota(self.train.counts, share, stay=1)
         labels = self.y if self.classes else np.zeros(len(self.y), np.int64)
-        train, moved = self.train.split(draw(self.train, moving, labels, seed, HOLD_OUT))
+        train, moved = take_share(self.train, share, 1, labels, seed, HOLD_OUT)
         note = {"hold_out": {"share": share, "seed": int(seed)}}
         return self._with(note, train=train, val=self.val.merge(moved))
 
@@ -264,21 +311,22 @@ class Federation:
 
     def _with(self, note: dict[str, Any], **changes: Any) -> Federation:
         """Return a copy with changes, its manifest brought up to date."""
-        made = replace(self, **changes)
+        changed = replace(self, **changes)
         facts = {
             "version": 1,
             "dataset": self.dataset,
             **self.manifest,
             **note,
-            "clients": made.clients,
-            "samples": {split: len(made.rows(split).index) for split in SPLITS},
-            "hash": made.rows_hash,
+            "clients": changed.clients,
+            "samples": {split: len(changed.rows(split).index) for split in SPLITS},
+            "hash": changed.rows_hash,
         }
         if "counts" in facts:
-            facts["counts"] = {split: made.label_counts(split).tolist() for split in SPLITS}
-        return replace(made, manifest=facts)
+            facts["counts"] = {split: changed.label_counts(split).tolist() for split in SPLITS}
+        return replace(changed, manifest=facts)
 
 
-def _check_normalize(normalize: str) -> None:
-    if normalize not in ("auto", "none"):
-        raise InputError(f"normalize is {normalize!r}; it must be 'auto' or 'none'.")
+def _rows(owner: np.ndarray, split: np.ndarray, clients: int) -> list[Rows]:
+    """Return the rows of each split from the client number and the split's number of every sample, [n] each."""
+    samples = [np.flatnonzero(split == number) for number in range(len(SPLITS))]
+    return [Rows.by_owner(owner[chosen], clients, chosen) for chosen in samples]

@@ -15,7 +15,7 @@ import numpy as np
 from ..arguments import checks_arguments, whole
 from ..errors import InputError, nearest
 from ..files.sealed import write_json
-from .arrays import Checked, as_array, large_enough
+from .arrays import as_array, large_enough
 from .federation import Federation
 from .rows import BY_CLASS, DIRICHLET, DIRICHLET_CLASSES, IID, Rows, generator, shuffled
 from .sources import Dataset
@@ -37,8 +37,7 @@ def by_class(
     hands of S. A client gets one shard of each class in its hand, in both splits. A class may come twice in a hand
     unless `distinct`.
     """
-    _check_clients(clients, len(y_train))
-    classes = int(max(np.max(y_train), np.max(y_test, initial=0))) + 1
+    classes = _check_clients(y_train, y_test, clients)
     slots = clients * whole(classes_per_client, "classes_per_client")
     if classes_per_client > classes:
         raise InputError(f"classes_per_client is {classes_per_client}, but there are only {classes} classes.")
@@ -50,72 +49,56 @@ def by_class(
     rng = generator(seed, BY_CLASS)
     shards = np.full(classes, slots // classes)
     shards[shuffled(classes, rng)[: slots % classes]] += 1
-    deal = _deal_distinct if distinct else _deal
-    hands = deal(shards, clients, classes_per_client, rng)
+    if distinct:
+        hands = _deal_distinct(shards, clients, classes_per_client, rng)
+    else:
+        hands = np.repeat(np.arange(classes), shards)[shuffled(slots, rng)].reshape(clients, classes_per_client)
     return _cut(y_train, hands, rng, "training"), _cut(y_test, hands, rng, "test")
 
 
-def dirichlet_classes(
-    y_train: np.ndarray, y_test: np.ndarray, clients: int, alpha: float, seed: int, min_samples: int = 2
+def dirichlet(
+    y_train: np.ndarray,
+    y_test: np.ndarray,
+    clients: int,
+    alpha: float,
+    seed: int,
+    min_samples: int = 2,
+    by: str = "classes",
 ) -> tuple[Rows, Rows]:
-    """Divide each class k by its own proportions p_k ~ Dirichlet(alpha, ..., alpha) over the clients.
+    """Divide each class k by Dirichlet proportions over the clients, the same in both splits.
 
-    This is the usual draw (Yurochkin et al. 2019; Hsu et al. 2019; PFLlib and FedLab have it). A small alpha gives few
-    classes and very unequal sizes, a large one equal shares. Both splits have the same proportions. All proportions are
+    `by` "classes" is the usual draw (Yurochkin et al. 2019; Hsu et al. 2019; PFLlib and FedLab have it): every class
+    draws its proportions over the clients, p_k ~ Dirichlet(alpha, ..., alpha). A small alpha gives few classes and very
+    unequal sizes, a large one equal shares. `by` "clients": client i draws q_i ~ Dirichlet(alpha) over the classes, and
+    class k is divided in proportion to q_i(k): few classes each for small alpha, sizes near equal. All proportions are
     redrawn, at most `REDRAWS` times, until every client has `min_samples` training samples.
     """
-    classes = _check_dirichlet(y_train, y_test, clients, alpha, min_samples)
-    rng, held = generator(seed, DIRICHLET_CLASSES), np.bincount(y_train, minlength=classes)
-    for _ in range(REDRAWS):
-        share = rng.dirichlet(np.full(clients, alpha), classes).T
-        if _dealt(share, held).sum(1).min() >= min_samples:
-            train = Rows.by_owner(_proportional(y_train, share, rng), clients)
-            return train, Rows.by_owner(_proportional(y_test, share, rng), clients)
-    raise _no_draw(alpha, clients, min_samples)
-
-
-def dirichlet_clients(
-    y_train: np.ndarray, y_test: np.ndarray, clients: int, alpha: float, seed: int, min_samples: int = 2
-) -> tuple[Rows, Rows]:
-    """Divide the classes by proportions that each client draws: few classes each for small alpha, sizes near equal.
-
-    Client i draws proportions q_i ~ Dirichlet(alpha) over the classes. Class k is divided among the clients in
-    proportion to q_i(k), the same in both splits. Redraws are those of `dirichlet_classes`.
-    """
-    classes = _check_dirichlet(y_train, y_test, clients, alpha, min_samples)
-    rng = generator(seed, DIRICHLET)
-    for _ in range(REDRAWS):
-        q = rng.dirichlet(np.full(classes, alpha), clients)
-        if not (q.sum(0) > 0).all():  # tiny alpha: a class that nobody wants
-            continue
-        share = q / q.sum(0)
-        train = Rows.by_owner(_proportional(y_train, share, rng), clients)
-        if train.counts.min() >= min_samples:
-            return train, Rows.by_owner(_proportional(y_test, share, rng), clients)
-    raise _no_draw(alpha, clients, min_samples)
-
-
-def _check_dirichlet(y_train: np.ndarray, y_test: np.ndarray, clients: int, alpha: float, min_samples: int) -> int:
-    """Refuse what no draw can satisfy; return the number of classes."""
-    _check_clients(clients, len(y_train), min_samples)
+    classes = _check_clients(y_train, y_test, clients, min_samples)
     if not (alpha > 0 and np.isfinite(alpha)):
         raise InputError(f"alpha is {alpha}; a Dirichlet distribution needs a finite number above 0.")
-    return int(max(np.max(y_train), np.max(y_test, initial=0))) + 1
-
-
-def _no_draw(alpha: float, clients: int, min_samples: int) -> InputError:
-    return InputError(
+    rng = generator(seed, DIRICHLET_CLASSES if by == "classes" else DIRICHLET)
+    for _ in range(REDRAWS):
+        if by == "classes":
+            share = rng.dirichlet(np.full(clients, alpha), classes).T
+            if _sizes(y_train, share).min() < min_samples:  # known before the samples are shuffled
+                continue
+        else:
+            share = rng.dirichlet(np.full(classes, alpha), clients)
+            if not (share.sum(0) > 0).all():  # tiny alpha: a class that nobody wants
+                continue
+            share /= share.sum(0)
+        train = _proportional(y_train, share, rng)
+        if train.counts.min() >= min_samples:
+            return train, _proportional(y_test, share, rng)
+    raise InputError(
         f"{REDRAWS} draws of Dirichlet({alpha}) for {clients} clients each left someone with fewer than {min_samples} "
         f"training samples. Raise alpha, take fewer clients, or lower min_samples."
     )
 
 
-DRAWS = {"dirichlet-classes": dirichlet_classes, "dirichlet-clients": dirichlet_clients}
-
-
 def iid(y_train: np.ndarray, y_test: np.ndarray, clients: int, seed: int) -> tuple[Rows, Rows]:
     """Give every client an equal share of both splits, drawn at random."""
-    _check_clients(clients, len(y_train))
+    _check_clients(y_train, y_test, clients)
     rng = generator(seed, IID)
 
     def part(n: int) -> Rows:
@@ -129,14 +112,14 @@ def iid(y_train: np.ndarray, y_test: np.ndarray, clients: int, seed: int) -> tup
 def natural(groups_train: Groups, groups_test: Groups = ()) -> tuple[Rows, Rows, tuple[str, ...]]:
     """Give every sample to its owner: return (training rows, test rows, names of the clients in sorted order)."""
     owners, train = np.unique(np.asarray(groups_train), return_inverse=True)
-    known = {owner: i for i, owner in enumerate(owners.tolist())}
-    strangers = [group for group in np.asarray(groups_test).tolist() if group not in known]
-    if strangers:
+    number = {owner: i for i, owner in enumerate(owners.tolist())}
+    test = np.asarray(groups_test).tolist()
+    if strangers := [group for group in test if group not in number]:
         raise InputError(
             f"Client '{strangers[0]}' has test samples but no training sample. Give it some, or leave it out."
         )
-    test = np.array([known[group] for group in np.asarray(groups_test).tolist()], np.int64)
-    rows = Rows.by_owner(train.reshape(-1), len(owners)), Rows.by_owner(test, len(owners))
+    test_owner = np.array([number[group] for group in test], np.int64)
+    rows = Rows.by_owner(train.reshape(-1), len(owners)), Rows.by_owner(test_owner, len(owners))
     return *rows, tuple(map(str, owners.tolist()))
 
 
@@ -170,15 +153,15 @@ def federate(
         raise InputError(
             f"{dataset.name} has no training samples, only a test split: it cannot be divided among clients."
         )
-    names: tuple[str, ...] | None = None
-    partition = "dirichlet-classes" if partition == "dirichlet" else partition
-    kind: dict[str, Any] = {"kind": partition}
+    names: Sequence[str] = ()
+    facts: dict[str, Any] = {}
     if partition == "classes":
-        kind |= {"classes_per_client": int(classes_per_client), "distinct": bool(distinct)}
+        facts = {"classes_per_client": int(classes_per_client), "distinct": bool(distinct)}
         train, test = by_class(y_train, y_test, clients, classes_per_client, seed, distinct)
-    elif partition in DRAWS:
-        kind |= {"alpha": float(alpha), "min_samples": int(min_samples)}
-        train, test = DRAWS[partition](y_train, y_test, clients, float(alpha), seed, min_samples)
+    elif partition in ("dirichlet", "dirichlet-classes", "dirichlet-clients"):
+        by = partition.partition("-")[2] or "classes"
+        partition, facts = f"dirichlet-{by}", {"alpha": float(alpha), "min_samples": int(min_samples)}
+        train, test = dirichlet(y_train, y_test, clients, float(alpha), seed, min_samples, by)
     elif partition == "iid":
         train, test = iid(y_train, y_test, clients, seed)
     elif partition == "natural":
@@ -190,13 +173,17 @@ def federate(
         train, test, names = natural(*owners)
     else:
         raise InputError(f"There is no partition called '{partition}'.{nearest(partition, KINDS)}")
-    names = names or tuple(f"client-{i}" for i in range(len(train)))
+    names = names or [f"client-{i}" for i in range(len(train))]
     kept = large_enough(train.counts.tolist(), names, drop_small)
-    train, test = train.select(kept), Rows(test.index + len(y_train), test.offsets).select(kept)
-    rows, names = (train, Rows.empty(len(train)), test), tuple(names[i] for i in kept)
-    checked = Checked(*dataset.samples, rows, "classification", dataset.classes, names)
-    manifest = {"partition": kind, "seed": int(seed), "counts": {}}
-    return Federation.assemble(checked, dataset=dataset.name, manifest=manifest)
+    rows = [train, Rows.empty(len(train)), Rows(test.index + len(y_train), test.offsets)]
+    return Federation.assemble(
+        *dataset.samples,
+        [part.select(kept) for part in rows],
+        [names[i] for i in kept],
+        dataset.classes,
+        dataset=dataset.name,
+        manifest={"partition": {"kind": partition, **facts}, "seed": int(seed), "counts": {}},
+    )
 
 
 @checks_arguments
@@ -205,17 +192,11 @@ def save_manifest(federation: Federation, path: str | os.PathLike[str]) -> None:
     write_json(path, federation.manifest_rows(), indent=None)
 
 
-def _deal(shards: np.ndarray, clients: int, hand: int, rng: np.random.Generator) -> np.ndarray:
-    """Return the class of every shard of every client, int [N, S]: the deck of `shards` [K] shuffled and cut."""
-    deck = np.repeat(np.arange(len(shards)), shards)
-    return deck[shuffled(len(deck), rng)].reshape(clients, hand)
-
-
 def _deal_distinct(shards: np.ndarray, clients: int, hand: int, rng: np.random.Generator) -> np.ndarray:
-    """Deal as `_deal` does, but no class twice in a hand, in one pass that cannot fail.
+    """Return the classes of every client's hand, int [N, S], none of them twice, in one pass that cannot fail.
 
-    A class with as many shards left as there are hands must be in this one; the others are drawn by weight. So no class
-    ever has more shards than hands left, and since S shards per hand remain, at least S classes always do.
+    A class with as many `shards` [K] left as there are hands must be in this one; the others are drawn by weight. So no
+    class ever has more shards than hands left, and since S shards per hand remain, at least S classes always do.
     """
     left = shards.copy()
     hands = np.empty((clients, hand), np.int64)
@@ -245,28 +226,33 @@ def _cut(y: np.ndarray, hands: np.ndarray, rng: np.random.Generator, split: str)
     return Rows.by_owner(owner, clients)
 
 
-def _bounds(share: np.ndarray, held: int) -> np.ndarray:
-    """Return where each client's part of a class with `held` samples ends, but for the last client's."""
-    return np.rint(np.cumsum(share)[:-1] * held).astype(np.int64)
+def _ends(share: np.ndarray, samples: int) -> np.ndarray:
+    """Return where each client's part of a class's `samples` ends, for its shares [N] of the class."""
+    return np.append(np.rint(np.cumsum(share)[:-1] * samples).astype(np.int64), samples)
 
 
-def _dealt(share: np.ndarray, held: np.ndarray) -> np.ndarray:
-    """Count the samples that `_proportional` would give each client of each class, int [N, K]."""
-    return np.stack([np.diff(_bounds(own, n), prepend=0, append=n) for own, n in zip(share.T, held, strict=True)], 1)
+def _sizes(y: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Count the samples that `_proportional` would give to each client, int [N]."""
+    counts = np.bincount(y, minlength=share.shape[1])
+    ends = [_ends(part, n) for part, n in zip(share.T, counts, strict=True)]
+    return np.diff(ends, prepend=0).sum(0)
 
 
-def _proportional(y: np.ndarray, share: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return the owner of every sample, int64 [n], class k divided by the proportions `share[:, k]`."""
+def _proportional(y: np.ndarray, share: np.ndarray, rng: np.random.Generator) -> Rows:
+    """Divide every class k at random by the proportions `share[:, k]`."""
     owner = np.empty(len(y), np.int64)
-    for c in range(share.shape[1]):
+    for c, part in enumerate(share.T):
         samples = np.flatnonzero(y == c)
-        bounds = _bounds(share[:, c], len(samples))
-        owner[samples[shuffled(len(samples), rng)]] = np.searchsorted(bounds, np.arange(len(samples)), side="right")
-    return owner
+        ends = _ends(part, len(samples))
+        owner[samples[shuffled(len(samples), rng)]] = np.searchsorted(ends, np.arange(len(samples)), side="right")
+    return Rows.by_owner(owner, len(share))
 
 
-def _check_clients(clients: int, samples: int, least: int = 1) -> None:
-    if whole(clients, "The number of clients") * whole(least, "min_samples", 0) > samples:
+def _check_clients(y_train: np.ndarray, y_test: np.ndarray, clients: int, least: int = 1) -> int:
+    """Refuse more clients than can have `least` training samples each; return the number of classes."""
+    if whole(clients, "The number of clients") * whole(least, "min_samples", 0) > len(y_train):
         raise InputError(
-            f"{samples} training samples cannot give each of {clients} clients at least {least}. Take fewer clients."
+            f"{len(y_train)} training samples cannot give each of {clients} clients at least {least}. Take fewer "
+            "clients."
         )
+    return int(max(np.max(y_train), np.max(y_test, initial=0))) + 1

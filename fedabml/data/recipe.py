@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InputError, nearest, short
-from .arrays import FEW_CLASSES, few_whole_numbers
+from .arrays import FEW_CLASSES, TASKS, check_task, few_whole_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,6 +22,7 @@ DATE = (
     r"(?:\d{4}([./-])\d{1,2}\1\d{1,2}|\d{1,2}([./-])\d{1,2}\2\d{4}|\d{2}([./-])\d{2}\3\d{2})(?:[T ,]+\d{1,2}:\d{2}.*)?"
 )
 COMMA_NUMBER = r"[+-]?\d+(?:[. ]\d{3})*,\d+|[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?"  # 3,14 or 1.234,5 or 1,234.5
+NO_DATES = "Turn it into numbers (a year, days since) or leave it out."
 MOSTLY = 0.8  # a column of words with a larger share of numbers is a column of numbers with mistakes
 
 
@@ -42,6 +43,15 @@ class Numeric:
     mean: float
     std: float
     gaps: bool
+
+    @classmethod
+    def fit(cls, values: np.ndarray) -> Numeric:
+        """Learn from a column of training rows, float64 [n] with NaN in the gaps."""
+        gaps = np.isnan(values)
+        median = float(np.median(values[~gaps]))
+        filled = np.where(gaps, median, values)
+        mean, std = float(filled.mean()), float(filled.std())
+        return cls(median, mean, std if std > 1e-12 * max(1.0, abs(mean)) else 1.0, bool(gaps.any()))
 
 
 @dataclass(frozen=True)
@@ -65,9 +75,7 @@ class TableRecipe:
         return short(f"TableRecipe({self.task} of '{self.target}' from {kinds})")
 
     @classmethod
-    def fit(
-        cls, frame: pd.DataFrame, *, client: str, target: str, task: str, class_names: Sequence[str] = ()
-    ) -> TableRecipe:
+    def fit(cls, frame: pd.DataFrame, client: str, target: str, task: str, class_names: Sequence[str]) -> TableRecipe:
         """Learn medians, means, deviations and categories from a frame of training rows."""
         columns = tuple(str(name) for name in frame.columns if name not in (client, target))
         if not columns:
@@ -78,15 +86,14 @@ class TableRecipe:
             if column.isna().all():
                 raise InputError(f"Column '{name}' has no value in any training row. Leave it out or fill it.")
             if is_numeric(column, name):
-                numeric[name] = _fit_numeric(numbers(column, name))
-            else:
-                known = tuple(sorted(set(as_text(column.dropna())) - {""}))
-                if len(known) > MAX_CATEGORIES:
-                    raise InputError(
-                        f"Column '{name}' has {len(known)} different words: an identifier or free text, it seems. "
-                        f"Leave it out, or turn it into numbers or at most {MAX_CATEGORIES} categories."
-                    )
-                categories[name] = known
+                numeric[name] = Numeric.fit(numbers(column, name))
+                continue
+            categories[name] = tuple(sorted(set(as_text(column.dropna())) - {""}))
+            if len(categories[name]) > MAX_CATEGORIES:
+                raise InputError(
+                    f"Column '{name}' has {len(categories[name])} different words: an identifier or free text, it "
+                    f"seems. Leave it out, or turn it into numbers or at most {MAX_CATEGORIES} categories."
+                )
         return cls(columns, numeric, categories, client, target, task, tuple(class_names))
 
     @property
@@ -112,9 +119,9 @@ class TableRecipe:
                 parts.append((np.where(missing, rule.median, values) - rule.mean)[:, None] / rule.std)
                 parts += [missing[:, None]] if rule.gaps else []
             else:
-                place = {value: i for i, value in enumerate(self.categories[name])}
-                codes = [place.get(word, len(place)) for word in as_text(frame[name])]
-                parts.append(np.eye(len(place) + 1, dtype=np.float32)[codes])
+                number = {value: i for i, value in enumerate(self.categories[name])}
+                codes = [number.get(text, len(number)) for text in as_text(frame[name])]
+                parts.append(np.eye(len(number) + 1, dtype=np.float32)[codes])
         return np.concatenate(parts, axis=1).astype(np.float32)
 
     def encode_target(self, values: pd.Series) -> np.ndarray:
@@ -122,12 +129,14 @@ class TableRecipe:
         refuse_gaps(values, f"The target '{self.target}' is missing")
         if self.task == "regression":
             return numbers(values, self.target).astype(np.float32)[:, None]
-        place = {name: i for i, name in enumerate(self.class_names)}
-        words = as_text(values)
-        strange = next((word for word in words if word not in place), None)
-        if strange is not None:
-            raise InputError(f"'{strange}' is no known value of '{self.target}'.{nearest(strange, self.class_names)}")
-        return np.array([place[word] for word in words], np.int64)
+        number = {name: i for i, name in enumerate(self.class_names)}
+        try:
+            return np.array([number[text] for text in as_text(values)], np.int64)
+        except KeyError as error:
+            unknown = error.args[0]
+            raise InputError(
+                f"'{unknown}' is no known value of '{self.target}'.{nearest(unknown, self.class_names)}"
+            ) from None
 
     def decode(self, targets: np.ndarray) -> list[str] | np.ndarray:
         """Return the class names of class numbers; measurements come back unchanged."""
@@ -144,35 +153,29 @@ class TableRecipe:
         """Return the recipe that `to_json` wrote; anything else is an InputError."""
         try:
             numeric = {str(k): Numeric(**v) for k, v in content["numeric"].items()}
-            categories = {str(k): _words(v) for k, v in content["categories"].items()}
-            client, target, task = _words([content[key] for key in ("client", "target", "task")])
-            names = _words(content["class_names"])
-            recipe = cls(_words(content["columns"]), numeric, categories, client, target, task, names)
-            recipe._check(content["version"])
+            categories = {str(k): _texts(v) for k, v in content["categories"].items()}
+            client, target, task = _texts([content[key] for key in ("client", "target", "task")])
+            columns, class_names = _texts(content["columns"]), _texts(content["class_names"])
+            for rule in numeric.values():
+                if not all(type(v) in (int, float) and np.isfinite(v) for v in (rule.median, rule.mean, rule.std)):
+                    raise ValueError("statistics that are no numbers")
+                if rule.std <= 0 or type(rule.gaps) is not bool:
+                    raise ValueError("a deviation that is not positive, or gaps neither true nor false")
+            if content["version"] != 1 or task not in TASKS:
+                raise ValueError("another version or task")
+            if sorted(columns) != sorted([*numeric, *categories]):
+                raise ValueError("columns without a rule")
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"This is not the recipe of a table ({error!r}). Take it from a saved model.") from error
-        return recipe
-
-    def _check(self, version: Any) -> None:
-        for rule in self.numeric.values():
-            if not all(type(v) in (int, float) and np.isfinite(v) for v in (rule.median, rule.mean, rule.std)):
-                raise ValueError("statistics that are no numbers")
-            if rule.std <= 0 or type(rule.gaps) is not bool:
-                raise ValueError("a deviation that is not positive, or gaps neither true nor false")
-        if version != 1 or self.task not in ("classification", "regression"):
-            raise ValueError("another version or task")
-        if sorted(self.columns) != sorted([*self.numeric, *self.categories]):
-            raise ValueError("columns without a rule")
+        return cls(columns, numeric, categories, client, target, task, class_names)
 
 
-def choose_task(values: pd.Series, task: str | None) -> str:
+def choose_task(values: pd.Series, name: str, task: str | None) -> str:
     """Return classification for words, truth values and few whole numbers, else regression; `task` overrides."""
     if task is not None:
-        return task
-    if not is_numeric(values, str(values.name)):
-        return "classification"
-    found = few_whole_numbers([numbers(values, str(values.name))])
-    return "regression" if found is None else "classification"
+        return check_task(task, [])
+    measured = is_numeric(values, name) and few_whole_numbers([numbers(values, name)]) is None
+    return "regression" if measured else "classification"
 
 
 def refuse_gaps(column: pd.Series, what: str) -> None:
@@ -184,51 +187,47 @@ def refuse_gaps(column: pd.Series, what: str) -> None:
 
 def is_numeric(column: pd.Series, name: str) -> bool:
     """Return whether a column holds numbers rather than categories; dates and nested values are refused."""
-    kinds = pandas().api.types
-    if kinds.is_datetime64_any_dtype(column) or kinds.is_timedelta64_dtype(column):
-        raise InputError(
-            f"Column '{name}' holds dates or times. Turn it into numbers (a year, days since) or leave it out."
-        )
-    if kinds.is_bool_dtype(column) or isinstance(column.dtype, pandas().CategoricalDtype):
+    types = pandas().api.types
+    if types.is_datetime64_any_dtype(column) or types.is_timedelta64_dtype(column):
+        raise InputError(f"Column '{name}' holds dates or times. {NO_DATES}")
+    if types.is_bool_dtype(column) or isinstance(column.dtype, pandas().CategoricalDtype):
         return False
-    if kinds.is_numeric_dtype(column) and not kinds.is_complex_dtype(column):
+    if types.is_numeric_dtype(column) and not types.is_complex_dtype(column):
         return True
-    values = [value for value in column.dropna().tolist() if value is not None]
+    values = column.dropna()
     if not all(isinstance(value, str | bool | int | float) for value in values):
         raise InputError(f"Column '{name}' holds neither numbers nor words. Turn it into either, or leave it out.")
-    words = column.dropna().astype(str)
-    if len(words):
-        _refuse_dates_and_commas(words.str.strip().drop_duplicates(), name)
-        _refuse_spoiled_numbers(words, name)
+    if len(values):
+        _refuse_spoiled(values.astype(str), name)
     return False
 
 
-def _refuse_dates_and_commas(words: pd.Series, name: str) -> None:
-    """Refuse a column of dates, or of numbers with commas, whose every value would become a category of its own."""
-    dates, commas = words.str.fullmatch(DATE), words.str.fullmatch(COMMA_NUMBER)
+def _refuse_spoiled(texts: pd.Series, name: str) -> None:
+    """Refuse a column of dates, of numbers with commas, or of numbers with a stray word among them.
+
+    Their every value would become a category of its own.
+    """
+
+    def parsed(values: pd.Series) -> pd.Series:
+        return pandas().to_numeric(values, errors="coerce").notna()
+
+    different = texts.str.strip().drop_duplicates()
+    dates, commas = different.str.fullmatch(DATE), different.str.fullmatch(COMMA_NUMBER)
     if dates.mean() > MOSTLY:
+        raise InputError(f"Column '{name}' holds dates, such as '{different[dates].iloc[0]}'. {NO_DATES}")
+    if (commas | parsed(different)).mean() > MOSTLY and 2 * commas.sum() >= len(different):
         raise InputError(
-            f"Column '{name}' holds dates, such as '{words[dates].iloc[0]}'. Turn it into numbers (a year, days since) "
-            "or leave it out."
+            f"Column '{name}' holds numbers with a comma, such as '{different[commas].iloc[0]}'. Write them with a "
+            "decimal point and without separators of thousands (pandas.read_csv has decimal=',' and thousands=','), or "
+            "leave the column out."
         )
-    numbers = commas | pandas().to_numeric(words, errors="coerce").notna()
-    if numbers.mean() > MOSTLY and 2 * commas.sum() >= len(words):
-        raise InputError(
-            f"Column '{name}' holds numbers with a comma, such as '{words[commas].iloc[0]}'. Write them with a decimal "
-            "point and without separators of thousands (pandas.read_csv has decimal=',' and thousands=','), or leave "
-            "the column out."
-        )
-
-
-def _refuse_spoiled_numbers(words: pd.Series, name: str) -> None:
-    """Refuse numbers with a stray word among them: a measurement must not become a hundred categories."""
-    plain = pandas().to_numeric(words.str.replace(",", ".", n=1), errors="coerce").notna()
-    if plain.mean() > MOSTLY and plain.sum() > FEW_CLASSES:
-        stray = words[pandas().to_numeric(words, errors="coerce").isna()]
+    numeric = parsed(texts.str.replace(",", ".", n=1))
+    if numeric.mean() > MOSTLY and numeric.sum() > FEW_CLASSES:
+        stray = texts[~parsed(texts)]
         which = f", but '{stray.iloc[0]}' in row {stray.index[0] + 1} is none" if len(stray) else ", written as text"
         raise InputError(
-            f"Column '{name}': {plain.sum()} of {len(words)} values are numbers{which}. Mend or empty such values, or "
-            "leave the column out."
+            f"Column '{name}': {numeric.sum()} of {len(texts)} values are numbers{which}. Mend or empty such values, "
+            "or leave the column out."
         )
 
 
@@ -236,13 +235,9 @@ def numbers(column: pd.Series, name: str) -> np.ndarray:
     """Return float64 values [n] with NaN in the gaps; infinity and words are refused."""
     values = pandas().to_numeric(column.astype(object).where(column.notna(), np.nan), errors="coerce")
     values = values.to_numpy(dtype=np.float64, na_value=np.nan)
-    wrong = np.isnan(values) & column.notna().to_numpy()
-    if wrong.any():
-        row = int(np.argmax(wrong))
+    for row in np.flatnonzero(np.isnan(values) & column.notna().to_numpy()):
         raise InputError(f"Column '{name}' has {column.iloc[row]!r} in row {row + 1}, where a number is needed.")
-    huge = np.abs(values) > np.finfo(np.float32).max  # infinity is
-    if huge.any():
-        row = int(np.argmax(huge))
+    for row in np.flatnonzero(np.abs(values) > np.finfo(np.float32).max):  # infinity is
         raise InputError(f"Column '{name}' has an infinite (or far too large) number in row {row + 1}. Mend it first.")
     return values
 
@@ -250,22 +245,14 @@ def numbers(column: pd.Series, name: str) -> np.ndarray:
 def as_text(column: pd.Series) -> list[str]:
     """Return every value as a word, "" where it is missing; 1.0 is "1", as gaps turn pandas' integers into floats."""
 
-    def word(value: Any) -> str:
+    def text(value: Any) -> str:
         return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
     missing = column.isna().to_numpy()
-    return ["" if gap else word(value) for value, gap in zip(column.tolist(), missing, strict=True)]
+    return ["" if gap else text(value) for value, gap in zip(column.tolist(), missing, strict=True)]
 
 
-def _fit_numeric(values: np.ndarray) -> Numeric:
-    gaps = np.isnan(values)
-    median = float(np.median(values[~gaps]))
-    filled = np.where(gaps, median, values)
-    mean, std = float(filled.mean()), float(filled.std())
-    return Numeric(median, mean, std if std > 1e-12 * max(1.0, abs(mean)) else 1.0, bool(gaps.any()))
-
-
-def _words(values: Any) -> tuple[str, ...]:
+def _texts(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
         raise ValueError("a list of words was expected")
     return tuple(values)

@@ -52,14 +52,14 @@ class Rows:
     def of(cls, lists: Sequence[Sequence[int]]) -> Rows:
         """Make rows from one sequence of sample numbers per client."""
         parts = [np.asarray(part, dtype=np.int64) for part in lists]
-        index = np.concatenate([np.empty(0, np.int64), *parts])
-        return cls(index, _offsets(np.array([len(part) for part in parts], dtype=np.int64)))
+        owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        return cls.by_owner(owner, len(parts), np.concatenate([np.empty(0, np.int64), *parts]))
 
     @classmethod
-    def by_owner(cls, owner: np.ndarray, clients: int, first: int = 0) -> Rows:
-        """Make rows from the client number of every sample, int [n]; the samples are numbered from `first`."""
+    def by_owner(cls, owner: np.ndarray, clients: int, samples: np.ndarray | None = None) -> Rows:
+        """Make rows from the client number of each sample, int [n]; `samples` [n] are their numbers, else 0..n-1."""
         order = np.argsort(owner, kind="stable").astype(np.int64)
-        return cls(order + first, _offsets(np.bincount(owner, minlength=clients)))
+        return cls(order if samples is None else samples[order], _offsets(np.bincount(owner, minlength=clients)))
 
     @classmethod
     def empty(cls, clients: int) -> Rows:
@@ -101,9 +101,8 @@ class Rows:
 
     def merge(self, other: Rows) -> Rows:
         """Return each client's samples from both rows."""
-        owner = np.concatenate([self.owner, other.owner])
-        order = np.argsort(owner, kind="stable")
-        return Rows(np.concatenate([self.index, other.index])[order], self.offsets + other.offsets)
+        owner, index = (np.concatenate([getattr(self, key), getattr(other, key)]) for key in ("owner", "index"))
+        return Rows.by_owner(owner, len(self), index)
 
 
 def check_share(share: float, what: str) -> None:
@@ -112,15 +111,15 @@ def check_share(share: float, what: str) -> None:
         raise InputError(f"The {what} share is {share}; it must be at least 0 and below 1.")
 
 
-def quota(counts: np.ndarray, share: float, stay: int) -> np.ndarray:
-    """Return how many of each client's `counts` [N] samples a share takes, such that `stay` of them stay.
+def take_share(rows: Rows, share: float, least: int, labels: np.ndarray, seed: int, purpose: int) -> tuple[Rows, Rows]:
+    """Return (what stays, what is taken) of every client's samples; `draw` chooses the share that is taken.
 
-    Where there are more than `stay` samples, at least one is taken unless the share is 0.
+    At least `least` samples stay. Where there are more, at least one is taken unless the share is 0.
     """
-    if share == 0:
-        return 0 * counts
+    counts = rows.counts
     wanted = np.rint(share * counts).astype(np.int64)
-    return np.clip(wanted, np.minimum(1, counts // (stay + 1)), np.maximum(counts - stay, 0))
+    quota = np.clip(wanted, np.minimum(1, counts // (least + 1)), np.maximum(counts - least, 0)) * (share > 0)
+    return rows.split(draw(rows, quota, labels, seed, purpose))
 
 
 def draw(rows: Rows, quota: np.ndarray, labels: np.ndarray, seed: int, purpose: int) -> np.ndarray:
@@ -135,10 +134,10 @@ def draw(rows: Rows, quota: np.ndarray, labels: np.ndarray, seed: int, purpose: 
     owner = rows.owner
     order = np.lexsort((noise[rows.index], labels[rows.index], owner))
     begin, n, q = rows.offsets[:-1][owner], rows.counts[owner], np.asarray(quota)[owner]
-    place = np.arange(len(owner)) - begin
+    rank = np.arange(len(owner)) - begin
     shift = (start[rows.index[order[begin]]] * n).astype(np.int64)
     taken = np.empty(len(owner), bool)
-    taken[order] = ((place + 1) * q + shift) // n > (place * q + shift) // n
+    taken[order] = ((rank + 1) * q + shift) // n > (rank * q + shift) // n
     return taken
 
 

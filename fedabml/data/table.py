@@ -12,12 +12,12 @@ from ..arguments import checks_arguments
 from ..errors import InputError, nearest, shown
 from ..files.limits import check_unpacked
 from ..files.paths import open_regular
-from .arrays import Checked, as_array, check_task, large_enough
+from .arrays import as_array, large_enough
 from .federation import Federation
 from .once import once
 from .partition import natural
 from .recipe import TableRecipe, as_text, choose_task, is_numeric, numbers, pandas, refuse_gaps
-from .rows import TABLE, Rows, check_share, draw, quota
+from .rows import TABLE, Rows, check_share, take_share
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,8 +45,7 @@ def read_table(
     """
     check_share(test_share, "test")
     if isinstance(path, str | os.PathLike):
-        where, dataset = str(path), Path(path).stem
-        frame = once(path, "frame", lambda: read_frame(path)).copy(deep=False)
+        where, dataset, frame = str(path), Path(path).stem, once(path, "frame", lambda: read_frame(path))
     else:
         where, dataset, frame = "The table", "table", as_frame(path)
     for name in (client, target):
@@ -55,28 +54,30 @@ def read_table(
         refuse_gaps(frame[name], f"{where}: column '{name}' has no value")
     if client == target:
         raise InputError(f"'{client}' cannot be both the client and the target.")
-    if not pandas().api.types.is_numeric_dtype(frame[client]) or frame[client].dtype.kind in "bc":
-        frame[client] = [word.strip() for word in as_text(frame[client])]
-    column = frame[client]  # whole numbers keep their order, 9 before 10
-    owners, _, names = natural(column.to_numpy() if column.dtype.kind in "iu" else as_text(column))
+    column = frame[client]
+    numbered = column.dtype.kind in "iu"  # whole numbers keep their order, 9 before 10
+    owners, _, names = natural(column.to_numpy() if numbered else [text.strip() for text in as_text(column)])
     kept = large_enough(owners.counts.tolist(), names, drop_small)
     owners, names = owners.select(kept), tuple(names[i] for i in kept)
-    task = choose_task(frame[target], None if task is None else check_task(task, []))
+    task = choose_task(frame[target], target, task)
     classes = _class_names(frame[target], target) if task == "classification" else ()
     if len(classes) == 1:
         raise InputError(f"{where}: the target '{target}' is '{classes[0]}' in every row; there is nothing to learn.")
+    labels = np.unique(as_text(frame[target]), return_inverse=True)[1] if classes else np.zeros(len(frame), np.int64)
+    train, test = take_share(owners, test_share, 2, labels, seed, TABLE)
 
-    words = np.array(as_text(frame[target]) if classes else [""] * len(frame), dtype=str)
-    tested, labels = quota(owners.counts, test_share, stay=2), np.unique(words, return_inverse=True)[1]
-    train, test = owners.split(draw(owners, tested, labels, seed, TABLE))
-
-    recipe = TableRecipe.fit(
-        frame.iloc[np.sort(train.index)], client=client, target=target, task=task, class_names=classes
+    recipe = TableRecipe.fit(frame.iloc[np.sort(train.index)], client, target, task, classes)
+    return Federation.assemble(
+        recipe.apply(frame),
+        recipe.encode_target(frame[target]),
+        (train, Rows.empty(len(names)), test),
+        names,
+        len(classes),
+        dataset=dataset,
+        normalize="targets",
+        manifest={"partition": {"kind": "natural", "column": client, "test_share": test_share}, "seed": int(seed)},
+        recipe=recipe,
     )
-    x, y, rows = recipe.apply(frame), recipe.encode_target(frame[target]), (train, Rows.empty(len(names)), test)
-    manifest = {"partition": {"kind": "natural", "column": client, "test_share": test_share}, "seed": int(seed)}
-    checked = Checked(x, y, rows, task, len(classes), names)
-    return Federation.assemble(checked, dataset=dataset, normalize="targets", manifest=manifest, recipe=recipe)
 
 
 @checks_arguments
@@ -105,34 +106,28 @@ def targets(frame: pd.DataFrame, recipe: TableRecipe, values: Any = None) -> np.
 
 
 def as_frame(table: str | os.PathLike[str] | pd.DataFrame) -> pd.DataFrame:
-    """Return the frame of a file, or a frame that has rows and columns named by distinct words, as a file's has."""
+    """Return the frame of a file, or a frame with its columns named by words and its rows numbered, as a file's are."""
     if isinstance(table, str | os.PathLike):
         return read_frame(table)
     if not isinstance(table, pandas().DataFrame):
         raise InputError(
             f"A table must be the path of a .csv or .parquet file or a DataFrame of pandas; it is {shown(table)}."
         )
-    if not len(table):
-        raise InputError("The table has no rows.")
-    frame = table.set_axis([str(name) for name in table.columns], axis=1).reset_index(drop=True)
-    if not frame.columns.is_unique:
-        twice = frame.columns[frame.columns.duplicated()][0]
-        raise InputError(f"The table has two columns called '{twice}'. Give each a name of its own.")
-    return frame
+    return _check_frame(table.reset_index(drop=True), "The table")
 
 
 def read_frame(path: str | os.PathLike[str]) -> pd.DataFrame:
     """Read a CSV or Parquet file, by the end of its name."""
     pd = pandas()
-    kind = Path(path).suffix.lower()
+    suffix = Path(path).suffix.lower()
     readers = {".csv": pd.read_csv, ".parquet": pd.read_parquet, ".pq": pd.read_parquet}
-    if kind not in readers:
-        raise InputError(f"{path} ends in '{kind}'; a table's name ends in .csv or .parquet.")
+    if suffix not in readers:
+        raise InputError(f"{path} ends in '{suffix}'; a table's name ends in .csv or .parquet.")
     with open_regular(path) as file:
         try:
-            _check_size(path, file, kind)
+            _check_size(path, file, suffix)
             file.seek(0)
-            frame = readers[kind](file)
+            frame = readers[suffix](file)
         except InputError:
             raise
         except ImportError as error:
@@ -140,38 +135,48 @@ def read_frame(path: str | os.PathLike[str]) -> pd.DataFrame:
         except Exception as error:  # pandas and pyarrow have errors of nearly every type for damaged bytes
             hint = " Save it as UTF-8." if isinstance(error, UnicodeError) else ""
             reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-            raise InputError(f"{path} is not a {kind[1:].upper()} table, or is damaged: {reason}.{hint}") from error
-    if not len(frame):
-        raise InputError(f"{path} has no rows.")
-    frame.columns = [str(name) for name in frame.columns]
+            raise InputError(f"{path} is not a {suffix[1:].upper()} table, or is damaged: {reason}.{hint}") from error
+    frame = _check_frame(frame, str(path))
     if len(frame.columns) == 1 and (mark := next((m for m in ";\t|" if m in frame.columns[0]), None)):
         raise InputError(f"{path} has one column only; it seems to be separated by {mark!r}. Write it with commas.")
     return frame
 
 
-def _check_size(path: str | os.PathLike[str], file: IO[bytes], kind: str) -> None:
+def _check_frame(frame: pd.DataFrame, where: str) -> pd.DataFrame:
+    """Return the frame with columns named by words; it must have rows, and no name twice."""
+    if not len(frame):
+        raise InputError(f"{where} has no rows.")
+    frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise InputError(f"{where} has two columns called '{twice}'. Give each a name of its own.")
+    return frame
+
+
+def _check_size(path: str | os.PathLike[str], file: IO[bytes], suffix: str) -> None:
     """Refuse columns for which pandas takes minutes, and a Parquet file that declares more cells than it can hold."""
-    facts = None
-    if kind != ".csv":
+    if suffix == ".csv":
+        columns, cells = file.readline(MAX_LINE).count(b",") + 1, 0
+    else:
         from pyarrow.parquet import ParquetFile
 
         facts = ParquetFile(file).metadata
-    columns = facts.num_columns if facts else file.readline(MAX_LINE).count(b",") + 1
+        columns, declared = facts.num_columns, [facts.row_group(i).total_byte_size for i in range(facts.num_row_groups)]
+        cells = max(sum(declared), facts.num_rows * columns)
     if columns > MAX_COLUMNS:
         raise InputError(f"{path} has more than {MAX_COLUMNS:,} columns. Leave some out, or give arrays (.npz).")
-    if facts:
-        declared = sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
-        check_unpacked(path, os.fstat(file.fileno()).st_size, max(declared, facts.num_rows * columns))
+    if cells:
+        check_unpacked(path, os.fstat(file.fileno()).st_size, cells)
 
 
 def _class_names(values: pd.Series, target: str) -> tuple[str, ...]:
     """Return the different values of the target as words, numbers in their order."""
-    words = set(as_text(values))
     if is_numeric(values, target):
-        found = np.unique(numbers(values, target))
-        if not (np.floor(found) == found).all():
+        classes = np.unique(numbers(values, target))
+        if not (np.floor(classes) == classes).all():
             raise InputError(f"The target '{target}' has fractions, so it is no class. Use task='regression'.")
-        return tuple(str(int(value)) for value in found)
-    if len(words) > 1000:
-        raise InputError(f"The target '{target}' has {len(words)} different values: too many to be classes.")
-    return tuple(sorted(words))
+        return tuple(str(int(value)) for value in classes)
+    names = set(as_text(values))
+    if len(names) > 1000:
+        raise InputError(f"The target '{target}' has {len(names)} different values: too many to be classes.")
+    return tuple(sorted(names))

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedabml.data import federate, load, save_manifest
-from fedabml.data.partition import by_class, dirichlet_classes, dirichlet_clients, iid, natural
+from fedabml.data.partition import by_class, dirichlet, iid, natural
 from fedabml.errors import InputError
 
 NOTHING = np.empty(0, np.int64)
+KINDS = ("classes", "clients")
 
 
 def labels(classes, each, rng=0):
@@ -108,27 +109,27 @@ def test_too_few_test_samples():
         by_class(np.repeat(np.arange(3), 10), np.repeat(np.arange(3), 2), 6, 2, seed=0)
 
 
-@pytest.mark.parametrize("dirichlet", [dirichlet_classes, dirichlet_clients])
+@pytest.mark.parametrize("by", KINDS)
 @settings(max_examples=50, deadline=None)
 @given(alpha=st.floats(0.2, 100), clients=st.integers(1, 8), seed=st.integers(0, 2**40))
-def test_dirichlet_properties(dirichlet, alpha, clients, seed):
+def test_dirichlet_properties(by, alpha, clients, seed):
     y_train, y_test = labels(5, 60), labels(5, 10, rng=1)
-    train, test = dirichlet(y_train, y_test, clients, alpha, seed)
+    train, test = dirichlet(y_train, y_test, clients, alpha, seed, by=by)
     assert_cover(train, len(y_train))
     assert_cover(test, len(y_test))
     assert train.counts.min() >= 2
     counts = [np.bincount(y[r[i]], minlength=5) for y, r in ((y_train, train), (y_test, test)) for i in range(clients)]
     share = np.array(counts).reshape(2, clients, 5) / np.array([np.bincount(y_train), np.bincount(y_test)])[:, None]
     assert np.abs(share[0] - share[1]).max() < 0.12  # rounding: a test sample of ten, a training sample of sixty
-    assert (train.index == dirichlet(y_train, y_test, clients, alpha, seed)[0].index).all()
+    assert (train.index == dirichlet(y_train, y_test, clients, alpha, seed, by=by)[0].index).all()
 
 
-@pytest.mark.parametrize("dirichlet", [dirichlet_classes, dirichlet_clients])
-def test_dirichlet_concentration(dirichlet):
+@pytest.mark.parametrize("by", KINDS)
+def test_dirichlet_concentration(by):
     y = labels(10, 500)
 
     def largest(alpha):
-        train, _ = dirichlet(y, NOTHING, 20, alpha, seed=0)
+        train, _ = dirichlet(y, NOTHING, 20, alpha, seed=0, by=by)
         return np.mean([np.bincount(y[train[i]]).max() / len(train[i]) for i in range(20)])
 
     assert largest(0.1) > 0.5 and largest(1000) < 0.13
@@ -137,7 +138,7 @@ def test_dirichlet_concentration(dirichlet):
 def shares(alpha, clients, classes=400, each=2000, seed=0):
     """The clients' shares of every class [N, K]."""
     y = np.repeat(np.arange(classes), each)
-    train, _ = dirichlet_classes(y, NOTHING, clients, alpha, seed)
+    train, _ = dirichlet(y, NOTHING, clients, alpha, seed)
     return np.array([np.bincount(y[train[i]], minlength=classes) for i in range(clients)]) / each
 
 
@@ -159,28 +160,28 @@ def test_each_class_is_divided_as_dirichlet_says(alpha):
 def test_a_large_alpha_gives_everyone_the_same():
     assert np.abs(shares(1e6, 5, classes=10) - 0.2).max() < 0.005
     y = labels(10, 500)
-    usual, near = (draw(y, NOTHING, 20, 0.5, seed=3)[0].counts for draw in (dirichlet_classes, dirichlet_clients))
+    usual, near = (dirichlet(y, NOTHING, 20, 0.5, seed=3, by=by)[0].counts for by in KINDS)
     assert usual.std() > 2 * near.std()  # the usual draw has clients of unequal sizes
 
 
-@pytest.mark.parametrize("dirichlet", [dirichlet_classes, dirichlet_clients])
-def test_dirichlet_is_redrawn_until_everyone_has_enough(dirichlet):
+@pytest.mark.parametrize("by", KINDS)
+def test_dirichlet_is_redrawn_until_everyone_has_enough(by):
     y = labels(3, 60)
-    train, _ = dirichlet(y, NOTHING, 8, 0.3, seed=1, min_samples=5)
+    train, _ = dirichlet(y, NOTHING, 8, 0.3, seed=1, min_samples=5, by=by)
     assert train.counts.min() >= 5
-    same, other = dirichlet(y, NOTHING, 8, 0.3, 1, 5)[0], dirichlet(y, NOTHING, 8, 0.3, 2, 5)[0]
+    same, other = (dirichlet(y, NOTHING, 8, 0.3, seed, 5, by)[0] for seed in (1, 2))
     assert (train.index == same.index).all() and not np.array_equal(train.offsets, other.offsets)
 
 
-@pytest.mark.parametrize("dirichlet", [dirichlet_classes, dirichlet_clients])
-def test_dirichlet_gives_up_with_advice(dirichlet):
+@pytest.mark.parametrize("by", KINDS)
+def test_dirichlet_gives_up_with_advice(by):
     with pytest.raises(InputError, match="Raise alpha"):
-        dirichlet(labels(3, 20), NOTHING, 10, 0.001, seed=0, min_samples=6)
+        dirichlet(labels(3, 20), NOTHING, 10, 0.001, seed=0, min_samples=6, by=by)
     for alpha in (0, -1, float("nan"), float("inf")):
         with pytest.raises(InputError, match="alpha"):
-            dirichlet(labels(3, 20), NOTHING, 2, alpha, seed=0)
+            dirichlet(labels(3, 20), NOTHING, 2, alpha, seed=0, by=by)
     with pytest.raises(InputError, match="cannot give each"):
-        dirichlet(labels(3, 20), NOTHING, 50, 1.0, seed=0)
+        dirichlet(labels(3, 20), NOTHING, 50, 1.0, seed=0, by=by)
 
 
 def test_both_dirichlet_draws_have_a_name_and_never_change():

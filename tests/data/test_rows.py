@@ -31,7 +31,7 @@ def test_select_and_merge(parts, data):
 
 
 def test_by_owner():
-    rows = Rows.by_owner(np.array([2, 0, 2]), clients=4, first=10)
+    rows = Rows.by_owner(np.array([2, 0, 2]), clients=4, samples=np.arange(10, 13))
     assert [rows[i].tolist() for i in range(4)] == [[11], [], [10, 12], []]
     assert rows[-2].tolist() == [10, 12]
     with pytest.raises(IndexError):
