@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InputError
-from ..runs.config import TABLES, saved_config
+from ..runs.config import is_table, saved_config
 from ..runs.request import resume_command
 from .console import downloads, note, number, print_line, table
 from .options import Config, command
@@ -310,7 +310,7 @@ def _is_table(path: Path, input_spec: InputSpec) -> bool:
     """Return whether a file is a table. Raises InputError if the prior needs the other kind of file."""
     from ..runs.input_spec import TABLE_WANTED
 
-    table = path.suffix.lower() in TABLES
+    table = is_table(path)
     if table and input_spec.recipe is None:
         raise InputError(
             f"'{path}' is a table, but the prior was not trained on one. Give the inputs as an .npz with x."

@@ -22,7 +22,6 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -52,7 +51,11 @@ COMMANDS = ("train", "compare", "tune", "evaluate", "personalize", "predict", "i
 
 # Keys that apply only to a dataset by name, and keys that apply only to the user's own data.
 _DATASET_KEYS = ("dataset", "clients", "classes_per_client", "distinct", "dirichlet_alpha", "data_dir")
-_OWN_DATA_KEYS = ("data", "client_column", "target_column", "task", "test_share")
+_USER_DATA_KEYS = ("data", "client_column", "target_column", "task", "test_share")
+_TRAIN_KEYS = (
+    *("rounds", "participation", "epochs", "batch_size", "seed", "device", "dtype", "backend", "chunk", "compile"),
+    *("model_options", "pretrained"),
+)  # the keywords of `train`
 
 
 def key(default: Any, doc: str, choices: tuple[str, ...] = ()) -> Any:
@@ -128,10 +131,10 @@ class RunConfig:
             object.__setattr__(self, f.name, _checked(f.name, str(f.type), getattr(self, f.name), f.metadata))
         if self.partition == "dirichlet":
             object.__setattr__(self, "partition", "dirichlet-classes")  # the name that files hold: see `stored`
-        for kind in ("dataset", "algorithm", "model"):
-            word = getattr(self, kind)
-            if word is not None and word not in names(kind):
-                raise InputError(f"There is no {kind} '{word}'.{nearest(word, names(kind))}")
+        for registry in ("dataset", "algorithm", "model"):
+            name = getattr(self, registry)
+            if name is not None and name not in names(registry):
+                raise InputError(f"There is no {registry} '{name}'.{nearest(name, names(registry))}")
         if self.dataset and self.data:
             raise InputError(f"Both dataset '{self.dataset}' and data '{self.data}' are given. Leave one of them out.")
         if self.data and self.partition not in ("auto", "natural"):
@@ -140,28 +143,21 @@ class RunConfig:
             )
         if not self.data and self.partition == "natural":
             raise InputError("partition natural is for your own data (--data). Choose another for a dataset.")
-        if not self.data or Path(self.data).suffix.lower() not in TABLES:
-            here = f"the data are {self.data or self.dataset or 'digits'}"
-            for name in TABLE_KEYS:
-                if getattr(self, name) != getattr(type(self), name):
-                    raise InputError(
-                        f"{name} is for a table (--data with a .csv or .parquet file), but {here}. Leave "
-                        f"--{name.replace('_', '-')} out."
-                    )
-            if not self.data and self.task == "regression":
-                raise InputError(f"task regression is for your own data (--data), but {here}, which has classes.")
+        data = f"the data are {self.data or self.dataset or 'digits'}"
+        stray = next((name for name in TABLE_KEYS if getattr(self, name) != getattr(type(self), name)), None)
+        if stray and not is_table(self.data):
+            raise InputError(
+                f"{stray} is for a table (--data with a .csv or .parquet file), but {data}. Leave "
+                f"--{stray.replace('_', '-')} out."
+            )
+        if not self.data and self.task == "regression":
+            raise InputError(f"task regression is for your own data (--data), but {data}, which has classes.")
         if min(self.seed, self.partition_seed or 0) < 0:
             raise InputError("seed and partition_seed must be 0 or more.")
 
     def __repr__(self) -> str:
         """Show the keys that differ from the defaults."""
         return short(f"RunConfig({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})")
-
-    # -- reading ----------------------------------------------------------------------------------------------------
-    @classmethod
-    def from_toml(cls, path: str | Path) -> Self:
-        """Read the configuration in a TOML file, without the tables of commands."""
-        return cls.of(without_commands(read_toml(path)))
 
     @classmethod
     def of(cls, *layers: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Self:
@@ -183,22 +179,25 @@ class RunConfig:
         merged: Table = {}
         for layer in layers:
             for name, value in layer.items():
-                if name not in known and name not in algorithms:
-                    raise InputError(_unknown(name, chosen, known))
                 if name in algorithms or name == "model_options":
                     if not isinstance(value, Mapping):
                         raise InputError(f"'{name}' must be a table of options, such as [{name}]; it is {value!r}.")
                     if name in algorithms and name != chosen:
                         _check_hyper(name, value)
                     merged[name] = {**merged.get(name, {}), **value}
+                elif name not in known:
+                    if name in _hyperparameters(chosen):
+                        way = f"Write {chosen}.{name}, or put it under [{chosen}]."
+                        raise InputError(f"'{name}' is a hyperparameter of {chosen}. {way}")
+                    close = nearest(name, {*known, *algorithms})
+                    raise InputError(f"There is no key or algorithm '{name}' in a configuration.{close}")
                 elif name != "lr":
                     merged[name] = value
             if layer.get("lr") is not None:
                 merged[chosen] = {**merged.get(chosen, {}), **{"lr": layer["lr"], **layer.get(chosen, {})}}
-        hyper = merged.get(chosen, {})
-        return cls(**{name: value for name, value in merged.items() if name not in algorithms}, hyper=hyper)
+        keys = {name: value for name, value in merged.items() if name not in algorithms}
+        return cls(**keys, hyper=merged.get(chosen, {}))
 
-    # -- writing ----------------------------------------------------------------------------------------------------
     def to_dict(self, everything: bool = False) -> Table:
         """Return nested keys that `of` reads back: those that differ from the defaults, or `everything`."""
         flat = {
@@ -214,12 +213,8 @@ class RunConfig:
 
         For example, the keys that divide a dataset do not apply to the user's own data, which are divided already.
         """
-        idle = _DATASET_KEYS if self.data else _OWN_DATA_KEYS
+        idle = _DATASET_KEYS if self.data else _USER_DATA_KEYS
         return {k: v for k, v in self.to_dict(everything=True).items() if v is not None and k not in idle}
-
-    def to_toml(self) -> str:
-        """Return the configuration as a TOML file; keys without a value are left out."""
-        return to_toml(self.to_dict(everything=True))
 
     def command(self, out: str | Path | None = None) -> str:
         """Return the shell command that starts this run."""
@@ -229,7 +224,6 @@ class RunConfig:
         """Return the keys in which two configurations differ, with both values."""
         return request.differences(self.to_dict(everything=True), other.to_dict(everything=True))
 
-    # -- making -----------------------------------------------------------------------------------------------------
     @property
     def name(self) -> str:
         """The default name of a run with this configuration."""
@@ -245,66 +239,46 @@ class RunConfig:
         `progress(done, total)` is called during downloads; `dataset` is used instead of loading one.
         """
         from .. import data
+        from ..data.once import once
 
         seed = self.seed if self.partition_seed is None else self.partition_seed
         if not self.data:
-            fed = data.federate(
+            return data.federate(
                 dataset or data.load(self.dataset or "digits", self.data_dir, progress=progress),
-                partition="classes" if self.partition == "auto" else self.partition,
-                clients=self.clients,
-                classes_per_client=self.classes_per_client,
-                alpha=self.dirichlet_alpha,
-                distinct=self.distinct,
-                drop_small=self.drop_small,
-                seed=seed,
-            )
-            return fed.hold_out(self.validation, seed)
-        from ..data.once import once
+                partition="classes" if self.partition == "auto" else self.partition, clients=self.clients,
+                classes_per_client=self.classes_per_client, alpha=self.dirichlet_alpha, distinct=self.distinct,
+                drop_small=self.drop_small, seed=seed,
+            ).hold_out(self.validation, seed)  # fmt: skip
+        path, client, target = self.data, self.client_column, self.target_column
+        common: Table = {"task": self.task, "drop_small": self.drop_small}
 
-        columns = (self.client_column, self.target_column)
-        options = (*columns, self.task, self.test_share, self.drop_small, self.validation, seed)
-        return once(self.data, options, lambda: self._own(str(self.data), seed).hold_out(self.validation, seed))
-
-    def _own(self, path: str, seed: int) -> Federation:
-        """Read the user's own data. A folder gives the same federation for every seed."""
-        from .. import data
-        from ..data.once import once
-
-        if Path(path).suffix.lower() not in TABLES:
-            read = partial(data.Federation.from_folder, path, task=self.task, drop_small=self.drop_small)
-            return once(path, ("folder", self.task, self.drop_small), read)
-        if not (self.client_column and self.target_column):
+        def read() -> Federation:
+            if not is_table(path):  # the same federation for every seed
+                return once(path, ("folder", *common.values()), lambda: data.Federation.from_folder(path, **common))
+            if client and target:
+                share = self.test_share
+                return data.read_table(path, client=client, target=target, test_share=share, seed=seed, **common)
             raise InputError(
                 f"'{path}' is a table. Name the column of clients with --client-column and the column to predict with "
                 "--target-column."
             )
-        return data.read_table(
-            path,
-            client=self.client_column,
-            target=self.target_column,
-            task=self.task,
-            test_share=self.test_share,
-            seed=seed,
-            drop_small=self.drop_small,
-        )
+
+        options = (client, target, *common.values(), self.test_share, self.validation, seed)
+        return once(path, options, lambda: read().hold_out(self.validation, seed))
 
     def algorithm_object(self) -> Algorithm:
         """Make the algorithm with its hyperparameters; the word none stands for a missing value."""
-        given = self.hyper if self.lr is None else {"lr": self.lr, **self.hyper}
+        hyper = self.hyper if self.lr is None else {"lr": self.lr, **self.hyper}
         optional = {f.name for f in fields(REGISTRY[self.algorithm].kind) if "None" in str(f.type)}
-        hyper = {name: None if name in optional and value == "none" else value for name, value in given.items()}
-        return make(self.algorithm, **hyper)
+        values = {name: None if name in optional and value == "none" else value for name, value in hyper.items()}
+        return make(self.algorithm, **values)
 
     def train_options(self, fed: Federation) -> Table:
         """Return the keywords of `fedabml.prepare` and `fedabml.train` for this configuration and its federation."""
         from ..likelihoods import GaussianNoise
 
-        names = (
-            *("rounds", "participation", "epochs", "batch_size", "seed", "device", "dtype", "backend", "chunk"),
-            *("compile", "model_options", "pretrained"),
-        )
         noise = GaussianNoise(fed.y.shape[1], self.noise, self.learn_noise) if fed.task == "regression" else None
-        return {name: getattr(self, name) for name in names} | {"likelihood": noise}
+        return {name: getattr(self, name) for name in _TRAIN_KEYS} | {"likelihood": noise}
 
 
 def stored(content: Mapping[str, Any]) -> Table:
@@ -314,14 +288,17 @@ def stored(content: Mapping[str, Any]) -> Table:
     the word. So old runs, comparisons and cells keep their data. Keys of tables, which had no effect on other data, get
     their defaults.
     """
-    table = str(content.get("data") or "").lower().endswith(TABLES)
-    changes: Table = {} if table else {k: getattr(RunConfig, k) for k in TABLE_KEYS if k in content}
+    idle = () if is_table(content.get("data")) else TABLE_KEYS
+    changes = {k: getattr(RunConfig, k) for k in idle if k in content}
     changes |= {"partition": "dirichlet-clients"} if content.get("partition") == "dirichlet" else {}
     return {**content, **changes}
 
 
 def saved_config(run: Path) -> tuple[RunConfig, dict[str, Any]]:
-    """Return the configuration of a run that `fedabml train` made, and the content of its config.json."""
+    """Return the configuration of a run that `fedabml train` made, and the content of its config.json.
+
+    Hyperparameters that the run's version had by default, and this one has otherwise, are part of the configuration.
+    """
     if not (run / "config.json").is_file():
         raise InputError(f"There is no run in '{run}': it has no config.json.")
     content = read_json(run / "config.json")
@@ -330,26 +307,24 @@ def saved_config(run: Path) -> tuple[RunConfig, dict[str, Any]]:
             f"'{run / 'config.json'}' does not describe its data. Only runs of `fedabml train` can be resumed and "
             "evaluated here. In Python, use fedabml.train(..., resume=True)."
         )
-    saved = stored(content["run"])
-    if saved.get("data") and not saved.get(
-        "task"
-    ):  # early versions took float targets of a few whole numbers for a regression
-        likelihood = content.get("likelihood")
-        kind = likelihood.get("kind") if isinstance(likelihood, dict) else None
-        saved["task"] = {"Categorical": "classification", "GaussianNoise": "regression"}.get(str(kind))
-    return _with_old_defaults(RunConfig.of(saved), content), content
+    saved, likelihood, algorithm = stored(content["run"]), content.get("likelihood"), content.get("algorithm")
+    if saved.get("data") and not saved.get("task"):
+        # Early versions took float targets of a few whole numbers for a regression.
+        name = likelihood.get("kind") if isinstance(likelihood, dict) else None
+        saved["task"] = {"Categorical": "classification", "GaussianNoise": "regression"}.get(str(name))
+    config = RunConfig.of(saved)
+    hyper = algorithm.get("hyper") if isinstance(algorithm, dict) else None
+    if not isinstance(hyper, dict):
+        return config, content
+    current = config.algorithm_object()
+    was = current.neutral_values() | hyper
+    other = {k: was[k] for k, v in current.values().items() if k in was and k not in config.hyper and was[k] != v}
+    return config.with_changes(hyper=config.hyper | other), content
 
 
-def _with_old_defaults(config: RunConfig, content: dict[str, Any]) -> RunConfig:
-    """Return the configuration with the defaults of the version that began the run."""
-    algorithm = content.get("algorithm")
-    saved = algorithm.get("hyper") if isinstance(algorithm, dict) else None
-    if not isinstance(saved, dict):
-        return config
-    made = config.algorithm_object()
-    today, was = made.values(), made.neutral_values() | saved
-    other = {k: was[k] for k in today if k in was and k not in config.hyper and was[k] != today[k]}
-    return config.with_changes(hyper=config.hyper | other)
+def is_table(path: Any) -> bool:
+    """Return whether data are a table, by the ending of their name."""
+    return str(path or "").lower().endswith(TABLES)
 
 
 def read_toml(path: str | Path) -> Table:
@@ -368,12 +343,12 @@ def to_toml(content: Mapping[str, Any]) -> str:
     """Return nested keys as TOML. A top-level key without a value is left out; in a table it is the word none."""
     import tomli_w
 
-    tables = {k: {n: "none" if v is None else v for n, v in t.items()} for k, t in content.items() if _is_table(t)}
-    return tomli_w.dumps({k: v for k, v in content.items() if v is not None and not _is_table(v)} | tables)
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, Mapping)
+    tables = {
+        key: {name: "none" if value is None else value for name, value in table.items()}
+        for key, table in content.items()
+        if isinstance(table, Mapping)
+    }
+    return tomli_w.dumps({k: v for k, v in content.items() if v is not None and k not in tables} | tables)
 
 
 def without_commands(content: Mapping[str, Any]) -> Table:
@@ -393,57 +368,50 @@ def parse_set(words: Sequence[str]) -> Table:
             parsed = parse_toml(f"value = {text}", f"--set {name}")
         except tomllib.TOMLDecodeError:
             parsed = {}
-        value = parsed["value"] if parsed.keys() == {"value"} else text.strip()
-        if len(parts) == 2:
-            table = result.setdefault(parts[0], {})
-            if not isinstance(table, dict):
-                raise InputError(f"--set {word}: '{parts[0]}' already has a value, so it is not a table.")
-            table[parts[1]] = value
-        else:
-            result[parts[0]] = value
+        table = result.setdefault(parts[0], {}) if len(parts) == 2 else result
+        if not isinstance(table, dict):
+            raise InputError(f"--set {word}: '{parts[0]}' already has a value, so it is not a table.")
+        table[parts[-1]] = parsed["value"] if parsed.keys() == {"value"} else text.strip()
     return result
 
 
-def names(kind: str) -> tuple[str, ...]:
-    """Return the registered names of a kind: algorithm, model or dataset."""
-    return tuple({"algorithm": REGISTRY, "model": NAMES, "dataset": SOURCES}[kind])
+def names(registry: str) -> tuple[str, ...]:
+    """Return the names in a registry: algorithm, model or dataset."""
+    return tuple({"algorithm": REGISTRY, "model": NAMES, "dataset": SOURCES}[registry])
+
+
+def _hyperparameters(algorithm: str) -> set[str]:
+    """Return the names of an algorithm's hyperparameters; none for an unknown algorithm."""
+    return {f.name for f in fields(REGISTRY[algorithm].kind)} if algorithm in REGISTRY else set()
 
 
 def _check_hyper(algorithm: str, table: Mapping[str, Any]) -> None:
-    """Refuse names that are no hyperparameters of an algorithm, whether it is the chosen one or not."""
-    known = {f.name for f in fields(REGISTRY[algorithm].kind)}
-    for name in table:
-        if name not in known:
-            raise InputError(f"Algorithm '{algorithm}' has no hyperparameter '{name}'.{nearest(name, known)}")
+    """Refuse names that are no hyperparameters of an algorithm."""
+    known = _hyperparameters(algorithm)
+    for name in (name for name in table if name not in known):
+        raise InputError(f"Algorithm '{algorithm}' has no hyperparameter '{name}'.{nearest(name, known)}")
 
 
-def _unknown(name: str, algorithm: str, known: set[str]) -> str:
-    owner = REGISTRY.get(algorithm)
-    if owner and name in {f.name for f in fields(owner.kind)}:
-        return f"'{name}' is a hyperparameter of {algorithm}. Write {algorithm}.{name}, or put it under [{algorithm}]."
-    return f"There is no key or algorithm '{name}' in a configuration.{nearest(name, {*known, *names('algorithm')})}"
-
-
-_TYPE_NAMES = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "a word or text",
-    "Table": "a table",
+_TYPES: dict[str, tuple[Any, str]] = {
+    "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": (bool, "true or false"),
+    "str": (str, "a word or text"),
+    "Table": (Mapping, "a table"),
 }
 
 
-def _checked(name: str, kind: str, value: Any, meta: Mapping[str, Any]) -> Any:
+def _checked(name: str, hint: str, value: Any, meta: Mapping[str, Any]) -> Any:
     """Return the value in the key's type. Raises InputError for a value of another type or range."""
-    base, optional = kind.removesuffix(" | None"), kind.endswith("None")
-    if optional and (value in (None, "none") or (base == "bool" and value == "auto")):
+    base = hint.removesuffix(" | None")
+    if base != hint and (value in (None, "none") or (base == "bool" and value == "auto")):
         return None
-    types = {"int": int, "float": (int, float), "bool": bool, "str": str, "Table": Mapping}
-    fits = isinstance(value, types[base]) and (base == "bool" or not isinstance(value, bool))  # type: ignore[arg-type]
+    types, description = _TYPES[base]
     if isinstance(value, int) and abs(value) > MOST:
         raise InputError(f"'{name}' ({meta['doc']}) is beyond {MOST}, the largest number that fedabml accepts.")
+    fits = isinstance(value, types) and (base == "bool" or not isinstance(value, bool))
     if not fits or (base == "float" and not math.isfinite(value)) or (base == "str" and "\0" in value):
-        raise InputError(f"'{name}' ({meta['doc']}) must be {_TYPE_NAMES[base]}; it is {value!r}.")
+        raise InputError(f"'{name}' ({meta['doc']}) must be {description}; it is {value!r}.")
     if meta.get("choices") and value not in meta["choices"]:
         raise InputError(f"'{name}' is '{value}'.{nearest(value, meta['choices'])}")
     return float(value) if base == "float" else value

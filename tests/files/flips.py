@@ -33,7 +33,7 @@ from fedabml.experiments.compare import Request, _recorded_refusals, page
 from fedabml.experiments.ledger import Ledger
 from fedabml.files import paths, sealed
 from fedabml.report.read import read_runs
-from fedabml.runs.config import RunConfig, read_toml, saved_config
+from fedabml.runs.config import RunConfig, read_toml, saved_config, to_toml
 from fedabml.runs.folder import Folder
 from tests.cli.command import SMALL, run
 
@@ -92,7 +92,7 @@ def build(place: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
     posterior.save(place / "posterior.safetensors")
     digits = Path(shutil.copy(Path(str(fedabml.data.sources.location("digits"))), place / "digits.npz"))
     sealed.write_json(place / "backends.json", {"a network": ["vmap", 2, False], "another": ["loop", 1, True]})
-    tuned = paths.write(place / "tuned.toml", sealed.sealed_text(RunConfig().to_toml()))
+    tuned = paths.write(place / "tuned.toml", sealed.sealed_text(to_toml(RunConfig().to_dict(everything=True))))
     newest = {kind: sorted((kept / "checkpoints").glob(f"{kind}-*"))[-1] for kind in ("round", "kept")}
     found: dict[str, tuple[Path, Callable[[], Any]]] = {
         "prior": (a_run / "shared.safetensors", lambda: read_prior(a_run / "shared.safetensors")),
