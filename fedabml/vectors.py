@@ -192,6 +192,12 @@ class Network:
         other.initial = self.initial.to(device=device, dtype=dtype)
         return other
 
+    def with_tokens(self, tokens: bool) -> Network:
+        """Return a copy whose module takes integers, for an embedding, or does not."""
+        other = copy.copy(self)
+        other.tokens = tokens
+        return other
+
     @property
     def constants(self) -> dict[str, Tensor]:
         """The module's buffers and frozen parameters by name: what it holds beside the vector."""
@@ -237,25 +243,24 @@ class Network:
         return vector[vector.shape[-1] - self.own :]
 
     def probe(self, x: Tensor) -> Tensor:
-        """Run the module once on a batch and return its output; remember if it calls dropout and how much it keeps.
+        """Run a float32 copy of the module on a batch and return its output; remember dropout calls and activations.
 
         Raises InputError if the module cannot take the batch, draws random numbers of its own, or returns no tensor.
         """
-        self.module.train()
+        trial = self.to(x.device, torch.float32)
+        trial.module.train()
         sizes: list[int] = []
         before = torch.random.get_rng_state()
-        leaves = [m for m in self.module.modules() if not list(m.children())]
-        hooks = [m.register_forward_hook(lambda m, i, o: sizes.append(getattr(o, "numel", int)())) for m in leaves]
+        leaves = [m for m in trial.module.modules() if not list(m.children())]
+        for leaf in leaves:
+            leaf.register_forward_hook(lambda m, i, o: sizes.append(getattr(o, "numel", int)()))
         try:
             with torch.no_grad(), _KeyedDropout(rng.key(0, device=x.device)) as seen, _Draws() as draws:
-                out = torch.func.functional_call(self.module, self.weights(self.initial), (self.taken(x),))
+                out = torch.func.functional_call(trial.module, trial.weights(trial.initial), (trial.taken(x),))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise InputError(
                 f"The model cannot take a batch of shape {tuple(x.shape)}: {str(error).splitlines()[0]}"
             ) from error
-        finally:
-            for hook in hooks:
-                hook.remove()
         # Another thread may draw meanwhile, and attention without dropout only seems to draw: so both must be observed.
         if draws.met and x.device.type == "cpu" and not torch.equal(before, torch.random.get_rng_state()):
             raise InputError(

@@ -57,19 +57,28 @@ class InputSpec:
         return cls(network.to("cpu", torch.float32), likelihood, model, shape, *norm, dtype, fed.dataset, fed.recipe)
 
     @property
-    def words(self) -> str:
-        """Describe data, network, inputs and outputs in one line."""
+    def description(self) -> str:
+        """Data, network, inputs and outputs in one line."""
         name = self.model["name"] if self.model else type(self.network.module).__name__
-        outputs = self.likelihood.classes if isinstance(self.likelihood, Categorical) else self.likelihood.targets
-        what = f"{outputs} {'classes' if self.task == 'classification' else 'target(s)'}"
-        return f"{self.dataset}: {name} with {self.network.layout.size:,} weights, inputs {self.shape}, {what}"
+        outputs = f"{self.classes} classes" if self.classes else f"{self.outputs} target(s)"
+        return f"{self.dataset}: {name} with {self.network.layout.size:,} weights, inputs {self.shape}, {outputs}"
 
     def __repr__(self) -> str:
-        return short(f"InputSpec({self.words})")
+        return short(f"InputSpec({self.description})")
+
+    @property
+    def classes(self) -> int | None:
+        """The number of classes; None for a regression."""
+        return self.likelihood.classes if isinstance(self.likelihood, Categorical) else None
+
+    @property
+    def outputs(self) -> int:
+        """The number of the network's outputs: classes or targets."""
+        return self.likelihood.classes if isinstance(self.likelihood, Categorical) else self.likelihood.targets
 
     @property
     def task(self) -> str:
-        return "classification" if isinstance(self.likelihood, Categorical) else "regression"
+        return "classification" if self.classes else "regression"
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -79,11 +88,9 @@ class InputSpec:
     def table(self, x: Any, encoded: bool) -> Any:
         """Return the DataFrame of a table, if the prior reads one; None for arrays."""
         named = isinstance(x, str | os.PathLike)
-        if self.recipe is None:
-            if named:
-                raise InputError(f"'{x}': the prior was not trained on a table. Give the inputs as an array.")
-            return None
-        if encoded:
+        if self.recipe is None and named:
+            raise InputError(f"'{x}': the prior was not trained on a table. Give the inputs as an array.")
+        if self.recipe is None or encoded:
             return None
         if not named and not (hasattr(x, "iloc") and hasattr(x, "columns")):
             raise InputError(TABLE_WANTED)
@@ -110,20 +117,20 @@ class InputSpec:
         raw = as_numpy(y, what)
         if raw.ndim == 0:
             raise InputError(f"{what} is a single number. Give one value for each row of the inputs.")
-        if isinstance(self.likelihood, Categorical):
-            raw, last = raw[:, 0] if raw.ndim == 2 and raw.shape[1] == 1 else raw, self.likelihood.classes - 1
-            if raw.ndim != 1:
-                raise InputError(f"{what} has the shape {list(raw.shape)}. Give one class number for each row.")
-            known = (raw >= 0) & (raw <= last) & (np.floor(raw) == raw)
-            if not known.all():
-                row = int(np.argmin(known))
-                raise InputError(f"{what} has the label {raw[row]} in row {row}; the prior's classes are 0 to {last}.")
-            return raw.astype(np.int64)
-        raw = as_targets(raw, "regression", what)
-        if raw.shape[1] != self.likelihood.targets:
-            raise InputError(f"{what} has {raw.shape[1]} columns; the prior has {self.likelihood.targets} target(s).")
-        check_finite(raw, lambda row: f"{what}: row {row}")
-        return raw
+        if self.classes is None:
+            raw = as_targets(raw, "regression", what)
+            if raw.shape[1] != self.outputs:
+                raise InputError(f"{what} has {raw.shape[1]} columns; the prior has {self.outputs} target(s).")
+            check_finite(raw, lambda row: f"{what}: row {row}")
+            return raw
+        raw = raw[:, 0] if raw.ndim == 2 and raw.shape[1] == 1 else raw
+        if raw.ndim != 1:
+            raise InputError(f"{what} has the shape {list(raw.shape)}. Give one class number for each row.")
+        known = (raw >= 0) & (raw < self.classes) & (np.floor(raw) == raw)
+        if not known.all():
+            row, last = int(np.argmin(known)), self.classes - 1
+            raise InputError(f"{what} has the label {raw[row]} in row {row}; the prior's classes are 0 to {last}.")
+        return raw.astype(np.int64)
 
     def samples(self, x: Any, y: Any, encoded: bool = False, end: str = "") -> tuple[np.ndarray, np.ndarray]:
         """Return checked inputs and targets; a table may contain `y`. `end` is added to the names x and y in errors."""
@@ -132,18 +139,17 @@ class InputSpec:
             return self.inputs(frame), targets(frame, self.recipe, y)
         if y is None:
             raise InputError("There is no y. Give the targets of the inputs.")
-        inputs, found = self.inputs(x, f"x{end}", encoded=True), self.targets(y, f"y{end}")
-        if len(inputs) != len(found):
-            raise InputError(f"x{end} has {len(inputs)} rows, y{end} has {len(found)}. Give one y for each row of x.")
-        return inputs, found
+        inputs, outputs = self.inputs(x, f"x{end}", encoded=True), self.targets(y, f"y{end}")
+        if len(inputs) != len(outputs):
+            raise InputError(f"x{end} has {len(inputs)} rows, y{end} has {len(outputs)}. Give one y for each row of x.")
+        return inputs, outputs
 
     def federation(self, x: Any, y: Any = None, encoded: bool = False) -> Federation:
         """Return one client's data as a federation with the prior's normalisation."""
         x, y = self.samples(x, y, encoded)
         if len(x) < 2:
             raise InputError("There is a single sample. Personalisation needs two or more.")
-        classes = self.likelihood.classes if isinstance(self.likelihood, Categorical) else None
-        fed = Federation.from_arrays([(x, y)], task=self.task, classes=classes, normalize="none", names=["client"])
+        fed = Federation.from_arrays([(x, y)], task=self.task, classes=self.classes, normalize="none", names=["client"])
         return dataclasses.replace(fed, **{name: getattr(self, name) for name in _NORM}, recipe=self.recipe)
 
     def normalised(self, raw: np.ndarray, device: torch.device) -> Tensor:
@@ -157,9 +163,7 @@ class InputSpec:
         facts = {
             "format": FORMAT,
             "model": self.model,
-            "layout": [
-                [n, list(s)] for n, s in zip(self.network.layout.names, self.network.layout.shapes, strict=True)
-            ],
+            "layout": _layout(self.network),
             "likelihood": likelihoods.to_json(self.likelihood),
             "shape": list(self.shape),
             "dtype": self.dtype,
@@ -170,78 +174,72 @@ class InputSpec:
         return prefixed("norm", norm) | prefixed("constant", self.network.constants), facts
 
     @classmethod
-    def unpack(
-        cls, tensors: dict[str, Tensor], facts: dict[str, Any], module: nn.Module | None, path: str
-    ) -> InputSpec:
-        """Rebuild the specification from what `pack` returned; everything is checked before it is used."""
+    def unpack(cls, tensors: dict[str, Tensor], facts: dict[str, Any], module: nn.Module | None) -> InputSpec:
+        """Rebuild the specification from what `pack` returned; everything is checked before it is used.
+
+        The caller adds the file's name to errors.
+        """
         if facts.get("format") != FORMAT:
-            raise InputError(f"'{path}' has format {facts.get('format')!r}; this version of fedabml reads {FORMAT}.")
-        likelihood = likelihoods.from_json(facts["likelihood"])
+            raise InputError(f"The file has format {facts.get('format')!r}; this version of fedabml reads {FORMAT}.")
+        likelihood, spec = likelihoods.from_json(facts["likelihood"]), facts["model"]
+        if module is None and spec is None:
+            raise InputError(
+                "The file was trained with your own module, which a file cannot hold. Give the same module: "
+                "load_prior(path, model=module)."
+            )
         if module is None:
-            if facts["model"] is None:
-                raise InputError(
-                    f"'{path}' was trained with your own module, which a file cannot hold. Give the same module: "
-                    "load_prior(path, model=module)."
-                )
-            spec = facts["model"]
             most = max(1_000_000, sum(tensor.numel() for tensor in tensors.values()))
             module = models.build(spec["name"], spec["shape"], spec["outputs"], **spec["options"], most=most)
         network = Network(module, likelihood.own)
-        network.tokens = facts.get("tokens") is True
-        layout = [[n, list(s)] for n, s in zip(network.layout.names, network.layout.shapes, strict=True)]
-        if layout != facts["layout"]:
-            raise InputError(f"The model does not fit '{path}': its parameters have other names or shapes.")
+        if _layout(network) != facts["layout"]:
+            raise InputError("The model does not fit the file: its parameters have other names or shapes.")
         constants, norm = group(tensors, "constant"), group(tensors, "norm")
-        check_fit(path, "constants", constants, {n: tuple(t.shape) for n, t in network.constants.items()})
+        check_fit("constants", constants, {n: tuple(t.shape) for n, t in network.constants.items()})
         for name, value in network.constants.items():
             if constants[name].dtype != value.dtype:
-                raise InputError(f"'{path}': its constant '{name}' is {constants[name].dtype}, not {value.dtype}.")
+                raise InputError(f"Its constant '{name}' is {constants[name].dtype}, not {value.dtype}.")
         network.module.load_state_dict({**network.module.state_dict(), **constants})
         if "initial" in tensors:
-            check_fit(path, "initial weights", {"initial": tensors["initial"]}, {"initial": (network.layout.size,)})
-            network.initial = tensors["initial"]
-        recipe = TableRecipe.from_json(facts["recipe"]) if facts["recipe"] else None
+            check_fit("initial weights", {"initial": tensors["initial"]}, {"initial": (network.layout.size,)})
+            network = Network(network.to_module(tensors["initial"]), likelihood.own)
         input_spec = cls(
-            network,
-            likelihood,
-            facts["model"],
-            tuple(int(v) for v in facts["shape"]),
-            **{n: norm[n].numpy() for n in _NORM},
-            dtype=str(facts["dtype"]),
-            dataset=str(facts["dataset"]),
-            recipe=recipe,
-        )
-        input_spec._check(path)
+            network.with_tokens(facts.get("tokens") is True), likelihood, facts["model"],
+            tuple(int(v) for v in facts["shape"]), **{n: norm[n].numpy() for n in _NORM}, dtype=str(facts["dtype"]),
+            dataset=str(facts["dataset"]), recipe=TableRecipe.from_json(facts["recipe"]) if facts["recipe"] else None,
+        )  # fmt: skip
+        input_spec._check()
         return input_spec
 
-    def _check(self, path: str) -> None:
+    def _check(self) -> None:
         """Refuse a normalisation or a recipe that does not fit the inputs and outputs."""
-        classes = self.likelihood.classes if isinstance(self.likelihood, Categorical) else 0
-        targets = () if isinstance(self.likelihood, Categorical) else (self.likelihood.targets,)
+        targets = () if self.classes else (self.outputs,)
         for name, full in zip(_NORM, (self.shape, self.shape, targets, targets), strict=True):
             shape = getattr(self, name).shape
             if len(shape) > len(full) or any(a not in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)):
-                raise InputError(f"'{path}': its {name} has the shape {shape}, the data have {full}; it is damaged.")
+                raise InputError(f"Its {name} has the shape {shape}, the data have {full}; it is damaged.")
         if (self.scale <= 0).any() or (self.y_scale <= 0).any():
-            raise InputError(f"'{path}': its normalisation has a scale that is not positive; it is damaged.")
-        if self.recipe and (
-            self.shape != (len(self.recipe.feature_names),)
-            or self.task != self.recipe.task
-            or len(self.recipe.class_names) != classes
-        ):
-            raise InputError(f"'{path}': its recipe for tables is not that of its network; it is damaged.")
+            raise InputError("Its normalisation has a scale that is not positive; it is damaged.")
+        if self.recipe:
+            expected = (len(self.recipe.feature_names),), self.recipe.task, len(self.recipe.class_names)
+            if (self.shape, self.task, self.classes or 0) != expected:
+                raise InputError("Its recipe for tables is not that of its network; it is damaged.")
 
 
-def check_fit(path: str, what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse tensors whose names or shapes differ from the expected ones."""
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    for name in sorted(found.keys() | expected.keys()):
-        if name not in found:
-            raise InputError(f"'{path}': its {what} lacks '{name}'; the file is damaged.")
+def _layout(network: Network) -> list[list[Any]]:
+    """Return the names and shapes of a network's parameters, as they are stored."""
+    return [[name, list(shape)] for name, shape in zip(network.layout.names, network.layout.shapes, strict=True)]
+
+
+def check_fit(what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse a file's tensors whose names or shapes differ from the expected ones."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in sorted(shapes.keys() | expected.keys()):
+        if name not in shapes:
+            raise InputError(f"Its {what} lacks '{name}'; the file is damaged.")
         if name not in expected:
-            raise InputError(f"'{path}': its {what} has '{name}', which does not belong there; the file is damaged.")
-        if found[name] != expected[name]:
+            raise InputError(f"Its {what} has '{name}', which does not belong there; the file is damaged.")
+        if shapes[name] != expected[name]:
             raise InputError(
-                f"'{path}': '{name}' of its {what} has the shape {found[name]}, but the network needs "
-                f"{expected[name]}; the file is damaged, or of another network."
+                f"'{name}' of its {what} has the shape {shapes[name]}, but the network needs {expected[name]}; the "
+                "file is damaged, or of another network."
             )

@@ -47,7 +47,7 @@ class Setup:
         name = self.config["algorithm"]["name"]
         size = f"{self.config['clients']} clients, {self.rounds} rounds of {self.epochs} epochs"
         return short(
-            f"Setup({name}; {self.input_spec.words}; {size}; {self.config['backend']} on {self.config['device']})"
+            f"Setup({name}; {self.input_spec.description}; {size}; {self.config['backend']} on {self.config['device']})"
         )
 
 
@@ -100,17 +100,15 @@ def prepare(
     arithmetic = dtype_of(dtype, place)
     if place.type == "cpu":
         keep_freed_memory()
-    network = Network(module, likelihood.own)
-    fed, unscaled = take_tokens(fed, network)
+    fed, network, unscaled = take_tokens(fed, Network(module, likelihood.own))
     input_spec = InputSpec.of(fed, network, likelihood, spec)
     raw = np.stack([fed.x[fed.train[0][0]]] * 2).astype(np.float32)
     probe = torch.as_tensor((raw - np.asarray(fed.shift)) / np.asarray(fed.scale)).float()
     algorithm.init(network.initial, network.layout)  # raises before anything is written
-    checked = network.to("cpu", torch.float32)
-    likelihood.check(_probed(checked, probe, torch.as_tensor(raw)))
-    network.dropout, network.activations = checked.dropout, checked.activations
-    way, note = backend_of(backend, checked, probe, place)
-    Noise.of(algorithm, checked, fed.x.shape[1:])  # analyses once how the module uses its weights
+    likelihood.check(_probed(network, probe, torch.as_tensor(raw)))
+    on_cpu = network.to("cpu", torch.float32)
+    way, note = backend_of(backend, on_cpu, probe, place)
+    Noise.of(algorithm, on_cpu, fed.x.shape[1:])  # analyses once how the module uses its weights
     backend, workers = way.backend, way.workers if workers is None else workers
     width = min(batch_size, int(fed.train.counts.max()))
     lane = lane_bytes(network, algorithm, width, raw[0].size, arithmetic.vectors.itemsize)

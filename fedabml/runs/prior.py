@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,12 +37,11 @@ from ..evaluation.predictions import Prediction, Regression
 from ..files.limits import host_memory
 from ..files.sealed import group, packed_tensors, prefixed, read_tensors, tensors_digest, write_tensors
 from ..gaussian import Distribution, Gaussian, Point, Samples
-from ..likelihoods import Categorical
 from .input_spec import InputSpec, check_fit
 
 FLOATS = (torch.float32, torch.float64)  # types of weights in a file
 MOST_SAMPLES = 100_000  # largest number of weight samples of a prediction
-_KINDS: dict[str, type[Any]] = {"Gaussian": Gaussian, "Point": Point, "Samples": Samples}
+_FAMILIES: dict[str, type[Any]] = {"Gaussian": Gaussian, "Point": Point, "Samples": Samples}
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +71,9 @@ class Prior:
         check_fields(self)
 
     def __repr__(self) -> str:
-        return short(f"Prior({algorithms.name_of(self.algorithm)}; {self.input_spec.words}; digest {self.digest[:16]})")
+        return short(
+            f"Prior({algorithms.name_of(self.algorithm)}; {self.input_spec.description}; digest {self.digest[:16]})"
+        )
 
     @checks_arguments
     @borrowed()
@@ -98,15 +99,10 @@ class Prior:
         changes: dict[str, Any] = {"personal_epochs": epochs, "personal_lr": lr}
         algorithm = dataclasses.replace(self.algorithm, **{k: v for k, v in changes.items() if v is not None})
         batch_size = self.batch_size if batch_size is None else whole(batch_size, "batch_size")
-        seed = whole(seed, "seed", 0)
-        place = device_of(device)
-        spec = self.input_spec
-        federation = spec.federation(x, y, encoded)
-        cohort = Cohort(
-            Setting(algorithm, spec.network, spec.likelihood, federation, batch_size, seed),
-            Place(place, torch.float32, backend="loop"),
-        )
-        shared = {k: v.to(place, torch.float32) for k, v in self.shared.items()}
+        place, spec = Place(device_of(device), torch.float32, backend="loop"), self.input_spec
+        fed, seed = spec.federation(x, y, encoded), whole(seed, "seed", 0)
+        cohort = Cohort(Setting(algorithm, spec.network, spec.likelihood, fed, batch_size, seed), place)
+        shared = {k: v.to(place.device, place.dtype) for k, v in self.shared.items()}
         with torch.no_grad():
             lanes = Lanes.of(cohort, shared, [0])
             lane, offsets = personalise(lanes, initial_kept(lanes)), lanes.offset
@@ -116,7 +112,7 @@ class Prior:
                 "The posterior is not finite, because personalisation diverged. Give a smaller lr or fewer epochs."
             )
         level = None if offsets is None else offsets[0].cpu()
-        return Posterior(q, self.input_spec, level, algorithm.predict_samples, self.digest)
+        return Posterior(q, spec, level, algorithm.predict_samples, self.digest)
 
     @checks_arguments
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -137,26 +133,6 @@ class Prior:
             tensors["initial"] = self.input_spec.network.initial
         return tensors | prefixed("shared", self.shared), facts
 
-    @classmethod
-    @checks_arguments
-    @borrowed()
-    def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Self:
-        """Read what `save` wrote; `model` is the module, if the prior was trained with the user's own."""
-        tensors, facts = _read(path, "prior")
-        with _sound(path):
-            spec = facts["algorithm"]
-            algorithm = algorithms.make(spec["name"], **spec["hyper"])
-            input_spec = InputSpec.unpack(tensors, facts, model, str(path))
-            if algorithm.keeps and "initial" not in tensors:
-                raise KeyError("initial")
-            shared = group(tensors, "shared")
-            expected = algorithm.init(input_spec.network.initial, input_spec.network.layout)
-            check_fit(str(path), "shared state", shared, {n: tuple(t.shape) for n, t in expected.items()})
-            prior = cls(algorithm, shared, input_spec, whole(facts["batch_size"], "batch_size"))
-        if digest := tensors_digest(path):  # that of the file, whichever version wrote it
-            vars(prior)["digest"] = digest
-        return prior
-
 
 @dataclass(frozen=True)
 class Posterior:
@@ -172,7 +148,7 @@ class Posterior:
         check_fields(self)
 
     def __repr__(self) -> str:
-        return short(f"Posterior({type(self.q).__name__}, {self.samples} samples; {self.input_spec.words})")
+        return short(f"Posterior({type(self.q).__name__}, {self.samples} samples; {self.input_spec.description})")
 
     @checks_arguments
     @borrowed()
@@ -185,33 +161,31 @@ class Posterior:
         If the prior was trained on a table, `x` is one, as for `personalize`, and `decode()` names the classes.
         """
         place, samples = device_of(device), self.samples if samples is None else _samples(samples)
-        network = self.input_spec.network.to(place, torch.float32)
-        inputs = self.input_spec.normalised(self.input_spec.inputs(x, encoded=encoded), place)
+        spec, network = self.input_spec, self.input_spec.network.to(place, torch.float32)
+        inputs = spec.normalised(spec.inputs(x, encoded=encoded), place)
         key = rng.key(whole(seed, "seed", 0), rng.PREDICT, device=place)
         self._check_memory(len(inputs), samples)
         q = type(self.q)(*(leaf.to(place) for leaf in self.q))
         offset = None if self.offset is None else self.offset.to(place)
-        parts = []
+        draws = []
         for j in range(draws_of(q, samples)):
             weights = draw(q, key, j, samples)
-            pieces = [output(network, self.input_spec.likelihood, weights, part, offset) for part in inputs.split(1024)]
-            parts.append(torch.cat(pieces))
-        outputs = torch.stack(parts)
+            batches = [output(network, spec.likelihood, weights, batch, offset) for batch in inputs.split(1024)]
+            draws.append(torch.cat(batches))
+        outputs = torch.stack(draws)
         if not torch.isfinite(outputs).all():
             raise InputError(
                 "The predictions are not finite: the posterior or the inputs are out of range. Compare the inputs with "
                 "the training data, or personalise again with a smaller lr."
             )
-        if self.input_spec.task == "classification":
-            p = Prediction.of(outputs, offset)
-            names = self.input_spec.class_names
-            return TablePrediction(p.probs, p.mutual_information, p.surprise, names) if names else p
-        return Regression.of(outputs, self.input_spec.y_shift, self.input_spec.y_scale)
+        if not spec.classes:
+            return Regression.of(outputs, spec.y_shift, spec.y_scale)
+        p, names = Prediction.of(outputs, offset), spec.class_names
+        return TablePrediction(p.probs, p.mutual_information, p.surprise, names) if names else p
 
     def _check_memory(self, rows: int, samples: int) -> None:
         """Refuse predictions that would not fit into memory, which holds those of all weight samples at once."""
-        likelihood = self.input_spec.likelihood
-        outputs = likelihood.classes if isinstance(likelihood, Categorical) else 2 * likelihood.targets
+        outputs = self.input_spec.classes or 2 * self.input_spec.outputs
         needed, free = 8 * max(1, samples) * rows * outputs, host_memory()[1]
         if 0 < free < needed:
             raise InputError(
@@ -238,30 +212,8 @@ class Posterior:
         tensors, facts = self.input_spec.pack()
         facts |= {"kind": "posterior", "distribution": type(self.q).__name__, "samples": self.samples}
         facts |= {"prior": self.prior} if self.prior else {}
-        own = prefixed("q", self.q._asdict()) | ({} if self.offset is None else {"offset": self.offset})
-        return write_tensors(path, tensors | own, facts, private=True)
-
-    @classmethod
-    @checks_arguments
-    @borrowed()
-    def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Self:
-        """Read what `save` wrote; `model` is the module, if the prior was trained with the user's own."""
-        tensors, facts = _read(path, "posterior")
-        with _sound(path):
-            input_spec = InputSpec.unpack(tensors, facts, model, str(path))
-            kind, leaves, size = _KINDS[facts["distribution"]], group(tensors, "q"), input_spec.network.layout.size
-            chain = len(leaves["weights"]) if kind is Samples else 0
-            expected = {n: (max(1, chain), size) if kind is Samples else (size,) for n in kind._fields}
-            check_fit(str(path), "distribution", leaves, expected)
-            level = {"offset": tensors["offset"]} if "offset" in tensors else {}
-            if level:
-                classes = input_spec.likelihood.classes if isinstance(input_spec.likelihood, Categorical) else 0
-                check_fit(str(path), "label level", level, {"offset": (classes,)})
-            own = {name: leaf.to(torch.float32) for name, leaf in leaves.items()}
-            if not all(torch.isfinite(leaf).all() for leaf in own.values()):
-                raise InputError(f"'{path}' holds weights beyond the range of float32, so it is damaged.")
-            samples = _samples(facts["samples"])
-            return cls(kind(**own), input_spec, level.get("offset"), samples, facts.get("prior", ""))
+        tensors |= prefixed("q", self.q._asdict()) | ({} if self.offset is None else {"offset": self.offset})
+        return write_tensors(path, tensors, facts, private=True)
 
 
 def _samples(count: Any) -> int:
@@ -271,41 +223,62 @@ def _samples(count: Any) -> int:
     return int(count)
 
 
-def _read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+@checks_arguments
+@borrowed()
+def load_prior(path: str | os.PathLike[str], model: nn.Module | None = None) -> Prior:
+    """Read a prior; `model` is the module, if the prior was trained with the user's own."""
+    with _opened(path, "prior", model) as (tensors, facts, input_spec):
+        algorithm = algorithms.make(facts["algorithm"]["name"], **facts["algorithm"]["hyper"])
+        if algorithm.keeps and "initial" not in tensors:
+            raise KeyError("initial")
+        shared = group(tensors, "shared")
+        expected = algorithm.init(input_spec.network.initial, input_spec.network.layout)
+        check_fit("shared state", shared, {n: tuple(t.shape) for n, t in expected.items()})
+        prior = Prior(algorithm, shared, input_spec, whole(facts["batch_size"], "batch_size"))
+    if digest := tensors_digest(path):  # that of the file, whichever version wrote it
+        vars(prior)["digest"] = digest
+    return prior
+
+
+@checks_arguments
+@borrowed()
+def load_posterior(path: str | os.PathLike[str], model: nn.Module | None = None) -> Posterior:
+    """Read a posterior; `model` is the module, if the prior was trained with the user's own."""
+    with _opened(path, "posterior", model) as (tensors, facts, input_spec):
+        family, leaves, size = _FAMILIES[facts["distribution"]], group(tensors, "q"), input_spec.network.layout.size
+        shape = (max(1, len(leaves["weights"])), size) if family is Samples else (size,)
+        check_fit("distribution", leaves, dict.fromkeys(family._fields, shape))
+        offset = tensors.get("offset")
+        if offset is not None:
+            check_fit("label level", {"offset": offset}, {"offset": (input_spec.classes or 0,)})
+        leaves = {name: leaf.to(torch.float32) for name, leaf in leaves.items()}
+        if not all(torch.isfinite(leaf).all() for leaf in leaves.values()):
+            raise InputError(f"'{path}' holds weights beyond the range of float32, so it is damaged.")
+        return Posterior(family(**leaves), input_spec, offset, _samples(facts["samples"]), facts.get("prior", ""))
+
+
+@contextmanager
+def _opened(
+    path: str | os.PathLike[str], content: str, model: nn.Module | None
+) -> Iterator[tuple[dict[str, Tensor], dict[str, Any], InputSpec]]:
+    """Read a file's tensors, facts and input specification; every error about them becomes an InputError that names it.
+
+    Raises InputError for a file with another content than `content`, or with weights that are not finite floats.
+    """
     tensors, facts = read_tensors(path)
-    if facts.get("kind") != kind:
-        raise InputError(f"'{path}' holds a {facts.get('kind', 'checkpoint')}, not a {kind}.")
+    if facts.get("kind") != content:
+        raise InputError(f"'{path}' holds a {facts.get('kind', 'checkpoint')}, not a {content}.")
     for name, tensor in tensors.items():
         if tensor.dtype in FLOATS and not torch.isfinite(tensor).all():
             raise InputError(f"'{path}' holds values in '{name}' that are not finite, so it is damaged.")
         if tensor.dtype not in FLOATS and not name.startswith("constant."):
             raise InputError(f"'{path}' holds {tensor.dtype} in '{name}', but weights must be float32 or float64.")
-    return tensors, facts
-
-
-@contextmanager
-def _sound(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn every error about a file's facts into an InputError that names the file."""
     try:
-        yield
+        yield tensors, facts, InputSpec.unpack(tensors, facts, model)
     except InputError as error:
-        if str(path) in str(error):
-            raise
-        raise InputError(f"'{path}': {error}") from error
+        raise error if str(path) in str(error) else InputError(f"'{path}': {error}") from error
     except (KeyError, TypeError, AttributeError, RuntimeError, ValueError, IndexError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
             f"'{path}' lacks something that a fedabml file has ({reason}). It is damaged or of another version."
         ) from error
-
-
-@checks_arguments
-def load_prior(path: str | os.PathLike[str], model: nn.Module | None = None) -> Prior:
-    """Read a prior; `model` is the module, if the prior was trained with the user's own."""
-    return Prior.load(path, model)
-
-
-@checks_arguments
-def load_posterior(path: str | os.PathLike[str], model: nn.Module | None = None) -> Posterior:
-    """Read a posterior; `model` is the module, if the prior was trained with the user's own."""
-    return Posterior.load(path, model)

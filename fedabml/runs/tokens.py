@@ -22,37 +22,34 @@ from ..vectors import Network
 CHUNK = 1 << 16  # samples checked at once
 
 
-def take_tokens(fed: Federation, network: Network) -> tuple[Federation, str]:
-    """Return the federation as the network needs it, and a note if its inputs are no longer standardised.
-
-    Sets `network.tokens` if the module accepts integers.
-    """
-    kinds = (nn.Embedding, nn.EmbeddingBag)
-    layer = next((name for name, part in network.module.named_modules() if isinstance(part, kinds)), None)
+def take_tokens(fed: Federation, network: Network) -> tuple[Federation, Network, str]:
+    """Return federation and network as they fit each other, and a note if inputs are no longer standardised."""
+    embeddings = (nn.Embedding, nn.EmbeddingBag)
+    layer = next((name for name, part in network.module.named_modules() if isinstance(part, embeddings)), None)
     raw = torch.as_tensor(fed.x[fed.train[0][:2]].astype(np.float32))
     if layer is None or not _looks_up(network, raw):
-        return fed, ""
+        return fed, network, ""
     standardised = bool(np.any(fed.shift != 0) or np.any(fed.scale != 1))
-    if not all(_whole(fed.x[start : start + CHUNK]) for start in range(0, len(fed.x), CHUNK)):
+    if _has_fractions(fed.x):
         if standardised:
             raise InputError(
                 f"The model's layer '{layer}' looks its inputs up, but the inputs have fractions and are standardised. "
                 "Make the federation with normalize='none', scale the columns of measurements yourself, and let the "
                 "model select the others, as x[:, :2].long()."
             )
-        return fed, ""
+        return fed, network, ""
     as_integers, as_floats = (_call(network, x) for x in (raw.long(), raw))
-    network.tokens = as_integers is None or isinstance(as_integers, IndexError) or as_floats is not None
+    network = network.with_tokens(as_integers is None or isinstance(as_integers, IndexError) or as_floats is not None)
     check_tokens(network, fed.x, "The federation's inputs")
     if not standardised:
-        return fed, ""
-    plain = replace(fed, shift=np.zeros((), np.float32), scale=np.ones((), np.float32))
-    return plain, f"The inputs are not standardised: the model's layer '{layer}' looks them up."
+        return fed, network, ""
+    unscaled = replace(fed, shift=np.zeros((), np.float32), scale=np.ones((), np.float32))
+    return unscaled, network, f"The inputs are not standardised: the model's layer '{layer}' looks them up."
 
 
 def check_tokens(network: Network, x: np.ndarray, what: str) -> None:
     """Refuse inputs with fractions, or with numbers that have no entry in an embedding of the network."""
-    if not all(_whole(x[start : start + CHUNK]) for start in range(0, len(x), CHUNK)):
+    if _has_fractions(x):
         raise InputError(f"{what}: some values have fractions, but the model looks its inputs up. Give whole numbers.")
     flat = x.reshape(len(x), -1)
     ends = torch.as_tensor(x[[int(flat.min(1).argmin()), int(flat.max(1).argmax())]].astype(np.float32))
@@ -67,11 +64,11 @@ class _Lookups(TorchFunctionMode):
     """A mode that records what is looked up in embeddings."""
 
     def __init__(self) -> None:
-        self.found: list[Tensor] = []
+        self.indices: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (nn.functional.embedding, nn.functional.embedding_bag) and args:
-            self.found.append(args[0].detach().clone())
+            self.indices.append(args[0].detach().clone())
         return func(*args, **(kwargs or {}))
 
 
@@ -79,12 +76,12 @@ def _looks_up(network: Network, raw: Tensor) -> bool:
     """Return whether other inputs change what the network looks up."""
     seen = []
     for x in (raw, (raw == 0).float()):
-        for each in (x.long(), x):
+        with _Lookups() as lookups:
+            failed = _call(network, x.long())
+        if failed is not None:
             with _Lookups() as lookups:
-                failed = _call(network, each)
-            if failed is None:
-                break
-        seen.append(lookups.found)
+                _call(network, x)
+        seen.append(lookups.indices)
     return len(seen[0]) != len(seen[1]) or not all(map(torch.equal, *seen))
 
 
@@ -98,5 +95,6 @@ def _call(network: Network, x: Tensor) -> Exception | None:
     return None
 
 
-def _whole(values: np.ndarray) -> bool:
-    return values.dtype.kind in "iub" or bool((np.floor(values) == values).all())
+def _has_fractions(x: np.ndarray) -> bool:
+    parts = (x[start : start + CHUNK] for start in range(0, len(x), CHUNK))
+    return x.dtype.kind not in "iub" and any((np.floor(part) != part).any() for part in parts)
