@@ -168,7 +168,6 @@ class Network:
         for p in self.module.parameters():
             p.requires_grad_(False)
         self.dropout = True  # until `probe` has seen that the model never calls it
-        self.uses: dict[tuple[int, ...], dict[str, str]] = {}  # how parameters are used, by the inputs' shape
         self.activations = self.layout.size  # numbers kept per example for the backward pass, a guess until `probe`
         self.dtype = self.initial.dtype  # the type of the module's arithmetic
         self.tokens = False  # whether the module takes integers, for an embedding

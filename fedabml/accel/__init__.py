@@ -7,7 +7,7 @@
 | `twister` | draws torch's random numbers on a CPU several at a time, in C | mersenne.py, mersenne.c |
 | `convolutions` | computes many clients' convolutions and products as batched matrix products | convolutions.py |
 | `triton` | has GPU kernels for noise, keys, convolutions and products | triton_kernels.py |
-| `graphs` | captures steps and rounds as CUDA graphs | engine/executor.py |
+| `graphs` | captures steps and rounds as CUDA graphs | engine/programs.py |
 | `threads` | gives worker threads on a CPU clients of their own | engine/workers.py |
 | `process` | sets torch's, the allocator's and OpenMP's process-wide switches | process.py, this file |
 

@@ -30,16 +30,16 @@ from ..accel.machine import to_device
 from ..accel.operators import triton_usable
 from ..accel.process import set_products
 from ..accel.quiet import quiet_vmap
-from ..algorithms.base import Phase, Site, State, Step
+from ..algorithms.base import Algorithm, Phase, Site, State, Step
 from ..gaussian import Distribution
 from .augment import PATH, augmented
-from .executor import BatchedStep, Executor, Inputs, LaneInputs, RunInputs, StepName
+from .executor import Executor, StepName
 from .loss import ClientLoss, draw, draws_of, label_offset, output
 from .minibatches import cat, minibatches, padded, steps_of
-from .noise import Noise
+from .programs import BatchedStep, Inputs, LaneInputs, RunInputs
 from .samples import Local, Source
 from .server import weighted_sum
-from .setting import Cohort
+from .setting import Cohort, Tables
 
 
 class ClientGroup(NamedTuple):
@@ -49,18 +49,13 @@ class ClientGroup(NamedTuple):
     shared: State
     clients: list[int]
     round: int
-    lr_factor: float = 1.0  # what the step size is multiplied with
-
-    @staticmethod
-    def in_round(cohort: Cohort, shared: State, clients: list[int], round: int) -> ClientGroup:
-        """Return clients that train in a round, which has its own step size."""
-        return ClientGroup(cohort, shared, clients, round, cohort.algorithm.lr_factor(round))
+    training: bool = False  # whether they train in the round, which has its own step size
 
     @property
     def hyper(self) -> State:
         """The continuous hyperparameters."""
-        own = self.cohort.hyper
-        return own if self.lr_factor == 1 else {**own, "lr": own["lr"] * self.lr_factor}
+        hyper, factor = self.cohort.hyper, self.cohort.algorithm.lr_factor(self.round) if self.training else 1
+        return hyper if factor == 1 else {**hyper, "lr": hyper["lr"] * factor}
 
 
 class GroupTensors(NamedTuple):
@@ -90,24 +85,24 @@ class Lanes:
         self, groups: Sequence[ClientGroup], tensors: GroupTensors | None = None, executor: Executor | None = None
     ):
         self.groups = groups
-        self.one = groups[0].cohort  # all runs agree in what is taken from it
-        self.executor = executor or self.one.executor
+        self.cohort = groups[0].cohort  # all runs agree in what is taken from it
+        self.executor = executor or self.cohort.executor
         self.run_axis = None if len(groups) == 1 else 0  # of what belongs to a run
         # The training samples of the smallest and of the largest client of the federations, here or not.
         self.shortest = min(group.cohort.shortest for group in groups)
         self.longest = max(group.cohort.longest for group in groups)
         self.tensors = tensors or self._tensors()
-        set_products(self.one.device, self.one.network.dtype, self.one.place.coarse)  # another run may have set others
+        set_products(
+            self.cohort.device, self.cohort.network.dtype, self.cohort.place.coarse
+        )  # another run may have set others
 
     def _tensors(self) -> GroupTensors:
         groups = self.groups
         for group in groups[1:]:
-            _check_alike(self.one, group.cohort)
-        counts = [len(group.clients) for group in groups]
-        numbers = self.one.numbers([*(c for g in groups for c in g.clients), *(g.round for g in groups)])
-        *clients, rounds = numbers.split([*counts, len(groups)])
-        hyper = [group.hyper for group in groups]
-        return GroupTensors(clients, list(rounds.unbind()), [group.shared for group in groups], hyper)
+            _check_alike(self.cohort, group.cohort)
+        numbers = self.cohort.numbers([*(c for g in groups for c in g.clients), *(g.round for g in groups)])
+        *clients, rounds = numbers.split([*self.counts, len(groups)])
+        return GroupTensors(clients, list(rounds.unbind()), [g.shared for g in groups], [g.hyper for g in groups])
 
     @staticmethod
     def of(cohort: Cohort, shared: State, clients: Sequence[int], round: int = 0) -> Lanes:
@@ -116,16 +111,21 @@ class Lanes:
 
     @staticmethod
     def in_round(cohort: Cohort, shared: State, clients: Sequence[int], round: int) -> Lanes:
-        """Return some clients of one run in a round, which has its own step size."""
-        return Lanes([ClientGroup.in_round(cohort, shared, [int(c) for c in clients], round)])
+        """Return some clients of one run that train in a round."""
+        return Lanes([ClientGroup(cohort, shared, [int(c) for c in clients], round, training=True)])
 
     def __len__(self) -> int:
-        return sum(len(group.clients) for group in self.groups)
+        return sum(self.counts)
 
-    @property
+    @cached_property
     def counts(self) -> list[int]:
         """How many lanes every group has."""
         return [len(group.clients) for group in self.groups]
+
+    @property
+    def methods(self) -> type[Algorithm]:
+        """The class of the algorithm, whose methods `each` applies to an algorithm with bound hyperparameters."""
+        return type(self.cohort.algorithm)
 
     @property
     def several_runs(self) -> bool:
@@ -145,15 +145,15 @@ class Lanes:
     @cached_property
     def site(self) -> Site:
         """The clients' constants."""
-        sites = [g.cohort.tables.site(own) for g, own in zip(self.groups, self.tensors.clients, strict=True)]
-        return Site(*(cat(column) for column in zip(*sites, strict=True)))
+        sites = [g.cohort.tables.site(clients) for g, clients in zip(self.groups, self.tensors.clients, strict=True)]
+        return Site(*map(cat, zip(*sites, strict=True)))
 
     @cached_property
     def offset(self) -> Tensor | None:
         """The label level log π of every lane; None without one."""
-        if label_offset(self.one.algorithm, self.site) is None:
+        if label_offset(self.cohort.algorithm, self.site) is None:
             return None
-        return self.each(lambda algorithm, site: label_offset(algorithm, site), (0,), self.site)
+        return self.each(label_offset, (0,), self.site)
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -161,24 +161,28 @@ class Lanes:
         return np.concatenate([g.cohort.fed.train.counts[g.clients] for g in self.groups])
 
     @property
-    def whole(self) -> bool:
+    def unpadded(self) -> bool:
         """Whether no minibatch has padding: all clients have as many samples, a multiple of the batch size."""
-        return self.shortest == self.longest and self.longest % min(self.one.batch_size, self.longest) == 0
+        return self.shortest == self.longest and self.longest % min(self.cohort.batch_size, self.longest) == 0
 
     @cached_property
     def source(self) -> tuple[Source, Tensor]:
         """Where minibatches are taken from, and the numbers there of every lane's samples, padded with −1."""
         # Captured and compiled programs are made for one width; elsewhere padding costs more than another width.
-        width = self.longest if self.one.executor.prefers_padding else int(self.sizes.max())
-        groups = zip(self.groups, self.tensors.clients, strict=True)
-        rows = cat([g.cohort.tables.rows(own, width) for g, own in groups])
-        return self.one.data.local(rows, self.one.place.policy.normalised_bytes)
+        width = self.longest if self.cohort.executor.prefers_padding else int(self.sizes.max())
+        rows = self.gather(lambda tables, clients: tables.rows(clients, width))
+        return self.cohort.data.local(rows, self.cohort.place.policy.normalised_bytes)
 
     @property
     def samples(self) -> tuple[Tensor, ...]:
         """The samples of these lanes alone, where minibatches are taken from them."""
-        source = None if self.one.executor.capture else self.source[0]
+        source = None if self.cohort.executor.capture else self.source[0]
         return (source.x, source.y) if isinstance(source, Local) else ()
+
+    def gather(self, look_up: Callable[[Tables, Tensor], Tensor]) -> Tensor:
+        """Return the rows of all lanes, which every group looks up in its own tables by the numbers of its clients."""
+        groups = zip(self.groups, self.tensors.clients, strict=True)
+        return cat([look_up(group.cohort.tables, clients) for group, clients in groups])
 
     @cached_property
     def _roots(self) -> list[Tensor]:
@@ -187,8 +191,8 @@ class Lanes:
 
     def keys(self, purpose: int, *path: int) -> Tensor:
         """Return a key per lane: rng.key(seed, purpose, round, *path, client)."""
-        roots = [reduce(rng.fold, path, own[purpose]) for own in self._roots]
-        return cat([rng.fold(root, own) for root, own in zip(roots, self.tensors.clients, strict=True)])
+        roots = [reduce(rng.fold, path, by_purpose[purpose]) for by_purpose in self._roots]
+        return cat([rng.fold(*pair) for pair in zip(roots, self.tensors.clients, strict=True)])
 
     def per_lane(self, states: Sequence[State]) -> State:
         """Return what every run has one of for each of its lanes; for one run without an axis."""
@@ -201,7 +205,7 @@ class Lanes:
 
     def apply(self, function: Callable[..., Any], in_dims: tuple[int | None, ...], *args: Any) -> Any:
         """Apply a function of one client to every lane; arguments of dimension None are the same for all."""
-        if self.one.backend == "vmap":
+        if self.cohort.backend == "vmap":
             with self._products(), quiet_vmap():
                 return torch.vmap(function, in_dims)(*args)
 
@@ -217,16 +221,16 @@ class Lanes:
         """Return how the network's products are computed: a GPU has kernels of ours, a CPU others for narrow layers."""
         if not enabled("convolutions"):
             return contextlib.nullcontext()
-        if self.one.device.type == "cuda":
+        if self.cohort.device.type == "cuda":
             return Products()
-        narrow = any(map(Narrow.suits, self.one.network.layout.shapes))
+        narrow = any(map(Narrow.suits, self.cohort.network.layout.shapes))
         return Narrow() if narrow else contextlib.nullcontext()  # every operation of a network passes through a mode
 
     def each(self, function: Callable[..., Any], in_dims: tuple[int | None, ...], *args: Any) -> Any:
         """Apply `function(algorithm, *args)` to every lane, the continuous hyperparameters bound as tensors."""
 
         def one(hyper: State, *args: Any) -> Any:
-            return function(self.one.algorithm.bind(hyper), *args)
+            return function(self.cohort.algorithm.bind(hyper), *args)
 
         return self.apply(one, (self.run_axis, *in_dims), self.hyper, *args)
 
@@ -269,26 +273,25 @@ def captured(
     """
     if not lanes.executor.capture:
         return function(lanes, *args, *static)
-    # Captured, it reads the tables of these very cohorts. The lanes may be others the next time, and are given.
+    # The program reads the tables of these very cohorts, so they are part of its name; the lanes may be others.
     tables = tuple(group.cohort.tables for group in lanes.groups)
-    options = lanes.one.algorithm.discrete()
-    name = (function.__name__, static, options, tuple(lanes.counts), lanes.longest, tuple(map(id, tables)))
+    options = lanes.cohort.algorithm.discrete()
+    name = (function.__name__, static, options, tuple(lanes.counts), lanes.longest, tables)
     inside = lanes.executor.inside
 
     def run(tensors: GroupTensors, *args: Any) -> Any:
         return function(Lanes(lanes.groups, tensors, inside), *args, *static)
 
-    return lanes.executor.call(name, run, lanes.tensors, *args, keep=tables, steps=steps, fallback=fallback)
+    return lanes.executor.call(name, run, lanes.tensors, *args, steps=steps, fallback=fallback)
 
 
 # -- a round ----------------------------------------------------------------------------------------------------------
 def initial_kept(lanes: Lanes) -> State:
     """Return the kept state of clients that have none yet, a row each."""
     params = lanes.per_lane([{"w": group.cohort.network.initial} for group in lanes.groups])["w"]
-    groups = zip(lanes.groups, lanes.tensors.clients, strict=True)
-    keys = cat([g.cohort.tables.keys(own, rng.KEEP, 0) for g, own in groups])
+    keys = lanes.gather(lambda tables, clients: tables.keys(clients, rng.KEEP, 0))
     dims = (lanes.run_axis, lanes.run_axis, 0, 0)
-    return lanes.each(lambda algorithm, *given: algorithm.keep(*given), dims, params, lanes.shared, lanes.site, keys)
+    return lanes.each(lanes.methods.keep, dims, params, lanes.shared, lanes.site, keys)
 
 
 def client_round(lanes: Lanes, kept: State, epochs: int) -> ClientResult:
@@ -297,19 +300,19 @@ def client_round(lanes: Lanes, kept: State, epochs: int) -> ClientResult:
     `kept` is what they keep, a row each. The clients, the shared state they are sent and the round are the lanes'.
     """
     carry = captured(lanes, begin_round, kept)
-    carry, losses, steps = take_steps(lanes, carry, lanes.one.algorithm.phases(epochs), rng.NOISE)
+    carry, losses, steps = take_steps(lanes, carry, lanes.cohort.algorithm.phases(epochs), rng.NOISE)
     update, kept = captured(lanes, end_round, carry, kept, steps)
     return ClientResult(update, kept, losses)
 
 
 def begin_round(lanes: Lanes, kept: State) -> State:
     """Return the carry that a round starts from."""
-    return _begin(lanes, lambda algorithm, *given: algorithm.begin(*given), kept, rng.NOISE)
+    return _begin(lanes, lanes.methods.begin, kept, rng.NOISE)
 
 
 def begin_personal(lanes: Lanes, kept: State) -> State:
     """Return the carry that personalising starts from."""
-    return _begin(lanes, lambda algorithm, *given: algorithm.personal(*given), kept, rng.PERSONAL)
+    return _begin(lanes, lanes.methods.personal, kept, rng.PERSONAL)
 
 
 def _begin(lanes: Lanes, function: Callable[..., State], kept: State, purpose: int) -> State:
@@ -318,8 +321,8 @@ def _begin(lanes: Lanes, function: Callable[..., State], kept: State, purpose: i
 
 def end_round(lanes: Lanes, carry: State, kept: State, steps: Tensor) -> tuple[State, State]:
     """Return the updates of a round, and what clients keep."""
-    given = (carry, lanes.shared, kept, lanes.site, steps)
-    return lanes.each(lambda algorithm, *given: algorithm.end(*given), (0, lanes.run_axis, 0, 0, 0), *given)
+    dims = (0, lanes.run_axis, 0, 0, 0)
+    return lanes.each(lanes.methods.end, dims, carry, lanes.shared, kept, lanes.site, steps)
 
 
 def no_update(cohort: Cohort, shared: State) -> State:
@@ -340,22 +343,22 @@ def weighted_round(lanes: Lanes, kept: State, weights: list[Tensor], epochs: int
 
     if not (lanes.executor.capture and _takes_equal_steps(lanes, epochs)):
         return stepwise()
-    steps = frozenset(phase.step.__name__ for phase in lanes.one.algorithm.phases(epochs))  # type: ignore[attr-defined]
+    steps = frozenset(phase.step.__name__ for phase in lanes.cohort.algorithm.phases(epochs))  # type: ignore[attr-defined]
     return captured(lanes, whole_round, kept, weights, static=(epochs,), steps=steps, fallback=stepwise)
 
 
 def _takes_equal_steps(lanes: Lanes, epochs: int) -> bool:
     """Return whether all clients take the same number of steps in a round, and not too many for one program."""
-    phases, sizes = lanes.one.algorithm.phases(epochs), np.array([lanes.shortest, lanes.longest])
-    steps = [steps_of(sizes, p.epochs, min(lanes.one.batch_size, lanes.longest), p.batches) for p in phases]
-    most = lanes.executor.policy.round_steps
-    return all(few == many for few, many in steps) and sum(int(many) for _, many in steps) <= most
+    phases, sizes = lanes.cohort.algorithm.phases(epochs), np.array([lanes.shortest, lanes.longest])
+    steps = [steps_of(sizes, p.epochs, min(lanes.cohort.batch_size, lanes.longest), p.batches) for p in phases]
+    limit = lanes.executor.policy.round_steps
+    return all(fewest == most for fewest, most in steps) and sum(int(most) for _, most in steps) <= limit
 
 
 def whole_round(lanes: Lanes, kept: State, weights: list[Tensor], epochs: int) -> tuple[list[State], State, Tensor]:
     """Return what `weighted_round` does, in as many programs as it takes."""
     update, kept, losses = client_round(lanes, kept, epochs)
-    sums = [weighted_sum(*own) for own in zip(weights, split_state(update, lanes.counts), strict=True)]
+    sums = [weighted_sum(*pair) for pair in zip(weights, split_state(update, lanes.counts), strict=True)]
     return sums, kept, _flagged(losses, [*update.values(), *kept.values()])
 
 
@@ -387,26 +390,24 @@ def take_steps(
 
     The steps of `epochs_done` epochs of the only phase were taken before; all lanes take equally many.
     """
-    if lanes.one.backend == "loop" and not lanes.one.executor.capture and len(lanes) > 1:
+    if lanes.cohort.backend == "loop" and not lanes.cohort.executor.capture and len(lanes) > 1:
         # All steps of one client before the next: its weights stay in the cache.
         each = [Lanes([group._replace(clients=[client])]) for group in lanes.groups for client in group.clients]
-        own = [
-            take_steps(lane, {k: v[i : i + 1] for k, v in carry.items()}, phases, purpose, epochs_done)
-            for i, lane in enumerate(each)
-        ]
-        return tree_map(lambda *t: torch.cat(t), *own)
+        carries = split_state(carry, [1] * len(each))
+        results = [take_steps(*pair, phases, purpose, epochs_done) for pair in zip(each, carries, strict=True)]
+        return tree_map(lambda *t: torch.cat(t), *results)
     carry = {name: value.contiguous() for name, value in carry.items()}  # a recorded step is made for such
     sizes = tuple((phase.epochs, phase.batches) for phase in phases)
     schedule: Schedule = captured(lanes, schedule_steps, static=(purpose, sizes))
     # How many epochs there are does not change a step.
-    options = tuple(option for option in lanes.one.algorithm.discrete() if option[0] != "personal_epochs")
+    options = tuple(option for option in lanes.cohort.algorithm.discrete() if option[0] != "personal_epochs")
     losses = schedule.losses
     for phase, ready in zip(phases, schedule.phases, strict=True):
         if ready is None:
             continue
         inputs, plan = ready
         steps = steps_of(lanes.sizes, phase.epochs, plan.shape[-1], phase.batches)
-        name = StepName(phase.step.__name__, lanes.several_runs, lanes.whole, options)  # type: ignore[attr-defined]
+        name = StepName(phase.step.__name__, lanes.several_runs, lanes.unpadded, options)  # type: ignore[attr-defined]
         inputs = inputs._replace(carry=carry, losses=losses, samples=lanes.samples)
         done = int(steps_of(lanes.sizes, epochs_done, plan.shape[-1], phase.batches).max()) if epochs_done else 0
         if done:
@@ -418,52 +419,49 @@ def take_steps(
 
 def schedule_steps(lanes: Lanes, purpose: int, phases: tuple[tuple[int, int], ...]) -> Schedule:
     """Return the inputs of phases that have so many epochs, and minibatches in a step, each."""
-    keys, one = lanes.keys(purpose), lanes.one
+    keys, batch_size = lanes.keys(purpose), lanes.cohort.batch_size
     none = done = torch.zeros_like(lanes.site.n)  # losses and steps, which nothing writes to
     ready: list[tuple[Inputs, Tensor] | None] = []
-    groups = zip(lanes.groups, lanes.tensors.clients, strict=True)
-    sizes = cat([g.cohort.tables.sizes(own) for g, own in groups])
+    sizes = lanes.gather(lambda tables, clients: tables.sizes(clients))
     for number, (epochs, per_step) in enumerate(phases):
         if epochs == 0:
             ready.append(None)
             continue
         shuffle = lanes.keys(purpose, number, rng.SHUFFLE)
-        plan = minibatches(lanes.source[1], sizes, shuffle, epochs, one.batch_size, per_step, lanes.shortest)
+        plan = minibatches(lanes.source[1], sizes, shuffle, epochs, batch_size, per_step, lanes.shortest)
         width = plan.shape[-1]
-        few, many = steps_of(np.array([lanes.shortest, lanes.longest]), epochs, width, per_step)
-        steps = steps_of(sizes, epochs, width, per_step) if few < many else torch.full_like(keys, many)
-        own = LaneInputs(lanes.site, lanes.offset, rng.fold(keys, number), steps)
+        fewest, most = steps_of(np.array([lanes.shortest, lanes.longest]), epochs, width, per_step)
+        steps = steps_of(sizes, epochs, width, per_step) if fewest < most else torch.full_like(keys, most)
+        by_lane = LaneInputs(lanes.site, lanes.offset, rng.fold(keys, number), steps)
         runs = RunInputs(lanes.hyper, lanes.shared)
-        ready.append((Inputs({}, none, own, runs, (), torch.zeros_like(steps[0])), plan))
+        ready.append((Inputs({}, none, by_lane, runs, (), torch.zeros_like(steps[0])), plan))
         done = done + steps
     return Schedule(ready, none, done)
 
 
 def batched_step(lanes: Lanes, step: Step) -> BatchedStep:
     """Return one step of an algorithm as a function of all lanes."""
-    made, run_axis, whole = lanes.one, lanes.run_axis, lanes.whole
+    cohort, run_axis, unpadded = lanes.cohort, lanes.run_axis, lanes.unpadded
     # The method itself, to be called with an algorithm whose hyperparameters are bound as tensors.
     function = getattr(step, "__func__", None)
     if function is None:
-        raise TypeError(f"A phase of {type(made.algorithm).__name__} has a step that is not a method of the algorithm.")
-    noise = Noise.of(made.algorithm, made.network, made.fed.x.shape[1:])
-    source = made.data if made.executor.capture else lanes.source[0]
-    augment = made.algorithm.augment
+        raise TypeError(f"A phase of {lanes.methods.__name__} has a step that is not a method of the algorithm.")
+    source = cohort.data if cohort.executor.capture else lanes.source[0]
+    augment = cohort.algorithm.augment
 
     def one(
         hyper: State, carry: State, shared: State, batches: Any, site: Site, key: Tensor, offset: Tensor | None
     ) -> tuple[State, Tensor]:
-        loss = ClientLoss(made.network, made.likelihood, offset, batched=made.backend == "vmap", noise=noise)
-        return function(made.algorithm.bind(hyper), carry, shared, batches, site, key, loss)
+        loss = ClientLoss(cohort.network, cohort.likelihood, offset, cohort.backend == "vmap", cohort.noise)
+        return function(cohort.algorithm.bind(hyper), carry, shared, batches, site, key, loss)
 
     def all_lanes(inputs: Inputs, rows: Tensor, keys: Tensor) -> tuple[State, Tensor]:
         local = Local(*inputs.samples) if inputs.samples else source
-        batches = tuple(local.batch(part, whole) for part in rows)
+        batches = tuple(local.batch(part, unpadded) for part in rows)
         if augment != "none":
-            own = [rng.fold(keys, PATH + number) for number in range(len(batches))]
             batches = tuple(
-                batch._replace(x=augmented(batch.x, key, augment, made.data.black))
-                for batch, key in zip(batches, own, strict=True)
+                batch._replace(x=augmented(batch.x, rng.fold(keys, PATH + number), augment, cohort.data.black))
+                for number, batch in enumerate(batches)
             )
         site, offset = inputs.lanes.site, inputs.lanes.offset
         dims = (run_axis, 0, run_axis, 0, 0, 0, None if offset is None else 0)
@@ -475,23 +473,23 @@ def batched_step(lanes: Lanes, step: Step) -> BatchedStep:
 # -- a client's own model ---------------------------------------------------------------------------------------------
 def personalise(lanes: Lanes, kept: State) -> Distribution:
     """Return every client's own distribution over weights, a row each, exactly as a new client would get it."""
-    return next(personalise_after(lanes, kept, [lanes.one.algorithm.personal_epochs]))
+    return next(personalise_after(lanes, kept, [lanes.cohort.algorithm.personal_epochs]))
 
 
 def personalise_after(lanes: Lanes, kept: State, epochs: Sequence[int]) -> Iterator[Distribution]:
     """Yield the same after each of these numbers of epochs, ascending: on the way, where lanes take equal steps."""
     start, done = captured(lanes, begin_personal, kept), 0
-    alone = lanes.one.backend == "loop" and not lanes.one.executor.capture
-    each = steps_of(lanes.sizes, 1, min(lanes.one.batch_size, lanes.longest), 1)
+    alone = lanes.cohort.backend == "loop" and not lanes.cohort.executor.capture
+    each = steps_of(lanes.sizes, 1, min(lanes.cohort.batch_size, lanes.longest), 1)
     even = alone or each.min() == each.max()
     carry = start
-    for many in epochs:
-        phases = dataclasses.replace(lanes.one.algorithm, personal_epochs=many).personal_phases()
-        if not (even and [(p.epochs, p.batches) for p in phases] == [(many, 1)]):
+    for target in epochs:
+        phases = dataclasses.replace(lanes.cohort.algorithm, personal_epochs=target).personal_phases()
+        if not (even and [(p.epochs, p.batches) for p in phases] == [(target, 1)]):
             carry, done = start, 0
         carry, _, _ = take_steps(lanes, carry, phases, rng.PERSONAL, done)
-        done = many
-        yield lanes.each(lambda algorithm, carry: algorithm.own_model(carry), (0,), carry)
+        done = target
+        yield lanes.each(lanes.methods.own_model, (0,), carry)
 
 
 def predict(lanes: Lanes, models: Distribution, rows: Sequence[np.ndarray]) -> Tensor:
@@ -503,24 +501,24 @@ def outputs(
     lanes: Lanes, models: Distribution, rows: Sequence[np.ndarray], offsets: Tensor | None, keys: Tensor
 ) -> Tensor:
     """Return the same for any models, such as the prior itself, with label levels and keys of their own."""
-    one, samples, policy = lanes.one, lanes.one.algorithm.predict_samples, lanes.one.place.policy
+    cohort, samples, policy = lanes.cohort, lanes.cohort.algorithm.predict_samples, lanes.cohort.place.policy
     firsts = [group.cohort.first for group in lanes.groups for _ in group.clients]
-    wanted = padded([own + first for own, first in zip(rows, firsts, strict=True)])
-    index = to_device(torch.as_tensor(wanted), one.device)
-    own = to_device(torch.as_tensor(np.flatnonzero(wanted >= 0)), one.device)  # a mask would make the host wait
-    on_cpu = policy.activations_on_cpu // one.network.activations
-    piece = max(policy.rows_per_lane, (policy.rows_on_gpu if one.device.type == "cuda" else on_cpu) // len(rows))
+    numbers = padded([some + first for some, first in zip(rows, firsts, strict=True)])
+    index = to_device(torch.as_tensor(numbers), cohort.device)
+    real = to_device(torch.as_tensor(np.flatnonzero(numbers >= 0)), cohort.device)  # a mask would make the host wait
+    on_cpu = policy.activations_on_cpu // cohort.network.activations
+    piece = max(policy.rows_per_lane, (policy.rows_on_gpu if cohort.device.type == "cuda" else on_cpu) // len(rows))
     dims = (0, 0, None if offsets is None else 0)
 
     def predict(weights: Tensor, x: Tensor, offset: Tensor | None) -> Tensor:
-        return output(one.network, one.likelihood, weights, x, offset)
+        return output(cohort.network, cohort.likelihood, weights, x, offset)
 
     draws = []
     for j in range(draws_of(models, samples)):
         weights = lanes.apply(lambda q, key: draw(q, key, j, samples), (0, 0), models, keys)  # noqa: B023
         pieces = [
-            lanes.apply(predict, dims, weights, one.data.inputs(part.clamp_min(0)), offsets)
+            lanes.apply(predict, dims, weights, cohort.data.inputs(part.clamp_min(0)), offsets)
             for part in index.split(piece, 1)
         ]
-        draws.append(torch.cat(pieces, 1).flatten(0, 1)[own])
+        draws.append(torch.cat(pieces, 1).flatten(0, 1)[real])
     return torch.stack(draws)

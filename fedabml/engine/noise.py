@@ -98,13 +98,13 @@ class _Watch(TorchFunctionMode):
         call = _Call.of(func, args, kwargs)
         if call is None:
             if func not in _HARMLESS:
-                for found in _met(args, kwargs, self.names):
-                    self.uses[self.names[found]].append(OTHER)
+                for number in _met(args, kwargs, self.names):
+                    self.uses[self.names[number]].append(OTHER)
             return func(*args, **kwargs)
-        whole = call.examples and call.x.shape[0] == self.batch
+        on_batch = call.examples and call.x.shape[0] == self.batch
         self._note(call.x, OTHER)
-        weight = self._note(call.weight, (PLACES if call.places else VECTORS) if whole else OTHER)
-        bias = None if call.bias is None else self._note(call.bias, BIAS if whole else OTHER)
+        weight = self._note(call.weight, (PLACES if call.places else VECTORS) if on_batch else OTHER)
+        bias = None if call.bias is None else self._note(call.bias, BIAS if on_batch else OTHER)
         return call.run(call.x, weight, bias)
 
     def _note(self, tensor: Tensor, use: str) -> Tensor:
@@ -132,17 +132,23 @@ def uses(network: Network, shape: Sequence[int]) -> dict[str, str]:
                 f"The model cannot take {batch} examples of shape {tuple(shape)}, so how it uses its weights cannot be "
                 f"found out ({str(error).splitlines()[0]}). Use estimator weight."
             ) from error
-        asked = list(weights.values())
-        left = torch.autograd.grad(out.sum(), asked, allow_unused=True) if out.requires_grad else [None] * len(asked)
-        once = {name: met[0] if len(met) == 1 else OTHER for name, met in watch.uses.items()}
-        runs.append({n: OTHER if d is not None else once[n] for n, d in zip(weights, left, strict=True)})
+        tensors = list(weights.values())
+        left = (
+            torch.autograd.grad(out.sum(), tensors, allow_unused=True) if out.requires_grad else [None] * len(tensors)
+        )
+        runs.append(
+            {
+                name: met[0] if derivative is None and len(met) == 1 else OTHER
+                for (name, met), derivative in zip(watch.uses.items(), left, strict=True)
+            }
+        )
         outputs.append(out.detach())
     two, three = outputs
     close = 1e-4 * float(two.abs().nan_to_num(0, 0, 0).max())
     if not torch.allclose(two, three[:2], rtol=1e-3, atol=close, equal_nan=True):
         return dict.fromkeys(network.layout.names, OTHER)  # an example's output depends on the others
-    found = {name: use if use == runs[1][name] else OTHER for name, use in runs[0].items()}
-    return {name: found.get(name, OTHER) for name in network.layout.names}
+    two_uses, three_uses = runs
+    return {n: two_uses[n] if n in two_uses and two_uses[n] == three_uses[n] else OTHER for n in network.layout.names}
 
 
 # -- noise ------------------------------------------------------------------------------------------------------------
@@ -188,10 +194,10 @@ class _Noisy(TorchFunctionMode):
         weight, bias = self.slots.get(id(call.weight)), self.slots.get(id(call.bias))
         if weight is None and bias is None:
             return func(*args, **kwargs)
-        own = {id(t) for t, slot in ((call.weight, weight), (call.bias, bias)) if slot is not None}
-        if not own <= self.left or call.x.shape[0] != self.rows:
+        noisy = {id(t) for t, slot in ((call.weight, weight), (call.bias, bias)) if slot is not None}
+        if not noisy <= self.left or call.x.shape[0] != self.rows:
             raise self._changed()
-        self.left -= own
+        self.left -= noisy
         key = next(self.keys)
         out = call.run(call.x, call.weight, call.bias)
         if weight is not None:
@@ -235,17 +241,12 @@ class Noise:
 
     @staticmethod
     def of(algorithm: Algorithm, network: Network, shape: Sequence[int]) -> Noise:
-        """Return an algorithm's noise for inputs of a shape. Not to be called inside of torch.func's transforms."""
-        estimator, antithetic = algorithm.estimator, algorithm.antithetic
-        if estimator == "weight":
-            return Noise(estimator, antithetic)
-        key = tuple(shape)
-        if key not in network.uses:
-            network.uses[key] = uses(network, key)
-        found = network.uses[key]
-        if all(use == OTHER for use in found.values()):
-            return Noise("weight", antithetic)
-        return Noise(estimator, antithetic, found)
+        """Return an algorithm's noise for inputs of a shape; call it outside of torch.func's transforms."""
+        if algorithm.estimator == "weight":
+            return Noise("weight", algorithm.antithetic)
+        by_name = uses(network.to("cpu", torch.float32), shape)  # where sums of other lengths round alike
+        estimator = "weight" if set(by_name.values()) == {OTHER} else algorithm.estimator
+        return Noise(estimator, algorithm.antithetic, by_name)
 
     @property
     def on_weights(self) -> bool:
@@ -275,7 +276,7 @@ class Noise:
         pieces = noise.split(sizes) if noise is not None else ()
         drawn = {n: piece.view(exact[n].shape) for n, piece in zip(shared, pieces, strict=True)}
         other = {n: exact[n] + drawn[n] * std[n] for n in layout.names if self.uses[n] == OTHER}
-        own = other.pop(LIKELIHOOD, q.mean[:0])
+        tail = other.pop(LIKELIHOOD, q.mean[:0])
 
         def inside(t: Tensor) -> Tensor:
             return t.to(network.dtype)
@@ -287,7 +288,7 @@ class Noise:
             if n not in other
         }
         with _Noisy(slots, x.shape[0], key, sign):
-            return network.call(mean, x, dropout), own
+            return network.call(mean, x, dropout), tail
 
 
 ON_WEIGHTS = Noise()

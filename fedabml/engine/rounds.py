@@ -196,7 +196,7 @@ class Simulation:
 
     def group(self, clients: list[int]) -> ClientGroup:
         """Return some clients in the next round."""
-        return ClientGroup.in_round(self.cohort, self.shared, clients, self.round + 1)
+        return ClientGroup(self.cohort, self.shared, clients, self.round + 1, training=True)
 
     def weights(self, clients: list[int]) -> Tensor:
         """Return the weights, among a round's clients, of those that this process works for."""

@@ -84,9 +84,9 @@ class Tables:
         if width == self.equal_size:
             return self.index.view(-1, width).index_select(0, clients)
         number = torch.arange(width, device=clients.device)
-        place = self.offsets.index_select(0, clients).unsqueeze(-1) + number
-        own = number < self.sizes(clients).unsqueeze(-1)
-        return torch.where(own, self.index[place.clamp_max(len(self.index) - 1)], -1)
+        entries = self.offsets.index_select(0, clients).unsqueeze(-1) + number
+        real = number < self.sizes(clients).unsqueeze(-1)
+        return torch.where(real, self.index[entries.clamp_max(len(self.index) - 1)], -1)
 
     def keys(self, clients: Tensor, purpose: int, *path: Tensor | int) -> Tensor:
         """Return a key per client: rng.key(seed, purpose, *path, client)."""
@@ -100,10 +100,12 @@ class Cohort:
     """The clients of one run at one place: a setting, its data and network on the device, and an executor.
 
     The samples may lie among those of other federations, in `data`; `first` is then the number of the first one.
-    `client` has the functions that let clients work.
+    `noise`, if known, is how the weights' noise enters the loss. `client` has the functions that let clients work.
     """
 
-    def __init__(self, setting: Setting, place: Place, data: Data | None = None, first: int = 0):
+    def __init__(
+        self, setting: Setting, place: Place, data: Data | None = None, first: int = 0, noise: Noise | None = None
+    ):
         fed, algorithm = setting.federation, setting.algorithm
         augment.check(algorithm.augment, fed.x.shape[1:])
         self.setting, self.place = setting, place
@@ -111,6 +113,7 @@ class Cohort:
         self.batch_size, self.seed = setting.batch_size, setting.seed
         self.device, self.dtype, self.backend, self.workers = place.device, place.dtype, place.backend, place.workers
         self.network = setting.network.to(place.device, place.dtype, place.network_dtype, place.channels_last)
+        self.noise = noise or Noise.of(algorithm, setting.network, fed.x.shape[1:])
         self.data, self.first = data or Data.of(fed, place.device, place.dtype), first
         self.limit = ChunkLimit(place.chunk)
         self.shortest, self.longest = int(fed.train.counts.min()), int(fed.train.counts.max())
@@ -122,7 +125,8 @@ class Cohort:
             compile=bool(place.compile) and here and batched,
             undecided=place.compile is None and here and batched and not cpu,
             record=batched and cpu,
-            heavy=not batched or outputs >= place.policy.heavy_outputs,  # one by one every lane takes its time
+            lanes_cost_time=not batched
+            or outputs >= place.policy.heavy_outputs,  # one by one every lane takes its time
             policy=place.policy,
         )
         self.tables = Tables(fed, setting.seed, place.device, place.dtype, first)
@@ -142,7 +146,8 @@ class Cohort:
         other = copy.copy(self)
         other.setting, other.algorithm = dataclasses.replace(self.setting, algorithm=algorithm), algorithm
         other.hyper = other._tensors(algorithm)
-        Noise.of(algorithm, self.network, self.fed.x.shape[1:])  # found out here, because threads must not
+        if (algorithm.estimator, algorithm.antithetic) != (self.algorithm.estimator, self.algorithm.antithetic):
+            other.noise = Noise.of(algorithm, self.network, self.fed.x.shape[1:])
         return other
 
     def among(self, fed: Federation, **options: object) -> Cohort:
@@ -160,21 +165,21 @@ class Cohort:
             dataclasses.replace(self.place, **changes),  # type: ignore[arg-type]
             data=self.data if same else None,
             first=self.first if same else 0,
+            noise=self.noise,
         )
 
     def at(self, **options: object) -> Cohort:
         """Return the same clients at a place that differs in these options."""
-        place = dataclasses.replace(self.place, **options)  # type: ignore[arg-type]
-        return Cohort(dataclasses.replace(self.setting, network=self.network), place, self.data, self.first)
+        return self.among(self.fed, **{"compile": self.place.compile} | options)
 
     @staticmethod
     def join(cohorts: Sequence[Cohort]) -> None:
         """Put the samples of cohorts with data of one kind into one array, as runs side by side need it."""
         if all(cohort.data is cohorts[0].data for cohort in cohorts):
             return
-        whole, firsts = Data.joined([cohort.data for cohort in cohorts])
+        data, firsts = Data.joined([cohort.data for cohort in cohorts])
         for cohort, first in zip(cohorts, firsts, strict=True):
-            cohort.data, cohort.first = whole, first
+            cohort.data, cohort.first = data, first
             cohort.tables = Tables(cohort.fed, cohort.seed, cohort.device, cohort.dtype, first)
 
     def numbers(self, clients: Sequence[int]) -> Tensor:

@@ -87,7 +87,7 @@ def estimate(setup: Setup, scored: float) -> Estimate:
 
     def cost(now: int) -> float:
         """Return the seconds of a step of `now` clients: proportional, but on a GPU not below that of a small chunk."""
-        return step * (max(1.0, now / lanes) if gpu and not executor.heavy else now / lanes)
+        return step * (max(1.0, now / lanes) if gpu and not executor.lanes_cost_time else now / lanes)
 
     def extrapolate(steps: np.ndarray, lanes: int) -> tuple[float, float]:
         return _extrapolate(steps, lanes, cost, around, executor.smallest_batch)

@@ -19,7 +19,6 @@ from ..algorithms import Algorithm, FedABML
 from ..arguments import checks_arguments, whole
 from ..data import Federation
 from ..engine.autotune import COARSE, backend_of, chunk_of, device_of, dtype_of, lane_bytes
-from ..engine.noise import Noise
 from ..engine.server import cohort_size
 from ..engine.setting import Cohort, Place, Setting
 from ..errors import InputError, short
@@ -106,9 +105,7 @@ def prepare(
     probe = torch.as_tensor((raw - np.asarray(fed.shift)) / np.asarray(fed.scale)).float()
     algorithm.init(network.initial, network.layout)  # raises before anything is written
     likelihood.check(_probed(network, probe, torch.as_tensor(raw)))
-    on_cpu = network.to("cpu", torch.float32)
-    way, note = backend_of(backend, on_cpu, probe, place)
-    Noise.of(algorithm, on_cpu, fed.x.shape[1:])  # analyses once how the module uses its weights
+    way, note = backend_of(backend, network.to("cpu", torch.float32), probe, place)
     backend, workers = way.backend, way.workers if workers is None else workers
     width = min(batch_size, int(fed.train.counts.max()))
     lane = lane_bytes(network, algorithm, width, raw[0].size, arithmetic.vectors.itemsize)

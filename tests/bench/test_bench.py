@@ -17,7 +17,7 @@ from fedabml.bench import measure, table
 from fedabml.bench.loop import Loop, best_format
 from fedabml.bench.workloads import SUITES, WORKLOADS, Workload, workload
 from fedabml.cli.bench import MODELS
-from fedabml.engine import executor
+from fedabml.engine import programs
 from fedabml.engine.rounds import Simulation
 from tests.cli.command import MOST, run
 
@@ -177,7 +177,7 @@ def test_records_and_tables(monkeypatch, caplog):
         records.append({"kind": "loop", "algorithm": name, **record})
     step = measure.race_steps(terms)
     assert step["ratio"].keys() == {"fedabml", "fedabml-batch"} and step["steps"] == work.steps
-    monkeypatch.setattr(executor, "compiled", lambda function, inputs, said: function)  # which takes long
+    monkeypatch.setattr(programs, "compile_program", lambda function, inputs, warn: function)  # which takes long
     both = measure.race_steps(terms._replace(compile=True))
     assert "neither recorded nor compiled" not in caplog.text
     assert both["ratio"].keys() == {f"fedabml{kind}{how}" for kind in ("", "-batch") for how in ("", " compiled")}

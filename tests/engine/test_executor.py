@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 import fedabml
 from fedabml.algorithms import make
-from fedabml.engine import executor, policy
+from fedabml.engine import policy, programs
 from fedabml.engine.rounds import Simulation, consider_compiling, run_round
 from fedabml.engine.setting import Cohort
 from fedabml.evaluation.scoring import evaluate
@@ -17,12 +17,12 @@ from fedabml.evaluation.scoring import evaluate
 EVEN, UNEVEN = (16, 16, 16, 16), (5, 24, 16, 9)
 
 
-class Repeated(executor.Captured):
+class Repeated(programs.Captured):
     """A captured function for a CPU: a replay calls the function again and writes to the first call's outputs."""
 
-    def __init__(self, function, inputs, pool, keep=None, steps=frozenset()):
-        self.buffers, self.keep, self.steps = executor._cloned(inputs), keep, steps
-        first = executor._cloned(self.buffers)  # a GPU records without computing
+    def __init__(self, function, inputs, pool, steps=frozenset()):
+        self.buffers, self.steps = programs.clone(inputs), steps
+        first = programs.clone(self.buffers)  # a GPU records without computing
         self.outputs, self.graph = function(*first), self
         self.function = function
 
@@ -35,7 +35,7 @@ class Repeated(executor.Captured):
 
 @pytest.fixture
 def graphs(monkeypatch):
-    monkeypatch.setattr(executor, "Captured", Repeated)
+    monkeypatch.setattr(programs, "Captured", Repeated)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     monkeypatch.setattr(policy, "DEFAULT", policy.Policy(normalised_bytes=0))  # a GPU takes samples where they lie
 
@@ -91,14 +91,14 @@ def test_runs_side_by_side(graphs):
 
 def test_a_round_that_cannot_be_captured_is_taken_step_by_step(graphs, monkeypatch, caplog):
     expected = simulation(EVEN, make("fedavg"), False)
-    sim, made = simulation(EVEN, make("fedavg"), True), executor.Captured.__init__
+    sim, made = simulation(EVEN, make("fedavg"), True), programs.Captured.__init__
 
-    def refuse(self, function, inputs, pool, keep=None, steps=frozenset()):
+    def refuse(self, function, inputs, pool, steps=frozenset()):
         if steps:
             raise RuntimeError("no round today")
-        made(self, function, inputs, pool, keep, steps)
+        made(self, function, inputs, pool, steps)
 
-    monkeypatch.setattr(executor.Captured, "__init__", refuse)
+    monkeypatch.setattr(programs.Captured, "__init__", refuse)
     for each in (sim, expected):
         each.run(2)
     assert "no round today" in caplog.text and len(sim.cohort.executor.refused) == 1 and "step" in captured(sim)

@@ -418,17 +418,20 @@ def test_a_batch_shrinks_as_lanes_are_done(steps, least):
 
 def test_how_far_a_batch_shrinks():
     least = lambda **words: Executor(**words).smallest_batch
-    assert least(capture=False, heavy=True) == 0 and least(capture=False, compile=True, heavy=True) == 16
-    assert least(capture=True) == 16 and least(capture=True, heavy=True) == 1
-    assert least(capture=True, compile=True, heavy=True) == 16
+    assert (
+        least(capture=False, lanes_cost_time=True) == 0
+        and least(capture=False, compile=True, lanes_cost_time=True) == 16
+    )
+    assert least(capture=True) == 16 and least(capture=True, lanes_cost_time=True) == 1
+    assert least(capture=True, compile=True, lanes_cost_time=True) == 16
     fed = federation("mlp")
     cohort = simulate(fed, "mlp", FedAvg(lr=0.1), rounds=0, backend="vmap").cohort
     rows = min(cohort.batch_size, int(fed.train.counts.max()))
     many = DEFAULT.heavy_outputs
     for activations, heavy in (((many - 1) // rows, False), (-(-many // rows), True)):
         cohort.network.activations = activations
-        assert cohort.among(dataclasses.replace(fed)).executor.heavy == heavy
-    assert simulate(fed, "mlp", FedAvg(lr=0.1), rounds=0, backend="loop").cohort.executor.heavy
+        assert cohort.among(dataclasses.replace(fed)).executor.lanes_cost_time == heavy
+    assert simulate(fed, "mlp", FedAvg(lr=0.1), rounds=0, backend="loop").cohort.executor.lanes_cost_time
 
 
 def test_padded():
@@ -903,9 +906,9 @@ def test_batches_without_padding_need_no_mask_and_give_the_same_bits(monkeypatch
             setup = fedabml.prepare(fed, "mlr", FedABML(lr=0.1, prior_every="batch"), rounds=3, **words)
             with monkeypatch.context() as patch:
                 if not known:
-                    patch.setattr(Lanes, "whole", False)
+                    patch.setattr(Lanes, "unpadded", False)
                 lanes = Lanes.of(setup.cohort, setup.cohort.algorithm.init(setup.cohort.network.initial, None), [0])
-                assert lanes.whole == (known and name in ("even", "small"))
+                assert lanes.unpadded == (known and name in ("even", "small"))
                 sim = Simulation(setup.cohort)
                 sim.run(8)  # long enough for recorded steps
             runs.append(sim.shared)

@@ -14,7 +14,7 @@ import fedabml
 from fedabml.algorithms import make
 from fedabml.engine import policy
 from fedabml.engine.client_states import Shelf
-from fedabml.engine.executor import Gate
+from fedabml.engine.programs import Gate
 from fedabml.engine.rounds import Simulation
 from fedabml.engine.workers import map_in_threads
 from fedabml.evaluation.scoring import evaluate
@@ -169,9 +169,9 @@ def test_how_weights_are_used_is_known_before_threads_start(fed, estimator):
     algorithm = make("fedabml", estimator=estimator, s=1)
     words = {"backend": "vmap", "model_options": {"hidden": (4,)}, "workers": 2}
     setup = fedabml.prepare(fed, "mlp", algorithm, **words)
-    assert setup.cohort.network.uses
+    assert not setup.cohort.noise.on_weights
     other = fedabml.prepare(fed, "mlp", make("fedabml", estimator="weight"), **words)
-    assert not other.cohort.network.uses and other.cohort.using(algorithm).network.uses
+    assert other.cohort.noise.on_weights and not other.cohort.using(algorithm).noise.on_weights
 
 
 def test_a_step_is_traced_for_carries_of_any_layout(monkeypatch):
