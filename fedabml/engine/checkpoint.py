@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..algorithms.base import State
 from ..errors import InputError
-from .processes import World, packed, unpacked
+from .processes import World
 
 
 class Checkpoint(NamedTuple):
@@ -23,6 +25,27 @@ class Checkpoint(NamedTuple):
     chunk: int | None = None  # how many clients run at once; lower than at first where memory did not suffice
     velocity: State = {}  # noqa: RUF012  the server's last step, where it has momentum
     compiled: int | None = None  # the first round whose steps were compiled, if any
+
+
+def packed(state: State, like: State) -> Tensor:
+    """Return a state's bytes in one row on the host, in the order of `like`."""
+    rows = [state[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8) for name in like]
+    return torch.cat([torch.zeros(0, dtype=torch.uint8), *rows])
+
+
+def unpacked(row: Tensor, like: State) -> State:
+    """Return the state whose bytes are a row: the inverse of `packed`."""
+    parts = row.split([v.numel() * v.element_size() for v in like.values()])
+    return {k: p.clone().view(v.dtype).reshape(v.shape) for (k, v), p in zip(like.items(), parts, strict=True)}
+
+
+def fingerprint(state: State, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return four numbers that differ between states of different bits: their sum as integers, 16 bits in each."""
+    total = torch.zeros((), dtype=torch.int64, device=device)
+    for value in state.values():
+        integer = {4: torch.int32, 8: torch.int64}[value.element_size()]
+        total = total + value.detach().contiguous().view(integer).sum(dtype=torch.int64)
+    return ((total >> torch.tensor([0, 16, 32, 48], device=device)) & 0xFFFF).to(dtype)
 
 
 def check_like(expected: State, got: State) -> None:
@@ -63,22 +86,20 @@ def broadcast(
     if facts is None:
         return None
 
-    def send(own: State | None) -> State:
-        full = {k: own[k].to(v.dtype) if own and k in own else v for k, v in like.items()}
+    def send(part: State | None) -> State:
+        full = {k: part[k].to(v.dtype) if part and k in part else v for k, v in like.items()}
         return unpacked(world.broadcast(packed(full, like)), like)
 
-    shared = send(state.shared if state else None)
-    average = send(state.average if state else None)
-    velocity = send(state.velocity if state else None)
-    shares = [[c for c in facts["kept"] if c in own] for own in map(set, owned)]
-    blank = torch.zeros_like(packed(kept_like, kept_like))
-    for place in range(max(map(len, shares))):
-        turn = [own[place] if place < len(own) else None for own in shares]
-        rows = [blank if c is None else packed(state.kept[c], kept_like) for c in turn] if state else []
-        row, mine = world.scatter(rows, blank), turn[world.rank]
-        if mine is not None:
-            restore({mine: unpacked(row, kept_like)})
+    shared, average, velocity = (
+        send(getattr(state, name) if state else None) for name in ("shared", "average", "velocity")
+    )
+    velocity = {name: value for name, value in velocity.items() if name in facts["velocity"]}
+    blank = packed(kept_like, kept_like)
+    for clients in zip_longest(*([c for c in facts["kept"] if c in own] for own in map(set, owned))):
+        rows = [blank if c is None else packed(state.kept[c], kept_like) for c in clients] if state else []
+        row, client = world.scatter(rows, blank), clients[world.rank]
+        if client is not None:
+            restore({client: unpacked(row, kept_like)})
     return Checkpoint(
-        facts["round"], shared, average, {}, facts["seconds"], facts["chunk"],
-        {name: value for name, value in velocity.items() if name in facts["velocity"]}, facts["compiled"],
-    )  # fmt: skip
+        facts["round"], shared, average, {}, facts["seconds"], facts["chunk"], velocity, facts["compiled"]
+    )

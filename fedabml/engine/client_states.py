@@ -16,8 +16,9 @@ from ..accel.machine import free_bytes
 from ..algorithms.base import State
 from ..errors import InputError
 from ..files.limits import host_memory
+from .checkpoint import packed, unpacked
 from .client import Lanes, initial_kept
-from .processes import ALONE, World, packed, unpacked
+from .processes import ALONE, World
 from .server import state_bytes
 from .setting import Cohort
 

@@ -362,33 +362,6 @@ def _first_line(error: BaseException) -> str:
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
-# -- states as bytes --------------------------------------------------------------------------------------------------
-def packed(state: dict[str, Tensor], like: dict[str, Tensor]) -> Tensor:
-    """Return a state's bytes in one row on the host, in the order of `like`."""
-    import torch
-
-    rows = [state[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8) for name in like]
-    return torch.cat([torch.zeros(0, dtype=torch.uint8), *rows])
-
-
-def unpacked(row: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the state whose bytes are a row: the inverse of `packed`."""
-    sizes = [v.numel() * v.element_size() for v in like.values()]
-    parts = zip(like.items(), row.split(sizes), strict=True)
-    return {name: part.clone().view(v.dtype).reshape(v.shape) for (name, v), part in parts}
-
-
-def fingerprint(state: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return four numbers that differ between states of different bits: their sum as integers, 16 bits in each."""
-    import torch
-
-    whole = torch.zeros((), dtype=torch.int64, device=device)
-    for value in state.values():
-        kind = {4: torch.int32, 8: torch.int64}[value.element_size()]
-        whole = whole + value.detach().contiguous().view(kind).sum(dtype=torch.int64)
-    return ((whole >> torch.tensor([0, 16, 32, 48], device=device)) & 0xFFFF).to(dtype)
-
-
 def with_folder_lock(alone: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator: the function runs while rank 0 holds the lock of its folder, the argument `out`.
 

@@ -7,13 +7,13 @@ server's step.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import cached_property, partial
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +24,10 @@ from ..accel import owns_process
 from ..algorithms.base import State
 from ..errors import TrainingError
 from . import compiling
-from .checkpoint import Checkpoint, broadcast, check_like
+from .checkpoint import Checkpoint, broadcast, check_like, fingerprint, packed, unpacked
 from .client import ClientGroup, Lanes, initial_kept, join_states, no_update, split_state, weighted_round
 from .client_states import Kept
-from .processes import ALONE, PeerLost, World, fingerprint, packed, unpacked
+from .processes import ALONE, PeerLost, World
 from .server import ServerState, client_weights, draw_clients, initial_state, server_step, state_bytes, theta
 from .setting import Cohort
 from .workers import chunks, fit_in_memory, map_in_threads
@@ -40,30 +40,10 @@ Save = Callable[[Line, Checkpoint, dict[int, State]], None]  # a round's line, t
 class Work(NamedTuple):
     """What some clients of a run have done in a round."""
 
+    clients: list[int]
     update: State  # their part of the weighted mean of all updates
     kept: State  # one row per client, like the losses
     losses: Tensor  # not finite where anything of the client is not
-
-
-class PendingLosses(NamedTuple):
-    """Losses on their way from the device to the host."""
-
-    values: Tensor
-    copied: torch.cuda.Event | None
-
-    @staticmethod
-    def of(values: Tensor) -> PendingLosses:
-        """Start to copy losses to the host, without waiting for them."""
-        if not values.is_cuda:
-            return PendingLosses(values, None)
-        host = values.to("cpu", non_blocking=True)
-        return PendingLosses(host, torch.cuda.current_stream(values.device).record_event())
-
-    def wait(self) -> list[float]:
-        """Return the losses once they are here: the only wait for the device in a round."""
-        if self.copied is not None:
-            self.copied.synchronize()
-        return self.values.tolist()
 
 
 class RunInFlight(NamedTuple):
@@ -72,8 +52,7 @@ class RunInFlight(NamedTuple):
     sim: Simulation
     before: ServerState
     drawn: list[int]  # the round's clients
-    mine: list[int]  # those of them that this process works for
-    work: list[Work]  # theirs
+    work: list[Work]  # of those that this process works for
     bytes_up: int  # that a client sends
 
 
@@ -81,14 +60,28 @@ class RoundInFlight(NamedTuple):
     """A round of several runs on which the device may still be at work. Their servers have its result already."""
 
     runs: list[RunInFlight]
-    losses: PendingLosses  # of all clients
+    losses: Tensor  # of all clients, on the host once `copied` has happened
+    copied: torch.cuda.Event | None
     start: float
+
+    def wait(self) -> list[list[float]]:
+        """Return the losses of every run's clients once they are here: the only wait for the device in a round."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        losses = iter(self.losses.tolist())
+        return [list(islice(losses, len(run.drawn))) for run in self.runs]
 
     def take_back(self, ended: Sequence[Simulation]) -> None:
         """Set all servers, but those of runs that have ended, to where they were before the round."""
         for run in self.runs:
             if run.sim not in ended:
                 run.sim.return_to(run.before)
+
+
+def _positions(some: list[int], clients: list[int]) -> list[int]:
+    """Return where some of the clients stand among all."""
+    position = {client: i for i, client in enumerate(clients)}
+    return [position[client] for client in some]
 
 
 class Simulation:
@@ -129,8 +122,8 @@ class Simulation:
         if state.round:
             velocity = self.cohort.algorithm.apply_server_momentum(self.shared, self.shared, {})[1]
             check_like(velocity, state.velocity)
-        for own in state.kept.values():
-            check_like(self._kept_like, own)
+        for kept in state.kept.values():
+            check_like(self._kept_like, kept)
 
     def _go_on_from(self, state: Checkpoint) -> None:
         cohort, executor = self.cohort, self.cohort.executor
@@ -142,10 +135,14 @@ class Simulation:
         self.kept.restore(state.kept)
         cohort.limit.set(state.chunk or cohort.chunk)
         if executor.undecided and state.compiled:  # what was decided before is not decided again
-            self.compiled = state.compiled
-            executor.decide(compiling.steps_of_rounds(cohort.algorithm, self.setting.epochs))
+            self.compile_from(state.compiled)
         elif executor.undecided and state.round >= executor.policy.decide_round:
             executor.decide(None)
+
+    def compile_from(self, round: int) -> None:
+        """Compile the steps of rounds from this one on."""
+        self.compiled = round
+        self.cohort.executor.decide(compiling.steps_of_rounds(self.cohort.algorithm, self.setting.epochs))
 
     def return_to(self, server: ServerState) -> None:
         """Set the server's state, to that before a round that does not count."""
@@ -185,56 +182,51 @@ class Simulation:
         """Return the clients of the next round."""
         return draw_clients(self.cohort.fed.clients, self.setting.participation, self.cohort.seed, self.round + 1)
 
-    def own_share(self, clients: list[int]) -> list[int]:
-        """Return this process's clients of a round: those that it owns or, where nothing is kept, a fair share."""
+    def own_share(self, clients: list[int]) -> tuple[list[int], Tensor]:
+        """Return this process's clients of a round and their weights among all of it.
+
+        They are those that it owns or, where nothing is kept, a fair share.
+        """
+        cohort, counts = self.cohort, self.cohort.fed.train.counts
         if self.kept.needed and self.world.size > 1:
             drawn = set(clients)
             self.shares = [[c for c in own if c in drawn] for own in self.owned]
         else:
-            self.shares = self.world.assign_clients(clients, self.cohort.fed.train.counts)
-        return self.shares[self.world.rank]
+            self.shares = self.world.assign_clients(clients, counts)
+        share = self.shares[self.world.rank]
+        weights = client_weights(cohort.algorithm, counts[clients], cohort.network.initial)
+        if len(share) < len(clients):
+            weights = weights[_positions(share, clients)]
+        return share, weights
 
-    def group(self, clients: list[int]) -> ClientGroup:
-        """Return some clients in the next round."""
-        return ClientGroup(self.cohort, self.shared, clients, self.round + 1, training=True)
+    def combine(self, clients: list[int], work: list[Work]) -> tuple[State, Tensor]:
+        """Return the weighted mean of all updates of a round, and the losses of its clients, of all processes."""
+        update = work[0].update if work else no_update(self.cohort, self.shared)
+        for part in work[1:]:
+            update = {name: value + part.update[name] for name, value in update.items()}
+        losses = torch.cat([self.cohort.network.initial.new_zeros(0), *(part.losses for part in work)])
+        return (update, losses.double()) if self.world.size == 1 else self._reduce(clients, update, losses)
 
-    def weights(self, clients: list[int]) -> Tensor:
-        """Return the weights, among a round's clients, of those that this process works for."""
-        cohort, own = self.cohort, self.shares[self.world.rank]
-        weights = client_weights(cohort.algorithm, cohort.fed.train.counts[clients], cohort.network.initial)
-        if len(own) == len(clients):
-            return weights
-        place = {c: i for i, c in enumerate(clients)}
-        return weights[[place[c] for c in own]]
-
-    def summed(self, work: list[Work]) -> State:
-        """Return this process's part of the weighted mean of a round's updates."""
-        if not work:
-            return no_update(self.cohort, self.shared)
-        return {name: sum((w.update[name] for w in work[1:]), first) for name, first in work[0].update.items()}
-
-    def reduce(self, clients: list[int], update: State, losses: Tensor) -> tuple[State, list[float]]:
-        """Return the weighted mean of all updates and the losses of all clients, by one sum over the processes.
+    def _reduce(self, clients: list[int], update: State, losses: Tensor) -> tuple[State, Tensor]:
+        """Combine updates and losses by one sum over the processes.
 
         With them goes a fingerprint of the server's state, by which processes that have drifted apart are found.
         """
-        world, cohort = self.world, self.cohort
-        tail = torch.zeros(len(clients) + 4 * world.size, dtype=cohort.dtype, device=cohort.device)
-        drawn = {c: i for i, c in enumerate(clients)}
-        tail[[drawn[c] for c in self.shares[world.rank]]] = losses
-        mark = len(clients) + 4 * world.rank
-        tail[mark : mark + 4] = fingerprint(self.shared, cohort.dtype, cohort.device)
+        world, cohort, count = self.world, self.cohort, len(clients)
+        tail = torch.zeros(count + 4 * world.size, dtype=cohort.dtype, device=cohort.device)
+        tail[_positions(self.shares[world.rank], clients)] = losses
+        tail[count:].view(-1, 4)[world.rank] = fingerprint(self.shared, cohort.dtype, cohort.device)
         flat = world.sum(torch.cat([*(v.reshape(-1).to(cohort.dtype) for v in update.values()), tail]))
-        parts = flat.split([*(v.numel() for v in update.values()), len(tail)])
-        numbers = parts[-1].double().tolist()
-        marks = [numbers[i : i + 4] for i in range(len(clients), len(numbers), 4)]
-        if apart := [rank for rank, own in enumerate(marks) if own != marks[0]]:
+        *parts, tail = flat.split([*(v.numel() for v in update.values()), len(tail)])
+        numbers = tail.double().cpu()
+        marks = numbers[count:].view(-1, 4).tolist()
+        if apart := [rank for rank, mark in enumerate(marks) if mark != marks[0]]:
             raise TrainingError(
                 f"In round {self.round + 1} process(es) {', '.join(map(str, apart))} no longer have the server's state "
                 "of process 0. All need the same kind of device and the same versions; the last round saved is sound."
             )
-        means = {name: part.view(v.shape).to(v.dtype) for (name, v), part in zip(update.items(), parts, strict=False)}
-        return means, numbers[: len(clients)]
+        means = {name: part.view(v.shape).to(v.dtype) for (name, v), part in zip(update.items(), parts, strict=True)}
+        return means, numbers[:count]
 
     def merge(self, sampled: int, update: State) -> None:
         """Take in the weighted mean of the updates of the `sampled` clients of a round."""
@@ -246,22 +238,20 @@ class Simulation:
         A round that diverged is taken back; then a TrainingError is raised.
         """
         number = round.before.round + 1
-        if not all(map(math.isfinite, losses)):
+        bad = [client for client, loss in zip(round.drawn, losses, strict=True) if not math.isfinite(loss)]
+        if bad:
             self.server = round.before
-            self._diverged(number, [c for c, loss in zip(round.drawn, losses, strict=True) if not math.isfinite(loss)])
+            names = ", ".join(self.cohort.fed.names[c] for c in bad[:8]) + " and more" * (len(bad) > 8)
+            raise TrainingError(
+                f"Training diverged in round {number}: the loss or the weights of client(s) {names} are no longer "
+                "finite. The rounds before are saved, where the run has a folder. " + self.cohort.algorithm.remedy
+            )
         self.changed = {}
-        for own, clients in zip(round.work, _split(round.mine, [len(w.losses) for w in round.work]), strict=True):
-            self.changed |= self.kept.put(clients, own.kept)
+        for part in round.work:
+            self.changed |= self.kept.put(part.clients, part.kept)
         self.seconds += seconds
         line = {"round": number, "loss": math.fsum(losses) / len(losses), "clients": round.drawn}
         return line | {"seconds": self.seconds, "bytes_down": state_bytes(self.shared), "bytes_up": round.bytes_up}
-
-    def _diverged(self, round: int, clients: list[int]) -> None:
-        names = ", ".join(self.cohort.fed.names[c] for c in clients[:8]) + (" and more" if len(clients) > 8 else "")
-        raise TrainingError(
-            f"Training diverged in round {round}: the loss or the weights of client(s) {names} are no longer finite. "
-            f"The rounds before are saved, where the run has a folder. {self.cohort.algorithm.remedy}"
-        )
 
     def step(self) -> Line:
         """Run one round and return its line for the history."""
@@ -290,8 +280,9 @@ class Simulation:
         def is_scored(round: int) -> bool:
             return bool(score and eval_every and round % eval_every == 0)
 
-        with closing(run_rounds([self], rounds, lambda round: watched or is_scored(round))) as found:
-            for round, (line,) in ((round, by_run.values()) for round, by_run in found):
+        with closing(run_rounds([self], rounds, lambda round: watched or is_scored(round))) as finished:
+            for round, lines_by_run in finished:
+                line = lines_by_run[0]
                 if isinstance(line, TrainingError):
                     raise line
                 if score and is_scored(round):
@@ -319,24 +310,20 @@ class Simulation:
         """Have process 0 write a round's line and the state after it."""
         changed = self._collect_changed()
         self.cohort.limit.set(self.world.minimum(self.cohort.chunk))
-        now = self.server
-        state = Checkpoint(
-            now.round, now.shared, now.average, {}, self.seconds, self.cohort.chunk, now.velocity, self.compiled
-        )
+        round, shared, average, velocity = self.server
+        state = Checkpoint(round, shared, average, {}, self.seconds, self.cohort.chunk, velocity, self.compiled)
         self.world.on_rank_0(lambda: write(line, state, changed))
 
     def _collect_changed(self) -> dict[int, State]:
         """Return what the clients of the last round keep: in process 0 of all, elsewhere of this process's own."""
         if self.world.size == 1 or not self.kept.needed:
             return self.changed
-        found, like = dict(self.changed), self._kept_like
-        blank = torch.zeros_like(packed(like, like))
-        for place in range(max(map(len, self.shares))):
-            clients = [own[place] if place < len(own) else None for own in self.shares]
-            mine = clients[self.world.rank]
-            rows = self.world.gather(blank if mine is None else packed(self.changed[mine], like))
-            found |= {c: unpacked(row, like) for c, row in zip(clients, rows, strict=False) if c is not None}
-        return found
+        changed, like = dict(self.changed), self._kept_like
+        for clients in zip_longest(*self.shares):  # one of every process at a time
+            client = clients[self.world.rank]
+            rows = self.world.gather(packed(like if client is None else self.changed[client], like))
+            changed |= {c: unpacked(row, like) for c, row in zip(clients, rows, strict=False) if c is not None}
+        return changed
 
 
 @torch.no_grad()
@@ -344,50 +331,44 @@ def start_round(sims: Sequence[Simulation]) -> RoundInFlight:
     """Start one round of several runs, their clients side by side, without waiting for the device."""
     start = time.perf_counter()
     drawn = [sim.draw() for sim in sims]
-    mine = [sim.own_share(clients) for sim, clients in zip(sims, drawn, strict=True)]
-    weights = [sim.weights(clients) for sim, clients in zip(sims, drawn, strict=True)]
-    work = fit_in_memory([sim.cohort for sim in sims], sum(map(len, mine)), partial(_work, sims, mine, weights))
-    updates = [sim.summed(parts) for sim, parts in zip(sims, work, strict=True)]
-    each = [w.losses for parts in work for w in parts]
-    losses = torch.cat(each) if each else sims[0].cohort.network.initial.new_zeros(0)
-    if sims[0].world.size == 1:
-        pending = PendingLosses.of(losses.double())
-    else:
-        (sim,) = sims  # several processes have one run at a time
-        updates[0], numbers = sim.reduce(drawn[0], updates[0], losses)
-        pending = PendingLosses(torch.tensor(numbers, dtype=torch.float64), None)
-    runs = [
-        RunInFlight(sim, sim.server, clients, own, parts, state_bytes(update))
-        for sim, clients, own, parts, update in zip(sims, drawn, mine, work, updates, strict=True)
-    ]
-    for sim, clients, update in zip(sims, drawn, updates, strict=True):
+    shares = [sim.own_share(clients) for sim, clients in zip(sims, drawn, strict=True)]
+    count = sum(len(clients) for clients, _ in shares)
+    work = fit_in_memory([sim.cohort for sim in sims], count, partial(_work, sims, shares))
+    combined = [sim.combine(clients, parts) for sim, clients, parts in zip(sims, drawn, work, strict=True)]
+    losses, copied = torch.cat([losses for _, losses in combined]), None
+    if losses.is_cuda:
+        device, losses = losses.device, losses.to("cpu", non_blocking=True)
+        copied = torch.cuda.current_stream(device).record_event()
+    runs = []
+    for sim, clients, parts, (update, _) in zip(sims, drawn, work, combined, strict=True):
+        runs.append(RunInFlight(sim, sim.server, clients, parts, state_bytes(update)))
         sim.merge(len(clients), update)
-    return RoundInFlight(runs, pending, start)
+    return RoundInFlight(runs, losses, copied, start)
 
 
-def _work(sims: Sequence[Simulation], clients: list[list[int]], weights: list[Tensor], chunk: int) -> list[list[Work]]:
-    """Let clients of every run work, at most `chunk` at a time; return each run's work, which nothing remembers yet."""
-    work: list[list[Work]] = [[] for _ in sims]
-    left = list(weights)
+def _work(sims: Sequence[Simulation], shares: list[tuple[list[int], Tensor]], chunk: int) -> list[list[Work]]:
+    """Let clients of every run work, at most `chunk` at a time; return each run's work, which nothing remembers yet.
+
+    `shares` are every run's clients and their weights.
+    """
     workers = sims[0].cohort.workers
-    parts: list[tuple[dict[int, list[int]], list[Tensor]]] = []
-    for part in chunks(clients, chunk, workers):
-        shares = []
-        for i, own in part.items():
-            share, left[i] = left[i].split([len(own), len(left[i]) - len(own)])
-            shares.append(share)
-        parts.append((part, shares))
+    parts = [*chunks([clients for clients, _ in shares], chunk, workers)]
+    weights = [iter(w.split([len(part[i]) for part in parts if i in part])) for i, (_, w) in enumerate(shares)]
+    jobs = [(part, [next(weights[i]) for i in part]) for part in parts]
 
-    def train(one: tuple[dict[int, list[int]], list[Tensor]]) -> tuple[list[State], State, Tensor]:
-        part, shares = one
-        lanes = Lanes([sims[i].group(own) for i, own in part.items()])
-        kept = join_states([sims[i].kept.get(sims[i].shared, own) for i, own in part.items()])
+    def train(job: tuple[dict[int, list[int]], list[Tensor]]) -> tuple[list[State], State, Tensor]:
+        part, shares = job
+        runs = [(sims[i], clients) for i, clients in part.items()]
+        lanes = Lanes([ClientGroup(sim.cohort, sim.shared, c, sim.round + 1, training=True) for sim, c in runs])
+        kept = join_states([sim.kept.get(sim.shared, clients) for sim, clients in runs])
         return weighted_round(lanes, kept, shares, sims[0].setting.epochs)
 
-    for (part, _), (updates, kept, losses) in zip(parts, map_in_threads(train, parts, workers), strict=True):
-        sizes = [len(own) for own in part.values()]
-        for i, done in zip(part, map(Work, updates, split_state(kept, sizes), losses.split(sizes)), strict=True):
-            work[i].append(done)
+    work: list[list[Work]] = [[] for _ in sims]
+    for part, (updates, kept, losses) in zip(parts, map_in_threads(train, jobs, workers), strict=True):
+        sizes = [len(clients) for clients in part.values()]
+        results = map(Work, part.values(), updates, split_state(kept, sizes), losses.split(sizes))
+        for i, result in zip(part, results, strict=True):
+            work[i].append(result)
     return work
 
 
@@ -398,14 +379,14 @@ def finish_round(
 
     The round's time is counted from `since`, the end of the round before, if that came after its own start.
     """
-    losses = _split(round.losses.wait(), [len(run.drawn) for run in round.runs])
+    losses = round.wait()
     seconds = (time.perf_counter() - max(round.start, since)) / len(round.runs)
     lines: list[Line | TrainingError] = []
-    for run, own in zip(round.runs, losses, strict=True):
+    for run, values in zip(round.runs, losses, strict=True):
         if run.sim in ended:
             continue
         try:
-            lines.append(run.sim.finish(run, own, seconds))
+            lines.append(run.sim.finish(run, values, seconds))
         except TrainingError as error:
             lines.append(error)
     return lines
@@ -485,8 +466,7 @@ def consider_compiling(sims: Sequence[Simulation], times: Sequence[float], round
     if cohort.device.type == "cuda":
         torch.cuda.synchronize(cohort.device)
     for sim in sims:
-        sim.compiled = done + 1
-        sim.cohort.executor.decide(steps)
+        sim.compile_from(done + 1)
     slow = (rounds - done) * compiling.usual_seconds(times)
     note = (
         f"From round {done + 1} on steps are compiled: the {rounds - done} rounds left would take about {slow:.0f} s, "
@@ -494,16 +474,3 @@ def consider_compiling(sims: Sequence[Simulation], times: Sequence[float], round
     )
     log.log(logging.INFO if owns_process() else logging.WARNING, "%s", note)  # the command line prints it
     return note
-
-
-def _split(values: list[Any], sizes: list[int]) -> list[list[Any]]:
-    ends = list(itertools.accumulate(sizes))
-    return [values[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-
-
-def last_ten(history: list[Line], rounds: int, measure: str, final: float | None) -> float | None:
-    """Return the mean of a measure over the evaluations of the last ten rounds, the final one among them."""
-    late = (line.get("eval", {}) for line in history if rounds - 10 < line["round"] < rounds)
-    values = [scores[measure] for scores in late if scores.get(measure) is not None]
-    values += [final] if final is not None else []
-    return math.fsum(values) / len(values) if values else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from ..data import Federation
-from ..engine.rounds import Simulation, last_ten
+from ..engine.rounds import Simulation
 from ..evaluation.measures import main_measure
 from ..evaluation.scoring import Evaluation
 from ..files.sheets import csv_text
@@ -98,3 +99,11 @@ def clients_csv(fed: Federation, final: Evaluation, split: str) -> str:
             for i, name in enumerate(fed.names)
         ),
     )
+
+
+def last_ten(history: list[dict[str, Any]], rounds: int, measure: str, final: float | None) -> float | None:
+    """Return the mean of a measure over the evaluations of the last ten rounds, the final one among them."""
+    late = (line.get("eval", {}) for line in history if rounds - 10 < line["round"] < rounds)
+    values = [scores[measure] for scores in late if scores.get(measure) is not None]
+    values += [final] if final is not None else []
+    return math.fsum(values) / len(values) if values else None

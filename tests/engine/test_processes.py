@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from fedabml import Federation, InputError, prepare
+from fedabml.engine import checkpoint
 from fedabml.engine import processes as distributed
 from fedabml.engine.processes import ALONE, World
 from fedabml.experiments.compare import compare
@@ -70,7 +71,7 @@ def test_clients_are_dealt_evenly_and_all_of_them():
 
 def test_states_travel_as_bits():
     state = {"a": torch.tensor([[1.5, -0.0], [torch.nan, 3]], dtype=torch.float64), "n": torch.tensor(7)}
-    back = distributed.unpacked(distributed.packed(dict(reversed(state.items())), state), state)
+    back = checkpoint.unpacked(checkpoint.packed(dict(reversed(state.items())), state), state)
     assert back.keys() == state.keys() and all(back[k].shape == v.shape for k, v in state.items())
     assert all(
         torch.equal(back[k].reshape(-1).view(torch.uint8), v.reshape(-1).view(torch.uint8)) for k, v in state.items()
@@ -81,7 +82,7 @@ def test_states_travel_as_bits():
 def test_a_fingerprint_sees_one_bit(dtype):
     one = {"a": torch.randn(1000, dtype=dtype), "b": torch.tensor(0.1, dtype=dtype)}
     other = {"a": one["a"].clone(), "b": torch.nextafter(one["b"], torch.tensor(1.0, dtype=dtype))}
-    of = lambda s: distributed.fingerprint(s, dtype, torch.device("cpu")).tolist()
+    of = lambda s: checkpoint.fingerprint(s, dtype, torch.device("cpu")).tolist()
     assert of(one) == of({k: v.clone() for k, v in one.items()}) != of(other)
     assert all(v == int(v) and 0 <= v < 65536 for v in of(one)) and of({}) == [0, 0, 0, 0]
 

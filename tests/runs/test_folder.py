@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 import fedabml
 from fedabml import FedABML, FedAvg, InputError, Local, TrainingError
 from fedabml.engine.checkpoint import Checkpoint
-from fedabml.engine.rounds import Simulation, last_ten
+from fedabml.engine.rounds import Simulation
 from fedabml.files import paths, sealed
 from fedabml.runs.folder import Folder
+from fedabml.runs.summary import last_ten
 
 
 def state(round, value=None):
