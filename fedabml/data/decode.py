@@ -40,19 +40,19 @@ def idx(file: IO[bytes], what: str) -> np.ndarray:
 def mnist(files: Mapping[str, Path]) -> Arrays:
     """Decode MNIST and FashionMNIST: four gzipped IDX files."""
 
-    def part(name: str) -> np.ndarray:
-        with gzip.open(files[name]) as file:
+    def read(name: str) -> np.ndarray:
+        with gzip.open(files[f"{name}-ubyte.gz"]) as file:
             return idx(file, name)  # type: ignore[arg-type]
 
-    x_train, y_train = part("train-images-idx3-ubyte.gz"), part("train-labels-idx1-ubyte.gz")
-    x_test, y_test = part("t10k-images-idx3-ubyte.gz"), part("t10k-labels-idx1-ubyte.gz")
+    x_train, y_train = read("train-images-idx3"), read("train-labels-idx1")
+    x_test, y_test = read("t10k-images-idx3"), read("t10k-labels-idx1")
     return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
 
 
 def emnist(files: Mapping[str, Path]) -> Arrays:
     """Decode a tenth of EMNIST by-class, a fixed draw, split 6:1 inside every class; the images are set upright."""
 
-    def part(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    def read(name: str) -> np.ndarray:
         member = f"gzip/emnist-byclass-{name}-ubyte.gz"
         try:
             with archive.open(member) as packed, gzip.open(packed) as file:
@@ -61,23 +61,23 @@ def emnist(files: Mapping[str, Path]) -> Arrays:
             raise InputError(f"gzip.zip has no {member}.") from error
 
     with zipfile.ZipFile(files["gzip.zip"]) as archive:
-        y = np.concatenate([part(archive, "train-labels-idx1"), part(archive, "test-labels-idx1")])
+        y = np.concatenate([read("train-labels-idx1"), read("test-labels-idx1")])
         tenth = np.sort(shuffled(len(y), generator(0, EMNIST))[: len(y) // 10])
-        train = part(archive, "train-images-idx3")
-        own = tenth[tenth < len(train)]
-        x = train[own], part(archive, "test-images-idx3")[tenth[len(own) :] - len(train)]
-    return split_by_class(np.concatenate(x).transpose(0, 2, 1), y[tenth], every=7)
+        train = read("train-images-idx3")
+        first = tenth[tenth < len(train)]
+        x = np.concatenate([train[first], read("test-images-idx3")[tenth[len(first) :] - len(train)]])
+    x, y = x.transpose(0, 2, 1), y[tenth]
+    test = rank_in_class(y, np.random.default_rng(0).permutation(len(y))) % 7 == 6
+    return {"x_train": x[~test], "y_train": y[~test], "x_test": x[test], "y_test": y[test]}
 
 
-def split_by_class(x: np.ndarray, y: np.ndarray, every: int) -> Arrays:
-    """Make every `every`-th sample of each class, in a fixed random order, a test sample."""
-    order = np.random.default_rng(0).permutation(len(y))
+def rank_in_class(y: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Return the rank [n] of every sample among those of its class, if they stand in this order of sample numbers."""
     rank = np.empty(len(y), np.int64)
     for c in np.unique(y):
-        own = order[y[order] == c]
-        rank[own] = np.arange(len(own))
-    test = rank % every == every - 1
-    return {"x_train": x[~test], "y_train": y[~test], "x_test": x[test], "y_test": y[test]}
+        samples = order[y[order] == c]
+        rank[samples] = np.arange(len(samples))
+    return rank
 
 
 def cifar10(files: Mapping[str, Path]) -> Arrays:

@@ -23,15 +23,15 @@ CLIENT_KEYS = ("x_train", "y_train", "x_test", "y_test")
 # What zipfile, zlib and numpy raise for damaged bytes; numpy reads a header with Python's own tokenizer and parser, and
 # warns of some, which may be an error where warnings are.
 _DAMAGE = (
-    *(ValueError, EOFError, LookupError, TypeError, OverflowError, MemoryError, RecursionError, SyntaxError),
-    *(zlib.error, NotImplementedError, RuntimeError, struct.error, tokenize.TokenError, Warning),
+    *(ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError, RuntimeError, SyntaxError, Warning),
+    *(zlib.error, struct.error, tokenize.TokenError),
 )
 
 
 def data_dir(given: str | os.PathLike[str] | None = None) -> Path:
     """Return the folder of datasets: the one given, else $FEDABML_DATA, else ~/.cache/fedabml/data."""
-    named = given or os.environ.get("FEDABML_DATA") or "~/.cache/fedabml/data"
-    return Path(os.path.expanduser(named))  # noqa: PTH111  pathlib's raises where there is no such home
+    folder = given or os.environ.get("FEDABML_DATA") or "~/.cache/fedabml/data"
+    return Path(os.path.expanduser(folder))  # noqa: PTH111  pathlib's raises where there is no such home
 
 
 def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -61,10 +61,8 @@ def _array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.
     name = member.filename
     if not name.endswith(".npy"):
         raise InputError(f"{path} holds '{name}', which is no array. Write the file with numpy.savez.")
-    if member.flag_bits & 1:
-        raise InputError(f"{path} has an encrypted entry, '{name}', or is damaged. Write it with numpy.savez.")
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise InputError(f"{path} packs '{name}' in a way that numpy does not. Write it with numpy.savez.")
+    if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise InputError(f"{path} packs '{name}' as numpy does not, or it is encrypted. Write it with numpy.savez.")
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -103,17 +101,16 @@ def read_client(path: str | os.PathLike[str], *, labels: bool = True) -> dict[st
 
     With `labels=False` a file of inputs alone will do, as for prediction.
     """
-    found = read_npz(path)
-    for key in found:
+    content = read_npz(path)
+    for key in content:
         if key not in (*CLIENT_KEYS, "x", "y"):
             raise InputError(f"{path} holds '{key}', which no client's file has.{nearest(key, CLIENT_KEYS)}")
-        if f"{key}_train" in found:
+        if f"{key}_train" in content:
             raise InputError(f"{path} holds both {key} and {key}_train, which mean the same. Keep one of them.")
-    arrays = {{"x": "x_train", "y": "y_train"}.get(key, key): value for key, value in found.items()}
-    needed = {"x_train"} | ({"y_train"} if labels else set())
-    needed |= {f"y{key[1:]}" for key in arrays if labels and key[0] == "x"}
-    needed |= {f"x{key[1:]}" for key in arrays if key[0] == "y"}
-    if missing := sorted(needed - arrays.keys()):
+    arrays = {{"x": "x_train", "y": "y_train"}.get(key, key): value for key, value in content.items()}
+    needed = {"x_train", "y_train"} | {f"{letter}{key[1:]}" for key in arrays for letter in "xy"}
+    missing = [key for key in sorted(needed - arrays.keys()) if labels or key[0] == "x"]
+    if missing:
         raise InputError(
             f"{path} lacks {' and '.join(missing)}. A client's file holds x_train and y_train (or x and y), "
             f"and x_test and y_test if there are test data."

@@ -15,8 +15,10 @@ import numpy as np
 from ..arguments import checks_arguments
 from ..errors import InputError, nearest, short
 from ..files.paths import write_aside
+from . import decode
 from .arrays import channels_first
 from .catalogue import EMBEDDED, SOURCES, Source
+from .decode import rank_in_class
 from .files import CLIENT_KEYS, data_dir, read_npz
 
 if TYPE_CHECKING:
@@ -76,8 +78,8 @@ def load(
                 f"folder that has it. Or put {', '.join(remote.name for remote in source.files)} from "
                 f"{source.files[0].bases[0]} into {_raw(path)}."
             ) from error
-    found = _checked(name, source, path)
-    return _halved(found) if name == "digits-few" else found
+    dataset = _checked(name, source, path)
+    return _halved(dataset) if name == "digits-few" else dataset
 
 
 def location(name: str, folder: str | os.PathLike[str] | None = None) -> Path:
@@ -108,19 +110,15 @@ def _source(name: str) -> Source:
     return SOURCES[name]
 
 
-def _halved(whole: Dataset) -> Dataset:
+def _halved(full: Dataset) -> Dataset:
     """Return the same samples with every second training sample of each class in the test split."""
-    place = np.empty(len(whole.y_train), np.int64)
-    for c in range(whole.classes):
-        own = np.flatnonzero(whole.y_train == c)
-        place[own] = np.arange(len(own))
-    kept = place % 2 == 0
+    kept = rank_in_class(full.y_train, np.arange(len(full.y_train))) % 2 == 0
     return replace(
-        whole,
-        x_train=whole.x_train[kept],
-        y_train=whole.y_train[kept],
-        x_test=np.concatenate([whole.x_test, whole.x_train[~kept]]),
-        y_test=np.concatenate([whole.y_test, whole.y_train[~kept]]),
+        full,
+        x_train=full.x_train[kept],
+        y_train=full.y_train[kept],
+        x_test=np.concatenate([full.x_test, full.x_train[~kept]]),
+        y_test=np.concatenate([full.y_test, full.y_train[~kept]]),
     )
 
 
@@ -131,7 +129,6 @@ def _raw(path: Path) -> Path:
 
 def _get(source: Source, path: Path, offline: bool, progress: Progress | None) -> None:
     """Download the official files, decode them, and write NAME.npz. Files that are there already are used."""
-    from . import decode
     from .download import digest, download
 
     files = {remote.name: _raw(path) / remote.name for remote in source.files}
@@ -154,25 +151,24 @@ def _checked(name: str, source: Source, path: Path) -> Dataset:
     remedy = f"Delete {path}, then run `fedabml data get {name}`." if source.files else "Install fedabml again."
     try:
         arrays = read_npz(path)
+        if not source.train:
+            empty = {"x_train": np.empty((0, *source.shape), np.uint8), "y_train": np.empty(0, np.uint8)}
+            arrays = empty | arrays
+        for key in CLIENT_KEYS:
+            if key not in arrays:
+                raise InputError(f"{path} lacks {key}, so it is not the dataset {name}.")
+        for split in ("train", "test"):
+            x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
+            if x.dtype != np.uint8 or x.shape[1:] != source.shape:
+                raise InputError(
+                    f"{path}: x_{split} is {x.dtype} of shape {list(x.shape)}; {name} has uint8 images of "
+                    f"{source.shape}."
+                )
+            if y.dtype.kind not in "ui" or y.shape != x.shape[:1]:
+                raise InputError(f"{path}: y_{split} does not hold one class number for each image of x_{split}.")
+            if len(y) and not 0 <= int(y.min()) <= int(y.max()) < source.classes:
+                raise InputError(f"{path}: y_{split} goes beyond the {source.classes} classes of {name}.")
     except InputError as error:
         raise InputError(f"{error} {remedy}") from error
-    if not source.train:
-        arrays.setdefault("x_train", np.empty((0, *source.shape), np.uint8))
-        arrays.setdefault("y_train", np.empty(0, np.uint8))
-    for key in CLIENT_KEYS:
-        if key not in arrays:
-            raise InputError(f"{path} lacks {key}, so it is not the dataset {name}. {remedy}")
-    for split in ("train", "test"):
-        x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
-        if x.dtype != np.uint8 or x.shape[1:] != source.shape:
-            raise InputError(
-                f"{path}: x_{split} is {x.dtype} of shape {list(x.shape)}; {name} has uint8 images of "
-                f"{source.shape}. {remedy}"
-            )
-        if y.dtype.kind not in "ui" or y.shape != x.shape[:1]:
-            raise InputError(f"{path}: y_{split} does not hold one class number for each image of x_{split}. {remedy}")
-        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < source.classes:
-            raise InputError(f"{path}: y_{split} goes beyond the {source.classes} classes of {name}. {remedy}")
-    return Dataset(
-        name, **{key: arrays[key] for key in CLIENT_KEYS}, classes=source.classes, class_names=source.class_names
-    )
+    images = {key: arrays[key] for key in CLIENT_KEYS}
+    return Dataset(name, **images, classes=source.classes, class_names=source.class_names)
