@@ -152,13 +152,13 @@ def show(found: Comparison, out: Path) -> None:
     """Print the table, its explanation, the clients that are harmed, and the files."""
     from ..experiments.comparison_tables import described, explained, grid, harm_grid
 
-    forms = [(False, True), (True, True), (True, False)]  # brief or not, with the column behind or not: what fits
-    brief, behind = next((form for form in forms if width(*grid(found, *form)) <= console().width), forms[-1])
-    table(*grid(found, brief, behind), title=described(found), numbers=True)
-    for line in explained(found, behind):
+    forms = [(False, True), (True, True), (True, False)]  # brief or not, with the column "behind" or not: what fits
+    brief, lead = next((form for form in forms if width(*grid(found, *form)) <= console().width), forms[-1])
+    table(*grid(found, brief, lead), title=described(found), numbers=True)
+    for line in explained(found, lead):
         print_paragraph(line)
     if brief:
-        more = "" if behind else ", and the differences to the best,"
+        more = "" if lead else ", and the differences to the best,"
         print_paragraph(f"The other measures' intervals{more} are in table.md.")
     print_line()
     head, rows = harm_grid(found)

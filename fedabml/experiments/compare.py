@@ -12,9 +12,8 @@ clients.csv and report.html. A finished run is never run again.
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +26,13 @@ from ..files.paths import write
 from ..files.sealed import read_json, write_json
 from ..report import save_heat_map
 from ..runs.config import RunConfig, Table, names, stored
-from ..runs.request import command, flags
+from ..runs.request import command, describe, differences, flags, resume_command
 from .cell import MACHINE, Cell, Result, along
 from .comparison_page import render
 from .comparison_tables import TABLE, write_all
 from .ledger import Ledger
 from .ranking import Comparison, make
-from .request import begun, read
+from .request import begun, read, real_paths, refuse_changes
 from .runner import SILENT, Callbacks, execute
 
 if TYPE_CHECKING:
@@ -42,8 +41,10 @@ if TYPE_CHECKING:
 
 REQUEST, CELLS = "comparison.json", "cells.jsonl"
 MANIFEST, PICTURE = "manifest-{}.json", "partition-{}.svg"  # of the first seed's data
-# Keys of a run that a comparison decides itself.
-OWN = ("algorithm", "seed", "evaluate", "eval_clients", "eval_all")
+# Keys of a run that a comparison decides itself, and how a user chooses them instead.
+OWN = {"algorithm": "use --algorithms instead.", "seed": "use --seeds instead."}
+OWN |= dict.fromkeys(("evaluate", "eval_clients", "eval_all"), "every client is scored at the end.")
+FREE = {*MACHINE} - {"eval_every"}  # keys of the setting that a resumed comparison may change
 MANY_SEEDS = 10_000
 # Which default step sizes a comparison's rows rely on. Those written without it have other ones than today's.
 DEFAULTS, FORMER = 2, {"lr": 0.03, "personal_lr": "none"}
@@ -59,9 +60,7 @@ def configs(algorithms: Sequence[str], *layers: Mapping[str, Any], overrides: Ma
     overrides, known = overrides or {}, names("algorithm")
     for name in overrides:
         if name in OWN:
-            flag = {"algorithm": "--algorithms", "seed": "--seeds"}.get(name)
-            why = f"use {flag} instead." if flag else "every client is scored at the end."
-            raise InputError(f"--set {name}=… is not accepted here: {why}")
+            raise InputError(f"--set {name}=… is not accepted here: {OWN[name]}")
         if name in known and name not in algorithms:
             raise InputError(
                 f"--set {name}.… is for {name}, which is not among the named algorithms.{nearest(name, algorithms)}"
@@ -70,24 +69,12 @@ def configs(algorithms: Sequence[str], *layers: Mapping[str, Any], overrides: Ma
     twice = next((name for i, name in enumerate(algorithms) if name in algorithms[:i]), None)
     if twice is not None:
         raise InputError(f"The algorithm '{twice}' is named twice.")
-    return {
-        name: RunConfig.of(
-            *({k: v for k, v in layer.items() if k not in OWN} for layer in layers),
-            {"algorithm": name},
-            overrides={k: v for k, v in overrides.items() if k not in known or k == name},
-        )
-        for name in algorithms
-    }
-
-
-def whole_seeds(seeds: Sequence[int]) -> None:
-    """Refuse seeds that are negative, too large, given twice, or too many."""
-    if len(seeds) > MANY_SEEDS:
-        raise InputError(f"{len(seeds)} seeds are more than {MANY_SEEDS:,}, the most that an experiment takes.")
-    if max(seeds) > MOST:
-        raise InputError(f"A seed is at most {MOST}.")
-    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise InputError(f"Seeds are whole numbers of at least 0, each once; they are {_list(seeds)}.")
+    common = [{k: v for k, v in layer.items() if k not in OWN} for layer in layers]
+    rows = {}
+    for name in algorithms:
+        own = {k: v for k, v in overrides.items() if k not in known or k == name}
+        rows[name] = RunConfig.of(*common, {"algorithm": name}, overrides=own)
+    return rows
 
 
 def _check_key(name: str, algorithms: Sequence[str]) -> None:
@@ -100,6 +87,23 @@ def _check_key(name: str, algorithms: Sequence[str]) -> None:
     if owners:
         several = f"; {', '.join(owners)} have it" if len(owners) > 1 else ""
         raise InputError(f"'{name}' is a hyperparameter: name its algorithm, such as {owners[0]}.{name}=…{several}.")
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Refuse seeds that are negative, too large, given twice, or too many."""
+    if len(seeds) > MANY_SEEDS:
+        raise InputError(f"{len(seeds)} seeds are more than {MANY_SEEDS:,}, the most that an experiment takes.")
+    if max(seeds) > MOST:
+        raise InputError(f"A seed is at most {MOST}.")
+    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise InputError(f"Seeds are whole numbers of at least 0, each once; they are {', '.join(map(str, seeds))}.")
+
+
+def seeds_flag(seeds: Sequence[int]) -> str:
+    """Return seeds as --seeds takes them: how many, or which."""
+    if list(seeds) == list(range(len(seeds))):
+        return str(len(seeds))
+    return ",".join(map(str, seeds)) + ("," if len(seeds) == 1 else "")
 
 
 @dataclass(frozen=True)
@@ -117,17 +121,18 @@ class Request:
             seeds = range(seeds)
         if not rows or not seeds:
             raise InputError(f"Nothing to compare: there is no {'seed' if rows else 'algorithm'}.")
-        whole_seeds(seeds)
-        settled = {label: _settled(config) for label, config in rows.items()}
-        first = next(iter(settled))
-        whole(settled[first].eval_every, "eval_every", 0)
-        for label, config in settled.items():
+        check_seeds(seeds)
+        request = cls({label: _settled(config) for label, config in rows.items()}, tuple(seeds))
+        first, setting = next(iter(rows)), request.setting
+        whole(setting.eval_every, "eval_every", 0)
+        for label, config in request.rows.items():
             config.algorithm_object()  # its hyperparameters are checked before anything else is done
-            differ = _differ(settled[first], config.with_changes(**_of(settled[first])))
+            other = config.with_changes(algorithm=setting.algorithm, hyper=setting.hyper)
+            differ = {key: pair for key, pair in setting.differences(other).items() if key not in FREE}
             if differ:
-                words = "; ".join(f"{key} = {a} and {b}" for key, (a, b) in differ.items())
-                raise InputError(f"'{first}' and '{label}' are of different settings, so they do not compare: {words}.")
-        return cls(settled, tuple(seeds))
+                keys = "; ".join(f"{key} = {a} and {b}" for key, (a, b) in differ.items())
+                raise InputError(f"'{first}' and '{label}' are of different settings, so they do not compare: {keys}.")
+        return request
 
     @property
     def setting(self) -> RunConfig:
@@ -139,13 +144,13 @@ class Request:
         """Whether the clients are the same with every seed."""
         return self.setting.data is not None or self.setting.partition_seed is not None
 
-    def cells(self, but: Sequence[str] = ()) -> list[Cell]:
-        """Return the runs of all rows but some, the first seed's before the second's."""
+    def cells(self, refused: Collection[str] = ()) -> list[Cell]:
+        """Return the runs of all rows but those that are `refused`, the first seed's before the second's."""
         return [
             Cell(label, config.with_changes(seed=seed), curve=along(config.eval_every, config.rounds))
             for seed in self.seeds
             for label, config in self.rows.items()
-            if label not in but
+            if label not in refused
         ]
 
     def command(self, out: Path) -> str:
@@ -158,12 +163,10 @@ class Request:
     # -- on disk ----------------------------------------------------------------------------------------------------
     def to_dict(self) -> Table:
         """Return the request as comparison.json keeps it."""
-        shared = {k: v for k, v in self.setting.to_dict(everything=True).items() if k not in (*OWN, *self._tables())}
+        own = {*OWN, self.setting.algorithm}
+        shared = {k: v for k, v in self.setting.to_dict(everything=True).items() if k not in own}
         rows = {label: {"algorithm": c.algorithm, "hyper": dict(c.hyper)} for label, c in self.rows.items()}
         return {"setting": shared, "rows": rows, "seeds": list(self.seeds), "defaults": DEFAULTS}
-
-    def _tables(self) -> set[str]:
-        return {config.algorithm for config in self.rows.values()}
 
     @classmethod
     def read(cls, out: Path) -> Request:
@@ -175,46 +178,47 @@ class Request:
                 name = row["algorithm"]
                 rows[label] = RunConfig.of(setting, {"algorithm": name, name: row["hyper"]})
             former = "defaults" not in content
-            return cls(_as_before(rows) if former else rows, tuple(content["seeds"]), former)
+            return cls(_with_former_defaults(rows) if former else rows, tuple(content["seeds"]), former)
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"'{out / REQUEST}' is not a comparison's ({error!r}). Give another folder with --out."
             ) from error
 
-    def joined(self, old: Request, out: Path, resume: bool) -> Request:
-        """Return this request joined to the folder's; both must have one setting.
+    def joined(self, saved: Request, out: Path, resume: bool) -> Request:
+        """Return this request joined to the one that a folder was made for; both must have one setting.
 
         Other rows or seeds are accepted only with `resume`. Rows that are added to a comparison with earlier defaults
         have these defaults, too.
         """
-        rows = _as_before(self.rows) if old.former else self.rows
-        there, here = next(iter(old.rows.values())), next(iter(rows.values()))
-        differ = _differ(there.with_changes(**_of(here)), here)
-        for label, config in rows.items():
-            if label in old.rows:
-                differ |= _differ(old.rows[label], config)
-        if differ:
-            words = "; ".join(f"{key} = {a}, this one {b}" for key, (a, b) in differ.items())
+        rows = _with_former_defaults(self.rows) if saved.former else self.rows
+        pair = saved, replace(self, rows=rows)
+        common = rows.keys() & saved.rows.keys()
+        was, now = (r.to_dict()["setting"] | {"rows": {k: _row(r.rows[k]) for k in common}} for r in pair)
+        refuse_changes(out, "compare", was, now, FREE)
+        changes = differences(*({"algorithms": sorted(r.rows), "seeds": sorted(r.seeds)} for r in pair))
+        if changes and not resume:
             raise InputError(
-                f"The comparison in '{out}' has {words}. Request the same, or give another folder with --out."
+                f"The comparison in '{out}' has other rows or seeds: {describe(changes)}. Extend it with --resume: the "
+                "table then has both. Or give another folder with --out."
             )
-        others = {
-            "algorithms": (", ".join(old.rows), ", ".join(self.rows), set(old.rows) != set(self.rows)),
-            "seeds": (_list(old.seeds), _list(self.seeds), set(old.seeds) != set(self.seeds)),
-        }
-        words = "; ".join(f"{key} {a}, this one {b}" for key, (a, b, other) in others.items() if other)
-        if words and not resume:
-            raise InputError(
-                f"The comparison in '{out}' has {words}. Extend it with --resume: the table then has both. Or give "
-                "another folder with --out."
-            )
-        return Request({**old.rows, **rows}, tuple(sorted({*old.seeds, *self.seeds})))
+        return Request({**saved.rows, **rows}, tuple(sorted({*saved.seeds, *self.seeds})))
 
 
-def _as_before(rows: Mapping[str, RunConfig]) -> Rows:
+def _row(config: RunConfig) -> Table:
+    return {"algorithm": config.algorithm, **config.hyper}
+
+
+def _with_former_defaults(rows: Mapping[str, RunConfig]) -> Rows:
     """Return the rows with the default step sizes of earlier versions, where they set no others."""
-    before = {label: FORMER | FORMER_OWN.get(config.algorithm, {}) for label, config in rows.items()}
-    return {label: config.with_changes(hyper=before[label] | config.hyper) for label, config in rows.items()}
+    former = {label: FORMER | FORMER_OWN.get(config.algorithm, {}) for label, config in rows.items()}
+    return {label: config.with_changes(hyper=former[label] | config.hyper) for label, config in rows.items()}
+
+
+def _settled(config: RunConfig) -> RunConfig:
+    """Return a row's configuration with lr among the hyperparameters, and with paths that hold from every folder."""
+    hyper = dict(config.hyper) if config.lr is None else {"lr": config.lr, **config.hyper}
+    scored = {"evaluate": True, "eval_clients": None, "eval_all": True}
+    return config.with_changes(hyper=hyper, lr=None, seed=0, **scored, **real_paths(config))
 
 
 @borrowed()
@@ -248,8 +252,8 @@ def compare(
         write_json(folder / MANIFEST.format(request.seeds[0]), fed.manifest_rows(rows=False), indent=None)
         save_heat_map(fed, folder / PICTURE.format(request.seeds[0]))
     write_json(folder / REQUEST, request.to_dict() | {"command": command})
-    execute(request.cells(list(refused)), ledger, callbacks)
-    found = _found(request, ledger, refused)
+    execute(request.cells(refused), ledger, callbacks)
+    found = _ranked(request, ledger, refused)
     write_all(found, folder, command)
     drawn = render(found, command, manifest=_manifest(request, folder))
     if drawn:
@@ -260,15 +264,14 @@ def compare(
 def page(folder: Path, title: str | None = None) -> str:
     """Return the page of a finished comparison, drawn from its cells: nothing is run, and no data are needed."""
     request, ledger, refused = Request.read(folder), Ledger(folder / CELLS), _recorded_refusals(folder / TABLE)
-    cells = request.cells(list(refused))
+    cells = request.cells(refused)
     missing = [cell for cell in cells if cell not in ledger]
     if missing:
         raise InputError(
             f"The comparison in '{folder}' is not finished: {len(missing)} of {len(cells)} runs are missing, or are of "
-            f"other defaults. Resume it: fedabml compare --resume --out {shlex.quote(str(folder))}"
+            f"other defaults. Resume it: {resume_command('compare', folder)}"
         )
-    found = _found(request, ledger, refused)
-    drawn = render(found, request.command(folder), title, _manifest(request, folder))
+    drawn = render(_ranked(request, ledger, refused), request.command(folder), title, _manifest(request, folder))
     if not drawn:
         raise InputError(f"The comparison in '{folder}' has no page: fewer than two of its rows have numbers.")
     return drawn
@@ -289,43 +292,33 @@ def _recorded_refusals(path: Path) -> dict[str, str]:
         raise InputError(f"'{path}' is not a comparison's ({error!r}). Remove it and resume the comparison.") from error
 
 
-def _found(request: Request, ledger: Ledger, refused: Mapping[str, str]) -> Comparison:
-    """Return the comparison of a request whose cells are finished."""
-    results = {(cell.label, cell.config.seed): ledger[cell] for cell in request.cells(list(refused))}
-    _check_data(results)
-    people = {seed: _people(seed, results) for seed in request.seeds}
-    return make(request.rows, results, refused, people, request.same_clients)
-
-
 def _refused(
-    request: Request, ledger: Ledger, progress: Progress | None
+    request: Request, ledger: Ledger, download: Progress | None
 ) -> tuple[dict[str, str], list[str], Federation | None]:
     """Return the rows that cannot run with the reason, found before anything runs; notes; and the first seed's data.
 
     The data are `None` where nothing is left to run with the first seed.
     """
     todo = [cell for cell in request.cells() if cell not in ledger]
-    todo = [cell for cell in todo if cell.config.seed == todo[0].config.seed]
     if not todo:
         return {}, [], None
     from ..evaluation.scoring import check_rows
     from ..runs.prepare import prepare, resolve_split
 
     first = todo[0].config
-    fed = first.federation(progress)
+    fed = first.federation(download)
     check_rows(fed, resolve_split(fed, "auto"))
-    for result in ledger.results.values():
-        if result.seed == first.seed and result.facts["partition_hash"] != fed.hash:
-            raise _changed(first.seed)
+    _check_data([result for result in ledger.results.values() if result.seed == first.seed], {first.seed: fed.hash})
     refused: dict[str, str] = {}
     notes: dict[str, None] = {}
     for cell in todo:
-        config = cell.config
-        try:
-            setup = prepare(fed, config.model, config.algorithm_object(), **config.train_options(fed))
-            notes |= dict.fromkeys(setup.notes)
-        except InputError as error:
-            refused[cell.label] = str(error)
+        if cell.config.seed == first.seed:
+            try:
+                algorithm = cell.config.algorithm_object()
+                setup = prepare(fed, first.model, algorithm, **cell.config.train_options(fed))
+                notes |= dict.fromkeys(setup.notes)
+            except InputError as error:
+                refused[cell.label] = str(error)
     if len(refused) == len(request.rows):  # not the algorithms are wrong, but the setting
         raise InputError(next(iter(refused.values())))
     for reason in dict.fromkeys(refused.values()):
@@ -333,56 +326,18 @@ def _refused(
     return refused, list(notes), fed if first.seed == request.seeds[0] else None
 
 
-def _check_data(results: Mapping[tuple[str, int], Result]) -> None:
-    """Refuse rows of a seed that had different data: their clients do not pair."""
-    seen: dict[int, str] = {}
-    for (_, seed), result in results.items():
-        if seen.setdefault(seed, result.facts["partition_hash"]) != result.facts["partition_hash"]:
-            raise _changed(seed)
+def _ranked(request: Request, ledger: Ledger, refused: Mapping[str, str]) -> Comparison:
+    """Return the comparison of a request whose cells are finished."""
+    results = {(cell.label, cell.config.seed): ledger[cell] for cell in request.cells(refused)}
+    _check_data(results.values(), {})
+    return make(request.rows, results, refused, request.seeds, request.same_clients)
 
 
-def _changed(seed: int) -> InputError:
-    return InputError(
-        f"The data have changed since some runs of seed {seed} were finished: their hash is another. Restore the data, "
-        "or compare anew in another folder."
-    )
-
-
-def _people(seed: int, results: Mapping[tuple[str, int], Result]) -> Sequence[str]:
-    """Return the names of a seed's clients."""
-    own = [result for (_, s), result in results.items() if s == seed]
-    names = next((result.facts["names"] for result in own if "names" in result.facts), None)
-    if names is not None:
-        return names
-    scores = (score for result in own for score in result.scores)
-    count = next((len(column) for score in scores for column in score.clients.values()), 0)
-    return [f"client-{i}" for i in range(count)]
-
-
-def _settled(config: RunConfig) -> RunConfig:
-    """Return a row's configuration with lr among the hyperparameters, and with paths that hold from every folder."""
-    paths = {k: os.path.realpath(v) for k in ("data", "pretrained") if (v := getattr(config, k))}
-    hyper = dict(config.hyper) if config.lr is None else {"lr": config.lr, **config.hyper}
-    return config.with_changes(hyper=hyper, lr=None, seed=0, evaluate=True, eval_clients=None, eval_all=True, **paths)
-
-
-def _of(config: RunConfig) -> Table:
-    """Return the keys that rows may differ in."""
-    return {"algorithm": config.algorithm, "hyper": config.hyper}
-
-
-def _differ(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the keys that decide results, or curves, in which two configurations differ, with both values."""
-    found = {key: pair for key, pair in a.differences(b).items() if key not in MACHINE or key == "eval_every"}
-    return {key: tuple("unset" if v is None else v for v in pair) for key, pair in found.items()}  # type: ignore[misc]
-
-
-def _list(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds))
-
-
-def seeds_flag(seeds: Sequence[int]) -> str:
-    """Return seeds as --seeds takes them: how many, or which."""
-    if list(seeds) == list(range(len(seeds))):
-        return str(len(seeds))
-    return ",".join(map(str, seeds)) + ("," if len(seeds) == 1 else "")
+def _check_data(results: Iterable[Result], hashes: dict[int, str]) -> None:
+    """Refuse results of a seed that had different data: their clients do not pair. `hashes` are known ones by seed."""
+    for result in results:
+        if hashes.setdefault(result.seed, digest := result.facts["partition_hash"]) != digest:
+            raise InputError(
+                f"The data have changed since some runs of seed {result.seed} were finished: their hash is another. "
+                "Restore the data, or compare anew in another folder."
+            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 from ..report import page
 from ..report.canvas import PAGE, Axis
 from ..report.charts import Series, scatter
-from ..report.page import Cell, Figure, Section
+from ..report.page import Figure, Section
 from ..report.read import Client, Run
 from ..report.run_page import render as render_runs
 from ..runs.config import Table
-from .comparison_tables import explained, grid, harm_grid, titled
+from .comparison_tables import Rows, cells, explained, harm_cells, titled
 from .ranking import Comparison, Row
 
 
@@ -47,51 +46,34 @@ def run_of(found: Comparison, row: Row, command: str = "") -> Run:
     for seed in found.seeds:
         columns = {name: v for name in measures if (v := found.values(row.label, seed, name)) is not None}
         counts = found.counts.get(seed)
-        for i, name in enumerate(found.people[seed] if columns else ()):
+        for i, name in enumerate(found.client_names[seed] if columns else ()):
             values = {key: None if v[i] != v[i] else float(v[i]) for key, v in columns.items()}
             values |= {} if counts is None else {rows: float(counts[i])}
             clients.append(Client(f"{seed}.{i}", f"{name}, seed {seed}" if len(found.seeds) > 1 else name, values))
     summary: dict[str, Any] = {key: mean for key, (mean, _) in row.scores.items()}
     summary |= {"task": found.task, "split": found.split, "seconds": row.seconds, "bytes_up": row.traffic}
     summary["reliability"] = found.reliability(row.label)
-    people = {len(names) for names in found.people.values()}
+    sizes = {len(names) for names in found.client_names.values()}
     about: dict[str, Any] = {"dataset": Path(config.data).name if config.data else config.dataset or "digits"}
-    about |= {"command": command} | ({"clients": people.pop()} if len(people) == 1 else {})
+    about |= {"command": command} | ({"clients": sizes.pop()} if len(sizes) == 1 else {})
     settings = {k: v for k, v in config.relevant().items() if k not in ("dataset", "clients", "seed")} | about
     return Run(Path(row.label), settings, summary, found.curve(row.label), clients, name=row.label)
 
 
 def _summary(found: Comparison, scored: list[Row]) -> list[Section]:
     """Return the table with its notes, the intervals of the means, and the clients that are harmed."""
-    places = {row.label: i for i, row in enumerate(scored)}
-    head, cells = grid(found, behind=True)
-    rows = []
-    for row, texts in zip(found.rows, cells, strict=True):
-        means = [row.scores.get(c.key, (None,))[0] for c in found.columns]
-        values = [*means, row.traffic, row.seconds, row.harm.share if row.harm else None]
-        if "behind" in head:
-            values.insert(head.index("behind") - 1, row.behind.mean if row.behind else None)
-        rows.append(_line(places.get(row.label), texts, values, row.best))
-    sections = [Section(tables=[page.Table(head, rows)], notes=explained(found, behind=True))]
+    runs = {row.label: i for i, row in enumerate(scored)}  # the legend's entries
+
+    def table(head: list[str], rows: Rows) -> page.Table:
+        return page.Table(head, [page.Row(row, run=runs.get(row[0].text)) for row in rows])
+
+    sections = [Section(tables=[table(*cells(found, lead=True))], notes=explained(found, lead=True))]
     if len(found.seeds) > 1:
         sections.append(Section("How sure the means are", figures=[_intervals(found, scored)]))
-    harms = [row.harm for row in found.rows if row.harm]
-    if harms:
-        head, cells = harm_grid(found)
-        rows = [
-            _line(places[texts[0]], texts, [harm.worse, harm.equal, harm.better, harm.loss, None])
-            for harm, texts in zip(harms, cells, strict=True)
-        ]
-        sections.append(Section("Clients against Local only", tables=[page.Table(head, rows)]))
+    head, rows = harm_cells(found)
+    if rows:
+        sections.append(Section("Clients against Local only", tables=[table(head, rows)]))
     return sections
-
-
-def _line(place: int | None, texts: list[str], values: Sequence[float | None], best: bool = False) -> page.Row:
-    """Return a table's row: what is shown, and the numbers it is sorted by; `place` is its legend entry."""
-    cells = [Cell(texts[0])]
-    for i, (word, value) in enumerate(zip(texts[1:], values, strict=False)):
-        cells.append(Cell(word, value, best=best and not i))
-    return page.Row(cells, run=place)
 
 
 def _intervals(found: Comparison, scored: list[Row]) -> Figure:

@@ -23,8 +23,6 @@ from .statistics import Paired, holm, interval, mean, paired
 LEVEL = 0.05  # of the tests
 LOCAL = "local"  # the algorithm that harm is measured against
 WORST = 10  # the number of clients with the largest losses that are listed
-
-
 WORST_TENTH = "accuracy_worst_decile"
 
 
@@ -59,19 +57,19 @@ class Row:
 
     label: str
     config: RunConfig
+    refused: str | None = None
+    diverged: dict[int, str] = field(default_factory=dict)  # by seed, the error
     scores: dict[str, tuple[float, float | None]] = field(default_factory=dict)  # by measure: mean, half interval
     traffic: float | None = None  # bytes up and down, per client and round
     seconds: float | None = None
-    refused: str | None = None
-    diverged: dict[int, str] = field(default_factory=dict)  # by seed, the error
     best: bool = False
-    behind: Paired | None = None  # the best's lead over this row
+    lead: Paired | None = None  # the best row's lead over this one
     p: float | None = None  # of that lead, corrected for the number of rivals
     harm: Harm | None = None
 
     @property
-    def alike(self) -> bool:
-        """Whether it is not significantly different from the best."""
+    def not_significant(self) -> bool:
+        """Whether the row is not significantly different from the best."""
         return self.p is not None and self.p >= LEVEL
 
 
@@ -84,16 +82,25 @@ class Comparison:
     task: str
     split: str
     results: Mapping[tuple[str, int], Result]
-    people: Mapping[int, Sequence[str]]  # by seed, the names of the clients
-    same_clients: bool
+    same_clients: bool  # whether they are the same with every seed
+
+    def finished(self, label: str) -> dict[int, Result]:
+        """Return the results of a row that have scores, by seed."""
+        own = {seed: self.results.get((label, seed)) for seed in self.seeds}
+        return {seed: result for seed, result in own.items() if result and result.scores}
+
+    @cached_property
+    def client_names(self) -> dict[int, Sequence[str]]:
+        """By seed, the names of the clients; those of a divided dataset are numbered."""
+        return {seed: _client_names([r for (_, s), r in self.results.items() if s == seed]) for seed in self.seeds}
 
     @cached_property
     def columns(self) -> tuple[Measure, ...]:
         """The measures of the table, the deciding one first; with small clients, pooled measures, too."""
         main, *others = (MEASURES[key] for key in COMPARED[self.task])
-        if not self.small:
+        if not self.small_clients:
             return (main, *others)
-        if self.small == self.scored:
+        if self.small_clients == self.scored_clients:
             others = [column for column in others if column.key != WORST_TENTH]
         return (main, MEASURES[POOLED[main.key]], *(MEASURES[POOLED.get(column.key, column.key)] for column in others))
 
@@ -106,41 +113,41 @@ class Comparison:
     def counts(self) -> dict[int, np.ndarray]:
         """By seed, the number of rows that each client is scored on, where a run has recorded it."""
         noted = {seed: np.array(r.facts["rows"]) for (_, seed), r in self.results.items() if "rows" in r.facts}
-        return {seed: rows for seed, rows in noted.items() if len(rows) == len(self.people[seed])}
+        return {seed: rows for seed, rows in noted.items() if len(rows) == len(self.client_names[seed])}
 
     @cached_property
-    def small(self) -> int:
+    def small_clients(self) -> int:
         """The number of clients, of all seeds together, whose rows are so few that chance decides their measures."""
         return sum(int(((rows > 0) & (rows < FEW_ROWS)).sum()) for rows in self.counts.values())
 
     @property
-    def scored(self) -> int:
+    def scored_clients(self) -> int:
         """The number of clients, of all seeds together, that have rows to be scored on."""
         return sum(int((rows > 0).sum()) for rows in self.counts.values())
-
-    def score(self, label: str, seed: int, measure: str) -> float | None:
-        """Return a finished run's measure of all clients; the worst tenth leaves small clients out."""
-        if measure == WORST_TENTH and self.small and seed in self.counts:
-            own, large = self.values(label, seed, "accuracy"), self.counts[seed] >= FEW_ROWS
-            known = own[large & ~np.isnan(own)] if own is not None else np.zeros(0)
-            return worst_decile(known) if len(known) else None
-        value: float | None = self.results[label, seed].scores[0].summary.get(measure)
-        return value
 
     @property
     def local(self) -> str | None:
         """The label of Local only, if it is compared and finished."""
         return next((row.label for row in self.rows if row.config.algorithm == LOCAL and row.scores), None)
 
+    def score(self, label: str, seed: int, measure: str) -> float | None:
+        """Return a finished run's measure of all clients; the worst tenth leaves small clients out."""
+        if measure == WORST_TENTH and self.small_clients and seed in self.counts:
+            values, large = self.values(label, seed, "accuracy"), self.counts[seed] >= FEW_ROWS
+            known = values[large & ~np.isnan(values)] if values is not None else np.zeros(0)
+            return worst_decile(known) if len(known) else None
+        value: float | None = self.results[label, seed].scores[0].summary.get(measure)
+        return value
+
     def values(self, label: str, seed: int, measure: str) -> np.ndarray | None:
         """Return a measure of every client, NaN for a client without data; None where no run has the measure."""
-        result = self.results.get((label, seed))
-        column = result.scores[0].clients.get(measure) if result and result.scores else None
+        result = self.finished(label).get(seed)
+        column = result.scores[0].clients.get(measure) if result else None
         return None if column is None else np.array(column, float)
 
     def reliability(self, label: str) -> list[Table]:
         """Return how often a row's predictions are right by confidence, over all seeds; empty if a seed lacks it."""
-        own = [r.scores[0].reliability for s in self.seeds if (r := self.results.get((label, s))) and r.scores]
+        own = [result.scores[0].reliability for result in self.finished(label).values()]
         if not own or not all(own):
             return []
         bins = np.array(own)  # seeds, bins, three
@@ -153,72 +160,84 @@ class Comparison:
 
         A round in which a seed could not be scored has no mean: it would be one of the other seeds alone.
         """
-        own = [r.by_round() for s in self.seeds if (r := self.results.get((label, s))) and r.scores]
-        return [self._point(t, [seen.get(t, {}) for seen in own]) for t in own[0]] if own and len(own[0]) > 1 else []
-
-    def _point(self, round: int, lines: Sequence[Table]) -> Table:
-        key = self.columns[0].key
-        values = [line[key] for line in lines if key in line]
-        if len(values) < len(lines):
-            return {"round": round, "eval_error": next((e for line in lines if (e := line.get("error"))), "missing")}
-        middle, half = mean(values)
-        return {"round": round, key: middle, f"{key}_half": half}
+        curves, key = [r.by_round() for r in self.finished(label).values()], self.columns[0].key
+        points: list[Table] = []
+        for round in curves[0] if curves and len(curves[0]) > 1 else ():
+            lines = [curve.get(round, {}) for curve in curves]
+            if all(key in line for line in lines):
+                middle, half = mean([line[key] for line in lines])
+                points.append({"round": round, key: middle, f"{key}_half": half})
+            else:
+                error = next((line["error"] for line in lines if line.get("error")), "missing")
+                points.append({"round": round, "eval_error": error})
+        return points
 
     def facts(self, name: str) -> list[Any]:
         """Return the distinct values of a fact over all runs, in their order."""
         return list({str(f): f for r in self.results.values() if (f := r.facts.get(name)) is not None}.values())
+
+    @property
+    def partition_hashes(self) -> dict[int, str]:
+        """By seed, the hash of the data."""
+        return {seed: result.facts["partition_hash"] for (_, seed), result in self.results.items()}
+
+
+def _client_names(results: Sequence[Result]) -> Sequence[str]:
+    """Return the names of the clients of a seed's results; those that no result names are numbered."""
+    names = next((result.facts["names"] for result in results if "names" in result.facts), None)
+    if names is not None:
+        return names
+    columns = (column for result in results for score in result.scores for column in score.clients.values())
+    return [f"client-{i}" for i in range(len(next(columns, ())))]
 
 
 def make(
     rows: Mapping[str, RunConfig],
     results: Mapping[tuple[str, int], Result],
     refused: Mapping[str, str],
-    people: Mapping[int, Sequence[str]],
+    seeds: Sequence[int],
     same_clients: bool,
 ) -> Comparison:
     """Rank finished runs.
 
-    `rows` are configurations by label, `results` finished cells by label and seed, `refused` the reasons by label of
-    rows that could not run, and `people` the names of the clients by seed, who are the same in all seeds or not.
+    `rows` are configurations by label, `results` finished cells by label and seed, and `refused` the reasons by label
+    of rows that could not run. `same_clients` says whether the clients are the same with every seed.
     """
     scored = [result for result in results.values() if result.scores]
     task = "regression" if scored and "rmse" in scored[0].scores[0].summary else "classification"
     split = str(scored[0].facts["split"]) if scored else "test"
-    bare = [Row(label, config, refused=refused.get(label)) for label, config in rows.items()]
-    found = Comparison(bare, tuple(people), task, split, results, people, same_clients)
-    done = _ranked(found, [_measured(found, row) for row in bare])
-    found = replace(found, rows=done)
-    return replace(found, rows=[replace(row, harm=_harm(found, row)) for row in done])
+    found = Comparison([], tuple(seeds), task, split, results, same_clients)
+    measured = [_measured(found, Row(label, config, refused.get(label))) for label, config in rows.items()]
+    found = replace(found, rows=_ranked(found, measured))
+    return replace(found, rows=[replace(row, harm=_harm(found, row)) for row in found.rows])
 
 
 def _measured(found: Comparison, row: Row) -> Row:
     """Return a row with its own numbers."""
     own = {seed: result for seed in found.seeds if (result := found.results.get((row.label, seed)))}
-    diverged = {seed: result.error for seed, result in own.items() if result.error is not None}
-    scored = [seed for seed, result in own.items() if result.scores]
-    fine = [own[seed] for seed in scored]
-    if not fine:
-        return replace(row, diverged=diverged)
-    values = {key: [found.score(row.label, seed, key) for seed in scored] for key in found.measures}
+    row = replace(row, diverged={seed: result.error for seed, result in own.items() if result.error is not None})
+    finished = found.finished(row.label)
+    if not finished:
+        return row
+    values = {key: [found.score(row.label, seed, key) for seed in finished] for key in found.measures}
     scores = {key: interval(known) for key, own in values.items() if (known := [v for v in own if v is not None])}
-    traffic = fine[0].facts["bytes_up"] + fine[0].facts["bytes_down"]
-    seconds = float(np.mean([result.facts["seconds"] for result in fine]))
-    return replace(row, scores=scores, traffic=traffic, seconds=seconds, diverged=diverged)
+    facts = [result.facts for result in finished.values()]
+    seconds = float(np.mean([each["seconds"] for each in facts]))
+    return replace(row, scores=scores, traffic=facts[0]["bytes_up"] + facts[0]["bytes_down"], seconds=seconds)
 
 
 def _ranked(found: Comparison, rows: list[Row]) -> list[Row]:
     """Sort rows, the best first, and test its lead over the others; rows that diverged in a seed come last."""
     main = found.columns[0]
-    whole = [row for row in rows if row.scores and not row.diverged]
-    others = [row for row in rows if row not in whole]
-    whole.sort(key=lambda row: -main.better * row.scores[main.key][0])
-    others.sort(key=lambda row: -main.better * row.scores[main.key][0] if row.scores else math.inf)
-    if len(whole) < 2:
-        return whole + others
-    best, *rivals = whole
+    rows = sorted(rows, key=lambda row: -main.better * row.scores[main.key][0] if row.scores else math.inf)
+    complete = [row for row in rows if row.scores and not row.diverged]
+    others = [row for row in rows if not row.scores or row.diverged]
+    if len(complete) < 2:
+        return complete + others
+    best, *rivals = complete
     leads = [_lead(found, best, row) for row in rivals]
     ps = holm([lead.p for lead in leads])
-    tested = [replace(row, behind=lead, p=p) for row, lead, p in zip(rivals, leads, ps, strict=True)]
+    tested = [replace(row, lead=lead, p=p) for row, lead, p in zip(rivals, leads, ps, strict=True)]
     return [replace(best, best=True), *tested, *others]
 
 
@@ -230,7 +249,7 @@ def _lead(found: Comparison, best: Row, row: Row) -> Paired:
         assert a is not None and b is not None
         known = ~(np.isnan(a) | np.isnan(b))
         differences.append(main.better * (a - b)[known])
-        units.append([name for name, fine in zip(found.people[seed], known, strict=True) if fine])
+        units.append([name for name, scored in zip(found.client_names[seed], known, strict=True) if scored])
     return paired(differences, units if found.same_clients else None)
 
 
@@ -242,7 +261,7 @@ def _harm(found: Comparison, row: Row) -> Harm | None:
     for seed in found.seeds:
         alone, here = (found.values(label, seed, main.key) for label in (found.local, row.label))
         if alone is not None and here is not None:
-            for name, a, b in zip(found.people[seed], alone.tolist(), here.tolist(), strict=True):
+            for name, a, b in zip(found.client_names[seed], alone.tolist(), here.tolist(), strict=True):
                 pairs.append((main.better * (b - a), Loss(seed, name, a, b)))
     pairs = [pair for pair in pairs if not math.isnan(pair[0])]
     if not pairs:

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Collection
 from pathlib import Path
 
 from ..errors import InputError
 from ..files.sealed import read_json, write_json
-from ..runs.config import Table, stored
+from ..runs.config import RunConfig, Table, stored
 from ..runs.request import describe, differences
 from .cell import MACHINE
 
@@ -19,6 +20,11 @@ from .cell import MACHINE
 def request_file(folder: Path, command: str) -> Path:
     """Return the file that `fedabml COMMAND` keeps its request in."""
     return folder / ("comparison.json" if command == "compare" else f"{command}.json")
+
+
+def real_paths(config: RunConfig) -> Table:
+    """Return the paths of a run as they hold from every working folder."""
+    return {name: os.path.realpath(path) for name in ("data", "pretrained") if (path := getattr(config, name))}
 
 
 def read(folder: Path, command: str, needed: Collection[str] = ()) -> Table:
@@ -42,6 +48,21 @@ def begun(folder: Path, command: str) -> bool:
     return False
 
 
+def refuse_changes(
+    folder: Path, command: str, saved: Table, request: Table, free: Collection[str] = (), again: str = "--resume "
+) -> None:
+    """Raise InputError where a request differs from the one that was saved in a folder, but for keys that are `free`.
+
+    `again` are the words of the command that resumes what was begun.
+    """
+    changes = {key: pair for key, pair in differences(saved, request).items() if key not in free}
+    if changes:
+        raise InputError(
+            f"'{folder}' was started with other settings: {describe(changes)}. Resume it as it was "
+            f"(fedabml {command} {again}--out {shlex.quote(str(folder))}), or give another folder with --out."
+        )
+
+
 def claim(
     folder: Path,
     command: str,
@@ -55,16 +76,10 @@ def claim(
     """Make a folder this request's; refuse it where another request was begun there.
 
     With `resume`, keys that are `free` may differ; the keys of `run` that say where and how it is computed always may.
-    `again` are the words of the command that resumes what was begun. Without `write` the request is only checked.
+    Without `write` the request is only checked.
     """
     if resume or begun(folder, command):
-        found, machine = differences(read(folder, command), request), {f"run.{name}" for name in MACHINE}
-        differ = {key: pair for key, pair in found.items() if key not in machine}
-        bad = {key: pair for key, pair in differ.items() if key not in free}
-        if bad or (differ and not resume):
-            raise InputError(
-                f"'{folder}' was started with other settings: {describe(bad or differ)}. Resume it as it was "
-                f"(fedabml {command} {again}--out {shlex.quote(str(folder))}), or give another folder with --out."
-            )
+        may_differ = {f"run.{name}" for name in MACHINE} | ({*free} if resume else set())
+        refuse_changes(folder, command, read(folder, command), request, may_differ, again)
     if write:
         write_json(request_file(folder, command), request)

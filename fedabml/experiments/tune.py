@@ -37,7 +37,7 @@ from ..runs.prepare import prepare
 from ..runs.request import command, flags, flat
 from .cell import MACHINE
 from .ledger import Ledger
-from .request import claim, read
+from .request import claim, read, real_paths
 from .runner import SILENT, Callbacks
 from .search import Search, Trial, need_optuna
 from .search_space import GRID, as_flag, own_grid
@@ -184,9 +184,8 @@ def of_earlier_version(folder: Path) -> bool:
 # -- before anything is trained ---------------------------------------------------------------------------------
 def _bare(config: RunConfig) -> RunConfig:
     """Return the run without its algorithm and seed, with paths that hold from every working folder."""
-    paths = {name: os.path.realpath(v) for name in ("data", "pretrained") if (v := getattr(config, name))}
     plain = {name: getattr(RunConfig, name) for name in ("algorithm", "lr", "seed", "evaluate", "eval_every")}
-    return config.with_changes(**plain, hyper={}, **paths)
+    return config.with_changes(**plain, hyper={}, **real_paths(config))
 
 
 def _held(config: RunConfig, fixed: Mapping[str, Table], algorithms: Sequence[str]) -> dict[str, Table]:

@@ -259,8 +259,8 @@ def test_a_watched_comparison_is_resumed_as_it_is(watched, idle, tmp_path):
         assert "6 of 6 runs were finished before" in run(*words).stdout
         assert read_page(tmp_path / "done").count('fill-opacity=".18"') == 2
     said = refused("--resume", "--out", "done", "--eval-every", 3)
-    assert "eval_every = 2, this one 3" in said and "another folder" in said
-    assert "eval_every = 2, this one 0" in refused(*SMALL, *WATCHED, "--out", "done")
+    assert "eval_every (was 2, now 3)" in said and "another folder" in said
+    assert "eval_every (was 2, now 0)" in refused(*SMALL, *WATCHED, "--out", "done")
 
 
 def test_a_round_that_a_seed_could_not_score_has_no_mean():
@@ -270,16 +270,16 @@ def test_a_round_that_a_seed_could_not_score_has_no_mean():
 
     fine, lost = [{"round": t, "accuracy": 0.1 * t} for t in (1, 2)], {"round": 2, "error": "It burst."}
     results = dict([seen(0, *fine), seen(1, *fine), seen(2, fine[0], lost)])
-    own, people = {"good": RunConfig(algorithm="fedavg")}, dict.fromkeys(range(3), ("a",))
-    first, second, last = make(own, results, {}, people, same_clients=False).curve("good")
+    own = {"good": RunConfig(algorithm="fedavg")}
+    first, second, last = make(own, results, {}, range(3), same_clients=False).curve("good")
     assert first == {"round": 1, "accuracy": pytest.approx(0.1), "accuracy_half": pytest.approx(0, abs=1e-9)}
     assert second == {"round": 2, "eval_error": "It burst."}
     half = stats.t.ppf(0.975, 2) * 0.1 / 3**0.5
     assert last == {"round": 3, "accuracy": pytest.approx(0.6), "accuracy_half": pytest.approx(half)}
-    two = make(own, results, {}, {0: ("a",), 1: ("a",)}, same_clients=False).curve("good")
+    two = make(own, results, {}, range(2), same_clients=False).curve("good")
     assert [point["accuracy_half"] for point in two] == [None] * 3  # two seeds have no interval
     plain = dict(played("good", seed, [0.5]) for seed in range(3))
-    assert make(own, plain, {}, people, same_clients=False).curve("good") == []
+    assert make(own, plain, {}, range(3), same_clients=False).curve("good") == []
 
 
 def test_the_page_shows_who_holds_what_in_the_first_seed(whole, finished, idle):
@@ -397,16 +397,15 @@ def test_a_table_worked_by_hand():
     ])  # fmt: skip
     algorithms = {"good": "fedavg", "local": "local", "lost": "fedavg", "gone": "fedavg", "headless": "fedrep"}
     own = {label: RunConfig(algorithm=name) for label, name in algorithms.items()}
-    people = dict.fromkeys(range(3), ("a", "b", "c"))
-    found = make(own, results, {"headless": "It has no head."}, people, same_clients=False)
+    found = make(own, results, {"headless": "It has no head."}, range(3), same_clients=False)
     assert [row.label for row in found.rows] == ["good", "local", "lost", "gone", "headless"]
     good, local, lost, gone, _ = found.rows
     assert good.scores["accuracy"][0] == pytest.approx((0.85 + 0.9 + 0.9) / 3) and good.traffic == 3
-    assert not any(row.best or row.alike for row in found.rows)  # only one row finished every seed: no contest
+    assert not any(row.best or row.not_significant for row in found.rows)  # one alone finished every seed
     assert local.scores["accuracy"][0] == pytest.approx((0.7 + 0.8) / 2) and set(local.diverged) == {1}
     harm = good.harm  # in seeds 0 and 2, without the client that has no data
     assert (harm.worse, harm.equal, harm.better, harm.share) == (1, 1, 3, 0.2) and harm.loss == pytest.approx(0.1)
-    assert harm.worst == [(2, "c", 1.0, 0.9)]
+    assert harm.worst == [(2, "client-2", 1.0, 0.9)]
     assert lost.harm is None and gone.harm is None  # no seed that Local only finished, too
     head, cells = grid(found)
     assert len({len(head), *map(len, cells)}) == 1
@@ -430,18 +429,18 @@ def test_the_smallest_gap_that_a_table_sees():
         for seed, lag in enumerate(lags)
     )
     own = {label: RunConfig(algorithm="fedavg") for label in spread}
-    found = make(own, results, {}, dict.fromkeys(range(3), ("a", "b", "c")), same_clients=False)
+    found = make(own, results, {}, range(3), same_clients=False)
     # None is told from the best. The median rival is `loose`: its lags have a standard error of 0.03/√3, and of three
     # rivals it must pass 5 %/3.
     gap = 100 * stats.t.ppf(1 - 0.05 / 6, 2) * 0.03 / 3**0.5
     assert f" With 3 seeds a gap below about {gap:.1f} points is not seen." in " ".join(explained(found))
-    head, cells = grid(found, behind=True)
+    head, cells = grid(found, lead=True)
     half = stats.t.ppf(0.975, 2) * 3 / 3**0.5
     assert head[2] == "behind" and [row[2] for row in cells][:1] == ["–"] and cells[2][2] == f"5.00 ± {half:.2f}"
     assert "behind" not in grid(found)[0] and "Behind" not in " ".join(explained(found))
-    assert "Behind: the best's lead over it ± half" in " ".join(explained(found, behind=True))
-    one = make(own, {k: r for k, r in results.items() if k[1] == 0}, {}, {0: ("a", "b", "c")}, same_clients=False)
-    assert "is not seen" not in " ".join(explained(one)) and grid(one, behind=True)[1][2][2] == "1.00"
+    assert "Behind: the best's lead over it ± half" in " ".join(explained(found, lead=True))
+    one = make(own, {k: r for k, r in results.items() if k[1] == 0}, {}, [0], same_clients=False)
+    assert "is not seen" not in " ".join(explained(one)) and grid(one, lead=True)[1][2][2] == "1.00"
 
 
 def test_the_bar_counts_every_cell_once():
@@ -505,13 +504,14 @@ def test_a_comparison_of_before_keeps_the_default_step_sizes_of_then(tmp_path):
 
 def test_other_cells_than_asked_for(finished, idle):
     said = refused(*SMALL, *THREE, "--rounds", 5, "--set", "fedabml.lam=0.5", "--out", finished)
-    assert "fedabml.lam = unset, this one 0.5" in said and "rounds = 2, this one 5" in said
-    assert "clients = 8, this one 9" in refused("--resume", "--out", finished, "--clients", 9)
-    assert "rounds = 2, this one 4" in refused(
+    assert "rows.fedabml.lam (was unset, now 0.5)" in said and "rounds (was 2, now 5)" in said
+    assert "clients (was 8, now 9)" in refused("--resume", "--out", finished, "--clients", 9)
+    assert "rounds (was 2, now 4)" in refused(
         *SMALL, "--algorithms", "ditto", "--rounds", 4, "--out", finished, "--resume"
     )
     said = refused(*SMALL, "--algorithms", "fedabml,ditto", "--seeds", 4, "--out", finished)
-    assert "seeds 0, 1, 2, this one 0, 1, 2, 3" in said and "this one fedabml, ditto" in said and "--resume" in said
+    assert "seeds (was [0, 1, 2], now [0, 1, 2, 3])" in said and "Extend it with --resume" in said
+    assert "algorithms (was ['fedabml', 'fedavg', 'local'], now ['ditto', 'fedabml'])" in said
     assert len(lines(finished)) == 9
 
 
@@ -605,7 +605,7 @@ def test_the_worst_tenth_of_small_clients_is_left_out():
     for result in results.values():
         result.scores[0].summary["accuracy_pooled"] = 0.5
     own = {"good": RunConfig(algorithm="fedavg"), "local": RunConfig(algorithm="local")}
-    found = make(own, results, {}, {0: ("a", "b")}, same_clients=False)
+    found = make(own, results, {}, [0], same_clients=False)
     assert "worst tenth" not in grid(found)[0] and "pooled accuracy %" in grid(found)[0]
     assert "2 of 2 clients have fewer than 10 test rows" in " ".join(explained(found))
 

@@ -23,7 +23,7 @@ from ...errors import InputError
 from ...files.paths import folder_lock
 from ...runs.config import Table
 from ..cell import Cell
-from ..compare import whole_seeds
+from ..compare import check_seeds
 from ..ledger import Ledger, Unfinished
 from ..request import claim, read
 from ..runner import SILENT, Callbacks, execute, groups
@@ -136,7 +136,7 @@ def _context(
             raise InputError(
                 f"--{flag} is for experiments on datasets with --protocol tuned, where methods are searched."
             )
-    whole_seeds(request.seed_list)
+    check_seeds(request.seed_list)
     searched = {request.first_search_seed, request.first_search_seed + 1}  # the second one confirms the winner
     if request.protocol == "tuned" and experiment.columns and (both := searched & {*request.seed_list}):
         raise InputError(f"Seed {min(both)} is of the test and of the search: give another --search-seed.")

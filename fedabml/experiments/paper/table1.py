@@ -116,15 +116,13 @@ def _standings(context: Context, groups: Mapping[str, Sequence[Done]]) -> Compar
     seeds = [*context.request.seed_list]
     whole = {context.name(n): cells for n, cells in groups.items() if len(cells) == len(seeds)}
     results = {(label, d.result.seed): d.result for label, cells in whole.items() for d in cells}
-    clients = {seed: len(result.scores[0].clients["accuracy"]) for (_, seed), result in results.items()}
-    people = {seed: [f"client-{i}" for i in range(clients.get(seed, 0))] for seed in seeds}
-    return make({label: cells[0].cell.config for label, cells in whole.items()}, results, {}, people, False)
+    return make({label: cells[0].cell.config for label, cells in whole.items()}, results, {}, seeds, False)
 
 
 def _sheets(column: str, found: Comparison) -> list[Sheet]:
     """Return all measures of a column after the last round, with the marks of paired tests."""
     title, (head, harmed) = TITLES[column], harm_grid(found)
-    sheets = [Sheet(title, *grid(found, behind=True), explained(found, behind=True))]
+    sheets = [Sheet(title, *grid(found, lead=True), explained(found, lead=True))]
     return sheets + ([Sheet(f"{title}: clients against Local only", head, harmed)] if harmed else [])
 
 
