@@ -18,8 +18,9 @@ The engine enters `Products` on a GPU and `Narrow` on a CPU while a network runs
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from .operators import compiler_is_tracing, kernel, operator, triton_usable
+from .operators import compiler_is_tracing, gpu_operator, triton_usable
 
 Pair = Sequence[int]
 
@@ -123,12 +124,9 @@ def _kernel_serves(x: Tensor, shape: Shape) -> bool:
 
 def _has_kernels(x: Tensor) -> bool:
     """Return whether a tensor has a device and a type that our kernels support."""
-    if not x.is_cuda or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if not x.is_cuda or x.dtype not in (torch.float32, torch.bfloat16, torch.float16) or not triton_usable():
         return False
-    return triton_usable() and torch.cuda.get_device_capability(x.device) >= (
-        8,
-        0,
-    )  # with bf16, TF32 and room for tiles
+    return torch.cuda.get_device_capability(x.device) >= (8, 0)  # with bf16, TF32 and room for tiles
 
 
 def _large(x: Tensor, channels: int, out: int, shape: Shape) -> bool:
@@ -151,6 +149,11 @@ def _derivative(g: Tensor, x: Tensor, w: Tensor, shape: Shape, which: int) -> Te
     return torch.ops.aten.convolution_backward(g, x, w, None, *geometry)[which]
 
 
+def _cat(parts: list[Tensor]) -> Tensor:
+    """Return the results of all turns, without a copy if there was one turn."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
 def _forward(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
     """Return y, by our kernel, by a library lane by lane, or by products of patches."""
     if _kernel_serves(x, shape):
@@ -159,36 +162,34 @@ def _forward(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
         return _one_by_one(lambda x, w: F.conv2d(x, w, None, *shape[1:4]), x, w, coarse=_rounds_products(x))
     matrix = _matrix(w)
     matrix = F.pad(matrix, (0, 0, 0, -matrix.shape[1] % ALIGN))
-    parts = [
-        torch.bmm(_patches(part, shape), matrix) for part in x.split(_images_per_turn(x, matrix.shape[1], shape), 1)
-    ]
-    out = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    turns = x.split(_images_per_turn(x, matrix.shape[1], shape), 1)
+    out = _cat([torch.bmm(_patches(part, shape), matrix) for part in turns])
     return out.unflatten(1, (x.shape[1], *shape.out)).movedim(-1, 2)
 
 
 def _convolve(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
     """Return y by our kernel."""
-    many = _channels(x.shape[2])
-    image, filled = _image(x, shape.padding, many), F.pad(w, (0, 0, 0, 0, 0, many - x.shape[2]))
-    long = filled.movedim(2, -1).flatten(2, 4).contiguous()  # [lanes, out, kernel · channels]
-    out = torch.ops.fedabml.convolve(image, long, shape.kernel, shape.stride, shape.out, _rounds_products(x))
+    channels = _channels(x.shape[2])
+    image, filled = _image(x, shape.padding, channels), F.pad(w, (0, 0, 0, 0, 0, channels - x.shape[2]))
+    rows = filled.movedim(2, -1).flatten(2, 4).contiguous()  # [lanes, out, kernel · channels]
+    out = torch.ops.fedabml.convolve(image, rows, shape.kernel, shape.stride, shape.out, _rounds_products(x))
     return out.unflatten(1, (x.shape[1], *shape.out)).movedim(-1, 2)
 
 
 def _to_weights(x: Tensor, g: Tensor, shape: Shape) -> Tensor:
     """Return ∂w, in the same three ways as `_forward`."""
     (a, b), channels = shape.kernel, x.shape[2]
-    if not _kernel_serves(x, shape) and _large(x, x.shape[2], g.shape[2], shape):
-        like = x.new_zeros(g.shape[2], channels, a, b)  # of the weights only the shape matters
-        return _one_by_one(lambda x, g: _derivative(g, x, like, shape, 1), x, g, coarse=_rounds_products(x))
     if _kernel_serves(x, shape):
         image, rows = _image(x, shape.padding, _channels(channels)), _rows(g).contiguous()
         total = torch.ops.fedabml.to_weights(image, rows, shape.kernel, shape.stride, shape.out)
         total = total.unflatten(1, (a * b, -1))[:, :, :channels].flatten(1, 2)
+    elif _large(x, x.shape[2], g.shape[2], shape):
+        like = x.new_zeros(g.shape[2], channels, a, b)  # of the weights only the shape matters
+        return _one_by_one(lambda x, g: _derivative(g, x, like, shape, 1), x, g, coarse=_rounds_products(x))
     else:
-        room = _images_per_turn(x, a * b * channels, shape)
-        pairs = zip(x.split(room, 1), g.split(room, 1), strict=True)
-        parts = [_product(_patches(part, shape), _rows(own), part.shape[1]) for part, own in pairs]
+        turns = _images_per_turn(x, a * b * channels, shape)
+        pairs = zip(x.split(turns, 1), g.split(turns, 1), strict=True)
+        parts = [_product(_patches(images, shape), _rows(grads), images.shape[1]) for images, grads in pairs]
         total = sum(parts[1:], parts[0]).to(x.dtype)
     return total[:, : a * b * channels].unflatten(1, (a, b, channels)).movedim(-1, 1).movedim(-1, 2)
 
@@ -221,7 +222,7 @@ def _to_images(g: Tensor, w: Tensor, shape: Shape) -> Tensor:
         images = len(g) * part.shape[1]
         image = kernel(patches, images, w.shape[2], *shape, shape.out)
         parts.append(image.unflatten(0, (len(g), -1)).movedim(-1, 2))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    return _cat(parts)
 
 
 def _scatter(
@@ -241,136 +242,76 @@ def _scatter(
     return image[:, top : top + height, left : left + width].to(patches.dtype)
 
 
-operator(
+gpu_operator(
     "gather(Tensor patches, SymInt images, SymInt channels, SymInt[] kernel, SymInt[] stride, SymInt[] padding, "
     "SymInt[] dilation, SymInt[] size, SymInt[] out) -> Tensor",
-    "CUDA",
-    kernel("gather"),
     lambda patches, images, channels, kernel, stride, padding, dilation, size, out: patches.new_empty(
         images, *size, channels
     ),
 )
-operator(
+gpu_operator(
     "convolve(Tensor x, Tensor w, SymInt[] kernel, SymInt[] stride, SymInt[] out, bool coarse) -> Tensor",
-    "CUDA",
-    kernel("convolve"),
     lambda x, w, kernel, stride, out, coarse: x.new_empty(len(x), x.shape[1] * out[0] * out[1], w.shape[1]),
 )
-operator(
+gpu_operator(
     "to_weights(Tensor x, Tensor g, SymInt[] kernel, SymInt[] stride, SymInt[] out) -> Tensor",
-    "CUDA",
-    kernel("to_weights"),
     lambda x, g, kernel, stride, out: x.new_empty(len(x), kernel[0] * kernel[1] * x.shape[-1], g.shape[-1]),
 )
-operator(
+gpu_operator(
     "multiply(Tensor a, Tensor b, bool coarse) -> Tensor",
-    "CUDA",
-    kernel("multiply"),
     lambda a, b, coarse: a.new_empty(len(a), a.shape[1], b.shape[1]),
 )
 
 
-def _lanes(info: Any, dims: Sequence[int | None], a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both operands with the axis that vmap adds merged into their lanes."""
-    many = info.batch_size
-    wide = [
-        t.unsqueeze(0).expand(many, *t.shape) if d is None else t.movedim(d, 0)
-        for t, d in zip((a, b), dims, strict=False)
-    ]
-    return _flat(wide[0]), _flat(wide[1])
+def _merge_lanes(info: Any, dims: Sequence[int | None], *operands: Tensor) -> list[Tensor]:
+    """Return operands with the axis that vmap adds merged into their lanes."""
+    wide = (
+        x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+        for x, dim in zip(operands, dims, strict=False)
+    )
+    # If merging takes a copy, a transposed matrix stays transposed.
+    return [x.mT.flatten(0, 1).mT if x.stride(-2) == 1 != x.stride(-1) else x.flatten(0, 1) for x in wide]
 
 
-def _flat(x: Tensor) -> Tensor:
-    """Return x with its first two axes merged; if that takes a copy, a transposed matrix stays transposed."""
-    return x.mT.flatten(0, 1).mT if x.stride(-2) == 1 != x.stride(-1) else x.flatten(0, 1)
+PRODUCTS = {"y": _forward, "w": _to_weights, "x": _to_images}
+OPERANDS = {"y": "xw", "w": "xy", "x": "yw"}
+CHANNELS = {"y": 2, "w": 1}  # the axis of the output channels
 
 
-class _Product(Function):
-    """A bilinear function of two tensors with lanes: what it saves, and its vmap by more lanes."""
+class Convolution(Function):
+    """One of the three products, by the name of its result: y of (x, w), w of (x, y) or x of (y, w).
+
+    Each of x, w, y may also be a derivative by it. A product's derivatives by its operands are the other two products.
+    """
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, result: str, shape: Shape) -> Tensor:
+        return PRODUCTS[result](a, b, shape)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        a, b, *shape = inputs
-        ctx.shape = shape[0] if shape else None
+        a, b, ctx.result, ctx.shape = inputs
         ctx.save_for_backward(a, b)
         ctx.save_for_forward(a, b)
 
-    @classmethod
-    def with_more_lanes(cls, info: Any, dims: Any, a: Tensor, b: Tensor, *shape: Shape) -> tuple[Tensor, int]:
-        out = cls.apply(*_lanes(info, dims, a, b), *shape)
-        return out.unflatten(0, (info.batch_size, -1)), 0
-
-
-class Convolve(_Product):
-    """y, a function of x and w."""
-
-    @staticmethod
-    def forward(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
-        return _forward(x, w, shape)
-
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        x, w = ctx.saved_tensors
-        to_x, to_w = ctx.needs_input_grad[:2]
-        return (
-            ToImages.apply(g, w, ctx.shape) if to_x else None,
-            ToWeights.apply(x, g, ctx.shape) if to_w else None,
-            None,
-        )
+        names = OPERANDS[ctx.result]
+        known = {ctx.result: g, **dict(zip(names, ctx.saved_tensors, strict=True))}
+        derivatives = []
+        for name, needed in zip(names, ctx.needs_input_grad, strict=False):
+            a, b = (known[operand] for operand in OPERANDS[name])
+            derivatives.append(Convolution.apply(a, b, name, ctx.shape) if needed else None)
+        return *derivatives, None, None
 
     @staticmethod
-    def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, shape: Shape) -> Any:
-        if dims[0] is not None:
-            return Convolve.with_more_lanes(info, dims, x, w, shape)
-        wide = w.movedim(dims[1], 1).flatten(1, 2)  # lanes that share their images are more output channels
-        return Convolve.apply(x, wide, shape).unflatten(2, (info.batch_size, -1)), 2
-
-
-class ToWeights(_Product):
-    """∂w, a function of x and g."""
-
-    @staticmethod
-    def forward(x: Tensor, g: Tensor, shape: Shape) -> Tensor:
-        return _to_weights(x, g, shape)
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor) -> Any:
-        x, g = ctx.saved_tensors
-        to_x, to_g = ctx.needs_input_grad[:2]
-        return (
-            ToImages.apply(g, v, ctx.shape) if to_x else None,
-            Convolve.apply(x, v, ctx.shape) if to_g else None,
-            None,
-        )
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, x: Tensor, g: Tensor, shape: Shape) -> Any:
-        if dims[0] is not None:
-            return ToWeights.with_more_lanes(info, dims, x, g, shape)
-        wide = g.movedim(dims[1], 2).flatten(2, 3)
-        return ToWeights.apply(x, wide, shape).unflatten(1, (info.batch_size, -1)), 1
-
-
-class ToImages(_Product):
-    """∂x, a function of g and w."""
-
-    @staticmethod
-    def forward(g: Tensor, w: Tensor, shape: Shape) -> Tensor:
-        return _to_images(g, w, shape)
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor) -> Any:
-        g, w = ctx.saved_tensors
-        to_g, to_w = ctx.needs_input_grad[:2]
-        return (
-            Convolve.apply(v, w, ctx.shape) if to_g else None,
-            ToWeights.apply(v, g, ctx.shape) if to_w else None,
-            None,
-        )
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, g: Tensor, w: Tensor, shape: Shape) -> Any:
-        return ToImages.with_more_lanes(info, dims, g, w, shape)
+    def vmap(info: Any, dims: Any, a: Tensor, b: Tensor, result: str, shape: Shape) -> Any:
+        if dims[0] is not None or result == "x":
+            out = Convolution.apply(*_merge_lanes(info, dims, a, b), result, shape)
+            return out.unflatten(0, (info.batch_size, -1)), 0
+        axis, at = (CHANNELS[name] for name in (OPERANDS[result][1], result))
+        wide = b.movedim(dims[1], axis).flatten(axis, axis + 1)  # lanes that share images are more output channels
+        return Convolution.apply(a, wide, result, shape).unflatten(at, (info.batch_size, -1)), at
 
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -385,7 +326,7 @@ def _dense(x: Tensor) -> Tensor:
     return x if 1 in x.stride()[1:] and 0 not in x.stride() else x.contiguous()
 
 
-class Multiply(_Product):
+class Multiply(Function):
     """a bᵀ of lanes, [lanes, rows, length] and [lanes, outs, length]."""
 
     @staticmethod
@@ -393,31 +334,40 @@ class Multiply(_Product):
         return _multiply(a, b)
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        a, b = ctx.saved_tensors
-        to_a, to_b = ctx.needs_input_grad
-        return (
-            Multiply.apply(g, b.mT) if to_a else None,
-            Multiply.apply(g.mT, a.mT) if to_b else None,
-        )
+        (a, b), (to_a, to_b) = ctx.saved_tensors, ctx.needs_input_grad
+        return Multiply.apply(g, b.mT) if to_a else None, Multiply.apply(g.mT, a.mT) if to_b else None
 
     @staticmethod
     def vmap(info: Any, dims: Any, a: Tensor, b: Tensor) -> Any:
-        many = info.batch_size
+        lanes = info.batch_size
         if dims[1] is None:  # b is shared: a has more rows
-            return Multiply.apply(a.movedim(dims[0], 1).flatten(1, 2), b).unflatten(1, (many, -1)), 1
-        if dims[0] is None and b.numel() <= many * a.numel():  # a is shared: b has more rows, which takes a copy of b
-            return Multiply.apply(a, b.movedim(dims[1], 1).flatten(1, 2)).unflatten(2, (many, -1)), 2
-        return Multiply.with_more_lanes(info, dims, a, b)
+            return Multiply.apply(a.movedim(dims[0], 1).flatten(1, 2), b).unflatten(1, (lanes, -1)), 1
+        if dims[0] is None and b.numel() <= lanes * a.numel():  # a is shared: b has more rows, which takes a copy of b
+            return Multiply.apply(a, b.movedim(dims[1], 1).flatten(1, 2)).unflatten(2, (lanes, -1)), 2
+        return Multiply.apply(*_merge_lanes(info, dims, a, b)).unflatten(0, (lanes, -1)), 0
 
 
+# -- functions in place of torch.nn.functional's, with the same arguments ---------------------------------------------
 def conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any = 1, padding: Any = 0, dilation: Any = 1
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
 ) -> Tensor:
     """Compute `torch.nn.functional.conv2d` of one client; its vmap is a batched matrix product."""
-    geometry = (weight.shape[2:], stride, padding, dilation, x.shape[2:])
-    shape = Shape(*map(_pair, geometry))
-    out = Convolve.apply(x.unsqueeze(0), weight.unsqueeze(0), shape).squeeze(0)
+    if groups != 1 or input.ndim != 4 or isinstance(padding, str):
+        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    shape = Shape(*map(_pair, (weight.shape[2:], stride, padding, dilation, input.shape[2:])))
+    out = Convolution.apply(input.unsqueeze(0), weight.unsqueeze(0), "y", shape).squeeze(0)
     return out if bias is None else out + bias.view(-1, 1, 1)
 
 
@@ -426,26 +376,54 @@ def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute `torch.nn.functional.linear` of one client; its vmap is our product of lanes where there are kernels."""
-    if x.ndim > 1 and x.dtype == weight.dtype and _has_kernels(x):
-        out = Multiply.apply(x.flatten(0, -2).unsqueeze(0), weight.unsqueeze(0)).view(*x.shape[:-1], len(weight))
-        return out if bias is None else out + bias
-    return _linear(x, weight, bias)
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute `torch.nn.functional.linear` of one client; its vmap is our product of lanes where there are kernels.
 
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute it by a library. A long sum is cut in pieces, so that there is more to compute at once.
-
-    Products by tensor cores take too little time for that to pay.
+    Where there are none, a long sum is cut in pieces, so that there is more to compute at once. Products by tensor
+    cores take too little time for that to pay.
     """
-    many, exact = weight.shape[-1], x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
-    pieces = next((k for k in (8, 7, 6, 5, 4) if many % k == 0), 1) if many >= LONG and x.ndim == 2 and exact else 1
-    if pieces == 1:
-        return F.linear(x, weight, bias)
-    a, b = (t.unflatten(-1, (pieces, -1)).movedim(-2, 0) for t in (x, weight))
+    if input.ndim > 1 and input.dtype == weight.dtype and _has_kernels(input):
+        out = Multiply.apply(input.flatten(0, -2).unsqueeze(0), weight.unsqueeze(0))
+        out = out.view(*input.shape[:-1], len(weight))
+        return out if bias is None else out + bias
+    length, exact = weight.shape[-1], input.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    pieces = next((k for k in (8, 7, 6, 5, 4) if length % k == 0), 1)
+    if pieces == 1 or length < LONG or input.ndim != 2 or not exact:
+        return F.linear(input, weight, bias)
+    a, b = (t.unflatten(-1, (pieces, -1)).movedim(-2, 0) for t in (input, weight))
     out = torch.matmul(a, b.mT).sum(0)
     return out if bias is None else out + bias
+
+
+def max_pool2d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """Compute `torch.nn.functional.max_pool2d`; for a compiler by `Pool`, if small tiles cover the images once."""
+    tile = _pair(kernel_size)
+    if (
+        compiler_is_tracing()
+        and not return_indices
+        and len(tile) == 2
+        and math.prod(tile) <= TILE
+        and (_pair(stride or kernel_size), _pair(padding), _pair(dilation)) == (tile, (0, 0), (1, 1))
+        and all(size % step == 0 for size, step in zip(input.shape[-2:], tile, strict=True))
+    ):
+        return Pool.apply(input, *tile)[0]
+    return F.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+
+
+def narrow_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute `torch.nn.functional.linear`, with the weights first in the product of a layer that `Narrow.suits`."""
+    if input.ndim != 2 or not Narrow.suits(weight.shape):
+        return F.linear(input, weight, bias)
+    out = torch.mm(weight, input.t()).t()
+    return (out if bias is None else out + bias).contiguous()
 
 
 class Pool(Function):
@@ -481,56 +459,31 @@ class Pool(Function):
         return tiles.flatten(-2).flatten(-3, -2), None, None
 
 
-def _tile(
-    x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, **others: bool
-) -> tuple[int, int] | None:
-    """Return the tile of a pooling whose small tiles cover the images without overlap; None for any other."""
-    tile = _pair(kernel_size)
-    if len(tile) != 2 or tile[0] * tile[1] > TILE:
-        return None
-    covers = all(many % own == 0 for many, own in zip(x.shape[-2:], tile, strict=True))
-    apart = (_pair(stride or kernel_size), _pair(padding), _pair(dilation)) == (tile, (0, 0), (1, 1))
-    return tile if covers and apart else None
+class _Replacing(TorchFunctionMode):
+    """Calls other functions in place of some of torch's, wherever a module calls those."""
 
-
-class Products(TorchFunctionMode):
-    """Replaces `conv2d`, `linear` and, for a compiler, `max_pool2d` wherever a module calls them."""
+    replacements: ClassVar[dict[Any, Callable[..., Any]]]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.conv2d:
-            names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-            named = dict(zip(names, args, strict=False)) | kwargs
-            x, weight = named.pop("input"), named.pop("weight")
-            if named.pop("groups", 1) == 1 and x.ndim == 4 and not isinstance(named.get("padding"), str):
-                return conv2d(x, weight, named.pop("bias", None), **named)
-        if func is F.linear:
-            named = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-            return linear(named["input"], named["weight"], named.get("bias"))
-        if func is F.max_pool2d and compiler_is_tracing() and not kwargs.get("return_indices"):
-            tile = _tile(*args, **kwargs)
-            if tile:
-                return Pool.apply(args[0], *tile)[0]
-        return func(*args, **kwargs)
+        return self.replacements.get(func, func)(*args, **(kwargs or {}))
 
 
-class Narrow(TorchFunctionMode):
+class Products(_Replacing):
+    """Replaces `conv2d`, `linear` and, for a compiler, `max_pool2d`."""
+
+    replacements: ClassVar = {F.conv2d: conv2d, F.linear: linear, F.max_pool2d: max_pool2d}
+
+
+class Narrow(_Replacing):
     """Replaces `linear`, on a CPU, in layers with few outputs and many inputs.
 
     There x wᵀ has few columns, and a library's kernels, which compute several columns at once, have little to do; w xᵀ
     has a column for every example. The result is contiguous, as a library's is: a module may `view` it.
     """
 
+    replacements: ClassVar = {F.linear: narrow_linear}
+
     @staticmethod
     def suits(shape: Sequence[int]) -> bool:
         """Return whether weights of this shape may belong to such a layer. A network without any needs no such mode."""
         return len(shape) == 2 and shape[0] <= NARROW and shape[1] >= DEEP
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.linear:
-            named = dict(zip(("input", "weight", "bias"), args, strict=False)) | (kwargs or {})
-            x, weight, bias = named["input"], named["weight"], named.get("bias")
-            if x.ndim == 2 and self.suits(weight.shape):
-                out = torch.mm(weight, x.t()).t()
-                return (out if bias is None else out + bias).contiguous()
-        return func(*args, **(kwargs or {}))

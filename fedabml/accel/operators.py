@@ -93,3 +93,8 @@ def kernel(name: str) -> Callable[..., torch.Tensor]:
         return getattr(triton_kernels, name)(*args)
 
     return run
+
+
+def gpu_operator(schema: str, shape: Callable[..., Any], batched: Callable[..., Any] | None = None) -> Any:
+    """Register the function of `triton_kernels` that a schema names as an operator for GPUs, and return it."""
+    return operator(schema, "CUDA", kernel(schema[: schema.index("(")]), shape, batched)
