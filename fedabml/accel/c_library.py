@@ -47,12 +47,12 @@ def library(source: str) -> ctypes.CDLL:
 @cache
 def _library(source: str, command: tuple[str, ...]) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(prefix="fedabml-") as folder:
-        code, made = Path(folder, "passes.c"), Path(folder, "passes.so")
+        code, target = Path(folder, "passes.c"), Path(folder, "passes.so")
         code.write_text(source)
         try:
-            call = [*command, *FLAGS, str(code), "-o", str(made), "-lm"]
+            call = [*command, *FLAGS, str(code), "-o", str(target), "-lm"]
             subprocess.run(call, check=True, capture_output=True, timeout=TIMEOUT)
-            return ctypes.CDLL(str(made))
+            return ctypes.CDLL(str(target))
         except (OSError, subprocess.SubprocessError):
             _FAILED.add(command)
             raise
@@ -75,10 +75,10 @@ def in_background(work: Callable[[], Any]) -> Future[Any]:
 def run_in_threads(run: Callable[[int, int], Any], units: int, entries: int) -> None:
     """Call run(first, last) on ranges that cover all `units`, in torch's number of threads if entries are many."""
     threads = torch.get_num_threads() if entries >= THREADED else 1
-    own, *others = pairwise(units * i // threads for i in range(threads + 1))
+    first, *others = pairwise(units * i // threads for i in range(threads + 1))
     waiting = [_pool(threads).submit(run, *part) for part in others]
     try:
-        run(*own)
+        run(*first)
     finally:
         wait(waiting)
     for part in waiting:

@@ -402,7 +402,7 @@ def max_pool2d(
     padding: Any = 0,
     dilation: Any = 1,
     ceil_mode: bool = False,
-    return_indices: bool = False,
+    return_indices: Any = False,
 ) -> Any:
     """Compute `torch.nn.functional.max_pool2d`; for a compiler by `Pool`, if small tiles cover the images once."""
     tile = _pair(kernel_size)

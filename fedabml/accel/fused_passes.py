@@ -8,8 +8,8 @@ compiler works in the background while steps go on without it, and passes must g
 they are used (`FusedFunction`). One difference is known: the sign of a zero that a lerp of weight 1 ends at, in a few
 entries. Functions such as exp, and sqrt, which is not exact in torch, remain torch's own.
 
-`_groups` chooses the operations, `_Plan` lays a group out and writes its C, `_Pass` calls it, `_rewritten` puts calls
-into the graph.
+`_groups` chooses the operations, `_Pass` lays a group out, writes its C and calls it, `_rewritten` puts calls into the
+graph.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class FusedFunction:
         self.owned = owned
         self.pending: Future[Callable[..., Any]] | None = None  # what may replace `current`
         try:
-            if passes := fused(tape, owned):
-                self.pending = in_background(passes)
+            if compile_passes := fused(tape, owned):
+                self.pending = in_background(compile_passes)
         except Exception as error:  # the recorded function does the same
             log.debug("A step is not fused: %s: %s", type(error).__name__, error)
         reuse_memory(tape, owned)
@@ -89,9 +89,9 @@ class FusedFunction:
         if pending is None or not pending.done():
             return self.current(*inputs)
         spare = [t.clone() for t in inputs[: self.owned]]
-        found = self.current(*inputs)
+        results = self.current(*inputs)
         try:
-            if not same(found, pending.result()(*spare, *inputs[self.owned :])):
+            if not same(results, pending.result()(*spare, *inputs[self.owned :])):
                 raise RuntimeError("its results differ in some bits")
             fails = False
         except Exception as error:
@@ -101,45 +101,43 @@ class FusedFunction:
             self.trials -= 1
             if self.pending is not None and (fails or self.trials <= 0):
                 self.current, self.pending = self.current if fails else pending.result(), None
-        return found
+        return results
 
 
 def fused(tape: fx.GraphModule, owned: int = 0) -> Callable[[], fx.GraphModule] | None:
-    """Return what compiles the function with its elementwise operations in few passes; None if it would not pay."""
-    if not worth(tape):
-        return None
-    plans = [_Plan(group, f"pass{i}") for i, group in enumerate(_groups(tape.graph))]
-    passes = [_Pass(plan) for plan in plans if plan.table([n.meta["kind"][1] for n in plan.operands]) is not None]
-    whole, source = fx.GraphModule(tape, _rewritten(tape.graph, passes)), [each.plan.source for each in passes]
-    reuse_memory(whole, owned)
+    """Return what compiles the function with its elementwise operations in few passes.
 
-    def made() -> fx.GraphModule:
-        code = library("\n".join([HEAD, *source]))
+    Returns None if passes are not in use, there is no compiler, or there is not enough for them to do.
+    """
+    if not enabled("passes") or compiler() is None or any(has_side_effects(node) for node in tape.graph.nodes):
+        return None
+    groups = _groups(tape.graph)
+    if sum(len(group) * group[0].meta["kind"][0].numel() for group in groups) < WORTH:
+        return None
+    passes = [each for i, group in enumerate(groups) if (each := _Pass(group, f"pass{i}")).reads_recorded_strides()]
+    function = fx.GraphModule(tape, _rewritten(tape.graph, passes))
+    reuse_memory(function, owned)
+    source = "\n".join([HEAD, *(each.source() for each in passes)])
+
+    def compile_passes() -> fx.GraphModule:
+        code = library(source)
         for each in passes:
             each.load(code)
-        return whole
+        return function
 
-    return made
-
-
-def worth(tape: fx.GraphModule) -> bool:
-    """Return whether a compiler is there and passes are in use, and whether there is enough for them to do."""
-    if not enabled("passes") or compiler() is None or any(has_side_effects(node) for node in tape.graph.nodes):
-        return False
-    return sum(len(group) * group[0].meta["kind"][0].numel() for group in _groups(tape.graph)) >= WORTH
+    return compile_passes
 
 
 def same(a: Any, b: Any) -> bool:
     """Return whether two nestings of tensors hold the same bits; any NaN equals any other."""
-    return all(_same(x, y) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True))
+    return all(torch.equal(_bits(x), _bits(y)) for x, y in zip(tree_leaves(a), tree_leaves(b), strict=True))
 
 
-def _same(x: Tensor, y: Tensor) -> bool:
+def _bits(x: Tensor) -> Tensor:
+    """Return the bits of a tensor as integers, the same ones for every NaN."""
     if not x.is_floating_point():
-        return torch.equal(x, y)
-    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize]
-    alike = x.view(bits) == y.view(bits)
-    return bool(alike.all()) or bool((alike | (x.isnan() & y.isnan())).all())
+        return x
+    return x.masked_fill(x.isnan(), torch.nan).view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize])
 
 
 # -- which operations -------------------------------------------------------------------------------------------------
@@ -148,24 +146,19 @@ def _groups(graph: fx.Graph) -> list[list[fx.Node]]:
 
     A node joins the group of an operand unless some other node depends on the one and feeds the other.
     """
-    taken = [node for node in graph.nodes if _is_fusible(node)]
-    group = {node: [node] for node in taken}
-    for node in taken:
+    fusible = [node for node in graph.nodes if _is_fusible(node)]
+    group = {node: [node] for node in fusible}
+    for node in (n for n in fusible if not _is_cat(n)):
         for operand in node.all_input_nodes:
-            ours, theirs = group[node], group.get(operand, group[node])
-            if (
-                theirs is ours
-                or operand.meta["kind"] != node.meta["kind"]
-                or _is_cat(node)
-                or _negates_rounded_sum(node, operand)
-            ):
+            ours, theirs = group[node], group.get(operand)
+            if theirs is None or theirs is ours or operand.meta["kind"] != node.meta["kind"]:
                 continue
-            if not _has_path_between(theirs, ours, group):
+            if not _negates_rounded_sum(node, operand) and not _has_path_between(theirs, ours, group):
                 theirs.extend(ours)
                 group.update(dict.fromkeys(ours, theirs))
-    place = {node: i for i, node in enumerate(graph.nodes)}
-    found = {id(members): sorted(members, key=place.__getitem__) for members in group.values()}
-    return [members for members in found.values() if len(members) > 1]
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    groups = {id(members): sorted(members, key=position.__getitem__) for members in group.values()}
+    return [members for members in groups.values() if len(members) > 1]
 
 
 def _has_path_between(first: list[fx.Node], last: list[fx.Node], group: dict[fx.Node, list[fx.Node]]) -> bool:
@@ -213,21 +206,18 @@ def _is_fusible(node: fx.Node) -> bool:
     kinds: list[Any] = [n.meta.get("kind") for n in node.all_input_nodes]
     if strides != _dense(shape) or shape[-1] == 1 or any(k is None or k[2] != dtype for k in kinds):
         return False
+    arguments = _arguments(node)
     if _is_cat(node):
-        pieces, axis = node.args[0], _arguments(node)["dim"]
-        assert isinstance(pieces, (list, tuple))
-        whole = all(k[0][:-1] == shape[:-1] and 0 < k[0][-1] < shape[-1] and _inner(k) for k in kinds)
-        return axis % len(shape) == len(shape) - 1 and len(pieces) == len(kinds) and whole
+        covers = all(k[0][:-1] == shape[:-1] and 0 < k[0][-1] < shape[-1] and _inner(k) for k in kinds)
+        return arguments["dim"] % len(shape) == len(shape) - 1 and len(arguments["tensors"]) == len(kinds) and covers
     if not _expression(node) or any(_strides(shape, k)[-1] not in (0, 1) for k in kinds):
         return False
-    given = _arguments(node)
-    if any(isinstance(v, (bool, str)) or not math.isfinite(v) for v in given.values() if not isinstance(v, fx.Node)):
+    numbers = [value for value in arguments.values() if not isinstance(value, fx.Node)]
+    if any(isinstance(v, (bool, str)) or not math.isfinite(v) for v in numbers):
         return False
     # With alpha and other operands torch's kernels round the entries at the end of a row differently.
-    odd = given.get("alpha", 1) != 1
-    return not odd or (
-        len(node.args) > 1 and isinstance(node.args[1], fx.Node) and all(k[0] == shape and _inner(k) for k in kinds)
-    )
+    dense = isinstance(arguments.get("other"), fx.Node) and all(k[0] == shape and _inner(k) for k in kinds)
+    return arguments.get("alpha", 1) == 1 or dense
 
 
 def _inner(kind: Kind) -> bool:
@@ -237,11 +227,10 @@ def _inner(kind: Kind) -> bool:
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
     """Return the arguments of an operation by name, with defaults."""
-    schema: Any = node.target
-    arguments = schema._schema.arguments
-    given = {a.name: a.default_value for a in arguments if a.has_default_value()}
-    given |= {a.name: value for a, value in zip(arguments, node.args, strict=False)}
-    return given | dict(node.kwargs)
+    operation: Any = node.target
+    schema = operation._schema.arguments
+    defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
+    return defaults | {a.name: value for a, value in zip(schema, node.args, strict=False)} | dict(node.kwargs)
 
 
 def _dense(shape: Sequence[int]) -> tuple[int, ...]:
@@ -251,49 +240,57 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _strides(shape: Sequence[int], kind: Kind) -> tuple[int, ...]:
     """Return a tensor's strides when it is broadcast to a shape."""
-    mine = [0 if size == 1 else stride for size, stride in zip(kind[0], kind[1], strict=True)]
-    return (0,) * (len(shape) - len(mine)) + tuple(mine)
+    inner = [0 if size == 1 else stride for size, stride in zip(kind[0], kind[1], strict=True)]
+    return (0,) * (len(shape) - len(inner)) + tuple(inner)
 
 
 # -- one pass ---------------------------------------------------------------------------------------------------------
-class _Plan:
-    """What a pass reads and writes, and its source in C.
+class _Pass:
+    """A group of operations as one function in C: operands → results, into given tensors or new ones.
 
     The last axis is cut into segments: the pieces of a `cat`, and long ones once more. A table has a line for each: its
-    length and, for all that is read and written, where it begins and the outer strides.
+    length and, for all that is read and written, where it begins and the outer strides. Many threads may call a pass.
     """
 
     def __init__(self, nodes: list[fx.Node], name: str):
-        self.nodes, self.name = nodes, name
-        self.calls: list[Any] = [
-            (node, node.target, node.args, node.kwargs) for node in nodes
-        ]  # the graph may change later
+        self.nodes, self.__name__ = nodes, name
+        self.calls: list[Any] = [(n, n.target, n.args, n.kwargs) for n in nodes]  # the graph may change later
         self.shape, self.strides, self.dtype = nodes[0].meta["kind"]
         inside, cats = set(nodes), [n for n in nodes if _is_cat(n)]
-        self.operands = list(dict.fromkeys(o for n in nodes for o in n.all_input_nodes if o not in inside))
+        outside = {n: [o for o in n.all_input_nodes if o not in inside] for n in nodes}
+        self.operands = list(dict.fromkeys(o for n in nodes for o in outside[n]))
         self.results = [n for n in nodes if any(user not in inside for user in n.users)]
-        plain = list(dict.fromkeys(o for n in nodes if n not in cats for o in n.all_input_nodes if o not in inside))
-        self.read = {node: i for i, node in enumerate([*plain, *cats])}
+        self.makes: list[Kind] = [node.meta["kind"] for node in self.results]
+        single = dict.fromkeys(o for n in nodes if n not in cats for o in outside[n])
+        self.read = {node: i for i, node in enumerate([*single, *cats])}
         # What is read and written: a tensor each, or the pieces of a `cat`.
         self.slots = [n.all_input_nodes if n in cats else [n] for n in self.read] + [[n] for n in self.results]
-        whole = [_strides(self.shape, slot[0].meta["kind"]) for slot in self.slots if len(slot) == 1]
-        self.axes = _axes(self.shape, whole, bool(cats))
+        strides = [_strides(self.shape, slot[0].meta["kind"]) for slot in self.slots]
+        self.axes = _axes(self.shape, [s for s, slot in zip(strides, self.slots, strict=True) if len(slot) == 1], cats)
         self.sizes = [math.prod(self.shape[i] for i in axis) for axis in self.axes]
         starts = {0, *range(CUT, self.sizes[-1], CUT)}.union(*(_starts(slot) for slot in self.slots))
         self.cuts = [*sorted(starts), self.sizes[-1]]
-        self.steps = [len(slot) > 1 or _strides(self.shape, slot[0].meta["kind"])[-1] for slot in self.slots]
+        self.steps = [len(slot) > 1 or s[-1] for s, slot in zip(strides, self.slots, strict=True)]
+        self.rows = self.sizes[0] if len(self.axes) > 1 else 1
+        self.tables: dict[Any, tuple[np.ndarray, np.ndarray] | None] = {}  # by the strides of the operands
+        self.function: Any = None
 
-    @property
+    def reads_recorded_strides(self) -> bool:
+        """Return whether the pass can read operands as they lay when the step was recorded."""
+        return self.table(tuple(n.meta["kind"][1] for n in self.operands)) is not None
+
     def source(self) -> str:
-        """The pass in C: a function of a table, the rows, and the first and last unit (segment and row) to compute."""
+        """Return the pass in C: a function of a table, the rows, and the first and last unit (segment and row)."""
         real, rank, count = REAL[self.dtype], len(self.axes), len(self.read)
         suffix = "f" * (real == "float")
         names = {"FMA": f"__builtin_fma{suffix}", "FABS": f"__builtin_fabs{suffix}", "HALF": f"({real})0.5"}
-        outer, loads = [], [f"const {real} v{i} = p{i}[{'j' * step or 0}];" for i, step in enumerate(self.steps)]
-        for i in range(len(self.slots)):
+        pointers, constants, loads = [], [], []
+        for i, step in enumerate(self.steps):
             at = 1 + i * rank
-            way = "".join(f" + i{d} * q[{at + 1 + d}]" for d in range(rank - 1))
-            outer.append(f"{real} *p{i} = ({real} *)q[{at}]{way};")
+            offset = "".join(f" + i{d} * q[{at + 1 + d}]" for d in range(rank - 1))
+            pointers.append(f"{real} *p{i} = ({real} *)q[{at}]{offset};")
+            if i < count:
+                (loads if step else constants).append(f"const {real} v{i} = p{i}[{'j' * step or 0}];")
         variable, inner = {node: f"v{i}" for node, i in self.read.items()}, []
         for i, node in enumerate(n for n in self.nodes if n not in self.read):
             operands = {
@@ -306,36 +303,28 @@ class _Plan:
             variable[node] = f"x{i}"
             inner.append(f"const {real} x{i} = {text};")
         lines = [
-            f"void {self.name}(const int64_t *table, int64_t rows, int64_t first, int64_t last) {{",
+            f"void {self.__name__}(const int64_t *table, int64_t rows, int64_t first, int64_t last) {{",
             "for (int64_t u = first; u < last; u++) {",
             f"const int64_t *q = table + u / rows * {1 + len(self.slots) * rank}, n = q[0], i0 = u % rows;",
             *(f"for (int64_t i{d} = 0; i{d} < {self.sizes[d]}; i{d}++)" for d in range(1, rank - 1)),
-            "{",
-            *outer,
-            *(load for load, step in zip(loads[:count], self.steps, strict=False) if not step),
-            "APART for (int64_t j = 0; j < n; j++) {",
-            *(load for load, step in zip(loads[:count], self.steps, strict=False) if step),
-            *inner,
+            *("{", *pointers, *constants, "APART for (int64_t j = 0; j < n; j++) {", *loads, *inner),
             *(f"p{count + i}[j] = {variable[node]};" for i, node in enumerate(self.results)),
             "}}}}",
         ]
         return "\n".join(lines)
 
-    def by_torch(self, operands: Sequence[Tensor]) -> list[Tensor]:
-        """Return the results, computed by torch's operations."""
-        known: dict[fx.Node, Any] = dict(zip(self.operands, operands, strict=True))
-        for node, operation, args, words in self.calls:
-            given, named = fx.map_arg((args, words), known.__getitem__)
-            known[node] = operation(*given, **named)
-        return [known[node] for node in self.results]
+    def load(self, code: ctypes.CDLL) -> None:
+        """Take the pass's function from the compiled library."""
+        self.function = getattr(code, self.__name__)
+        self.function.argtypes, self.function.restype = [ctypes.c_void_p, *[ctypes.c_int64] * 3], None
 
-    def table(self, strides: Sequence[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray] | None:
+    def table(self, strides: tuple[tuple[int, ...], ...]) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the table for operands of these strides, with offsets in place of addresses, and whose each offset is.
 
         Returns None if the pass cannot read operands of these strides.
         """
         tensors, rank = [*self.operands, *self.results], len(self.axes)
-        own = dict(zip(tensors, [*strides, *[self.strides] * len(self.results)], strict=True))
+        strides_of = dict(zip(tensors, [*strides, *[self.strides] * len(self.results)], strict=True))
         table = np.zeros((len(self.cuts) - 1, 1 + len(self.slots) * rank), np.int64)
         whose = np.zeros((len(table), len(self.slots)), np.int64)
         table[:, 0] = np.diff(self.cuts)
@@ -344,14 +333,41 @@ class _Plan:
             for line, start in enumerate(self.cuts[:-1]):
                 which = sum(s <= start for s in starts) - 1
                 piece = slot[which]
-                mine = _strides(self.shape, (piece.meta["kind"][0], own[piece], self.dtype))
-                step = 1 if len(slot) > 1 and piece.meta["kind"][0][-1] == 1 else mine[-1]
-                if step != self.steps[i] or not _keeps_axes_together(mine, self.shape, self.axes):
+                size = piece.meta["kind"][0]
+                outer = _strides(self.shape, (size, strides_of[piece], self.dtype))
+                step = 1 if len(slot) > 1 and size[-1] == 1 else outer[-1]
+                if step != self.steps[i] or not _keeps_axes_together(outer, self.shape, self.axes):
                     return None
                 begin = (start - starts[which]) * step * self.dtype.itemsize
-                table[line, 1 + i * rank : 1 + (i + 1) * rank] = begin, *(mine[axis[-1]] for axis in self.axes[:-1])
+                table[line, 1 + i * rank : 1 + (i + 1) * rank] = begin, *(outer[axis[-1]] for axis in self.axes[:-1])
                 whose[line, i] = tensors.index(piece)
         return table, whose
+
+    def __call__(self, *operands: Tensor, out: Sequence[Tensor | None]) -> list[Tensor]:
+        strides = tuple([t.stride() for t in operands])
+        if strides not in self.tables:
+            self.tables[strides] = self.table(strides)
+        layout = self.tables[strides]
+        if layout is None:  # the strides are not those of the recording
+            return self.by_torch(operands)
+        empty = torch.empty(0, dtype=self.dtype)
+        results = [empty.new_empty(self.shape) if t is None or t.stride() != self.strides else t for t in out]
+        table = layout[0].copy()
+        table[:, 1 :: len(self.axes)] += np.array([t.data_ptr() for t in (*operands, *results)])[layout[1]]
+
+        def run(first: int, last: int, hold: Any = (table, operands, results)) -> None:
+            self.function(table.ctypes.data, self.rows, first, last)
+
+        run_in_threads(run, len(table) * self.rows, self.shape.numel())
+        return results
+
+    def by_torch(self, operands: Sequence[Tensor]) -> list[Tensor]:
+        """Return the results, computed by torch's operations."""
+        values: dict[fx.Node, Any] = dict(zip(self.operands, operands, strict=True))
+        for node, operation, *arguments in self.calls:
+            args, kwargs = fx.map_arg(tuple(arguments), values.__getitem__)
+            values[node] = operation(*args, **kwargs)
+        return [values[node] for node in self.results]
 
 
 def _starts(slot: list[fx.Node]) -> list[int]:
@@ -359,17 +375,15 @@ def _starts(slot: list[fx.Node]) -> list[int]:
     return [sum(piece.meta["kind"][0][-1] for piece in slot[:i]) for i in range(len(slot))]
 
 
-def _axes(shape: Sequence[int], strides: Sequence[Sequence[int]], cat: bool) -> list[list[int]]:
+def _axes(shape: Sequence[int], strides: Sequence[Sequence[int]], cats: Sequence[fx.Node]) -> list[list[int]]:
     """Return the axes of a shape, grouped where these strides let them be one; the last axis of a `cat` is alone."""
     axes: list[list[int]] = []
     for i, size in enumerate(shape):
-        alone = not axes or (cat and i == len(shape) - 1) or any(s[axes[-1][-1]] != s[i] * size for s in strides)
         if size == 1:
             continue
-        if alone:
-            axes.append([i])
-        else:
-            axes[-1].append(i)
+        if not axes or (cats and i == len(shape) - 1) or any(s[axes[-1][-1]] != s[i] * size for s in strides):
+            axes.append([])
+        axes[-1].append(i)
     return axes
 
 
@@ -379,62 +393,26 @@ def _keeps_axes_together(strides: Sequence[int], shape: Sequence[int], axes: lis
     return all(strides[a] == strides[b] * shape[b] for a, b in pairs)
 
 
-class _Pass:
-    """A compiled pass: operands → results, written into given tensors or new ones. Many threads may call it."""
-
-    def __init__(self, plan: _Plan):
-        self.plan, self.__name__ = plan, plan.name
-        self.makes: list[Kind] = [node.meta["kind"] for node in plan.results]
-        self.function: Any = None
-        self.tables: dict[Any, Any] = {}  # by the strides of the operands
-        self.size, self.rows = plan.shape.numel(), plan.sizes[0] if len(plan.axes) > 1 else 1
-
-    def load(self, code: ctypes.CDLL) -> None:
-        """Take the pass's function from the compiled library."""
-        self.function = getattr(code, self.plan.name)
-        self.function.argtypes, self.function.restype = [ctypes.c_void_p, *[ctypes.c_int64] * 3], None
-
-    def __call__(self, *operands: Tensor, out: Sequence[Tensor | None]) -> list[Tensor]:
-        plan = self.plan
-        key = tuple([t.stride() for t in operands])
-        if key not in self.tables:
-            self.tables[key] = plan.table(key)
-        if self.tables[key] is None:  # their strides are not those of the recording
-            return plan.by_torch(operands)
-        empty = torch.empty(0, dtype=plan.dtype)
-        made = [empty.new_empty(plan.shape) if t is None or t.stride() != plan.strides else t for t in out]
-        lines, whose = self.tables[key]
-        table = lines.copy()
-        table[:, 1 :: len(plan.axes)] += np.array([t.data_ptr() for t in (*operands, *made)])[whose]
-
-        def run(first: int, last: int, hold: Any = (table, operands, made)) -> None:
-            self.function(table.ctypes.data, self.rows, first, last)
-
-        run_in_threads(run, len(table) * self.rows, self.size)
-        return made
-
-
 def _rewritten(graph: fx.Graph, passes: list[_Pass]) -> fx.Graph:
     """Return the graph with a call in place of every group, where the last of its operations stood or earlier."""
-    part = {node: each for each in passes for node in each.plan.nodes}
-    new, now = fx.Graph(), dict[fx.Node, fx.Node]()
+    pass_of = {node: each for each in passes for node in each.nodes}
+    new, copies = fx.Graph(), dict[fx.Node, fx.Node]()
 
     def write(node: fx.Node) -> None:
-        if node in now:
+        if node in copies:
             return
-        one = part.get(node)
-        for operand in node.all_input_nodes if one is None else one.plan.operands:
+        group = pass_of.get(node)
+        for operand in node.all_input_nodes if group is None else group.operands:
             write(operand)
-        if one is None:
-            now[node] = new.node_copy(node, now.__getitem__)
+        if group is None:
+            copies[node] = new.node_copy(node, copies.__getitem__)
             return
-        operands, out = tuple(now[n] for n in one.plan.operands), [None] * len(one.makes)
-        call = new.call_function(one, operands, {"out": out})
-        for i, result in enumerate(one.plan.results):
-            now[result] = new.call_function(item, (call, i))
-            now[result].meta["kind"] = result.meta["kind"]
+        call = new.call_function(group, tuple(copies[n] for n in group.operands), {"out": [None] * len(group.makes)})
+        for i, result in enumerate(group.results):
+            copies[result] = new.call_function(item, (call, i))
+            copies[result].meta["kind"] = result.meta["kind"]
 
     for node in graph.nodes:
-        if node not in part or node is part[node].plan.nodes[-1]:
+        if node not in pass_of or node is pass_of[node].nodes[-1]:
             write(node)
     return new

@@ -42,9 +42,11 @@ class Twister:
         `kind` is "normal" or "uniform".
         """
         count, n = rows.shape
-        if not enabled("twister") or rows.dtype != torch.float32 or n < LEAST or kind not in self._ready(count * n):
+        if not enabled("twister") or rows.dtype != torch.float32 or n < LEAST:
             return False
-        draw, seeds = self._ready(0)[kind], seeds.to(torch.int64).contiguous()
+        draw, seeds = self._compiled(count * n).get(kind), seeds.to(torch.int64).contiguous()
+        if draw is None:
+            return False
 
         def run(first: int, last: int) -> None:  # holding these tensors keeps them alive
             draw(seeds.data_ptr(), rows.data_ptr(), n, first, last)
@@ -52,8 +54,8 @@ class Twister:
         c_library.run_in_threads(run, count, count * n)
         return True
 
-    def _ready(self, more: int) -> dict[str, Callable[..., None]]:
-        """Count `more` numbers and return the functions that may be used: none until the compiler is done."""
+    def _compiled(self, more: int) -> dict[str, Callable[..., None]]:
+        """Count `more` numbers and return the functions by kind that may be used: none until the compiler is done."""
         if self.current is not None:
             return self.current
         self.drawn += more
@@ -62,27 +64,27 @@ class Twister:
         if self.pending is None or not self.pending.done():
             return {}
         try:
-            self.current = tried(self.pending.result())
+            self.current = _proven(self.pending.result())
         except Exception as error:  # torch draws the same numbers
             self.current = {}
             log.debug("Random numbers are drawn by torch: %s: %s", type(error).__name__, error)
         return self.current
 
 
-def tried(made: ctypes.CDLL) -> dict[str, Callable[..., None]]:
+def _proven(library: ctypes.CDLL) -> dict[str, Callable[..., None]]:
     """Return those of the compiled functions that give torch's numbers, by kind."""
-    good = {}
+    proven = {}
     for kind in ("normal", "uniform"):
-        draw = getattr(made, f"{kind}_rows")
+        draw = getattr(library, f"{kind}_rows")
         draw.argtypes, draw.restype = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3, None
-        if all(_same(draw, kind, seed, size) for seed, size in enumerate(TRIALS, (1 << 32) - 3)):
-            good[kind] = draw
+        if all(_gives_torchs(draw, kind, seed, size) for seed, size in enumerate(TRIALS, (1 << 32) - 3)):
+            proven[kind] = draw
         else:
             log.debug("Random numbers are drawn by torch: compiled %s ones differ", kind)
-    return good
+    return proven
 
 
-def _same(draw: Callable[..., None], kind: str, seed: int, size: int) -> bool:
+def _gives_torchs(draw: Callable[..., None], kind: str, seed: int, size: int) -> bool:
     seeds, (ours, theirs) = torch.tensor([seed]), torch.empty(2, size, dtype=torch.float32)
     draw(seeds.data_ptr(), ours.data_ptr(), size, 0, 1)
     getattr(theirs, f"{kind}_")(generator=torch.Generator().manual_seed(seed & 0xFFFFFFFF))

@@ -12,16 +12,17 @@ With `FEDABML_PLAIN=1` only the switches that decide results are set: default ty
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import importlib
 import os
+import re
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 from . import enabled, owns_process, threads_sleep_while_waiting
@@ -172,7 +173,7 @@ def keep_freed_memory() -> None:
 class _LateCompiler(types.ModuleType):
     """Stands for `torch._dynamo` until somebody needs more of it than to switch off what it has not switched on."""
 
-    compiled_autograd = types.SimpleNamespace(_disable=contextlib.nullcontext)
+    compiled_autograd = types.SimpleNamespace(_disable=nullcontext)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module("torch._dynamo"), name)  # the module takes this one's place
@@ -193,3 +194,24 @@ def without_compiler() -> Iterator[None]:
     finally:
         if vars(torch).get("_dynamo") is late:  # else somebody has needed the compiler, and it is there
             del torch._dynamo
+
+
+# -- warnings ---------------------------------------------------------------------------------------------------------
+_SLOW_BATCHING = re.compile("There is a performance drop because we have not yet implemented the batching rule")
+_IGNORED: Any = ("ignore", _SLOW_BATCHING, UserWarning, None, 0)
+
+
+@contextmanager
+def quiet_vmap() -> Iterator[None]:
+    """Suppress torch's warning that it batches an operation slowly, on which a user cannot act.
+
+    One entry in the filters of `warnings` ignores exactly that warning, and is removed at the end.
+    `warnings.catch_warnings` would restore the whole list and undo what other threads have changed in the meantime.
+    """
+    filters: Any = warnings.filters  # the list itself: it may be another one when the call ends
+    filters.insert(0, _IGNORED)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # a caller may have emptied the list meanwhile
+            filters.remove(_IGNORED)

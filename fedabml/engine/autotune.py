@@ -20,8 +20,7 @@ from .. import rng
 from ..accel import PARTS, enabled
 from ..accel.machine import free_bytes, hardware
 from ..accel.operators import triton_usable
-from ..accel.process import set_products, uses_arm_library
-from ..accel.quiet import quiet_vmap
+from ..accel.process import quiet_vmap, set_products, uses_arm_library
 from ..algorithms.base import Algorithm
 from ..errors import InputError, nearest
 from ..files.sealed import read_json, write_json

@@ -28,8 +28,7 @@ from ..accel import enabled
 from ..accel.convolutions import Narrow, Products
 from ..accel.machine import to_device
 from ..accel.operators import triton_usable
-from ..accel.process import set_products
-from ..accel.quiet import quiet_vmap
+from ..accel.process import quiet_vmap, set_products
 from ..algorithms.base import Algorithm, Phase, Site, State, Step
 from ..gaussian import Distribution
 from .augment import PATH, augmented

@@ -35,7 +35,7 @@ def both(function, *given):
     _, tape = split_fixed(record(function, *given), range(0))
     passes = fused_passes.fused(tape)()
     reuse_memory(tape)
-    return tape, passes, [node.target.plan for node in passes.graph.nodes if hasattr(node.target, "makes")]
+    return tape, passes, [node.target for node in passes.graph.nodes if hasattr(node.target, "makes")]
 
 
 def draw(shape, g, dtype, strange=False):
