@@ -284,7 +284,7 @@ class _Pass:
         real, rank, count = REAL[self.dtype], len(self.axes), len(self.read)
         suffix = "f" * (real == "float")
         names = {"FMA": f"__builtin_fma{suffix}", "FABS": f"__builtin_fabs{suffix}", "HALF": f"({real})0.5"}
-        pointers, constants, loads = [], [], []
+        pointers, constants, loads = list[str](), list[str](), list[str]()
         for i, step in enumerate(self.steps):
             at = 1 + i * rank
             offset = "".join(f" + i{d} * q[{at + 1 + d}]" for d in range(rank - 1))
