@@ -229,6 +229,7 @@ def test_the_campaign_is_large_and_knows_every_public_function(things):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_no_wrong_argument_ends_in_an_error_from_the_inside(things, name):
     assert campaign(*calls(things)[name]) == {}
 

@@ -6,6 +6,7 @@ Every import counts: at the top of a file, inside a function, and for type check
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def modules() -> dict[str, Path]:
     return {".".join(parts).removesuffix(".__init__"): path for parts, path in found.items() if parts != ("__init__",)}
 
 
+@functools.cache
 def imports() -> dict[str, set[str]]:
     """Which modules every module imports, of this package; a package's face stands for what is defined in it."""
     known = modules()

@@ -203,6 +203,7 @@ def test_fused_steps_have_the_same_bits(name, eager, monkeypatch, caplog):
 
 @needs_compiler
 @pytest.mark.parametrize("small", [True, False])
+@pytest.mark.slow
 def test_small_steps_need_no_compiler(small, eager, monkeypatch):
     asked = []
     monkeypatch.setattr(subprocess, "run", lambda *args, **options: asked.append(args) or 1 / 0)

@@ -139,6 +139,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="this system has no fork")
+@pytest.mark.slow
 def test_a_child_forked_while_another_thread_is_in_a_call_has_the_users_settings(tmp_path):
     script = """
 import os, threading, torch, warnings
@@ -246,6 +247,7 @@ def numbers(algorithm, seed=0):
 
 
 @pytest.mark.parametrize("algorithm", [fedabml.FedABML(), fedabml.FedAvg()])
+@pytest.mark.slow
 def test_results_do_not_depend_on_torchs_defaults(algorithm):
     plain = numbers(algorithm)
     try:
@@ -259,6 +261,7 @@ def test_results_do_not_depend_on_torchs_defaults(algorithm):
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.slow
 def test_training_in_threads_is_training_one_after_another():
     wanted = [numbers(fedabml.FedAvg(), seed) for seed in range(3)]
     with ThreadPoolExecutor(3) as pool:

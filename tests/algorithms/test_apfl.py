@@ -41,6 +41,7 @@ def train(w, v, alpha, steps, lr, rate, momentum, every, still=False):
 
 @MOMENTA
 @pytest.mark.parametrize(("alpha_lr", "every"), [(None, "round"), (0.4, "round"), (0.0, "batch"), (None, "batch")])
+@pytest.mark.slow
 def test_two_rounds_by_a_plain_loop(alpha_lr, every, momentum):
     lr = 0.1
     rate = lr if alpha_lr is None else alpha_lr

@@ -43,6 +43,7 @@ def key_of(purpose, round, client, number):
 
 @MOMENTA
 @pytest.mark.parametrize(("burn", "chain"), [(2, 3), (0, 1)])
+@pytest.mark.slow
 def test_two_rounds_by_a_plain_loop(burn, chain, momentum):
     lr, gamma = 0.1, 0.004
     words = {"burn": burn, "chain": chain, "nu0": -1.0, "momentum": momentum, "personal_epochs": 3}

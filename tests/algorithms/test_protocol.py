@@ -197,6 +197,7 @@ def test_what_clients_keep_is_their_own(fed, algorithm):
 
 
 @EVERY
+@pytest.mark.slow
 def test_one_step_in_float32(fed, algorithm):
     """One step each: a batch of everything and a single epoch."""
     one = {"rounds": 1, "dtype": "float32", "batch_size": 64, "epochs": 1, "participation": 1}
@@ -266,6 +267,7 @@ def test_evaluation_of_all_clients_even_one_never_drawn(fed, algorithm):
 
 
 @EVERY
+@pytest.mark.slow
 def test_a_new_client_is_personalised_predicts_and_is_saved(fed, algorithm, tmp_path):
     sim, setup = simulate(fed, algorithm, rounds=1, dtype="float32")
     prior = Prior(algorithm, sim.theta, setup.input_spec, BATCH)

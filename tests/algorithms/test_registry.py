@@ -12,6 +12,7 @@ from fedabml import algorithms
 from fedabml.algorithms import REGISTRY, Entry, FedAvg, make, name_of
 
 
+@pytest.mark.slow
 def test_the_names_of_algorithms_and_datasets_cost_no_import_of_torch_or_numpy():
     script = """
 import sys

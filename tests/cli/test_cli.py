@@ -195,6 +195,7 @@ def test_a_dry_run_of_a_resumed_run_has_its_backend_and_chunk(tmp_path):
     assert "backend loop, 4 client(s)" in run("train", "--resume", "--out", "other", "--dry-run").stdout
 
 
+@pytest.mark.slow
 def test_one_configuration_serves_all_commands(client, tmp_path):
     (tmp_path / "run.toml").write_text(
         'dataset = "digits"\nclients = 10\nmodel = "mlr"\nrounds = 2\nepochs = 1\ndevice = "cpu"\n'
@@ -270,6 +271,7 @@ def patients(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.slow
 def test_tables_end_to_end(patients, kind, tmp_path):
     write = {"csv": lambda f, p: f.to_csv(p, index=False), "parquet": lambda f, p: f.to_parquet(p)}[kind]
     write(patients.drop(columns="level"), tmp_path / f"all.{kind}")
@@ -290,6 +292,7 @@ def test_tables_end_to_end(patients, kind, tmp_path):
     assert posterior.predict(f"ask.{kind}").decode() == [row["label"] for row in table]
 
 
+@pytest.mark.slow
 def test_regression_end_to_end(patients, tmp_path):
     patients.drop(columns="outcome").to_csv(tmp_path / "all.csv", index=False)
     words = "--client-column hospital --target-column level --model mlr --rounds 5 --participation 1 --batch-size 10"
@@ -347,6 +350,7 @@ def test_algorithms_are_listed_and_shown():
     assert "q(w|φ_i)" in said and "λ: weight of the KL" in said and "natural | euclidean | amortised" in said
 
 
+@pytest.mark.slow
 def test_report_of_one_run_and_of_several(tmp_path):
     for seed in (0, 1):
         run("train", *SMALL, "--seed", seed, "--out", f"run{seed}", "--quiet")
@@ -386,6 +390,7 @@ def test_the_demo_compares_three_shows_unseen_digits_and_replaces_only_its_own(t
     assert [f.name for f in (tmp_path / "other").iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.slow
 def test_version_and_help_of_every_command():
     assert run("--version").stdout.strip() == f"fedabml {fedabml.__version__}"
     commands = shlex.split("demo train evaluate personalize predict report algorithms data")

@@ -70,6 +70,7 @@ def good(n=8):
         (["--set", "personalize.epochs=3"], "no key or algorithm 'personalize'"),
     ],
 )
+@pytest.mark.slow
 def test_wrong_words(words, said, tmp_path):
     assert said in refused("train", *SMALL, *words)
     assert not list(tmp_path.iterdir())

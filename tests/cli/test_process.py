@@ -139,6 +139,7 @@ def test_completion_knows_the_names(tmp_path):
 
 
 @pytest.mark.parametrize("module", ["fedabml.errors", "typer", "fedabml.runs.config", "numpy", "torch"])
+@pytest.mark.slow
 def test_ctrl_c_while_the_program_is_imported_is_130_and_no_traceback(tmp_path, module):
     watched = [sys.executable, "-X", "importtime", "-m", "fedabml", *TRAIN]
     process = subprocess.Popen(watched, cwd=tmp_path, env=ENV, stderr=subprocess.PIPE, text=True, preexec_fn=hears)

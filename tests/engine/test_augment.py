@@ -84,6 +84,7 @@ def test_every_minibatch_of_every_step_has_draws_of_its_own(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["fedabml", "perfedavg"])  # which takes several minibatches a step
+@pytest.mark.slow
 def test_engines_and_chunks_agree(name):
     fed, algorithm = federation("cnn"), make(name, lr=0.05, augment="crop-flip", personal_epochs=1)
     whole = simulate(fed, "cnn", algorithm)
@@ -112,6 +113,7 @@ def test_what_is_no_image_is_refused():
         FedABML(augment="rotate")
 
 
+@pytest.mark.slow
 def test_a_site_that_joins_augments_too():
     fed = federation("cnn")
     words = {"rounds": 1, "seed": 1, "device": "cpu", "batch_size": 8, "model_options": SMALL["cnn"]}

@@ -57,6 +57,7 @@ def captured(sim):
 
 @pytest.mark.parametrize("sizes", [EVEN, UNEVEN], ids=str)
 @pytest.mark.parametrize("name", ["fedabml", "scaffold", "perfedavg", "fedrep"])
+@pytest.mark.slow
 def test_captured_rounds_are_eager_ones(graphs, name, sizes):
     sims = [simulation(sizes, make(name, lr=0.1, lr_decay=0.8), capture) for capture in (True, False)]
     for sim in sims:

@@ -193,6 +193,7 @@ def test_what_was_captured_is_given_back_once_before_fewer_run_at_once(caplog):
     assert len(caplog.records) == 2
 
 
+@pytest.mark.slow
 def test_a_client_alone_that_does_not_fit_is_an_input_error(monkeypatch, tmp_path):
     device = Device(monkeypatch, 8)
     train(tmp_path, rounds=1)
@@ -226,6 +227,7 @@ def test_a_resumed_run_goes_on_with_the_chunk_that_fitted(monkeypatch, tmp_path,
     assert device.sizes[:4] == [8, 8, 4, 2] and set(device.sizes[3:]) == {2}
 
 
+@pytest.mark.slow
 def test_runs_side_by_side(monkeypatch, caplog):
     """Two runs share a batch; with too little memory they are what they are alone."""
     fed, words = federation(), {"participation": 1.0, "epochs": 1, "batch_size": 8, "device": "cpu", "backend": "vmap"}

@@ -110,6 +110,7 @@ class Dropping(nn.Module):
 
 
 @pytest.mark.parametrize("s", [1, 2])
+@pytest.mark.slow
 def test_dropout_is_the_same_in_every_engine_and_chunk(s):
     torch.manual_seed(0)
     module, algorithm = Dropping(), FedABML(lr=0.05, s=s, nu0=-2.0)
@@ -234,6 +235,7 @@ def test_predictions_of_many_rows_are_cut_in_pieces_and_joined():
 
 @pytest.mark.parametrize("backend", ["vmap", "loop"])
 @pytest.mark.parametrize("sizes", [(12, 12, 12), (11, 15, 13), (4, 30, 12)])
+@pytest.mark.slow
 def test_personalising_on_the_way_is_personalising_anew(backend, sizes, monkeypatch):
     fed = federation("mlr", sizes)
     cohort = simulate(fed, "mlr", FedABML(lr=0.1, s=2), rounds=0, backend=backend, batch_size=5).cohort
@@ -650,6 +652,7 @@ UNBATCHED = {
 
 
 @pytest.mark.parametrize("case", UNBATCHED)
+@pytest.mark.slow
 def test_a_module_that_cannot_be_batched_runs_client_by_client(case):
     end, code, what, fix, instead = UNBATCHED[case]
     fed, words = federation("mlr"), {"dtype": "float32", "rounds": 1}
@@ -829,6 +832,7 @@ class Attending(nn.Module):
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("backend", ["vmap", "loop"])
 @pytest.mark.parametrize(("kind", "name"), [(lambda: Distances(6, 3), "_cdist_"), (Attending, "_scaled_dot_product_")])
+@pytest.mark.slow
 def test_a_module_that_cannot_be_derived_twice_is_refused_where_it_would_be(kind, name, backend):
     one = FedABML(prior_step="amortised", prior_every="batch", lr=0.01)
     words = {"rounds": 1, "backend": backend, "dtype": "float32"}

@@ -126,6 +126,7 @@ def test_threads_change_nothing(fed, name, backend):
     assert one[2]["nll"] == pytest.approx(two[2]["nll"], abs=1e-9)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_shares_its_clients_out_as_before(fed, tmp_path, monkeypatch):
     words = {"participation": 0.8, "epochs": 1, "batch_size": 8, "model_options": {"hidden": (4,)}, "backend": "vmap"}
     from fedabml.engine.autotune import Way

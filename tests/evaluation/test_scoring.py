@@ -238,6 +238,7 @@ def test_regression_scores_of_a_linear_model_by_hand():
         assert scores.clients["std"][c] == pytest.approx(std, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_learned_noise_finds_its_level():
     """y = a·x + N(0, .3²) and a linear model: after training the noise is the data's, not the .5 it starts at."""
     fed = data("regression", sizes=(300,), tests=(300,))

@@ -33,6 +33,7 @@ def known_studies():
 
 
 @pytest.mark.parametrize("path", ledgers(), ids=lambda path: str(path.relative_to(RESULTS)))
+@pytest.mark.slow
 def test_a_stored_ledger_names_studies_algorithms_and_hyperparameters_of_today(path):
     studies = known_studies()
     for result in Ledger(path).results.values():

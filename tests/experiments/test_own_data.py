@@ -117,6 +117,7 @@ def test_new_clients_of_a_table_are_scored_on_their_own_rows(csv, tmp_path, monk
         assert [s.summary["nll"] for s in one.scores] == pytest.approx([s.summary["nll"] for s in other.scores])
 
 
+@pytest.mark.slow
 def test_tables_whose_features_differ_by_seed_are_not_batched(tmp_path):
     """A category that one row alone has is a column of its own for the seeds that train on that row."""
     write_csv(tmp_path / "own.csv")
@@ -133,6 +134,7 @@ def test_tables_whose_features_differ_by_seed_are_not_batched(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["folder", "csv"])
+@pytest.mark.slow
 def test_a_comparison_reads_every_file_once_and_the_next_one_what_has_changed(kind, request, reads, tmp_path):
     own = request.getfixturevalue(kind)
     files = ["own.csv"] if kind == "csv" else [f"site{i}.npz" for i in range(CLIENTS)]

@@ -107,6 +107,7 @@ def test_two_processes_do_not_write_one_ledger(tmp_path):
     assert len(Ledger(tmp_path / "cells").results) == 3
 
 
+@pytest.mark.slow
 def test_a_cell_that_diverges_is_a_result_and_costs_the_others_nothing(tmp_path):
     rounds = []
     cells = [cell("fedavg", lr=0.05), cell("fedavg", lr=1e307), cell("fedavg", lr=0.05, seed=1)]

@@ -41,6 +41,7 @@ def test_a_line_of_an_older_ledger_is_read():
     assert made.curve == [] and made.found == {} and made.scores[0].on == ""
 
 
+@pytest.mark.slow
 def test_the_last_of_the_curve_is_the_score_and_watching_changes_nothing():
     seen, plain = run(Cell("x", SMALL, curve=(1, 2))), run(Cell("x", SMALL))
     assert [line["round"] for line in seen.curve] == [1, 2] and plain.curve == []

@@ -97,6 +97,7 @@ def test_strange_values_of_set_are_refused(value):
         ("data", "inspect", "digits", "--clients", 10**12),
     ],
 )
+@pytest.mark.slow
 def test_numbers_beyond_all_bounds_are_refused(trained, words):
     run(*words, code=2)
 
@@ -131,6 +132,7 @@ READ = [
 
 @pytest.mark.parametrize("target", ["fifo", "loop", "/dev/zero", "/dev/urandom"])
 @pytest.mark.parametrize(("name", "words"), READ)
+@pytest.mark.slow
 def test_what_is_no_file_is_named(trained, monkeypatch, target, name, words):
     def no_network(*_, **__):
         raise OSError("no network")

@@ -60,6 +60,7 @@ def obstacles(folder):
 
 
 @pytest.mark.parametrize("command", [*FOLDERS, *FILES])
+@pytest.mark.slow
 def test_what_is_no_new_file_stays(here, command):
     for name, before in obstacles(here).items():
         said = run(*(FOLDERS | FILES)[command], "--out", name, code=2).stderr
@@ -100,6 +101,7 @@ def test_files_in_a_folder_are_replaced_only_with_force(here, words, files):
     assert sorted(path.name for path in (here / "other").iterdir()) == sorted(files)
 
 
+@pytest.mark.slow
 def test_own_folders_are_written_again_without_force(here):
     for _ in range(2):
         run("evaluate", "run")

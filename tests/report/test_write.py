@@ -378,6 +378,7 @@ def test_a_page_of_very_many_clients_is_a_few_megabytes(make_run: MakeRun, tmp_p
         assert f'data-client="{row["name"]}"' in page and f">{row['name']}</th>" in page
 
 
+@pytest.mark.slow
 def test_two_runs_of_many_clients_are_counted_whole(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(a, algorithm=a, clients=5_000, rounds=3, skill=s) for a, s in (("a", 0.9), ("b", 0.85))]
     page, _ = page_of(write(runs, tmp_path / "two.html"))

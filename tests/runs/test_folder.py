@@ -383,6 +383,7 @@ def crash(now):
         raise Killed
 
 
+@pytest.mark.slow
 def test_rounds_may_be_extended(tmp_path):
     run(tmp_path / "short", rounds=2)
     longer = run(tmp_path / "short", rounds=4, resume=True)
@@ -403,6 +404,7 @@ def test_rounds_may_be_extended(tmp_path):
         ({"backend": "loop"}, "backend"),
     ],
 )
+@pytest.mark.slow
 def test_a_run_resumed_otherwise_is_refused(tmp_path, change, words):
     run(tmp_path, rounds=1)
     before = (tmp_path / "checkpoints/round-000001.safetensors").read_bytes()

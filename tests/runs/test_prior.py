@@ -266,6 +266,7 @@ def test_posteriors_that_are_not_what_they_say(tmp_path, change, words):
 
 
 @pytest.mark.parametrize("name", list(fedabml.algorithms.REGISTRY))
+@pytest.mark.slow
 def test_sound_files_of_every_algorithm_are_taken(name, tmp_path):
     fed = fedabml.Federation.from_arrays([arrays(20, 1), arrays(20, 2)], classes=3)
     algorithm = fedabml.algorithms.make(name)

@@ -49,6 +49,7 @@ def objects():
     yield config.RunConfig(data="x" * 999, seed=3)
 
 
+@pytest.mark.slow
 def test_every_public_object_prints_a_short_line_without_weights_or_rows():
     for each in objects():
         text = repr(each)

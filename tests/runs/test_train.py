@@ -165,6 +165,7 @@ def test_the_users_module_is_not_trained():
 
 # -- determinism ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("algorithm", [FedABML(prior_std="learned"), FedAvg(), Local()], ids=["a", "b", "c"])
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(algorithm):
     def bits(seed):
         torch.manual_seed(int(torch.randint(0, 1000, ()).item()))  # global state must not matter
