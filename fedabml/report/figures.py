@@ -14,7 +14,7 @@ from .canvas import PAGE, Axis, Look, finite, ticks
 from .charts import Series, bars, histogram, line_chart, ranges, scatter, usual_radius
 from .heat_map import Partition, heat_map
 from .page import Figure
-from .read import Client, Run
+from .read import Client, Run, read_layers
 
 _TALL = replace(PAGE, height=350)
 _LOOSE = "Where σ is as large as the mean, the prior hardly constrains a weight."
@@ -62,7 +62,7 @@ def progress(runs: Sequence[Run], look: Look | None = None) -> Figure | None:
     )
     if any(s.low for s in series):
         reading += " The band is the 95% confidence interval of the mean over seeds."
-    if missed := sum(run.unscored for run in runs):
+    if missed := sum("eval_error" in line for run in runs for line in run.rounds):
         reading += f" {missed} evaluation{'s' * (missed != 1)} failed and {'are' if missed > 1 else 'is'} left out."
     axes = {"x": Axis("round", "whole"), "y": _axis(runs[0], f"{runs[0].split} {word}, mean over clients")}
     return _figure(line_chart, series, f"{word[0].upper()}{word[1:]} per round", reading, look=look or PAGE, **axes)
@@ -297,7 +297,7 @@ def prior_width(runs: Sequence[Run]) -> list[Figure]:
 
 def _layers(run: Run) -> list[Figure]:
     """Draw the quartiles of the prior's σ and |mean| in each layer; nothing where σ was not learned."""
-    layers, figures = run.layers, []
+    layers, figures = read_layers(run.folder), []
     if not _differ([v for parts in layers.values() for v in parts["σ"]]):
         return []
     for name, title, label, reading, look in (

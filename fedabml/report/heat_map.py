@@ -17,7 +17,7 @@ from .canvas import LIGHT, Axis, Frame, Look
 
 LEVELS = 16  # shades of a cell
 MOST_ROWS, MOST_CELLS = 1000, 20_000  # drawn at most: thinner rows vanish, and a cell takes up to 31 bytes
-NAMED, LONGEST = 40, 18  # at most this many clients are named, if no name has more letters
+NAMED_CLIENTS, NAMED_CLASSES, LONGEST = 40, 24, 18  # at most so many are named, if no name has more letters
 BARS = 84.0  # width of the bars that show how many samples a client has
 
 
@@ -40,8 +40,8 @@ class Partition:
             counts, sizes, rows = (_by_split(manifest, key) for key in ("counts", "sizes", "rows"))
             classes = len(counts[0][0]) if counts and counts[0] else 0
             shown = max(100, min(MOST_ROWS, MOST_CELLS // max(classes, 1)))
-            listed = sizes or [[len(own) for own in part] for part in rows]  # older manifests list no sizes
-            total = _sum(listed, shown) if listed else _sum(counts, shown).sum(1)
+            sizes = sizes or [[len(each) for each in part] for part in rows]  # older manifests list no sizes
+            total = _sum(sizes, shown) if sizes else _sum(counts, shown).sum(1)
             table = _sum(counts, shown) if classes else np.zeros((len(total), 0), np.int64)
             clients, samples = int(manifest["clients"]), sum(int(manifest["samples"][s]) for s in ("train", "val"))
             names = [str(name) for name in manifest.get("names") or ()]
@@ -64,18 +64,14 @@ class Partition:
     @property
     def row_names(self) -> list[str]:
         """The clients' names where they are few and short, else their numbers."""
-        shown = len(self.sizes)
-        names = [name.removeprefix("client-") for name in self.names]
-        names = names if all(name.isdecimal() for name in names) else list(self.names)
-        fit = len(names) == shown <= NAMED and max(map(len, names)) <= LONGEST
-        return names if fit else [str(i) for i in range(shown)]
+        numbers = [name.removeprefix("client-") for name in self.names]
+        names = numbers if all(name.isdecimal() for name in numbers) else self.names
+        return _names_or_numbers(names, len(self.sizes), NAMED_CLIENTS)
 
-    @property
-    def column_names(self) -> list[str]:
-        """The names of the classes where they are few and short, else their numbers."""
-        classes = self.counts.shape[1]
-        fit = len(self.class_names) == classes <= 24 and max(map(len, self.class_names), default=0) <= LONGEST
-        return list(self.class_names) if fit else [str(i) for i in range(classes)]
+
+def _names_or_numbers(names: Sequence[str], count: int, most: int) -> list[str]:
+    fit = len(names) == count <= most and all(len(name) <= LONGEST for name in names)
+    return list(names) if fit else [str(i) for i in range(count)]
 
 
 def _by_split(manifest: Mapping[str, Any], key: str) -> list[list[Any]]:
@@ -92,89 +88,63 @@ def _sum(parts: Sequence[Sequence[Any]], shown: int) -> np.ndarray:
 @checks_arguments
 def save_heat_map(federation: Federation, path: str | os.PathLike[str]) -> Path:
     """Write the heat map of a federation's partition as an SVG picture that stands alone; return its path."""
-    found = Partition.read(federation.manifest_rows(rows=False))
-    assert found is not None
-    return write(Path(path), heat_map(found))
+    partition = Partition.read(federation.manifest_rows(rows=False))
+    assert partition is not None
+    return write(Path(path), heat_map(partition))
 
 
-def heat_map(found: Partition, look: Look = LIGHT) -> str:
+def heat_map(partition: Partition, look: Look = LIGHT) -> str:
     """Draw one row per client: the share of its training samples in each class, and how many samples it has.
 
     A regression has no classes, so only the sizes are drawn.
     """
-    shown, classes = found.counts.shape
-    row = float(np.clip(600 / shown, 1, 18))
-    names = found.column_names
-    look = replace(look, height=round(row * shown) + (150 if classes else 112))
-    title = f"{found.dataset}: {'who has which classes' if classes else 'samples per client'}"
-    most = max(int(found.sizes.max()), 1)
-    span, x = (
-        ((0.0, 1.0), Axis("class", names=names)) if classes else ((0.0, float(most)), Axis("training samples", "whole"))
-    )
+    shown, classes = partition.counts.shape
+    most, row_names = max(int(partition.sizes.max()), 1), partition.row_names
+    look = replace(look, height=round(float(np.clip(600 / shown, 1, 18)) * shown) + (150 if classes else 112))
+    title = f"{partition.dataset}: {'who has which classes' if classes else 'samples per client'}"
+    columns = Axis("class", names=_names_or_numbers(partition.class_names, classes, NAMED_CLASSES))
+    x = columns if classes else Axis("training samples", "whole")
     frame = Frame(
-        look, title, x, Axis("client", names=found.row_names), (span, (0.0, 1.0)),
+        look, title, x, Axis("client", names=row_names), ((0.0, float(most)), (0.0, 1.0)),
         head=46.0 if classes else 20.0, aside=BARS + 16 if classes else 0.0,
     )  # fmt: skip
-    frame.write(4, frame.head + 12, found.facts)
+    frame.write(4, frame.head + 12, partition.facts)
+    left, width = frame.left, frame.right - frame.left
     if classes:
-        share = found.counts / np.maximum(found.counts.sum(1, keepdims=True), 1)
-        _shades(frame, float(share.max()))
-        _cells(frame, share)
-        left = frame.right + 16
+        _cells(frame, partition.counts / np.maximum(partition.counts.sum(1, keepdims=True), 1))
+        left, width = frame.right + 16, BARS
         frame.write(left, frame.top - 20, "training samples")
         frame.write(left, frame.top - 6, "0")
-        frame.write(left + BARS, frame.top - 6, f"{most:,}", anchor="end")
-        _bars(frame, found.sizes / most * BARS, left)
-    else:
-        _bars(frame, found.sizes / most * (frame.right - frame.left), frame.left)
-    if shown <= 100:
-        for i, (name, size) in enumerate(zip(found.row_names, found.sizes.tolist(), strict=True)):
-            end = look.width - 16 - frame.left
-            frame.hit(frame.left, frame.y(i), end, frame.y(i + 1) - frame.y(i), f"client {name}\n{size:,} samples")
+        frame.write(left + width, frame.top - 6, f"{most:,}", anchor="end")
+    row = frame.y(1) - frame.y(0)
+    thick, lengths = row - 1 if row >= 5 else row, partition.sizes / most * width
+    bars = "".join(f"M{left:.1f} {frame.y(i):.2f}h{n:.2f}v{thick:.2f}H{left:.1f}z" for i, n in enumerate(lengths))
+    frame.parts.append(f'<path fill="{look.muted}" fill-opacity=".6"{_edges(thick)} d="{bars}"/>')
+    for i, (name, size) in enumerate(zip(row_names, partition.sizes.tolist(), strict=True) if shown <= 100 else ()):
+        frame.hit(frame.left, frame.y(i), look.width - 16 - frame.left, row, f"client {name}\n{size:,} samples")
     return frame.svg()
 
 
 def _cells(frame: Frame, share: np.ndarray) -> None:
-    """Draw the filled cells as one path per shade, so that many cells stay a small file."""
+    """Draw the filled cells as one path per shade, so that many cells stay a small file, and the legend of shades."""
     level = np.where(share > 0, np.minimum((share / max(share.max(), 1e-9) * LEVELS).astype(int), LEVELS - 1), -1)
     column, row = frame.x(1) - frame.x(0), frame.y(1) - frame.y(0)
     width, height = (side - 1 if side >= 5 else side for side in (column, row))  # a gap where there is room
     box = f"h{width:.2f}v{height:.2f}h{-width:.2f}z"
+    label, y, size = "share of the client's samples: 0%", frame.head + 24, 8
+    x = 4 + 6.2 * len(label)
+    frame.write(4, y + 10, label)
     for shade in range(LEVELS):
-        places = np.argwhere(level == shade).tolist()
-        moves = "".join(f"M{frame.x(c):.2f} {frame.y(i):.2f}{box}" for i, c in places)
+        fill = f'fill="{frame.look.colours[0]}" fill-opacity="{0.12 + 0.88 * shade / (LEVELS - 1):.2f}"'
+        frame.parts.append(f'<rect x="{x + size * shade:.1f}" y="{y}" width="{size}" height="11" {fill}/>')
+        cells = np.argwhere(level == shade).tolist()
+        moves = "".join(f"M{frame.x(c):.2f} {frame.y(i):.2f}{box}" for i, c in cells)
         if moves:
-            frame.parts.append(
-                f'<path data-cells="{len(places)}" {_fill(frame, shade)}{_edges(width, row)} d="{moves}"/>'
-            )
+            edges = _edges(min(width, row))
+            frame.parts.append(f'<path data-cells="{len(cells)}" {fill}{edges} d="{moves}"/>')
+    frame.write(x + size * LEVELS + 6, y + 10, f"{share.max():.0%}")
 
 
-def _fill(frame: Frame, shade: int) -> str:
-    """The attributes of a shade: the first colour, from pale to full."""
-    return f'fill="{frame.look.colours[0]}" fill-opacity="{0.12 + 0.88 * shade / (LEVELS - 1):.2f}"'
-
-
-def _edges(width: float, height: float) -> str:
-    """The rendering of small shapes: without crisp edges, thin rows that touch would show seams."""
-    return "" if min(width, height) >= 4 else ' shape-rendering="crispEdges"'
-
-
-def _shades(frame: Frame, top: float) -> None:
-    """Draw the legend of the shades."""
-    y, cell = frame.head + 24, 8
-    words = "share of the client's samples: 0%"
-    x = 4 + 6.2 * len(words)
-    frame.write(4, y + 10, words)
-    for shade in range(LEVELS):
-        frame.parts.append(
-            f'<rect x="{x + cell * shade:.1f}" y="{y}" width="{cell}" height="11" {_fill(frame, shade)}/>'
-        )
-    frame.write(x + cell * LEVELS + 6, y + 10, f"{top:.0%}")
-
-
-def _bars(frame: Frame, lengths: np.ndarray, left: float) -> None:
-    """Draw how many samples each client has, as bars from `left`."""
-    row = frame.y(1) - frame.y(0)
-    thick = row - 1 if row >= 5 else row
-    moves = "".join(f"M{left:.1f} {frame.y(i):.2f}h{n:.2f}v{thick:.2f}H{left:.1f}z" for i, n in enumerate(lengths))
-    frame.parts.append(f'<path fill="{frame.look.muted}" fill-opacity=".6"{_edges(thick, thick)} d="{moves}"/>')
+def _edges(size: float) -> str:
+    """Return the rendering of shapes of this size: without crisp edges, thin rows that touch would show seams."""
+    return "" if size >= 4 else ' shape-rendering="crispEdges"'

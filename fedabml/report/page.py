@@ -1,4 +1,4 @@
-"""A page as one HTML file that needs nothing else: its parts are plain data, and templates/page.html lays them out.
+"""A page as one HTML file that needs nothing else: its parts are data, and templates/page.html lays them out.
 
 Jinja2 escapes every text, so names from files never become markup. Only pictures, which this package draws itself, are
 inserted as they are.
@@ -6,17 +6,15 @@ inserted as they are.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from .canvas import DARK, LIGHT, PAGE, Look, without_control_characters
+from .canvas import DARK, LIGHT, PAGE, without_control_characters
 
 
 @dataclass(frozen=True)
@@ -87,11 +85,6 @@ class Section:
     commands: Sequence[str] = ()
     notes: Sequence[str] = ()
 
-    @property
-    def holds_anything(self) -> bool:
-        """Whether there is anything to show under the heading."""
-        return any((self.points, self.tiles, self.figures, self.tables, self.commands, self.notes))
-
 
 @dataclass(frozen=True)
 class PageData:
@@ -107,52 +100,20 @@ class PageData:
 
 def document(title: str, subtitle: str, sections: Sequence[Section], data: PageData | None = None) -> str:
     """Return a complete HTML document; the runs of `data` get a legend whose names hide and show them."""
-    found = data or PageData()
-    style, script = _colours() + _asset("page.css"), _asset("page.js")
-    facts = {"data": vars(found), "legend": found.runs, "style": style, "script": script}
-    return _environment().get_template("page.html").render(title=title, subtitle=subtitle, sections=sections, **facts)
+    shown = {"title": title, "subtitle": subtitle, "sections": sections, "data": vars(data or PageData())}
+    return _environment().get_template("page.html").render(shown)
 
 
 @cache
 def _environment() -> Environment:
     def clean(value: Any) -> Any:
-        plain = isinstance(value, str) and not isinstance(value, Markup)
-        return without_control_characters(value) if plain else value
+        markup = not isinstance(value, str) or isinstance(value, Markup)
+        return value if markup else without_control_characters(value)
 
     environment = Environment(
         loader=PackageLoader("fedabml.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=clean
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.globals["swatch"] = _swatch
-    environment.filters["breakable"] = _breakable
+    environment.filters["clean"] = without_control_characters
+    environment.globals |= {"LIGHT": LIGHT, "DARK": DARK, "PAGE": PAGE}
     return environment
-
-
-def _swatch(run: int) -> Markup:
-    """Draw a run's colour and shape for its legend entry and its rows."""
-    style = PAGE.style(run)
-    width = 11 if style.solid else 20
-    size = f'viewBox="0 0 {width} 11" width="{width}" height="11"'
-    return Markup(f'<i><svg {size} aria-hidden="true">{style.key(0, 0)}</svg></i>')
-
-
-def _breakable(key: str) -> Markup:
-    """Allow a line break after each part of a dotted name."""
-    return Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(without_control_characters(key)))))
-
-
-def _asset(name: str) -> str:
-    return resources.files("fedabml.report").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-def _colours() -> str:
-    """Return the pictures' two looks as CSS variables: light, dark by the system's preference, dark by the button."""
-
-    def variables(look: Look, scheme: str, back: str) -> str:
-        named = {"ink": look.ink, "muted": look.muted, "grid": look.grid, "paper": look.paper, "back": back}
-        named |= {f"c{i}": colour for i, colour in enumerate(look.colours)}
-        return f"color-scheme:{scheme};" + "".join(f"--{name}:{value};" for name, value in named.items())
-
-    light, dark = variables(LIGHT, "light", "#f4f6f8"), variables(DARK, "dark", "#0e1115")
-    preferred = f"@media(prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
-    return f":root{{{light}}}\n{preferred}\n:root[data-theme=dark]{{{dark}}}\n"

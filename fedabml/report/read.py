@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from .canvas import finite
 
 MAX = 1 << 31  # bytes of a file in a run folder; files grow with clients and rounds
 Record = Mapping[str, Any]
-Quartiles = tuple[float, float, float]
+Quartiles = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,8 @@ class Run:
     @property
     def task(self) -> str:
         """Either "classification" or "regression", or an empty string if the summary has neither."""
-        measures = {"rmse": "regression", "accuracy": "classification"}
-        known = (task for measure, task in measures.items() if measure in self.summary)
-        return str(self.summary.get("task") or next(known, ""))
+        scored = "regression" if "rmse" in self.summary else "classification" if "accuracy" in self.summary else ""
+        return str(self.summary.get("task") or scored)
 
     @property
     def regression(self) -> bool:
@@ -113,11 +112,6 @@ class Run:
         known = [v for c in self.clients if (v := c.values.get("accuracy")) is not None and not self.small(c)]
         return worst_decile(np.array(known)) if known else None
 
-    @property
-    def unscored(self) -> int:
-        """The number of evaluations that failed."""
-        return sum("eval_error" in line for line in self.rounds)
-
     def fact(self, key: str) -> Any:
         """Return a value of the summary or, failing that, of the configuration."""
         value = self.summary.get(key)
@@ -145,11 +139,6 @@ class Run:
                 pairs.append((float(line["round"]), finite(source[key])))
         return [p[0] for p in pairs], [p[1] for p in pairs]
 
-    @property
-    def layers(self) -> dict[str, Mapping[str, Quartiles]]:
-        """The quartiles of a Gaussian prior's σ and |mean| in every layer; empty for other priors."""
-        return _layers(self.folder / "shared.safetensors")
-
     def table(self, key: str) -> list[Record]:
         """Return a list of records in the summary, such as `reliability`; empty if it is missing."""
         rows = self.summary.get(key)
@@ -162,6 +151,12 @@ class Run:
         return rows
 
 
+_NAMES = (  # of runs, the shortest first; the first that tells all runs apart is used
+    *("{a}", "{a}, {d}", "{a}, seed {seed}", "{a}, {d}, seed {seed}"),
+    *("{folder.name}", "{folder.parent.name}/{folder.name}"),
+)
+
+
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """Read run folders and give each run a short name that distinguishes it from the others.
 
@@ -170,10 +165,10 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     runs = [_read(Path(folder)) for folder in folders]
     tasks = {run.task: run.folder for run in runs if run.task}
     if len(tasks) > 1:
-        found = ", ".join(f"{folder} is a {task}" for task, folder in tasks.items())
-        raise InputError(f"Runs of different tasks cannot be compared: {found}. Report them apart, one page per task.")
-    for name in _NAMES:
-        names = [name(run) for run in runs]
+        mixed = ", ".join(f"{folder} is a {task}" for task, folder in tasks.items())
+        raise InputError(f"Runs of different tasks cannot be compared: {mixed}. Report them apart, one page per task.")
+    for form in _NAMES:
+        names = [form.format(a=run.algorithm, d=run.dataset, seed=run.fact("seed"), folder=run.folder) for run in runs]
         if len(set(names)) == len(names):
             break
     else:
@@ -181,28 +176,18 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
 
 
-_NAMES: tuple[Callable[[Run], str], ...] = (
-    lambda run: run.algorithm,
-    lambda run: f"{run.algorithm}, {run.dataset}",
-    lambda run: f"{run.algorithm}, seed {run.fact('seed')}",
-    lambda run: f"{run.algorithm}, {run.dataset}, seed {run.fact('seed')}",
-    lambda run: run.folder.name,
-    lambda run: f"{run.folder.parent.name}/{run.folder.name}",
-)
-
-
 def _read(folder: Path) -> Run:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a run folder. Give a folder that `fedabml train --out` has written.")
     summary = _object(folder / "summary.json")
-    kept = summary.get("files")
-    digests = kept if isinstance(kept, dict) else {}  # older versions kept none
+    digests = summary.get("files")  # older versions wrote none
+    digest = digests.get("clients.csv") if isinstance(digests, dict) else None
     return Run(
         folder=folder.resolve(),
         config=_object(folder / "config.json"),
         summary=summary,
         rounds=_rounds(folder / "metrics.jsonl"),
-        clients=_clients(folder / "clients.csv", digests.get("clients.csv")),
+        clients=_clients(folder / "clients.csv", digest),
         manifest=_object(folder / "manifest.json", optional=True),
         unseen=_object(folder / "unseen.json", optional=True),
     )
@@ -249,12 +234,11 @@ def _rounds(path: Path) -> list[Record]:
 
 
 def _clients(path: Path, digest: Any) -> list[Client]:
-    source = _text(path, digest=digest)
+    source, clients = _text(path, digest=digest), []
     if source is None:
         return []
-    clients = []
+    reader = csv.DictReader(io.StringIO(source, newline=""))
     try:
-        reader = csv.DictReader(io.StringIO(source, newline=""))
         if "client" not in (reader.fieldnames or ()):
             raise _damaged(path, "its header has no column 'client'")
         for row in reader:
@@ -268,36 +252,6 @@ def _clients(path: Path, digest: Any) -> list[Client]:
     return clients
 
 
-def _layers(path: Path) -> dict[str, Mapping[str, Quartiles]]:
-    """Read the quartiles of the layers from shared.safetensors, without importing torch."""
-    if not os.path.lexists(path):
-        return {}
-    found = {}
-    facts = check_tensors(path)
-    try:
-        with safe_open(path, framework="np") as file:
-            if not {"shared.mean", "shared.logstd"} <= {*file.keys()}:
-                return {}
-            layout = facts["layout"]
-            parts = {"|mean|": np.abs(file.get_tensor("shared.mean")), "σ": np.exp(file.get_tensor("shared.logstd"))}
-        ends = np.cumsum([math.prod(shape) for _, shape in layout], dtype=np.int64)
-        for name, values in parts.items():
-            pieces = np.split(values, ends[:-1])
-            if len(values) != ends[-1]:
-                raise ValueError(f"{name} does not fit the layout")
-            if not np.isfinite(values).all():
-                return {}
-            found[name] = [tuple(np.quantile(piece, (0.25, 0.5, 0.75)).tolist()) for piece in pieces]
-    except (SafetensorError, LookupError, TypeError, ValueError, OverflowError, OSError) as error:
-        reason = str(error).rstrip(".") if isinstance(error, InputError) else type(error).__name__
-        raise _damaged(path, f"it is not a prior that fedabml wrote ({reason})") from error
-    return {
-        str(layer): {name: rows[i] for name, rows in found.items()}
-        for i, (layer, _) in enumerate(layout)
-        if layer != "likelihood"  # the likelihood's own parameters are not a layer
-    }
-
-
 def _cell(cell: str, path: Path, line: int) -> float | None:
     if cell.strip().lower() in ("", "none", "null"):
         return None
@@ -305,3 +259,34 @@ def _cell(cell: str, path: Path, line: int) -> float | None:
         return finite(float(cell))
     except ValueError:
         raise _damaged(path, f"line {line} holds {cell[:40]!r} where a number belongs") from None
+
+
+def read_layers(folder: Path) -> dict[str, dict[str, Quartiles]]:
+    """Return the quartiles of σ and |mean| in every layer of a run's Gaussian prior; empty for other priors.
+
+    Torch is not imported. Raises InputError for a file that is damaged.
+    """
+    path = folder / "shared.safetensors"
+    if not os.path.lexists(path):
+        return {}
+    facts = check_tensors(path)
+    try:
+        with safe_open(path, framework="np") as file:
+            if not {"shared.mean", "shared.logstd"} <= {*file.keys()}:
+                return {}
+            parts = {"|mean|": np.abs(file.get_tensor("shared.mean")), "σ": np.exp(file.get_tensor("shared.logstd"))}
+        names = [str(name) for name, _ in facts["layout"]]
+        ends = np.cumsum([math.prod(shape) for _, shape in facts["layout"]], dtype=np.int64)
+        layers: dict[str, dict[str, Quartiles]] = {name: {} for name in names if name != "likelihood"}
+        for part, values in parts.items():
+            if len(values) != ends[-1]:
+                raise ValueError(f"{part} does not fit the layout")
+            if not np.isfinite(values).all():
+                return {}
+            for name, piece in zip(names, np.split(values, ends[:-1]), strict=True):
+                if name in layers:  # the likelihood's own parameters are not a layer
+                    layers[name][part] = tuple(np.quantile(piece, (0.25, 0.5, 0.75)).tolist())
+    except (SafetensorError, LookupError, TypeError, ValueError, OverflowError, OSError) as error:
+        reason = str(error).rstrip(".") if isinstance(error, InputError) else type(error).__name__
+        raise _damaged(path, f"it is not a prior that fedabml wrote ({reason})") from error
+    return layers

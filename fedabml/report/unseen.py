@@ -15,7 +15,7 @@ from .figures import entropies
 from .page import Figure
 from .read import Run
 
-_CELL, _IMAGE, _LINE = 92, 64, 17  # pixels: a sample's place, its picture, a line of words
+_CELL, _IMAGE, _LINE = 92, 64, 17  # pixels: the width of a sample, the size of its image, the height of a line
 
 
 def figures(runs: Sequence[Run]) -> list[Figure]:
@@ -50,37 +50,35 @@ def samples(runs: Sequence[Run]) -> Figure | None:
     if not known:
         return None
     first = next(iter(known.values()))
-    rows = [[n for n, each in enumerate(first["samples"]) if bool(each.get("own")) is own] for own in (True, False)]
-    high = _IMAGE + _LINE * (1 + len(known)) + 14
-    width, height = _CELL * max(map(len, rows)), 2 * (high + _LINE)
-    parts = []
-    for line, (places, words) in enumerate(zip(rows, ("its own classes", "classes it never saw"), strict=True)):
-        top = line * (high + _LINE) + 13
-        parts.append(f'<text x="0" y="{top}" fill="{PAGE.ink}" font-weight="600">{words}</text>')
-        for place, n in enumerate(places):
-            left, below = place * _CELL, top + 8 + _IMAGE
-            parts.append(_image(first["samples"][n], left, top + 8))
-            truth = text(first["samples"][n].get("label"))
-            parts.append(f'<text x="{left}" y="{below + _LINE}" fill="{PAGE.muted}">is {truth}</text>')
-            for k, (i, found) in enumerate(known.items(), 2):
-                parts.append(_answer(found["samples"][n], left, below + k * _LINE, PAGE.style(i).colour))
+    row_height, most, parts = _IMAGE + _LINE * (2 + len(known)) + 14, 0, []
+    for row, (own, title) in enumerate(((True, "its own classes"), (False, "classes it never saw"))):
+        top = row * row_height + 13
+        parts.append(f'<text x="0" y="{top}" fill="{PAGE.ink}" font-weight="600">{title}</text>')
+        numbers = [n for n, sample in enumerate(first["samples"]) if bool(sample.get("own")) is own]
+        most = max(most, len(numbers))
+        for column, n in enumerate(numbers):
+            left, below = column * _CELL, top + 8 + _IMAGE
+            parts.append(_image(first["samples"][n]["pixels"], left, top + 8))
+            lines = [(f"is {text(first['samples'][n].get('label'))}", PAGE.muted)]
+            lines += [(_prediction(unseen["samples"][n]), PAGE.style(i).colour) for i, unseen in known.items()]
+            for k, (line, colour) in enumerate(lines, 1):
+                parts.append(f'<text x="{left}" y="{below + k * _LINE}" fill="{colour}">{line}</text>')
     heading = f"Predictions of {first.get('client', 'a client')} for single samples"
-    names = " and ".join(f"{runs[i].name}" for i in known)
     svg = (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{text(heading)}" font-size="13" '
+        f'<svg viewBox="0 0 {_CELL * most} {2 * row_height}" role="img" aria-label="{text(heading)}" font-size="13" '
         f'font-family="system-ui, sans-serif">{"".join(parts)}</svg>'
     )
     reading = (
-        f"Under each image are its class and the predictions of {names}, in this order, with the entropy in brackets. "
-        f"{first.get('client', 'The client')} trained on {first.get('classes', 'some classes')} alone, so every "
-        "prediction in the second row is wrong or a guess. A high entropy reveals that."
+        f"Under each image are its class and the predictions of {' and '.join(runs[i].name for i in known)}, in this "
+        f"order, with the entropy in brackets. {first.get('client', 'The client')} trained on "
+        f"{first.get('classes', 'some classes')} alone, so every prediction in the second row is wrong or a guess. A "
+        "high entropy reveals that."
     )
     return Figure(heading, svg, reading)
 
 
-def _image(sample: Mapping[str, Any], left: float, top: float) -> str:
-    """Draw an image of grey values from 0 to 1, given row by row."""
-    rows = sample["pixels"]
+def _image(rows: Sequence[Sequence[float]], left: float, top: float) -> str:
+    """Draw an image of grey values from 0 to 1."""
     size = _IMAGE / max(len(rows), 1)
     return "".join(
         f'<rect x="{left + size * column:g}" y="{top + size * row:g}" width="{size:g}" height="{size:g}" '
@@ -91,7 +89,6 @@ def _image(sample: Mapping[str, Any], left: float, top: float) -> str:
     )
 
 
-def _answer(sample: Mapping[str, Any], left: float, y: float, colour: str) -> str:
+def _prediction(sample: Mapping[str, Any]) -> str:
     entropy = finite(sample.get("entropy"))
-    words = f"{text(sample.get('answer'))} ({'?' if entropy is None else f'{entropy:.2f}'})"
-    return f'<text x="{left}" y="{y}" fill="{colour}">{words}</text>'
+    return f"{text(sample.get('answer'))} ({'?' if entropy is None else f'{entropy:.2f}'})"
