@@ -13,7 +13,7 @@ from ..evaluation.measures import MEASURES, Measure
 from . import figures, thin, unseen
 from .canvas import PAGE
 from .page import Cell, PageData, Row, Section, Table, Tile, document
-from .read import Client, Run
+from .read import Run
 
 MISSING, TOO_FEW = "–", "too few test rows"
 _TILES = (
@@ -33,14 +33,15 @@ def render(runs: Sequence[Run], title: str | None = None, summary: Sequence[Sect
     `summary` replaces the table of several runs, for a caller that knows more about them.
     """
     first = [_tiles(runs[0])] if len(runs) == 1 else summary or [_comparison(runs)]
-    width = figures.prior_width(runs)
+    width, most = figures.prior_width(runs), thin.room(len(runs)) // 2
+    lists = [_client_table(run, len(runs) > 1, most) for run in runs if run.clients]
     training = [figures.loss(runs), figures.progress(runs)]
     clients = [figures.spread(runs), figures.personal_gain(runs), figures.duel(runs)]
     uncertainty = [figures.reliability(runs), *figures.entropy(runs), *unseen.figures(runs), figures.coverage(runs)]
     sections = [
         *first,
         Section("Training", figures=[f for f in training if f]),
-        Section("Clients", figures=[f for f in clients if f], tables=_client_tables(runs)),
+        Section("Clients", figures=[f for f in clients if f], tables=lists),
         Section("Uncertainty", figures=[f for f in uncertainty if f]),
         Section("Prior and data" if width else "Data", figures=[*width, *figures.partitions(runs)]),
         Section("Configuration", tables=_configuration(runs)),
@@ -49,23 +50,22 @@ def render(runs: Sequence[Run], title: str | None = None, summary: Sequence[Sect
 
 
 def _data(runs: Sequence[Run]) -> PageData:
-    group, metric, several = figures.comparable(runs), runs[0].metric, len(runs) > 1
-    drawn = thin.sample(len(runs[group[0]].clients), thin.PER_RUN) if group else []
-    names = figures.people(runs)[group[0]] if group else []
-    every = {i: [client.values.get(metric) for client in runs[i].clients] for i in group}
-    return PageData(
-        runs=[run.name for run in runs] if several else [],
-        marks=[PAGE.style(i)._asdict() for i in range(len(runs))] if several else [],
-        percent=not runs[0].regression,
-        clients=[names[place] for place in drawn],
-        values={i: [own[place] for place in drawn] for i, own in every.items()},
-        tally=tally(every, runs[0].regression),
-    )
+    if len(runs) == 1:
+        return PageData(percent=not runs[0].regression)
+    group = figures.comparable(runs)
+    data: dict[str, Any] = {}
+    if group:
+        drawn, names = thin.sample(len(runs[group[0]].clients), thin.PER_RUN), figures.people(runs)[group[0]]
+        scores = {i: [client.values.get(runs[0].metric) for client in runs[i].clients] for i in group}
+        values = {i: [row[place] for place in drawn] for i, row in scores.items()}
+        data = {"clients": [names[i] for i in drawn], "values": values, "tally": tally(scores, runs[0].regression)}
+    marks = [PAGE.style(i)._asdict() for i in range(len(runs))]
+    return PageData([run.name for run in runs], marks, not runs[0].regression, **data)
 
 
 def tally(values: Mapping[int, Sequence[float | None]], regression: bool) -> dict[int, dict[int, list[int]]]:
     """Count for every pair of runs the clients that the first serves better, that the second does, and the others."""
-    table = {i: (-1 if regression else 1) * np.array(own, float) for i, own in values.items()}  # None becomes NaN
+    table = {i: (-1 if regression else 1) * np.array(row, float) for i, row in values.items()}  # None becomes NaN
     return {
         i: {j: [int((a > b).sum()), int((a < b).sum()), int((a == b).sum())] for j, b in table.items()}
         for i, a in table.items()
@@ -74,8 +74,8 @@ def tally(values: Mapping[int, Sequence[float | None]], regression: bool) -> dic
 
 def _title(runs: Sequence[Run]) -> str:
     data = sorted({run.dataset for run in runs if run.dataset})
-    place = f" on {', '.join(data)}" if data else ""
-    return f"{runs[0].algorithm}{place}" if len(runs) == 1 else f"{len(runs)} runs{place}"
+    what = runs[0].algorithm if len(runs) == 1 else f"{len(runs)} runs"
+    return f"{what} on {', '.join(data)}" if data else what
 
 
 def _subtitle(runs: Sequence[Run]) -> str:
@@ -83,9 +83,9 @@ def _subtitle(runs: Sequence[Run]) -> str:
     facts = []
     forms = {"dataset": "{}", "model": "{}", "clients": "{} client", "rounds": "{} round", "seed": "seed {}"}
     for key, form in forms.items():
-        found = {str(value) for run in runs if (value := run.fact(key)) is not None}
-        if len(found) == 1:
-            value, counted = found.pop(), form.startswith("{} ")
+        values = {str(value) for run in runs if (value := run.fact(key)) is not None}
+        if len(values) == 1:
+            value, counted = values.pop(), form.startswith("{} ")
             shown = f"{int(value):,}" if counted and value.isdecimal() else value
             facts.append(form.format(shown) + "s" * (counted and value != "1"))
     return " · ".join(facts)
@@ -165,16 +165,16 @@ def _best_runs(runs: Sequence[Run], measure: Measure) -> set[str]:
     return winners
 
 
-def _client_tables(runs: Sequence[Run]) -> list[Table]:
-    most = thin.room(len(runs)) // 2
-    return [_client_table(run, len(runs) > 1, most) for run in runs if run.clients]
-
-
-def _client_table(run: Run, named: bool, most: int) -> Table:
+def _client_table(run: Run, several: bool, most: int) -> Table:
     """List a run's clients; of more than `most` the worst-off, the best-off and some of the others."""
     keys = [key for key in (*_SAMPLES, *_CLIENT_MEASURES) if any(c.values.get(key) is not None for c in run.clients)]
-    places = thin.ends_and_sample([client.values.get(run.metric) for client in run.clients], most)
-    rows = [_client_row(run, run.clients[i], i, keys) for i in places]
+    places, rows = thin.ends_and_sample([client.values.get(run.metric) for client in run.clients], most), []
+    formats = {key: MEASURES[key].format if key in MEASURES else "{:.0f}".format for key in keys}
+    for i in places:
+        client = run.clients[i]
+        values = [(key, client.values.get(key)) for key in keys]
+        cells = [Cell(MISSING if value is None else formats[key](value), value) for key, value in values]
+        rows.append(Row([Cell(client.name + " °" * run.small(client), i), *cells]))
     count = f"{len(run.clients):,} client{'s' * (len(run.clients) != 1)}"
     each = run.fact("clients")  # in a comparison of several seeds: the clients of one seed
     seeds = f" ({each} in each seed)" if isinstance(each, int) and each < len(run.clients) else ""
@@ -186,16 +186,7 @@ def _client_table(run: Run, named: bool, most: int) -> Table:
         )
     head = ["Client", *(_SAMPLES.get(key) or MEASURES[key].title for key in keys)]
     hints = ["", *("" if key in _SAMPLES else MEASURES[key].name for key in keys)]
-    return Table(head, rows, hints, fold=f"Table of {count}{seeds}{': ' + run.name if named else ''}", notes=notes)
-
-
-def _client_row(run: Run, client: Client, place: int, keys: Sequence[str]) -> Row:
-    cells = [Cell(client.name + " °" * run.small(client), place)]
-    for key in keys:
-        value = client.values.get(key)
-        shown = MISSING if value is None else f"{value:.0f}" if key in _SAMPLES else MEASURES[key].format(value)
-        cells.append(Cell(shown, value))
-    return Row(cells)
+    return Table(head, rows, hints, fold=f"Table of {count}{seeds}" + f": {run.name}" * several, notes=notes)
 
 
 def _chance(run: Run) -> list[str]:
@@ -215,24 +206,22 @@ def _configuration(runs: Sequence[Run]) -> list[Table]:
 
     What the command line asked for (`run.`) is left out: the settings show what came of it, and the command is shown.
     """
-    flat = []
+    columns = []
     for run in runs:
-        prior = {"prior_digest": run.summary["prior_digest"]} if "prior_digest" in run.summary else {}
+        prior = {key: run.summary[key] for key in ("prior_digest",) if key in run.summary}
         settings = dict(_flatten({**run.config, **prior}))
-        flat.append(settings | dict(_flatten(run.manifest, "manifest.", lists=False)))
-    every = dict.fromkeys(key for row in flat for key in row)
+        columns.append(settings | dict(_flatten(run.manifest, "manifest.", lists=False)))
+    commands = [column.pop("command") for column in columns if "command" in column]
+    keys = dict.fromkeys(key for column in columns for key in column if not key.startswith("run."))
     rows = []
-    for key in every:
-        if key != "command" and not key.startswith("run."):
-            values = [row.get(key, MISSING) for row in flat]
-            rows.append(Row([Cell(key), *map(Cell, values)], differs=len(set(values)) > 1))
-    commands = [row["command"] for row in flat if "command" in row]
+    for key in keys:
+        values = [column.get(key, MISSING) for column in columns]
+        rows.append(Row([Cell(key), *map(Cell, values)], differs=len(set(values)) > 1))
     if not rows and not commands:
         return []
-    several = len(runs) > 1
+    several, fold = len(runs) > 1, "Settings, versions and command"
     head = ["Setting", *(run.name if several else "Value" for run in runs)]
     notes = ["Settings in which the runs differ are bold."] if several else []
-    fold = "Settings, versions and command"
     return [Table(head, rows, kind="config", fold=fold, commands=commands, notes=notes)]
 
 
