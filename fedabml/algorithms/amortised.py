@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from .. import rng
 from ..gaussian import Gaussian, kl
 from .base import Batch, Loss, Site, State, Stepped, needs_second_derivative
 from .hyper import hyper
-from .steps import total_derivative
+from .steps import Number
 from .variational import Variational
 
 
@@ -37,7 +39,18 @@ class Amortised(Variational):
         return self.lr if self.prior_lr is None else self.prior_lr
 
     def amortised(self, theta: State, batch: Batch, site: Site, key: Tensor, loss: Loss) -> Stepped:
-        """Return θ_i after θ_i ← θ_i − η' d/dθ L(θ, φ_k(θ)), φ_0 = θ, with fresh noise in every step, and the loss."""
+        """Return θ_i after θ_i ← θ_i − η' d/dθ L(θ, φ_k(θ)), φ_0 = θ, with fresh noise in every step, and the loss.
+
+        One recursion runs backwards through the steps. `move` is in closed form, so its derivative is exact. The
+        likelihood's Hessian enters only as H·v. The derivative in φ_0 is added to that in θ.
+        """
+        share = self.step_fraction(batch, site.n)
+
+        def gradient(j: int, phi: State) -> State:
+            return self.gradient(phi, batch, rng.fold(key, j), loss)[0]
+
+        def move(phi: State, gradient: State, theta: State) -> State:
+            return self.move(phi, gradient, theta, site.n, self.lr, share)
 
         def outer(theta: State, phi: State) -> tuple[Tensor, Tensor]:
             q, prior = self.distribution(phi), self.distribution(theta)
@@ -45,20 +58,34 @@ class Amortised(Variational):
             both = isinstance(q, Gaussian) and isinstance(prior, Gaussian)
             return (value + self.lam / site.n * kl(q, prior) if both else value), value  # type: ignore[arg-type]
 
-        def slope(j: int) -> Callable[[State], State]:
-            return lambda phi: self.gradient(phi, batch, rng.fold(key, j), loss)[0]
-
-        share = self.step_fraction(batch, site.n)
         with needs_second_derivative("curvature hessian_free or first_order"):
-            total, value = total_derivative(
-                {**theta, **self.zero_momentum(theta["mean"])},
-                theta,
-                [slope(j) for j in range(self.k)],
-                lambda phi, gradient, theta: self.move(phi, gradient, theta, site.n, self.lr, share),
-                outer,
-                self.curvature,
-                self.delta,
-            )
+            path, gradients = [{**theta, **self.zero_momentum(theta["mean"])}], []
+            for j in range(self.k):
+                gradients.append(gradient(j, path[-1]))
+                path.append(move(path[-1], gradients[-1], theta))
+            (total, back), (_, value) = torch.func.grad_and_value(outer, argnums=(0, 1), has_aux=True)(theta, path[-1])
+            for j in reversed(range(self.k)):
+                back, v, direct = torch.func.vjp(move, path[j], gradients[j], theta)[1](back)
+                product = self.hessian_product(partial(gradient, j), path[j], v)
+                back = {name: b + product.get(name, 0) for name, b in back.items()}
+                total = {name: t + direct[name] for name, t in total.items()}
         learned = ("mean", "logstd") if self.prior_std == "learned" else ("mean",)
         rate = self.theta_lr * share
-        return {name: v - rate * total[name] if name in learned else v for name, v in theta.items()}, value
+        return {
+            name: v - rate * (total[name] + back[name]) if name in learned else v for name, v in theta.items()
+        }, value
+
+    def hessian_product(self, gradient: Callable[[State], State], phi: State, v: State) -> State:
+        """Return H·v at φ, H the derivative of `gradient`: exact, by a central difference (O(δ²)), or nothing."""
+        if self.curvature == "first_order":
+            return {}
+        if self.curvature == "exact":
+            return torch.func.vjp(gradient, phi)[1](v)[0]
+        # δ is a distance: the direction's length is proportional to η, and rounding would hide a small one.
+        length = torch.cat(list(v.values())).norm() + torch.finfo(v["mean"].dtype).tiny
+
+        def at(delta: Number) -> State:
+            return gradient({name: w + delta * v[name] if name in v else w for name, w in phi.items()})
+
+        ahead, behind = at(self.delta / length), at(-self.delta / length)
+        return {name: length / (2 * self.delta) * (ahead[name] - behind[name]) for name in ahead}

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..files.sealed import group, prefixed
 from ..gaussian import Distribution, Point
 from .base import Algorithm, Batch, Batches, Loss, Site, State, Stepped, gradient_at
 from .hyper import PERSONAL_EPOCHS, Range, hyper
-from .steps import OWN, as_own, own
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,37 +40,36 @@ class APFL(Algorithm):
         return {"mean": params, "alpha": params.new_zeros(()) + self.alpha}
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
-        mine = {"mean": kept["mean"], **self.zero_momentum(kept["mean"])}
-        carry = {**super().begin(shared, kept, site, key), "alpha": kept["alpha"]}
-        carry["turn"] = torch.ones_like(kept["alpha"])  # 1 while α may move, else 0
-        return carry | as_own(mine)
+        personal = {"mean": kept["mean"], **self.zero_momentum(kept["mean"])}
+        mixing = {"alpha": kept["alpha"], "turn": torch.ones_like(kept["alpha"])}  # turn: 1 while α may move, else 0
+        return super().begin(shared, kept, site, key) | mixing | prefixed("own", personal)
 
     def step(self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss) -> Stepped:
-        mine, value = self._own(carry, batches[0], key, loss, self.lr)
-        return self.sgd(carry, batches[0], key, loss, self.lr)[0] | mine, value
+        personal, value = self._mixture_step(carry, batches[0], key, loss, self.lr)
+        return self.sgd(carry, batches[0], key, loss, self.lr)[0] | personal, value
 
     def personal_step(
         self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss
     ) -> Stepped:
-        mine, value = self._own(carry, batches[0], key, loss, self.own_lr)
-        return carry | mine, value
+        personal, value = self._mixture_step(carry, batches[0], key, loss, self.own_lr)
+        return carry | personal, value
 
-    def _own(self, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float) -> Stepped:
-        v, alpha = carry[OWN + "mean"], carry["alpha"]
+    def _mixture_step(self, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float) -> Stepped:
+        """Return v_i, its momentum and α_i after a step."""
+        v, alpha = carry["own.mean"], carry["alpha"]
         gradient, value = gradient_at(self.mixture(carry), batch, key, loss)
-        direction, buffer = self.momentum_step(own(carry), alpha * gradient)
-        moved = {"mean": v - lr * direction, **buffer}
+        direction, buffer = self.momentum_step(group(carry, "own"), alpha * gradient)
         rate = carry["turn"] * (lr if self.alpha_lr is None else self.alpha_lr)
         alpha = (alpha - rate * ((v - carry["mean"]) @ gradient)).clamp(0, 1)
-        share = {"alpha": alpha, "turn": carry["turn"] * (self.alpha_every == "batch")}
-        return share | as_own(moved), value
+        mixing = {"alpha": alpha, "turn": carry["turn"] * (self.alpha_every == "batch")}
+        return mixing | prefixed("own", {"mean": v - lr * direction, **buffer}), value
 
     def mixture(self, carry: State) -> Tensor:
         """Return v̄ = αv + (1 − α)w, [d]."""
-        return carry["alpha"] * carry[OWN + "mean"] + (1 - carry["alpha"]) * carry["mean"]
+        return carry["alpha"] * carry["own.mean"] + (1 - carry["alpha"]) * carry["mean"]
 
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
-        return {"mean": carry["mean"]}, {"mean": carry[OWN + "mean"], "alpha": carry["alpha"]}
+        return {"mean": carry["mean"]}, {"mean": carry["own.mean"], "alpha": carry["alpha"]}
 
     def own_model(self, carry: State) -> Distribution:
         return Point(self.mixture(carry))

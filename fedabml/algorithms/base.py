@@ -94,22 +94,19 @@ def needs_second_derivative(instead: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        met = re.search(r"derivative for '?(?:aten::)?(\w+)'? is not implemented", str(error))
-        if met is None:
+        missing = re.search(r"derivative for '?(?:aten::)?(\w+)'? is not implemented", str(error))
+        if missing is None:
             raise
         raise InputError(
-            f"This model cannot be derived twice: torch has no derivative of {met[1]}. Use {instead}, or other "
+            f"This model cannot be derived twice: torch has no derivative of {missing[1]}. Use {instead}, or other "
             "operations of torch in its place."
         ) from error
 
 
 _FORMER_HOOKS = {
-    "roll": "apply_server_momentum",
-    "pace": "lr_factor",
-    "fine": "needs_full_precision",
-    "neutral": "neutral_values",
+    "roll": "apply_server_momentum", "pace": "lr_factor", "fine": "needs_full_precision", "neutral": "neutral_values",
     "telling": "identity",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -155,8 +152,8 @@ class Algorithm:
     def __repr__(self) -> str:
         """Show the hyperparameters that are not the class's defaults."""
         usual = {f.name: f.default for f in dataclasses.fields(self)}
-        given = (f"{k}={v!r}" for k, v in self.values().items() if type(v) is not type(usual[k]) or v != usual[k])
-        return short(f"{type(self).__name__}({', '.join(given)})")
+        changed = (f"{k}={v!r}" for k, v in self.values().items() if type(v) is not type(usual[k]) or v != usual[k])
+        return short(f"{type(self).__name__}({', '.join(changed)})")
 
     @property
     def needs_full_precision(self) -> bool:

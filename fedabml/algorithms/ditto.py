@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..files.sealed import group, prefixed
 from ..gaussian import Distribution, Point
 from .base import Algorithm, Batch, Batches, Loss, Phase, Site, State, Stepped
 from .hyper import PERSONAL_EPOCHS, Range, hyper
-from .steps import OWN, as_own, own
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,28 +30,29 @@ class Ditto(Algorithm):
         return {"mean": params}
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
-        mine = {"mean": kept["mean"], **self.zero_momentum(kept["mean"])}
-        return {**super().begin(shared, kept, site, key), **as_own(mine)}
+        personal = {"mean": kept["mean"], **self.zero_momentum(kept["mean"])}
+        return super().begin(shared, kept, site, key) | prefixed("own", personal)
 
     def phases(self, epochs: int) -> list[Phase]:
         return [Phase(epochs, self.step), Phase(epochs, self.own_step)]
 
     def own_step(self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss) -> Stepped:
         """Take a step of v_i in a round."""
-        return self._own(carry, shared, batches[0], key, loss, self.lr)
+        return self._proximal_sgd(carry, shared, batches[0], key, loss, self.lr)
 
     def personal_step(
         self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss
     ) -> Stepped:
-        return self._own(carry, shared, batches[0], key, loss, self.own_lr)
+        return self._proximal_sgd(carry, shared, batches[0], key, loss, self.own_lr)
 
-    def _own(self, carry: State, shared: State, batch: Batch, key: Tensor, loss: Loss, lr: float) -> Stepped:
-        mine = own(carry)
-        mine, value = self.sgd(mine, batch, key, loss, lr, self.lam * (mine["mean"] - shared["mean"]))
-        return {**carry, **as_own(mine)}, value
+    def _proximal_sgd(self, carry: State, shared: State, batch: Batch, key: Tensor, loss: Loss, lr: float) -> Stepped:
+        personal = group(carry, "own")
+        pull = self.lam * (personal["mean"] - shared["mean"])
+        personal, value = self.sgd(personal, batch, key, loss, lr, pull)
+        return carry | prefixed("own", personal), value
 
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
-        return {"mean": carry["mean"]}, {"mean": carry[OWN + "mean"]}
+        return {"mean": carry["mean"]}, {"mean": carry["own.mean"]}
 
     def own_model(self, carry: State) -> Distribution:
-        return Point(carry[OWN + "mean"])
+        return Point(carry["own.mean"])

@@ -73,8 +73,8 @@ class Steered(Amortised):
         """Return the gradient with its correction."""
         if self.drift == "none":
             return gradient
-        own = carry["own"] if self.keeps else gradient["mean"]
-        return {**gradient, "mean": plus(gradient["mean"], self.drift_share, shared["control"] - own)}
+        offset = carry["own"] if self.keeps else gradient["mean"]
+        return {**gradient, "mean": plus(gradient["mean"], self.drift_share, shared["control"] - offset)}
 
     def drift_update(self, carry: State, shared: State, kept: State, site: Site) -> tuple[State, State]:
         """Return what a client sends of its drift, beside θ_i, and what it keeps."""
@@ -84,11 +84,12 @@ class Steered(Amortised):
         if not self.keeps:
             return {"length": length}, {}
         taken = self.drift_share * (shared["control"] - kept["control"])
-        own = (shared["mean"] - carry["mean"]) / length - taken
-        change = own - kept["control"]
+        control = (shared["mean"] - carry["mean"]) / length - taken
+        change = control - kept["control"]
         if self.weights == "uniform":
-            return {"control": change}, {"control": own}
-        return {"control": change / site.n, "share": 1 / site.n}, {"control": own}  # as SCAFFOLD: c is a plain mean
+            return {"control": change}, {"control": control}
+        # As in SCAFFOLD, c is the mean over clients, whatever their weights.
+        return {"control": change / site.n, "share": 1 / site.n}, {"control": control}
 
     def next_server_control(self, shared: State, update: State, step: float, share: float) -> State:
         """Return the server's new c; `step` is the part of m − m_θ that an update's mean has, `share` is |A|/N."""

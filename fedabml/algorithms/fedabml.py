@@ -26,13 +26,12 @@ from torch import Tensor
 
 from .. import rng
 from ..errors import InputError
+from ..files.sealed import group, prefixed
 from ..gaussian import Gaussian, moments
 from .base import SERVER_MOMENTUM, Batches, Loss, Site, State, Stepped
 from .drift import Steered
 from .hyper import AVERAGES, PERSONAL_LRS, SERVER_LR, SERVER_MOMENTA, hyper
 from .steps import euclidean_prior, natural_prior
-
-PRIOR = "prior."  # prefix of θ_i in a carry, where it moves with every minibatch
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,10 +53,7 @@ class FedABML(Steered):
         "sgd", "the step of the posterior's ν", choices=("fixed", "sgd", "natural"), tune=("sgd", "natural")
     )
     personal_lr: float | None = hyper(
-        0.03,
-        "step size of the personal epochs (none: 0.003 with the label level, 0.01 without)",
-        0,
-        tune=PERSONAL_LRS,
+        0.03, "step size of the personal epochs (none: 0.003 with the label level, 0.01 without)", 0, tune=PERSONAL_LRS
     )
     short_batch: str = hyper("rows", "an epoch's short last step: whole, or by its rows", choices=("whole", "rows"))
     label_prior: str = hyper("dirichlet", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
@@ -95,12 +91,12 @@ class FedABML(Steered):
         ]
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
-        own = {PRIOR + name: value for name, value in shared.items()} if self.prior_every == "batch" else {}
-        return {**self.personal(shared, kept, site, key), **self.initial_drift(shared, kept), **own}
+        moving = prefixed("prior", shared) if self.prior_every == "batch" else {}  # θ_i, else it rests in the round
+        return {**self.personal(shared, kept, site, key), **self.initial_drift(shared, kept), **moving}
 
     def step(self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss) -> Stepped:
-        theta = {name: carry.get(PRIOR + name, value) for name, value in shared.items()}
-        phi = {name: value for name, value in carry.items() if not name.startswith(PRIOR)}
+        theta = shared | group(carry, "prior")
+        phi = {name: value for name, value in carry.items() if not name.startswith("prior.")}
         share = self.step_fraction(batches[0], site.n)
         if self.prior_step == "amortised":
             theta, value = self.amortised(theta, batches[0], site, key, loss)
@@ -112,16 +108,16 @@ class FedABML(Steered):
             if self.drift != "none":
                 phi["length"] = carry["length"] + self.k * self.lr * share
             theta = self.theta_step(theta, phi, site.n) if self.prior_every == "batch" else theta
-        return phi | {name: theta[name[len(PRIOR) :]] for name in carry if name.startswith(PRIOR)}, value
+        return phi | (prefixed("prior", theta) if self.prior_every == "batch" else {}), value
 
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
-        drift, own = self.drift_update(carry, shared, kept, site)
+        drift, kept = self.drift_update(carry, shared, kept, site)
         if self.aggregate == "moments":
             second = torch.exp(2 * carry["logstd"]) + (carry["mean"] - shared["mean"]) ** 2
-            return {"mean": carry["mean"], "second": second, **drift}, own
+            return {"mean": carry["mean"], "second": second, **drift}, kept
         if self.prior_every == "round":
-            return {**self.theta_step(shared, carry, site.n), **drift}, own
-        return {name: carry[PRIOR + name] for name in shared}, {}
+            return {**self.theta_step(shared, carry, site.n), **drift}, kept
+        return group(carry, "prior"), {}
 
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
         drift = self.next_server_control(

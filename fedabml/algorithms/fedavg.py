@@ -22,11 +22,7 @@ class FedAvg(Algorithm):
     """FedAvg; with personal epochs, FedAvg + fine-tuning."""
 
     server_lr: float = hyper(
-        1.0,
-        "η_g: the server's step size; 1 is the mean of the clients' w",
-        0,
-        neutral=1.0,
-        tune=SERVER_LR,
+        1.0, "η_g: the server's step size; 1 is the mean of the clients' w", 0, neutral=1.0, tune=SERVER_LR
     )
 
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:

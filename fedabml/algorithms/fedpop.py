@@ -57,13 +57,8 @@ class FedPop(Headed):
         return {"body": params[:cut], "mu": params[cut:], "logstd": self.nu0 + 0 * params[cut:]}
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
-        z = kept["head"]
-        return {
-            "body": shared["body"],
-            "head": z,
-            "heads": z.expand(self.chain, -1),
-            **self.zero_momentum(shared["body"]),
-        }
+        parts = {"body": shared["body"], **kept, "heads": kept["head"].expand(self.chain, -1)}
+        return parts | self.zero_momentum(shared["body"])
 
     def langevin(
         self, carry: State, shared: State, batch: Batch, site: Site, key: Tensor, loss: Loss, gamma: Number

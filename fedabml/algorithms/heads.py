@@ -22,14 +22,14 @@ def head_start(layout: Layout, head: str) -> int:
     """
     names = [name for name in layout.names if name != LIKELIHOOD]
     prefix = names[-1].rpartition(".")[0] if head == "auto" else head
-    own = [name for name in names if prefix and (name == prefix or name.startswith(prefix + "."))]
-    start = names.index(own[0]) if own else len(names)
+    parts = [name for name in names if prefix and (name == prefix or name.startswith(prefix + "."))]
+    start = names.index(parts[0]) if parts else len(names)
     how = f"Name the head by hand with --set ALGORITHM.head=PREFIX; the parameters are {', '.join(names[:12])}."
     if head == "auto" and not prefix:
         raise InputError(f"The model's last parameter '{names[-1]}' stands in no layer, so no head is found. {how}")
-    if prefix and not own:
+    if prefix and not parts:
         raise InputError(f"The model has no parameter under the name '{prefix}', so there is no head. {how}")
-    if own != names[start:]:
+    if parts != names[start:]:
         raise InputError(f"The head '{prefix}' does not stand at the end of the model. {how}")
     if start == 0:
         raise InputError(f"The model has no layer before its head '{prefix}', so there is no body to share. {how}")
@@ -66,9 +66,9 @@ class Headed(Algorithm):
             parts = {**carry, part: q.mean}
             return loss(Branches(parts["body"], parts["head"].unsqueeze(0)), batch, key, samples)
 
-        own = {"mean": carry[part]} | ({"velocity": carry[f"velocity.{part}"]} if self.momentum else {})
-        own, value = self.sgd(own, batch, key, of_part, lr)  # type: ignore[arg-type]
-        return {**carry, part: own.pop("mean"), **{f"{k}.{part}": v for k, v in own.items()}}, value
+        state = {"mean": carry[part]} | ({"velocity": carry[f"velocity.{part}"]} if self.momentum else {})
+        state, value = self.sgd(state, batch, key, of_part, lr)  # type: ignore[arg-type]
+        return {**carry, part: state.pop("mean"), **{f"{k}.{part}": v for k, v in state.items()}}, value
 
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
         return {"body": carry["body"]}, {"head": carry["head"]}

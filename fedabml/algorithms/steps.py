@@ -1,13 +1,11 @@
-"""Steps that algorithms share: a proximal pull, a personal part of a carry, Gaussian posteriors and priors."""
+"""Steps that algorithms share: a proximal pull, steps of Gaussian posteriors and priors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from ..gaussian import Gaussian, spread
 from ..vectors import plus
@@ -57,19 +55,6 @@ def blend(old: State, new: State, share: Number) -> State:
     return {name: (1 - share) * old[name] + share * new[name] for name in old}
 
 
-OWN = "own."  # prefix of a personal model and its momentum in a carry, beside the shared model
-
-
-def own(carry: State) -> State:
-    """Return the personal part of a carry, by its names without prefix."""
-    return {name[len(OWN) :]: value for name, value in carry.items() if name.startswith(OWN)}
-
-
-def as_own(state: State) -> State:
-    """Return a state with the names that it has as the personal part of a carry; the inverse of `own`."""
-    return {OWN + name: value for name, value in state.items()}
-
-
 def natural_logstd(logstd: Tensor, gradient: Tensor, prior: Tensor, weight: Number, rho: Number) -> Tensor:
     """Return ν after a natural-gradient step, taken in the precision so that σ stays positive.
 
@@ -114,50 +99,3 @@ def lambert_w(log_z: Tensor) -> Tensor:
     for _ in range(6):
         y = y / (1 + y) * (1 + log_z - torch.log(y))
     return y
-
-
-def total_derivative(
-    start: State,
-    theta: State,
-    gradients: Sequence[Callable[[State], State]],
-    move: Callable[[State, State, State], State],
-    outer: Callable[[State, State], tuple[Tensor, Tensor]],
-    curvature: str,
-    delta: Number,
-) -> tuple[State, Tensor]:
-    """Return the total derivative in θ of outer(θ, φ_k), φ_{j+1} = move(φ_j, gradients[j](φ_j), θ), φ_0 = start(θ).
-
-    `outer` returns the function to differentiate and a value to report, which is returned beside the derivative.
-
-    One recursion runs backwards through the steps. `move` is in closed form, so its derivative is exact. The Hessian of
-    the likelihood enters only as H·v, which `curvature` makes `exact`, `hessian_free` (a central difference of
-    gradients δ to either side, O(δ²)), or nothing (`first_order`). The derivative in φ_0 is added to that in θ.
-    """
-    path = [start]
-    slopes = []
-    for gradient in gradients:
-        slopes.append(gradient(path[-1]))
-        path.append(move(path[-1], slopes[-1], theta))
-    (total, back), (_, value) = torch.func.grad_and_value(outer, argnums=(0, 1), has_aux=True)(theta, path[-1])
-    for phi, slope, gradient in zip(path[-2::-1], slopes[::-1], gradients[::-1], strict=True):
-        pullback = torch.func.vjp(move, phi, slope, theta)[1]
-        back, v, direct = pullback(back)
-        total = tree_map(torch.add, total, direct)
-        if curvature == "exact":
-            hessian = torch.func.vjp(gradient, phi)[1]
-            back = tree_map(torch.add, back, _full(phi, hessian(v)[0]))
-        elif curvature == "hessian_free":
-            # δ is a distance: the direction's length is proportional to η, and rounding would hide a small one.
-            length = torch.cat(list(v.values())).norm() + torch.finfo(v["mean"].dtype).tiny
-            ahead, behind = (gradient(_shifted(phi, v, sign * delta / length)) for sign in (1, -1))
-            product = tree_map(lambda a, b, c=length / (2 * delta): c * (a - b), ahead, behind)
-            back = tree_map(torch.add, back, _full(phi, product))
-    return {name: total[name] + back[name] for name in theta}, value
-
-
-def _full(phi: State, part: State) -> State:
-    return {name: part.get(name, torch.zeros_like(value)) for name, value in phi.items()}
-
-
-def _shifted(phi: State, v: State, delta: Number) -> State:
-    return {name: value + delta * v[name] if name in v else value for name, value in phi.items()}
