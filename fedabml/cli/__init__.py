@@ -98,20 +98,15 @@ def program(
         processes.refuse(f"fedabml {ctx.invoked_subcommand}")
 
 
-TRAINING, USING, KNOWING = "Train", "Use a trained prior", "Inspect"
-app.command(rich_help_panel=TRAINING)(demo.demo)
-app.command(rich_help_panel=TRAINING)(train.train)
-app.command(rich_help_panel=TRAINING)(compare.compare)
-app.command(rich_help_panel=TRAINING)(tune.tune)
-app.command(rich_help_panel=TRAINING)(reproduce.reproduce)
-app.command(rich_help_panel=USING)(use.evaluate)
-app.command(rich_help_panel=USING)(use.personalize)
-app.command(rich_help_panel=USING)(use.predict)
-app.command(rich_help_panel=USING)(about.report)
-app.command(rich_help_panel=KNOWING)(about.algorithms)
-app.command(rich_help_panel=KNOWING)(doctor.doctor)
-app.command(rich_help_panel=KNOWING)(bench.bench)
-app.add_typer(data.app, name="data", rich_help_panel=KNOWING)
+COMMANDS = {
+    "Train": (demo.demo, train.train, compare.compare, tune.tune, reproduce.reproduce),
+    "Use a trained prior": (use.evaluate, use.personalize, use.predict, about.report),
+    "Inspect": (about.algorithms, doctor.doctor, bench.bench),
+}
+for panel, commands in COMMANDS.items():
+    for function in commands:
+        app.command(rich_help_panel=panel)(function)
+app.add_typer(data.app, name="data", rich_help_panel="Inspect")
 
 
 def main() -> None:

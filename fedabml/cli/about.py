@@ -52,9 +52,9 @@ def _variant(name: str) -> str:
     """Return the hyperparameters that distinguish the algorithms of one class, with this algorithm's values."""
     from ..algorithms import REGISTRY, make
 
-    mine = make(name)
-    names = sorted({key for entry in REGISTRY.values() if entry.kind is type(mine) for key in entry.defaults})
-    return ", ".join(f"{key}={getattr(mine, key)}" for key in names)
+    algorithm = make(name)
+    keys = {key for entry in REGISTRY.values() if entry.kind is type(algorithm) for key in entry.defaults}
+    return ", ".join(f"{key}={getattr(algorithm, key)}" for key in sorted(keys))
 
 
 def _word(value: Any) -> str:

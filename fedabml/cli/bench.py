@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..accel import SWITCHABLE
 from ..errors import InputError
 from .console import console, note, print_line, print_paragraph, table
-from .options import command
+from .options import command, split_words
 
 if TYPE_CHECKING:
     from ..bench.workloads import Workload
@@ -45,42 +45,39 @@ def bench(
     from ..bench.workloads import workload
     from ..engine.autotune import device_of, dtype_of
 
-    place = device_of(device)
-    dtype_of(dtype, place)
-    suite = "quick" if quick else "short" if place.type == "cpu" else "gpu"
+    where = device_of(device)
+    dtype_of(dtype, where)
+    suite = "quick" if quick else "short" if where.type == "cpu" else "gpu"
     works = [workload(name.strip(), suite) for name in models.split(",")]
-    facts = machine(place)
+    facts = machine(where)
     load, cores = facts.pop("load"), facts["cores"]
     if load > cores / 2:
         note(f"This machine is busy (load {load:.1f} on {cores} cores), so the times below are too long.")
-    parts = [part.strip() for part in without.split(",") if part.strip()]
+    parts = split_words(without)
     if unknown := {*parts} - {*SWITCHABLE, "1"}:
         raise InputError(f"--without {', '.join(sorted(unknown))}: use 1, or some of {', '.join(SWITCHABLE)}.")
-    records = [record for work in works for record in races(work, place, dtype, quick, parts)]
-    clear(place)
+    records = [record for work in works for record in races(work, where, dtype, quick, parts)]
+    clear(where)
     print_line(", ".join(f"{name} {value}" for name, value in facts.items()))
-    made = tables.without(records) if parts else tables.brief(records)
-    table(made.head, made.rows, title=f"{made.title}, {dtype} on {place.type}", numbers=True)
+    sheet = tables.without(records) if parts else tables.brief(records)
+    table(sheet.head, sheet.rows, title=f"{sheet.title}, {dtype} on {where.type}", numbers=True)
     for work in works:
         print_paragraph(f"{work.name}: {work.description}.")
-    if parts:
-        print_paragraph(
-            "A ratio is the time of a round without the part over that with all, medians of rounds taken in turns."
-        )
-        return
     print_paragraph(
-        "Times are medians of alternating rounds. The loop trains one client at a time on the same minibatches, with "
-        "foreach steps, data on the device and no synchronisation within a round. `than torch.optim` is the ratio to a "
-        "loop that uses torch.optim.SGD."
+        "A ratio is the time of a round without the part over that with all, medians of rounds taken in turns."
+        if parts
+        else "Times are medians of alternating rounds. The loop trains one client at a time on the same minibatches, "
+        "with foreach steps, data on the device and no synchronisation within a round. `than torch.optim` is the ratio "
+        "to a loop that uses torch.optim.SGD."
     )
 
 
-def races(work: Workload, place: Any, dtype: str, quick: bool, parts: list[str]) -> list[dict[str, Any]]:
+def races(work: Workload, device: Any, dtype: str, quick: bool, parts: list[str]) -> list[dict[str, Any]]:
     """Return the records of one workload's races: against the eager loop, or without each of `parts`."""
     from ..bench.measure import TITLES, Terms, algorithms, race_loop, race_without
 
     turns, budget = (20, 30.0) if parts else (5, 2.0)
-    terms, records = Terms(work, work.federation(), place, dtype, 2 if quick else turns, budget), []
+    terms, records = Terms(work, work.federation(), device, dtype, 2 if quick else turns, budget), []
     for name in ("fedavg",) if quick else ("fedavg", "fedabml5", "fedabml") if parts else ("fedavg", "fedabml5"):
         with console().status(f"{work.name}, {TITLES[name]} …"):
             algorithm = algorithms(work.lr)[name]

@@ -13,7 +13,7 @@ import typer
 from ..errors import InputError
 from ..runs.config import names
 from .console import CellProgress, console, downloads, note, print_line, print_paragraph, table
-from .options import command, panels_without, run_options
+from .options import command, panels_without, run_options, split_words
 
 if TYPE_CHECKING:
     from ..experiments.compare import Request
@@ -69,23 +69,21 @@ def compare(
     from ..experiments.compare import Request, configs
     from ..experiments.compare import compare as run
 
-    options = run_options(ctx)
-    saved = None
+    options, saved = run_options(ctx), None
+    out = out or options.folder("comparison")
     if resume:
-        out = out or options.folder("comparison")
         saved = Request.read(out)
         options.layers.insert(0, _layer(saved, out))
     if algorithms is None and saved is None:
         raise InputError("Name the algorithms to compare: --algorithms all, or names such as fedabml,fedavg-ft,local.")
     wanted = list(saved.rows) if saved and algorithms is None else parse_algorithms(algorithms or "")
     rows = configs(wanted, *options.layers, overrides=options.overrides)
-    out = out or options.folder("comparison")
     board = CellProgress("comparing", quiet)
     with followed(board, options.key("dataset") or "", out, "compare", start=board.start) as callbacks:
         several = parse_seeds(seeds) if seeds else saved.seeds if saved else SEEDS
-        found = run(rows, several, out=out, resume=resume, finished=finished or (), callbacks=callbacks)
+        comparison = run(rows, several, out=out, resume=resume, finished=finished or (), callbacks=callbacks)
     if not quiet:
-        show(found, out)
+        show(comparison, out)
 
 
 @contextmanager
@@ -124,23 +122,23 @@ def _layer(saved: Request, out: Path) -> dict[str, object]:
     return saved.setting.to_dict(everything=True) | {name: dict(c.hyper) for name, c in saved.rows.items()}
 
 
-def parse_algorithms(words: str) -> list[str]:
+def parse_algorithms(text: str) -> list[str]:
     """Return the algorithms that --algorithms names: all, or some."""
-    found = [word.strip() for word in words.split(",") if word.strip()]
-    if "all" in found and len(found) > 1:
-        raise InputError(f"--algorithms all stands alone, because it names every algorithm; it is '{words}'.")
-    return list(names("algorithm")) if found == ["all"] else found
+    words = split_words(text)
+    if "all" in words and len(words) > 1:
+        raise InputError(f"--algorithms all stands alone, because it names every algorithm; it is '{text}'.")
+    return list(names("algorithm")) if words == ["all"] else words
 
 
-def parse_seeds(words: str) -> int | list[int]:
+def parse_seeds(text: str) -> int | list[int]:
     """Return how many seeds --seeds gives, such as 5, or which, such as 0,3,7."""
     try:
-        several = [int(word) for word in words.split(",") if word.strip()]
+        seeds = [int(word) for word in split_words(text)]
     except ValueError:
-        several = []
-    if not several or ("," not in words and not 1 <= several[0] < 1_000_000):
-        raise InputError(f"--seeds is how many seeds, such as 5, or which, such as 0,3,7; it is '{words}'.")
-    return several if "," in words else several[0]
+        seeds = []
+    if not seeds or ("," not in text and not 1 <= seeds[0] < 1_000_000):
+        raise InputError(f"--seeds is how many seeds, such as 5, or which, such as 0,3,7; it is '{text}'.")
+    return seeds if "," in text else seeds[0]
 
 
 def width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
@@ -148,20 +146,20 @@ def width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     return sum(max(map(len, column)) + 3 for column in zip(head, *rows, strict=True)) - 3
 
 
-def show(found: Comparison, out: Path) -> None:
+def show(comparison: Comparison, out: Path) -> None:
     """Print the table, its explanation, the clients that are harmed, and the files."""
     from ..experiments.comparison_tables import described, explained, grid, harm_grid
 
     forms = [(False, True), (True, True), (True, False)]  # brief or not, with the column "behind" or not: what fits
-    brief, lead = next((form for form in forms if width(*grid(found, *form)) <= console().width), forms[-1])
-    table(*grid(found, brief, lead), title=described(found), numbers=True)
-    for line in explained(found, lead):
+    brief, lead = next((form for form in forms if width(*grid(comparison, *form)) <= console().width), forms[-1])
+    table(*grid(comparison, brief, lead), title=described(comparison), numbers=True)
+    for line in explained(comparison, lead):
         print_paragraph(line)
     if brief:
         more = "" if lead else ", and the differences to the best,"
         print_paragraph(f"The other measures' intervals{more} are in table.md.")
     print_line()
-    head, rows = harm_grid(found)
+    head, rows = harm_grid(comparison)
     if rows:
         table(head, rows, title="Clients against Local only", numbers=True)
     if (out / "report.html").exists():

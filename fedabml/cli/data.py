@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..arguments import whole
 from ..errors import InputError, nearest
 from ..runs.config import RunConfig, names, saved_config
 from .console import downloads, print_line, table
+from .doctor import client_sizes
 from .options import DATA, Config, command, file_keys, run_flags
 
 if TYPE_CHECKING:
@@ -35,20 +37,15 @@ def list_datasets(ctx: typer.Context) -> None:
     Your own data need not be listed: use `fedabml train --data FOLDER_OR_TABLE`.
     """
     from ..data import datasets
-
-    rows = [
-        (d["name"], d["classes"], f"{d['train']:,}", f"{d['test']:,}", "×".join(map(str, d["shape"])), _place(d))
-        for d in datasets(run_flags(ctx).get("data_dir"))
-    ]
-    table(("name", "classes", "training", "test", "image", "where"), rows)
-
-
-def _place(d: dict[str, object]) -> str:
     from ..data.catalogue import EMBEDDED
 
-    if d["name"] in EMBEDDED:
-        return "comes with fedabml"
-    return str(d["path"]) if d["present"] else f"not here: fedabml data get {d['name']}"
+    rows = []
+    for d in datasets(ctx.params["data_dir"]):
+        where = str(d["path"]) if d["present"] else f"not here: fedabml data get {d['name']}"
+        where = "comes with fedabml" if d["name"] in EMBEDDED else where
+        shape = "×".join(map(str, d["shape"]))
+        rows.append((d["name"], d["classes"], f"{d['train']:,}", f"{d['test']:,}", shape, where))
+    table(("name", "classes", "training", "test", "image", "where"), rows)
 
 
 @app.command()
@@ -72,7 +69,7 @@ def get(ctx: typer.Context, name: list[str] | None = None, *, config: Config = N
         raise InputError(
             f"Name a dataset to download, or give a --config that names one.{nearest('', names('dataset'))}"
         )
-    data_dir = run_flags(ctx).get("data_dir")
+    data_dir = ctx.params["data_dir"]
     for each in wanted:
         with downloads(each) as on_download:
             load(each, data_dir, progress=on_download)
@@ -87,7 +84,7 @@ def inspect(
     *,
     out: Path | None = None,
     force: bool = False,
-    show: Annotated[int, typer.Option(help="Number of clients to list.", min=0)] = 10,
+    show: int = 10,
     config: Config = None,
 ) -> None:
     """Show how data are divided among clients, and check them as training would.
@@ -105,56 +102,56 @@ def inspect(
     Flags:
         what (WHAT): A dataset's name, a folder of .npz files, a table, or a run's folder.
         out: Write manifest.json and partition.svg (a heat map) into this folder.
+        show: Number of clients to list.
     """
     from ..data import save_manifest
     from ..files.paths import check_new, folder_lock
     from ..report import save_heat_map
 
-    if out:
-        check_new(out / "manifest.json", out / "partition.svg", force=force)
-    flags, keys = run_flags(ctx), file_keys(ctx)
-    others = {name: value for name, value in keys.items() if name not in ("dataset", "data")}
-    if what is None:
-        if not (keys.get("dataset") or keys.get("data")):
-            raise InputError(
-                "Name what to inspect: a dataset, a folder, a table or a run; or give a --config that names data."
-            )
-        plan = RunConfig.of(keys, flags)
-    elif (Path(what) / "config.json").is_file():
-        plan = RunConfig.of(saved_config(Path(what))[0].to_dict(everything=True), others, flags)
-    else:
-        named = what in names("dataset") or not (Path(what).suffix or "/" in what or Path(what).exists())
-        plan = RunConfig.of(others, {"dataset" if named else "data": what}, flags)
+    whole(show, "--show", 0)
+    files = [out / "manifest.json", out / "partition.svg"] if out else []
+    check_new(*files, force=force)
+    keys, base = file_keys(ctx), {}
+    if what is None and not (keys.get("dataset") or keys.get("data")):
+        raise InputError(
+            "Name what to inspect: a dataset, a folder, a table or a run; or give a --config that names data."
+        )
+    if what is not None:
+        keys = {name: value for name, value in keys.items() if name not in ("dataset", "data")}
+        if (Path(what) / "config.json").is_file():
+            base = saved_config(Path(what))[0].to_dict(everything=True)
+        else:
+            named = what in names("dataset") or not (Path(what).suffix or "/" in what or Path(what).exists())
+            base = {"dataset" if named else "data": what}
+    plan = RunConfig.of(base, keys, run_flags(ctx))
     with downloads(what or plan.dataset or "") as on_download:
         fed = plan.federation(on_download)
     overview(fed, show)
     if out:
         with folder_lock(out):
-            save_manifest(fed, out / "manifest.json")
-            save_heat_map(fed, out / "partition.svg")
-        print_line(f"manifest  {out / 'manifest.json'}")
-        print_line(f"heat map  {out / 'partition.svg'}")
+            save_manifest(fed, files[0])
+            save_heat_map(fed, files[1])
+        print_line(f"manifest  {files[0]}")
+        print_line(f"heat map  {files[1]}")
 
 
 def overview(fed: Federation, show: int) -> None:
-    """Print a federation as two tables."""
+    """Print a federation as two tables; the second one has the first `show` clients."""
     facts = fed.describe()
-    low, middle, high = facts["training_samples_per_client"]
     rows = [
         ("task", fed.task + (f", {fed.classes} classes" if fed.classes else f", {fed.y.shape[1]} target(s)")),
-        ("clients", f"{fed.clients}, with {low} to {high} training samples (median {middle:g})"),
+        ("clients", client_sizes(fed)),
         ("samples", ", ".join(f"{count:,} {split}" for split, count in facts["samples"].items())),
         ("one sample", f"{facts['dtype']} of shape {tuple(facts['sample_shape'])}"),
     ]
     if fed.classes:
         rows.append(("classes per client", f"{facts['classes_per_client']:.2f} on average"))
     table(("", ""), rows, title=fed.dataset)
-    counts = fed.label_counts("train")
-    words = [" ".join(f"{c}:{n}" for c, n in enumerate(row) if n) for row in counts[:show]]
-    head = ("client", "train", "val", "test", *(("training samples by class",) if fed.classes else ()))
-    sizes = [
-        [int(fed.rows(split).counts[i]) for split in ("train", "val", "test")] for i in range(min(show, fed.clients))
-    ]
-    table(head, [(fed.names[i], *own, *((words[i],) if fed.classes else ())) for i, own in enumerate(sizes)])
+    splits = ("train", "val", "test")
+    columns: list[Any] = [fed.names, *(fed.rows(split).counts for split in splits)]
+    if fed.classes:
+        columns.append([" ".join(f"{c}:{n}" for c, n in enumerate(row) if n) for row in fed.label_counts("train")])
+    head = ("client", *splits, *(("training samples by class",) if fed.classes else ()))
+    table(head, zip(*(column[:show] for column in columns), strict=True))
     if fed.clients > show:
         print_line(f"and {fed.clients - show} more clients (--show)")

@@ -1,8 +1,9 @@
-"""`fedabml doctor`: what this machine has, what a run would do on it and why, and how long that would take."""
+"""`fedabml doctor` and `fedabml train --dry-run`: what this machine has, and what a run would do on it and why."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,6 +14,7 @@ from .console import note, print_line, table
 from .options import PANELS, command, run_options
 
 if TYPE_CHECKING:
+    from ..data import Federation
     from ..runs.forecast import Estimate
     from ..runs.prepare import Setup
 
@@ -42,7 +44,6 @@ def doctor(
     from ..runs import doctor as machine
     from ..runs import forecast
     from ..runs.prepare import prepare
-    from .plan import facts
 
     plan = run_options(ctx).config()
     table(("", ""), machine.versions(), title="Versions")
@@ -62,17 +63,15 @@ def doctor(
     for text in setup.notes:
         note(text)
     if estimate:
-        found = forecast.estimate(setup, scorings(plan, fed.clients))
-        table(("", ""), described(setup, found), title="What it would take (an estimate from a few real steps)")
-        if found.free and found.bytes > found.free:
-            note(f"The run needs about {size(found.bytes)}; {size(found.free)} are free. A smaller --chunk needs less.")
-    kept = choices_file()
-    chosen = plan.backend == "auto" and setup.cohort.device.type == "cpu" and kept.exists()
-    print_line(
-        "No run was started. "
-        + (f"The choice of a backend is kept in {kept}; remove that file to measure anew. " if chosen else "")
-        + "`fedabml train` with the same flags starts the run; `fedabml bench` measures the machine."
-    )
+        guess = forecast.estimate(setup, scorings(plan, fed.clients))
+        table(("", ""), described(setup, guess), title="What it would take (an estimate from a few real steps)")
+        if guess.free and guess.bytes > guess.free:
+            note(f"The run needs about {size(guess.bytes)}; {size(guess.free)} are free. A smaller --chunk needs less.")
+    cache, hint = choices_file(), ""
+    if plan.backend == "auto" and setup.cohort.device.type == "cpu" and cache.exists():
+        hint = f"The choice of a backend is kept in {cache}; remove that file to measure anew. "
+    next_step = "`fedabml train` with the same flags starts the run; `fedabml bench` measures the machine."
+    print_line(f"No run was started. {hint}{next_step}")
 
 
 def scorings(plan: RunConfig, clients: int) -> float:
@@ -85,26 +84,83 @@ def scorings(plan: RunConfig, clients: int) -> float:
     return (1 if plan.eval_all else part) + (part * (plan.rounds // plan.eval_every) if plan.eval_every else 0)
 
 
-def described(setup: Setup, found: Estimate) -> list[tuple[str, str]]:
+def described(setup: Setup, guess: Estimate) -> list[tuple[str, str]]:
     """Return the rows of the table of an estimate."""
-    round, saving = found.round, found.saving
     gpu = " on the GPU" * (setup.cohort.device.type == "cuda")
-    scoring = f"{found.personal:.3g} s to personalise every client once, {found.predicting:.3g} s to predict and score"
+    around, waiting, short = (100 * v for v in (guess.around / max(guess.round, 1e-9), guess.padding, guess.short))
+    scoring = f"{guess.personal:.3g} s to personalise every client once, {guess.predicting:.3g} s to predict and score"
+    training = clock(setup.rounds * (guess.round + guess.saving))
     return [
-        ("a step", f"{found.step * 1e3:.3g} ms for the {found.lanes} client(s) of a chunk"),
-        ("a round", f"{round:.3g} s, {100 * found.around / max(round, 1e-9):.2g} % of it around the steps"),
-        ("saving", f"{saving * 1e3:.3g} ms a round"),
-        ("training", f"{clock(setup.rounds * (round + saving))} for {setup.rounds} rounds, with saving"),
-        *([("scoring", scoring)] if found.scoring else []),
-        ("in all", f"about {clock(found.total)}, without the start (data, imports) and the report"),
-        (
-            "padding",
-            f"{100 * found.padding:.2g} % of steps wait for larger clients, {100 * found.short:.2g} % of batches",
-        ),
+        ("a step", f"{guess.step * 1e3:.3g} ms for the {guess.lanes} client(s) of a chunk"),
+        ("a round", f"{guess.round:.3g} s, {around:.2g} % of it around the steps"),
+        ("saving", f"{guess.saving * 1e3:.3g} ms a round"),
+        ("training", f"{training} for {setup.rounds} rounds, with saving"),
+        *([("scoring", scoring)] if guess.scoring else []),
+        ("in all", f"about {clock(guess.total)}, without the start (data, imports) and the report"),
+        ("padding", f"{waiting:.2g} % of steps wait for larger clients, {short:.2g} % of batches"),
         ("a client", f"about {size(setup.lane)} while it trains"),
-        ("memory", f"about {size(found.bytes)} for data and a chunk{gpu}; {size(found.free)} free"),
-        (
-            "process",
-            f"about {size(found.most)} of host memory in all, {size(found.process)} of it before the first step",
-        ),
+        ("memory", f"about {size(guess.bytes)} for data and a chunk{gpu}; {size(guess.free)} free"),
+        ("process", f"about {size(guess.most)} of host memory in all, {size(guess.process)} before the first step"),
     ]
+
+
+def show_plan(plan: RunConfig, fed: Federation, out: Path, saved: dict[str, Any] | None = None) -> None:
+    """Print what a run would do, and refuse what the run would refuse.
+
+    `saved` is the config.json of the run in `out` that is to be resumed; None for a new run.
+    """
+    from ..evaluation.scoring import check_rows
+    from ..runs.prepare import prepare, resolve_split
+
+    if saved is not None:  # a run goes on with the backend and chunk it began with
+        backend = saved.get("backend", plan.backend) if plan.backend == "auto" else plan.backend
+        plan = plan.with_changes(backend=backend, chunk=plan.chunk or saved.get("chunk"))
+    setup = prepare(fed, plan.model, plan.algorithm_object(), **plan.train_options(fed))
+    if plan.evaluate:
+        check_rows(fed, resolve_split(fed, "auto"))
+    for text in setup.notes:
+        note(text)
+    writes = f"{out}{'' if saved is None else ' (resumes the run there)'}"
+    table(("", ""), [*facts(setup), ("writes", writes)], title="The plan")
+    if saved is None and (out / "config.json").exists():
+        note(f"'{out}' already holds a run: resume it with --resume, or give another folder with --out.")
+    print_line("No run was started.")
+
+
+def facts(setup: Setup) -> list[tuple[str, str]]:
+    """Return the facts of a planned run, as pairs of a heading and a value."""
+    import torch
+
+    from ..engine.client import no_update
+    from ..engine.server import cohort_size, initial_state, state_bytes
+
+    cohort, config, fed = setup.cohort, setup.config, setup.cohort.fed
+    samples = ", ".join(f"{count:,} {split}" for split, count in fed.describe()["samples"].items() if count)
+    least, most = (setup.epochs * -(-n // cohort.batch_size) for n in (fed.train.counts.min(), fed.train.counts.max()))
+    steps = f"{least}{f' to {most}' if most > least else ''}"
+    with torch.no_grad():  # the messages of a client that trains no epoch
+        shared = initial_state(cohort.algorithm, cohort.network).shared
+        down, up = state_bytes(shared), state_bytes(no_update(cohort, shared))
+    sampled = cohort_size(fed.clients, setup.participation)
+    lanes = min(cohort.chunk, fed.clients)
+    chunk = size(setup.lane * min(lanes, sampled))
+    hyper = ", ".join(f"{name}={'none' if v is None else v}" for name, v in config["algorithm"]["hyper"].items())
+    what = f"{fed.classes} classes" if fed.classes else f"{fed.y.shape[1]} target(s)"
+    return [
+        ("data", f"{fed.dataset}: {samples} samples of shape {tuple(fed.x.shape[1:])}, {what}"),
+        ("clients", client_sizes(fed)),
+        ("scored on", "validation data" if fed.val.counts.any() else "test data"),
+        ("model", f"{config['model']}, {config['parameters']:,} parameters, {config['dtype']}"),
+        ("algorithm", f"{config['algorithm']['name']}: {hyper}"),
+        ("rounds", f"{setup.rounds}, {sampled} of {fed.clients} clients in each, {setup.epochs} epoch(s)"),
+        ("steps per round", f"{steps} per client, batches of {cohort.batch_size}"),
+        ("traffic", f"{size(up)} up, {size(down)} down per client and round"),
+        ("runs on", f"{config['device']}, backend {config['backend']}, {lanes} client(s) at once"),
+        ("memory", f"about {size(fed.x.nbytes)} for data, {chunk} for a chunk of clients"),
+    ]
+
+
+def client_sizes(fed: Federation) -> str:
+    """Return how many clients there are, and how many training samples they have."""
+    low, middle, high = fed.describe()["training_samples_per_client"]
+    return f"{fed.clients}, with {low} to {high} training samples (median {middle:g})"

@@ -208,6 +208,11 @@ Set = Annotated[
 ]
 
 
+def split_words(text: str) -> list[str]:
+    """Return the words of a list such as `a, b,c`."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def file_keys(ctx: typer.Context) -> dict[str, Any]:
     """Return the keys of a run in the command's TOML file."""
     return dict(ctx.meta.get(_FILE, {}))

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..arguments import whole
 from ..errors import InputError, nearest
 from .compare import parse_seeds, width
 from .console import CellProgress, console, note, print_error, print_line, print_paragraph, table
-from .options import command
+from .options import command, split_words
 from .tune import SearchProgress
 
 if TYPE_CHECKING:
@@ -97,40 +98,49 @@ def reproduce(
         raise InputError(f"There is no experiment '{experiment}'.{nearest(experiment, [*EXPERIMENTS, 'all'])}")
     if protocol not in PROTOCOLS:
         raise InputError(f"There is no protocol '{protocol}'.{nearest(protocol, PROTOCOLS)}")
-    if trials is not None and trials < 1:
-        raise InputError(f"--trials is a whole number of at least 1; it is {trials}.")
-    if search_seed is not None and search_seed < 0:
-        raise InputError(f"--search-seed is a whole number of at least 0; it is {search_seed}.")
+    if trials is not None:
+        whole(trials, "--trials")
+    if search_seed is not None:
+        whole(search_seed, "--search-seed", 0)
     share = None if part is None else _part(part)
     if share and so_far:
         raise InputError("--part runs cells and --so-far runs none: give one of them.")
     if grid and experiment == "all":
         raise InputError("--grid is for one experiment: they have different algorithms.")
-    wanted = list(EXPERIMENTS) if experiment == "all" else [experiment]
     out = out or Path("runs") / f"{experiment}-{protocol}{'-quick' * quick}"
-    machine: dict[str, Any] = {"device": device} | ({"data_dir": str(data_dir)} if data_dir else {})
-    machine |= {} if compile is None else {"compile": compile}
+    machine = {"device": device, "data_dir": data_dir and str(data_dir), "compile": compile}
     several = parse_seeds(seeds) if seeds else None
-    words = _words(columns), _words(algorithms), tuple(several) if isinstance(several, list) else several, trials
-    files, values = tuple(map(str, chosen or ())), tuple(grid or ())
-    requested = Request(experiment, protocol, quick, *words, dtype, machine, files, values, search_seed)
-    again = requested.command(out) + (f" --part {part}" if part else "")
-    for name in wanted:
+    requested = Request(
+        experiment,
+        protocol,
+        quick,
+        columns=tuple(split_words(columns or "")),
+        algorithms=tuple(split_words(algorithms or "")),
+        seeds=tuple(several) if isinstance(several, list) else several,
+        trials=trials,
+        dtype=dtype,
+        machine={name: value for name, value in machine.items() if value is not None},
+        chosen=tuple(map(str, chosen or ())),
+        grid=tuple(grid or ()),
+        search_seed=search_seed,
+    )
+    for name in EXPERIMENTS if experiment == "all" else [experiment]:
         request, folder, kind = requested, out, EXPERIMENTS[name]
         if experiment == "all":  # some have nothing to choose from
             request, folder = replace(requested, experiment=name), out / name
             request = request if kind.columns else replace(request, columns=(), chosen=(), search_seed=None)
             request = request if kind.algorithms else replace(request, algorithms=())
         with ExitStack() as boards:
-            where: dict[str, Any] = {"tuning": out / "tune", "finished": finished or ()}
-            where["callbacks"] = _callbacks(name, quiet, boards)
+            options: dict[str, Any] = {"tuning": out / "tune", "finished": finished or ()}
+            options["callbacks"] = _callbacks(name, quiet, boards)
             try:
                 if share:
-                    run_part(kind(), request, folder, share, **where)
+                    run_part(kind(), request, folder, share, **options)
                 else:
-                    found = run(kind(), request, folder, partial=so_far, **where)
+                    findings = run(kind(), request, folder, partial=so_far, **options)
             except KeyboardInterrupt:
                 boards.close()
+                again = requested.command(out) + (f" --part {part}" if part else "")
                 print_error(f"Stopped. What is finished is in '{folder}'. To go on: {again}", "")
                 raise typer.Exit(130) from None
             except Unfinished as error:
@@ -139,13 +149,9 @@ def reproduce(
                 note(str(error))
                 continue
         if not share and not quiet:
-            show(found, folder)
+            show(findings, folder)
     if share and not quiet:
         print_line(f"Part {part} is done. Once all are: {requested.command(out)}")
-
-
-def _words(text: str | None) -> tuple[str, ...]:
-    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -166,31 +172,24 @@ def _callbacks(label: str, quiet: bool, boards: ExitStack) -> Callbacks:
     board = CellProgress(label, quiet)
 
     def start(todo: list[Cell], finished: int) -> None:
-        nonlocal board
         boards.close()
-        board = boards.enter_context(CellProgress(label, quiet))
-        board.start(todo, finished)
+        boards.enter_context(board).start(todo, finished)
 
     def search(plan: RunConfig) -> Callbacks:
         boards.close()
-        own = boards.enter_context(SearchProgress(quiet))
-        return Callbacks(expect=own.expect, round=own.round, done=own.done, trial=own.trial)
+        progress = boards.enter_context(SearchProgress(quiet))
+        return Callbacks(expect=progress.expect, round=progress.round, done=progress.done, trial=progress.trial)
 
-    return Callbacks(
-        note=(lambda text: None) if quiet else note,
-        start=start,
-        round=lambda cells, round: board.round(cells, round),
-        done=lambda result: board.done(result),
-        search=search,
-    )
+    on_note = (lambda text: None) if quiet else note
+    return Callbacks(note=on_note, start=start, round=board.round, done=board.done, search=search)
 
 
-def show(found: Findings, folder: Path) -> None:
+def show(findings: Findings, folder: Path) -> None:
     """Print the tables that fit, the conclusions, and the files."""
-    for sheet in found.sheets:
+    for sheet in findings.sheets:
         if width(sheet.head, sheet.rows) <= max(console().width, 160):
             table(sheet.head, sheet.rows, title=sheet.title, numbers=True)
-    for line in found.conclusions:
+    for line in findings.conclusions:
         print_paragraph(line)
     print_line()
     print_line(f"report       {folder / 'report.html'}")

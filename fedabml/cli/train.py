@@ -14,8 +14,8 @@ from ..errors import InputError
 from ..evaluation.measures import MEASURES, size
 from ..runs import request
 from ..runs.config import RunConfig, saved_config
-from . import plan as planning
 from .console import RunProgress, downloads, number, print_error, print_line, table
+from .doctor import show_plan
 from .options import PANELS, RunOptions, command, run_options
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def train(
         if rank == 0:
             plan, out = decided(ctx, out, resume)
             with downloads(plan.dataset or "", quiet) as on_download:
-                planning.show(plan, plan.federation(on_download), out, saved_config(out)[1] if resume else None)
+                show_plan(plan, plan.federation(on_download), out, saved_config(out)[1] if resume else None)
         return
 
     def settle() -> tuple[dict[str, Any], str, bool]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..runs.config import is_table, saved_config
@@ -61,14 +59,14 @@ def evaluate(
 
     plan, saved = saved_config(run)
     out = out or run
+    files = out / "evaluation.json", out / "evaluation.csv"
     if os.path.realpath(out) != os.path.realpath(run):
-        check_new(out / "evaluation.json", out / "evaluation.csv", force=force)
+        check_new(*files, force=force)
     if not (run / "shared.safetensors").exists():
         again = resume_command("train", run)
         raise InputError(f"The run in '{run}' is not finished: it has no shared.safetensors. Go on with it: {again}")
-    backend, chunk = saved.get("backend", plan.backend), saved.get("chunk", plan.chunk)
-    plan = plan.with_changes(data_dir=data_dir or plan.data_dir, backend=backend, chunk=chunk)
-    plan = plan.with_changes(device=device or plan.device)
+    changes = {name: saved.get(name, getattr(plan, name)) for name in ("backend", "chunk")}
+    plan = plan.with_changes(**changes, data_dir=data_dir or plan.data_dir, device=device or plan.device)
     with downloads(plan.dataset or "") as on_download:
         fed = plan.federation(on_download)
     if fed.hash != saved.get("partition_hash"):
@@ -78,15 +76,15 @@ def evaluate(
     setup = prepare(fed, plan.model, algorithm, **plan.train_options(fed))
     split = resolve_split(fed, saved.get("split", "auto") if split == "auto" else split)
     with folder_lock(out):
-        found = _score(run, setup, prior.shared, split, plan.rounds)
+        evaluation = _score(run, setup, prior.shared, split, plan.rounds)
+        write(files[1], clients_csv(fed, evaluation, split))
         facts = {"split": split, "personal_epochs": algorithm.personal_epochs, "clients": fed.clients}
-        write(out / "evaluation.csv", clients_csv(fed, found, split))
-        facts |= {"prior_digest": prior.digest, "files": digests(out, ["evaluation.csv"])}
-        write_json(out / "evaluation.json", facts | found.summary | found.details)
+        facts |= {"prior_digest": prior.digest, "files": digests(out, [files[1].name])}
+        write_json(files[0], facts | evaluation.summary | evaluation.details)
     title = f"{fed.clients} clients, {algorithm.personal_epochs} epoch(s) of personalisation, {split} data"
-    table(*scores(found.summary), title=title, numbers=True)
-    print_line(f"scores       {out / 'evaluation.json'}")
-    print_line(f"per client   {out / 'evaluation.csv'}")
+    table(*scores(evaluation.summary), title=title, numbers=True)
+    print_line(f"scores       {files[0]}")
+    print_line(f"per client   {files[1]}")
 
 
 def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: int) -> Evaluation:
@@ -98,17 +96,20 @@ def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: i
     from ..runs.folder import Folder
 
     cohort = setup.cohort
-    last = Folder(run).load_latest() if cohort.algorithm.keeps else None
+    states: Mapping[int, dict[str, Any]] = {}
     theta = {name: value.to(cohort.device, cohort.dtype) for name, value in shared.items()}
-    if cohort.algorithm.keeps and (last is None or last.round != round):
-        raise InputError(
-            f"The clients of the run in '{run}' keep a state of their own, but that of round {round} is missing or "
-            f"damaged. Finish the run first: {resume_command('train', run)}"
-        )
-    like = {name: value[0] for name, value in initial_kept(Lanes.of(cohort, theta, [0])).items()} if last else {}
-    for own in last.kept.values() if last else ():
-        check_like(like, own)
-    kept = Kept(cohort, last.kept if last else {})
+    if cohort.algorithm.keeps:
+        last = Folder(run).load_latest()
+        if last is None or last.round != round:
+            raise InputError(
+                f"The clients of the run in '{run}' keep a state of their own, but that of round {round} is missing or "
+                f"damaged. Finish the run first: {resume_command('train', run)}"
+            )
+        states = last.kept
+        like = {name: value[0] for name, value in initial_kept(Lanes.of(cohort, theta, [0])).items()}
+        for state in states.values():
+            check_like(like, state)
+    kept = Kept(cohort, states)
     return score(cohort, theta, lambda clients: kept.get(theta, clients), split, round)
 
 
@@ -143,23 +144,34 @@ def personalize(
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.
     """
+    from ..data import read_client
     from ..files.paths import check_new
     from ..runs.prior import load_prior
 
     source = prior / "shared.safetensors" if prior.is_dir() else prior
     _check_apart(out, data, source)
     check_new(out, force=force)
-    found = load_prior(source)
-    x, y, test = _labelled(data, found.input_spec)
-    posterior = found.personalize(x, y, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, device=device)
-    lines = [f"samples     {len(x)}"]
-    if test:
-        p = posterior.predict(test[0], seed=seed, device=device)
-        for name, value in _scores(p, test[1]).items():
-            lines.append(f"{name:<11} {number(value)} on {len(test[1])} test samples")
+    loaded = load_prior(source)
+    spec, test = loaded.input_spec, None
+    x, y = _read_table(data, spec), None
+    if x is None:
+        arrays = read_client(data)
+        x, y = arrays["x_train"], arrays["y_train"]
+        if "x_test" in arrays and (arrays["x_test"].size or arrays["y_test"].size):
+            test = spec.samples(arrays["x_test"], arrays["y_test"], end="_test")
+    elif spec.recipe and spec.recipe.client in x and (clients := x[spec.recipe.client].nunique()) > 1:
+        raise InputError(
+            f"'{data}' has rows of {clients} clients in its column '{spec.recipe.client}', but a posterior belongs to "
+            "one client. Give each client its own table."
+        )
+    posterior = loaded.personalize(x, y, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, device=device)
+    scores = _scores(posterior.predict(test[0], seed=seed, device=device), test[1]) if test else {}
     posterior.save(out)
-    for line in (*lines, f"prior       {found.digest[:16]} (digest)", f"posterior   {out}"):
-        print_line(line)
+    print_line(f"samples     {len(x)}")
+    for name, value in scores.items():
+        print_line(f"{name:<11} {number(value)} on {len(test[1]) if test else 0} test samples")
+    print_line(f"prior       {loaded.digest[:16]} (digest)")
+    print_line(f"posterior   {out}")
 
 
 def _check_apart(out: Path, *read: Path) -> None:
@@ -168,25 +180,19 @@ def _check_apart(out: Path, *read: Path) -> None:
         raise InputError(f"'{out}' is an input of this command and would be overwritten. Give another file with --out.")
 
 
-def _labelled(path: Path, input_spec: InputSpec) -> tuple[Any, Any, tuple[np.ndarray, np.ndarray] | None]:
-    """Read a client's inputs and targets, and its test samples if it has any, from an .npz file or a table."""
-    if _is_table(path, input_spec):
-        from ..data.table import read_frame
+def _read_table(path: Path, input_spec: InputSpec) -> Any:
+    """Return the DataFrame of a table, or None for an .npz. Raises InputError if the prior needs the other kind."""
+    from ..data.table import read_frame
+    from ..runs.input_spec import TABLE_WANTED
 
-        frame = read_frame(path)
-        client = input_spec.recipe.client if input_spec.recipe else ""
-        if client in frame.columns and frame[client].nunique() > 1:
-            raise InputError(
-                f"'{path}' has rows of {frame[client].nunique()} clients in its column '{client}', but a posterior "
-                "belongs to one client. Give each client its own table."
-            )
-        return frame, None, None
-    from ..data import read_client
-
-    arrays = read_client(path)
-    tested = "x_test" in arrays and (arrays["x_test"].size or arrays["y_test"].size)
-    test = input_spec.samples(arrays["x_test"], arrays["y_test"], end="_test") if tested else None
-    return arrays["x_train"], arrays["y_train"], test
+    table = is_table(path)
+    if table and input_spec.recipe is None:
+        raise InputError(
+            f"'{path}' is a table, but the prior was not trained on one. Give the inputs as an .npz with x."
+        )
+    if input_spec.recipe and not table:
+        raise InputError(f"'{path}' is not a table. {TABLE_WANTED}")
+    return read_frame(path) if table else None
 
 
 def _scores(p: Prediction | Regression, y: np.ndarray) -> dict[str, float]:
@@ -206,15 +212,7 @@ def predict(
     *,
     data: Path,
     out: Path = Path("predictions.csv"),
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Number of weight samples to average (0: the mean weights).",
-            show_default="as in training",
-        ),
-    ] = None,
+    samples: int | None = None,
     seed: int = 0,
     device: str = "auto",
     force: bool = False,
@@ -236,85 +234,54 @@ def predict(
         posterior (POSTERIOR): A file that `fedabml personalize` wrote.
         data: Inputs: an .npz with x, or a table if the prior was trained on one.
         out: CSV file to write, with one row per input.
+        samples (N): Number of weight samples to average (0: the mean weights). [default: as in training]
         seed: Seed of the weight samples.
         device: auto, cpu or cuda.
     """
+    from ..data.files import read_npz
     from ..files.paths import check_new, write
     from ..files.sheets import csv_text
     from ..runs.prior import load_posterior
 
     _check_apart(out, data, posterior)
     check_new(out, force=force)
-    found = load_posterior(posterior)
-    x = _inputs(data, found.input_spec)
-    p = found.predict(x, samples=samples, seed=seed, device=device)
-    head, rows = _rows(p, found.input_spec)
-    write(out, csv_text(head, rows))
+    loaded = load_posterior(posterior)
+    x = _read_table(data, loaded.input_spec)
+    if x is None:
+        arrays = read_npz(data)
+        name = next((name for name in ("x", "x_test", "x_train") if name in arrays), None)
+        if name is None:
+            raise InputError(f"'{data}' has no array x; it holds {', '.join(arrays) or 'nothing'}.")
+        if name != "x":
+            note(f"'{data}' has no array x, so the command predicts {name}.")
+        x = arrays[name]
+    columns = _columns(loaded.predict(x, samples=samples, seed=seed, device=device), loaded.input_spec)
+    rows = enumerate(zip(*columns.values(), strict=True))
+    texts = ([i, *(v if isinstance(v, str) else f"{v:.6g}" for v in row)] for i, row in rows)
+    write(out, csv_text(["row", *columns], texts))
     print_line(f"inputs        {len(x)}")
-    if found.prior:
-        print_line(f"prior         {found.prior[:16]} (digest)")
+    if loaded.prior:
+        print_line(f"prior         {loaded.prior[:16]} (digest)")
     print_line(f"predictions   {out}")
 
 
-def _inputs(path: Path, input_spec: InputSpec) -> Any:
-    """Read the inputs to predict: a table, or the array x of an .npz file (x_test or x_train if it has no x)."""
-    if _is_table(path, input_spec):
-        from ..data.table import read_frame
+def _columns(p: Prediction | Regression, input_spec: InputSpec) -> dict[str, Any]:
+    """Return the columns of the CSV: probabilities of classes and their uncertainty, or means and deviations.
 
-        return read_frame(path)
-    from ..data.files import read_npz
-
-    arrays = read_npz(path)
-    name = next((name for name in ("x", "x_test", "x_train") if name in arrays), None)
-    if name is None:
-        raise InputError(f"'{path}' has no array x; it holds {', '.join(arrays) or 'nothing'}.")
-    if name != "x":
-        note(f"'{path}' has no array x, so the command predicts {name}.")
-    return arrays[name]
-
-
-def _rows(p: Prediction | Regression, input_spec: InputSpec) -> tuple[list[str], list[list[Any]]]:
-    """Return head and rows of the CSV."""
+    The names of the classes are those of the table or the dataset, or their numbers.
+    """
+    from ..data.catalogue import SOURCES
     from ..evaluation.predictions import Prediction
 
     if isinstance(p, Prediction):
-        classes = _class_names(input_spec, p.probs.shape[1])
-        measures = {"entropy": p.entropy, "mutual_information": p.mutual_information}
-        measures |= {} if p.surprise is None else {"surprise": p.surprise}
-        head = ["row", "label", *(f"p_{name}" for name in classes), *measures]
-        numbers: Sequence[Sequence[float]] = [
-            [*probs, *more] for probs, *more in zip(p.probs, *measures.values(), strict=True)
-        ]
-        labels = [classes[i] for i in p.label]
-        return head, [
-            [i, label, *(f"{v:.6g}" for v in row)] for i, (label, row) in enumerate(zip(labels, numbers, strict=True))
-        ]
+        classes = p.probs.shape[1]
+        known = SOURCES[input_spec.dataset].class_names if input_spec.dataset in SOURCES else ()
+        names = input_spec.class_names or (known if len(known) == classes else tuple(map(str, range(classes))))
+        columns: dict[str, Any] = {"label": [names[i] for i in p.label]}
+        columns |= {f"p_{name}": p.probs[:, i] for i, name in enumerate(names)}
+        columns |= {"entropy": p.entropy, "mutual_information": p.mutual_information}
+        return columns if p.surprise is None else columns | {"surprise": p.surprise}
     targets = p.mean.shape[1]
     ends = [""] if targets == 1 else [f"_{j}" for j in range(targets)]
-    head = ["row", *(f"{name}{end}" for end in ends for name in ("mean", "std", "model_std"))]
-    parts = (p.mean, p.std, p.model_std)
-    return head, [[i, *(f"{part[i, j]:.6g}" for j in range(targets) for part in parts)] for i in range(len(p.mean))]
-
-
-def _class_names(input_spec: InputSpec, classes: int) -> tuple[str, ...]:
-    """Return the names of the classes: those of the table or the dataset, or their numbers."""
-    from ..data.catalogue import SOURCES
-
-    if input_spec.class_names:
-        return input_spec.class_names
-    known = SOURCES[input_spec.dataset].class_names if input_spec.dataset in SOURCES else ()
-    return known if len(known) == classes else tuple(map(str, range(classes)))
-
-
-def _is_table(path: Path, input_spec: InputSpec) -> bool:
-    """Return whether a file is a table. Raises InputError if the prior needs the other kind of file."""
-    from ..runs.input_spec import TABLE_WANTED
-
-    table = is_table(path)
-    if table and input_spec.recipe is None:
-        raise InputError(
-            f"'{path}' is a table, but the prior was not trained on one. Give the inputs as an .npz with x."
-        )
-    if input_spec.recipe and not table:
-        raise InputError(f"'{path}' is not a table. {TABLE_WANTED}")
-    return table
+    parts = {"mean": p.mean, "std": p.std, "model_std": p.model_std}
+    return {f"{name}{end}": part[:, j] for j, end in enumerate(ends) for name, part in parts.items()}
