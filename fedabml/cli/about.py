@@ -81,9 +81,7 @@ def report(folders: list[Path], *, out: Path | None = None, title: str | None = 
     be present. The command refuses what is not finished.
 
     Examples:
-
     - `fedabml report runs/digits-few-fedabml-0 runs/digits-few-fedavg-ft-0 --out comparison.html`
-
     - `fedabml report runs/digits-few-comparison`
 
     Flags:

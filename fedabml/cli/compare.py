@@ -49,12 +49,9 @@ def compare(
     --lr is for all of them. The folder gets table.md, table.csv, table.json, clients.csv, report.html and cells.jsonl.
 
     Examples:
-
     - `fedabml compare --algorithms fedabml,fedavg-ft,local --dataset digits-few --clients 40
       --classes-per-client 5 --rounds 40 --participation 0.25`
-
     - `fedabml compare --algorithms all --preset paper --dataset fashionmnist --out runs/table`
-
     - `fedabml compare --resume --out runs/table --seeds 10` to add seeds
 
     Flags:

@@ -167,36 +167,54 @@ class CellProgress(Display):
         super().__init__(label, quiet)
         self.total = self.finished = 0
         self.began = self.last_line = time.perf_counter()
-        self.left: dict[str, float] = {}  # the remaining rounds of every cell, by identity
-        self.over: set[str] = set()  # identities of finished cells
         self.rounds = 0.0  # rounds of all cells that were not finished at the start
+        self.progress: dict[str, float] = {}  # finished rounds of the cells that have begun, by identity
+        self.works: dict[str, float] = {}  # all rounds of these cells
+        self.over: set[str] = set()  # identities of finished cells
         self.width = 0  # of the longest text in the bar, so that its length does not change
 
     def start(self, todo: Sequence[Cell], finished: int = 0) -> None:
         """Begin with the cells to run now; `finished` cells of the experiment were finished before."""
-        self.begin({cell.identity: cell.work for cell in todo}, finished)
+        self.works |= {cell.identity: cell.work for cell in todo}
+        self.expect([cell.work for cell in todo], finished)
 
-    def begin(self, todo: dict[str, float], finished: int) -> None:
-        """Begin with the remaining rounds of every cell to run now."""
-        self.total, self.finished, self.began = finished + len(todo), finished, time.perf_counter()
-        self.left, self.rounds = dict(todo), sum(todo.values())
+    def expect(self, works: Sequence[float], finished: int) -> None:
+        """Begin with cells of `works` rounds each, or correct what was expected after `finished` cells."""
+        begins = not self.total
+        self.total, self.finished = finished + len(works), finished
+        self.rounds = sum(self.progress.values()) + sum(works)
+        if not begins:
+            self.update_bar(total=max(self.rounds, 1))
+            return
+        self.began = time.perf_counter()
         if not self.quiet:
             self.enter_context(Notes())
             if finished:
                 print_line(f"{finished} of {self.total} runs were finished before")
-        if todo:
-            columns = ("{task.fields[done]}  {task.fields[now]}",)
-            self.open_bar(max(self.rounds, 1), columns, done=self.count, now="")
+        if works:
+            self.open_bar(max(self.rounds, 1), ("{task.fields[done]}  {task.fields[now]}",), done=self.count, now="")
 
     @property
     def count(self) -> str:
         """How many cells are finished, as 3/8."""
         return f"{self.finished}/{self.total}"
 
+    @property
+    def left(self) -> float:
+        """How many rounds of all cells remain."""
+        return self.rounds - sum(self.progress.values())
+
+    @property
+    def remaining(self) -> str:
+        """The estimated time until the last cell is finished."""
+        done = sum(self.progress.values())
+        return clock((time.perf_counter() - self.began) / done * self.left) if done else "–"
+
     def round(self, cells: Sequence[Cell], round: float) -> None:
         """Show that cells which run together have finished a round or, after the last one, a part of their scoring."""
         cells = [cell for cell in cells if cell.identity not in self.over] or cells
-        self.left |= {cell.identity: max(0.0, cell.work - round) for cell in cells}
+        self.works |= {cell.identity: cell.work for cell in cells}
+        self.progress |= {cell.identity: min(round, cell.work) for cell in cells}
         first, more = cells[0], f" and {len(cells) - 1} more" if len(cells) > 1 else ""
         where, rounds = "scoring", first.config.rounds
         if round < rounds:
@@ -219,7 +237,7 @@ class CellProgress(Display):
         """Count a finished cell."""
         self.finished += 1
         self.over.add(result.identity)
-        self.left.pop(result.identity, None)
+        self.progress[result.identity] = self.works.get(result.identity, 0.0)
         self.refresh()
 
     def report(self, text: str, warning: bool = False) -> None:
@@ -232,16 +250,15 @@ class CellProgress(Display):
     def refresh(self, now: str = "") -> None:
         """Update the bar; `now` names what runs at present."""
         self.width = max(self.width, len(now))
-        done = self.rounds - sum(self.left.values())
+        done = sum(self.progress.values())
         self.update_bar(completed=done, done=self.count, now=now.ljust(self.width), remaining=self.remaining)
 
     def line(self, text: str) -> None:
         """Print a plain line with the times."""
         self.last_line = time.perf_counter()
         if not self.quiet:
-            print_line(
-                f"{self.label}: {text}  elapsed {clock(self.last_line - self.began)}  remaining {self.remaining}"
-            )
+            elapsed = clock(self.last_line - self.began)
+            print_line(f"{self.label}: {text}  elapsed {elapsed}  remaining {self.remaining}")
 
     def stop(self, out: Path, command: str) -> NoReturn:
         """End the program after Ctrl-C with code 130, and print how to go on with the experiment in `out`."""
@@ -251,13 +268,6 @@ class CellProgress(Display):
         again = resume_command(command, out)
         print_error(f"Stopped. {self.finished} of {self.total} runs are finished in '{out}'. To go on: {again}", "")
         raise typer.Exit(130)
-
-    @property
-    def remaining(self) -> str:
-        """The estimated time until the last cell is finished."""
-        left = sum(self.left.values())
-        done = self.rounds - left
-        return clock((time.perf_counter() - self.began) / done * left) if done else "–"
 
 
 def _figures(summary: dict[str, Any]) -> str:

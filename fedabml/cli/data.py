@@ -92,11 +92,8 @@ def inspect(
     With --config and without WHAT, the command inspects the data of that configuration.
 
     Examples:
-
     - `fedabml data inspect digits-few --clients 40 --classes-per-client 5`
-
     - `fedabml data inspect patients.csv --client-column hospital --target-column outcome --out picture`
-
     - `fedabml data inspect runs/digits-few-fedabml-0`
 
     Flags:

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 @command(PANELS)
-def doctor(
-    ctx: typer.Context,
-    *,
-    estimate: bool = True,
-) -> None:
+def doctor(ctx: typer.Context, *, estimate: bool = True) -> None:
     """Check this machine, and show what a run with the given flags would do here.
 
     The command prints versions, devices and data; which device, backend, precision and estimator the run would use, and

@@ -97,7 +97,7 @@ def command(
         parameters = [*map(declared, own.values()), *added]
         wrapper.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
-        wrapper.__doc__ = text
+        wrapper.__doc__ = re.sub(r"\n(?=- )", "\n\n", text)  # paragraphs, for rich
         return wrapper
 
     return decorate

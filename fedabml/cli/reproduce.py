@@ -55,15 +55,10 @@ def reproduce(
     table.md, table.csv, figures/ and report.html. Several processes or GPUs share the cells with --part.
 
     Examples:
-
     - `fedabml reproduce toy`
-
     - `fedabml reproduce table1 --quick`
-
     - `fedabml reproduce table1 --protocol tuned --columns fashionmnist --seeds 5 --out results/table1-tuned`
-
     - `fedabml reproduce fewdata --protocol tuned --columns cifar10-5 --chosen results/table1/cifar10-5/settings.toml`
-
     - `fedabml reproduce sensitivity --part 1/4 --device cuda:0 --out runs/sensitivity`
 
     Flags:
@@ -172,16 +167,23 @@ def _callbacks(label: str, quiet: bool, boards: ExitStack) -> Callbacks:
     board = CellProgress(label, quiet)
 
     def start(todo: list[Cell], finished: int) -> None:
+        nonlocal board
         boards.close()
-        boards.enter_context(board).start(todo, finished)
+        board = boards.enter_context(CellProgress(label, quiet))
+        board.start(todo, finished)
 
     def search(plan: RunConfig) -> Callbacks:
         boards.close()
         progress = boards.enter_context(SearchProgress(quiet))
         return Callbacks(expect=progress.expect, round=progress.round, done=progress.done, trial=progress.trial)
 
-    on_note = (lambda text: None) if quiet else note
-    return Callbacks(note=on_note, start=start, round=board.round, done=board.done, search=search)
+    return Callbacks(
+        note=(lambda text: None) if quiet else note,
+        start=start,
+        round=lambda cells, round: board.round(cells, round),
+        done=lambda result: board.done(result),
+        search=search,
+    )
 
 
 def show(findings: Findings, folder: Path) -> None:

@@ -29,12 +29,7 @@ STOPPED = "stopped"  # the processes of a run report this event once
 
 @command(PANELS)
 def train(
-    ctx: typer.Context,
-    *,
-    out: Path | None = None,
-    resume: bool = False,
-    dry_run: bool = False,
-    quiet: bool = False,
+    ctx: typer.Context, *, out: Path | None = None, resume: bool = False, dry_run: bool = False, quiet: bool = False
 ) -> None:
     """Train a federation, then personalise and score every client.
 
@@ -43,15 +38,10 @@ def train(
     `fedabml algorithms NAME` lists the hyperparameters of an algorithm.
 
     Examples:
-
     - `fedabml train --dataset digits-few --clients 40 --classes-per-client 5 --rounds 40 --participation 0.25`
-
     - `fedabml train --data patients.csv --client-column hospital --target-column outcome --model mlr --rounds 30`
-
     - `fedabml train --config run.toml --set fedabml.lam=0.1 --seed 1 --dry-run`
-
     - `fedabml train --resume --out runs/digits-few-fedabml-0` resumes after Ctrl-C or a crash; the result is bit-equal
-
     - `torchrun --standalone --nproc-per-node 4 -m fedabml train --dataset cifar10` on a machine with four GPUs
 
     Flags:
@@ -60,39 +50,29 @@ def train(
         dry_run: Show what would happen, and write nothing.
     """
     rank, _ = processes.rank_and_size()
-    if dry_run:
-        if rank == 0:
-            plan, out = decided(ctx, out, resume)
-            with downloads(plan.dataset or "", quiet) as on_download:
-                show_plan(plan, plan.federation(on_download), out, saved_config(out)[1] if resume else None)
-        return
 
-    def settle() -> tuple[dict[str, Any], str, bool]:
-        plan, folder = decided(ctx, out, resume)
-        anew = not resume and restarted(folder)
-        if anew:
-            plan = reopened(folder, run_options(ctx))
-        elif not resume:
+    def decide() -> tuple[dict[str, Any], str, bool]:
+        """Return the configuration, the run's folder, and whether a run there goes on."""
+        options = run_options(ctx)
+        folder = out or Path("runs") / options.config().name
+        again = resume or (not dry_run and restarted(folder))
+        plan = reopened(folder, options) if again else options.config()
+        plan.algorithm_object()  # checks the hyperparameters before anything else is done
+        if not (again or dry_run):
             check_vacant(folder)
-        return plan.to_dict(everything=True), str(folder), resume or anew
+        return plan.to_dict(everything=True), str(folder), again
 
-    content, folder, again = processes.world().decide(settle)  # only process 0 needs the files
-    run = execute(RunConfig.of(content), Path(folder), resume=again, quiet=quiet)
+    if dry_run and rank > 0:
+        return
+    content, name, again = decide() if dry_run else processes.world().decide(decide)  # only process 0 needs the files
+    plan, folder = RunConfig.of(content), Path(name)
+    if dry_run:
+        with downloads(plan.dataset or "", quiet) as on_download:
+            show_plan(plan, plan.federation(on_download), folder, saved_config(folder)[1] if resume else None)
+        return
+    run = execute(plan, folder, resume=again, quiet=quiet)
     if not quiet and rank == 0:
-        show(run, Path(folder))
-
-
-def decided(ctx: typer.Context, out: Path | None, resume: bool) -> tuple[RunConfig, Path]:
-    """Return the configuration that the options make, and the folder of the run."""
-    options = run_options(ctx)
-    if resume:
-        out = out or Path("runs") / options.config().name
-        plan = reopened(out, options)
-    else:
-        plan = options.config()
-        out = out or Path("runs") / plan.name
-    plan.algorithm_object()  # checks the hyperparameters before anything else is done
-    return plan, out
+        show(run, folder)
 
 
 def restarted(out: Path) -> bool:

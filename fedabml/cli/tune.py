@@ -13,7 +13,7 @@ from ..errors import InputError
 from ..runs.config import names
 from .compare import followed, parse_algorithms
 from .console import CellProgress, note, number, print_line, table
-from .options import RunOptions, command, panels_without, run_options
+from .options import command, panels_without, run_options, split_words
 
 if TYPE_CHECKING:
     from ..experiments.cell import Result
@@ -61,12 +61,9 @@ def tune(
     command after Ctrl-C or a crash. It needs Optuna: `pip install 'fedabml[tune]'`.
 
     Examples:
-
     - `fedabml tune --algorithms fedabml,fedavg-ft,local --dataset digits-few --clients 40
       --classes-per-client 5 --rounds 40 --participation 0.25`
-
     - `fedabml tune --algorithms all --dataset fashionmnist --preset paper --set fedabml.label_prior=dirichlet`
-
     - `fedabml compare --config runs/digits-few-tuning/tuned.toml --algorithms fedabml,local --out runs/table` to use it
 
     Flags:
@@ -91,23 +88,22 @@ def tune(
     from ..experiments.tune import tune as run
 
     options, preset = run_options(ctx), ctx.params["preset"]
-    own = options.layers[1:] if preset else options.layers  # a preset fixes nothing: it is only where the search starts
+    fixing = options.layers[1:] if preset else options.layers[:]  # a preset is only where the search starts
+    out = out or options.folder("tuning")
     saved: dict[str, Any] = {}
     if resume:
-        out = out or options.folder("tuning")
         saved = request.read(out, "tune", ("algorithms", "run", "fixed"))
-        before = saved["run"] | saved["fixed"]
-        own, options = [before, *own], RunOptions([before, *options.layers], options.overrides)
+        for layers in (fixing, options.layers):
+            layers.insert(0, saved["run"] | saved["fixed"])
     if algorithms is None and not saved:
         raise InputError("Name the algorithms to tune: --algorithms all, or names such as fedabml,fedavg-ft,local.")
     wanted = list(saved["algorithms"]) if algorithms is None else parse_algorithms(algorithms)
     plan = next(iter(configs(wanted, {"validation": SHARE}, *options.layers, overrides=options.overrides).values()))
-    fixed = {name: row.hyper for name, row in configs(wanted, *own, overrides=options.overrides).items()}
-    out = out or options.folder("tuning")
+    fixed = {name: row.hyper for name, row in configs(wanted, *fixing, overrides=options.overrides).items()}
     board = SearchProgress(quiet)
     displays: dict[str, Callable[..., None]] = {"expect": board.expect, "trial": board.trial}
     with followed(board, options.key("dataset") or "", out, "tune", **displays) as callbacks:
-        found = run(
+        tuned = run(
             plan.with_changes(hyper={}, lr=None),
             None if algorithms and algorithms.strip(" ,") == "all" else wanted,
             out,
@@ -123,87 +119,67 @@ def tune(
             callbacks=callbacks,
         )
     if not quiet:
-        show(found, out)
+        show(tuned, out)
 
 
 class SearchProgress(CellProgress):
-    """The progress of a search, whose cells become known while it runs."""
+    """The progress of a search, whose cells become known while it runs and whose trials are shown."""
 
     def __init__(self, quiet: bool):
         super().__init__("tuning", quiet)
-        self.coming: list[str] = []  # placeholders of the cells to come, in order
 
     def expect(self, works: Sequence[float], finished: int) -> None:
         """Begin with cells of `works` rounds, the first `finished` of them done; a second call corrects the first."""
-        todo = {str(i): work for i, work in enumerate(works) if i >= finished}
-        self.coming = list(todo)
-        if not self.total:
-            self.begin(todo, finished)
-            return
-        done = self.rounds - sum(self.left.values())
-        self.left, self.rounds = dict(todo), done + sum(todo.values())
-        self.total, self.finished = finished + len(todo), finished
-        self.update_bar(total=max(self.rounds, 1))
-
-    def round(self, cells: Any, round: float) -> None:
-        for cell in cells:
-            if cell.identity not in self.left and self.coming:
-                del self.left[self.coming.pop(0)]
-        super().round(cells, round)
+        super().expect(works[finished:], finished)
 
     def done(self, result: Result) -> None:
-        """Count a finished cell; what is shown are trials."""
+        """Count a finished cell."""
         self.cell_done(result)
 
     def trial(self, trial: Trial) -> None:
         """Show a trial that is finished, refused or confirmed."""
-        result = f"diverged ({trial.error.split('. ')[0]})" if trial.error else _figures(trial)
+        result = f"{trial.measure} {number(trial.value)}  ({_settings(trial)})"
         if trial.refused:
             result = f"refused {trial.refused}"
         elif trial.second is not None:
             result = f"confirmed, on the second seed {trial.measure} {number(trial.second)}"
+        elif trial.error:
+            result = f"diverged ({trial.error.split('. ')[0]})"
         self.report(f"{trial.algorithm}, trial {trial.number}: {result}", warning=bool(trial.error or trial.refused))
-
-
-def _figures(trial: Trial) -> str:
-    return f"{trial.measure} {number(trial.value)}  ({_settings(trial)})"
 
 
 def _settings(trial: Trial) -> str:
     return ", ".join(f"{name}={'none' if value is None else value}" for name, value in trial.hyper.items())
 
 
-def _seeds(words: str) -> list[int]:
+def _seeds(text: str) -> list[int]:
     try:
-        return [int(word) for word in words.split(",") if word.strip()]
+        return [int(word) for word in split_words(text)]
     except ValueError:
-        raise InputError(f"--seeds are the seeds to tune with, such as 100 or 100,101; it is '{words}'.") from None
+        raise InputError(f"--seeds are the seeds to tune with, such as 100 or 100,101; it is '{text}'.") from None
 
 
-def show(found: Tuned, out: Path) -> None:
+def show(tuned: Tuned, out: Path) -> None:
     """Print the best trials of every algorithm, and the files."""
-    for name, trials in found.trials.items():
-        lost = sum(trial.error is not None for trial in trials)
+    measures = dict.fromkeys((tuned.measure, "nll"))  # once, where the NLL decides
+    for name, trials in tuned.trials.items():
+        diverged = sum(trial.error is not None for trial in trials)
         refused = [trial for trial in trials if trial.refused]
-        best = found.best(name, SHOWN)
-        of = f"the best of {len(trials)} trials" if len(trials) > 1 else "one trial"
-        title = f"{name}: {of} on validation data{f', {lost} diverged' if lost else ''}"
-        title += f", {len(refused)} refused" if refused else ""
-        measures = dict.fromkeys((found.measure, "nll"))  # once, where the NLL decides
+        title = f"{name}: {f'the best of {len(trials)} trials' if len(trials) > 1 else 'one trial'} on validation data"
+        title += (f", {diverged} diverged" if diverged else "") + (f", {len(refused)} refused" if refused else "")
         rows = [
-            (t.number, *(number(v) for v, _ in zip((t.value, t.nll), measures, strict=False)), _settings(t))
-            for t in best
+            (trial.number, *map(number, (trial.value, trial.nll)[: len(measures)]), _settings(trial))
+            for trial in tuned.best(name, SHOWN)
         ]
         table(("trial", *measures, "hyperparameters"), rows, title=title)
-        for trial in refused:
-            note(f"{name}: trial {trial.number} was refused {trial.refused}")
-        for text in found.warnings.get(name, ()):
+        for text in [f"{name}: trial {trial.number} was refused {trial.refused}" for trial in refused]:
             note(text)
-    chosen = [name for name in found.trials if found.best(name)]
-    print_line(f"tuned    {found.file}")
+        for text in tuned.warnings.get(name, ()):
+            note(text)
+    print_line(f"tuned    {tuned.file}")
     print_line(f"trials   {out / 'trials.csv'}")
-    if chosen:
+    if chosen := [name for name in tuned.trials if tuned.best(name)]:
         # A folder beside the search: the default of `compare` may hold the comparison before it.
         after = out.parent / f"{out.resolve().name.removesuffix('-tuning')}-tuned"
-        words = ["--config", str(found.file), "--algorithms", ",".join(chosen), "--out", str(after)]
+        words = ["--config", str(tuned.file), "--algorithms", ",".join(chosen), "--out", str(after)]
         print_line(f"next     fedabml compare {shlex.join(words)}")

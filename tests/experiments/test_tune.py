@@ -246,11 +246,11 @@ def test_time_left_of_a_search_counts_what_each_of_its_cells_takes():
         board.expect([cell.work, cell.work, 30.0], 1)
         assert (board.total, board.finished, board.rounds) == (3, 1, cell.work + 30)
         board.round([cell], 1)
-        assert sum(board.left.values()) == cell.work - 1 + 30
+        assert board.left == cell.work - 1 + 30
         board.round([cell], cell.work)
-        assert sum(board.left.values()) == 30 and board.rounds == cell.work + 30
+        assert board.left == 30 and board.rounds == cell.work + 30
         board.round([cell], cell.work + 1)  # one of a group that takes longer
-        assert sum(board.left.values()) == 30
+        assert board.left == 30
 
 
 # -- a search -----------------------------------------------------------------------------------------------------
