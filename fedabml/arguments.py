@@ -48,22 +48,23 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
     A missing or unknown argument still raises Python's TypeError. The function itself checks `Any`, arrays and tuples.
     """
     signature = inspect.signature(function)
-    plain = {n for n, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    various = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    checkable = {name for name, parameter in signature.parameters.items() if parameter.kind not in various}
 
     @functools.cache  # at the first call, when all modules are imported
     def hints() -> dict[str, Any]:
-        texts = {name: text for name, text in function.__annotations__.items() if name in plain}
+        texts = {name: text for name, text in function.__annotations__.items() if name in checkable}
         return _hints(texts, inspect.unwrap(function).__globals__)
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            given = signature.bind(*args, **kwargs).arguments
+            arguments = signature.bind(*args, **kwargs).arguments
         except TypeError:
             return function(*args, **kwargs)  # its own error names the function
         for name, hint in hints().items():
-            if name in given:
-                check(given[name], hint, f"{function.__qualname__}: {name}")
+            if name in arguments:
+                check(arguments[name], hint, f"{function.__qualname__}: {name}")
         return function(*args, **kwargs)
 
     return checked
@@ -92,13 +93,13 @@ def _wanted(value: Any, hint: Any) -> str:
         return "" if "" in wanted else " or ".join(dict.fromkeys(wanted))
     if kind is Any or kind is tuple or not isinstance(kind, type) or kind.__name__ == "ndarray":
         return ""
-    fits, words = _KINDS.get(kind, (None, ""))
+    fits, text = _KINDS.get(kind, (None, ""))
     if not (fits(value) if fits else isinstance(value, kind)):
-        return words or _MADE_BY.get(kind.__name__, f"a {kind.__name__}")
+        return text or _MADE_BY.get(kind.__name__, f"a {kind.__name__}")
     if kind is Sequence and args:
         entries = value.tolist() if hasattr(value, "tolist") else value
-        strange = next((words for each in entries if (words := _wanted(each, args[0]))), "")
-        return strange and f"a list whose every entry is {strange}"
+        refusal = next(filter(None, (_wanted(each, args[0]) for each in entries)), "")
+        return refusal and f"a list whose every entry is {refusal}"
     return ""
 
 
@@ -156,10 +157,10 @@ def _class_hints(kind: type) -> dict[str, Any]:
 
 def _hints(texts: Mapping[str, Any], names: dict[str, Any]) -> dict[str, Any]:
     """Return the types of annotations; a name that is imported only for type checkers means Any."""
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     for name, text in texts.items():
         try:
-            found |= get_type_hints(type("Hint", (), {"__annotations__": {name: text}}), names)
+            hints |= get_type_hints(type("Hint", (), {"__annotations__": {name: text}}), names)
         except NameError:
-            found[name] = Any
-    return found
+            hints[name] = Any
+    return hints
