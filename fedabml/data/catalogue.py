@@ -16,16 +16,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Remote:
-    """One official file: its name, its md5, and the addresses that have it."""
+    """One official file: its name, its md5, and the addresses of the folders that have it."""
 
     name: str
     md5: str
-    bases: tuple[str, ...]
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """The addresses in the order in which they are tried."""
-        return tuple(base + self.name for base in self.bases)
+    bases: tuple[str, ...]  # in the order in which they are tried
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ TRIES = 3
 
 
 def download(
-    urls: str | Sequence[str],
+    urls: Sequence[str],
     md5: str,
     path: str | os.PathLike[str],
     progress: Progress | None = None,
@@ -47,7 +47,7 @@ def download(
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror or error}. Choose another folder.") from error
     failures = []
-    for url in [urls] if isinstance(urls, str) else urls:
+    for url in urls:
         for attempt in range(TRIES):
             resumed = part.exists() and part.stat().st_size > 0
             try:

@@ -136,7 +136,7 @@ def _get(source: Source, path: Path, offline: bool, progress: Progress | None) -
         file = files[remote.name]
         if offline and not (file.exists() and digest(file) == remote.md5):
             raise InputError("Nothing was downloaded, because offline is set.")
-        download(remote.urls, remote.md5, file, progress)
+        download([base + remote.name for base in remote.bases], remote.md5, file, progress)
     try:
         arrays = getattr(decode, source.decoder)(files)
     except (OSError, EOFError, ValueError, KeyError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +24,6 @@ from ..arguments import check, checks_arguments, whole
 from ..errors import InputError, nearest
 from ..files.limits import host_memory
 from ..files.paths import open_regular
-from .registry import MODELS
 
 
 def mlr(shape: Sequence[int], outputs: int) -> nn.Module:
@@ -72,11 +71,9 @@ class _Block(nn.Module):
             *(nn.Conv2d(a, b, 3, stride, 1, bias=False), nn.GroupNorm(32, b), nn.ReLU()),
             *(nn.Conv2d(b, b, 3, 1, 1, bias=False), nn.GroupNorm(32, b)),
         )
-        self.skip = (
-            nn.Identity()
-            if a == b and stride == 1
-            else nn.Sequential(nn.Conv2d(a, b, 1, stride, bias=False), nn.GroupNorm(32, b))
-        )
+        self.skip: nn.Module = nn.Identity()
+        if a != b or stride != 1:
+            self.skip = nn.Sequential(nn.Conv2d(a, b, 1, stride, bias=False), nn.GroupNorm(32, b))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.body(x) + self.skip(x))
@@ -94,6 +91,7 @@ def resnet18(shape: Sequence[int], outputs: int) -> nn.Module:
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, outputs))
 
 
+MODELS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (mlr, mlp, cnn, cnn100, resnet18)}
 MOST_LAYERS = 1000  # that an option such as `hidden` may name: building more only to count parameters takes too long
 
 

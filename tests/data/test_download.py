@@ -142,7 +142,7 @@ def test_the_next_mirror_serves(get, server):
 
 def test_no_server_at_all(tmp_path):
     with pytest.raises(InputError, match=r"f\.bin could not be downloaded.*refused"):
-        download("http://127.0.0.1:9/f.bin", MD5, tmp_path / "f.bin", pause=0)
+        download(["http://127.0.0.1:9/f.bin"], MD5, tmp_path / "f.bin", pause=0)
     assert_nothing_left(tmp_path)
 
 
@@ -157,4 +157,4 @@ def test_a_link_in_place_of_the_part_is_not_written_to(get, tmp_path):
 def test_a_folder_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
-        download("http://127.0.0.1:9/f.bin", MD5, tmp_path / "file" / "f.bin", pause=0)
+        download(["http://127.0.0.1:9/f.bin"], MD5, tmp_path / "file" / "f.bin", pause=0)
