@@ -28,16 +28,16 @@ def main() -> None:
     parser.add_argument("--peers", help="virtual environment of the other libraries, or its Python")
     parser.add_argument("--repeats", type=int, help="how many processes of every library are timed")
     parser.add_argument("--seconds", type=float, help="seconds of a race; every side has at least two turns")
-    given = parser.parse_args()
-    device, suite = torch.device("cpu"), "quick" if given.quick else "cpu"
-    book = Book(given.out / f"{given.machine}.jsonl", given.commit, given.resume)
+    args = parser.parse_args()
+    device, suite = torch.device("cpu"), "quick" if args.quick else "cpu"
+    book = Book(args.out / f"{args.machine}.jsonl", args.commit, args.resume)
     opening(book, device, ("float32",))
-    turns, budget = given.turns or (2 if given.quick else 7), given.seconds or (5.0 if given.quick else 30.0)
+    turns, budget = args.turns or (2 if args.quick else 7), args.seconds or (5.0 if args.quick else 30.0)
     todo = list(cells(suite, device, turns, budget))
-    python, repeats = rivals.python_of(given.peers), given.repeats or (1 if given.quick else 3)
+    python, repeats = rivals.python_of(args.peers), args.repeats or (1 if args.quick else 3)
     for name in rivals.CONTESTS:
         todo.append((f"peers/{name}", functools.partial(_peers, name, workload(name, suite), python, repeats)))
-    execute(book, chosen(iter(todo), given.only), given.minutes, device)
+    execute(book, chosen(iter(todo), args.only), args.minutes, device)
     closing(book)
 
 

@@ -31,41 +31,41 @@ def folders() -> list[Path]:
 
 def command(folder: Path) -> list[str]:
     """Return the arguments of the command that drew the page of `folder`, without `fedabml`."""
-    found = COMMAND.search((folder / "README.md").read_text("utf-8"))
-    if found is None:
+    match = COMMAND.search((folder / "README.md").read_text("utf-8"))
+    if match is None:
         raise SystemExit(
             f"{folder}/README.md names no `fedabml reproduce ... --finished FILE` command to draw it with."
         )
-    return shlex.split(found[1])[1:]
+    return shlex.split(match[1])[1:]
 
 
-def draw(words: list[str], out: Path) -> str:
+def draw(arguments: list[str], out: Path) -> str:
     """Run a page's command into the folder `out` and return its table as Markdown.
 
     Raises SystemExit where the command fails or where cells are missing.
     """
-    words = [str(out) if word == "OUT" else word for word in words]
-    done = subprocess.run([sys.executable, "-m", "fedabml", *words], cwd=ROOT, capture_output=True, text=True)
+    arguments = [str(out) if argument == "OUT" else argument for argument in arguments]
+    done = subprocess.run([sys.executable, "-m", "fedabml", *arguments], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr)
     table = (out / "table.md").read_text("utf-8").replace(str(out), "OUT")
     if "Not finished" in table or "not searched" in table:
-        raise SystemExit(f"Cells are missing: {' '.join(words)}\n{done.stderr}")
+        raise SystemExit(f"Cells are missing: {' '.join(arguments)}\n{done.stderr}")
     return table
 
 
 def main() -> None:
-    """Draw the pages of the given folders, or all of them."""
+    """Draw the pages of the folders in the arguments, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path, help="folders with a page; all of results/ by default")
     for folder in parser.parse_args().folders or folders():
         with tempfile.TemporaryDirectory() as temporary:
-            made, page = Path(temporary) / "drawn", folder / "README.md"
-            table = draw(command(folder), made)
+            drawn, page = Path(temporary) / "drawn", folder / "README.md"
+            table = draw(command(folder), drawn)
             _, mark, notes = page.read_text("utf-8").partition(NOTES)
             page.write_text(table.rstrip() + "\n" + mark + notes, encoding="utf-8")
             shutil.rmtree(folder / "figures", ignore_errors=True)
-            shutil.copytree(made / "figures", folder / "figures")
+            shutil.copytree(drawn / "figures", folder / "figures")
         print(page, flush=True)
 
 

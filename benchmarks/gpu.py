@@ -34,17 +34,17 @@ def main() -> None:
     """Read the arguments, run the races and write their page."""
     parser = arguments(__doc__ or "", "gpu", 7)
     parser.add_argument("--device", default="cuda")
-    given = parser.parse_args()
-    device = torch.device(given.device)
+    args = parser.parse_args()
+    device = torch.device(args.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("This torch sees no GPU. `python -m benchmarks.cpu` measures a CPU.")
-    book = Book(given.out / f"{given.machine}.jsonl", given.commit, given.resume)
+    book = Book(args.out / f"{args.machine}.jsonl", args.commit, args.resume)
     opening(book, device, ("float32", *COARSE) if device.type == "cuda" else ("float32",))
-    turns, budget = given.turns or (2 if given.quick else 5), 2.0 if given.quick else 6.0
-    todo = chosen(cells("quick" if given.quick else "gpu", device, turns, budget), given.only)
+    turns, budget = args.turns or (2 if args.quick else 5), 2.0 if args.quick else 6.0
+    todo = chosen(cells("quick" if args.quick else "gpu", device, turns, budget), args.only)
     # The cells of the aims come first, in case time runs out; the data are made again for the rest.
     todo.sort(key=lambda cell: (AIMS.index(cell[0]) if cell[0] in AIMS else len(AIMS), "graphs" in cell[0]))
-    execute(book, todo, given.minutes, device)
+    execute(book, todo, args.minutes, device)
     closing(book)
 
 

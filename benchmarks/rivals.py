@@ -61,7 +61,10 @@ def export(work: Workload, rounds: int, folder: Path) -> None:
         keys = rng.keys((0, rng.NOISE, t + 1, 0, rng.SHUFFLE), clients)
         plan = minibatches(places, torch.as_tensor(sizes), keys, work.epochs, work.batch, 1)
         order.append(plan[:, 0].transpose(0, 1).numpy())
-    save = lambda name, array: np.save(folder / f"{name}.npy", array)  # noqa: E731
+
+    def save(name: str, array: np.ndarray) -> None:
+        np.save(folder / f"{name}.npy", array)
+
     save("x", fed.x.reshape(work.clients, work.samples, *work.shape))
     save("y", fed.y.reshape(work.clients, work.samples))
     save("shift", fed.shift)
@@ -103,8 +106,8 @@ def launch(side: str, python: str, folder: Path, limit: float) -> dict[str, Any]
     env |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     start = time.perf_counter()
     try:
-        words = [python, str(HERE / f"run_{side}.py"), str(folder)]
-        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=limit, check=False, cwd=folder)
+        command = [python, str(HERE / f"run_{side}.py"), str(folder)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit, check=False, cwd=folder)
     except subprocess.TimeoutExpired:
         return {"error": f"not done within {limit:g} s"}
     wall = time.perf_counter() - start
@@ -201,7 +204,7 @@ def python_of(venv: str | None) -> str | None:
     if venv is None:
         return None
     path = Path(venv)
-    found = path / "bin" / "python" if path.is_dir() else path
-    if not found.exists():
-        raise SystemExit(f"There is no Python at '{found}'.")
-    return str(found)
+    python = path / "bin" / "python" if path.is_dir() else path
+    if not python.exists():
+        raise SystemExit(f"There is no Python at '{python}'.")
+    return str(python)

@@ -51,8 +51,8 @@ def run(clients: int, algorithm: str) -> dict[str, Any]:
 
 def row(clients: int, algorithm: str) -> tuple[str, ...]:
     """Return a row of the table, measured in a process of its own, so that memory is that of this federation alone."""
-    words = [sys.executable, "-m", "benchmarks.scale", "--one", algorithm, "--clients", str(clients)]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    command = [sys.executable, "-m", "benchmarks.scale", "--one", algorithm, "--clients", str(clients)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     if done.returncode:
         raise SystemExit(done.stderr)
     r = json.loads(done.stdout.splitlines()[-1])
@@ -66,15 +66,15 @@ def main() -> None:
     parser.add_argument("--clients", default="1000,100000,1000000", help="numbers of registered clients")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
-    given = parser.parse_args()
-    numbers = [int(n) for n in given.clients.split(",")]
-    if given.one:
-        print(json.dumps(run(numbers[0], given.one)))
+    args = parser.parse_args()
+    numbers = [int(n) for n in args.clients.split(",")]
+    if args.one:
+        print(json.dumps(run(numbers[0], args.one)))
         return
     facts = ", ".join(f"{name} {value}" for name, value in machine(torch.device("cpu")).items())
     text = "\n".join([
         "# Registered clients\n",
-        f"`python -m benchmarks.scale --clients {given.clients}` on: {facts}.\n",
+        f"`python -m benchmarks.scale --clients {args.clients}` on: {facts}.\n",
         f"{COHORT} clients a round, {SAMPLES} samples of {FEATURES} numbers each, one epoch, MLP {FEATURES}→16→3, a "
         f"process each; a warm round is the median of {ROUNDS - WARM}.\n",
         markdown_table(
@@ -82,8 +82,8 @@ def main() -> None:
             [row(clients, name) for name in ("fedabml", "ditto") for clients in numbers],
         ),
     ])  # fmt: skip
-    given.out.mkdir(parents=True, exist_ok=True)
-    write(given.out / "scale.md", text + "\n")
+    args.out.mkdir(parents=True, exist_ok=True)
+    write(args.out / "scale.md", text + "\n")
     print(text)
 
 

@@ -119,11 +119,11 @@ def loaded(task: Task):
     """Return the task's network with its first weights."""
     import torch
 
-    made = module(task.meta["model"], task.meta["classes"], task.meta["dropout"])
+    net = module(task.meta["model"], task.meta["classes"], task.meta["dropout"])
     with torch.no_grad():
-        for p, w in zip(made.parameters(), task.weights(), strict=True):
+        for p, w in zip(net.parameters(), task.weights(), strict=True):
             p.copy_(torch.from_numpy(w))
-    return made
+    return net
 
 
 def arrays(net) -> list[np.ndarray]:

@@ -23,8 +23,8 @@ run = fedabml.train(
     on_round=lambda line: task.tick(),
 )
 net = loaded(task)
-vector, place = run.prior.shared["mean"], 0
+vector, start = run.prior.shared["mean"], 0
 for p in net.parameters():
-    p.data = vector[place : place + p.numel()].view(p.shape)
-    place += p.numel()
+    p.data = vector[start : start + p.numel()].view(p.shape)
+    start += p.numel()
 task.answer(arrays(net), version=fedabml.__version__)

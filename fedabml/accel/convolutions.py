@@ -38,7 +38,7 @@ LARGE = 3 << 29  # operations from which one lane's convolution fills a GPU
 LONG = 512  # terms from which a sum is cut in pieces, where there are few such sums
 BUSY = 512  # products that keep a GPU busy; with fewer, sums are cut in pieces
 GRID = 65_000  # lanes that one kernel can have
-TILE = 16  # largest tile of a pooling, each place of which is an operation
+TILE = 16  # largest tile of a pooling, each entry of which is an operation
 SMALL = 1 << 27  # operations of a lane's matrix product from which a library is faster than our kernel
 NARROW = 16  # most outputs, and
 DEEP = 256  # least inputs, of a layer that a CPU multiplies faster with the weights first
@@ -353,7 +353,7 @@ class Multiply(Function):
         return Multiply.apply(*_merge_lanes(info, dims, a, b)).unflatten(0, (lanes, -1)), 0
 
 
-# -- functions in place of torch.nn.functional's, with the same arguments ---------------------------------------------
+# -- functions that replace torch.nn.functional's, with the same arguments ---------------------------------------------
 def conv2d(
     input: Tensor,
     weight: Tensor,
@@ -427,7 +427,7 @@ def narrow_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 
 class Pool(Function):
-    """Max pooling: the largest number of each tile and its place in the tile, row by row; the first, as in torch.
+    """Max pooling: the largest number of each tile and its index in the tile, row by row; the first, as in torch.
 
     It is written as plain arithmetic, because a compiler makes a slow kernel with lookups of torch's own derivative.
     """
@@ -438,11 +438,11 @@ class Pool(Function):
     def forward(x: Tensor, a: int, b: int) -> tuple[Tensor, Tensor]:
         tiles = x.unflatten(-1, (-1, b)).unflatten(-3, (-1, a))  # [..., down, a, across, b]
         best, *others = (tiles[..., i, :, j] for i, j in itertools.product(range(a), range(b)))
-        place = torch.zeros_like(best, dtype=torch.uint8)
+        index = torch.zeros_like(best, dtype=torch.uint8)
         for number, other in enumerate(others, 1):
             more = (other > best) | other.isnan()
-            best, place = torch.where(more, other, best), torch.where(more, number, place)
-        return best, place
+            best, index = torch.where(more, other, best), torch.where(more, number, index)
+        return best, index
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -452,10 +452,10 @@ class Pool(Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, _: Tensor) -> Any:
-        (place,), (a, b) = ctx.saved_tensors, ctx.tile
+        (index,), (a, b) = ctx.saved_tensors, ctx.tile
         numbers = torch.arange(a * b, dtype=torch.uint8, device=g.device).view(a, 1, b)
-        place, g = (t.unsqueeze(-1).unsqueeze(-3) for t in (place, g))
-        tiles = torch.where(place == numbers, g, 0)
+        index, g = (t.unsqueeze(-1).unsqueeze(-3) for t in (index, g))
+        tiles = torch.where(index == numbers, g, 0)
         return tiles.flatten(-2).flatten(-3, -2), None, None
 
 

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from . import enabled
 from .c_library import compiler, in_background, library, run_in_threads
-from .recorder import has_side_effects, item, reuse_memory
+from .recorder import Spec, has_side_effects, item, reuse_memory
 
 log = logging.getLogger("fedabml")
 
@@ -62,8 +62,6 @@ EXPRESSIONS = {
     "threshold_backward": "{self} <= {threshold} ? 0 : {grad_output}",
 }
 OVERLOADS = ("default", "Tensor", "Scalar")
-
-Kind = tuple[torch.Size, tuple[int, ...], torch.dtype]  # a tensor's shape, strides and type
 
 
 class FusedFunction:
@@ -112,7 +110,7 @@ def fused(tape: fx.GraphModule, owned: int = 0) -> Callable[[], fx.GraphModule] 
     if not enabled("passes") or compiler() is None or any(has_side_effects(node) for node in tape.graph.nodes):
         return None
     groups = _groups(tape.graph)
-    if sum(len(group) * group[0].meta["kind"][0].numel() for group in groups) < WORTH:
+    if sum(len(group) * group[0].meta["spec"].shape.numel() for group in groups) < WORTH:
         return None
     passes = [each for i, group in enumerate(groups) if (each := _Pass(group, f"pass{i}")).reads_recorded_strides()]
     function = fx.GraphModule(tape, _rewritten(tape.graph, passes))
@@ -151,7 +149,7 @@ def _groups(graph: fx.Graph) -> list[list[fx.Node]]:
     for node in (n for n in fusible if not _is_cat(n)):
         for operand in node.all_input_nodes:
             ours, theirs = group[node], group.get(operand)
-            if theirs is None or theirs is ours or operand.meta["kind"] != node.meta["kind"]:
+            if theirs is None or theirs is ours or operand.meta["spec"] != node.meta["spec"]:
                 continue
             if not _negates_rounded_sum(node, operand) and not _has_path_between(theirs, ours, group):
                 theirs.extend(ours)
@@ -186,8 +184,8 @@ def _negates_rounded_sum(node: fx.Node, operand: fx.Node) -> bool:
 def _expression(node: fx.Node) -> str:
     """Return what an operation computes, in C; an empty string if it is not one of `EXPRESSIONS`."""
     space, _, name = str(node.target).partition(".")
-    name, _, kind = name.partition(".")
-    if space != "aten" or kind not in OVERLOADS:
+    name, _, overload = name.partition(".")
+    if space != "aten" or overload not in OVERLOADS:
         return ""
     alpha = _arguments(node).get("alpha", 1)
     return EXPRESSIONS.get(name if alpha == 1 else f"{name} alpha", "")
@@ -199,30 +197,30 @@ def _is_cat(node: fx.Node) -> bool:
 
 def _is_fusible(node: fx.Node) -> bool:
     """Return whether a node is a known elementwise operation whose result has a size and layout that a pass writes."""
-    kind: Kind | None = node.meta.get("kind")
-    if node.op != "call_function" or kind is None or kind[2] not in REAL or kind[0].numel() < LEAST:
+    spec: Spec | None = node.meta.get("spec")
+    if node.op != "call_function" or spec is None or spec.dtype not in REAL or spec.shape.numel() < LEAST:
         return False
-    shape, strides, dtype = kind
-    kinds: list[Any] = [n.meta.get("kind") for n in node.all_input_nodes]
-    if strides != _dense(shape) or shape[-1] == 1 or any(k is None or k[2] != dtype for k in kinds):
+    shape, strides, dtype = spec
+    specs: list[Any] = [n.meta.get("spec") for n in node.all_input_nodes]
+    if strides != _dense(shape) or shape[-1] == 1 or any(s is None or s.dtype != dtype for s in specs):
         return False
     arguments = _arguments(node)
     if _is_cat(node):
-        covers = all(k[0][:-1] == shape[:-1] and 0 < k[0][-1] < shape[-1] and _inner(k) for k in kinds)
-        return arguments["dim"] % len(shape) == len(shape) - 1 and len(arguments["tensors"]) == len(kinds) and covers
-    if not _expression(node) or any(_strides(shape, k)[-1] not in (0, 1) for k in kinds):
+        covers = all(s.shape[:-1] == shape[:-1] and 0 < s.shape[-1] < shape[-1] and _inner(s) for s in specs)
+        return arguments["dim"] % len(shape) == len(shape) - 1 and len(arguments["tensors"]) == len(specs) and covers
+    if not _expression(node) or any(_strides(shape, s)[-1] not in (0, 1) for s in specs):
         return False
     numbers = [value for value in arguments.values() if not isinstance(value, fx.Node)]
     if any(isinstance(v, (bool, str)) or not math.isfinite(v) for v in numbers):
         return False
     # With alpha and other operands torch's kernels round the entries at the end of a row differently.
-    dense = isinstance(arguments.get("other"), fx.Node) and all(k[0] == shape and _inner(k) for k in kinds)
+    dense = isinstance(arguments.get("other"), fx.Node) and all(s.shape == shape and _inner(s) for s in specs)
     return arguments.get("alpha", 1) == 1 or dense
 
 
-def _inner(kind: Kind) -> bool:
+def _inner(spec: Spec) -> bool:
     """Return whether entries of the last axis lie side by side."""
-    return kind[0][-1] == 1 or kind[1][-1] == 1
+    return spec.shape[-1] == 1 or spec.strides[-1] == 1
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
@@ -238,9 +236,9 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def _strides(shape: Sequence[int], kind: Kind) -> tuple[int, ...]:
+def _strides(shape: Sequence[int], spec: Spec) -> tuple[int, ...]:
     """Return a tensor's strides when it is broadcast to a shape."""
-    inner = [0 if size == 1 else stride for size, stride in zip(kind[0], kind[1], strict=True)]
+    inner = [0 if size == 1 else stride for size, stride in zip(spec.shape, spec.strides, strict=True)]
     return (0,) * (len(shape) - len(inner)) + tuple(inner)
 
 
@@ -255,17 +253,17 @@ class _Pass:
     def __init__(self, nodes: list[fx.Node], name: str):
         self.nodes, self.__name__ = nodes, name
         self.calls: list[Any] = [(n, n.target, n.args, n.kwargs) for n in nodes]  # the graph may change later
-        self.shape, self.strides, self.dtype = nodes[0].meta["kind"]
+        self.shape, self.strides, self.dtype = nodes[0].meta["spec"]
         inside, cats = set(nodes), [n for n in nodes if _is_cat(n)]
         outside = {n: [o for o in n.all_input_nodes if o not in inside] for n in nodes}
         self.operands = list(dict.fromkeys(o for n in nodes for o in outside[n]))
         self.results = [n for n in nodes if any(user not in inside for user in n.users)]
-        self.makes: list[Kind] = [node.meta["kind"] for node in self.results]
+        self.makes: list[Spec] = [node.meta["spec"] for node in self.results]
         single = dict.fromkeys(o for n in nodes if n not in cats for o in outside[n])
         self.read = {node: i for i, node in enumerate([*single, *cats])}
         # What is read and written: a tensor each, or the pieces of a `cat`.
         self.slots = [n.all_input_nodes if n in cats else [n] for n in self.read] + [[n] for n in self.results]
-        strides = [_strides(self.shape, slot[0].meta["kind"]) for slot in self.slots]
+        strides = [_strides(self.shape, slot[0].meta["spec"]) for slot in self.slots]
         self.axes = _axes(self.shape, [s for s, slot in zip(strides, self.slots, strict=True) if len(slot) == 1], cats)
         self.sizes = [math.prod(self.shape[i] for i in axis) for axis in self.axes]
         starts = {0, *range(CUT, self.sizes[-1], CUT)}.union(*(_starts(slot) for slot in self.slots))
@@ -277,7 +275,7 @@ class _Pass:
 
     def reads_recorded_strides(self) -> bool:
         """Return whether the pass can read operands as they lay when the step was recorded."""
-        return self.table(tuple(n.meta["kind"][1] for n in self.operands)) is not None
+        return self.table(tuple(n.meta["spec"].strides for n in self.operands)) is not None
 
     def source(self) -> str:
         """Return the pass in C: a function of a table, the rows, and the first and last unit (segment and row)."""
@@ -333,8 +331,8 @@ class _Pass:
             for line, start in enumerate(self.cuts[:-1]):
                 which = sum(s <= start for s in starts) - 1
                 piece = slot[which]
-                size = piece.meta["kind"][0]
-                outer = _strides(self.shape, (size, strides_of[piece], self.dtype))
+                size = piece.meta["spec"].shape
+                outer = _strides(self.shape, Spec(size, strides_of[piece], self.dtype))
                 step = 1 if len(slot) > 1 and size[-1] == 1 else outer[-1]
                 if step != self.steps[i] or not _keeps_axes_together(outer, self.shape, self.axes):
                     return None
@@ -372,7 +370,7 @@ class _Pass:
 
 def _starts(slot: list[fx.Node]) -> list[int]:
     """Return where the pieces of a tensor begin along its last axis."""
-    return [sum(piece.meta["kind"][0][-1] for piece in slot[:i]) for i in range(len(slot))]
+    return [sum(piece.meta["spec"].shape[-1] for piece in slot[:i]) for i in range(len(slot))]
 
 
 def _axes(shape: Sequence[int], strides: Sequence[Sequence[int]], cats: Sequence[fx.Node]) -> list[list[int]]:
@@ -410,7 +408,7 @@ def _rewritten(graph: fx.Graph, passes: list[_Pass]) -> fx.Graph:
         call = new.call_function(group, tuple(copies[n] for n in group.operands), {"out": [None] * len(group.makes)})
         for i, result in enumerate(group.results):
             copies[result] = new.call_function(item, (call, i))
-            copies[result].meta["kind"] = result.meta["kind"]
+            copies[result].meta["spec"] = result.meta["spec"]
 
     for node in graph.nodes:
         if node not in pass_of or node is pass_of[node].nodes[-1]:

@@ -36,15 +36,15 @@ class Twister:
         self.pending: Future[ctypes.CDLL] | None = None
         self.current: dict[str, Callable[..., None]] | None = None  # what passed the trial
 
-    def fill(self, rows: Tensor, seeds: Tensor, kind: str) -> bool:
+    def fill(self, rows: Tensor, seeds: Tensor, distribution: str) -> bool:
         """Fill `rows` [k, n], a row for each of `seeds` [k], of which 32 bits count; return False if torch has to draw.
 
-        `kind` is "normal" or "uniform".
+        `distribution` is "normal" or "uniform".
         """
         count, n = rows.shape
         if not enabled("twister") or rows.dtype != torch.float32 or n < LEAST:
             return False
-        draw, seeds = self._compiled(count * n).get(kind), seeds.to(torch.int64).contiguous()
+        draw, seeds = self._compiled(count * n).get(distribution), seeds.to(torch.int64).contiguous()
         if draw is None:
             return False
 
@@ -55,7 +55,7 @@ class Twister:
         return True
 
     def _compiled(self, more: int) -> dict[str, Callable[..., None]]:
-        """Count `more` numbers and return the functions by kind that may be used: none until the compiler is done."""
+        """Count `more` numbers and return the functions that may be used; none until the compiler is done."""
         if self.current is not None:
             return self.current
         self.drawn += more
@@ -72,22 +72,22 @@ class Twister:
 
 
 def _proven(library: ctypes.CDLL) -> dict[str, Callable[..., None]]:
-    """Return those of the compiled functions that give torch's numbers, by kind."""
+    """Return those of the compiled functions that give torch's numbers, by distribution."""
     proven = {}
-    for kind in ("normal", "uniform"):
-        draw = getattr(library, f"{kind}_rows")
+    for distribution in ("normal", "uniform"):
+        draw = getattr(library, f"{distribution}_rows")
         draw.argtypes, draw.restype = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3, None
-        if all(_gives_torchs(draw, kind, seed, size) for seed, size in enumerate(TRIALS, (1 << 32) - 3)):
-            proven[kind] = draw
+        if all(_gives_torchs(draw, distribution, seed, size) for seed, size in enumerate(TRIALS, (1 << 32) - 3)):
+            proven[distribution] = draw
         else:
-            log.debug("Random numbers are drawn by torch: compiled %s ones differ", kind)
+            log.debug("Random numbers are drawn by torch: compiled %s ones differ", distribution)
     return proven
 
 
-def _gives_torchs(draw: Callable[..., None], kind: str, seed: int, size: int) -> bool:
+def _gives_torchs(draw: Callable[..., None], distribution: str, seed: int, size: int) -> bool:
     seeds, (ours, theirs) = torch.tensor([seed]), torch.empty(2, size, dtype=torch.float32)
     draw(seeds.data_ptr(), ours.data_ptr(), size, 0, 1)
-    getattr(theirs, f"{kind}_")(generator=torch.Generator().manual_seed(seed & 0xFFFFFFFF))
+    getattr(theirs, f"{distribution}_")(generator=torch.Generator().manual_seed(seed & 0xFFFFFFFF))
     return torch.equal(ours.view(torch.int32), theirs.view(torch.int32))
 
 

@@ -3,18 +3,28 @@
 Below the transforms of torch.func, `vmap` and `grad` are resolved: what arrives there are ordinary operations on
 ordinary tensors. Executing those alone saves a small step most of its time. `make_fx` does the same, but loads torch's
 compiler, which takes longer than many runs. `record` returns an `fx.GraphModule`; the other functions improve one.
-Every node's `meta["kind"]` is the (shape, strides, type) of its tensor.
+Every node's `meta["spec"]` is the `Spec` of its tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from operator import is_not
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+
+class Spec(NamedTuple):
+    """What a tensor's memory looks like."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
 
 
 class _Recorder(TorchDispatchMode):
@@ -41,7 +51,7 @@ class _Recorder(TorchDispatchMode):
         return self.nodes[id(tensor)]
 
     def _note(self, tensor: Tensor, node: fx.Node) -> None:
-        node.meta["kind"] = tensor.shape, tensor.stride(), tensor.dtype
+        node.meta["spec"] = Spec(tensor.shape, tensor.stride(), tensor.dtype)
         self.nodes[id(tensor)] = node
         self.tensors.append(tensor)
 
@@ -88,27 +98,24 @@ def split_fixed(tape: fx.GraphModule, fixed: range) -> tuple[fx.GraphModule, fx.
     numbers, is left whole, as the second part.
     """
     merge_duplicates(tape.graph)
-    whole = any(has_side_effects(node) for node in tape.graph.nodes)
-    given = [node for node in tape.graph.nodes if node.op == "placeholder"]
+    movable = not any(has_side_effects(node) for node in tape.graph.nodes)
+    inputs = [node for node in tape.graph.nodes if node.op == "placeholder"]
     first, second = fx.Graph(), fx.Graph()
-    early = {node: first.placeholder(node.name) for i, node in enumerate(given) if i in fixed}
-    late = {node: second.placeholder(node.name) for node in given}
+    early = {node: first.placeholder(node.name) for i, node in enumerate(inputs) if i in fixed}
+    late = {node: second.placeholder(node.name) for node in inputs}
     rest: list[fx.Node] = []
     for node in tape.graph.nodes:
-        is_early = not whole and node.op != "output" and all(n in early for n in node.all_input_nodes)
-        if node.op == "placeholder":
-            continue
-        if is_early:
+        if movable and node.op not in ("placeholder", "output") and all(n in early for n in node.all_input_nodes):
             early[node] = first.node_copy(node, early.__getitem__)
-        else:
+        elif node.op != "placeholder":
             rest.append(node)
-    wanted = [n for n in early if n not in late and any(user not in early for user in n.users)]
-    late |= {node: second.placeholder(node.name) for node in wanted}
+    passed_on = [n for n in early if n not in late and any(user not in early for user in n.users)]
+    late |= {node: second.placeholder(node.name) for node in passed_on}
     for node, copied in late.items():
         copied.meta = dict(node.meta)
     for node in rest:
         late[node] = second.node_copy(node, late.__getitem__)
-    first.output([early[node] for node in wanted])
+    first.output([early[node] for node in passed_on])
     return fx.GraphModule(tape, first), fx.GraphModule(tape, second)
 
 
@@ -120,10 +127,10 @@ def merge_duplicates(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_function":
             operation = repr((str(node.target), node.args, node.kwargs))
-            same = node.all_input_nodes[0] if _is_identity(node) else known.setdefault(operation, node)
-            before = _before_two_transposes(node) or same
-            if before is not node:
-                node.replace_all_uses_with(before)
+            equal = node.all_input_nodes[0] if _is_identity(node) else known.setdefault(operation, node)
+            equal = _before_two_transposes(node) or equal
+            if equal is not node:
+                node.replace_all_uses_with(equal)
                 graph.erase_node(node)
     graph.eliminate_dead_code()
 
@@ -138,10 +145,8 @@ def store_operands(graph: fx.Graph) -> None:
     for node in dict.fromkeys(_source(operand) for n in read for operand in n.args[:2]):
         if node.op == "call_function":
             with graph.inserting_after(node):
-                still = graph.call_function(inductor_prims.force_stride_order, (node, node.meta["val"].stride()))
-            _, strides = still.args
-            node.replace_all_uses_with(still)
-            still.args = (node, strides)
+                stored = graph.call_function(inductor_prims.force_stride_order, (node, node.meta["val"].stride()))
+            node.replace_all_uses_with(stored, partial(is_not, stored))
 
 
 def _source(node: fx.Node) -> fx.Node:
@@ -159,8 +164,8 @@ def _is_identity(node: fx.Node) -> bool:
     name = str(node.target)
     if not name.startswith(("aten.view.", "aten._unsafe_view.", "aten.expand.", "aten.permute.", "aten.mul.Scalar")):
         return False
-    same = "kind" in node.meta and node.meta["kind"] == node.all_input_nodes[0].meta.get("kind")
-    return bool(same) and ("mul" not in name or node.args[1] in (1,))
+    unchanged = "spec" in node.meta and node.meta["spec"] == node.all_input_nodes[0].meta.get("spec")
+    return unchanged and ("mul" not in name or node.args[1] in (1,))
 
 
 def _before_two_transposes(node: fx.Node) -> fx.Node | None:
@@ -179,34 +184,33 @@ def reuse_memory(tape: fx.GraphModule, owned: int = 0) -> int:
     """
     if any(has_side_effects(node) for node in tape.graph.nodes):
         return 0
-    given = [node for node in tape.graph.nodes if node.op == "placeholder"]
-    made = {node for node in tape.graph.nodes if _owns_memory(node)}
-    fresh = made | {*given[:owned]}
-    room: dict[fx.Node, fx.Node] = {}  # the node whose memory a node shows
-    last: dict[fx.Node, fx.Node] = {}  # the last reader of that memory
+    inputs = [node for node in tape.graph.nodes if node.op == "placeholder"]
+    allocated = {node for node in tape.graph.nodes if _owns_memory(node)}
+    writable = allocated | {*inputs[:owned]}
+    owner: dict[fx.Node, fx.Node] = {}  # the node whose memory a node shows
+    last_reader: dict[fx.Node, fx.Node] = {}  # of that memory
     for node in tape.graph.nodes:
-        room[node] = node if node in fresh or not node.all_input_nodes else room[node.all_input_nodes[0]]
-        last |= {room[n]: node for n in node.all_input_nodes}
-    results = [room[leaf] for leaf in tree_leaves(tape.graph.output_node().args) if isinstance(leaf, fx.Node)]
-    if len({*results}) < len(results) or not fresh.issuperset(results):
-        owned, fresh = 0, made
+        owner[node] = node if node in writable or not node.all_input_nodes else owner[node.all_input_nodes[0]]
+        last_reader |= {owner[n]: node for n in node.all_input_nodes}
+    results = [owner[leaf] for leaf in tree_leaves(tape.graph.output_node().args) if isinstance(leaf, fx.Node)]
+    if len({*results}) < len(results) or not writable.issuperset(results):
+        owned, writable = 0, allocated
     for node in tape.graph.nodes:
         makes = getattr(node.target, "makes", None)
-        if node not in made or (makes is None and torch.Tag.pointwise not in getattr(node.target, "tags", ())):
+        if node not in allocated or (makes is None and torch.Tag.pointwise not in getattr(node.target, "tags", ())):
             continue
-        shown = [room[n] for n in node.all_input_nodes]
-        idle = [
+        shown = [owner[n] for n in node.all_input_nodes]
+        spec = makes[0] if makes else node.meta.get("spec")
+        free = [
             n
-            for n, r in zip(node.all_input_nodes, shown, strict=True)
-            if r in fresh and last[r] is node and shown.count(r) == 1
+            for n, memory in zip(node.all_input_nodes, shown, strict=True)
+            if memory in writable and last_reader[memory] is node and shown.count(memory) == 1
+            if spec is not None and n.meta.get("spec") == spec
         ]
         if makes is not None:
-            free = [n for n in idle if n.meta.get("kind") == makes[0]]
             node.kwargs = {"out": [*free, *[None] * len(makes)][: len(makes)]}
-            continue
-        free = [n for n in idle if "kind" in n.meta and n.meta["kind"] == node.meta.get("kind")]
-        if free and (placed := _out_variant(node.target)):
-            node.target, node.kwargs = placed, {**node.kwargs, "out": free[0]}
+        elif free and (variant := _out_variant(node.target)):
+            node.target, node.kwargs = variant, {**node.kwargs, "out": free[0]}
     tape.recompile()
     return owned
 

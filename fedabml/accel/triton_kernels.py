@@ -73,15 +73,15 @@ def _normals(keys, out, count, half, BLOCK: tl.constexpr):  # type: ignore[no-un
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     z = tl.load(keys + row).to(tl.uint64, bitcast=True) + (i.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
     z = _mixed(z)
-    kind = out.dtype.element_ty
+    dtype = out.dtype.element_ty
     # Halves of 32 bits are converted to floats as signed 64-bit numbers, for which there is an instruction.
-    high = (z >> 32).to(tl.int64).to(kind)
-    low = (z & 0xFFFFFFFF).to(tl.int64).to(kind)
+    high = (z >> 32).to(tl.int64).to(dtype)
+    low = (z & 0xFFFFFFFF).to(tl.int64).to(dtype)
     radius = tl.sqrt(-2.0 * tl.log((high + 0.5) * 2.3283064365386963e-10))
     angle = low * 1.4629180792671596e-09
-    place = out + row * count + i
-    tl.store(place, radius * tl.cos(angle), mask=i < half)
-    tl.store(place + half, radius * tl.sin(angle), mask=i + half < count)
+    target = out + row * count + i
+    tl.store(target, radius * tl.cos(angle), mask=i < half)
+    tl.store(target + half, radius * tl.sin(angle), mask=i + half < count)
 
 
 def normal(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -102,8 +102,8 @@ def _flag(values, losses, count, BLOCK: tl.constexpr):  # type: ignore[no-untype
     value = tl.load(values + row * count + i, mask=i < count, other=0.0)
     if value.dtype == tl.bfloat16:
         value = value.to(tl.float32)
-    found = tl.max((value - value != 0).to(tl.int32), 0)  # infinity less itself is NaN, too
-    tl.store(losses + row, float("nan"), mask=found > 0)
+    bad = tl.max((value - value != 0).to(tl.int32), 0)  # infinity less itself is NaN, too
+    tl.store(losses + row, float("nan"), mask=bad > 0)
 
 
 def flag(losses: Tensor, values: Sequence[Tensor]) -> Tensor:
@@ -126,21 +126,21 @@ def _gather(  # type: ignore[no-untyped-def]
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Sum into every pixel what the patches that contain it hold for it."""
-    at = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    real = (at < pixels)[:, None] & (c < channels)[None, :]
-    x, y, n = at % width + left, at // width % height + top, (at // (width * height)).to(tl.int64)
+    real = (pixel < pixels)[:, None] & (c < channels)[None, :]
+    x, y, n = pixel % width + left, pixel // width % height + top, (pixel // (width * height)).to(tl.int64)
     total = tl.zeros((PIXELS, CHANNELS), tl.float64 if patches.dtype.element_ty == tl.float64 else tl.float32)
     for i in tl.static_range(A):
         for j in tl.static_range(B):
             v, u = y - i * DY, x - j * DX
             row, column = v // DOWN, u // RIGHT
-            own = (v >= 0) & (u >= 0) & (row * DOWN == v) & (column * RIGHT == u)
-            own = own & (row < out_height) & (column < out_width)
-            place = ((n * out_height + row) * out_width + column) * length + (i * B + j) * channels
-            total += tl.load(patches + place[:, None] + c[None, :], mask=real & own[:, None], other=0.0)
-    where = at.to(tl.int64)[:, None] * channels + c[None, :]
-    tl.store(image + where, total.to(image.dtype.element_ty), mask=real)
+            holds = (v >= 0) & (u >= 0) & (row * DOWN == v) & (column * RIGHT == u)
+            holds = holds & (row < out_height) & (column < out_width)
+            offset = ((n * out_height + row) * out_width + column) * length + (i * B + j) * channels
+            total += tl.load(patches + offset[:, None] + c[None, :], mask=real & holds[:, None], other=0.0)
+    target = pixel.to(tl.int64)[:, None] * channels + c[None, :]
+    tl.store(image + target, total.to(image.dtype.element_ty), mask=real)
 
 
 def gather(
@@ -188,11 +188,11 @@ def _convolve(  # type: ignore[no-untyped-def]
     RIGHT: tl.constexpr, RUN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute a block of one lane's y[m, o] = Σ_k patch(m)[k] w[o, k]."""
-    own = tl.program_id(2).to(tl.int64)
+    index = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * M + tl.arange(0, M)
     o = tl.program_id(1) * N + tl.arange(0, N)
-    x += own * lane
-    w += own * LENGTH * outs
+    x += index * lane
+    w += index * LENGTH * outs
     begin = _corner(m, image, wide, HEIGHT, WIDTH, DOWN, RIGHT, RUN)
     total = tl.zeros((M, N), tl.float32)
     for first in range(0, LENGTH, K):
@@ -204,8 +204,8 @@ def _convolve(  # type: ignore[no-untyped-def]
         )
         b = tl.load(w + o[None, :] * LENGTH + k[:, None], mask=(k < LENGTH)[:, None] & (o < outs)[None, :], other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
-    place = y + own * rows * outs + m[:, None].to(tl.int64) * outs + o[None, :]
-    tl.store(place, total.to(y.dtype.element_ty), mask=(m < rows)[:, None] & (o < outs)[None, :])
+    target = y + index * rows * outs + m[:, None].to(tl.int64) * outs + o[None, :]
+    tl.store(target, total.to(y.dtype.element_ty), mask=(m < rows)[:, None] & (o < outs)[None, :])
 
 
 @triton.jit  # type: ignore[misc, unused-ignore]
@@ -215,11 +215,11 @@ def _to_weights(  # type: ignore[no-untyped-def]
     RIGHT: tl.constexpr, RUN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute a block of w[k, o] = Σ_m patch(m)[k] g[m, o] over a share of one lane's patches."""
-    piece, own = tl.program_id(2) % pieces, (tl.program_id(2) // pieces).to(tl.int64)
+    piece, index = tl.program_id(2) % pieces, (tl.program_id(2) // pieces).to(tl.int64)
     k = tl.program_id(0) * K + tl.arange(0, K)
     o = tl.program_id(1) * N + tl.arange(0, N)
-    x += own * lane
-    g += own * rows * outs
+    x += index * lane
+    g += index * rows * outs
     inside = _patch(k, wide, ACROSS, RUN)
     total = tl.zeros((K, N), tl.float32)
     last = tl.minimum(rows, (piece + 1) * share)
@@ -231,8 +231,8 @@ def _to_weights(  # type: ignore[no-untyped-def]
             g + m[:, None].to(tl.int64) * outs + o[None, :], mask=(m < last)[:, None] & (o < outs)[None, :], other=0.0
         )
         total = tl.dot(a, b, total, input_precision=PRECISION)
-    place = w + tl.program_id(2).to(tl.int64) * LENGTH * outs + k[:, None] * outs + o[None, :]
-    tl.store(place, total, mask=(k < LENGTH)[:, None] & (o < outs)[None, :])
+    target = w + tl.program_id(2).to(tl.int64) * LENGTH * outs + k[:, None] * outs + o[None, :]
+    tl.store(target, total, mask=(k < LENGTH)[:, None] & (o < outs)[None, :])
 
 
 def _geometry(x: Tensor, kernel: Pair, stride: Pair, out: Pair, outs: int) -> tuple[tuple[int, ...], dict[str, int]]:
@@ -264,8 +264,8 @@ def convolve(x: Tensor, w: Tensor, kernel: Pair, stride: Pair, out: Pair, coarse
     tile = {"M": tall, "K": 64 if x.dtype == torch.bfloat16 and length > 128 else short}
     grid = (triton.cdiv(rows, tall), across, lanes)
     warps = 8 if wide > 64 or (not coarse and tall == 128 and length > 128) else 4
-    how = {"PRECISION": "tf32" if coarse else "tf32x3", "num_warps": warps, "num_stages": 3}
-    _convolve[grid](x, w, y, *numbers, **constants, **tile, **how)
+    options = {"PRECISION": "tf32" if coarse else "tf32x3", "num_warps": warps, "num_stages": 3}
+    _convolve[grid](x, w, y, *numbers, **constants, **tile, **options)
     return y
 
 
@@ -280,8 +280,8 @@ def to_weights(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, out: Pair) -> T
     share = triton.cdiv(triton.cdiv(rows, pieces), tile["M"]) * tile["M"]
     w = torch.empty(lanes, pieces, length, outs, dtype=torch.float32, device=x.device)
     # For TF32 alone a transposed operand must be rearranged, which takes longer than three products.
-    how = {"PRECISION": "tf32x3", "num_warps": 4 if wide <= 64 else 8, "num_stages": 4 if small else 3}
-    _to_weights[(*blocks, lanes * pieces)](x, g, w, *numbers, pieces, share, **constants, **tile, **how)
+    options = {"PRECISION": "tf32x3", "num_warps": 4 if wide <= 64 else 8, "num_stages": 4 if small else 3}
+    _to_weights[(*blocks, lanes * pieces)](x, g, w, *numbers, pieces, share, **constants, **tile, **options)
     return w.sum(1).to(x.dtype)
 
 
@@ -297,11 +297,11 @@ def _multiply(  # type: ignore[no-untyped-def]
     """
     rows, outs, length = rows * RUNS[0], outs * RUNS[1], length * RUNS[2]
     down, across = tl.cdiv(rows, M), tl.cdiv(outs, N)
-    at, own = tl.program_id(0) % (down * across), (tl.program_id(0) // (down * across)).to(tl.int64)
-    m = at // across * M + tl.arange(0, M)
-    n = at % across * N + tl.arange(0, N)
-    a += own * (a_lane * RUNS[3])
-    b += own * (b_lane * RUNS[6])
+    block, lane = tl.program_id(0) % (down * across), (tl.program_id(0) // (down * across)).to(tl.int64)
+    m = block // across * M + tl.arange(0, M)
+    n = block % across * N + tl.arange(0, N)
+    a += lane * (a_lane * RUNS[3])
+    b += lane * (b_lane * RUNS[6])
     if SPLIT == 1:
         row, column = a + m[:, None] * (a_row * RUNS[4]), b + n[None, :] * (b_row * RUNS[7])
         total = tl.zeros((M, N), tl.float32)
@@ -332,8 +332,8 @@ def _multiply(  # type: ignore[no-untyped-def]
             )
             each = tl.dot(u, v, each, input_precision=PRECISION)
         total = tl.sum(each, 0)
-    place = y + own * rows * outs + m[:, None] * outs + n[None, :]
-    tl.store(place, total.to(y.dtype.element_ty), mask=(m < rows)[:, None] & (n < outs)[None, :])
+    target = y + lane * rows * outs + m[:, None] * outs + n[None, :]
+    tl.store(target, total.to(y.dtype.element_ty), mask=(m < rows)[:, None] & (n < outs)[None, :])
 
 
 def _blocks(rows: int, outs: int, length: int, lanes: int) -> dict[str, int]:
@@ -346,8 +346,8 @@ def _blocks(rows: int, outs: int, length: int, lanes: int) -> dict[str, int]:
     neither on another kernel nor on the order of events.
     """
 
-    def side(most: int, many: int) -> int:
-        return min(most, max(16, triton.next_power_of_2(many)))
+    def side(most: int, size: int) -> int:
+        return min(most, max(16, triton.next_power_of_2(size)))
 
     if length <= 64:
         return {"M": side(32, rows), "N": side(32, outs), "K": 32, "SPLIT": 1, "num_warps": 2, "num_stages": 2}
@@ -360,7 +360,7 @@ def _blocks(rows: int, outs: int, length: int, lanes: int) -> dict[str, int]:
 
 def _near(x: Tensor) -> Tensor:
     """Return a tensor whose offsets within a lane fit into 32 bits."""
-    far = sum((many - 1) * step for many, step in zip(x.shape[1:], x.stride()[1:], strict=True))
+    far = sum((size - 1) * step for size, step in zip(x.shape[1:], x.stride()[1:], strict=True))
     return x if far < 1 << 31 else x.contiguous()
 
 
@@ -374,13 +374,13 @@ def multiply(a: Tensor, b: Tensor, coarse: bool) -> Tensor:
     if not y.numel():
         return y
     a, b = _near(a), _near(b)
-    how = _blocks(rows, outs, length, lanes)
+    blocks = _blocks(rows, outs, length, lanes)
     # For TF32 alone large blocks must rearrange a transposed operand, which takes longer than three products.
-    across = how["M"] == 64 and (a.stride(2) != 1 or b.stride(2) != 1)
+    across = blocks["M"] == 64 and (a.stride(2) != 1 or b.stride(2) != 1)
     # 16 bytes are read at once where sizes and strides are known multiples of that; the constants RUNS make them so.
     numbers = (rows, outs, length, *a.stride(), *b.stride())
     runs = tuple(math.gcd(16 // a.element_size(), number) for number in numbers)
     counts = (number // run for number, run in zip(numbers, runs, strict=True))
-    grid = (lanes * triton.cdiv(rows, how["M"]) * triton.cdiv(outs, how["N"]),)
-    _multiply[grid](a, b, y, *counts, RUNS=runs, PRECISION="tf32" if coarse and not across else "tf32x3", **how)
+    grid = (lanes * triton.cdiv(rows, blocks["M"]) * triton.cdiv(outs, blocks["N"]),)
+    _multiply[grid](a, b, y, *counts, RUNS=runs, PRECISION="tf32" if coarse and not across else "tf32x3", **blocks)
     return y
