@@ -8,10 +8,10 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,28 +104,30 @@ def backend_of(name: str, network: Network, x: Tensor, device: torch.device) -> 
     """
     if name not in BACKENDS:
         raise InputError(f"There is no backend '{name}'.{nearest(name, BACKENDS)}")
-    trial, note = _Trial(network, x), _unbatched(network, x, name)
+    note = _why_unbatched(network, x, name)
     if note:
         name = "loop"
     if device.type == "cuda":
         return Way("vmap" if name == "auto" else name, 1), note
-    return _faster(trial, ("vmap", "loop") if name == "auto" else (name,)), note
+    return _fastest(_Trial(network, x), ("vmap", "loop") if name == "auto" else (name,)), note
 
 
-def _unbatched(network: Network, x: Tensor, name: str) -> str:
+def _why_unbatched(network: Network, x: Tensor, name: str) -> str:
     """Return a note on what keeps a module from being batched; raise InputError if `vmap` was chosen or none works."""
     why = ""
     if name != "loop":
         try:
             with quiet_vmap():
-                _together(network.to("cpu", torch.float32), x)
+                _try_batched(network.to("cpu", torch.float32), x)
             return ""
         except Exception as error:  # modules fail in many ways
             why = refusal(error)
     try:
-        _alone(network.to("cpu", torch.float32), x)
+        _try_one(network.to("cpu", torch.float32), x)
     except Exception as error:
-        _plainly(network.to("cpu", torch.float32), x)  # one that is broken says so itself
+        again = network.to("cpu", torch.float32)
+        for key in (rng.key(0), None):  # as in training, and as in scoring: a module that is broken says so itself
+            again(again.initial, x, key)
         raise InputError(f"The gradient of this model cannot be taken: {refusal(error)}") from error
     if name == "vmap":
         raise InputError(
@@ -135,23 +137,19 @@ def _unbatched(network: Network, x: Tensor, name: str) -> str:
     return why and f"This model runs client by client, because it cannot be batched over clients: {why}"
 
 
-def _plainly(network: Network, x: Tensor) -> None:
-    for key in (rng.key(0), None):  # as in training, and as in scoring
-        network(network.initial, x, key)
-
-
-def _alone(network: Network, x: Tensor) -> None:
+def _try_one(network: Network, x: Tensor) -> None:
+    """Take the gradient of one client, and predict."""
     _gradient(network)(network.initial, x, rng.key(0))
     network(network.initial, x)
 
 
-def _together(network: Network, x: Tensor) -> None:
+def _try_batched(network: Network, x: Tensor) -> None:
     """Try two clients, and two draws of one client's weights, which have the same examples."""
     weights, keys = network.initial.expand(2, -1), rng.keys((0,), range(2))
     for examples, axis in ((x.expand(2, *x.shape), 0), (x, None)):
         torch.vmap(_gradient(network), (0, axis, 0))(weights, examples, keys)
         torch.vmap(network, (0, axis))(weights, examples)
-    _alone(network, x)  # nothing of these calls may be left in the module
+    _try_one(network, x)  # nothing of these calls may be left in the module
 
 
 def _gradient(network: Network) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -189,8 +187,9 @@ class _Trial:
 
     def seconds(self, way: Way) -> float:
         """Return what a client takes, at best; infinity where the module cannot take images that lie so."""
-        own = self.network
-        network = own.to("cpu", own.initial.dtype, own.dtype, way.channels_last) if way.channels_last else own
+        network = self.network
+        if way.channels_last:
+            network = network.to("cpu", network.initial.dtype, network.dtype, channels_last=True)
         work = partial(self.gradients, network, way.backend)
         shares = [max(1, self.lanes // way.workers)] * way.workers
         try:
@@ -213,11 +212,11 @@ class _Trial:
         here = torch.__version__, torch.get_num_threads(), platform.machine(), hardware(torch.device("cpu"))
         products = [torch._C._get_mkldnn_enabled()] * uses_arm_library()
         left_out = [part for part in PARTS if not enabled(part)]
-        words = (*layers, (ROWS, *self.x.shape[1:]), *here, *products, *left_out)
-        return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
+        facts = (*layers, (ROWS, *self.x.shape[1:]), *here, *products, *left_out)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
-def _faster(trial: _Trial, backends: tuple[str, ...]) -> Way:
+def _fastest(trial: _Trial, backends: tuple[str, ...]) -> Way:
     """Return the way that was fastest when it was first measured. Ties go to the batched program, and to threads.
 
     Threads that do not wait for each other at every operation lose less where other programs run, too.
@@ -228,31 +227,25 @@ def _faster(trial: _Trial, backends: tuple[str, ...]) -> Way:
         ways += [way._replace(channels_last=True) for way in ways if way.backend == "loop"]
     if len(ways) == 1:
         return ways[0]
-    choices = [*backends, *["last"] * trial.images]
-    file, name = choices_file(), f"{trial.name} {'|'.join(choices)}"
-    found = _known(file).get(name)
-    if found is None:
+    file, name = choices_file(), f"{trial.name} {'|'.join([*backends, *['last'] * trial.images])}"
+    choices = _read_choices(file)
+    if name not in choices:
         trial.fit()
         times = {way: trial.seconds(way) for way in ways}
         best = next(way for way in ways if 0.95 * times[way] <= min(times.values()))
-        known = {name: best} | _known(file)  # who was first is right
-        found = known[name]
+        choices = {name: best} | _read_choices(file)  # of several processes the first decides
         with contextlib.suppress(InputError):  # a home that cannot be written to costs a second the next time
-            write_json(file, known)
-    return found
+            write_json(file, choices)
+    return choices[name]
 
 
-def _known(file: Path) -> dict[str, Way]:
+def _read_choices(file: Path) -> dict[str, Way]:
     """Return the choices in the file that could have been made here; none where it cannot be read."""
     try:
-        known = read_json(file)
-        return {k: Way(str(v[0]), int(v[1]), *map(bool, v[2:3])) for k, v in known.items() if _possible(v)}
+        ways = {name: Way(str(v[0]), int(v[1]), *map(bool, v[2:3])) for name, v in read_json(file).items()}
     except (ValueError, AttributeError, TypeError, LookupError, OverflowError):
         return {}
-
-
-def _possible(way: Sequence[Any]) -> bool:
-    return way[0] in BACKENDS[1:] and 0 < int(way[1]) <= LANES
+    return {name: way for name, way in ways.items() if way.backend in BACKENDS[1:] and 0 < way.workers <= LANES}
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -36,7 +36,7 @@ from .executor import Executor, StepName
 from .loss import ClientLoss, draw, draws_of, label_offset, output
 from .minibatches import cat, minibatches, padded, steps_of
 from .programs import BatchedStep, Inputs, LaneInputs, RunInputs
-from .samples import Local, Source
+from .samples import Data, Samples
 from .server import weighted_sum
 from .setting import Cohort, Tables
 
@@ -165,7 +165,7 @@ class Lanes:
         return self.shortest == self.longest and self.longest % min(self.cohort.batch_size, self.longest) == 0
 
     @cached_property
-    def source(self) -> tuple[Source, Tensor]:
+    def source(self) -> tuple[Samples, Tensor]:
         """Where minibatches are taken from, and the numbers there of every lane's samples, padded with −1."""
         # Captured and compiled programs are made for one width; elsewhere padding costs more than another width.
         width = self.longest if self.cohort.executor.prefers_padding else int(self.sizes.max())
@@ -176,7 +176,7 @@ class Lanes:
     def samples(self) -> tuple[Tensor, ...]:
         """The samples of these lanes alone, where minibatches are taken from them."""
         source = None if self.cohort.executor.capture else self.source[0]
-        return (source.x, source.y) if isinstance(source, Local) else ()
+        return () if source is None or isinstance(source, Data) else (source.x, source.y)
 
     def gather(self, look_up: Callable[[Tables, Tensor], Tensor]) -> Tensor:
         """Return the rows of all lanes, which every group looks up in its own tables by the numbers of its clients."""
@@ -455,8 +455,8 @@ def batched_step(lanes: Lanes, step: Step) -> BatchedStep:
         return function(cohort.algorithm.bind(hyper), carry, shared, batches, site, key, loss)
 
     def all_lanes(inputs: Inputs, rows: Tensor, keys: Tensor) -> tuple[State, Tensor]:
-        local = Local(*inputs.samples) if inputs.samples else source
-        batches = tuple(local.batch(part, unpadded) for part in rows)
+        samples = Samples(*inputs.samples) if inputs.samples else source
+        batches = tuple(samples.batch(part, unpadded) for part in rows)
         if augment != "none":
             batches = tuple(
                 batch._replace(x=augmented(batch.x, rng.fold(keys, PATH + number), augment, cohort.data.black))

@@ -7,6 +7,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +36,10 @@ class Shelf(MutableMapping[int, State]):
 
     def __init__(self, like: State, clients: int, folder: Path | None = None):
         self.like = {name: v.cpu() for name, v in like.items()}
-        self.size = state_bytes(like)
-        self.here, self.count, self.lock = np.zeros(clients, bool), 0, threading.Lock()
+        self.size, self.stored, self.lock = state_bytes(like), np.zeros(clients, bool), threading.Lock()
         self.folder = str(folder) if folder and folder.is_dir() else tempfile.gettempdir()
-        try:
+        with self._explaining_errors():
             self.file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115
-        except OSError as error:
-            raise self._full(error) from error
         weakref.finalize(self, self.file.close)
 
     def __getitem__(self, client: int) -> State:
@@ -54,37 +52,36 @@ class Shelf(MutableMapping[int, State]):
         return unpacked(row, self.like)
 
     def __setitem__(self, client: int, state: State) -> None:
-        try:
-            with self.lock:
-                self.file.seek(client * self.size)
-                self.file.write(packed(state, self.like).numpy().data)
-                self.file.flush()
-        except OSError as error:
-            raise self._full(error) from error
-        self.count += not self.here[client]
-        self.here[client] = True
+        with self._explaining_errors(), self.lock:
+            self.file.seek(client * self.size)
+            self.file.write(packed(state, self.like).numpy().data)
+            self.file.flush()
+        self.stored[client] = True
 
     def __delitem__(self, client: int) -> None:
         if client not in self:
             raise KeyError(client)
-        self.count -= 1
-        self.here[client] = False
+        self.stored[client] = False
 
     def __contains__(self, client: object) -> bool:
-        return isinstance(client, int) and 0 <= client < len(self.here) and bool(self.here[client])
+        return isinstance(client, int) and 0 <= client < len(self.stored) and bool(self.stored[client])
 
     def __iter__(self) -> Iterator[int]:
-        return iter(np.flatnonzero(self.here).tolist())
+        return iter(np.flatnonzero(self.stored).tolist())
 
     def __len__(self) -> int:
-        return self.count
+        return int(self.stored.sum())
 
-    def _full(self, error: OSError) -> InputError:
-        return InputError(
-            f"What clients keep between rounds does not fit in memory, and cannot be written to a file in "
-            f"'{self.folder}': {error.strerror}. Free some space there, or give the run another folder (--out, or "
-            "TMPDIR for a run without one). Every finished round is saved, where the run has a folder."
-        )
+    @contextmanager
+    def _explaining_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"What clients keep between rounds does not fit in memory, and cannot be written to a file in "
+                f"'{self.folder}': {error.strerror}. Free some space there, or give the run another folder (--out, or "
+                "TMPDIR for a run without one). Every finished round is saved, where the run has a folder."
+            ) from error
 
 
 class Kept:
@@ -130,19 +127,18 @@ class Kept:
             return {}
         size = state_bytes({name: v[0] for name, v in kept.items()}) * self.cohort.fed.clients
         fits = self.cohort.device.type == "cuda" and size <= free_bytes(self.cohort.device) // 32
-        here = kept if fits else {name: v.cpu() for name, v in kept.items()}
-        own = {c: {name: v[i].clone() for name, v in here.items()} for i, c in enumerate(clients)}
-        self.restore(own)
-        return own
+        kept = kept if fits else {name: v.cpu() for name, v in kept.items()}
+        by_client = {c: {name: v[i].clone() for name, v in kept.items()} for i, c in enumerate(clients)}
+        self.restore(by_client)
+        return by_client
 
     def restore(self, states: Mapping[int, State]) -> None:
         """Store states by client."""
-        for client, state in states.items():
-            if not self.states:  # by the first one the size of all is known
-                self.states = self._room(state)
-            self.states[client] = state
+        if states and not self.states:  # by the first one the size of all is known
+            self.states = self._store_for(next(iter(states.values())))
+        self.states.update(states)
 
-    def _room(self, like: State) -> MutableMapping[int, State]:
+    def _store_for(self, like: State) -> MutableMapping[int, State]:
         """Return where to hold states like this one."""
         clients, world = self.cohort.fed.clients, self.world
         size = state_bytes(like) * clients * world.here // world.size  # of all processes on this machine

@@ -21,7 +21,29 @@ from ..algorithms.base import Batch
 from ..data import Federation
 
 
-class Data:
+@dataclass(eq=False)
+class Samples:
+    """Normalised samples, from which minibatches are taken."""
+
+    x: Tensor
+    y: Tensor
+
+    def inputs(self, index: Tensor) -> Tensor:
+        """Return the network's inputs for sample numbers of any shape."""
+        return select_rows(self.x, index)
+
+    def batch(self, index: Tensor, unpadded: bool = False) -> Batch:
+        """Return a batch for sample numbers in which −1 is padding, with a mask: 0 for padding, else 1.
+
+        If the numbers are `unpadded`, the mask depends on nothing, and a recorded step computes once what follows.
+        """
+        some = index if unpadded else index.clamp_min(0)
+        x, y = self.inputs(some), select_rows(self.y, some)
+        mask = torch.ones(index.shape, dtype=x.dtype, device=x.device) if unpadded else (index >= 0).to(x.dtype)
+        return Batch(x, y, mask)
+
+
+class Data(Samples):
     """The samples of a federation, and how they are normalised for a network."""
 
     def __init__(self, fed: Federation, device: torch.device, dtype: torch.dtype):
@@ -47,10 +69,10 @@ class Data:
     def of(fed: Federation, device: torch.device, dtype: torch.dtype) -> Data:
         """Return the data of a federation; federations of the same arrays and normalisation share one object."""
         key = Data.key(fed, device, dtype)
-        found = _ALIVE.get(key)
-        if found is None:
-            found = _ALIVE[key] = Data(fed, device, dtype)
-        return found
+        data = _ALIVE.get(key)
+        if data is None:
+            data = _ALIVE[key] = Data(fed, device, dtype)
+        return data
 
     @staticmethod
     def key(fed: Federation, device: torch.device, dtype: torch.dtype) -> tuple[object, ...]:
@@ -60,10 +82,10 @@ class Data:
 
     def alike(self, other: Data) -> bool:
         """Return whether the samples of both may lie in one array: of one kind and normalisation, on the device."""
-        kinds = [(d.device, d.dtype, *((t.shape[1:], t.dtype) for t in (d.x, d.y))) for d in (self, other)]
+        types = [(d.device, d.dtype, *((t.shape[1:], t.dtype) for t in (d.x, d.y))) for d in (self, other)]
         return (
             not (self.hosted or other.hosted)
-            and kinds[0] == kinds[1]
+            and types[0] == types[1]
             and torch.equal(self.shift, other.shift)
             and torch.equal(self.inverse, other.inverse)
         )
@@ -76,34 +98,25 @@ class Data:
     @staticmethod
     def joined(parts: Sequence[Data]) -> tuple[Data, list[int]]:
         """Return the samples of several that are `alike` in one array, and the number of the first of each in it."""
-        found = list(dict.fromkeys(parts))
-        whole = copy.copy(found[0])
-        whole.source = tuple(part.source for part in found)
-        whole.x, whole.y = torch.cat([part.x for part in found]), torch.cat([part.y for part in found])
-        ends = np.cumsum([0, *(len(part.x) for part in found)]).tolist()
-        return whole, [ends[found.index(part)] for part in parts]
+        different = list(dict.fromkeys(parts))
+        joined = copy.copy(different[0])
+        joined.source = tuple(part.source for part in different)
+        joined.x, joined.y = torch.cat([part.x for part in different]), torch.cat([part.y for part in different])
+        ends = np.cumsum([0, *(len(part.x) for part in different)]).tolist()
+        return joined, [ends[different.index(part)] for part in parts]
 
     def inputs(self, index: Tensor) -> Tensor:
         """Return the network's inputs for sample numbers of any shape."""
-        x = (
-            self._moved(index.reshape(-1)).view(*index.shape, *self.x.shape[1:])
-            if self.hosted
-            else taken(self.x, index)
-        )
+        x = self._moved(index) if self.hosted else select_rows(self.x, index)
         if self.device.type != "cpu":
             return (x.to(self.dtype) - self.shift) * self.inverse
         return (x.to(self.dtype) if x.dtype != self.dtype else x.clone()).sub_(self.shift).mul_(self.inverse)
 
     def _moved(self, index: Tensor) -> Tensor:
         """Return samples of the host on the device."""
-        return to_device(taken(self.x, index.cpu()), self.device)
+        return to_device(select_rows(self.x, index.cpu()), self.device)
 
-    def batch(self, index: Tensor, whole: bool = False) -> Batch:
-        """Return a batch for sample numbers in which −1 is padding; `whole` numbers have none."""
-        own, mask = real(index, self.dtype, whole)
-        return Batch(self.inputs(own), taken(self.y, own), mask)
-
-    def local(self, rows: Tensor, most: int) -> tuple[Source, Tensor]:
+    def local(self, rows: Tensor, most: int) -> tuple[Samples, Tensor]:
         """Return where to take minibatches of these samples from, and their numbers there.
 
         On a CPU normalising a sample costs more than a step of a small model, so it is done once for all epochs, where
@@ -116,9 +129,8 @@ class Data:
             return here.local(torch.where(real, real.view(-1).cumsum(0).view(rows.shape) - 1, -1), most)
         if self.device.type != "cpu" or rows.numel() * self.x[0].numel() * self.dtype.itemsize > most:
             return self, rows
-        own = rows.clamp_min(0).view(-1)
-        numbers = torch.arange(rows.numel()).view(rows.shape)
-        return Local(self.inputs(own), self.y[own]), torch.where(rows >= 0, numbers, -1)
+        index, numbers = rows.clamp_min(0).view(-1), torch.arange(rows.numel()).view(rows.shape)
+        return Samples(self.inputs(index), self.y[index]), torch.where(rows >= 0, numbers, -1)
 
 
 def too_large(samples: Tensor, device: torch.device) -> bool:
@@ -126,35 +138,9 @@ def too_large(samples: Tensor, device: torch.device) -> bool:
     return device.type == "cuda" and samples.nbytes > free_bytes(device)
 
 
-def taken(samples: Tensor, index: Tensor) -> Tensor:
+def select_rows(samples: Tensor, index: Tensor) -> Tensor:
     """Return samples[index], by copies of whole rows: on a CPU twice as fast."""
     return samples.index_select(0, index.reshape(-1)).view(*index.shape, *samples.shape[1:])
-
-
-def real(index: Tensor, dtype: torch.dtype, whole: bool) -> tuple[Tensor, Tensor]:
-    """Return sample numbers with 0 for padding, and the mask: 0 for padding, else 1.
-
-    If all are `whole`, the mask depends on nothing, and a recorded step computes once what follows from it.
-    """
-    if whole:
-        return index, torch.ones(index.shape, dtype=dtype, device=index.device)
-    return index.clamp_min(0), (index >= 0).to(dtype)
-
-
-@dataclass(frozen=True)
-class Local:
-    """Normalised samples of some lanes."""
-
-    x: Tensor
-    y: Tensor
-
-    def batch(self, index: Tensor, whole: bool = False) -> Batch:
-        """Return a batch for numbers of these samples in which −1 is padding; `whole` numbers have none."""
-        own, mask = real(index, self.x.dtype, whole)
-        return Batch(taken(self.x, own), taken(self.y, own), mask)
-
-
-Source = Data | Local
 
 
 _ALIVE: WeakValueDictionary[tuple[object, ...], Data] = WeakValueDictionary()

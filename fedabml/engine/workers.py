@@ -13,7 +13,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -54,7 +54,7 @@ class Chunked(Protocol):
 
 def chunks(clients: Sequence[Sequence[int]], size: int, workers: int = 1) -> Iterator[dict[int, list[int]]]:
     """Yield the clients of several runs by the number of the run, at most `size` at a time in all threads together."""
-    pairs = [(run, int(c)) for run, own in enumerate(clients) for c in own]
+    pairs = [(run, int(client)) for run, some in enumerate(clients) for client in some]
     size = max(1, -(-min(size, len(pairs)) // workers))
     for begin in range(0, len(pairs), size):
         part: dict[int, list[int]] = {}
@@ -143,32 +143,24 @@ def map_in_threads(work: Callable[[S], T], items: Sequence[S], workers: int) -> 
     """Return `work` of every item in their order, by `workers` threads, without gradients: the engine takes its own."""
     if workers == 1 or len(items) == 1:
         return map(work, items)
-
-    @torch.no_grad()
-    def alone(item: S) -> T:
-        return work(item)
-
-    return _ordered(alone, items, workers)
+    return _map_ordered(torch.no_grad()(work), items, workers)
 
 
-def _ordered(work: Callable[[S], T], items: Sequence[S], workers: int) -> Iterator[T]:
+def _map_ordered(work: Callable[[S], T], items: Sequence[S], workers: int) -> Iterator[T]:
     """Yield the results in order, a few computed ahead. An error is raised once no thread is at work any more."""
-    left, waiting = iter(items), deque[Future[T]]()
+    following, waiting = iter(items), deque[Future[T]]()
 
-    def submit() -> None:
-        waiting.extend(_pool(workers).submit(work, item) for item in itertools.islice(left, 1))
+    def submit(count: int) -> None:
+        waiting.extend(_pool(workers).submit(work, item) for item in itertools.islice(following, count))
 
-    for _ in range(workers + 1):
-        submit()
+    submit(workers + 1)
     try:
         while waiting:
             result = waiting.popleft().result()
-            submit()
+            submit(1)
             yield result
             del result
     finally:
         for future in waiting:
             future.cancel()
-        for future in waiting:
-            if not future.cancelled():
-                future.exception()
+        wait(waiting)
