@@ -23,10 +23,10 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from ..errors import InputError, TrainingError
+from ..errors import InputError, TrainingError, short
 from ..files.paths import folder_lock
 
 if TYPE_CHECKING:
@@ -48,12 +48,11 @@ class PeerLost(TrainingError):
 class World:
     """The processes of a run: this one is `rank` of `size`, and `local` of the `here` on this machine.
 
-    This class alone is a process alone: nothing is sent, and torch.distributed is not needed. `Processes` connects
-    several.
+    A `World` is one process alone: nothing is sent, and torch.distributed is not needed. `Processes` connects several.
     """
 
     rank, size, local, here = 0, 1, 0, 1
-    host: Any = None  # the group for what lies on the host
+    host: Any = None  # the group for what lies on the host, once processes are connected
     fast: Any = None  # NCCL's group, where every process has a GPU of its own
     broken = False  # whether the connection to another process was lost
 
@@ -71,7 +70,7 @@ class World:
             load, rank = heapq.heappop(loads)
             shares[rank].append(client)
             heapq.heappush(loads, (load + int(counts[client]), rank))
-        return [sorted(own) for own in shares]
+        return [sorted(share) for share in shares]
 
     def device_name(self, device: str) -> str:
         """Return the name of this process's device."""
@@ -85,20 +84,17 @@ class World:
 
     def use_device(self, device: torch.device) -> None:
         """Prepare sums of tensors that lie on a device."""
-        if self.size == 1:
-            return
-        own = device.type == "cuda" and self.here <= _torch().cuda.device_count()
-        counts = self.sum(_torch().tensor([own, device.type == "cuda"], dtype=_torch().float64)).tolist()
-        if counts[1] not in (0, self.size):
-            raise InputError(f"{counts[1]:.0f} of the {self.size} processes have a GPU. Give all of them one, or none.")
-        if counts[0] == self.size and self.fast is None:  # two processes on one GPU cannot use NCCL
+        alone = device.type == "cuda" and self.here <= _torch().cuda.device_count()
+        facts = _torch().tensor([alone, device.type == "cuda"], dtype=_torch().float64)
+        with_own_gpu, with_gpu = self.sum(facts).tolist()
+        if with_gpu not in (0, self.size):
+            raise InputError(f"{with_gpu:.0f} of the {self.size} processes have a GPU. Give all of them one, or none.")
+        if with_own_gpu == self.size and self.fast is None:  # two processes on one GPU cannot use NCCL
             self.fast = _dist().new_group(backend="nccl", timeout=PATIENCE)
 
     # -- what ranks exchange ------------------------------------------------------------------------------------------
     def broadcast_text(self, text: str) -> str:
         """Return the text of rank 0 in every process."""
-        if self.size == 1:
-            return text
         data = list(text.encode())
         size = int(self.broadcast(_torch().tensor([len(data)]))[0])
         values = data if self.rank == 0 else [0] * size
@@ -106,18 +102,19 @@ class World:
 
     def on_rank_0(self, act: Callable[[], T]) -> T | None:
         """Call `act` in rank 0 while the others wait and get None; an InputError or TrainingError is raised in all."""
-        found, error = None, None
+        if self.size == 1:
+            return act()
+        result, error = None, None
         if self.rank == 0:
             try:
-                found = act()
+                result = act()
+            except PeerLost:
+                raise
             except (InputError, TrainingError) as caught:
-                if self.size == 1 or isinstance(caught, PeerLost):
-                    raise
                 error = caught
-        text = self.broadcast_text(f"{error}" if error else "")
-        if text:
+        if text := self.broadcast_text(f"{error}" if error else ""):
             raise error or InputError(text)
-        return found
+        return result
 
     def decide(self, act: Callable[[], T]) -> T:
         """Call `act` in rank 0 and return its result, which must be JSON, in all processes."""
@@ -125,7 +122,7 @@ class World:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum over processes, with the same bits in all of them."""
-        if self.size == 1:
+        if self.host is None:
             return tensor
         on_gpu = tensor.is_cuda and self.fast
         total = tensor.clone() if on_gpu else tensor.detach().cpu().clone()
@@ -141,34 +138,29 @@ class World:
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Return rank 0's tensor, which lies on the host; the others pass one of the same shape and type."""
-        if self.size > 1:
-            self._wait(lambda: _dist().broadcast(tensor, 0, group=self.host, async_op=True))
+        self._wait(lambda: _dist().broadcast(tensor, 0, group=self.host, async_op=True))
         return tensor
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all processes (of one shape, on the host) in rank 0, and nothing elsewhere."""
-        if self.size == 1:
-            return [tensor]
-        found = [_torch().empty_like(tensor) for _ in range(self.size)] if self.rank == 0 else None
-        self._wait(lambda: _dist().gather(tensor, found, 0, group=self.host, async_op=True))
-        return found or []
+        tensors = [_torch().empty_like(tensor) for _ in range(self.size)] if self.rank == 0 else None
+        self._wait(lambda: _dist().gather(tensor, tensors, 0, group=self.host, async_op=True))
+        return tensors or []
 
     def scatter(self, tensors: list[Tensor], like: Tensor) -> Tensor:
         """Return one of rank 0's tensors, which has one like `like` for each process."""
-        if self.size == 1:
-            return tensors[0]
-        found = _torch().empty_like(like)
-        self._wait(lambda: _dist().scatter(found, tensors or None, 0, group=self.host, async_op=True))
-        return found
+        tensor = _torch().empty_like(like)
+        self._wait(lambda: _dist().scatter(tensor, tensors or None, 0, group=self.host, async_op=True))
+        return tensor
 
     def one_per_machine_first(self, act: Callable[[], T]) -> T:
         """Call `act` in one process of every machine before the others, so that a download is made once."""
-        if self.local == 0:
-            found = act()
+        if self.local:
             self.sum(_torch().zeros(1))
-            return found
+            return act()
+        result = act()
         self.sum(_torch().zeros(1))
-        return act()
+        return result
 
     def _wait(self, start: Callable[[], Any]) -> None:
         """Wait in Python, so that signals are handled while another process keeps this one waiting."""
@@ -197,6 +189,8 @@ ALONE = World()
 class Processes(World):
     """Several processes, connected by torch.distributed."""
 
+    meeting = ""  # the name of the meeting at which they were connected, once they are
+
     def __init__(self, rank: int, size: int, local: int, here: int):
         self.rank, self.size, self.local, self.here = rank, size, local, here
         try:
@@ -204,15 +198,16 @@ class Processes(World):
                 self.host = _dist().new_group(backend="gloo", timeout=PATIENCE)
             else:
                 store = _store(PATIENCE)
-                _MEETING[0] = _meet(store, rank, size)
-                named = _dist().PrefixStore(_MEETING[0], store)
+                Processes.meeting = _meet(store, rank, size)
+                named = _dist().PrefixStore(Processes.meeting, store)
                 _dist().init_process_group("gloo", store=named, rank=rank, world_size=size, timeout=PATIENCE)
                 self.host = _dist().group.WORLD
                 atexit.register(self.leave)
         except RuntimeError as error:
+            why = short((str(error) or type(error).__name__).splitlines()[0])
             raise PeerLost(
                 f"The {size} processes of this run did not find each other at {os.environ['MASTER_ADDR']}:"
-                f"{os.environ['MASTER_PORT']} ({_first_line(error)}). docs/distributed.md says what torchrun needs."
+                f"{os.environ['MASTER_PORT']} ({why}). docs/distributed.md says what torchrun needs."
             ) from error
 
     def leave(self) -> None:
@@ -235,7 +230,9 @@ def _store(patience: timedelta) -> Store:
     """Return the store where processes meet: torchrun's, or one that rank 0 opens."""
     ours = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and os.environ["RANK"] == "0"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return _dist().TCPStore(address, port, is_master=ours and not _MEETING[0], timeout=patience, wait_for_workers=False)
+    return _dist().TCPStore(
+        address, port, is_master=ours and not Processes.meeting, timeout=patience, wait_for_workers=False
+    )
 
 
 def _meet(store: Store, rank: int, size: int) -> str:
@@ -244,8 +241,8 @@ def _meet(store: Store, rank: int, size: int) -> str:
     torchrun may start processes anew (--max-restarts), and they then find in its store what those before them wrote.
     Rank 0 therefore announces the processes by names made at their start, until all have answered to theirs.
     """
-    own, end = uuid.uuid4().hex, time.monotonic() + PATIENCE.total_seconds()
-    store.set(f"fedabml/name/{rank}", own)
+    own_name, end = uuid.uuid4().hex, time.monotonic() + PATIENCE.total_seconds()
+    store.set(f"fedabml/name/{rank}", own_name)
     names = [f"fedabml/name/{other}" for other in range(size)]
     meeting, called = "", [""]
     while time.monotonic() < end:
@@ -259,16 +256,12 @@ def _meet(store: Store, rank: int, size: int) -> str:
                 return meeting
         elif rank and store.check(["fedabml/call"]):
             meeting, called = json.loads(store.get("fedabml/call"))
-            if called[rank : rank + 1] == [own]:
+            if called[rank : rank + 1] == [own_name]:
                 store.set(f"fedabml/{meeting}/{rank}", "")
                 if store.check([f"fedabml/{meeting}/all"]):
                     return meeting
         time.sleep(0.01)
     raise RuntimeError("some of them never came")
-
-
-_WORLD: list[World] = []  # the connected processes, once there are any
-_MEETING = [""]  # the name of their meeting
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -290,20 +283,20 @@ def rank_and_size() -> tuple[int, int]:
 def world() -> World:
     """Return the processes of this run; the first call connects them."""
     rank, size = rank_and_size()
-    if size == 1:
-        return ALONE
-    if not _WORLD:
-        local = int(os.environ.get("LOCAL_RANK", rank))
-        _WORLD.append(Processes(rank, size, local, int(os.environ.get("LOCAL_WORLD_SIZE", size))))
-    return _WORLD[0]
+    return ALONE if size == 1 else _connect(rank, size)
+
+
+@cache
+def _connect(rank: int, size: int) -> Processes:
+    local, here = os.environ.get("LOCAL_RANK", rank), os.environ.get("LOCAL_WORLD_SIZE", size)
+    return Processes(rank, size, int(local), int(here))
 
 
 def torchrun_job() -> tuple[str, int, int]:
     """Return torchrun's name for this job, if any, how often it has restarted its processes, and how often it may."""
-    name, *numbers = (
-        os.environ.get(f"TORCHELASTIC_{word}", "0") for word in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS")
-    )
-    return "" if name in ("0", "none") else name, int(numbers[0]), int(numbers[1])
+    facts = ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS")
+    name, restarts, allowed = (os.environ.get(f"TORCHELASTIC_{fact}", "0") for fact in facts)
+    return "" if name in ("0", "none") else name, int(restarts), int(allowed)
 
 
 def refuse(what: str) -> None:
@@ -319,15 +312,13 @@ def agree(world: World, config: dict[str, Any], chunk: int) -> int:
     """Check that all processes have the same configuration and data; return the smallest of their chunks."""
     import torch
 
-    names = sorted(config)
-    theirs = json.loads(world.broadcast_text(json.dumps(config)))
-    mine = json.loads(json.dumps(config))
+    names, text = sorted(config), json.dumps(config)
+    first, here = json.loads(world.broadcast_text(text)), json.loads(text)
     table = torch.zeros(world.size, len(names) + 1, dtype=torch.float64)
-    table[world.rank] = torch.tensor([*(float(theirs.get(n) != mine[n]) for n in names), float(chunk)])
+    table[world.rank] = torch.tensor([*(float(first.get(name) != here[name]) for name in names), float(chunk)])
     table = world.sum(table)
     for rank, row in enumerate(table[:, :-1].tolist()):
-        differ = [name for name, other in zip(names, row, strict=True) if other]
-        if differ:
+        if differ := [name for name, other in zip(names, row, strict=True) if other]:
             raise InputError(
                 f"Process {rank} has not the same run as process 0: {', '.join(differ)} differ. Start all of them with "
                 "the same command, the same version of fedabml and the same data."
@@ -350,16 +341,13 @@ def should_report(what: str, patience: float = 0.5) -> bool:
     end = time.monotonic() + (patience if rank else 0.0)
     try:
         store = _store(timedelta(seconds=3))
-        word = f"fedabml/{_MEETING[0] or os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{zlib.crc32(what.encode())}"
-        while time.monotonic() < end and not store.check([word]):
+        meeting = Processes.meeting or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        key = f"fedabml/{meeting}/{zlib.crc32(what.encode())}"
+        while time.monotonic() < end and not store.check([key]):
             time.sleep(0.02)
-        return store.add(word, 1) == 1
-    except Exception:  # the place where they met is gone: better twice than never
+        return store.add(key, 1) == 1
+    except Exception:  # the store is gone: better twice than never
         return True
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
 def with_folder_lock(alone: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -373,17 +361,17 @@ def with_folder_lock(alone: str = "") -> Callable[[Callable[P, T]], Callable[P, 
         signature = inspect.signature(call)
 
         @wraps(call)
-        def locked(*args: P.args, **words: P.kwargs) -> T:
+        def locked(*args: P.args, **options: P.kwargs) -> T:
             try:
-                given = signature.bind(*args, **words).arguments
+                arguments = signature.bind(*args, **options).arguments
             except TypeError:
-                return call(*args, **words)  # its own error names the function
+                return call(*args, **options)  # its own error names the function
             if alone:
                 refuse(alone)
             with ExitStack() as stack:
-                if given.get("out") is not None and not given.get("closed"):
-                    world().on_rank_0(lambda: stack.enter_context(folder_lock(given["out"])))
-                return call(*args, **words)
+                if arguments.get("out") is not None and not arguments.get("closed"):
+                    world().on_rank_0(lambda: stack.enter_context(folder_lock(arguments["out"])))
+                return call(*args, **options)
 
         return locked
 

@@ -275,11 +275,11 @@ def test_processes_with_a_gpu_of_their_own_sum_by_nccl():
 import torch
 from fedabml.engine.processes import Processes
 ranks = Processes(0, 1, 0, 1)
-ranks.use(torch.device(ranks.place("cuda")))
+ranks.use_device(torch.device(ranks.device_name("cuda")))
 x = torch.arange(5.0, device="cuda", dtype=torch.float64)
 total = ranks.sum(x)
 assert ranks.fast is not None and total.is_cuda and torch.equal(total, x) and total is not x
-assert ranks.least(3) == 3
+assert ranks.minimum(3) == 3
 """
     finish(1, "--no-python", sys.executable, "-c", script)
 
