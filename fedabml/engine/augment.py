@@ -28,15 +28,15 @@ def check(augment: str, shape: Sequence[int]) -> None:
 def augmented(x: Tensor, keys: Tensor, augment: str, black: Tensor) -> Tensor:
     """Return images [lanes, rows, C, H, W] as a step of `keys`, one per lane, sees them, with `black` around them."""
     height, width = x.shape[-2:]
-    dice = rng.uniform(keys, (x.shape[1], 3), torch.float32).unsqueeze(-1)  # [lanes, rows, 3, 1]
+    uniform = rng.uniform(keys, (x.shape[1], 3), torch.float32).unsqueeze(-1)  # [lanes, rows, 3, 1]
     down, right = torch.arange(height, device=x.device), torch.arange(width, device=x.device)
     if "flip" in augment:
-        right = torch.where(dice[..., 0, :] < 0.5, right.flip(0), right)
+        right = torch.where(uniform[..., 0, :] < 0.5, right.flip(0), right)
     if "crop" in augment:
-        by = (dice[..., 1:, :] * (2 * MARGIN + 1)).long() - MARGIN
+        by = (uniform[..., 1:, :] * (2 * MARGIN + 1)).long() - MARGIN
         down, right = down + by[..., 0, :], right + by[..., 1, :]
-    place = (down.clamp(0, height - 1).unsqueeze(-1) * width + right.clamp(0, width - 1).unsqueeze(-2)).flatten(-2)
-    moved = x.flatten(-2).gather(-1, place.unsqueeze(-2).expand(*x.shape[:-2], -1)).view_as(x)
+    pixels = (down.clamp(0, height - 1).unsqueeze(-1) * width + right.clamp(0, width - 1).unsqueeze(-2)).flatten(-2)
+    moved = x.flatten(-2).gather(-1, pixels.unsqueeze(-2).expand(*x.shape[:-2], -1)).view_as(x)
     if "crop" not in augment:
         return moved
     inside = ((down >= 0) & (down < height)).unsqueeze(-1) & ((right >= 0) & (right < width)).unsqueeze(-2)

@@ -32,6 +32,7 @@ from ..accel.process import quiet_vmap, set_products
 from ..algorithms.base import Algorithm, Phase, Site, State, Step
 from ..gaussian import Distribution
 from .augment import PATH, augmented
+from .compiling import steps_of_rounds
 from .executor import Executor, StepName
 from .loss import ClientLoss, draw, draws_of, label_offset, output
 from .minibatches import cat, minibatches, padded, steps_of
@@ -264,11 +265,10 @@ def captured(
     *args: Any,
     static: tuple[Any, ...] = (),
     steps: frozenset[str] = frozenset(),
-    fallback: Callable[[], Any] | None = None,
 ) -> Any:
-    """Call `function(lanes, *args, *static)`, whose args are tensors; on a GPU as one captured program.
+    """Call `function(lanes, *args, *static)`, whose args are tensors; on a GPU as one captured program, if possible.
 
-    Where it cannot be captured, the fallback is called, if there is one. `steps` names the steps it takes.
+    `steps` names the steps that the function takes.
     """
     if not lanes.executor.capture:
         return function(lanes, *args, *static)
@@ -281,7 +281,8 @@ def captured(
     def run(tensors: GroupTensors, *args: Any) -> Any:
         return function(Lanes(lanes.groups, tensors, inside), *args, *static)
 
-    return lanes.executor.call(name, run, lanes.tensors, *args, steps=steps, fallback=fallback)
+    program = lanes.executor.captured(name, run, (lanes.tensors, *args), steps)
+    return function(lanes, *args, *static) if program is None else program(lanes.tensors, *args)
 
 
 # -- a round ----------------------------------------------------------------------------------------------------------
@@ -336,14 +337,10 @@ def weighted_round(lanes: Lanes, kept: State, weights: list[Tensor], epochs: int
     The loss of a client is NaN where anything of it is not finite. On a GPU the whole round is one program, where
     clients always take the same number of steps.
     """
-
-    def stepwise() -> tuple[list[State], State, Tensor]:
-        return whole_round(lanes, kept, weights, epochs)
-
-    if not (lanes.executor.capture and _takes_equal_steps(lanes, epochs)):
-        return stepwise()
-    steps = frozenset(phase.step.__name__ for phase in lanes.cohort.algorithm.phases(epochs))  # type: ignore[attr-defined]
-    return captured(lanes, whole_round, kept, weights, static=(epochs,), steps=steps, fallback=stepwise)
+    if lanes.executor.capture and _takes_equal_steps(lanes, epochs):
+        steps = steps_of_rounds(lanes.cohort.algorithm, epochs)
+        return captured(lanes, whole_round, kept, weights, static=(epochs,), steps=steps)
+    return whole_round(lanes, kept, weights, epochs)
 
 
 def _takes_equal_steps(lanes: Lanes, epochs: int) -> bool:

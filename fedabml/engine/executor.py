@@ -185,23 +185,15 @@ class Executor:
             self.warned.add(text)
             log.warning("%s", text)
 
-    def call(
-        self,
-        name: Hashable,
-        function: Callable[..., Any],
-        *inputs: Any,
-        steps: frozenset[str] = frozenset(),
-        fallback: Callable[[], Any] | None = None,
-    ) -> Any:
-        """Call a function of tensors alone, captured; where it cannot be, call the fallback or the function itself.
+    def captured(
+        self, name: Hashable, function: Callable[..., Any], inputs: tuple[Any, ...], steps: frozenset[str]
+    ) -> Captured | None:
+        """Return a function of tensors alone, captured for inputs of these shapes; None if it is not to be captured.
 
-        `name` and the shapes of the inputs tell the function from all others; the name is kept as long as the program.
-        `steps` names the steps that the function takes.
+        The name and the shapes tell the function from all others. The name is kept as long as the program, so it may
+        hold what the function reads beside its inputs. `steps` names the steps that the function takes.
         """
-        program = self._program(name, shapes(inputs), lambda pool: programs.Captured(function, inputs, pool, steps))
-        if program is None:
-            return function(*inputs) if fallback is None else fallback()
-        return program(*inputs)
+        return self._program(name, shapes(inputs), lambda pool: programs.Captured(function, inputs, pool, steps))
 
     def _program(self, name: Hashable, form: Hashable, capture: Callable[[Any], Any]) -> Any:
         """Return what is captured under a name for inputs of a form; None if it is not to be captured."""

@@ -48,13 +48,12 @@ def minibatches(
     if -(-least // width) == most and count <= epochs * most:
         return stream[:, :count].transpose(0, 1).contiguous().view(-1, per_step, lanes, width)
     # A lane's s-th batch is batch s mod c of epoch s div c, c its own count: an epoch has room for the largest count.
-    own = (sizes + width - 1) // width
+    per_epoch = (sizes + width - 1) // width
     s = torch.arange(count, device=rows.device).unsqueeze(-1)
-    turn = s % (epochs * own)
-    place = turn // own * most + turn % own
-    found = stream[torch.arange(lanes, device=rows.device), place]
-    mine = (s // per_step < steps_of(sizes, epochs, width, per_step)).unsqueeze(-1)
-    return torch.where(mine, found, -1).view(-1, per_step, lanes, width)
+    epoch, number = s % (epochs * per_epoch) // per_epoch, s % per_epoch
+    batches = stream[torch.arange(lanes, device=rows.device), epoch * most + number]
+    taken = (s // per_step < steps_of(sizes, epochs, width, per_step)).unsqueeze(-1)
+    return torch.where(taken, batches, -1).view(-1, per_step, lanes, width)
 
 
 _BLOCK = 1 << 24  # sample numbers that are shuffled at once
@@ -62,16 +61,16 @@ _BLOCK = 1 << 24  # sample numbers that are shuffled at once
 
 def _shuffled(rows: Tensor, keys: Tensor, first: int, last: int, full: bool) -> Tensor:
     """Return epochs of shuffled rows, [lanes, epochs, longest], the padding last; if they are `full`, there is none."""
-    dice = rng.folds(rng.folds(keys, last - first, first), rows.shape[1])
+    sort_keys = rng.folds(rng.folds(keys, last - first, first), rows.shape[1])
     if not full:
-        dice = dice.masked_fill(rows.unsqueeze(1) < 0, torch.iinfo(dice.dtype).max)
-    order = dice.argsort(dim=-1, stable=True)
+        sort_keys = sort_keys.masked_fill(rows.unsqueeze(1) < 0, torch.iinfo(sort_keys.dtype).max)
+    order = sort_keys.argsort(dim=-1, stable=True)
     return rows.unsqueeze(1).expand_as(order).gather(-1, order)
 
 
 def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
     """Return ragged rows as one array [lanes, longest], padded with −1."""
     out = np.full((len(rows), max(1, max(len(r) for r in rows))), -1, np.int64)
-    for i, own in enumerate(rows):
-        out[i, : len(own)] = own
+    for line, numbers in zip(out, rows, strict=True):
+        line[: len(numbers)] = numbers
     return out
