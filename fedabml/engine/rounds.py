@@ -93,12 +93,7 @@ class Simulation:
     """
 
     def __init__(
-        self,
-        cohort: Cohort,
-        *,
-        state: Checkpoint | None = None,
-        world: World = ALONE,
-        folder: Path | None = None,
+        self, cohort: Cohort, *, state: Checkpoint | None = None, world: World = ALONE, folder: Path | None = None
     ):
         self.cohort, self.setting, self.world = cohort, cohort.setting, world
         self.seconds = 0.0
