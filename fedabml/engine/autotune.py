@@ -7,10 +7,10 @@ import hashlib
 import math
 import os
 import platform
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from timeit import repeat, timeit
 from typing import NamedTuple
 
 import torch
@@ -182,7 +182,7 @@ class _Trial:
     def fit(self) -> None:
         """Leave less to do, where the network is large."""
         self.gradients(self.network, "loop", 1)
-        if _seconds(lambda: self.gradients(self.network, "loop", 1)) > SLOW:
+        if timeit(lambda: self.gradients(self.network, "loop", 1), number=1) > SLOW:
             self.x, self.lanes, self.times = self.x[: ROWS // 4], LANES // 2, 1
 
     def seconds(self, way: Way) -> float:
@@ -195,7 +195,7 @@ class _Trial:
         try:
             if way.channels_last:  # a library for many images may lay its results out in another way than one for few
                 network(self.weights[0], self.x[:2], self.keys[0])
-            seconds = min(_seconds(lambda: [*map_in_threads(work, shares, way.workers)]) for _ in range(self.times))
+            seconds = min(repeat(lambda: [*map_in_threads(work, shares, way.workers)], repeat=self.times, number=1))
         except RuntimeError:  # of a view, say
             if not way.channels_last:
                 raise
@@ -246,12 +246,6 @@ def _read_choices(file: Path) -> dict[str, Way]:
     except (ValueError, AttributeError, TypeError, LookupError, OverflowError):
         return {}
     return {name: way for name, way in ways.items() if way.backend in BACKENDS[1:] and 0 < way.workers <= LANES}
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def cache_dir() -> Path:

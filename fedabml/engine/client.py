@@ -98,8 +98,8 @@ class Lanes:
 
     def _tensors(self) -> GroupTensors:
         groups = self.groups
-        for group in groups[1:]:
-            _check_alike(self.cohort, group.cohort)
+        if any(_without_axis(group.cohort) != _without_axis(self.cohort) for group in groups[1:]):
+            raise ValueError("Runs side by side need the same data, network, batch size and discrete hyperparameters.")
         numbers = self.cohort.numbers([*(c for g in groups for c in g.clients), *(g.round for g in groups)])
         *clients, rounds = numbers.split([*self.counts, len(groups)])
         return GroupTensors(clients, list(rounds.unbind()), [g.shared for g in groups], [g.hyper for g in groups])
@@ -235,17 +235,10 @@ class Lanes:
         return self.apply(one, (self.run_axis, *in_dims), self.hyper, *args)
 
 
-def _check_alike(one: Cohort, other: Cohort) -> None:
-    """Refuse runs side by side that differ in what has no axis."""
-    same = (
-        one.data is other.data
-        and type(one.algorithm) is type(other.algorithm)
-        and one.algorithm.discrete() == other.algorithm.discrete()
-        and (one.batch_size, one.backend, one.likelihood) == (other.batch_size, other.backend, other.likelihood)
-        and one.network.layout == other.network.layout
-    )
-    if not same:
-        raise ValueError("Runs side by side must have the same data, network, batch size and discrete hyperparameters.")
+def _without_axis(cohort: Cohort) -> tuple[object, ...]:
+    """Return what has no axis for runs, in which runs side by side therefore agree."""
+    algorithm, fixed = cohort.algorithm, (cohort.batch_size, cohort.backend, cohort.likelihood, cohort.network.layout)
+    return id(cohort.data), type(algorithm), algorithm.discrete(), *fixed
 
 
 def join_states(states: Sequence[State]) -> State:
@@ -404,10 +397,9 @@ def take_steps(
         inputs, plan = ready
         steps = steps_of(lanes.sizes, phase.epochs, plan.shape[-1], phase.batches)
         name = StepName(phase.step.__name__, lanes.several_runs, lanes.unpadded, options)  # type: ignore[attr-defined]
-        inputs = inputs._replace(carry=carry, losses=losses, samples=lanes.samples)
         done = int(steps_of(lanes.sizes, epochs_done, plan.shape[-1], phase.batches).max()) if epochs_done else 0
-        if done:
-            inputs = inputs._replace(first=inputs.first + done)
+        first = inputs.first + done if done else inputs.first
+        inputs = inputs._replace(carry=carry, losses=losses, samples=lanes.samples, first=first)
         plan, steps = plan[done : steps.max()], steps - done
         carry, losses = lanes.executor.run(name, batched_step(lanes, phase.step), inputs, plan, steps)
     return carry, losses / schedule.steps.clamp_min(1), schedule.steps

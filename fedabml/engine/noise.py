@@ -15,7 +15,7 @@ Weights that are used in any other way, or twice, or by a module that mixes the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -37,12 +37,8 @@ _STREAM = 1 << 20  # the noise's keys, apart from those of dropout, which counts
 _FLOOR = 1e-24  # of a variance, so that the derivatives of its root stay finite where all inputs are 0
 
 # The layers that are intercepted: how many axes of places they have (None: any) and which axis the channels are.
-_LAYERS: dict[Any, tuple[int | None, int]] = {
-    F.linear: (None, -1),
-    F.conv1d: (1, 1),
-    F.conv2d: (2, 1),
-    F.conv3d: (3, 1),
-}
+_LAYERS: dict[Any, tuple[int | None, int]]
+_LAYERS = {F.linear: (None, -1), F.conv1d: (1, 1), F.conv2d: (2, 1), F.conv3d: (3, 1)}
 # What may be read of a tensor without using its values.
 _HARMLESS = {
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda")),
@@ -62,9 +58,7 @@ class _Call(NamedTuple):
     places: bool  # whether the weight meets an example more than once
 
     @staticmethod
-    def of(func: Any, args: Any, kwargs: Any) -> _Call | None:
-        if func not in _LAYERS:
-            return None
+    def of(func: Any, args: Any, kwargs: Any) -> _Call:
         named = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
         x, weight, bias = named.pop("input"), named.pop("weight"), named.pop("bias", None)
         axes, channels = _LAYERS[func]
@@ -81,37 +75,50 @@ class _Call(NamedTuple):
         return rows.view(len(rows), *ones, -1) if self.channels == -1 else rows.view(len(rows), -1, *ones)
 
 
-def _met(args: Any, kwargs: Any, names: Mapping[int, Any]) -> Iterable[int]:
-    return (id(leaf) for leaf in tree_leaves((args, kwargs)) if id(leaf) in names)
+class _Interceptor(TorchFunctionMode):
+    """Intercepts what reads the values of `tensors`, known by their identity: calls of layers, and anything else."""
 
+    tensors: Mapping[int, Any]
 
-# -- what a module does with its parameters ---------------------------------------------------------------------------
-class _Watch(TorchFunctionMode):
-    """Records every use of some tensors. Layers get them detached: a derivative that is left reveals an unseen use."""
+    def on_layer(self, call: _Call) -> Tensor:
+        raise NotImplementedError
 
-    def __init__(self, names: Mapping[int, str], batch: int):
-        self.names, self.batch = names, batch
-        self.uses: dict[str, list[str]] = {name: [] for name in names.values()}
+    def on_other_use(self, tensor: int) -> None:
+        raise NotImplementedError
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        call = _Call.of(func, args, kwargs)
-        if call is None:
-            if func not in _HARMLESS:
-                for number in _met(args, kwargs, self.names):
-                    self.uses[self.names[number]].append(OTHER)
-            return func(*args, **kwargs)
+        if func in _LAYERS:
+            return self.on_layer(_Call.of(func, args, kwargs))
+        if func not in _HARMLESS:
+            for leaf in tree_leaves((args, kwargs)):
+                if id(leaf) in self.tensors:
+                    self.on_other_use(id(leaf))
+        return func(*args, **kwargs)
+
+
+# -- what a module does with its parameters ---------------------------------------------------------------------------
+class _Watch(_Interceptor):
+    """Records every use of some tensors. Layers get them detached: a derivative that is left reveals an unseen use."""
+
+    def __init__(self, names: Mapping[int, str], batch: int):
+        self.tensors, self.batch = names, batch
+        self.uses: dict[str, list[str]] = {name: [] for name in names.values()}
+
+    def on_layer(self, call: _Call) -> Tensor:
         on_batch = call.examples and call.x.shape[0] == self.batch
         self._note(call.x, OTHER)
         weight = self._note(call.weight, (PLACES if call.places else VECTORS) if on_batch else OTHER)
         bias = None if call.bias is None else self._note(call.bias, BIAS if on_batch else OTHER)
         return call.run(call.x, weight, bias)
 
+    def on_other_use(self, tensor: int) -> None:
+        self.uses[self.tensors[tensor]].append(OTHER)
+
     def _note(self, tensor: Tensor, use: str) -> Tensor:
-        name = self.names.get(id(tensor))
-        if name is None:
+        if id(tensor) not in self.tensors:
             return tensor
-        self.uses[name].append(use)
+        self.uses[self.tensors[id(tensor)]].append(use)
         return tensor if use == OTHER else tensor.detach()
 
 
@@ -132,16 +139,11 @@ def uses(network: Network, shape: Sequence[int]) -> dict[str, str]:
                 f"The model cannot take {batch} examples of shape {tuple(shape)}, so how it uses its weights cannot be "
                 f"found out ({str(error).splitlines()[0]}). Use estimator weight."
             ) from error
-        tensors = list(weights.values())
-        left = (
-            torch.autograd.grad(out.sum(), tensors, allow_unused=True) if out.requires_grad else [None] * len(tensors)
-        )
-        runs.append(
-            {
-                name: met[0] if derivative is None and len(met) == 1 else OTHER
-                for (name, met), derivative in zip(watch.uses.items(), left, strict=True)
-            }
-        )
+        left: Sequence[Tensor | None] = [None] * len(weights)
+        if out.requires_grad:
+            left = torch.autograd.grad(out.sum(), list(weights.values()), allow_unused=True)
+        met = zip(watch.uses.items(), left, strict=True)
+        runs.append({name: use[0] if rest is None and len(use) == 1 else OTHER for (name, use), rest in met})
         outputs.append(out.detach())
     two, three = outputs
     close = 1e-4 * float(two.abs().nan_to_num(0, 0, 0).max())
@@ -176,44 +178,34 @@ class _Slot(NamedTuple):
     noise: Tensor | None
 
 
-class _Noisy(TorchFunctionMode):
+class _Noisy(_Interceptor):
     """Adds a parameter's noise where a layer uses it."""
 
     def __init__(self, slots: dict[int, _Slot], rows: int, key: Tensor, sign: Tensor | None):
-        self.slots, self.rows, self.sign = slots, rows, sign
+        self.tensors, self.rows, self.sign = slots, rows, sign
         self.keys = iter(rng.folds(key, len(slots), 1).unbind(-1))  # of the calls, all at once
         self.left = set(slots)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        call = _Call.of(func, args, kwargs)
-        if call is None:
-            if func not in _HARMLESS and any(_met(args, kwargs, self.slots)):
-                raise self._changed()
-            return func(*args, **kwargs)
-        weight, bias = self.slots.get(id(call.weight)), self.slots.get(id(call.bias))
+    def on_layer(self, call: _Call) -> Tensor:
+        weight, bias = self.tensors.get(id(call.weight)), self.tensors.get(id(call.bias))
+        out = call.run(call.x, call.weight, call.bias)
         if weight is None and bias is None:
-            return func(*args, **kwargs)
+            return out
         noisy = {id(t) for t, slot in ((call.weight, weight), (call.bias, bias)) if slot is not None}
         if not noisy <= self.left or call.x.shape[0] != self.rows:
-            raise self._changed()
+            self.on_other_use(0)
         self.left -= noisy
         key = next(self.keys)
-        out = call.run(call.x, call.weight, call.bias)
         if weight is not None:
             if weight.noise is None:
-                noise = self._signed(_normal(key, self.rows, out.shape[1:], out.dtype))
-                return torch.addcmul(out, noise, self._local(call, weight, bias))
+                least = bias.variance if bias is not None else weight.variance.new_zeros(len(weight.variance))
+                std = call.run(call.x * call.x, weight.variance, least + _FLOOR).sqrt()
+                return torch.addcmul(out, self._signed(_normal(key, self.rows, out.shape[1:], out.dtype)), std)
             out = out + self._flipout(call, weight.noise * weight.std, key, out.ndim)
         if bias is not None:
             noise = self._signed(_normal(rng.fold(key, 1), self.rows, bias.std.shape, out.dtype))
             out = out + call.wide(noise * bias.std, out.ndim)
         return out
-
-    @staticmethod
-    def _local(call: _Call, weight: _Slot, bias: _Slot | None) -> Tensor:
-        least = weight.variance.new_full((len(weight.variance),), _FLOOR) if bias is None else bias.variance + _FLOOR
-        return call.run(call.x * call.x, weight.variance, least).sqrt()
 
     def _flipout(self, call: _Call, step: Tensor, key: Tensor, ndim: int) -> Tensor:
         channels = [call.x.shape[call.channels], step.shape[0]]
@@ -223,9 +215,8 @@ class _Noisy(TorchFunctionMode):
     def _signed(self, noise: Tensor) -> Tensor:
         return noise if self.sign is None else noise * self.sign
 
-    @staticmethod
-    def _changed() -> InputError:
-        return InputError(
+    def on_other_use(self, tensor: int) -> None:
+        raise InputError(
             "The model uses its weights in another way than when it was tried, so noise on activations would be wrong "
             "(a forward pass that depends on the values of its inputs?). Use estimator weight."
         )
@@ -268,13 +259,12 @@ class Noise:
         layout = network.layout
         exact, std, variance = (layout.split(v) for v in (q.mean, q.logstd.exp(), (2 * q.logstd).exp()))
         flips = (PLACES, VECTORS) if self.estimator == "flipout" else (PLACES,)
-        shared = [n for n in layout.names if self.uses[n] == OTHER or self.uses[n] in flips]
-        sizes = [exact[n].numel() for n in shared]
-        noise = rng.normal(rng.fold(key, 0), (sum(sizes),), q.mean.dtype) if shared else None
-        if noise is not None and sign is not None:
-            noise = noise * sign
-        pieces = noise.split(sizes) if noise is not None else ()
-        drawn = {n: piece.view(exact[n].shape) for n, piece in zip(shared, pieces, strict=True)}
+        shared = {n: exact[n] for n in layout.names if self.uses[n] == OTHER or self.uses[n] in flips}
+        drawn: dict[str, Tensor] = {}
+        if shared:
+            noise = rng.normal(rng.fold(key, 0), (sum(v.numel() for v in shared.values()),), q.mean.dtype)
+            pieces = (noise if sign is None else noise * sign).split([v.numel() for v in shared.values()])
+            drawn = {n: piece.view(v.shape) for (n, v), piece in zip(shared.items(), pieces, strict=True)}
         other = {n: exact[n] + drawn[n] * std[n] for n in layout.names if self.uses[n] == OTHER}
         tail = other.pop(LIKELIHOOD, q.mean[:0])
 
