@@ -31,11 +31,10 @@ from ...report.canvas import Axis
 from ...report.charts import Series, line_chart
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
-from ..statistics import mean, student_quantile
+from ..statistics import student_quantile
 from ..study import Study
 from .experiment import Context, Done, Experiment, by_label
-from .findings import NONE, Findings, Sheet, number
-from .pictures import Picture, banded, picture, power
+from .findings import NONE, Findings, Mean, Picture, Sheet, band, by, number, power
 
 CLIENTS, TEST, NOISE = 10, 500, 0.5
 INPUTS = 4  # s₀ of the networks
@@ -44,8 +43,10 @@ APART = 0.3  # deviation of the clients' weights around a common teacher, of the
 SIZES, QUICK_SIZES = tuple(2**k for k in range(5, 14)), tuple(2**k for k in range(5, 10))
 WIDTHS, DEPTHS, TEACHER = (2, 4, 8, 16, 32), (1, 2, 3), 64
 MIDDLE, QUICK_MIDDLE = 2**10, 2**8  # n of the sweeps
-Row = dict[str, float]
-Lines = Mapping[str, Sequence[Row]]  # by arm, a row for every setting
+ARMS, SWEEPS = ("linear", "network", "wider teacher"), ("width", "depth")
+PARTS = {"d²": "d2", "E_q[ℓ_n]/n": "loss", "KL/n": "kl"}  # what is measured: d², and the parts of Lemma 1
+Fit = tuple[float, float]  # a slope and half of its 95% interval
+Lines = Mapping[str, Sequence[Table]]  # by arm, a record for every setting
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def rate(n: float, weights: int, width: int, depth: int, inputs: int) -> float:
     return (depth + 1) * weights / n * math.log(width) + weights / n * math.log(inputs * math.sqrt(n / weights))
 
 
-def slope(n: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+def slope(n: Sequence[float], values: Sequence[float]) -> Fit:
     """Return the slope of a line through log values over log n, and half of its 95% interval."""
     x, y = np.log(n), np.log(values)
     x = x - x.mean()
@@ -136,9 +137,6 @@ def slope(n: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
     rest = y - y.mean() - found * x
     error = math.sqrt(float(rest @ rest) / max(len(x) - 2, 1) / float(x @ x))
     return found, student_quantile(max(len(x) - 2, 1)) * error
-
-
-ARMS = ("linear", "network", "wider teacher")
 
 
 class Bound(Experiment):
@@ -168,53 +166,49 @@ class Bound(Experiment):
         return [cell for label, study in studies.items() for cell in context.seeded(label, config, study=study)]
 
     def findings(self, context: Context, done: Sequence[Done]) -> Findings:
-        groups: dict[str, list[list[Done]]] = {}
-        for label, own in by_label(done).items():
-            groups.setdefault(label.rpartition(" ")[0], []).append(own)
-        found = {arm: [_row(own) for own in settings] for arm, settings in groups.items()}
-        records = [{"arm": arm, **row} for arm in (*ARMS, "width", "depth") for row in found[arm]]
-        lines = {arm: found[arm] for arm in ARMS}
-        fits = {}
-        for arm in ARMS:
-            points = [(_study(own).n, d.result.found["d2"]) for own in groups[arm] for d in own]
-            fits[arm] = slope(*zip(*points, strict=True))
+        unsorted = by([_record(label.rpartition(" ")[0], cells) for label, cells in by_label(done).items()], "arm")
+        records = {arm: unsorted[arm] for arm in (*ARMS, *SWEEPS)}
+        lines = {arm: records[arm] for arm in ARMS}
+        points = {arm: [(r["n"], v) for r in own for v in r["d2"].by_seed.values()] for arm, own in lines.items()}
+        fits = {arm: slope(*zip(*pairs, strict=True)) for arm, pairs in points.items()}
         rates = {arm: slope([r["n"] for r in lines[arm]], [r["rate"] for r in lines[arm]])[0] for arm in ARMS[1:]}
-        sheets = [_rates(fits, rates, lines), _by_samples(lines), _swept({k: found[k] for k in ("width", "depth")})]
-        return Findings(_conclusions(fits, rates, lines), sheets, _pictures(lines, groups), records)
+        sheets = [_rates(fits, rates, lines), _by_samples(lines), _swept({k: records[k] for k in SWEEPS})]
+        table = [record for own in records.values() for record in own]
+        return Findings(_conclusions(fits, rates, lines), sheets, _pictures(lines), table)
 
 
-def _study(own: Sequence[Done]) -> Teachers:
-    study = own[0].cell.study
-    assert isinstance(study, Teachers)
-    return study
-
-
-def _row(own: Sequence[Done]) -> Row:
+def _record(arm: str, cells: Sequence[Done]) -> Table:
     """Return the means over the seeds of a setting, with r_n."""
-    study, weights = _study(own), own[0].result.found["weights"]
-    found = {key: mean([d.result.found[key] for d in own])[0] for key in ("d2", "loss", "kl")}
+    study, weights = cells[0].cell.study, cells[0].result.found["weights"]
+    assert isinstance(study, Teachers)
+    means = {key: Mean({d.result.seed: d.result.found[key] for d in cells}) for key in PARTS.values()}
     known = rate(study.n, weights, max(study.width, 2), study.depth, study.inputs)
-    return {"n": study.n, **found, "rate": known, "weights": weights, "width": study.width, "depth": study.depth}
+    sizes = {"weights": weights, "width": study.width, "depth": study.depth}
+    return {"arm": arm, "n": study.n, **means, "rate": known, **sizes}
 
 
-def _rates(fits: Mapping[str, tuple[float, float]], rates: Mapping[str, float], lines: Lines) -> Sheet:
+def _fit(fit: Fit) -> str:
+    return f"{fit[0]:.2f} ± {fit[1]:.2f}"
+
+
+def _rates(fits: Mapping[str, Fit], rates: Mapping[str, float], lines: Lines) -> Sheet:
     """Return the table of slopes."""
     table = []
-    for arm, rows in lines.items():
-        largest = NONE if arm == "linear" else f"{max(r['d2'] / r['rate'] for r in rows):.4f}"
-        ends = [f"{rows[0]['d2']:.5f}", f"{rows[-1]['d2']:.5f}"]
-        table.append([arm, f"{fits[arm][0]:.2f} ± {fits[arm][1]:.2f}", number(rates.get(arm)), largest, *ends])
+    for arm, own in lines.items():
+        largest = NONE if arm == "linear" else f"{max(r['d2'] / r['rate'] for r in own):.4f}"
+        ends = [f"{own[i]['d2']:.5f}" for i in (0, -1)]
+        table.append([arm, _fit(fits[arm]), number(rates.get(arm)), largest, *ends])
     head = ["", "slope of d²", "of r_n", "d²/r_n, largest", "d² at the least n", "at the most"]
     return Sheet("Rates", head, table, ["± is half of the 95% interval of the slope of a line through log d²."])
 
 
 def _by_samples(lines: Lines) -> Sheet:
     """Return the table of d² and the parts of Lemma 1 for every n."""
-    head = ["n", *(f"{arm}: {word}" for arm in lines for word in ("d²", "E_q[ℓ_n]/n", "KL/n")), "d/4n", "r_n"]
+    head = ["n", *(f"{arm}: {part}" for arm in lines for part in PARTS), "d/4n", "r_n"]
     table = []
-    for rows in zip(*lines.values(), strict=True):
-        cells = [f"{row[key]:.4g}" for row in rows for key in ("d2", "loss", "kl")]
-        table.append([f"{rows[0]['n']:.0f}", *cells, f"{LINEAR / 4 / rows[0]['n']:.4g}", f"{rows[1]['rate']:.3g}"])
+    for own in zip(*lines.values(), strict=True):
+        n, cells = own[0]["n"], [f"{record[key]:.4g}" for record in own for key in PARTS.values()]
+        table.append([f"{n:.0f}", *cells, f"{LINEAR / 4 / n:.4g}", f"{own[1]['rate']:.3g}"])
     note = "Means over clients and seeds. d/4n is what the linear arm should have; r_n is the network's, M = 8, L = 1."
     return Sheet("By the number of samples", head, table, [note])
 
@@ -223,58 +217,47 @@ def _swept(sweeps: Lines) -> Sheet:
     """Return the table of students of several widths and depths."""
     formats = {"weights": ".0f", "d2": ".5f", "loss": ".4f", "kl": ".4f"}
     table = [
-        [f"{what} {row[what]:.0f}", *(f"{row[key]:{form}}" for key, form in formats.items())]
-        for what, rows in sweeps.items()
-        for row in rows
+        [f"{what} {record[what]:.0f}", *(f"{record[key]:{form}}" for key, form in formats.items())]
+        for what, own in sweeps.items()
+        for record in own
     ]
-    n = next(iter(sweeps.values()))[0]["n"]
-    note = (
-        f"n = {n:.0f}; the teacher has width {TEACHER} and the student's depth. Width sweeps have L = 1, depth M = 8."
-    )
-    return Sheet("Width and depth", ["student", "weights", "d²", "E_q[ℓ_n]/n", "KL/n"], table, [note])
+    note = f"n = {sweeps['width'][0]['n']:.0f}; the teacher has width {TEACHER} and the student's depth. "
+    note += "Width sweeps have L = 1, depth M = 8."
+    return Sheet("Width and depth", ["student", "weights", *PARTS], table, [note])
 
 
-def _conclusions(fits: Mapping[str, tuple[float, float]], rates: Mapping[str, float], lines: Lines) -> list[str]:
+def _conclusions(fits: Mapping[str, Fit], rates: Mapping[str, float], lines: Lines) -> list[str]:
     """Say whether each arm has the slope that it should have."""
-    linear, network, wide = (fits[arm] for arm in ARMS)
-    fine = abs(linear[0] + 1) <= 0.1
-    ratio = [row["d2"] / row["rate"] for row in lines["network"]]
+    linear, network, wide = (_fit(fits[arm]) for arm in ARMS)
+    verdict = "is" if abs(fits["linear"][0] + 1) <= 0.1 else "is not"
+    ratio = [record["d2"] / record["rate"] for record in lines["network"]]
+    plateau = lines["wider teacher"][-1]["d2"] / lines["network"][-1]["d2"]
     return [
-        f"Linear: slope {linear[0]:.2f} ± {linear[1]:.2f}; it {'is' if fine else 'is not'} the −1 ± 0.1 it should be.",
-        f"Network: slope {network[0]:.2f} ± {network[1]:.2f} beside {rates['network']:.2f} of r_n; d²/r_n lies between "
-        f"{min(ratio):.4f} and {max(ratio):.4f}: {'it grows with n' if ratio[-1] > 1.5 * ratio[0] else 'bounded'}.",
-        f"Wider teacher: slope {wide[0]:.2f} ± {wide[1]:.2f}; at the most n its d² is "
-        f"{lines['wider teacher'][-1]['d2'] / lines['network'][-1]['d2']:.1f} times the network's (the plateau of ξ).",
+        f"Linear: slope {linear}; it {verdict} the −1 ± 0.1 it should be.",
+        f"Network: slope {network} beside {rates['network']:.2f} of r_n; d²/r_n lies between {min(ratio):.4f} and "
+        f"{max(ratio):.4f}: {'it grows with n' if ratio[-1] > 1.5 * ratio[0] else 'bounded'}.",
+        f"Wider teacher: slope {wide}; at the most n its d² is {plateau:.1f} times the network's (the plateau of ξ).",
     ]
 
 
-def _pictures(lines: Lines, groups: Mapping[str, Sequence[Sequence[Done]]]) -> list[Picture]:
+def _pictures(lines: Lines) -> list[Picture]:
     """Draw d² beside r_n, and the parts of Lemma 1, against n."""
     network = lines["network"]
-    n = [row["n"] for row in network]
+    n = [record["n"] for record in network]
     across = [power(v) for v in n]
 
     def curve(name: str, values: Sequence[float]) -> Series:
         return Series(name, [power(v) for v in values], across)
 
-    rates = []
-    for arm in lines:
-        by_seed = zip(*([d.result.found["d2"] for d in own] for own in groups[arm]), strict=True)
-        rates.append(banded(f"d², {arm}", across, [list(values) for values in by_seed], log=True))
+    rates = [band(f"d², {arm}", across, [r["d2"] for r in own], log=True) for arm, own in lines.items()]
     rates += [curve("d/4n", [LINEAR / 4 / v for v in n]), curve("r_n of the network", [r["rate"] for r in network])]
-    parts = {"d²": "d2", "E_q[ℓ_n]/n": "loss", "KL/n": "kl"}
-    lemma = [curve(name, [r[key] for r in network]) for name, key in parts.items()]
+    lemma = [curve(part, [r[key] for r in network]) for part, key in PARTS.items()]
     lemma.append(curve("their sum", [r["loss"] + r["kl"] for r in network]))
-    x, captions = (
-        Axis("samples of a client", "power"),
-        (
-            "Both axes are logarithmic: a rate is a slope. The level of r_n is arbitrary.",
-            "The network arm; d² stays below the sum up to a constant.",
-        ),
-    )
+    x = Axis("samples of a client", "power")
+    arbitrary = "Both axes are logarithmic: a rate is a slope. The level of r_n is arbitrary."
+    below = "The network arm; d² stays below the sum up to a constant."
+    axes = {"x": x, "y": Axis("", "power"), "title": "Lemma 1"}
     return [
-        picture("rates", "d² against n", captions[0], line_chart, rates, x=x, y=Axis("d²", "power")),
-        picture(
-            "lemma", "Lemma 1's right side", captions[1], line_chart, lemma, title="Lemma 1", x=x, y=Axis("", "power")
-        ),
+        Picture("rates", "d² against n", arbitrary, line_chart, rates, {"x": x, "y": Axis("d²", "power")}),
+        Picture("lemma", "Lemma 1's right side", below, line_chart, lemma, axes),
     ]

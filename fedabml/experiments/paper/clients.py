@@ -24,24 +24,23 @@ from ...report.canvas import Axis
 from ...report.charts import Series, scatter
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
-from ..statistics import mean
 from ..study import Study
 from .experiment import Context, Done, Experiment, by_column, by_label
-from .findings import Findings, Sheet, number, spread
-from .outside import OUTSIDE, auroc, pairs, with_outside
-from .pictures import Mean, Picture, picture
-from .settings import TITLES, person, rows
+from .findings import Findings, Mean, Picture, Sheet, listed
+from .outside import OUTSIDE, auroc, check_outside, with_outside
+from .settings import TITLES, person, systems
 
 SHARE = 0.1  # of the clients are strangers, at least two
 DEVIATIONS = 3.0
 MOST = 200  # samples of a client that the server's model looks at
 GROUPS = ("inside", "strangers")
-# The accuracies of a record: of which training (by all, without the flagged, for them alone), and of which group.
+DETECTION = {"auroc": ("AUROC", 3), "found": ("found %", 0), "false": ("false alarms %", 0)}  # heads and decimals
+# The accuracies of a record: of which training (by all, without the flagged, for them alone), of which group; the head.
 SCORES = {
-    "inside_before": ("all", "inside"),
-    "inside_without": ("without", "inside"),
-    "strangers_before": ("all", "strangers"),
-    "strangers_alone": ("for", "strangers"),
+    "inside_before": ("all", "inside", "inside, all train"),
+    "inside_without": ("without", "inside", "without the flagged"),
+    "strangers_before": ("all", "strangers", "strangers, all train"),
+    "strangers_alone": ("for", "strangers", "flagged alone"),
 }
 
 
@@ -112,47 +111,45 @@ class Clients(Experiment):
     def cells(self, context: Context) -> list[Cell]:
         return [
             cell
-            for column, other in pairs(context, self.columns)
-            for name, config in rows(context, column, self.algorithms).items()
-            for cell in context.seeded(f"{column} {name} all", config, study=Strangers(other))
+            for column, name, config in systems(context, self, check=check_outside)
+            for cell in context.seeded(f"{column} {name} all", config, study=Strangers(OUTSIDE[column]))
         ]
 
     def then(self, context: Context, done: Sequence[Done]) -> list[Cell]:
-        made = []
+        cells = []
         for cell, result in done:
             if result.error:
                 continue
             column, name, _ = cell.label.split()
             bad = flagged(result.found["entropy"])
-            fine = [c for c in range(len(result.found["entropy"])) if c not in bad]
-            for word, who in (("without", fine), ("for", bad)):
+            rest = [c for c in range(len(result.found["entropy"])) if c not in bad]
+            for arm, who in (("without", rest), ("for", bad)):
                 if bad and len(who) > 1:
                     study = Strangers(OUTSIDE[column], tuple(who))
-                    made.append(Cell(f"{column} {name} {word}", cell.config, study=study))
-        return made
+                    cells.append(Cell(f"{column} {name} {arm}", cell.config, study=study))
+        return cells
 
     def findings(self, context: Context, done: Sequence[Done]) -> Findings:
-        conclusions, table, records, pictures = [], [], [], []
+        conclusions, records, pictures = [], [], []
         for column, groups in by_column(done).items():
-            for name, own in groups.items():
-                arms = {label.split()[2]: cells for label, cells in by_label(own).items()}
-                detected = [_detection(each, OUTSIDE[column]) for each in arms["all"]]
-                area, hits, alarms = (mean([each[i] for each in detected])[0] for i in range(3))
-                scores = {key: _accuracy(arms.get(arm, ()), group) for key, (arm, group) in SCORES.items()}
-                title = f"{TITLES[column]}, {context.name(name)}"
-                rates = [number(area, 3), number(100 * hits, 0), number(100 * alarms, 0)]
-                table.append([title, *rates, *map(spread, scores.values())])
-                record = {"column": column, "algorithm": name, "auroc": area, "found": hits, "false": alarms}
-                records.append(record | {key: value and value[0] for key, value in scores.items()})
+            for name, cells in groups.items():
+                arms = {label.split()[2]: own for label, own in by_label(cells).items()}
+                detected = np.mean([_detection(d, OUTSIDE[column]) for d in arms["all"]], axis=0).tolist()
+                record = {"column": column, "algorithm": name} | dict(zip(DETECTION, detected, strict=True))
+                record |= {key: _accuracy(arms.get(arm, ()), group) for key, (arm, group, _) in SCORES.items()}
+                records.append(record)
                 conclusions.append(
-                    f"{title}: entropy separates strangers with AUROC {area:.3f}; {hits:.0%} of them are flagged."
+                    f"{TITLES[column]}, {context.name(name)}: entropy separates strangers with AUROC "
+                    f"{record['auroc']:.3f}; {record['found']:.0%} of them are flagged."
                 )
                 pictures.append(_entropies(context, column, name, arms["all"][0]))
-        head = ["", "AUROC", "found %", "false alarms %", "inside, all train", "without the flagged"]
-        head += ["strangers, all train", "flagged alone"]
+        shown = [r | {key: 100 * r[key] for key in ("found", "false")} for r in records]
+        heads = {head: (key, digits) for key, (head, digits) in DETECTION.items()}
+        heads |= {head: (key, 2) for key, (_, _, head) in SCORES.items()}
+        grid = listed(shown, "", lambda r: f"{TITLES[r['column']]}, {context.named(r)}", heads)
         note = "Accuracies in percent, mean over clients and seeds; a dash where nobody, or only one, was flagged"
         note += ", or runs are missing."
-        return Findings(conclusions, [Sheet("Before and after", head, table, [note])], pictures, records)
+        return Findings(conclusions, [Sheet("Before and after", *grid, [note])], pictures, records)
 
 
 def _detection(done: Done, other: str) -> tuple[float, float, float]:
@@ -162,10 +159,10 @@ def _detection(done: Done, other: str) -> tuple[float, float, float]:
     return auroc(entropy[~strange], entropy[strange]), float(bad[strange].mean()), float(bad[~strange].mean())
 
 
-def _accuracy(own: Sequence[Done], group: str) -> Mean | None:
+def _accuracy(cells: Sequence[Done], group: str) -> Mean | None:
     """Return the accuracy of a group of clients in percent; None where no run has it."""
-    values = [100 * s.summary["accuracy"] for d in own for s in d.result.scores if s.on == group and not s.error]
-    return mean(values) if values else None
+    scores = {d.result.seed: s for d in cells for s in d.result.scores if s.on == group and not s.error}
+    return Mean({seed: 100 * s.summary["accuracy"] for seed, s in scores.items()}) if scores else None
 
 
 def _entropies(context: Context, column: str, name: str, done: Done) -> Picture:
@@ -179,6 +176,6 @@ def _entropies(context: Context, column: str, name: str, done: Done) -> Picture:
         heights, who = entropy[mask].tolist(), [person(column, int(client)) for client in np.flatnonzero(mask)]
         tips = [f"{own}\n{word}: {height:.3f} nats" for own, height in zip(who, heights, strict=True)]
         series.append(Series(word, heights, rank[mask].tolist(), tips, who=who))
-    axes: Table = {"x": Axis("clients by entropy", "whole"), "y": Axis("mean entropy, nats")}
+    options = {"x": Axis("clients by entropy", "whole"), "y": Axis("mean entropy, nats"), "level": _threshold(entropy)}
     caption = "The mean entropy of the server's model on each client's training inputs; flagged above the dashed line."
-    return picture(f"clients-{column}-{name}", title, caption, scatter, series, level=_threshold(entropy), **axes)
+    return Picture(f"clients-{column}-{name}", title, caption, scatter, series, options)

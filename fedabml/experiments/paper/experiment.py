@@ -23,8 +23,7 @@ from ..compare import seeds_flag
 from ..request import read
 from ..runner import SILENT, Callbacks
 from . import numbers
-from .findings import Findings
-from .pictures import banded
+from .findings import Findings, Mean, band, grouped
 
 PROTOCOLS = ("paper", "tuned")
 SEEDS, TRIALS, QUICK_TRIALS = 5, 16, 2
@@ -132,6 +131,10 @@ class Context:
         """Return the name of an algorithm in tables, under the request's protocol."""
         return numbers.name(algorithm, self.request.protocol)
 
+    def named(self, record: Table) -> str:
+        """Return the name of the algorithm of a record."""
+        return self.name(record["algorithm"])
+
 
 class Done(NamedTuple):
     """A finished cell and its result."""
@@ -165,23 +168,23 @@ class Experiment(ABC):
 
 def by_label(done: Sequence[Done]) -> dict[str, list[Done]]:
     """Group finished cells, which are those of all seeds, by their labels."""
-    found: dict[str, list[Done]] = {}
-    for each in done:
-        found.setdefault(each.cell.label, []).append(each)
-    return found
+    return grouped(done, lambda d: d.cell.label)
 
 
 def by_column(done: Sequence[Done]) -> dict[str, dict[str, list[Done]]]:
     """Group finished cells by column and then by algorithm, the first two words of their labels."""
-    found: dict[str, dict[str, list[Done]]] = {}
-    for each in done:
-        column, algorithm = each.cell.label.split()[:2]
-        found.setdefault(column, {}).setdefault(algorithm, []).append(each)
-    return found
+    columns = grouped(done, lambda d: d.cell.label.split()[0])
+    return {column: grouped(cells, lambda d: d.cell.label.split()[1]) for column, cells in columns.items()}
 
 
-def over_rounds(name: str, own: Sequence[Done], key: str) -> Series:
+def scored(cells: Sequence[Done], key: str, factor: float = 1.0) -> Mean:
+    """Return the mean over seeds of a measure of the cells' (first) scores."""
+    return Mean({d.result.seed: factor * d.result.scores[0].summary[key] for d in cells})
+
+
+def over_rounds(name: str, cells: Sequence[Done], key: str) -> Series:
     """Return what was noted after the rounds of the cells' curves as a series: the mean over seeds, with its band."""
-    rounds = [line["round"] for line in own[0].result.curve]
-    rows = [[line.get(key, math.nan) for line in done.result.curve] for done in own]
-    return banded(name, rounds, [row for row in rows if len(row) == len(rounds)])
+    rounds = [line["round"] for line in cells[0].result.curve]
+    curves = {d.result.seed: d.result.curve for d in cells if len(d.result.curve) == len(rounds)}
+    means = [Mean({n: line[i].get(key, math.nan) for n, line in curves.items()}) for i in range(len(rounds))]
+    return band(name, rounds, means)

@@ -9,19 +9,17 @@ a row with the label level.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ...evaluation.measures import MEASURES
 from ...report.canvas import Axis
 from ...report.charts import line_chart
 from ...runs.config import Table
 from ..cell import Cell
-from ..statistics import mean
 from .experiment import Context, Done, Experiment, by_column
-from .findings import Findings, Sheet, spread
+from .findings import Findings, Mean, Picture, Sheet, band, by, number, pivot, power
 from .newcomers import Newcomers
-from .pictures import Picture, banded, picture, power
-from .settings import TITLES, columns, rows, with_label_level
+from .settings import TITLES, systems
 
 SHARE, SIZES, QUICK_SIZES = 0.8, (5, 10, 25, 50, 100, 500), (4, 8, 16)
 ALONE = 50  # epochs of Local only
@@ -44,58 +42,61 @@ class FewData(Experiment):
     algorithms = ("fedabml", "fedabml-plain", "fedavg-ft", "perfedavg", "pfedme", "local")
 
     def cells(self, context: Context) -> list[Cell]:
-        study, made = Newcomers(SHARE, QUICK_SIZES if context.request.quick else SIZES), []
+        study, cells = Newcomers(SHARE, QUICK_SIZES if context.request.quick else SIZES), []
         whose = ("fedavg-ft",) if context.request.protocol == "tuned" else ()  # the paper's FedABML has no label level
-        for column in columns(context, self.columns):
-            found = rows(context, column, self.algorithms)
-            for name, config in with_label_level(context, found, whose).items():
-                if column == "digits" and context.request.protocol == "paper":
-                    config = config.with_changes(hyper=config.hyper | EMBEDDED_HYPER.get(name, {}))
-                if name == "local":  # a new client has only its own epochs, whatever others did in rounds
-                    config = config.with_changes(rounds=0, hyper=config.hyper | {"personal_epochs": ALONE})
-                made += context.seeded(f"{column} {name}", config, study=study)
-        return made
+        for column, name, config in systems(context, self, levels=whose):
+            if column == "digits" and context.request.protocol == "paper":
+                config = config.with_changes(hyper=config.hyper | EMBEDDED_HYPER.get(name, {}))
+            if name == "local":  # a new client has only its own epochs, whatever others did in rounds
+                config = config.with_changes(rounds=0, hyper=config.hyper | {"personal_epochs": ALONE})
+            cells += context.seeded(f"{column} {name}", config, study=study)
+        return cells
 
     def findings(self, context: Context, done: Sequence[Done]) -> Findings:
         conclusions, sheets, pictures, records = [], [], [], []
         for column, groups in by_column(done).items():
-            sizes = [score.on for score in next(iter(groups.values()))[0].result.scores]
-            own: list[Table] = [
-                {"column": column, "algorithm": name, "samples": int(n)}
-                | {key: mean([curve[i] for curve in _curves(cells, key)])[0] for key in SHOWN}
-                for name, cells in groups.items()
-                for i, n in enumerate(sizes)
-            ]
-            best = {n: max((r["accuracy"], r["algorithm"]) for r in own if r["samples"] == int(n))[1] for n in sizes}
-            firsts = "; ".join(f"{n}: {context.name(name)}" for n, name in best.items())
+            here = [record for name, cells in groups.items() for record in _records(column, name, cells)]
+            best = [max(same, key=lambda r: (r["accuracy"], r["algorithm"])) for same in by(here, "samples").values()]
+            firsts = "; ".join(f"{r['samples']}: {context.named(r)}" for r in best)
             conclusions.append(f"{TITLES[column]}, first in accuracy by the number of samples: {firsts}.")
-            for key in SHOWN:
-                sheet, drawn = _views(context, column, key, groups, sizes)
-                sheets.append(sheet)
-                pictures.append(drawn)
-            records += own
+            views = [_views(context, here, key) for key in SHOWN]
+            sheets += [sheet for sheet, _ in views]
+            pictures += [picture for _, picture in views]
+            records += here
         return Findings(conclusions, sheets, pictures, records)
 
 
-def _curves(own: Sequence[Done], key: str) -> list[list[float]]:
-    """Return a measure by seed and number of samples."""
-    return [[math.nan if s.error else s.summary[key] for s in d.result.scores] for d in own]
+def _records(column: str, name: str, cells: Sequence[Done]) -> list[Table]:
+    """Return the records of a system, one for every number of samples."""
+    records = []
+    for i, score in enumerate(cells[0].result.scores):
+        scores = {d.result.seed: d.result.scores[i] for d in cells}
+        values = {key: {n: math.nan if s.error else s.summary[key] for n, s in scores.items()} for key in SHOWN}
+        record = {"column": column, "algorithm": name, "samples": int(score.on)}
+        records.append(record | {key: Mean(by_seed) for key, by_seed in values.items()})
+    return records
 
 
-def _views(
-    context: Context, column: str, key: str, groups: Mapping[str, Sequence[Done]], sizes: Sequence[str]
-) -> tuple[Sheet, Picture]:
-    """Return the table and the picture of a measure against the number of samples."""
-    measure, across = MEASURES[key], [power(float(n)) for n in sizes]
-    word, most = measure.label, math.inf if key == "nll" else 1.0
-    table, series = [], []
-    for name, cells in groups.items():
-        curves = _curves(cells, key)
-        means = [mean([measure.factor * value for value in values]) for values in zip(*curves, strict=True)]
-        table.append([context.name(name), *(spread(value, measure.digits) for value in means)])
-        series.append(banded(context.name(name), across, curves, most=most))
-    y = Axis(word, "percent" if key == "accuracy" else "number")
-    axes: Table = {"x": Axis("training samples of a new client", "power"), "y": y}
-    caption = f"{word} of new clients against the number of their training samples, on a logarithmic axis."
-    drawn = picture(f"{key}-{column}", f"{word}, {TITLES[column]}", caption, line_chart, series, **axes)
-    return Sheet(f"{TITLES[column]}: {measure.heading}", ["samples", *sizes], table), drawn
+def _views(context: Context, records: Sequence[Table], key: str) -> tuple[Sheet, Picture]:
+    """Return the table and the picture of a measure against the number of samples, in one column."""
+    measure, title, column = MEASURES[key], TITLES[records[0]["column"]], records[0]["column"]
+
+    def cell(record: Table) -> str:
+        return number(record[key].times(measure.factor), measure.digits)
+
+    grid = pivot(records, "samples", context.named, lambda r: str(r["samples"]), cell)
+    most = math.inf if key == "nll" else 1.0
+    series = [
+        band(
+            context.name(name),
+            [power(r["samples"]) for r in own],
+            [r[key] for r in own],
+            most=most,
+        )
+        for name, own in by(records, "algorithm").items()
+    ]
+    y = Axis(measure.label, "percent" if key == "accuracy" else "number")
+    axes = {"x": Axis("training samples of a new client", "power"), "y": y}
+    caption = f"{measure.label} of new clients against the number of their training samples, on a logarithmic axis."
+    picture = Picture(f"{key}-{column}", f"{measure.label}, {title}", caption, line_chart, series, axes)
+    return Sheet(f"{title}: {measure.heading}", *grid), picture

@@ -1,27 +1,53 @@
 """What an experiment has found: records, and the sentences, tables and pictures that are views of them.
 
-`publish` writes all of them: table.csv has the records; table.md and report.html have everything else.
+A record is a row of table.csv; what it has measured are `Mean`s over seeds. `listed` and `pivot` make tables of
+records, `band` a line of a chart. `publish` writes all of it: table.csv, table.md, figures/*.svg and report.html.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...files.paths import write
 from ...files.sheets import csv_records, markdown_table
 from ...report import page as layout
-from ...report.canvas import LIGHT, PAGE
+from ...report.canvas import LIGHT, PAGE, Look
+from ...report.charts import Series
 from ...runs.config import Table
 from ...version import __version__
-from ..statistics import SEEDS_TO_TEST
-from .pictures import Mean, Picture
+from ..statistics import SEEDS_TO_TEST, mean
 
 NONE = "–"
+Grid = tuple[list[str], list[list[str]]]  # the heads and the rows of a table
+Text = Callable[[Table], str]  # of a record
+Item = TypeVar("Item")
+Key = TypeVar("Key")
+
+
+class Mean(float):
+    """A mean over seeds, NaN of none, that knows its values and `half` of its 95% interval (None below three seeds)."""
+
+    by_seed: Mapping[int, float]
+    half: float | None
+
+    def __new__(cls, by_seed: Mapping[int, float]) -> Mean:
+        middle, half = mean([*by_seed.values()]) if by_seed else (math.nan, None)
+        self = super().__new__(cls, middle)
+        self.by_seed, self.half = by_seed, half
+        return self
+
+    def times(self, factor: float) -> Mean:
+        """Return the mean in another unit."""
+        return Mean({seed: factor * value for seed, value in self.by_seed.items()})
+
+    def minus(self, other: Mean) -> Mean:
+        """Return the mean of the differences, over the seeds that both have."""
+        return Mean({seed: v - other.by_seed[seed] for seed, v in self.by_seed.items() if seed in other.by_seed})
 
 
 @dataclass(frozen=True)
@@ -32,6 +58,26 @@ class Sheet:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture: the name of its file, its heading and caption, a chart of `fedabml.report.charts`, and its series.
+
+    `options` are the chart's axes, its title (by default the heading), its height and others.
+    """
+
+    name: str
+    heading: str
+    caption: str
+    chart: Callable[..., str]
+    series: Sequence[Any]
+    options: Table = field(default_factory=dict)
+
+    def draw(self, look: Look) -> str:
+        """Return the picture as SVG."""
+        options: Table = {"title": self.heading} | self.options
+        return self.chart(self.series, look=replace(look, height=options.pop("height", look.height)), **options)
 
 
 @dataclass(frozen=True)
@@ -47,18 +93,41 @@ class Findings:
     notes: Sequence[str] = ()
 
 
-# -- numbers as text ------------------------------------------------------------------------------------------------
+# -- views of records -----------------------------------------------------------------------------------------------
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Group items by a key, in the order in which the keys first occur."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def by(records: Iterable[Table], key: str) -> dict[Any, list[Table]]:
+    """Group records by one of their values."""
+    return grouped(records, lambda record: record[key])
+
+
+def listed(records: Iterable[Table], head: str, name: Text, columns: Mapping[str, tuple[str, int]]) -> Grid:
+    """Return a table with a row per record: its name, then the values of the columns, each a key and its decimals."""
+    rows = [[name(r), *(number(r[key], digits) for key, digits in columns.values())] for r in records]
+    return [head, *columns], rows
+
+
+def pivot(records: Sequence[Table], head: str, name: Text, column: Text, cell: Text) -> Grid:
+    """Return a table with a cell per record, in the row with its name and in its column."""
+    table: dict[str, dict[str, str]] = {}
+    for record in records:
+        table.setdefault(name(record), {})[column(record)] = cell(record)
+    columns = list(dict.fromkeys(map(column, records)))
+    return [head, *columns], [[row, *(cells.get(c, NONE) for c in columns)] for row, cells in table.items()]
+
+
 def number(value: float | None, digits: int = 2) -> str:
-    """Return a number as text, or a dash where it is missing or not finite."""
-    return NONE if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
-
-
-def spread(value: Mean | None, digits: int = 2) -> str:
-    """Return a mean as text, with half of its interval where it has one."""
-    if value is None:
+    """Return a number as text, a mean with half of its interval; a dash where it is missing or not finite."""
+    if value is None or not math.isfinite(value):
         return NONE
-    middle, half = value
-    return number(middle, digits) + ("" if half is None else f" ± {half:.{digits}f}")
+    half = getattr(value, "half", None)
+    return f"{value:.{digits}f}" + ("" if half is None else f" ± {half:.{digits}f}")
 
 
 def over(count: int, interval: str = " ± half of its 95% interval", unit: str = "seed") -> str:
@@ -66,31 +135,48 @@ def over(count: int, interval: str = " ± half of its 95% interval", unit: str =
     return f"{count} {unit}s{interval * (count >= SEEDS_TO_TEST)}" if count > 1 else f"one {unit}"
 
 
-def against(ours: Mean | None, paper: float | None, digits: int = 2) -> str:
-    """Return our mean with the paper's number and the difference beside it."""
-    if ours is None or paper is None:
-        return spread(ours, digits) if paper is None else f"{NONE} (paper {paper:.{digits}f})"
-    return f"{spread(ours, digits)} (paper {paper:.{digits}f}, {ours[0] - paper:+.{digits}f})"
+def power(value: float | None) -> float | None:
+    """Return a number as a `power` axis takes it, its decimal logarithm; None where it has none."""
+    return None if value is None or not value > 0 else math.log10(value)
+
+
+def band(
+    name: str,
+    x: Sequence[float | None],
+    means: Sequence[Mean],
+    *,
+    log: bool = False,
+    least: float = 0.0,
+    most: float = math.inf,
+) -> Series:
+    """Return means as a line and their intervals as a band around it, which ends at `least` and `most`.
+
+    With `log` the values are logarithms, for a `power` axis. A mean without an interval has no band.
+    """
+    scale = power if log else (lambda value: value)
+    low = [None if m.half is None else scale(max(m - m.half, 1e-3 * m if log else least)) for m in means]
+    high = [None if m.half is None else scale(min(m + m.half, most)) for m in means]
+    return Series(name, [scale(m) for m in means], x, low=low, high=high)
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
 def publish(found: Findings, folder: Path, command: str, facts: Mapping[str, Sequence[Any]]) -> None:
     """Write table.md, table.csv, figures/*.svg and report.html into a folder."""
-    write(folder / "table.md", _markdown(found, command, _made(facts)))
+    write(folder / "table.md", _markdown(found, command, _provenance(facts)))
     write(folder / "table.csv", csv_records(found.records))
     for picture in found.pictures:
         write(folder / "figures" / f"{picture.name}.svg", picture.draw(LIGHT))
     write(folder / "report.html", page(found, command, facts))
 
 
-def _made(facts: Mapping[str, Sequence[Any]]) -> str:
+def _provenance(facts: Mapping[str, Sequence[Any]]) -> str:
     """Say when, with what and on what the cells were made."""
-    words = [time.strftime("%Y-%m-%d %H:%M"), f"written by fedabml {__version__}"]
-    return "; ".join([*words, *(f"{name} {', '.join(map(str, values))}" for name, values in facts.items() if values)])
+    known = [f"{name} {', '.join(map(str, values))}" for name, values in facts.items() if values]
+    return "; ".join([time.strftime("%Y-%m-%d %H:%M"), f"written by fedabml {__version__}", *known])
 
 
-def _markdown(found: Findings, command: str, made: str) -> str:
-    parts = [f"# {found.title}", f"```\n{command}\n```", made + ".", f"The paper: {found.claim}"]
+def _markdown(found: Findings, command: str, provenance: str) -> str:
+    parts = [f"# {found.title}", f"```\n{command}\n```", provenance + ".", f"The paper: {found.claim}"]
     parts.append(_bullets(found.conclusions))
     for sheet in found.sheets:
         parts += [f"## {sheet.title}", markdown_table(sheet.head, sheet.rows)]
@@ -107,17 +193,12 @@ def _bullets(lines: Sequence[str]) -> str:
 
 def page(found: Findings, command: str, facts: Mapping[str, Sequence[Any]]) -> str:
     """Return the page of an experiment as one HTML document."""
+    sections = [layout.Section(points=found.conclusions)]
+    for sheet in found.sheets:
+        rows = [layout.Row([layout.Cell(cell) for cell in row]) for row in sheet.rows]
+        sections.append(layout.Section(sheet.title, tables=[layout.Table(sheet.head, rows)], notes=sheet.notes))
     figures = [layout.Figure(p.heading, p.draw(PAGE), p.caption) for p in found.pictures]
-    sections = [
-        layout.Section(points=found.conclusions),
-        *(_section(sheet) for sheet in found.sheets),
-        layout.Section("Figures", figures=figures),
-        layout.Section("How it was made", commands=[command], notes=[*found.notes, _made(facts)]),
-    ]
+    sections.append(layout.Section("Figures", figures=figures))
+    notes = [*found.notes, _provenance(facts)]
+    sections.append(layout.Section("How it was made", commands=[command], notes=notes))
     return layout.document(found.title, f"The paper: {found.claim}", sections)
-
-
-def _section(sheet: Sheet) -> layout.Section:
-    """Return a table as a section of the page."""
-    rows = [layout.Row([layout.Cell(cell) for cell in row]) for row in sheet.rows]
-    return layout.Section(sheet.title, tables=[layout.Table(sheet.head, rows)], notes=sheet.notes)

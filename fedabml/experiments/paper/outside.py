@@ -5,7 +5,6 @@ They are appended to the federation's own samples, so they are normalised with t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -17,8 +16,6 @@ from ...errors import InputError
 from ...runs.config import RunConfig
 from ..study import dataset, federation
 from .experiment import Context
-from .settings import TITLES as COLUMN_TITLES
-from .settings import columns
 
 SCRAMBLED = "scrambled"  # the dataset's own test samples, all under one permutation of the pixels
 # What lies outside each column.
@@ -32,23 +29,12 @@ OUTSIDE = {
 TITLES = {"mnist": "MNIST", "fashionmnist": "FashionMNIST", "svhn": "SVHN", SCRAMBLED: "digits scrambled"}
 
 
-def pairs(context: Context, usual: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the requested columns, each with the dataset that lies outside it, where both are here."""
-    found = False
-    for column in columns(context, usual):
-        other = OUTSIDE.get(column)
-        try:
-            if other is None:
-                raise InputError(f"No dataset lies outside it: choose of {', '.join(OUTSIDE)}.")
-            if other != SCRAMBLED:
-                dataset(other, context.request.machine.get("data_dir"))
-        except InputError as error:
-            context.note(f"{COLUMN_TITLES[column]} is left out. {error}")
-            continue
-        found = True
-        yield column, other
-    if not found:
-        raise InputError(context.notes[-1])
+def check_outside(context: Context, column: str) -> None:
+    """Refuse a column that has no dataset outside it, or whose is not here."""
+    if column not in OUTSIDE:
+        raise InputError(f"No dataset lies outside it: choose of {', '.join(OUTSIDE)}.")
+    if OUTSIDE[column] != SCRAMBLED:
+        dataset(OUTSIDE[column], context.request.machine.get("data_dir"))
 
 
 @cache

@@ -15,8 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -28,8 +27,7 @@ from ...runs.config import RunConfig, Table
 from ..cell import Cell
 from ..study import Study, dataset
 from .experiment import Context, Done, Experiment
-from .findings import Findings, Sheet
-from .pictures import Picture, picture, power
+from .findings import Findings, Picture, Sheet, power
 from .toy import LR, Quadratics
 
 SAME = 1e-9  # relative: rounding of float64 over some rounds, and no more
@@ -37,8 +35,9 @@ ROUNDS, STEPS, CLIENTS, SAMPLES = 3, 4, 4, 60
 ALPHA, BETA = 0.02, 0.03  # Per-FedAvg's inner and outer step
 DELTAS = (0.3, 0.1, 0.03, 0.01)
 PULL, K = 3.0, 2  # pFedMe's λ and k
-LOGISTIC = "logistic"
-LIMITS = {"Per-FedAvg, Hessian-free": "δ", "pFedMe": "σ"}  # what FedABML contains, and in the limit of what
+QUADRATIC, LOGISTIC = "quadratic", "logistic"
+# What FedABML contains: in the limit of what, and the least order with which the difference must fall there.
+LIMITS = {"Per-FedAvg, Hessian-free": ("δ", 1.7), "pFedMe": ("σ", 0.7)}
 LOGSTDS = (-3.0, -4.0, -5.0, -6.0, -7.0)
 
 
@@ -75,15 +74,15 @@ class Remarks(Experiment):
 
     def cells(self, context: Context) -> list[Cell]:
         common = {"rounds": ROUNDS, "participation": 1.0, "batch_size": 1000, "dtype": "float64"}
-        made = []
-        for place, study, n, keys in (
-            ("quadratic", QuadraticWeights(), 2, {"noise": 1.0, "learn_noise": False}),
+        cells = []
+        for problem, study, n, keys in (
+            (QUADRATIC, QuadraticWeights(), 2, {"noise": 1.0, "learn_noise": False}),
             (LOGISTIC, DigitWeights(), SAMPLES, {"model": "mlr"}),
         ):
-            for label, (algorithm, hyper, epochs) in _arms(place, n).items():
+            for label, (algorithm, hyper, epochs) in _arms(problem, n).items():
                 config = context.config(algorithm=algorithm, epochs=epochs, **common, **keys).with_changes(hyper=hyper)
-                made.append(Cell(f"{place} {label}", config, study=study))
-        return made
+                cells.append(Cell(f"{problem} {label}", config, study=study))
+        return cells
 
     def findings(self, context: Context, done: Sequence[Done]) -> Findings:
         facts = _facts({d.cell.label: np.array(d.result.found["weights"]) for d in done})
@@ -91,76 +90,65 @@ class Remarks(Experiment):
         head = ["FedABML is", "on", "with", "relative difference", "as claimed"]
         note = f"Largest difference of the server's weights after {ROUNDS} rounds, as a share of the largest weight."
         conclusions = [f"{sum(f['holds'] != 'no' for f in facts)} of {len(facts)} comparisons come out as claimed."]
-        conclusions += [
-            f"{name}, logistic: the difference falls with order "
-            f"{', '.join(f'{order:.2f}' for order in _orders(name, facts))} of {what}."
-            for name, what in LIMITS.items()
-        ]
+        for name, (symbol, _) in LIMITS.items():
+            orders = ", ".join(f"{order:.2f}" for order in _orders(name, facts))
+            conclusions.append(f"{name}, logistic: the difference falls with order {orders} of {symbol}.")
         return Findings(conclusions, [Sheet("Differences", head, table, [note])], [_picture(facts)], facts)
 
 
-def _arms(place: str, n: int) -> dict[str, tuple[str, Table, int]]:
+def _arms(problem: str, n: int) -> dict[str, tuple[str, Table, int]]:
     """Return by label an algorithm, its hyperparameters and its epochs; Per-FedAvg takes three batches to a step."""
-    point: Table = {"posterior": "point", "prior_step": "amortised", "prior_every": "batch", "label_prior": "none"}
-    point |= {"lr": ALPHA, "prior_lr": BETA, "average": 0.0, "server_momentum": 0.0}
-    made: dict[str, tuple[str, Table, int]] = {"amortised": ("fedabml", point, STEPS)}
+    common: Table = {"label_prior": "none", "average": 0.0, "server_momentum": 0.0, "prior_every": "batch"}
+    point = common | {"posterior": "point", "prior_step": "amortised", "lr": ALPHA, "prior_lr": BETA}
+    arms: dict[str, tuple[str, Table, int]] = {"amortised": ("fedabml", point, STEPS)}
     for delta in DELTAS:
-        made[f"perfedavg {delta}"] = ("perfedavg", {"lr": BETA, "alpha": ALPHA, "delta": delta}, 3 * STEPS)
-    lr = LR if place == "quadratic" else BETA
-    made["pfedme"] = ("pfedme", {"lr": lr, "lam": PULL, "k": K}, STEPS)
+        arms[f"perfedavg {delta}"] = ("perfedavg", {"lr": BETA, "alpha": ALPHA, "delta": delta}, 3 * STEPS)
+    lr = LR if problem == QUADRATIC else BETA
+    arms["pfedme"] = ("pfedme", {"lr": lr, "lam": PULL, "k": K}, STEPS)
+    gaussian = common | {"lr": lr, "k": K, "s": 2, "kl_step": "explicit", "prior_step": "euclidean"}
+    gaussian |= {"posterior_std": "fixed", "prior_std": "fixed", "antithetic": problem == QUADRATIC}
     for nu in LOGSTDS:
-        gaussian: Table = {"lr": lr, "k": K, "s": 2, "nu0": nu, "lam": PULL * n * math.exp(2 * nu)}
-        gaussian |= {"kl_step": "explicit"}
-        gaussian |= {"posterior_std": "fixed", "prior_std": "fixed", "prior_step": "euclidean", "prior_every": "batch"}
-        gaussian |= {"label_prior": "none", "average": 0.0, "antithetic": place == "quadratic", "server_momentum": 0.0}
-        made[f"explicit {nu}"] = ("fedabml", gaussian, STEPS)
-    return {label: (name, {"personal_lr": "none"} | own, epochs) for label, (name, own, epochs) in made.items()}
+        arms[f"explicit {nu}"] = ("fedabml", gaussian | {"nu0": nu, "lam": PULL * n * math.exp(2 * nu)}, STEPS)
+    return {label: (name, {"personal_lr": "none"} | hyper, epochs) for label, (name, hyper, epochs) in arms.items()}
 
 
-def _facts(weights: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Return every comparison, and whether it comes out as the remark says."""
-
-    def difference(a: str, b: str) -> float:
-        return float(np.abs(weights[a] - weights[b]).max() / np.abs(weights[b]).max())
-
-    facts: list[dict[str, Any]] = []
-    for place in ("quadratic", LOGISTIC):
-        for delta in DELTAS:
-            found = difference(f"{place} amortised", f"{place} perfedavg {delta}")
-            facts.append(_fact("Per-FedAvg, Hessian-free", place, "δ", delta, found, place == "quadratic"))
-        for nu in LOGSTDS:
-            found = difference(f"{place} explicit {nu}", f"{place} pfedme")
-            facts.append(_fact("pFedMe", place, "σ", math.exp(nu), found, place == "quadratic"))
-    for name in LIMITS:  # of a limit, the order says whether it is one
-        least = 1.7 if name != "pFedMe" else 0.7
-        limit = all(order > least for order in _orders(name, facts))
-        for fact in facts:
-            if fact["fact"] == name and fact["where"] == LOGISTIC:
-                fact["holds"] = "yes, in the limit" if limit else "no"
+def _facts(weights: Mapping[str, np.ndarray]) -> list[Table]:
+    """Return every comparison, and whether it comes out as the remark says: exactly, or in the limit."""
+    facts: list[Table] = []
+    for problem in (QUADRATIC, LOGISTIC):
+        pairs = [("Per-FedAvg, Hessian-free", delta, "amortised", f"perfedavg {delta}") for delta in DELTAS]
+        pairs += [("pFedMe", math.exp(nu), f"explicit {nu}", "pfedme") for nu in LOGSTDS]
+        for name, value, ours, theirs in pairs:
+            a, b = weights[f"{problem} {ours}"], weights[f"{problem} {theirs}"]
+            difference, shown = float(np.abs(a - b).max() / np.abs(b).max()), f"{LIMITS[name][0]} = {value:.3g}"
+            fact: Table = {"fact": name, "where": problem, "with": shown, "value": value, "difference": difference}
+            facts.append(fact | {"holds": "yes" if difference < SAME else "no"})
+    for fact in facts:
+        if fact["where"] == LOGISTIC:
+            limit = all(order > LIMITS[fact["fact"]][1] for order in _orders(fact["fact"], facts))
+            fact["holds"] = "yes, in the limit" if limit else "no"
     return facts
 
 
-def _fact(name: str, place: str, symbol: str, value: float, found: float, exact: bool) -> dict[str, Any]:
-    holds = ("yes" if found < SAME else "no") if exact else ""
-    shown = f"{symbol} = {value:.3g}"
-    return {"fact": name, "where": place, "with": shown, "value": value, "difference": found, "holds": holds}
-
-
-def _orders(name: str, facts: Sequence[Mapping[str, Any]]) -> list[float]:
+def _orders(name: str, facts: Sequence[Table]) -> list[float]:
     """Return the powers of δ or σ with which the difference falls, between neighbouring values."""
-    own = sorted((f["value"], f["difference"]) for f in facts if f["fact"] == name and f["where"] == LOGISTIC)
-    return [math.log(b[1] / a[1]) / math.log(b[0] / a[0]) for a, b in pairwise(own)]
+    points = sorted((f["value"], f["difference"]) for f in facts if f["fact"] == name and f["where"] == LOGISTIC)
+    return [math.log(b[1] / a[1]) / math.log(b[0] / a[0]) for a, b in pairwise(points)]
 
 
-def _picture(facts: Sequence[Mapping[str, Any]]) -> Picture:
+def _picture(facts: Sequence[Table]) -> Picture:
     """Draw how the differences fall."""
     series = []
-    for name, symbol in LIMITS.items():
-        for place in ("quadratic", LOGISTIC):
-            own = [f for f in facts if f["fact"] == name and f["where"] == place]
-            y = [power(max(f["difference"], 1e-17)) for f in own]
-            label = f"{name.split(',')[0]}, over {symbol}, {place}"
-            series.append(Series(label, y, [power(f["value"]) for f in own]))
-    axes: Table = {"x": Axis("δ or σ", "power"), "y": Axis("relative difference", "power")}
+    for name, problem in product(LIMITS, (QUADRATIC, LOGISTIC)):
+        own = [f for f in facts if f["fact"] == name and f["where"] == problem]
+        y = [power(max(f["difference"], 1e-17)) for f in own]
+        label = f"{name.split(',')[0]}, over {LIMITS[name][0]}, {problem}"
+        series.append(Series(label, y, [power(f["value"]) for f in own]))
+    options = {
+        "x": Axis("δ or σ", "power"),
+        "y": Axis("relative difference", "power"),
+        "title": "Limits",
+        "connect": True,
+    }
     caption = "On a quadratic they are equal to rounding. With logistic regression the difference falls as δ² and as σ."
-    return picture("limits", "How the differences fall", caption, scatter, series, title="Limits", connect=True, **axes)
+    return Picture("limits", "How the differences fall", caption, scatter, series, options)

@@ -9,7 +9,7 @@ method has the library's defaults there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,12 +27,13 @@ from ..search_space import own_grid, read_grid, searchable
 from ..study import Study, dataset, federation
 from ..tune import nothing_left, of_earlier_version, tune
 from . import numbers
-from .experiment import Context
+from .experiment import Context, Experiment
 
 HELD_OUT = 0.2  # the share of every client's training data that searches hold out
 IDENTIFYING = ("dataset", "clients", "classes_per_client", "model", "partition")  # the keys that make a column
 QUICK = ("digits",)  # the columns of a quick version, unless the request names others
 TITLES = {name: column.title for name, column in COLUMNS.items()}
+Check = Callable[[Context, str], None]  # of a column
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _is_of(content: Table, column: str) -> bool:
 
 
 def keep_chosen(chosen: Mapping[str, str], folder: Path) -> None:
-    """Write chosen settings into the folder of searches, where `rows` finds them again."""
+    """Write chosen settings into the folder of searches, where `systems` finds them again."""
     for name, text in chosen.items():
         kept = folder / f"{name}.toml"
         if kept.exists() and read_text(kept, MAX_TOML) != text:
@@ -121,31 +122,44 @@ def keep_chosen(chosen: Mapping[str, str], folder: Path) -> None:
 
 
 # -- rows of a table ------------------------------------------------------------------------------------------------
-def columns(context: Context, usual: Sequence[str]) -> Iterator[str]:
-    """Yield the requested columns whose data are here; for the others a note says how to get them."""
+def _columns(context: Context, usual: Sequence[str], check: Check) -> list[str]:
+    """Return the requested columns whose data are here; for the others a note says how to get them."""
     request, missing = context.request, {}
     wanted = tuple(dict.fromkeys(request.columns or (QUICK if request.quick else usual)))
     for name in wanted:
         try:
             dataset(COLUMNS[name].dataset, request.machine.get("data_dir"))
+            check(context, name)
         except InputError as error:
             missing[name] = f"{TITLES[name]} is left out. {error}"
     if len(missing) == len(wanted):
         raise InputError(missing[wanted[0]])
-    for name in wanted:
-        if name in missing:
-            context.note(missing[name])
-        else:
-            yield name
+    for text in missing.values():
+        context.note(text)
+    return [name for name in wanted if name not in missing]
 
 
-def rows(
-    context: Context, column: str, algorithms: Sequence[str], search: Search | None = None
-) -> dict[str, RunConfig]:
-    """Return a configuration per algorithm, in a column and under the protocol; note those that cannot run there.
+def systems(
+    context: Context,
+    experiment: Experiment,
+    *,
+    levels: Sequence[str] = (),
+    search: Search | None = None,
+    check: Check = lambda context, column: None,
+) -> Iterator[tuple[str, str, RunConfig]]:
+    """Yield the column, the name and the configuration of every system of an experiment, under the protocol.
 
-    `search` is for an experiment that tunes for itself, not for the column's whole federation.
+    The systems named in `levels` come once more, with the label level. `search` is for an experiment that tunes for
+    itself, not for the column's whole federation. `check` raises InputError for a column that cannot be used.
     """
+    for column in _columns(context, experiment.columns, check):
+        table = _rows(context, column, experiment.algorithms, search or Search())
+        for name, config in _with_label_level(context, table, levels).items():
+            yield column, name, config
+
+
+def _rows(context: Context, column: str, algorithms: Sequence[str], search: Search) -> dict[str, RunConfig]:
+    """Return a configuration per algorithm, in a column and under the protocol; note those that cannot run there."""
     request, data = context.request, COLUMNS[column].dataset
     wanted = [name for name in request.algorithms or algorithms if not name.endswith(numbers.LABELS)]
     stated = request.protocol == "paper" and data not in EMBEDDED
@@ -160,10 +174,10 @@ def rows(
         except InputError as error:
             context.note(f"{TITLES[column]}: {name} cannot run. {error}")
             del found[name]
-    return found if request.protocol == "paper" else _tuned(context, column, found, search or Search())
+    return found if request.protocol == "paper" else _tuned(context, column, found, search)
 
 
-def with_label_level(context: Context, found: dict[str, RunConfig], whose: Sequence[str]) -> dict[str, RunConfig]:
+def _with_label_level(context: Context, found: dict[str, RunConfig], whose: Sequence[str]) -> dict[str, RunConfig]:
     """Return the rows and, for some of them, a further row with the label level: fedavg+labels for fedavg-ft.
 
     Where the request names algorithms, it must name these rows, too, beside the ones that they are made of.

@@ -21,12 +21,10 @@ from ..cell import Cell, along
 from ..comparison_page import run_of
 from ..comparison_tables import explained, grid, harm_grid
 from ..ranking import Comparison, make
-from ..statistics import mean
 from . import numbers
-from .experiment import Context, Done, Experiment, by_column
-from .findings import NONE, Findings, Sheet, against, number, over
-from .pictures import Mean, Picture, picture
-from .settings import COLUMNS, TITLES, columns, person, rows
+from .experiment import Context, Done, Experiment, by_column, scored
+from .findings import NONE, Findings, Mean, Picture, Sheet, by, number, over, pivot
+from .settings import COLUMNS, TITLES, person, systems
 
 LAST = 0.1  # of the rounds: their mean is what the paper reports, ten of a hundred
 QUICK_SEEN = 5  # rounds of a quick version's curve
@@ -44,28 +42,27 @@ class Table1(Experiment):
     algorithms = (*numbers.NAMES, "fedabml-plain")
 
     def cells(self, context: Context) -> list[Cell]:
-        made = []
-        for column in columns(context, self.columns):
+        cells = []
+        for column, name, config in systems(context, self):
             if COLUMNS[column].model == "cnn100":
                 context.note(
                     f"{TITLES[column]}: the paper's numbers are of a ResNet-18, which is the column {column}-resnet."
                 )
-            for name, config in rows(context, column, self.algorithms).items():
-                more = along(max(1, config.rounds // QUICK_SEEN), config.rounds) if context.request.quick else ()
-                curve = tuple(sorted({*more, *averaged(context, name, config.rounds)}))
-                made += context.seeded(f"{column} {name}", config, curve=curve)
-        return made
+            more = along(max(1, config.rounds // QUICK_SEEN), config.rounds) if context.request.quick else ()
+            curve = tuple(sorted({*more, *averaged(context, name, config.rounds)}))
+            cells += context.seeded(f"{column} {name}", config, curve=curve)
+        return cells
 
     def findings(self, context: Context, done: Sequence[Done]) -> Findings:
-        found = by_column(done)
-        records = [_record(context, c, name, own) for c, group in found.items() for name, own in group.items()]
+        groups = by_column(done)
+        records = [_record(context, c, name, cells) for c, own in groups.items() for name, cells in own.items()]
         conclusions, sheets, pictures = [], [_accuracies(context, records)], _beside(context, records)
-        for column, groups in found.items():
-            own = sorted((r for r in records if r["column"] == column), key=lambda r: -r["accuracy"])
-            conclusions.append(_verdict(context, own))
-            standings = _standings(context, groups)
+        for column, here in by(records, "column").items():
+            ranked = sorted(here, key=lambda r: -r["accuracy"])
+            conclusions.append(_verdict(context, ranked))
+            standings = _standings(context, groups[column])
             sheets += _sheets(column, standings)
-            pictures += [_bars(context, own), *_duel(column, groups), *_of_comparison(column, standings)]
+            pictures += [_bars(context, ranked), *_duel(column, groups[column]), *_of_comparison(column, standings)]
         return Findings(conclusions, sheets, pictures, records)
 
 
@@ -76,47 +73,55 @@ def averaged(context: Context, name: str, rounds: int) -> range:
     return range(rounds - max(1, int(LAST * rounds)) + 1, rounds + 1)
 
 
-def _record(context: Context, column: str, name: str, own: Sequence[Done]) -> Table:
+def _record(context: Context, column: str, name: str, cells: Sequence[Done]) -> Table:
     """Return the record of a system in a column; accuracies are in percent."""
-    last = averaged(context, name, own[0].cell.config.rounds)
-    curves = [[line for line in result.curve if line["round"] in last] for _, result in own]
-    scores = [curve if last else [done.result.scores[0].summary] for curve, done in zip(curves, own, strict=True)]
-    accuracy, half = mean([100 * fmean(line["accuracy"] for line in row if "accuracy" in line) for row in scores])
-    paper = numbers.table1(name, column)
+    last = averaged(context, name, cells[0].cell.config.rounds)
+
+    def score(done: Done) -> float:
+        curve = [line for line in done.result.curve if line["round"] in last]
+        lines = curve if last else [done.result.scores[0].summary]
+        return 100 * fmean(line["accuracy"] for line in lines if "accuracy" in line)
+
+    accuracy, paper = Mean({d.result.seed: score(d) for d in cells}), numbers.table1(name, column)
     return {
-        "column": column, "algorithm": name, "accuracy": accuracy, "half": half, "paper": paper,
+        "column": column, "algorithm": name, "accuracy": accuracy, "half": accuracy.half, "paper": paper,
         "difference": None if paper is None else accuracy - paper,
-        **{k: fmean(d.result.scores[0].summary[k] for d in own) for k in ("nll", "ece", "brier")},
-        "seeds": len(own), "rounds_averaged": len(last),
+        **{key: scored(cells, key) for key in ("nll", "ece", "brier")},
+        "seeds": len(cells), "rounds_averaged": len(last),
     }  # fmt: skip
+
+
+def beside_paper(record: Table) -> str:
+    """Return our accuracy with the paper's number and the difference beside it, as far as they are known."""
+    ours, paper = record["accuracy"], record["paper"]
+    difference = "" if ours is None or paper is None else f", {ours - paper:+.2f}"
+    return number(ours) + ("" if paper is None else f" (paper {paper:.2f}{difference})")
 
 
 def _accuracies(context: Context, records: Sequence[Table]) -> Sheet:
     """Return the table of all systems in all columns."""
-    here = list(dict.fromkeys(r["column"] for r in records))
-    best = {c: max(r["accuracy"] for r in records if r["column"] == c) for c in here}
-    cells = {(r["column"], r["algorithm"]): r for r in records}
-    table = []
-    for name in dict.fromkeys(r["algorithm"] for r in records):
-        row = [context.name(name)]
-        for column in here:
-            own = cells.get((column, name), {})
-            ours: Mean | None = (own["accuracy"], own["half"]) if own else None
-            star = "★ " if own and own["accuracy"] == best[column] else ""
-            row.append(star + against(ours, numbers.table1(name, column)))
-        table.append(row)
+    columns = by(records, "column")
+    best = {column: max(r["accuracy"] for r in own) for column, own in columns.items()}
+    missing = [
+        {"column": column, "algorithm": name, "accuracy": None, "paper": numbers.table1(name, column)}
+        for column, own in columns.items()
+        for name in by(records, "algorithm").keys() - by(own, "algorithm").keys()
+    ]
+
+    def cell(record: Table) -> str:
+        return "★ " * (record["accuracy"] == best[record["column"]]) + beside_paper(record)
+
+    rows = pivot([*records, *missing], "system", context.named, lambda r: TITLES[r["column"]], cell)
     note = f"Accuracy in percent, mean of {over(len(context.request.seed_list))}; in brackets the paper's and the "
-    note += "difference. ★ best here."
-    title = f"Accuracy, protocol {context.request.protocol}"
-    return Sheet(title, ["system", *(TITLES[c] for c in here)], table, [note])
+    return Sheet(f"Accuracy, protocol {context.request.protocol}", *rows, [note + "difference. ★ best here."])
 
 
 def _standings(context: Context, groups: Mapping[str, Sequence[Done]]) -> Comparison:
     """Return a column as `fedabml compare` would have it, of the systems that finished all seeds."""
     seeds = [*context.request.seed_list]
-    whole = {context.name(n): cells for n, cells in groups.items() if len(cells) == len(seeds)}
-    results = {(label, d.result.seed): d.result for label, cells in whole.items() for d in cells}
-    return make({label: cells[0].cell.config for label, cells in whole.items()}, results, {}, seeds, False)
+    complete = {context.name(n): cells for n, cells in groups.items() if len(cells) == len(seeds)}
+    results = {(label, d.result.seed): d.result for label, cells in complete.items() for d in cells}
+    return make({label: cells[0].cell.config for label, cells in complete.items()}, results, {}, seeds, False)
 
 
 def _sheets(column: str, found: Comparison) -> list[Sheet]:
@@ -126,85 +131,81 @@ def _sheets(column: str, found: Comparison) -> list[Sheet]:
     return sheets + ([Sheet(f"{title}: clients against Local only", head, harmed)] if harmed else [])
 
 
-def _verdict(context: Context, own: Sequence[Table]) -> str:
+def _verdict(context: Context, ranked: Sequence[Table]) -> str:
     """Say who is first in a column, and where FedABML is; the records are sorted, the best first."""
-    first = own[0]
-    title, name = TITLES[first["column"]], context.name(first["algorithm"])
-    words = f"{title}: {name} has the highest mean of the rows of this table: {first['accuracy']:.2f}"
-    place = next((i for i, r in enumerate(own) if r["algorithm"].startswith("fedabml")), None)
-    if place is None:
-        return f"{words}."
-    mine = own[place]
-    if place:
-        gap = first["accuracy"] - mine["accuracy"]
-        words += f"; {context.name(mine['algorithm'])} is {gap:.2f} behind, in place {place + 1}"
-    return words + (f"; the paper's FedABML has {mine['paper']:.2f}." if mine["paper"] else ".")
+    best, title = ranked[0], TITLES[ranked[0]["column"]]
+    text = f"{title}: {context.named(best)} has the highest mean of the rows of this table: {best['accuracy']:.2f}"
+    for rank, record in enumerate(ranked, 1):
+        if record["algorithm"].startswith("fedabml"):
+            behind = f"{best['accuracy'] - record['accuracy']:.2f} behind, in place {rank}"
+            text += f"; {context.named(record)} is {behind}" * (rank > 1)
+            text += f"; the paper's FedABML has {record['paper']:.2f}" if record["paper"] else ""
+            break
+    return f"{text}."
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------
 def _beside(context: Context, records: Sequence[Table]) -> list[Picture]:
     """Draw every cell of the table: the paper's number across, ours up."""
     series = []
-    for column in dict.fromkeys(r["column"] for r in records):
-        known = [r for r in records if r["column"] == column and r["paper"] is not None]
-        who = [f"{context.name(r['algorithm'])}, {TITLES[column]}" for r in known]
-        tips = [f"{name}: {number(r['accuracy'])}, paper {r['paper']}" for name, r in zip(who, known, strict=True)]
+    for column, here in by(records, "column").items():
+        known = [r for r in here if r["paper"] is not None]
+        tips = [f"{context.named(r)}, {TITLES[column]}: {r['accuracy']:.2f}, paper {r['paper']}" for r in known]
         y, x = ([r[key] / 100 for r in known] for key in ("accuracy", "paper"))
         series.append(Series(TITLES[column], y, x, tips))
     if not any(each.y for each in series):
         return []
-    axes: Table = {"x": Axis("the paper's accuracy", "percent"), "y": Axis("ours", "percent")}
+    options = {"x": Axis("the paper's accuracy", "percent"), "y": Axis("ours", "percent"), "diagonal": True}
     caption = "A dot is a system in a column. Above the line it does better here than in the paper."
-    return [picture("ours-and-paper", "Ours against the paper's", caption, scatter, series, **axes, diagonal=True)]
+    return [Picture("ours-and-paper", "Ours against the paper's", caption, scatter, series, options)]
 
 
-def _bars(context: Context, own: Sequence[Table]) -> Picture:
+def _bars(context: Context, ranked: Sequence[Table]) -> Picture:
     """Draw a column's systems, the best first, ours beside the paper's."""
-    title, column = TITLES[own[0]["column"]], own[0]["column"]
-    series = [Series("ours", [r["accuracy"] / 100 for r in own])]
-    if any(r["paper"] for r in own):
-        series.append(Series("the paper's", [None if r["paper"] is None else r["paper"] / 100 for r in own]))
-    chart = partial(bars, [context.name(r["algorithm"]) for r in own])
-    x = Axis("accuracy", "percent", (0, 1))
-    return picture(f"accuracy-{column}", title, "Mean accuracy of the clients' own models.", chart, series, x=x)
+    column, chart = ranked[0]["column"], partial(bars, [context.named(r) for r in ranked])
+    series = [Series("ours", [r["accuracy"] / 100 for r in ranked])]
+    if any(r["paper"] for r in ranked):
+        series.append(Series("the paper's", [r["paper"] and r["paper"] / 100 for r in ranked]))
+    caption, axes = "Mean accuracy of the clients' own models.", {"x": Axis("accuracy", "percent", (0, 1))}
+    return Picture(f"accuracy-{column}", TITLES[column], caption, chart, series, axes)
 
 
 def _duel(column: str, groups: Mapping[str, Sequence[Done]]) -> list[Picture]:
     """Draw every client under FedABML against itself under its rivals, in the first seed that both have finished."""
-    mine = next((groups[n][0] for n in ("fedabml", "fedabml-plain") if n in groups), None)
-    if mine is None:
-        return []
-    up, series = mine.result.scores[0].clients["accuracy"], []
+    ours = next((groups[n][0].result for n in ("fedabml", "fedabml-plain") if n in groups), None)
+    series = []
     for name in ("local", "fedavg", "fedavg-ft"):
-        other = next((d for d in groups.get(name, ()) if d.result.seed == mine.result.seed), None)
-        if other is not None:
-            across, rival = other.result.scores[0].clients["accuracy"], numbers.name(name)
-            tips = [
-                NONE if a is None or b is None else f"client {i}\nFedABML: {b:.1%}\n{rival}: {a:.1%}"
-                for i, (a, b) in enumerate(zip(across, up, strict=True))
-            ]
-            people = [person(column, i) for i in range(len(up))]
-            series.append(Series(f"against {rival}", up, across, tips, who=people))
+        other = next((d.result for d in groups.get(name, ()) if ours and d.result.seed == ours.seed), None)
+        if ours is None or other is None:
+            continue
+        up, across = (result.scores[0].clients["accuracy"] for result in (ours, other))
+        rival = numbers.name(name)
+        tips = [
+            NONE if a is None or b is None else f"client {i}\nFedABML: {b:.1%}\n{rival}: {a:.1%}"
+            for i, (a, b) in enumerate(zip(across, up, strict=True))
+        ]
+        people = [person(column, i) for i in range(len(up))]
+        series.append(Series(f"against {rival}", up, across, tips, who=people))
     if not series:
         return []
-    axes: Table = {"x": Axis("the rival's accuracy", "percent"), "y": Axis("FedABML's", "percent")}
-    heading, title = f"Client by client, {TITLES[column]}", f"Clients, {TITLES[column]}"
+    options = {"x": Axis("the rival's accuracy", "percent"), "y": Axis("FedABML's", "percent"), "diagonal": True}
+    options["title"] = f"Clients, {TITLES[column]}"
     caption = "A dot is a client of the first seed. Above the line FedABML serves it better."
-    return [picture(f"clients-{column}", heading, caption, scatter, series, title=title, **axes, diagonal=True)]
+    return [Picture(f"clients-{column}", f"Client by client, {TITLES[column]}", caption, scatter, series, options)]
 
 
 def _of_comparison(column: str, found: Comparison) -> list[Picture]:
     """Draw what the page of a comparison has, too: accuracy per round where cells were looked at, and reliability."""
     runs = [run_of(found, row) for row in found.rows if row.scores]
-    drawn = []
+    pictures = []
     for name, figure in (("rounds", figures.progress), ("reliability", figures.reliability)):
-        made = figure(runs) if runs else None
-        if made:
-            heading = f"{made.heading}, {TITLES[column]}"
-            drawn.append(Picture(f"{name}-{column}", heading, made.reading, partial(_drawn, figure, runs)))
-    return drawn
+        if drawn := figure(runs) if runs else None:
+            heading = f"{drawn.heading}, {TITLES[column]}"
+            pictures.append(Picture(f"{name}-{column}", heading, drawn.reading, partial(_svg, figure), runs))
+    return pictures
 
 
-def _drawn(figure: Callable[..., figures.Figure | None], runs: Sequence[Run], look: Look) -> str:
-    made = figure(runs, look)
-    return made.svg if made else ""
+def _svg(figure: Callable[..., figures.Figure | None], runs: Sequence[Run], *, look: Look, title: str) -> str:
+    """Return a figure of the page of runs, which has a title of its own."""
+    drawn = figure(runs, look)
+    return drawn.svg if drawn else ""

@@ -16,19 +16,17 @@ from ...report.canvas import Axis
 from ...report.charts import line_chart
 from ...runs.config import Table
 from ..cell import Cell
-from ..statistics import mean
 from . import numbers as paper
 from .experiment import Context, Done, Experiment, by_column
-from .findings import NONE, Findings, Sheet, number, over, spread
+from .findings import NONE, Findings, Mean, Picture, Sheet, band, number, over
 from .newcomers import Newcomers
-from .pictures import Mean, Picture, banded, banded_means, picture
-from .settings import TITLES, Search, columns, rows, with_label_level
+from .settings import TITLES, Search, systems
 
 SHARE, QUICK_SHARE = 0.2, 0.5  # of the clients train
 FAR = 3  # points behind the best rival: drawn, it would hide how the others differ
 PERSONAL = {"personal_epochs": [5], "personal_lr": [0.003, 0.01, 0.03]}  # options that a search scores
-Seeded = Mapping[int, Sequence[float]]  # by seed: accuracy in percent after every number of epochs
-Leads = Mapping[str, Sequence[Mean]]  # over every rival, after every number of epochs
+Row = Sequence[Mean]  # after every number of epochs, in percent or points
+Rows = Mapping[str, Row]  # by method
 
 
 class Table2(Experiment):
@@ -42,184 +40,168 @@ class Table2(Experiment):
     def cells(self, context: Context) -> list[Cell]:
         study = Newcomers(QUICK_SHARE if context.request.quick else SHARE)
         options = tuple({"personal_epochs": epochs} for epochs in paper.EPOCHS)
-        search, made = Search("-new", study, PERSONAL), []
-        whose = ("fedavg-ft",) if context.request.protocol == "tuned" else ()  # the paper's FedABML has no label level
-        for column in columns(context, self.columns):
-            found = rows(context, column, self.algorithms, search)
-            for name, config in with_label_level(context, found, whose).items():
-                made += context.seeded(f"{column} {name}", config, personal=options, study=study)
-        return made
+        levels = ("fedavg-ft",) if context.request.protocol == "tuned" else ()  # the paper's FedABML has no label level
+        return [
+            cell
+            for column, name, config in systems(context, self, levels=levels, search=Search("-new", study, PERSONAL))
+            for cell in context.seeded(f"{column} {name}", config, personal=options, study=study)
+        ]
 
     def findings(self, context: Context, done: Sequence[Done]) -> Findings:
         conclusions, sheets, pictures, records = [], [], [], []
         for column, groups in by_column(done).items():
-            seeded = {name: _by_seed(own) for name, own in groups.items()}
-            means = {name: _means(runs) for name, runs in seeded.items()}
-            leads = _leads(seeded)
-            for name, values in means.items():
-                known = paper.table2(name, column) or (None,) * len(values)
-                for epochs, (value, half), p in zip(paper.EPOCHS, values, known, strict=True):
-                    record = {"column": column, "algorithm": name, "epochs": epochs, "accuracy": value, "half": half}
-                    records.append(record | {"paper": p, "difference": None if p is None else value - p})
-            sheets += _sheets(context, column, means, leads)
-            pictures += [_accuracies(context, column, seeded), *_distances(context, column, seeded)]
-            conclusions += [_verdict(context, column, means, leads), *_failed(context, column, seeded)]
+            means = {name: _means(cells) for name, cells in groups.items()}
+            for name, row in means.items():
+                known = paper.table2(name, column) or (None,) * len(row)
+                for epochs, value, p in zip(paper.EPOCHS, row, known, strict=True):
+                    record: Table = {"column": column, "algorithm": name, "epochs": epochs, "accuracy": value}
+                    records.append(record | {"half": value.half, "paper": p, "difference": p and value - p})
+            sheets += _sheets(context, column, means)
+            pictures += [_accuracies(context, column, means), *_distances(context, column, means)]
+            conclusions += [_verdict(context, column, means), *_failed(context, column, means)]
         return Findings(conclusions, sheets, pictures, records)
 
 
-def _by_seed(own: Sequence[Done]) -> Seeded:
-    return {
-        d.cell.config.seed: [100 * s.summary["accuracy"] if not s.error else math.nan for s in d.result.scores]
-        for d in own
-    }
+def _means(cells: Sequence[Done]) -> list[Mean]:
+    """Return the mean accuracy after every number of epochs over the seeds where personalising worked."""
+    runs = {d.result.seed: d.result.scores for d in cells}
+    return [
+        Mean({seed: 100 * scores[i].summary["accuracy"] for seed, scores in runs.items() if not scores[i].error})
+        for i in range(len(paper.EPOCHS))
+    ]
 
 
 def _ours(name: str) -> bool:
     return name.startswith("fedabml")
 
 
-def _means(runs: Seeded) -> list[Mean]:
-    """Return the mean after every number of epochs over the seeds where personalising worked, else NaN."""
-    columns = [[run[i] for run in runs.values() if math.isfinite(run[i])] for i in range(len(paper.EPOCHS))]
-    return [mean(values) if values else (math.nan, None) for values in columns]
-
-
-def _differences(own: Seeded, other: Seeded) -> list[Mean]:
+def _differences(row: Row, other: Row) -> list[Mean]:
     """Return the means of the differences of two methods, over the seeds that both have."""
-    both = sorted(own.keys() & other.keys())
-    return _means({seed: [a - b for a, b in zip(own[seed], other[seed], strict=True)] for seed in both})
+    return [a.minus(b) for a, b in zip(row, other, strict=True)]
 
 
-def _leads(seeded: Mapping[str, Seeded]) -> dict[str, Leads]:
+def _leads(means: Rows) -> dict[str, Rows]:
     """Return the leads of every FedABML over all other methods."""
-    rivals = {name: runs for name, runs in seeded.items() if not _ours(name)}
-    return {
-        name: {rival: _differences(own, theirs) for rival, theirs in rivals.items()}
-        for name, own in seeded.items()
-        if _ours(name)
-    }
+    rivals = {name: row for name, row in means.items() if not _ours(name)}
+    ours = {name: row for name, row in means.items() if _ours(name)}
+    return {name: {rival: _differences(row, their) for rival, their in rivals.items()} for name, row in ours.items()}
 
 
-def _sheets(
-    context: Context, column: str, means: Mapping[str, Sequence[Mean]], leads: Mapping[str, Leads]
-) -> list[Sheet]:
+def _sheets(context: Context, column: str, means: Rows) -> list[Sheet]:
     """Return the accuracies of a column, the leads over the best rival, and the differences to the paper."""
-    title, head, seeds = TITLES[column], ["epochs", *map(str, paper.EPOCHS)], over(len(context.request.seed_list))
+    title, seeds = TITLES[column], over(len(context.request.seed_list))
     known = {name: row for name in means if (row := paper.table2(name, column))}
-    tables = [
-        (
-            title,
-            {name: list(map(spread, values)) for name, values in means.items()},
-            f"Accuracy of new clients in percent, mean over clients and {seeds}.",
-        ),
-        (
-            f"{title}: ahead of the best rival",
-            {name: _smallest(context, each) for name, each in leads.items() if each},
-            f"FedABML less its best rival, who is named, in points: differences of the same partitions, mean over "
-            f"{seeds}.",
-        ),
-        (
-            f"{title}: beside the paper",
-            {
-                name: [f"{value - p:+.2f} ({p:.2f})" for (value, _), p in zip(means[name], row, strict=True)]
-                for name, row in known.items()
-            },
-            "Ours less the paper's and, in brackets, the paper's.",
-        ),
-    ]
+    accuracies = {name: [number(value) for value in row] for name, row in means.items()}
+    leads = {name: _smallest(context, each) for name, each in _leads(means).items() if each}
+    beside = {
+        name: [f"{value - p:+.2f} ({p:.2f})" for value, p in zip(means[name], row, strict=True)]
+        for name, row in known.items()
+    }
+    lead_note = "FedABML less its best rival, who is named, in points: differences of the same partitions, mean over "
+    tables = (
+        ("", accuracies, f"Accuracy of new clients in percent, mean over clients and {seeds}."),
+        (": ahead of the best rival", leads, f"{lead_note}{seeds}."),
+        (": beside the paper", beside, "Ours less the paper's and, in brackets, the paper's."),
+    )
+    head = ["epochs", *map(str, paper.EPOCHS)]
     return [
-        Sheet(heading, head, [[context.name(name), *cells] for name, cells in table.items()], [note])
-        for heading, table, note in tables
+        Sheet(title + what, head, [[context.name(name), *cells] for name, cells in table.items()], [note])
+        for what, table, note in tables
         if table
     ]
 
 
-def _smallest(context: Context, leads: Leads) -> list[str]:
+def _smallest(context: Context, leads: Rows) -> list[str]:
     """Return the smallest lead after every number of epochs, and over whom."""
-    words = []
+    texts = []
     for i in range(len(paper.EPOCHS)):
-        here = {name: each[i] for name, each in leads.items() if math.isfinite(each[i][0])}
-        name = min(here, key=lambda name: here[name][0], default="")
-        sign = "+" if name and here[name][0] >= 0 else ""
-        words.append(f"{sign}{spread(here[name])} ({context.name(name)})" if name else NONE)
-    return words
+        here = {name: row[i] for name, row in leads.items() if math.isfinite(row[i])}
+        name = min(here, key=lambda name: here[name], default="")
+        texts.append(f"{'+' * (here[name] >= 0)}{number(here[name])} ({context.name(name)})" if name else NONE)
+    return texts
 
 
 # -- sentences ------------------------------------------------------------------------------------------------------
-def _failed(context: Context, column: str, seeded: Mapping[str, Seeded]) -> list[str]:
+def _failed(context: Context, column: str, means: Rows) -> list[str]:
     """Name the methods whose means are over fewer seeds."""
-    bad = {name: sum(not all(map(math.isfinite, run)) for run in runs.values()) for name, runs in seeded.items()}
-    words = [f"{context.name(name)} in {n} of {len(seeded[name])} runs" for name, n in bad.items() if n]
-    text = f"{TITLES[column]}: personalising diverged for {', '.join(words)}, after some numbers of epochs; these "
-    return [text + "are left out there."] if words else []
+    texts = []
+    for name, row in means.items():
+        seeds = {seed for value in row for seed in value.by_seed}
+        if failed := sum(any(seed not in value.by_seed for value in row) for seed in seeds):
+            texts.append(f"{context.name(name)} in {failed} of {len(seeds)} runs")
+    text = f"{TITLES[column]}: personalising diverged for {', '.join(texts)}, after some numbers of epochs; these "
+    return [text + "are left out there."] if texts else []
 
 
-def _verdict(context: Context, column: str, means: Mapping[str, Sequence[Mean]], leads: Mapping[str, Leads]) -> str:
+def _verdict(context: Context, column: str, means: Rows) -> str:
     """Say after which numbers of epochs each FedABML is ahead of all other methods."""
-    title = TITLES[column]
+    title, leads = TITLES[column], _leads(means)
     if not leads:
         return f"{title}: FedABML was not run."
     if not any(leads.values()):
         return f"{title}: no rival was run."
-    words = f"{title}: {'; '.join(_ahead(context, name, each) for name, each in leads.items())}."
+    text = f"{title}: {'; '.join(_ahead(context, name, each) for name, each in leads.items())}."
     none, one = map(paper.EPOCHS.index, (0, 1))
-    others = {name: v[one][0] for name, v in means.items() if not _ours(name) and not name.endswith(paper.LABELS)}
+    others = {name: row[one] for name, row in means.items() if not _ours(name) and not name.endswith(paper.LABELS)}
     others = {name: value for name, value in others.items() if math.isfinite(value)}
     if context.request.protocol == "tuned" and "fedabml" in leads and others:
         best = max(others, key=lambda name: others[name])
-        words += f" Before any {context.name('fedabml')} has {number(means['fedabml'][none][0])}; the best rival "
-        words += f"without the label level after one, {context.name(best)}, {others[best]:.2f}."
-    return words
+        text += f" Before any {context.name('fedabml')} has {number(float(means['fedabml'][none]))}; the best rival "
+        text += f"without the label level after one, {context.name(best)}, {others[best]:.2f}."
+    return text
 
 
-def _ahead(context: Context, name: str, leads: Leads) -> str:
+def _ahead(context: Context, name: str, leads: Rows) -> str:
     known = {
-        epochs: [each[i] for each in leads.values() if math.isfinite(each[i][0])]
+        str(epochs): [row[i] for row in leads.values() if math.isfinite(row[i])]
         for i, epochs in enumerate(paper.EPOCHS)
     }
-    columns = [(str(epochs), each) for epochs, each in known.items() if each]
-    first = [epochs for epochs, each in columns if all(lead > 0 for lead, _ in each)]
-    sure = [epochs for epochs, each in columns if all(half is not None and lead > half for lead, half in each)]
-    words = f"{context.name(name)} is ahead of every rival after {', '.join(first) or 'no number of'} epochs"
-    if not first or not any(half is not None for _, each in columns for _, half in each):
-        return words
+    first = [epochs for epochs, each in known.items() if each and all(lead > 0 for lead in each)]
+    sure = [e for e, each in known.items() if each and all(v.half is not None and v > v.half for v in each)]
+    text = f"{context.name(name)} is ahead of every rival after {', '.join(first) or 'no number of'} epochs"
+    if not first or not any(lead.half is not None for each in known.values() for lead in each):
+        return text
     after = "all of them" if sure == first else ", ".join(sure) or "none"
-    return f"{words}, by more than the 95% interval after {after}"
+    return f"{text}, by more than the 95% interval after {after}"
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------
-def _accuracies(context: Context, column: str, seeded: Mapping[str, Seeded]) -> Picture:
+def _axes(y: Axis, column: str) -> Table:
+    return {"x": Axis("epochs of fine-tuning", "whole"), "y": y, "title": TITLES[column]}
+
+
+def _accuracies(context: Context, column: str, means: Rows) -> Picture:
     """Draw the accuracy of every method against the epochs."""
-    shares = {name: [[v / 100 for v in run] for run in runs.values()] for name, runs in seeded.items()}
-    series = [banded(context.name(name), paper.EPOCHS, rows, most=1.0) for name, rows in shares.items()]
-    axes: Table = {"x": Axis("epochs of fine-tuning", "whole"), "y": Axis("accuracy of new clients", "percent")}
+    series = []
+    for name, row in means.items():
+        shares = [Mean({seed: percent / 100 for seed, percent in value.by_seed.items()}) for value in row]
+        series.append(band(context.name(name), paper.EPOCHS, shares, most=1.0))
     seeds = over(len(context.request.seed_list), " with its 95% band")
     part = "half" if context.request.quick else "a fifth"
     caption = f"New clients personalise what {part} of the clients has learned; mean over {seeds}."
-    heading = f"New clients, {TITLES[column]}"
-    return picture(f"new-clients-{column}", heading, caption, line_chart, series, title=TITLES[column], **axes)
+    axes = _axes(Axis("accuracy of new clients", "percent"), column)
+    return Picture(f"new-clients-{column}", f"New clients, {TITLES[column]}", caption, line_chart, series, axes)
 
 
-def _distances(context: Context, column: str, seeded: Mapping[str, Seeded]) -> list[Picture]:
+def _distances(context: Context, column: str, means: Rows) -> list[Picture]:
     """Draw how far each is from the best rival, from one epoch on: accuracies alone lie too close to tell apart."""
     start = paper.EPOCHS.index(1)
-    levels = {name: [m for m, _ in _means(runs)[start:]] for name, runs in seeded.items() if not _ours(name)}
-    levels = {name: values for name, values in levels.items() if all(map(math.isfinite, values))}
+    levels = {name: row[start:] for name, row in means.items() if not _ours(name)}
+    levels = {name: row for name, row in levels.items() if all(map(math.isfinite, row))}
     if not levels:
         return []
     best = max(levels, key=lambda name: fmean(levels[name]))
-    means = {name: _differences(runs, seeded[best])[start:] for name, runs in seeded.items()}
-    known = {name: [m for m, _ in each if math.isfinite(m)] for name, each in means.items()}
-    far = [name for name, each in known.items() if each and max(each) < -FAR]
-    if not any(each and name not in (best, *far) for name, each in known.items()):
+    ahead = {name: _differences(row[start:], levels[best]) for name, row in means.items()}
+    known = {name: [value for value in row if math.isfinite(value)] for name, row in ahead.items()}
+    far = [name for name, row in known.items() if row and max(row) < -FAR]
+    if not any(row and name not in (best, *far) for name, row in known.items()):
         return []  # the best rival alone is no picture
-    near = {name: [m if m[0] >= -FAR else (math.nan, None) for m in each] for name, each in means.items()}
-    series = [banded_means(context.name(name), paper.EPOCHS[start:], each) for name, each in near.items()]
-    axes: Table = {"x": Axis("epochs of fine-tuning", "whole"), "y": Axis(f"points ahead of {context.name(best)}")}
+    near = {name: [value if value >= -FAR else Mean({}) for value in row] for name, row in ahead.items()}
+    series = [band(context.name(name), paper.EPOCHS[start:], row, least=-math.inf) for name, row in near.items()]
     seeds = over(len(context.request.seed_list), " with its 95% band")
     caption = f"Differences of the same partitions, mean over {seeds}. {context.name(best)} is the best rival; what is "
     caption += f"more than {FAR} points behind is not drawn"
     caption += f" (nowhere: {', '.join(map(context.name, far))})." if far else "."
     heading = f"New clients beside the best rival, {TITLES[column]}"
-    name = f"new-clients-{column}-ahead"
-    return [picture(name, heading, caption, line_chart, series, title=TITLES[column], **axes)]
+    axes = _axes(Axis(f"points ahead of {context.name(best)}"), column)
+    return [Picture(f"new-clients-{column}-ahead", heading, caption, line_chart, series, axes)]

@@ -27,12 +27,10 @@ from ...report.canvas import Axis
 from ...report.charts import Series, line_chart
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
-from ..statistics import mean
 from ..study import Study
 from . import numbers
 from .experiment import Context, Done, Experiment, by_label, over_rounds
-from .findings import Findings, Sheet, number, over, spread
-from .pictures import Picture, picture
+from .findings import Findings, Mean, Picture, Sheet, listed, over
 
 A = np.array([np.diag([2.0, 15.0]) - 1.5, np.diag([15.0, 2.0]) - 1.5])
 B = np.array([[5.0, 10.0], [10.0, 5.0]])
@@ -115,7 +113,7 @@ class Toy(Experiment):
     seeds = (5, 5)  # a seed is a start
 
     def cells(self, context: Context) -> list[Cell]:
-        made = []
+        cells = []
         for label, (algorithm, hyper) in ARMS.items():
             steps, rounds = STEPS, QUICK_ROUNDS if context.request.quick else ROUNDS
             if label == LONG_ROUNDS:
@@ -124,47 +122,46 @@ class Toy(Experiment):
                 algorithm=algorithm, clients=2, noise=1.0, learn_noise=False, rounds=rounds, participation=1.0,
                 epochs=steps, batch_size=2, dtype="float64",
             ).with_changes(hyper=hyper)  # fmt: skip
-            made += context.seeded(label, config, curve=tuple(range(1, rounds + 1)), study=Quadratics())
-        return made
+            cells += context.seeded(label, config, curve=tuple(range(1, rounds + 1)), study=Quadratics())
+        return cells
 
     def findings(self, context: Context, done: Sequence[Done]) -> Findings:
-        groups, table, records = by_label(done), [], []
-        for label, own in groups.items():
-            distance, after = (mean([d.result.curve[-1][key] for d in own]) for key in ("distance", "loss"))
-            steps = LONG if label == LONG_ROUNDS else STEPS
-            exact = theirs = None
+        groups, records = by_label(done), []
+        for label, cells in groups.items():
+            ends = {d.result.seed: d.result.curve[-1] for d in cells}
+            distance, after = (Mean({n: end[key] for n, end in ends.items()}) for key in ("distance", "loss"))
+            steps, exact, theirs = LONG if label == LONG_ROUNDS else STEPS, None, None
             if label.startswith("FedAvg"):
                 exact, theirs = float(np.linalg.norm(fixed_point(steps) - TARGET)), numbers.TOY_DISTANCE[steps]
-            table.append([label, spread(distance, 3), number(exact, 3), number(theirs, 3), spread(after, 2)])
             records.append({
-                "arm": label, "distance": distance[0], "closed_form": exact, "paper": theirs,
-                "difference": None if theirs is None else distance[0] - theirs, "loss": after[0],
+                "arm": label, "distance": distance, "closed_form": exact, "paper": theirs,
+                "difference": None if theirs is None else distance - theirs, "loss": after,
             })  # fmt: skip
-        head = ["", "distance to x*", "closed form", "the paper's", "loss after 10 steps"]
+        shown = {"distance to x*": ("distance", 3), "closed form": ("closed_form", 3), "the paper's": ("paper", 3)}
+        grid = listed(records, "", lambda r: r["arm"], shown | {"loss after 10 steps": ("loss", 2)})
         note = (
             f"After {done[0].cell.config.rounds} rounds, mean over {over(len(groups['FedAvg']), unit='start')}; the "
             "loss is above the client's own minimum, mean of both clients. x* = (1.364, 1.364)."
         )
-        sheet = Sheet("Where they settle", head, table, [note])
         pictures = [_contours(groups), *(_rounds(groups, key) for key in ("distance", "loss"))]
-        return Findings(_conclusions(records), [sheet], pictures, records)
+        return Findings(_conclusions(records), [Sheet("Where they settle", *grid, [note])], pictures, records)
 
 
 def _conclusions(records: Sequence[Table]) -> list[str]:
     """Say how each FedABML compares with FedAvg."""
     ends = {record["arm"]: record for record in records}
-    found = []
+    texts = []
     for label in (name for name in ends if name.startswith("FedABML")):
-        words = []
+        parts = []
         for key, unit in (("distance", "away from x*"), ("loss", "of loss after 10 steps")):
-            ours, theirs = ends[label][key], ends["FedAvg"][key]
-            sense = "less" if ours < theirs else "more"
-            words.append(f"{ours:.3f} {unit}, {abs(ours - theirs):.3f} {sense} than FedAvg")
-        found.append(f"{label}: {'; '.join(words)}.")
+            gap = ends[label][key] - ends["FedAvg"][key]
+            sense = "less" if gap < 0 else "more"
+            parts.append(f"{ends[label][key]:.3f} {unit}, {abs(gap):.3f} {sense} than FedAvg")
+        texts.append(f"{label}: {'; '.join(parts)}.")
     fixed, learned = ends["FedABML, σ fixed"], ends["FedABML, σ learned"]
     if learned["distance"] > fixed["distance"] and learned["loss"] < fixed["loss"]:
-        found.append("A learned σ moves the mean towards that of the local optima: further from x*, better fine-tuned.")
-    return found
+        texts.append("A learned σ moves the mean towards that of the local optima: further from x*, better fine-tuned.")
+    return texts
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------
@@ -191,7 +188,8 @@ def _contours(groups: Mapping[str, Sequence[Done]]) -> Picture:
         x, y = zip(*path, (None, None), path[-1], strict=True)
         series.append(Series(label, y, x, thin=True))
     caption = "Contours: a client's loss is 2, 10 and 30 above its minimum. Lines: the server's mean, round by round."
-    return picture("contours", "The two clients", caption, line_chart, series, x=Axis("x₁"), y=Axis("x₂"))
+    axes = {"x": Axis("x₁"), "y": Axis("x₂")}
+    return Picture("contours", "The two clients", caption, line_chart, series, axes)
 
 
 def _rounds(groups: Mapping[str, Sequence[Done]], key: str) -> Picture:
@@ -200,7 +198,6 @@ def _rounds(groups: Mapping[str, Sequence[Done]], key: str) -> Picture:
         "distance": ("Distance to x* per round", "The distance of the server's mean to x*"),
         "loss": ("Local loss after 10 steps", "A client's loss above its minimum after fine-tuning, mean of both"),
     }[key]
-    series = [over_rounds(name, own, key) for name, own in groups.items() if name != LONG_ROUNDS]
-    starts = over(len(groups["FedAvg"]), " with its 95% band", "start")
-    caption = f"{what}; mean over {starts}."
-    return picture(key, title, caption, line_chart, series, x=Axis("round", "whole"), y=Axis(key))
+    series = [over_rounds(name, cells, key) for name, cells in groups.items() if name != LONG_ROUNDS]
+    caption = f"{what}; mean over {over(len(groups['FedAvg']), ' with its 95% band', 'start')}."
+    return Picture(key, title, caption, line_chart, series, {"x": Axis("round", "whole"), "y": Axis(key)})

@@ -19,7 +19,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,14 +34,12 @@ from ...report.canvas import Axis
 from ...report.charts import Series, line_chart
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
-from ..statistics import mean
 from ..study import Study
-from .experiment import Context, Done, Experiment, by_column
-from .findings import Findings, Sheet, spread
-from .outside import OUTSIDE, auroc, pairs, with_outside
+from .experiment import Context, Done, Experiment, by_column, scored
+from .findings import Findings, Mean, Picture, Sheet, listed, number
+from .outside import OUTSIDE, auroc, check_outside, with_outside
 from .outside import TITLES as OUTSIDE_TITLES
-from .pictures import Mean, Picture, picture
-from .settings import TITLES, person, rows, with_label_level
+from .settings import TITLES, person, systems
 
 MOST = 200  # samples of a kind that a client predicts
 BINS = 24  # of a density
@@ -53,7 +50,7 @@ CONCLUDED = ("entropy", "surprise")  # the paper's measure, and the one that a l
 LEVELS = np.linspace(0, 1, 51)  # false alarms of the ROC
 SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0)  # of a client's samples that are of classes it never saw
 LEVEL = {"fedabml": "fedabml-plain", "fedabml+labels": "fedabml", "fedavg+labels": "fedavg-ft"}  # with it, without it
-Groups = Mapping[str, Sequence[Done]]  # the finished cells of every method
+CALIBRATION = {"accuracy": 4, "nll": 3, "ece": 3, "brier": 3}  # measures of a client's own data, and their decimals
 
 
 @dataclass(frozen=True)
@@ -71,22 +68,21 @@ class Outside(Study):
         found: list[dict[str, dict[str, np.ndarray]]] = []
         for begin in range(0, len(seen), cohort.chunk):
             some = list(range(begin, min(begin + cohort.chunk, len(seen))))
+            rows = [np.concatenate(seen[client]) for client in some]
             with torch.no_grad():
                 lanes = Lanes.of(cohort, sim.theta, some, sim.round)
-                models, own = personalise(lanes, sim.kept_for(some)), [np.concatenate(seen[c]) for c in some]
-                draws = predict(lanes, models, own)
-                alone = draws if lanes.offset is None else outputs(lanes, models, own, None, lanes.keys(rng.PREDICT))
+                models = personalise(lanes, sim.kept_for(some))
+                draws = predict(lanes, models, rows)
+                alone = draws if lanes.offset is None else outputs(lanes, models, rows, None, lanes.keys(rng.PREDICT))
             p = Prediction.of(draws)
             table = {"entropy": p.entropy, "mutual_information": p.mutual_information, "doubt": 1 - p.probs.max(-1)}
-            table["surprise"] = _surprise(cohort, some, [len(rows) for rows in own], alone)
-            at = 0
-            for client in some:
-                cuts = at + np.cumsum([0, *map(len, seen[client])])
-                parts = dict(zip(KINDS, pairwise(cuts), strict=True))
-                found.append({k: {m: v[a:b] for m, v in table.items()} for k, (a, b) in parts.items()})
-                y = cohort.fed.y[seen[client][2]]
-                found[-1]["other"]["right"] = p.label[cuts[2] : cuts[3]] == y
-                at = cuts[-1]
+            table["surprise"] = _surprise(cohort, some, list(map(len, rows)), alone)
+            table["right"] = p.label == cohort.fed.y[np.concatenate(rows)]
+            cuts = np.cumsum([0, *(len(part) for client in some for part in seen[client])])
+            parts = [{name: values[a:b] for name, values in table.items()} for a, b in pairwise(cuts)]
+            found += [
+                dict(zip(KINDS, parts[i : i + len(KINDS)], strict=True)) for i in range(0, len(parts), len(KINDS))
+            ]
         return _summary(found, math.log(cohort.fed.classes))
 
 
@@ -114,12 +110,10 @@ def _summary(found: Sequence[dict[str, dict[str, np.ndarray]]], top: float) -> T
     """Return AUROCs, densities and ROC curves, ready for JSON."""
     edges = np.linspace(0, top, BINS + 1)
     pooled = {k: {m: np.concatenate([f[k][m] for f in found]) for m in MEASURES} for k in KINDS}
-    scores: dict[str, Any] = {}
-    for kind in ("out", "other"):
-        for m in MEASURES:
-            each = [auroc(f["in"][m], f[kind][m]) for f in found if len(f["in"][m]) and len(f[kind][m])]
-            both = auroc(pooled["in"][m], pooled[kind][m])
-            scores[f"{kind} {m}"] = {"pooled": both, "clients": float(np.mean(each))}
+    scores = {}
+    for kind, m in product(("out", "other"), MEASURES):
+        each = [auroc(f["in"][m], f[kind][m]) for f in found if len(f["in"][m]) and len(f[kind][m])]
+        scores[f"{kind} {m}"] = {"pooled": auroc(pooled["in"][m], pooled[kind][m]), "clients": float(np.mean(each))}
     return {
         "auroc": scores,
         "entropy": {k: float(pooled[k]["entropy"].mean()) for k in KINDS},
@@ -154,146 +148,141 @@ class Uncertainty(Experiment):
     seeds = (3, 1)
 
     def cells(self, context: Context) -> list[Cell]:
-        made = []
-        whose = ("fedavg-ft", "fedabml") if context.request.protocol == "paper" else ("fedavg-ft",)
-        for column, other in pairs(context, self.columns):
-            found = rows(context, column, self.algorithms)
-            for name, config in with_label_level(context, found, whose).items():
-                made += context.seeded(f"{column} {name}", config, study=Outside(other))
-        return made
+        levels = ("fedavg-ft", "fedabml") if context.request.protocol == "paper" else ("fedavg-ft",)
+        return [
+            cell
+            for column, name, config in systems(context, self, levels=levels, check=check_outside)
+            for cell in context.seeded(f"{column} {name}", config, study=Outside(OUTSIDE[column]))
+        ]
 
     def findings(self, context: Context, done: Sequence[Done]) -> Findings:
         conclusions, sheets, pictures, records = [], [], [], []
-        for column, own in by_column(done).items():
+        for column, groups in by_column(done).items():
             title = f"{TITLES[column]} against {OUTSIDE_TITLES[OUTSIDE[column]]}"
-            named = {context.name(name): cells for name, cells in own.items()}
-            sheets += [*_aurocs(title, named), _calibration(title, named), _shifted(title, named)]
-            pictures += [_rocs(column, title, named), _shifts(column, named), *_densities(context, column, own)]
-            records += [_record(column, name, cells) for name, cells in own.items()]
-            conclusions += [
-                f"{title}, AUROC of {m}, pooled: {words}." for m in CONCLUDED if (words := _order(named, m))
-            ]
-            conclusions += _pays(context, column, own)
+            here = [_record(column, name, cells) for name, cells in groups.items()]
+            sheets += _sheets(context, title, here)
+            first = {name: cells[0] for name, cells in groups.items()}
+            pictures += [_rocs(context, column, title, first), _shifts(context, here)]
+            pictures += _densities(context, column, first)
+            orders = {m: _order(context, here, m) for m in CONCLUDED}
+            conclusions += [f"{title}, AUROC of {m}, pooled: {order}." for m, order in orders.items() if order]
+            conclusions += _pays(context, here)
+            records += here
         return Findings(conclusions, sheets, pictures, records)
 
 
 def _record(column: str, name: str, cells: Sequence[Done]) -> Table:
-    found: Table = {"column": column, "outside": OUTSIDE[column], "algorithm": name, "seeds": len(cells)}
+    """Return the record of a method; an AUROC that a cell of an earlier version lacks is None."""
+    record: Table = {"column": column, "outside": OUTSIDE[column], "algorithm": name, "seeds": len(cells)}
     for kind, m, of in product(("out", "other"), MEASURES, ("pooled", "clients")):
-        found[f"auroc_{kind}_{m}_{of}"] = (_auroc(cells, f"{kind} {m}", of) or (None,))[0]
-    found |= {k: _summarised(cells, k)[0] for k in ("accuracy", "nll", "ece", "brier")}
-    return found | {"other_accuracy": mean(_accuracies(cells)[1])[0]}
-
-
-def _auroc(cells: Sequence[Done], key: str, of: str) -> Mean | None:
-    """Return a mean AUROC over seeds; None where a cell, made by an earlier version, lacks it."""
-    found = [d.result.found["auroc"].get(key, {}).get(of) for d in cells]
-    return None if None in found else mean(found)
-
-
-def _summarised(cells: Sequence[Done], key: str) -> Mean:
-    return mean([d.result.scores[0].summary[key] for d in cells])
-
-
-def _accuracies(cells: Sequence[Done]) -> tuple[list[float], list[float]]:
-    """Return the accuracies on classes that clients know and on those they never saw, by seed."""
-    own = [d.result.scores[0].summary["accuracy"] for d in cells]
-    return own, [d.result.found["other_accuracy"] for d in cells]
+        values = {d.result.seed: d.result.found["auroc"].get(f"{kind} {m}", {}).get(of) for d in cells}
+        record[f"auroc_{kind}_{m}_{of}"] = None if None in values.values() else Mean(values)
+    record |= {key: scored(cells, key) for key in CALIBRATION}
+    record["other_accuracy"] = Mean({d.result.seed: d.result.found["other_accuracy"] for d in cells})
+    return record | {f"entropy_{k}": Mean({d.result.seed: d.result.found["entropy"][k] for d in cells}) for k in KINDS}
 
 
 # -- sentences ------------------------------------------------------------------------------------------------------
-def _order(named: Groups, measure: str) -> str:
+def _order(context: Context, records: Sequence[Table], measure: str) -> str:
     """Name the methods by how well a measure detects the other dataset's samples; empty where some lack it."""
-    found = {name: _auroc(cells, f"out {measure}", "pooled") for name, cells in named.items()}
-    known = {name: value[0] for name, value in found.items() if value}
-    order = sorted(known, key=lambda name: -known[name]) if len(known) == len(named) else []
-    return ", ".join(f"{name} {known[name]:.3f}" for name in order)
+    key = f"auroc_out_{measure}_pooled"
+    if any(r[key] is None for r in records):
+        return ""
+    return ", ".join(f"{context.named(r)} {r[key]:.3f}" for r in sorted(records, key=lambda r: -r[key]))
 
 
-def _pays(context: Context, column: str, own: Groups) -> list[str]:
+def _pays(context: Context, records: Sequence[Table]) -> list[str]:
     """Say up to which share of other classes the label level pays, for every method that ran with and without it."""
-    found = []
-    for name, bare in LEVEL.items():
-        if name in own and bare in own:
-            ends = [[mean(v)[0] for v in _accuracies(own[each])] for each in (name, bare)]
-            gain, loss = ends[0][0] - ends[1][0], ends[1][1] - ends[0][1]
-            share = gain / (gain + loss) if gain > 0 and loss > 0 else None
-            words = "pays at every share" if share is None else f"pays below {share:.1%}"
-            who = f"{context.name(name)} {words if gain > 0 else 'does not pay'}"
-            found.append(f"{TITLES[column]}, share of classes never seen: by accuracy {who}.")
-    return found
+    own, texts = {r["algorithm"]: r for r in records}, []
+    for level, bare in ((own[name], own[bare]) for name, bare in LEVEL.items() if name in own and bare in own):
+        gain = level["accuracy"] - bare["accuracy"]
+        loss = bare["other_accuracy"] - level["other_accuracy"]
+        pays = f"pays below {gain / (gain + loss):.1%}" if loss > 0 else "pays at every share"
+        by_accuracy = f"by accuracy {context.named(level)} {pays if gain > 0 else 'does not pay'}"
+        texts.append(f"{TITLES[level['column']]}, share of classes never seen: {by_accuracy}.")
+    return texts
 
 
 # -- tables ---------------------------------------------------------------------------------------------------------
-def _aurocs(title: str, named: Groups) -> list[Sheet]:
-    """Return a table for samples of the other dataset, and one for classes that a client never saw."""
-    made = []
+def _sheets(context: Context, title: str, records: Sequence[Table]) -> list[Sheet]:
+    """Return the AUROCs, of another dataset and of classes never seen; calibration; and labels that shift."""
+    sheets = []
     for kind, heading in (("out", title), ("other", f"{title}: classes never seen")):
-        keys = [(f"{kind} {m}", "pooled") for m in MEASURES] + [(f"{kind} entropy", "clients")]
-        table = [[name, *(spread(_auroc(cells, *key), 3) for key in keys)] for name, cells in named.items()]
-        head = ["AUROC", *MEASURES.values(), "entropy, per client"]
+        shown = {label: (f"auroc_{kind}_{m}_pooled", 3) for m, label in MEASURES.items()}
+        shown["entropy, per client"] = (f"auroc_{kind}_entropy_clients", 3)
         note = "Pooled over clients, but for the last column: the mean of the clients' own."
-        made.append(Sheet(heading, head, table, [note]))
-    return made
+        sheets.append(Sheet(heading, *listed(records, "AUROC", context.named, shown), [note]))
+    shown = {key: (key, digits) for key, digits in CALIBRATION.items()}
+    shown |= {f"entropy, {label}": (f"entropy_{kind}", 3) for kind, label in KINDS.items()}
+    shown["accuracy, other classes"] = ("other_accuracy", 4)
+    calibration = listed(records, "", context.named, shown)
+    sheets.append(Sheet(f"{title}: calibration and entropy", *calibration, ["Mean entropies are in nats."]))
+    return [*sheets, _shifted(context, title, records)]
 
 
-def _calibration(title: str, named: Groups) -> Sheet:
-    """Return the table of the measures on the clients' own data, and of the mean entropies."""
-    measures = {"accuracy": 4, "nll": 3, "ece": 3, "brier": 3}
-    table = []
-    for name, cells in named.items():
-        values = [spread(_summarised(cells, k), digits) for k, digits in measures.items()]
-        heights = [spread(mean([d.result.found["entropy"][k] for d in cells]), 3) for k in KINDS]
-        table.append([name, *values, *heights, spread(mean(_accuracies(cells)[1]), 4)])
-    head = ["", *measures, *(f"entropy, {word}" for word in KINDS.values()), "accuracy, other classes"]
-    return Sheet(f"{title}: calibration and entropy", head, table, ["Mean entropies are in nats."])
-
-
-def _shifted(title: str, named: Groups) -> Sheet:
+def _shifted(context: Context, title: str, records: Sequence[Table]) -> Sheet:
     """Return the table of accuracy where a share of a client's samples are of classes that it never saw."""
     table = []
-    for name, cells in named.items():
-        mixed = [[100 * ((1 - s) * a + s * b) for a, b in zip(*_accuracies(cells), strict=True)] for s in SHARES]
-        table.append([name, *(spread(mean(values)) for values in mixed)])
-    head = ["accuracy %", *(f"{s:.0%}" for s in SHARES)]
+    for record in records:
+        other, row = record["other_accuracy"].by_seed, [context.named(record)]
+        for share in SHARES:
+            mixed = {n: (1 - share) * v + share * other[n] for n, v in record["accuracy"].by_seed.items()}
+            row.append(number(Mean(mixed).times(100)))
+        table.append(row)
     note = (
         "By the share of a client's samples that are of classes it never saw: what becomes of it as its labels shift."
     )
-    return Sheet(f"{title}: labels that shift", head, table, [note])
+    return Sheet(f"{title}: labels that shift", ["accuracy %", *(f"{s:.0%}" for s in SHARES)], table, [note])
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------
-def _shifts(column: str, named: Groups) -> Picture:
+def _shifts(context: Context, records: Sequence[Table]) -> Picture:
     """Draw accuracy against the share of classes never seen."""
-    ends = {name: [mean(values)[0] for values in _accuracies(cells)] for name, cells in named.items()}
-    series = [Series(name, line, [0.0, 1.0]) for name, line in ends.items()]
+    series = [Series(context.named(r), [r["accuracy"], r["other_accuracy"]], [0.0, 1.0]) for r in records]
     x, y = Axis("samples of classes never seen", "percent", (0, 1)), Axis("accuracy", "percent", (0, 1))
     caption = (
         "Accuracy of clients a share of whose samples are of classes that they never saw. The label level takes such"
         " classes for impossible: where its line falls below its twin's, it no longer pays."
     )
+    column, options = records[0]["column"], {"height": HEIGHT, "x": x, "y": y}
     heading = f"Labels that shift, {TITLES[column]}"
-    return picture(f"shift-{column}", heading, caption, line_chart, series, height=HEIGHT, x=x, y=y)
+    return Picture(f"shift-{column}", heading, caption, line_chart, series, options)
 
 
-def _rocs(column: str, title: str, named: Groups) -> Picture:
+def _rocs(context: Context, column: str, title: str, first: Mapping[str, Done]) -> Picture:
     """Draw the ROC curve of entropy for every method."""
-    found = {name: cells[0].result.found["roc"]["out"] for name, cells in named.items()}
-    series = [Series(name, curve, LEVELS.tolist()) for name, curve in found.items()]
-    axes: Table = {"x": Axis("false alarms", "percent", (0, 1)), "y": Axis("found", "percent", (0, 1))}
+    levels = LEVELS.tolist()
+    series = [Series(context.name(name), d.result.found["roc"]["out"], levels) for name, d in first.items()]
+    x, y = Axis("false alarms", "percent", (0, 1)), Axis("found", "percent", (0, 1))
     caption = "Samples from outside that entropy finds, against own samples that it takes for such; first seed, pooled."
     caption += " The dashed line is chance."
-    options: Table = {"height": HEIGHT, "diagonal": True}
-    return picture(f"roc-{column}", f"ROC, {title}", caption, line_chart, series, **options, **axes)
+    options = {"height": HEIGHT, "diagonal": True, "x": x, "y": y}
+    return Picture(f"roc-{column}", f"ROC, {title}", caption, line_chart, series, options)
 
 
-def _densities(context: Context, column: str, own: Groups) -> list[Picture]:
+def _densities(context: Context, column: str, first: Mapping[str, Done]) -> list[Picture]:
     """Draw the densities of entropy, a picture per method, all with the same axes."""
-    roots = {name: _roots(cells[0].result.found["density"]) for name, cells in own.items()}
+    roots = {name: _roots(d.result.found["density"]) for name, d in first.items()}
     ends = [v for each in roots.values() for curves in each.values() for v in (np.nanmin(curves), np.nanmax(curves))]
     span = (1.02 * min(ends, default=-1.0), 1.02 * max(ends, default=1.0))
-    y = Axis("density: inside upwards, outside downwards", "mirror", span)
-    return [_density_picture(context, column, name, own[name][0], roots[name], y) for name in own]
+    caption = (
+        "A thin curve per client of the first seed, and their mean: low entropies inside, high ones outside are"
+        " what is wanted. Heights are drawn as square roots, so that a peak leaves room for the rest."
+    )
+    pictures = []
+    for name, done in first.items():
+        edges, series = done.result.found["edges"], []
+        middles = [(a + b) / 2 for a, b in pairwise(edges)]
+        for kind, (*curves, middle) in roots[name].items():
+            # Cells of earlier versions leave clients without such samples out: then nobody knows whose curve is whose.
+            complete = len(curves) == done.cell.config.clients
+            who = [person(column, client) for client in range(len(curves))] if complete else ()
+            series.append(Series(KINDS[kind], middle.tolist(), middles, many=[c.tolist() for c in curves], who=who))
+        title, file = f"{context.name(name)}, {TITLES[column]}", f"entropy-{column}-{name.replace('+', '-')}"
+        options: Table = {"title": title, "height": HEIGHT, "x": Axis("entropy, nats", span=(edges[0], edges[-1]))}
+        options["y"] = Axis("density: inside upwards, outside downwards", "mirror", span)
+        pictures.append(Picture(file, f"Entropy, {title}", caption, line_chart, series, options))
+    return pictures
 
 
 def _roots(density: dict[str, list[list[float | None]]]) -> dict[str, np.ndarray]:
@@ -304,24 +293,3 @@ def _roots(density: dict[str, list[list[float | None]]]) -> dict[str, np.ndarray
         if np.isfinite(curves).any():
             found[kind] = sign * np.sqrt([*curves, np.nanmean(curves, 0)])
     return found
-
-
-def _density_picture(
-    context: Context, column: str, name: str, done: Done, roots: Mapping[str, np.ndarray], y: Axis
-) -> Picture:
-    edges, series = done.result.found["edges"], []
-    middles = [(a + b) / 2 for a, b in pairwise(edges)]
-    for kind, (*curves, middle) in roots.items():
-        # Cells of earlier versions leave clients without such samples out: then nobody knows whose curve is whose.
-        whole = len(curves) == done.cell.config.clients
-        who = [person(column, client) for client in range(len(curves))] if whole else ()
-        many = [curve.tolist() for curve in curves]
-        series.append(Series(KINDS[kind], middle.tolist(), middles, many=many, who=who))
-    title = f"{context.name(name)}, {TITLES[column]}"
-    caption = (
-        "A thin curve per client of the first seed, and their mean: low entropies inside, high ones outside are"
-        " what is wanted. Heights are drawn as square roots, so that a peak leaves room for the rest."
-    )
-    options: Table = {"title": title, "height": HEIGHT, "x": Axis("entropy, nats", span=(edges[0], edges[-1])), "y": y}
-    file = f"entropy-{column}-{name.replace('+', '-')}"
-    return picture(file, f"Entropy, {title}", caption, line_chart, series, **options)

@@ -29,9 +29,9 @@ from fedabml.experiments.paper import (
     toy,
 )
 from fedabml.experiments.paper.experiment import Context, Done
-from fedabml.experiments.paper.findings import against, over, spread
-from fedabml.experiments.paper.table2 import _distances, _failed, _leads, _means, _smallest, _verdict
-from fedabml.experiments.statistics import mean
+from fedabml.experiments.paper.findings import Mean, number, over, pivot
+from fedabml.experiments.paper.table1 import beside_paper
+from fedabml.experiments.paper.table2 import _distances, _failed, _leads, _smallest, _verdict
 from fedabml.files.paths import folder_lock
 from fedabml.files.sealed import parse_sealed
 from fedabml.report.canvas import LIGHT
@@ -70,11 +70,26 @@ def test_the_papers_table_2_is_whole():
 
 
 def test_numbers_in_words():
-    assert against((84.0, 0.5), 84.83) == "84.00 ± 0.50 (paper 84.83, -0.83)"
-    assert (against((84.0, None), None), against(None, 84.83)) == ("84.00", "– (paper 84.83)")
-    assert mean([1.0, 3.0]) == (2.0, None) and mean([1.0, 2.0, 3.0])[1] == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
-    assert spread(None) == "–"
+    three = Mean({0: 83.0, 1: 84.0, 2: 85.0})
+    half = 4.302653 / math.sqrt(3)
+    assert beside_paper({"accuracy": three, "paper": 84.83}) == f"84.00 ± {half:.2f} (paper 84.83, -0.83)"
+    assert beside_paper({"accuracy": Mean({0: 84.0}), "paper": None}) == "84.00"
+    assert beside_paper({"accuracy": None, "paper": 84.83}) == "– (paper 84.83)"
+    assert (number(None), number(math.nan), number(three, 1)) == ("–", "–", f"84.0 ± {half:.1f}")
     assert (over(1), over(2, unit="start"), over(3)) == ("one seed", "2 starts", "3 seeds ± half of its 95% interval")
+
+
+def test_a_mean_over_seeds_knows_its_interval_and_is_paired_by_seed():
+    two, three = Mean({0: 1.0, 5: 3.0}), Mean({0: 0.0, 5: 1.0, 7: 9.0})
+    assert (two, two.half, two.times(100).by_seed) == (2.0, None, {0: 100.0, 5: 300.0})
+    assert three.half == pytest.approx(4.302653 * np.std([0, 1, 9], ddof=1) / math.sqrt(3))
+    assert two.minus(three).by_seed == {0: 1.0, 5: 2.0} and math.isnan(Mean({})) and Mean({}).half is None
+
+
+def test_a_pivot_has_a_dash_where_no_record_is():
+    cells = [{"a": a, "b": b} for a, b in ("xp", "yp", "yq", "xr")]
+    head, rows = pivot(cells, "a", lambda r: r["a"], lambda r: r["b"], lambda r: r["a"] + r["b"])
+    assert head == ["a", "p", "q", "r"] and rows == [["x", "xp", "–", "xr"], ["y", "yp", "yq", "–"]]
 
 
 # -- the toy ----------------------------------------------------------------------------------------------------------
@@ -406,9 +421,17 @@ def newcomers(*more):
     return {seed: [level + each for each in more] for seed, level in enumerate(LEVELS)}
 
 
+def means(seeded):
+    """The means after every number of epochs, of the runs where personalising worked."""
+    columns = {name: zip(*runs.values(), strict=True) for name, runs in seeded.items()}
+    return {
+        name: [Mean({n: v for n, v in zip(seeded[name], row, strict=True) if math.isfinite(v)}) for row in rows]
+        for name, rows in columns.items()
+    }
+
+
 def verdict(seeded):
-    means = {name: _means(runs) for name, runs in seeded.items()}
-    return _verdict(TUNED, "digits", means, _leads(seeded))
+    return _verdict(TUNED, "digits", means(seeded))
 
 
 def test_who_is_ahead_among_new_clients_is_said_of_those_who_ran():
@@ -426,7 +449,7 @@ def test_leads_among_new_clients_are_of_the_same_partitions():
     ours = newcomers(2, 1, 1, 1, 1, 1, 1, 1)
     ours[0][0], ours[2][0] = 71.0, 78.0  # leads of 1, 2 and 3 before any epoch
     rivals = {"fedavg-ft": newcomers(0, 0, 0, 0, 0, 0, 0, 3), "pfedme": newcomers(-9, -9, 2, -9, -9, -9, -9, -9)}
-    (leads,) = _leads({"fedabml": ours} | rivals).values()
+    (leads,) = _leads(means({"fedabml": ours} | rivals)).values()
     row = _smallest(TUNED, leads)
     assert row[0] == f"+2.00 ± {4.302653 / math.sqrt(3):.2f} (FedAvg+FT)" and row[1] == "+1.00 ± 0.00 (FedAvg+FT)"
     assert row[2] == "-1.00 ± 0.00 (pFedMe)" and row[7] == "-2.00 ± 0.00 (FedAvg+FT)"
@@ -442,18 +465,18 @@ def test_a_failed_run_of_new_clients_is_left_out_and_named():
     rivals = {"pfedme": newcomers(*[0] * 7, math.nan), "fedavg-ft": newcomers(*[0] * 8)}
     rivals["fedavg-ft"][1][3] = math.nan  # a single failure: two seeds are left, which have no interval
     ours = newcomers(*[1] * 8)
-    (leads,) = _leads({"fedabml": ours} | rivals).values()
-    assert leads["fedavg-ft"][3] == (1.0, None) and leads["fedavg-ft"][4] == (1.0, 0.0)
-    assert math.isnan(leads["pfedme"][7][0]) and _smallest(TUNED, leads)[7] == "+1.00 ± 0.00 (FedAvg+FT)"
+    (leads,) = _leads(means({"fedabml": ours} | rivals)).values()
+    assert [(lead, lead.half) for lead in leads["fedavg-ft"][3:5]] == [(1.0, None), (1.0, 0.0)]
+    assert math.isnan(leads["pfedme"][7]) and _smallest(TUNED, leads)[7] == "+1.00 ± 0.00 (FedAvg+FT)"
     said = verdict({"fedabml": ours} | rivals)
     assert "after 0, 1, 2, 3, 4, 5, 8, 10 epochs, by more than the 95% interval after 0, 1, 2, 4, 5, 8, 10. " in said
     said = verdict({"fedabml": ours, "pfedme": newcomers(*[math.nan] * 8)})
     assert said == "digits (40,5): FedABML + label level is ahead of every rival after no number of epochs."
-    assert _failed(TUNED, "digits", {"fedabml": ours} | rivals) == [
+    assert _failed(TUNED, "digits", means({"fedabml": ours} | rivals)) == [
         "digits (40,5): personalising diverged for pFedMe in 3 of 3 runs, FedAvg+FT in 1 of 3 runs, after some numbers "
         "of epochs; these are left out there."
     ]
-    assert not _failed(TUNED, "digits", {"fedabml": ours}) and _means(rivals["fedavg-ft"])[3] == (72.5, None)
+    assert not _failed(TUNED, "digits", means({"fedabml": ours})) and means(rivals)["fedavg-ft"][3] == 72.5
 
 
 def test_new_clients_beside_the_best_rival_are_drawn_but_for_those_far_behind():
@@ -465,16 +488,14 @@ def test_new_clients_beside_the_best_rival_are_drawn_but_for_those_far_behind():
         "pfedme": newcomers(*[math.nan] * 8),
     }
     seeded["fedavg-ft"][1][5] = math.nan
-    (ahead,) = _distances(TUNED, "digits", seeded)
+    rows = means(seeded)
+    (ahead,) = _distances(TUNED, "digits", rows)
     assert ahead.name == "new-clients-digits-ahead" and "FedAvg+FT is the best rival" in ahead.caption
     assert ahead.caption.endswith("what is more than 3 points behind is not drawn (nowhere: pFedBayes).")
     svg = ahead.draw(LIGHT)
     assert "points ahead of FedAvg+FT" in svg and ">-1.0<" in svg and ">-10" not in svg
-    assert not _distances(TUNED, "digits", {"fedabml": seeded["fedabml"]})
-    assert not _distances(TUNED, "digits", {"fedavg-ft": seeded["fedavg-ft"]})
-    assert not _distances(
-        TUNED, "digits", {name: seeded[name] for name in ("fedavg-ft", "pfedbayes")}
-    )  # nobody is near
+    for alone in (["fedabml"], ["fedavg-ft"], ["fedavg-ft", "pfedbayes"]):  # of the last two nobody is near
+        assert not _distances(TUNED, "digits", {name: rows[name] for name in alone})
 
 
 @pytest.mark.nightly

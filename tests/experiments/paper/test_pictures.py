@@ -11,7 +11,7 @@ import pytest
 
 from fedabml.experiments.paper import uncertainty
 from fedabml.experiments.paper.experiment import Context, Request
-from fedabml.experiments.paper.pictures import banded, banded_means, power
+from fedabml.experiments.paper.findings import Mean, band, power
 from fedabml.report.canvas import LIGHT, PAGE, Axis, tick_labels
 from fedabml.report.charts import Series, line_chart
 from fedabml.runs.config import RunConfig
@@ -20,17 +20,20 @@ PAPER, TUNED = (Context(Request("uncertainty", protocol), Path(), Path()) for pr
 
 
 def test_a_band_is_the_interval_and_needs_three_curves():
-    rows = [[1.0, 2.0], [2.0, 2.0], [3.0, 2.0]]
-    made = banded("x", [1, 2], rows)
+    means = [Mean({0: 1.0, 1: 2.0, 2: 3.0}), Mean({0: 2.0, 1: 2.0, 2: 2.0})]
+    line = band("x", [1, 2], means)
     half = 4.302653 / math.sqrt(3)
-    assert list(made.y) == [2, 2] and made.high == pytest.approx([2 + half, 2]) and made.low == pytest.approx([0, 2])
-    assert not banded("x", [1, 2], rows[:2]).low and list(banded("x", [1, 2], rows, most=3.0).high) == [3, 2]
-    logs = banded("x", [1, 2], rows, log=True)
+    assert list(line.y) == [2, 2] and line.high == pytest.approx([2 + half, 2]) and line.low == pytest.approx([0, 2])
+    assert not band("x", [1], [Mean({0: 1.0, 1: 2.0})]).bands()
+    assert list(band("x", [1, 2], means, most=3.0).high) == [3, 2]
+    logs = band("x", [1, 2], means, log=True)
     assert list(logs.y) == [power(2), power(2)] and logs.low[0] == pytest.approx(power(2e-3))
-    below = banded_means("x", [1, 2], [(-1.0, 0.5), (math.nan, None)])
-    assert below.bands() == [[(1, -1.5), (1, -0.5)]] and below.points() == [(1, -1), None]
-    parted = banded_means("x", [1, 2, 3, 4], [(0.0, 1.0), (0.0, 2.0), (5.0, None), (0.0, 1.0)])
-    assert parted.bands() == [[(1, -1), (2, -2), (2, 2), (1, 1)], [(4, -1), (4, 1)]] and len(parted.points()) == 4
+    below = band("x", [1, 2], [Mean({0: -2.0, 1: -1.0, 2: 0.0}), Mean({})], least=-math.inf)
+    (outline,) = below.bands()
+    assert outline == [(1, pytest.approx(-1 - half)), (1, pytest.approx(-1 + half))]
+    assert below.points() == [(1, -1), None]
+    parted = band("x", [1, 2, 3], [means[1], Mean({0: 5.0}), means[1]])
+    assert parted.bands() == [[(1, 2), (1, 2)], [(3, 2), (3, 2)]] and len(parted.points()) == 3
     assert power(0.0) is None is power(math.nan) is power(None)
 
 
@@ -105,7 +108,7 @@ def _finished(density, clients):
 def test_densities_have_one_axis_for_all_methods_and_name_clients_whose_place_is_known():
     kinds = {"in": [[0.0, 1.0], [0.25, 0.75]], "out": [[1.0, 0.0], [None, None]]}
     peak = {"in": [[9.0, 0.0]], "out": [[0.5, 0.5]]}  # as an earlier version left a client out
-    own = {"fedabml": [_finished(kinds, 2)], "fedavg-ft": [_finished(peak, 2)]}
+    own = {"fedabml": _finished(kinds, 2), "fedavg-ft": _finished(peak, 2)}
     first, second = (drawing.draw(PAGE) for drawing in uncertainty._densities(PAPER, "digits", own))
     spans = [re.search(r'data-plot="([^"]*)"', svg)[1].split()[4:] for svg in (first, second)]
     assert spans[0] == spans[1] == ["0", "2", "-1.02", "3.06"]
@@ -119,18 +122,18 @@ def test_the_place_of_a_client_is_kept_where_it_has_no_samples():
     assert uncertainty._density(np.array([0.5, 1.5, 1.5, 5.0]), edges) == [0.25, 0.75]
 
 
-def _scored(own, other):
-    score = SimpleNamespace(summary={"accuracy": own})
-    return SimpleNamespace(result=SimpleNamespace(scores=[score], found={"other_accuracy": other}))
+def _scored(algorithm, known, other):
+    record = {"column": "digits", "algorithm": algorithm}
+    return record | {"accuracy": Mean({0: known}), "other_accuracy": Mean({0: other})}
 
 
 def test_where_labels_shift_the_share_is_said_below_which_the_label_level_pays():
-    own = {"fedabml": [_scored(0.9, 0.1)], "fedabml-plain": [_scored(0.8, 0.4)]}  # as far apart at a share of a quarter
-    assert uncertainty._pays(TUNED, "digits", own)[0].endswith("FedABML + label level pays below 25.0%.")
-    (with_it, without) = uncertainty._shifted("t", own).rows
+    level, bare = _scored("fedabml", 0.9, 0.1), _scored("fedabml-plain", 0.8, 0.4)  # they meet at a share of a quarter
+    assert uncertainty._pays(TUNED, [level, bare])[0].endswith("FedABML + label level pays below 25.0%.")
+    (with_it, without) = uncertainty._shifted(TUNED, "t", [level, bare]).rows
     assert with_it[4] == without[4] == "70.00" and (with_it[1], with_it[-1]) == ("90.00", "10.00")
-    for level, words in ((_scored(0.8, 0.3), "does not pay."), (_scored(0.9, 0.5), "pays at every share.")):
-        assert uncertainty._pays(TUNED, "digits", own | {"fedabml": [level]})[0].endswith(words)
-    assert uncertainty._pays(TUNED, "digits", {"fedabml": own["fedabml"]}) == []
-    (line,) = re.findall(r'data-plot="([^"]*)"', uncertainty._shifts("digits", own).draw(PAGE))
+    for known, other, verdict in ((0.8, 0.3, "does not pay."), (0.9, 0.5, "pays at every share.")):
+        assert uncertainty._pays(TUNED, [_scored("fedabml", known, other), bare])[0].endswith(verdict)
+    assert uncertainty._pays(TUNED, [level]) == []
+    (line,) = re.findall(r'data-plot="([^"]*)"', uncertainty._shifts(TUNED, [level, bare]).draw(PAGE))
     assert line.split()[4:] == ["0", "1", "0", "1"]
