@@ -125,8 +125,8 @@ def explained(found: Comparison, lead: bool = False) -> list[str]:
     pooled = " (ECE: all predictions together)" if found.task == "classification" else ""
     of = f"mean of {count} seeds ± half of its 95% interval (Student)" if count > 1 else f"seed {found.seeds[0]} alone"
     lines = [
-        f"Every client's own model on its own {data} data, averaged over clients{pooled}; {of}. Traffic, up and down, "
-        "is per client and round; seconds are per run."
+        f"Every client's own model on its own {data} data, averaged over clients{pooled}; {of}.",
+        "Traffic, up and down, is per client and round; seconds are per run.",
     ]
     if small := found.small_clients:
         rest = "; worst tenth: of the other clients" if small < found.scored_clients else ""
@@ -173,8 +173,9 @@ def _test(found: Comparison, rivals: int) -> str:
     least = float(np.median(gaps)) if gaps else 0.0
     words = f"{main.factor * least:.{main.digits - 1}f} {_unit(main)}"
     return (
-        f"{best}: paired t-tests over the {count} seeds and over {clients} clients do not both see a difference "
-        f"{level}." + (f" With {count} seeds a gap below about {words} is not seen." if least else "")
+        f"{best}: at least one of the two paired tests is not significant {level}. They are t-tests over the "
+        f"{count} seeds and over {clients} clients."
+        + (f" With {count} seeds a gap below about {words} is not seen." if least else "")
     )
 
 
