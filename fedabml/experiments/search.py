@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -32,23 +32,20 @@ from .cell import Cell, Result
 from .ledger import Ledger
 from .runner import Callbacks, execute
 from .search_space import (
+    EARLY,
     GRID,
     Grid,
+    Points,
     Space,
-    around,
     combinations,
-    edge,
-    finite,
-    inside,
+    end_warning,
     personal_options,
-    rounded,
-    sound,
     space,
+    without_contradictions,
 )
 from .study import PLAIN, Study
 
 SIGN = {"accuracy": 1, "rmse": -1, "nll": -1}  # times it, more is better
-EARLY = 8  # trials before TPE proposes (or the first batch, where that is larger)
 WORST = (-math.inf, -math.inf)  # the rank of a trial that diverged
 HELD_OUT, ALL_ROWS = "validation rows", "all training rows"
 
@@ -105,73 +102,8 @@ def _scored_on_training(fed: Federation) -> Federation:
     return replace(fed, val=fed.train)
 
 
-class Points:
-    """The points of a search, in their order.
-
-    The first point is the given one. The next `early` − 1 points are scrambled Sobol numbers in boxes around it: box i
-    covers the share s = i/(early − 1) of every range (of its logarithm, where the range is logarithmic). A list has its
-    given value with probability 1 − s, else any of its values. So the first trials stay near what is known to work, and
-    the last of them come from the whole space. After them TPE proposes points from all scores so far.
-
-    A space of lists alone has no more points than combinations: each is tried once, in random order.
-    """
-
-    def __init__(self, space: Space, given: Table, seed: int, early: int):
-        self.space = space
-        self.study: Any = None  # Optuna's
-        self.pending: list[Any] = []  # its trials without a score; None for a point outside its space
-        if finite(space):
-            self.known = combinations(space, given)
-            self.known[1:] = random.Random(seed).sample(self.known[1:], len(self.known) - 1)
-            return
-        optuna = need_optuna()
-        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=1)
-        self.study = optuna.create_study(direction="maximize", sampler=sampler)
-        self.known = [given, *around(space, given, [i / (early - 1) for i in range(1, early)], seed)]
-        self.distributions = {
-            name: optuna.distributions.FloatDistribution(values.low, values.high, log=values.log)
-            if isinstance(values, Range)
-            else optuna.distributions.CategoricalDistribution(values)
-            for name, values in space.items()
-        }
-
-    def propose(self, count: int) -> list[Table]:
-        """Return the next points."""
-        pairs = [self._next() for _ in range(count)]
-        self.pending = [trial for _, trial in pairs]
-        return [point for point, _ in pairs]
-
-    def _next(self) -> tuple[Table, Any]:
-        if not self.known:
-            trial = self.study.ask(self.distributions)
-            return {name: rounded(trial.params[name]) for name in self.space}, trial
-        point = self.known.pop(0)
-        if self.study is None or not inside(self.space, point):
-            return point, None
-        self.study.enqueue_trial(point)
-        return point, self.study.ask(self.distributions)
-
-    def report(self, scores: Sequence[float]) -> None:
-        """Take the scores of the last points; more is better. TPE learns nothing of a given point outside the space."""
-        for trial, score in zip(self.pending, scores, strict=True):
-            if trial is not None:
-                self.study.tell(trial, score)
-
-
-def need_optuna() -> Any:
-    """Import Optuna without its messages; an error says how to install it."""
-    try:
-        import optuna
-    except ImportError as error:
-        raise InputError(
-            "Tuning needs Optuna, which is not installed: pip install 'fedabml[tune]' (or pip install optuna)."
-        ) from error
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna
-
-
 class Search:
-    """The search of one algorithm."""
+    """The search of one algorithm; with `grid_only` nothing but the grid is searched."""
 
     def __init__(
         self,
@@ -180,38 +112,37 @@ class Search:
         seeds: Sequence[int],
         batch: int,
         grid: Grid = MappingProxyType({}),
-        only: bool = False,  # search nothing but the grid
+        grid_only: bool = False,
         study: Study | None = None,
     ):
         if both := fixed.keys() & grid.keys():
             raise InputError(f"{config.algorithm}: '{min(both)}' is held at a value, and a grid has it, too.")
         self.config, self.fixed, self.seeds, self.batch, self.study = config, fixed, seeds, batch, study
-        own: Space = {name: values for name, values in grid.items() if name not in GRID}
-        self.space, self.notes = sound(config, own if only else space(config.algorithm, fixed) | own)
+        searched: Space = {} if grid_only else space(config.algorithm, fixed)
+        searched |= {name: values for name, values in grid.items() if name not in GRID}
+        self.space, self.notes = without_contradictions(config, searched)
         self.personal = personal_options(config, fixed, grid)
-        given = config.algorithm_object()
-        self.given = {name: getattr(given, name) for name in self.space}
-        steps = [name for name, values in self.space.items() if isinstance(values, Range)]
-        self.given |= {name: given.lr for name in steps if self.given[name] is None}  # none: it follows lr
-        for name, values in grid.items():
-            if name in self.space and not isinstance(values, Range) and self.given[name] not in values:
-                self.given[name] = values[0]
-
-    @property
-    def second_seed(self) -> int:
-        """The seed of the confirmation, which is none of the search's."""
-        return max(self.seeds) + 1
+        algorithm, self.given = config.algorithm_object(), Table()
+        for name, values in self.space.items():
+            value = getattr(algorithm, name)
+            if isinstance(values, Range):
+                self.given[name] = algorithm.lr if value is None else value  # none: it follows lr
+            else:
+                self.given[name] = values[0] if name in grid and value not in values else value
+        self.second_seed = max(seeds) + 1  # of the confirmation
 
     def size(self, trials: int) -> int:
         """Return the number of trials: lists alone have no more than their combinations."""
-        return min(trials, len(combinations(self.space, self.given))) if finite(self.space) else trials
+        return min(trials, len(combinations(self.space, self.given)) or trials)
 
     def works(self, trials: int) -> tuple[list[float], list[float]]:
         """Return the work (`Cell.work`) of every cell of the trials, and of those expected of the confirmation."""
-        config, usual = self.config, self.personal[-1:]
-        each = Cell(config.algorithm, config, self.personal, study=self.study).work
-        confirming = Cell(config.algorithm, config, usual, study=self.study).work
-        return [each] * self.size(trials) * len(self.seeds), [confirming] * (4 if self.size(trials) > 1 else 2)
+        trial, confirmation = (self._cell(self.config, options).work for options in (self.personal, self.personal[-1:]))
+        count = self.size(trials)
+        return [trial] * count * len(self.seeds), [confirmation] * (4 if count > 1 else 2)
+
+    def _cell(self, config: RunConfig, options: tuple[Table, ...]) -> Cell:
+        return Cell(config.algorithm, config, options, study=self.study)
 
     def run(self, trials: int, measure: str, ledger: Ledger, callbacks: Callbacks) -> Iterator[Trial]:
         """Yield the trials in order; those of a batch are trained together."""
@@ -220,11 +151,10 @@ class Search:
         trials = self.size(trials)
         for begin in range(0, trials, self.batch):
             proposed = points.propose(min(self.batch, trials - begin))
-            cells = [self.cells(point) for point in proposed]
-            execute([cell for each in cells for cell in each], ledger, callbacks)
+            results = iter(execute([cell for point in proposed for cell in self.cells(point)], ledger, callbacks))
             done = [
-                self.trial(number, point, [ledger[cell] for cell in own], measure)
-                for number, (point, own) in enumerate(zip(proposed, cells, strict=True), begin)
+                self.trial(number, point, [next(results) for _ in self.seeds], measure)
+                for number, point in enumerate(proposed, begin)
             ]
             points.report([trial.rank[0] for trial in done])
             yield from done
@@ -233,8 +163,7 @@ class Search:
         """Return the cells of a point, one for every seed."""
         config = self._config(point)
         config.algorithm_object()  # a contradiction to what is fixed is found before anything is trained
-        each = [config.with_changes(seed=seed) for seed in self.seeds]
-        return [Cell(config.algorithm, own, self.personal, study=self.study) for own in each]
+        return [self._cell(config.with_changes(seed=seed), self.personal) for seed in self.seeds]
 
     def _config(self, point: Table) -> RunConfig:
         return self.config.with_changes(hyper=self.config.hyper | point)
@@ -243,16 +172,16 @@ class Search:
         """Return the trial of finished cells, with the personal option that has the best mean over seeds."""
         name, seconds = self.config.algorithm, sum(result.facts.get("seconds", 0.0) for result in results)
         error = next((result.error for result in results if result.error), None)
+        reason = error or f"{measure} is not finite"
+        failed = Trial(name, number, point, {}, measure, None, None, WORST, seconds, reason)
         scored = []
         for scores in zip(*(result.scores for result in results if not error), strict=True):
-            if any(score.error for score in scores):
-                continue
-            value, nll = (statistics.fmean(score.summary[key] for score in scores) for key in (measure, "nll"))
-            if math.isfinite(value) and math.isfinite(nll):
-                rank = (round(SIGN[measure] * value, 6), -nll)  # beyond six digits it is rounding: the NLL decides
-                scored.append(Trial(name, number, point, scores[0].personal, measure, value, nll, rank, seconds))
-        error = error or f"{measure} is not finite"
-        failed = Trial(name, number, point, {}, measure, None, None, WORST, seconds, error)
+            if not any(score.error for score in scores):
+                value, nll = (statistics.fmean(score.summary[key] for score in scores) for key in (measure, "nll"))
+                if math.isfinite(value) and math.isfinite(nll):
+                    rank = (round(SIGN[measure] * value, 6), -nll)  # beyond six digits it is rounding: the NLL decides
+                    personal = scores[0].personal
+                    scored.append(replace(failed, personal=personal, value=value, nll=nll, rank=rank, error=None))
         return max(scored, key=lambda trial: trial.rank, default=failed)
 
     # -- confirmation ---------------------------------------------------------------------------------------------
@@ -268,43 +197,39 @@ class Search:
         if not candidates:
             on_works([])
         for trial in candidates:
-            cells, first = self.rehearsals(trial), () if trials[0].error else self.rehearsals(trials[0])
-            needed = {cell.identity: cell for cell in (*cells, *first)}
-            works |= {identity: cell.work for identity, cell in needed.items()}
+            cells = [*self.confirmation(trial), *(() if trials[0].error else self.confirmation(trials[0]))]
+            works |= {cell.identity: cell.work for cell in cells}
             on_works(list(works.values()))
-            execute(list(needed.values()), ledger, callbacks)
-            found = self._judged(trial, [ledger[cell] for cell in cells])
-            if first and not found.refused:
-                reference = self._judged(trials[0], [ledger[cell] for cell in first])
-                words = None if reference.refused else _collapse(trial.measure, ledger[cells[0]], ledger[first[0]])
-                found = replace(
-                    found, refused=words and f"on {HELD_OUT} of seed {self.second_seed}: {words} of trial 0"
-                )
-            yield found
-            if not found.refused:
+            results = execute(cells, ledger, callbacks)
+            own, first, second = results[:2], results[2:], None
+            reason = self._refusal(trial.measure, *own)
+            if not reason:
+                second = own[0].scores[0].summary[trial.measure]
+                loss = None
+                if first and not self._refusal(trial.measure, *first):
+                    loss = _clear_loss(trial.measure, own[0], first[0])
+                reason = loss and f"on {HELD_OUT} of seed {self.second_seed}: {loss} of trial 0"
+            yield replace(trial, second=second, refused=reason)
+            if not reason:
                 return
 
-    def rehearsals(self, trial: Trial) -> tuple[Cell, Cell]:
+    def confirmation(self, trial: Trial) -> tuple[Cell, Cell]:
         """Return the cells of a trial on the second seed: with validation rows held out, and with all training rows."""
         config = self._config(trial.searched).with_changes(seed=self.second_seed)
-        whole = AllTraining(self.study or PLAIN)
-        return (
-            Cell(trial.algorithm, config, (trial.personal,), study=self.study),
-            Cell(trial.algorithm, config.with_changes(validation=0.0), (trial.personal,), study=whole),
-        )
+        held_out = self._cell(config, (trial.personal,))
+        everything = config.with_changes(validation=0.0)
+        return held_out, replace(held_out, config=everything, study=AllTraining(self.study or PLAIN))
 
-    def _judged(self, trial: Trial, results: Sequence[Result]) -> Trial:
-        """Return the trial with its score on the second seed, or with the reason why it is refused."""
-        measure, seed = trial.measure, f"of seed {self.second_seed}"
-        for result, rows in zip(results, ("training rows without validation rows", ALL_ROWS), strict=True):
+    def _refusal(self, measure: str, held_out: Result, everything: Result) -> str | None:
+        """Return why a trial is refused by its results on the second seed alone; None if it is not."""
+        seed = f"of seed {self.second_seed}"
+        for result, rows in ((held_out, "training rows without validation rows"), (everything, ALL_ROWS)):
             summary = result.scores[0].summary if result.scores else {}
             if result.error or not all(math.isfinite(summary[key]) for key in (measure, "nll")):
                 reason = " ".join((result.error or f"{measure} or nll is not finite").split())
-                return replace(trial, refused=f"on {rows} {seed}: {reason}")
-        held_out, whole = results
-        if words := _collapse(measure, whole, held_out):
-            return replace(trial, refused=f"on {ALL_ROWS} {seed}: {words} on {HELD_OUT}")
-        return replace(trial, second=held_out.scores[0].summary[measure])
+                return f"on {rows} {seed}: {reason}"
+        loss = _clear_loss(measure, everything, held_out)
+        return loss and f"on {ALL_ROWS} {seed}: {loss} on {HELD_OUT}"
 
     def warnings(self, trial: Trial) -> list[str]:
         """Warn of chosen values at an end of what was searched, each with the flag that searches further.
@@ -313,17 +238,17 @@ class Search:
         tried with them, nor is the smallest step where fewer epochs of it were tried: further and less far have lost.
         """
         epochs, rates = (tuple(dict.fromkeys(o[name] for o in self.personal if name in o)) for name in GRID)
-        own = trial.hyper
-        found = [edge(trial.algorithm, name, values, own[name]) for name, values in self.space.items()]
-        if (rate := own.get("personal_lr")) is None or rate == max(r for r in rates if r is not None):
-            found.append(edge(trial.algorithm, "personal_epochs", epochs, own["personal_epochs"]))
+        chosen, warn = trial.hyper, partial(end_warning, trial.algorithm)
+        warnings = [warn(name, values, chosen[name]) for name, values in self.space.items()]
+        if (rate := chosen.get("personal_lr")) is None or rate == max(r for r in rates if r is not None):
+            warnings.append(warn("personal_epochs", epochs, chosen["personal_epochs"]))
         if rate is not None:
-            fewest = own["personal_epochs"] == min(e for e in epochs if e)
-            found.append(edge(trial.algorithm, "personal_lr", rates, rate, lower=fewest))
-        return [text for text in found if text]
+            fewest = chosen["personal_epochs"] == min(e for e in epochs if e)
+            warnings.append(warn("personal_lr", rates, rate, lower=fewest))
+        return [text for text in warnings if text]
 
 
-def _collapse(measure: str, own: Result, other: Result) -> str | None:
+def _clear_loss(measure: str, own: Result, other: Result) -> str | None:
     """Say that a result is worse than another by more than three standard errors over clients; None if it is not."""
     pairs = zip(own.scores[0].clients[measure], other.scores[0].clients[measure], strict=True)
     gains = [SIGN[measure] * (a - b) for a, b in pairs if a is not None and b is not None]

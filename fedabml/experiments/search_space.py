@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field, fields
@@ -19,6 +20,7 @@ import torch
 
 from ..algorithms import REGISTRY
 from ..algorithms.hyper import Range, checked
+from ..arguments import is_number
 from ..errors import InputError, nearest
 from ..runs.config import RunConfig, Table
 
@@ -30,16 +32,21 @@ GRID = ("personal_epochs", "personal_lr")  # scored on each trained federation, 
 TO = ".."  # between the ends of a range
 
 
+def searchable(algorithm: str) -> dict[str, Field[Any]]:
+    """Return the hyperparameters of an algorithm, without those that make the variant."""
+    kind, variant = REGISTRY[algorithm].kind, REGISTRY[algorithm].defaults
+    return {f.name: f for f in fields(kind) if f.name not in variant}
+
+
 def space(algorithm: str, fixed: Collection[str] = ()) -> Space:
     """Return what is searched for an algorithm: what its hyperparameters declare, but for the fixed ones."""
-    kind, variant = REGISTRY[algorithm].kind, REGISTRY[algorithm].defaults
-    held = {*GRID, *variant, *fixed}
-    return {f.name: f.metadata["tune"] for f in fields(kind) if f.metadata["tune"] and f.name not in held}
+    declared = {name: f.metadata["tune"] for name, f in searchable(algorithm).items()}
+    return {name: values for name, values in declared.items() if values and name not in (*GRID, *fixed)}
 
 
 def read_grid(words: Sequence[str]) -> dict[str, Any]:
     """Read `lr=0.01,0.1`, `fedprox.mu=0.1,1`, ... as lists by name, and by algorithm; a range stays text."""
-    found: dict[str, Any] = {}
+    grid: dict[str, Any] = {}
     for word in words:
         name, _, text = word.partition("=")
         *algorithm, key = name.strip().split(".")
@@ -48,11 +55,11 @@ def read_grid(words: Sequence[str]) -> dict[str, Any]:
                 "--grid takes NAME=A,B,C or ALGORITHM.NAME=A,B,C, such as lr=0.01,0.1, or a range, such as "
                 f"lr=0.001..3; it is '{word}'."
             )
-        own = found.setdefault(algorithm[0], {}) if algorithm else found
+        own = grid.setdefault(algorithm[0], {}) if algorithm else grid
         if key in own:
             raise InputError(f"--grid {word}: values of '{name.strip()}' have been given already.")
         own[key] = text.strip() if TO in text else [_value(each.strip()) for each in text.split(",")]
-    return found
+    return grid
 
 
 def _value(word: str) -> Any:
@@ -66,16 +73,10 @@ def _value(word: str) -> Any:
     return word
 
 
-def searches(grid: Mapping[str, Any]) -> bool:
+def has_list(grid: Mapping[str, Any]) -> bool:
     """Whether a grid has a list to search: then nothing else is searched."""
     named = [pair for key, v in grid.items() for pair in (v.items() if key in REGISTRY else [(key, v)])]
     return any(name not in GRID and not isinstance(values, str) for name, values in named)
-
-
-def searchable(algorithm: str) -> dict[str, Field[Any]]:
-    """Return the hyperparameters of an algorithm, without those that make the variant."""
-    kind, variant = REGISTRY[algorithm].kind, REGISTRY[algorithm].defaults
-    return {f.name: f for f in fields(kind) if f.name not in variant}
 
 
 def own_grid(algorithm: str, grid: Mapping[str, Any]) -> Grid:
@@ -125,65 +126,126 @@ def personal_options(
     Each of the two is the grid's list, the declared list, or the fixed value. A step size that the configuration has,
     as from a preset, comes first with its epochs. None, whose meaning depends on the algorithm, is in no declared list.
     """
-    kind, variant = REGISTRY[config.algorithm].kind, REGISTRY[config.algorithm].defaults
-    given, declared = config.algorithm_object(), {f.name: f.metadata["tune"] for f in fields(kind)}
-    held = {*variant, *fixed}
-    own = [getattr(given, name) for name in GRID]
-    values = [
-        grid.get(name) or (declared[name] if declared[name] and name not in held else (mine,))
-        for name, mine in zip(GRID, own, strict=True)
-    ]
-    first = [] if own[1] is None or any(name in grid for name in GRID) else [own]
-    found = dict.fromkeys((epochs, lr if epochs else None) for epochs, lr in [*first, *itertools.product(*values)])
-    return tuple({"personal_epochs": epochs} | ({"personal_lr": lr} if epochs else {}) for epochs, lr in found)
+    known, algorithm = searchable(config.algorithm), config.algorithm_object()
+    given = [getattr(algorithm, name) for name in GRID]
+    lists = []
+    for name, value in zip(GRID, given, strict=True):
+        declared = known[name].metadata["tune"] if name in known and name not in fixed else ()
+        lists.append(grid.get(name) or declared or (value,))
+    first = [] if given[1] is None or any(name in grid for name in GRID) else [given]
+    pairs = dict.fromkeys((epochs, lr if epochs else None) for epochs, lr in [*first, *itertools.product(*lists)])
+    return tuple({"personal_epochs": epochs} | ({"personal_lr": lr} if epochs else {}) for epochs, lr in pairs)
 
 
-def sound(config: RunConfig, space: Space) -> tuple[Space, list[str]]:
+def without_contradictions(config: RunConfig, space: Space) -> tuple[Space, list[str]]:
     """Return the space without choices that contradict fixed hyperparameters, and notes on what is left out.
 
     A choice is left out if no algorithm can be made with it, neither at the configuration's values of the others nor at
     a few points of the space. A hyperparameter with no choice left but its given value is not searched.
     """
-    made = config.algorithm_object()
-    given = {name: getattr(made, name) for name in space}
-    others = [given, *around(space, given, [1.0] * 8, seed=0)] if space else []
-    found, notes = dict(space), []
+    algorithm = config.algorithm_object()
+    given = {name: getattr(algorithm, name) for name in space}
+    points = [given, *around(space, given, [1.0] * 8, seed=0)] if space else []
+    kept, notes = dict(space), []
     for name, values in space.items():
         if isinstance(values, Range):
             continue
-        reasons = {value: _contradiction(config, [point | {name: value} for point in others]) for value in values}
-        left = tuple(value for value, reason in reasons.items() if reason is None)
+        reasons = {value: _contradiction(config, [point | {name: value} for point in points]) for value in values}
+        kept[name] = tuple(value for value in values if reasons[value] is None)
+        if {*kept[name]} <= {given[name]}:
+            del kept[name]
         notes += [
             f"{config.algorithm}: {name} = {value} is not searched, because it contradicts a fixed value: {reason}"
             for value, reason in reasons.items()
             if reason is not None
         ]
-        found[name] = left
-        if {*left} <= {given[name]}:
-            del found[name]
-    return found, notes
+    return kept, notes
 
 
 def _contradiction(config: RunConfig, points: Sequence[Table]) -> str | None:
     """Return why no algorithm can be made at any of the points; None if it can at one."""
-    reason = None
+    reasons = []
     for point in points:
         try:
             config.with_changes(hyper=config.hyper | point).algorithm_object()
             return None
         except InputError as error:
-            reason = reason or str(error)
-    return reason
+            reasons.append(str(error))
+    return reasons[0]
 
 
-# -- the geometry of a space ----------------------------------------------------------------------------------------
-def finite(space: Space) -> bool:
-    """Whether a space consists of lists alone."""
-    return not any(isinstance(values, Range) for values in space.values())
+# -- the points of a search -----------------------------------------------------------------------------------------
+EARLY = 8  # points before TPE proposes (or the first batch, where that is larger)
+
+
+def need_optuna() -> Any:
+    """Import Optuna without its messages; an error says how to install it."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise InputError(
+            "Tuning needs Optuna, which is not installed: pip install 'fedabml[tune]' (or pip install optuna)."
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+class Points:
+    """The points of a search, in their order.
+
+    The first point is the given one. The next `early` − 1 points are scrambled Sobol numbers in boxes around it: box i
+    covers the share s = i/(early − 1) of every range (of its logarithm, where the range is logarithmic). A list has its
+    given value with probability 1 − s, else any of its values. So the first trials stay near what is known to work, and
+    the last of them come from the whole space. After them TPE proposes points from all scores so far.
+
+    A space of lists alone has no more points than combinations: each is tried once, in random order.
+    """
+
+    def __init__(self, space: Space, given: Table, seed: int, early: int):
+        self.space, self.known = space, combinations(space, given)  # points to try before TPE proposes any
+        self.study: Any = None  # Optuna's
+        self.pending: list[Any] = []  # its trials without a score; None for a point outside its space
+        if self.known:
+            self.known[1:] = random.Random(seed).sample(self.known[1:], len(self.known) - 1)
+            return
+        optuna = need_optuna()
+        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=1)
+        self.study = optuna.create_study(direction="maximize", sampler=sampler)
+        self.known = [given, *around(space, given, [i / (early - 1) for i in range(1, early)], seed)]
+        self.distributions = {
+            name: optuna.distributions.FloatDistribution(values.low, values.high, log=values.log)
+            if isinstance(values, Range)
+            else optuna.distributions.CategoricalDistribution(values)
+            for name, values in space.items()
+        }
+
+    def propose(self, count: int) -> list[Table]:
+        """Return the next points."""
+        pairs = [self._next() for _ in range(count)]
+        self.pending = [trial for _, trial in pairs]
+        return [point for point, _ in pairs]
+
+    def _next(self) -> tuple[Table, Any]:
+        if not self.known:
+            trial = self.study.ask(self.distributions)
+            return {name: _rounded(trial.params[name]) for name in self.space}, trial
+        point = self.known.pop(0)
+        if self.study is None or not all(_contains(values, point[name]) for name, values in self.space.items()):
+            return point, None
+        self.study.enqueue_trial(point)
+        return point, self.study.ask(self.distributions)
+
+    def report(self, scores: Sequence[float]) -> None:
+        """Take the scores of the last points; more is better. TPE learns nothing of a given point outside the space."""
+        for trial, score in zip(self.pending, scores, strict=True):
+            if trial is not None:
+                self.study.tell(trial, score)
 
 
 def combinations(space: Space, given: Table) -> list[Table]:
-    """Return all combinations of lists, the given one first."""
+    """Return all points of a space of lists alone, the given one first; none of a space with a range."""
+    if any(isinstance(values, Range) for values in space.values()):
+        return []
     points = (dict(zip(space, values, strict=True)) for values in itertools.product(*space.values()))
     return [given, *(point for point in points if point != given)]
 
@@ -202,8 +264,8 @@ def _drawn(values: Values, centre: Any, u: float, share: float) -> Any:
     if isinstance(values, Range):
         middle = min(max(position(values, centre), 0.0), 1.0)
         low, high = _scale(values, values.low), _scale(values, values.high)
-        found = low + (middle + share * (u - middle)) * (high - low)
-        return rounded(math.exp(found) if values.log else found)
+        drawn = low + (middle + share * (u - middle)) * (high - low)
+        return _rounded(math.exp(drawn) if values.log else drawn)
     if centre in values:
         if u < 1 - share:
             return centre
@@ -215,8 +277,8 @@ def position(values: Range, value: Any) -> float:
     """Return how far through a range a value lies: 0 at its low end, 1 at its high end, ½ for None."""
     if value is None:
         return 0.5
-    low, high = _scale(values, values.low), _scale(values, values.high)
-    return (_scale(values, value) - low) / (high - low)
+    low, high, at = (_scale(values, v) for v in (values.low, values.high, value))
+    return (at - low) / (high - low)
 
 
 def _scale(values: Range, value: float) -> float:
@@ -225,19 +287,15 @@ def _scale(values: Range, value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
 
 
-def rounded(value: Any) -> Any:
+def _rounded(value: Any) -> Any:
     """Round a number to three digits, which are enough."""
     return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
-def inside(space: Space, point: Table) -> bool:
-    """Whether a point lies in the space."""
-    return all(
-        isinstance(point[name], float) and values.low <= point[name] <= values.high
-        if isinstance(values, Range)
-        else point[name] in values
-        for name, values in space.items()
-    )
+def _contains(values: Values, value: Any) -> bool:
+    if isinstance(values, Range):
+        return isinstance(value, float) and values.low <= value <= values.high
+    return value in values
 
 
 # -- choices at an end of their range -----------------------------------------------------------------------
@@ -251,45 +309,42 @@ def as_flag(values: Range | Sequence[Any]) -> str:
     return ",".join("none" if v is None else str(v).lower() if isinstance(v, bool) else str(v) for v in values)
 
 
-def edge(algorithm: str, name: str, values: Values, chosen: Any, *, lower: bool = True) -> str | None:
+def end_warning(algorithm: str, name: str, values: Values, chosen: Any, *, lower: bool = True) -> str | None:
     """Return a warning, with the flag that widens the search, where a choice lies at an end that can be exceeded.
 
     The end of a range is its outer 5%, that of a list of numbers its first or last one; `lower` says whether the lower
     end counts.
     """
-    field = next(f for f in fields(REGISTRY[algorithm].kind) if f.name == name)
-    numbers = sorted({*values[:2]} if isinstance(values, Range) else {v for v in values if _number(v)})
-    if len(numbers) < 2 or not _number(chosen):
+    is_range = isinstance(values, Range)
+    numbers = sorted({v for v in (values[:2] if is_range else values) if is_number(v)})
+    if len(numbers) < 2 or not is_number(chosen):
         return None
-    span = values if isinstance(values, Range) else Range(numbers[0], numbers[-1])
-    at, near = position(span, chosen), NEAR if isinstance(values, Range) else 0.0
+    at = position(values if isinstance(values, Range) else Range(numbers[0], numbers[-1]), chosen)
+    near = NEAR if is_range else 0.0
     upper = at >= 1 - near
     if not upper and (at > near or not lower):
         return None
-    beyond = _beyond(numbers[::-1] if not upper else numbers, values, field.metadata["high" if upper else "low"])
+    limits = next(f.metadata for f in fields(REGISTRY[algorithm].kind) if f.name == name)
+    beyond = _value_beyond(numbers if upper else numbers[::-1], values, limits["high" if upper else "low"])
     if beyond is None:
         return None
-    wide = [*numbers, beyond] if upper else [beyond, *numbers]
+    wide = sorted([*numbers, beyond])
     flag = as_flag(wide) if name in GRID else f"{wide[0]:g}{TO}{wide[-1]:g}"
-    side, searched = "upper" if upper else "lower", as_flag(values if isinstance(values, Range) else numbers)
+    side, searched = "upper" if upper else "lower", as_flag(values if is_range else numbers)
     return (
         f"{algorithm}: {name} = {chosen} lies at the {side} end of what was searched ({searched}). To search "
         f"further, use another folder and --grid {algorithm}.{name}={flag}"
     )
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _beyond(numbers: Sequence[Any], values: Values, bound: float) -> Any:
+def _value_beyond(numbers: Sequence[Any], values: Values, bound: float) -> Any:
     """Return a legal number beyond the last of these; None where the last one is the bound."""
     before, last = numbers[-2:]
     if isinstance(values, Range):
-        found = last * (10 if last > before else 0.1) if values.log else last + (last - before) / 2
+        beyond = last * (10 if last > before else 0.1) if values.log else last + (last - before) / 2
     else:
-        found = last * min(max(last / before, 1 / 3), 3) if before * last > 0 else 2 * last - before
-    if (found - bound) * (last - before) > 0:  # not legal
-        found = (last + bound) / 2
-    found = round(found) if isinstance(last, int) else float(f"{found:.2g}")
-    return found if (found - last) * (last - before) > 0 else None
+        beyond = last * min(max(last / before, 1 / 3), 3) if before * last > 0 else 2 * last - before
+    if (beyond - bound) * (last - before) > 0:  # not legal
+        beyond = (last + bound) / 2
+    beyond = round(beyond) if isinstance(last, int) else float(f"{beyond:.2g}")
+    return beyond if (beyond - last) * (last - before) > 0 else None

@@ -39,9 +39,8 @@ from .cell import MACHINE
 from .ledger import Ledger
 from .request import claim, read, real_paths
 from .runner import SILENT, Callbacks
-from .search import Search, Trial, need_optuna
-from .search_space import GRID, as_flag, own_grid
-from .search_space import searches as is_searched
+from .search import Search, Trial
+from .search_space import GRID, as_flag, has_list, need_optuna, own_grid
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -66,8 +65,8 @@ class Tuned:
 
     def best(self, algorithm: str, count: int = 1) -> list[Trial]:
         """Return the best trials of an algorithm that neither diverged nor were refused; the first was confirmed."""
-        fine = [trial for trial in self.trials[algorithm] if trial.error is None and trial.refused is None]
-        return sorted(fine, key=lambda trial: trial.rank, reverse=True)[:count]
+        usable = [trial for trial in self.trials[algorithm] if trial.error is None and trial.refused is None]
+        return sorted(usable, key=lambda trial: trial.rank, reverse=True)[:count]
 
 
 @borrowed()
@@ -102,24 +101,27 @@ def tune(
     rmse) or nll. `finished` are cells.jsonl of other folders or machines, whose cells are not run again. A search that
     is `closed` runs and writes nothing, and raises `Unfinished` if it has not ended.
     """
-    optuna = need_optuna()
+    optuna, folder = need_optuna(), Path(out)
     trials, batch = whole(trials, "trials", 1), whole(batch, "batch", 1)
     seeds = tuple(dict.fromkeys(whole(seed, "seeds", 0) for seed in seeds))
     if not seeds or (algorithms is not None and not algorithms):
         raise InputError(f"Tuning needs at least one {'algorithm' if seeds else 'seed'}.")
-    bare, held = _bare(config), _held(config, fixed or {}, algorithms or list(REGISTRY))
-    values = _listed(values or {}, held)
-    fed = _data(bare, seeds[0], callbacks.download)
-    fed = study.federation(bare.with_changes(seed=seeds[0])) if study else fed
-    measure = _measure(fed, measure)
-    start = presets.layer(preset, bare.dataset) if preset else {}
+    run, held = _without_algorithm(config), _held_values(config, fixed or {}, algorithms or list(REGISTRY))
+    grid = _checked_grid(values or {}, held)
+    fed = _data(run.with_changes(seed=seeds[0]), callbacks.download)
+    fed = study.federation(run.with_changes(seed=seeds[0])) if study else fed
+    known = (main_measure(fed.task), "nll")
+    if measure is not None and measure not in known:
+        raise InputError(f"Tuning a {fed.task} is decided by {' or '.join(known)}; the measure is '{measure}'.")
+    measure = measure or known[0]
+    start = presets.layer(preset, run.dataset) if preset else {}
     searches: dict[str, Search] = {}
     notes: dict[str, None] = {}
     for name, own in held.items():
-        full = bare.with_changes(algorithm=name, hyper=start.get(name, {}) | own)
-        search = Search(full, own, seeds, batch, own_grid(name, values), is_searched(values), study)
+        given = run.with_changes(algorithm=name, hyper=start.get(name, {}) | own)
+        search = Search(given, own, seeds, batch, own_grid(name, grid), has_list(grid), study)
         try:
-            setup = prepare(fed, bare.model, search.config.algorithm_object(), **bare.train_options(fed))
+            setup = prepare(fed, run.model, given.algorithm_object(), **run.train_options(fed))
         except InputError as error:  # some algorithms need a network with a body and a head
             if algorithms is not None:
                 raise
@@ -131,13 +133,12 @@ def tune(
         raise InputError(next(iter(notes)))
     for text in notes:
         callbacks.note(text)
-    folder = Path(out)
     request = {"algorithms": list(searches), "trials": trials, "seeds": list(seeds), "batch": batch, "measure": measure}
     request |= {"preset": preset, "fixed": {name: search.fixed for name, search in searches.items()}}
-    values = {name: v for name, v in values.items() if name not in REGISTRY or name in searches}
-    request |= {"grid": values} if values else {}
-    request |= {"study": study.identity} if study else {}
-    request |= {"run": bare.to_dict(everything=True), "data": fed.hash, "optuna": optuna.__version__, "search": SEARCH}
+    grid = {name: v for name, v in grid.items() if name not in REGISTRY or name in searches}
+    request |= ({"grid": grid} if grid else {}) | ({"study": study.identity} if study else {})
+    request |= {"run": run.to_dict(everything=True), "data": fed.hash, "optuna": optuna.__version__, "search": SEARCH}
+    del fed  # it may be large, and every cell makes its own
     if not closed:
         if of_earlier_version(folder):
             raise InputError(
@@ -146,34 +147,36 @@ def tune(
                 f"--finished {shlex.quote(str(folder / 'cells.jsonl'))} for the runs that both have."
             )
         claim(folder, "tune", request, resume, FREE)
-    del fed  # it may be large, and every cell makes its own
-    ledger = Ledger(folder / "cells.jsonl", finished, closed=closed)
+    tuned = Tuned({name: [] for name in searches}, measure, folder / "tuned.toml")
+    _search_all(tuned, searches, trials, Ledger(folder / "cells.jsonl", finished, closed=closed), callbacks)
+    if not closed:
+        write(folder / "trials.csv", _trials_csv(tuned.trials))
+        made_by = tune_command(run, request, folder) + (f" (in Python, with study={study})" if study else "")
+        write(tuned.file, sealed_text(_tuned_toml(tuned, run, searches, made_by)))
+    return tuned
+
+
+def _search_all(
+    tuned: Tuned, searches: Mapping[str, Search], trials: int, ledger: Ledger, callbacks: Callbacks
+) -> None:
+    """Run one search after the other, and add their trials and warnings to `tuned`."""
     works = {name: search.works(trials) for name, search in searches.items()}
 
-    def expect() -> None:
+    def expect(name: str, confirmation: list[float]) -> None:
+        works[name] = works[name][0], confirmation
         callbacks.expect([work for both in works.values() for part in both for work in part], len(ledger.results))
 
-    def confirming(name: str, own: list[float]) -> None:
-        works[name] = works[name][0], own
-        expect()
-
-    expect()
-    tuned = Tuned({name: [] for name in searches}, measure, folder / "tuned.toml")
+    first = next(iter(searches))
+    expect(first, works[first][1])
     for name, search in searches.items():
         done = tuned.trials[name]
-        for trial in search.run(trials, measure, ledger, callbacks):
+        for trial in search.run(trials, tuned.measure, ledger, callbacks):
             done.append(trial)
             callbacks.trial(trial)
-        for trial in search.confirm(done, ledger, partial(confirming, name), callbacks):
+        for trial in search.confirm(done, ledger, partial(expect, name), callbacks):
             done[trial.number] = trial
             callbacks.trial(trial)
         tuned.warnings[name] = [text for trial in tuned.best(name) for text in search.warnings(trial)]
-    if closed:
-        return tuned
-    write(folder / "trials.csv", _trials_csv(tuned.trials))
-    made = tune_command(bare, request, folder) + (f" (in Python, with study={study})" if study else "")
-    write(tuned.file, sealed_text(_tuned_toml(tuned, bare, searches, made)))
-    return tuned
 
 
 def of_earlier_version(folder: Path) -> bool:
@@ -182,13 +185,13 @@ def of_earlier_version(folder: Path) -> bool:
 
 
 # -- before anything is trained ---------------------------------------------------------------------------------
-def _bare(config: RunConfig) -> RunConfig:
+def _without_algorithm(config: RunConfig) -> RunConfig:
     """Return the run without its algorithm and seed, with paths that hold from every working folder."""
-    plain = {name: getattr(RunConfig, name) for name in ("algorithm", "lr", "seed", "evaluate", "eval_every")}
-    return config.with_changes(**plain, hyper={}, **real_paths(config))
+    defaults = {name: getattr(RunConfig, name) for name in ("algorithm", "lr", "seed", "evaluate", "eval_every")}
+    return config.with_changes(**defaults, hyper={}, **real_paths(config))
 
 
-def _held(config: RunConfig, fixed: Mapping[str, Table], algorithms: Sequence[str]) -> dict[str, Table]:
+def _held_values(config: RunConfig, fixed: Mapping[str, Table], algorithms: Sequence[str]) -> dict[str, Table]:
     """Return the hyperparameters that are not searched, by algorithm."""
     for name in (*algorithms, *fixed):
         if name not in REGISTRY:
@@ -198,40 +201,35 @@ def _held(config: RunConfig, fixed: Mapping[str, Table], algorithms: Sequence[st
     return {name: {**common, **own.get(name, {}), **fixed.get(name, {})} for name in algorithms}
 
 
-def _listed(values: Mapping[str, Any], algorithms: Collection[str]) -> Table:
+def _checked_grid(grid: Mapping[str, Any], algorithms: Collection[str]) -> Table:
     """Return a grid as JSON has it; refuse names that no algorithm searches."""
-    for name, v in values.items():
+    for name, values in grid.items():
         if name in REGISTRY and name not in algorithms:
             raise InputError(f"The grid has values for {name}, which is not among the algorithms to tune.")
-        if name not in REGISTRY and not any(name in own_grid(each, {name: v}) for each in algorithms):
+        if name not in REGISTRY and not any(name in own_grid(each, {name: values}) for each in algorithms):
             raise InputError(f"The grid has values for '{name}', which is no hyperparameter to search.")
-    return {k: {n: _plain(x) for n, x in v.items()} if isinstance(v, Mapping) else _plain(v) for k, v in values.items()}
+    return {name: _as_json(values) for name, values in grid.items()}
 
 
-def _plain(values: Any) -> Any:
-    """Return a list or a range as JSON has it."""
-    return (
-        as_flag(values) if isinstance(values, Range) else list(values) if isinstance(values, list | tuple) else values
-    )
+def _as_json(values: Any) -> Any:
+    """Return a list or a range, or a table of them, as JSON has it."""
+    if isinstance(values, Mapping):
+        return {name: _as_json(each) for name, each in values.items()}
+    if isinstance(values, Range):
+        return as_flag(values)
+    return list(values) if isinstance(values, tuple) else values
 
 
-def _data(config: RunConfig, seed: int, progress: Progress | None) -> Federation:
-    """Return the federation of a seed, which must have validation rows."""
+def _data(config: RunConfig, download: Progress | None) -> Federation:
+    """Return the federation of a run, which must have validation rows."""
     if config.validation <= 0:
         raise InputError(
             "Tuning reads validation data only, so a share of every client's training data must be held out: "
             f"--validation 0.2 (from Python: validation=0.2); it is {config.validation:g}."
         )
-    fed = config.with_changes(seed=seed).federation(progress)
+    fed = config.federation(download)
     check_rows(fed, "val")
     return fed
-
-
-def _measure(fed: Federation, measure: str | None) -> str:
-    known = (main_measure(fed.task), "nll")
-    if measure is not None and measure not in known:
-        raise InputError(f"Tuning a {fed.task} is decided by {' or '.join(known)}; the measure is '{measure}'.")
-    return measure or known[0]
 
 
 # -- what is written ----------------------------------------------------------------------------------------------
@@ -247,9 +245,9 @@ def tune_command(config: RunConfig, request: Table, out: Path) -> str:
     return command("tune", flags(options | config.to_dict() | request["fixed"] | {"grid": grid}), out)
 
 
-def _trials_csv(found: Mapping[str, list[Trial]]) -> str:
+def _trials_csv(trials: Mapping[str, list[Trial]]) -> str:
     """Return all trials as CSV, with a column for every hyperparameter that any of them has."""
-    everything = [trial for trials in found.values() for trial in trials]
+    everything = [trial for own in trials.values() for trial in own]
     names = list(dict.fromkeys([*(name for trial in everything for name in trial.searched), *GRID]))
     rows = []
     for trial in everything:
@@ -259,12 +257,13 @@ def _trials_csv(found: Mapping[str, list[Trial]]) -> str:
     return csv_text(["algorithm", "trial", *names, "value", "nll", "second_seed", "seconds", "error", "refused"], rows)
 
 
-def _tuned_toml(tuned: Tuned, config: RunConfig, searches: Mapping[str, Search], made: str) -> str:
+def _tuned_toml(tuned: Tuned, config: RunConfig, searches: Mapping[str, Search], made_by: str) -> str:
     """Return the run's keys and a table for every algorithm, as `fedabml train --config` reads them."""
     share, first = config.validation, next(iter(searches.values()))
+    seeds = ", ".join(map(str, first.seeds))
     lines = [
-        f"# Made by: {made}",
-        f"# Chosen by {tuned.measure} on validation data (share {share:g}), seeds {_words(first.seeds)}; each was then",
+        f"# Made by: {made_by}",
+        f"# Chosen by {tuned.measure} on validation data (share {share:g}), seeds {seeds}; each was then",
         f"# trained on seed {first.second_seed}, with validation data held out and with all training data:",
     ]
     best = {name: trials[0] for name in searches if (trials := tuned.best(name))}
@@ -290,7 +289,3 @@ def nothing_left(trials: Sequence[Trial]) -> str:
     """Say why an algorithm has no best trial."""
     refused = any(trial.refused for trial in trials)
     return "every trial diverged or was refused" if refused else "every trial diverged"
-
-
-def _words(values: Sequence[Any]) -> str:
-    return ", ".join(map(str, values))

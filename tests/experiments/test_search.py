@@ -14,8 +14,8 @@ from fedabml.errors import InputError
 from fedabml.experiments.cell import Result, Score
 from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.runner import Callbacks
-from fedabml.experiments.search import Search, Trial, _collapse
-from fedabml.experiments.search_space import edge, own_grid, read_grid
+from fedabml.experiments.search import Search, Trial, _clear_loss
+from fedabml.experiments.search_space import end_warning, own_grid, read_grid
 from fedabml.experiments.tune import tune
 from fedabml.runs.config import RunConfig
 from tests.cli.command import run
@@ -71,15 +71,15 @@ def test_the_command_names_what_was_refused(tmp_path):
     assert "fedprox      every trial diverged or was refused" in text and "fedprox" not in tomllib.loads(text)
 
 
-def test_a_collapse_is_a_clear_loss_over_clients():
+def test_a_clear_loss_is_a_clear_loss_over_clients():
     def result(*clients):
         return Result("", "", {}, [Score({}, {"accuracy": np.mean(clients)}, {"accuracy": list(clients)})])
 
     first = result(*[0.9, 1.0] * 10)
-    assert _collapse("accuracy", first, first) is None
-    assert _collapse("accuracy", result(*[0.9, 1.0] * 9, 0.9, 0.9), first) is None  # one client's single row
-    assert "accuracy is 0.5000, clearly worse than 0.9500" in _collapse("accuracy", result(*[0.4, 0.6] * 10), first)
-    assert _collapse("accuracy", result(0.1), result(0.9)) is None  # of one client nothing is known
+    assert _clear_loss("accuracy", first, first) is None
+    assert _clear_loss("accuracy", result(*[0.9, 1.0] * 9, 0.9, 0.9), first) is None  # one client's single row
+    assert "accuracy is 0.5000, clearly worse than 0.9500" in _clear_loss("accuracy", result(*[0.4, 0.6] * 10), first)
+    assert _clear_loss("accuracy", result(0.1), result(0.9)) is None  # of one client nothing is known
 
 
 def test_a_search_of_an_earlier_version_is_refused_with_the_way(tmp_path):
@@ -117,7 +117,7 @@ def test_a_search_of_an_earlier_version_is_refused_with_the_way(tmp_path):
     ],
 )
 def test_a_choice_at_an_end_has_the_flag_to_widen(name, values, chosen, flag):
-    text = edge("fedabml", name, values, chosen)
+    text = end_warning("fedabml", name, values, chosen)
     assert text is None if flag is None else text.endswith(f" --grid {flag}") and f"{name} = {chosen} lies at" in text
     if flag:
         (wide,) = own_grid("fedabml", read_grid([flag])).values()

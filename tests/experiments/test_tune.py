@@ -23,8 +23,8 @@ from fedabml.errors import InputError
 from fedabml.experiments.cell import Cell, Result, Score
 from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.runner import Callbacks
-from fedabml.experiments.search import Points, Search, Trial
-from fedabml.experiments.search_space import GRID, around, own_grid, personal_options, read_grid, space
+from fedabml.experiments.search import Search, Trial
+from fedabml.experiments.search_space import GRID, Points, around, own_grid, personal_options, read_grid, space
 from fedabml.experiments.tune import tune
 from fedabml.runs.config import RunConfig
 from tests.algorithms.problem import federation, simulate
