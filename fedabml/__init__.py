@@ -36,31 +36,10 @@ _HOMES = {
 _MODULES = ("algorithms", "data", "errors", "likelihoods", "models", "report", "vectors")
 
 __all__ = [
-    "Algorithm",
-    "Categorical",
-    "FedABML",
-    "FedAvg",
-    "Federation",
-    "GaussianNoise",
-    "InputError",
-    "Local",
-    "Posterior",
-    "Prediction",
-    "Prior",
-    "Regression",
-    "Run",
-    "TablePrediction",
-    "TrainingError",
-    "__version__",
-    "federate",
-    "load",
-    "load_posterior",
-    "load_prior",
-    "prepare",
-    "read_table",
-    "replace_batchnorm",
-    "train",
-]
+    "Algorithm", "Categorical", "FedABML", "FedAvg", "Federation", "GaussianNoise", "InputError", "Local", "Posterior",
+    "Prediction", "Prior", "Regression", "Run", "TablePrediction", "TrainingError", "__version__", "federate", "load",
+    "load_posterior", "load_prior", "prepare", "read_table", "replace_batchnorm", "train",
+]  # fmt: skip
 __getattr__ = import_on_use(__name__, {m: (m, *_HOMES.get(m, ())) for m in (*_HOMES, *_MODULES)})
 
 

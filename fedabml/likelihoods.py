@@ -39,11 +39,7 @@ class Categorical:
 
     def check(self, outputs: Tensor) -> None:
         """Raise InputError for a network whose outputs [batch, ...] do not fit."""
-        if outputs.ndim != 2 or outputs.shape[1] != self.classes:
-            raise InputError(
-                f"The model's output has shape {tuple(outputs.shape[1:])} per example; {self.classes} classes need "
-                f"({self.classes},): one logit per class, without a softmax."
-            )
+        _check_outputs(outputs, self.classes, "classes", ": one logit per class, without a softmax")
 
 
 @dataclass(frozen=True)
@@ -85,11 +81,13 @@ class GaussianNoise:
 
     def check(self, outputs: Tensor) -> None:
         """Raise InputError for a network whose outputs [batch, ...] do not fit."""
-        if outputs.ndim != 2 or outputs.shape[1] != self.targets:
-            raise InputError(
-                f"The model's output has shape {tuple(outputs.shape[1:])} per example; this data has {self.targets} "
-                f"target(s), so it must be ({self.targets},)."
-            )
+        _check_outputs(outputs, self.targets, "target(s)")
+
+
+def _check_outputs(outputs: Tensor, count: int, what: str, hint: str = "") -> None:
+    if outputs.ndim != 2 or outputs.shape[1] != count:
+        shape = tuple(outputs.shape[1:])
+        raise InputError(f"The model's output has shape {shape} per example; {count} {what} need ({count},){hint}.")
 
 
 Likelihood = Categorical | GaussianNoise

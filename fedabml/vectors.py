@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -32,14 +33,14 @@ def derived(function: Callable[[Any], Tensor], at: Any) -> tuple[Any, Tensor]:
     On a CPU, outside of torch.func's transforms, plain autograd computes them: for some layers a derivative that will
     not be differentiated again is faster (GroupNorm's takes a quarter of the time).
     """
-    leaves, kind = tree_flatten(at)
+    leaves, structure = tree_flatten(at)
     if torch._C._functorch.peek_interpreter_stack() is not None or any(t.device.type != "cpu" for t in leaves):
         return torch.func.grad_and_value(function)(at)
     with torch.enable_grad():
-        own = [leaf.detach().requires_grad_() for leaf in leaves]
-        value = function(tree_unflatten(own, kind))
-        found = torch.autograd.grad(value, own, materialize_grads=True)
-    return tree_unflatten(found, kind), value.detach()
+        inputs = [leaf.detach().requires_grad_() for leaf in leaves]
+        value = function(tree_unflatten(inputs, structure))
+        gradients = torch.autograd.grad(value, inputs, materialize_grads=True)
+    return tree_unflatten(gradients, structure), value.detach()
 
 
 def plus(a: Tensor, share: Tensor | float, b: Tensor, sign: int = 1) -> Tensor:
@@ -109,21 +110,16 @@ class _KeyedDropout(TorchFunctionMode):
     Without a key nothing is dropped.
     """
 
-    _UNITS: ClassVar[dict[Any, int]] = {
-        nn.functional.dropout: 0,
-        nn.functional.dropout1d: 1,
-        nn.functional.dropout2d: 2,
-        nn.functional.dropout3d: 3,
-    }
+    _FUNCTIONS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)  # with 0, 1, 2, 3 axes that share their noise
+    _UNITS: ClassVar[dict[Any, int]] = {function: axes for axes, function in enumerate(_FUNCTIONS)}
 
     def __init__(self, key: Tensor | None):
         self.key, self.calls = key, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func not in self._UNITS:
-            return func(*args, **kwargs)
-        return self._dropout(self._UNITS[func], *args, **kwargs)
+        if func in self._UNITS:
+            return self._dropout(self._UNITS[func], *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
     def _dropout(
         self, trailing: int, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -133,9 +129,7 @@ class _KeyedDropout(TorchFunctionMode):
             return input
         if p == 1:
             return input * 0
-        shape = list(input.shape)
-        if trailing:  # whole channels are dropped
-            shape[-trailing:] = [1] * trailing
+        shape = [*input.shape[: input.ndim - trailing], *[1] * trailing]  # whole channels are dropped
         exact = torch.promote_types(input.dtype, torch.float32)
         keep = rng.uniform(rng.fold(self.key, self.calls), shape, exact) >= p
         return input * keep / (1 - p)
@@ -150,9 +144,7 @@ class Network:
     """
 
     def __init__(self, module: nn.Module, own: int = 0):
-        _refuse_script(module)
-        _refuse_lazy(module)
-        _refuse_batchnorm(module)
+        _check_module(module)
         self.module = copy.deepcopy(module).eval()
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if not named:
@@ -208,7 +200,7 @@ class Network:
 
     def call(self, weights: dict[str, Tensor], x: Tensor, key: Tensor | None = None) -> Tensor:
         """Return f_w(x) for named weights of the module's type; the output has the type of the initial vector."""
-        module, x = self._mine(), self.taken(x)
+        module, x = self._module_of_thread(), self.taken(x)
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
         if module.training != (key is not None):
@@ -222,7 +214,7 @@ class Network:
         """Return inputs in the type that the module takes."""
         return x.to(torch.int64 if self.tokens else self.dtype)
 
-    def _mine(self) -> nn.Module:
+    def _module_of_thread(self) -> nn.Module:
         """Return a copy of the module that belongs to this thread alone."""
         if torch.compiler.is_compiling() or threading.current_thread() is threading.main_thread():
             return self.module
@@ -285,25 +277,19 @@ class Network:
         return module.eval()
 
 
-def _refuse_script(module: nn.Module) -> None:
+def _check_module(module: nn.Module) -> None:
+    """Refuse a module with TorchScript, lazy layers, or layers with running statistics."""
     if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
         raise InputError(
             "The model, or a part of it, was made by torch.jit.script or torch.jit.trace, and cannot be called with "
             "other weights than its own. Give the plain module that it was made from."
         )
-
-
-def _refuse_lazy(module: nn.Module) -> None:
-    tensors = (*module.named_parameters(), *module.named_buffers())
-    name = next((name for name, t in tensors if nn.parameter.is_lazy(t)), None)
-    if name is not None:
-        raise InputError(
-            f"The model's '{name}' belongs to a lazy layer, which has no shape before its first call. Call the model "
-            "once on an example, model(x), and then train it; or use the plain layer with its sizes."
-        )
-
-
-def _refuse_batchnorm(module: nn.Module) -> None:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise InputError(
+                f"The model's '{name}' belongs to a lazy layer, which has no shape before its first call. Call the "
+                "model once on an example, model(x), and then train it; or use the plain layer with its sizes."
+            )
     for name, child in module.named_modules():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             way = "model = fedabml.replace_batchnorm(model), which puts GroupNorm in its place"

@@ -22,9 +22,9 @@ UsageError: Any = typer.BadParameter.__base__  # click's, wherever typer has it 
 class Program(TyperGroup):
     """The group of commands. It prints an error that a person can cause as one paragraph, with exit code 2."""
 
-    def make_context(self, *words: Any, **options: Any) -> Any:
+    def make_context(self, *args: Any, **options: Any) -> Any:
         try:
-            return super().make_context(*words, **options)
+            return super().make_context(*args, **options)
         except KeyboardInterrupt:  # click would turn it into exit code 1
             raise SystemExit(130) from None
 

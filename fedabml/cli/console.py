@@ -31,8 +31,8 @@ def console(stderr: bool = False) -> Console:
     """Return a console on the present stdout or stderr; without a terminal it is wide enough for our tables."""
     from rich.console import Console
 
-    made = Console(stderr=stderr, highlight=False)
-    return made if made.is_terminal else Console(stderr=stderr, highlight=False, width=120)
+    terminal = Console(stderr=stderr, highlight=False)
+    return terminal if terminal.is_terminal else Console(stderr=stderr, highlight=False, width=120)
 
 
 def print_line(text: str = "") -> None:
@@ -63,12 +63,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None 
 
     if title:
         console().print(title, style="bold", markup=False)
-    made = Table(box=box.SIMPLE_HEAD, show_header=any(head), show_edge=False, pad_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, show_header=any(head), show_edge=False, pad_edge=False)
     for i, word in enumerate(head):
-        made.add_column(Text(word), justify="right" if numbers and i else "left", overflow="fold")
+        grid.add_column(Text(word), justify="right" if numbers and i else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(str(cell)) for cell in row))
-    console().print(made)
+        grid.add_row(*(Text(str(cell)) for cell in row))
+    console().print(grid)
     print_line()
 
 
@@ -230,7 +230,9 @@ class CellProgress(Display):
         """Show that a cell is finished."""
         self.cell_done(result)
         scores = result.scores[0].summary if result.scores else {}
-        text = f"diverged ({result.error.split('. ')[0]})" if result.error else _figures(scores)
+        text = "  ".join(f"{name} {number(scores[name])}" for name in ("accuracy", "rmse", "nll") if name in scores)
+        if result.error:
+            text = f"diverged ({result.error.split('. ')[0]})"
         self.report(f"{result.label}, seed {result.seed}: {text}", warning=bool(result.error))
 
     def cell_done(self, result: Result) -> None:
@@ -268,10 +270,6 @@ class CellProgress(Display):
         again = resume_command(command, out)
         print_error(f"Stopped. {self.finished} of {self.total} runs are finished in '{out}'. To go on: {again}", "")
         raise typer.Exit(130)
-
-
-def _figures(summary: dict[str, Any]) -> str:
-    return "  ".join(f"{name} {number(summary[name])}" for name in ("accuracy", "rmse", "nll") if name in summary)
 
 
 @contextmanager

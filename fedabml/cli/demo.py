@@ -51,24 +51,31 @@ def demo(*, out: Path = Path("runs/demo"), quiet: bool = False) -> None:
     from ..report import write
 
     with folder_lock(out):
-        make_room(out)
+        prepare_folder(out)
         runs = {}
         for name, hyper in ALGORITHMS.items():
             runs[name] = execute(RunConfig(**COMMON, algorithm=name, hyper=hyper), out / name, quiet=quiet, label=name)
         fed = RunConfig(**COMMON).federation()
-        strange = {name: unseen(run, fed) for name, run in runs.items() if name != "local"}  # alone there is no prior
-        for name, found in strange.items():
-            write_json(out / name / "unseen.json", found)
-        pages = [out / name for name in runs]
-        page = write(pages, out / "report.html", "Few digits: FedABML, FedAvg and training alone")
-    if not quiet:
-        compare(runs, strange)
-        print_line(f"report   {page}")
-        print_line(f"next     fedabml personalize {out / 'fedabml'} --data CLIENT.npz; fedabml train --help")
+        unseen = {name: on_unseen(run, fed) for name, run in runs.items() if name != "local"}  # alone: no prior
+        for name, facts in unseen.items():
+            write_json(out / name / "unseen.json", facts)
+        title = "Few digits: FedABML, FedAvg and training alone"
+        page = write([out / name for name in runs], out / "report.html", title)
+    if quiet:
+        return
+    summaries = [run.summary for run in runs.values()]
+    rows = [(MEASURES[key].name, *(number(s[key]) for s in summaries)) for key in COMPARED["classification"]]
+    rows.append(("traffic per client and round", *(size(s["bytes_up"] + s["bytes_down"]) for s in summaries)))
+    rows.append(("seconds", *(f"{s['seconds']:.1f}" for s in summaries)))
+    for i, label in enumerate(("entropy, own test digits", "entropy, digits never seen")):
+        rows.append((label, *(number(unseen[name]["entropy"][i]) if name in unseen else "–" for name in runs)))
+    table(("", *runs), rows, title="Every client's own model, on its own test digits", numbers=True)
+    print_line(f"report   {page}")
+    print_line(f"next     fedabml personalize {out / 'fedabml'} --data CLIENT.npz; fedabml train --help")
 
 
-def make_room(out: Path) -> None:
-    """Prepare the demo's folder: remove the files of an earlier demo, and refuse a folder with other files."""
+def prepare_folder(out: Path) -> None:
+    """Remove the files of an earlier demo from the demo's folder, and refuse a folder with other files."""
     from ..files.paths import write
 
     if any(not file.name.startswith(".") for file in out.iterdir()) and not (out / MARK).is_file():
@@ -80,18 +87,7 @@ def make_room(out: Path) -> None:
     (out / "report.html").unlink(missing_ok=True)
 
 
-def compare(runs: dict[str, Run], strange: dict[str, dict[str, Any]]) -> None:
-    """Print the runs side by side."""
-    summaries = [run.summary for run in runs.values()]
-    rows = [(MEASURES[key].name, *(number(s[key]) for s in summaries)) for key in COMPARED["classification"]]
-    rows.append(("traffic per client and round", *(size(s["bytes_up"] + s["bytes_down"]) for s in summaries)))
-    rows.append(("seconds", *(f"{s['seconds']:.1f}" for s in summaries)))
-    for at, words in enumerate(("entropy, own test digits", "entropy, digits never seen")):
-        rows.append((words, *(number(strange[name]["entropy"][at]) if name in strange else "–" for name in runs)))
-    table(("", *runs), rows, title="Every client's own model, on its own test digits", numbers=True)
-
-
-def unseen(run: Run, fed: Federation) -> dict[str, Any]:
+def on_unseen(run: Run, fed: Federation) -> dict[str, Any]:
     """Compare the predictions of every client's model for its own test digits and for digits that it never saw.
 
     Returns what `fedabml.report.unseen` draws: entropies of all clients, and the first client's predictions for the
@@ -103,30 +99,30 @@ def unseen(run: Run, fed: Federation) -> dict[str, Any]:
     from ..experiments.paper.outside import auroc
 
     def predict(posterior: Posterior, rows: np.ndarray) -> Prediction:
-        found = posterior.predict(fed.x[rows])
-        assert isinstance(found, Prediction)
-        return found
+        prediction = posterior.predict(fed.x[rows])
+        assert isinstance(prediction, Prediction)
+        return prediction
 
     test, entropies = fed.test.index, []
     training = [fed.train[client] for client in range(fed.clients)]
     posteriors = [run.prior.personalize(fed.x[rows], fed.y[rows]) for rows in training]
     for client, posterior in enumerate(posteriors):
-        strange = test[~np.isin(fed.y[test], fed.y[training[client]])]
-        entropies.append([predict(posterior, rows).entropy for rows in (fed.test[client], strange)])
+        unseen = test[~np.isin(fed.y[test], fed.y[training[client]])]
+        entropies.append([predict(posterior, rows).entropy for rows in (fed.test[client], unseen)])
     own, other = (np.concatenate(parts) for parts in zip(*entropies, strict=True))
     edges = np.linspace(0, np.log(fed.classes), BINS + 1)
     classes = np.unique(fed.y[training[0]])
-    shown = [test[fed.y[test] == c][0] for c in range(fed.classes)]
-    found = predict(posteriors[0], np.array(shown))
+    examples = np.array([test[fed.y[test] == c][0] for c in range(fed.classes)])
+    prediction = predict(posteriors[0], examples)
     samples = [
         {
             "pixels": (fed.x[row, 0] / fed.x.max()).round(2).tolist(), "label": str(fed.y[row]),
             "own": bool(fed.y[row] in classes), "answer": str(answer), "entropy": float(entropy),
         }
-        for row, answer, entropy in zip(shown, found.label, found.entropy, strict=True)
+        for row, answer, entropy in zip(examples, prediction.label, prediction.entropy, strict=True)
     ]  # fmt: skip
-    counts = {name: np.histogram(v, edges)[0].tolist() for name, v in (("own", own), ("unseen", other))}
-    return counts | {
+    return {
+        "own": np.histogram(own, edges)[0].tolist(), "unseen": np.histogram(other, edges)[0].tolist(),
         "edges": edges.tolist(), "entropy": [float(own.mean()), float(other.mean())], "auroc": auroc(own, other),
         "client": fed.names[0], "classes": ", ".join(map(str, classes)), "samples": samples,
     }  # fmt: skip

@@ -42,12 +42,27 @@ _ALIKE = {"device", "data_dir", "seed"}  # keys of a run that mean the same for 
 _FILE = "fedabml.runs.config"  # key of a command's context for the content of its TOML file
 _ENTRY = re.compile(r"(\w+)(?: \((\S+)\))?: (.+?)(?: \[default: (.+)\])?")
 
-# Parameters that several commands have, described as in a docstring.
-_COMMON = """
+
+def _described(text: str) -> dict[str, dict[str, Any]]:
+    """Return the keywords of `typer.Option` in entries such as `name (METAVAR): help [default: text]`, by name."""
+    entries = [" ".join(entry.split()) for entry in re.split(r"\n(?! )", textwrap.dedent(text))]
+    matches = [match.groups() for entry in entries if (match := _ENTRY.fullmatch(entry))]
+    return {name: {"metavar": m, "help": help, "show_default": shown or True} for name, m, help, shown in matches}
+
+
+def completion(words: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return a function that completes one of the words."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
+# Parameters that several commands have.
+_COMMON = _described(f"""
 finished (FILE): A cells.jsonl of another folder or machine. The runs in it are not run again. Repeatable.
 force: Replace existing files.
+preset (NAME): A predefined setting ({", ".join(presets.NAMES)}). --config and flags override it.
 quiet: Print errors only: no progress, no table.
-"""
+set (NAME=VALUE): Set any key or hyperparameter, such as fedabml.lam=0.1. Repeatable.
+""")
 
 
 def panels_without(*excluded: str) -> dict[str, tuple[str, ...]]:
@@ -76,14 +91,14 @@ def command(
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         text, _, section = (inspect.getdoc(function) or "").partition("\n\nFlags:\n")
-        described = _described(_COMMON) | _described(section)
+        described = _COMMON | _described(section)
         own = inspect.signature(function, eval_str=True).parameters
 
         def declared(parameter: Parameter) -> Parameter:
             name, kind = parameter.name, parameter.annotation
             if kind is typer.Context or get_origin(kind) is Annotated:
                 return parameter
-            more = described.get(name, {})
+            more = dict(described.get(name, {}))
             if name in completions:
                 more["autocompletion"] = completion(completions[name])
             flag = parameter.kind is Parameter.KEYWORD_ONLY
@@ -101,18 +116,6 @@ def command(
         return wrapper
 
     return decorate
-
-
-def _described(text: str) -> dict[str, dict[str, Any]]:
-    """Return the keywords of `typer.Option` in entries such as `name (METAVAR): help [default: text]`, by name."""
-    entries = [" ".join(entry.split()) for entry in re.split(r"\n(?! )", textwrap.dedent(text))]
-    matches = [match.groups() for entry in entries if (match := _ENTRY.fullmatch(entry))]
-    return {name: {"metavar": m, "help": help, "show_default": shown or True} for name, m, help, shown in matches}
-
-
-def completion(words: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return a function that completes one of the words."""
-    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
 def _flag(name: str, kind: Any, default: Any, metavar: str | None = None, **more: Any) -> Any:
@@ -194,18 +197,8 @@ Config = Annotated[
         help="TOML file with any of these keys, at its top level or in a table of this command. Flags override it.",
     ),
 ]
-Preset = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help=f"A predefined setting ({', '.join(presets.NAMES)}). --config and flags override it.",
-        autocompletion=completion(presets.NAMES),
-    ),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="Set any key or hyperparameter, such as fedabml.lam=0.1. Repeatable."),
-]
+Preset = Annotated[str | None, typer.Option(**_COMMON["preset"], autocompletion=completion(presets.NAMES))]
+Set = Annotated[list[str] | None, typer.Option(**_COMMON["set"])]
 
 
 def split_words(text: str) -> list[str]:

@@ -111,12 +111,6 @@ def check_vacant(out: Path) -> None:
         raise InputError(f"'{out}' holds other files, but a run needs its own folder. Give another one with --out.")
 
 
-def stored(plan: RunConfig) -> dict[str, Any]:
-    """Return a configuration as a run keeps it, with an absolute path to its data."""
-    content = plan.to_dict(everything=True)
-    return content | ({"data": os.path.realpath(plan.data)} if plan.data else {})
-
-
 def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = False, label: str = "training") -> Run:
     """Train a run into a folder and show its progress. After Ctrl-C, print how to resume it."""
     from ..runs.train import train as run_training
@@ -128,17 +122,16 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
             with downloads(plan.dataset or "", quiet) as on_download:
                 fed = processes.world().one_per_machine_first(lambda: plan.federation(on_download))
             begun = rank > 0
+            stored = plan.with_changes(data=os.path.realpath(plan.data)) if plan.data else plan
+            extra = {"run": stored.to_dict(everything=True), "command": plan.command(out)}
             return run_training(
                 fed,
                 plan.model,
                 plan.algorithm_object(),
-                evaluate=plan.evaluate,
-                eval_every=plan.eval_every,
-                eval_clients=plan.eval_clients,
-                eval_all=plan.eval_all,
+                **{name: getattr(plan, name) for name in ("evaluate", "eval_every", "eval_clients", "eval_all")},
                 out=out,
                 resume=resume,
-                extra={"run": stored(plan), "command": plan.command(out)} | ({"launch": job} if job else {}),
+                extra=extra | ({"launch": job} if job else {}),
                 on_start=progress.start,
                 on_round=progress.round,
                 **plan.train_options(fed),
@@ -171,10 +164,10 @@ def show(run: Run, out: Path) -> None:
 def describe(summary: dict[str, Any]) -> str:
     """Return one line that describes a run."""
     split = "validation" if summary["split"] == "val" else "test"
-    words = f"{summary['algorithm']} on {summary['dataset']}: {summary['clients']} clients, {summary['rounds']} rounds"
+    run = f"{summary['algorithm']} on {summary['dataset']}: {summary['clients']} clients, {summary['rounds']} rounds"
     scored = summary.get("clients_scored", summary["clients"])
     who = f"{scored} clients " if scored < summary["clients"] else ""
-    return f"{words}, {summary['seconds']:.1f} s ({who}scored on {split} data)"
+    return f"{run}, {summary['seconds']:.1f} s ({who}scored on {split} data)"
 
 
 # The rows of the scores, by their keys in `evaluation.measures`.
@@ -197,10 +190,11 @@ def scores(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     if small and "accuracy_worst_decile_large" in summary:
         measures["accuracy_worst_decile"] += f" of {FEW_ROWS} rows or more"
         values["accuracy_worst_decile"] = summary["accuracy_worst_decile_large"]
+    values = {key: number(value) for key, value in values.items()}
     rows = [
-        [words, *(number(values[f"{start}{name}"]) if f"{start}{name}" in values else "" for start in shown.values())]
-        for name, words in measures.items()
-        if name in values
+        [label, *(values.get(f"{start}{key}", "") for start in shown.values())]
+        for key, label in measures.items()
+        if key in values
     ]
     blank = [""] * (len(shown) - 1)
     if small:
