@@ -13,7 +13,7 @@ import typer
 
 from ..errors import short
 from ..evaluation.measures import size
-from ..runs.log import Pace, clock
+from ..runs.log import RunTimer, clock
 from ..runs.request import resume_command
 
 if TYPE_CHECKING:
@@ -111,30 +111,32 @@ class RunProgress(Display):
 
     def __init__(self, quiet: bool = False, label: str = "training"):
         super().__init__(label, quiet)
-        self.pace: Pace | None = None  # None: the first round has not begun
+        self.timer: RunTimer | None = None  # None: the first round has not begun
 
     def start(self, setup: Setup, sim: Simulation) -> None:
         """Begin, when the run's folder exists and the first round is about to begin."""
         from rich.progress import MofNCompleteColumn
 
-        self.pace = Pace(setup, sim)
+        self.timer = RunTimer(setup, sim)
         for text in () if self.quiet else setup.notes:
             note(text)
         columns = ("round", MofNCompleteColumn(), "loss [bold]{task.fields[loss]}[/]")
-        self.open_bar(self.pace.rounds, columns, completed=self.pace.saved, loss="–")
+        self.open_bar(self.timer.rounds, columns, completed=self.timer.saved, loss="–")
         self.callback(self.update_bar, description=self.label)
 
     def round(self, line: dict[str, Any]) -> None:
         """Show a round that is finished and saved; `line` is its line of metrics.jsonl."""
-        assert self.pace
-        pace, text = self.pace, self.pace.round(line)
-        every = -(-pace.rounds // 25)
+        assert self.timer
+        timer, text = self.timer, self.timer.round(line)
+        every = -(-timer.rounds // 25)
         if "note" in line and not self.quiet:
             note(line["note"])
-        label = "scoring every client" if pace.saved == pace.rounds else self.label
-        loss, left = f"{line['loss']:.4f}", clock(pace.left)
-        self.update_bar(completed=pace.saved, description=label, loss=loss, remaining=left)
-        if not (self.bar or self.quiet) and (pace.saved % every == 0 or pace.saved in (pace.first + 1, pace.rounds)):
+        label = "scoring every client" if timer.saved == timer.rounds else self.label
+        loss, left = f"{line['loss']:.4f}", clock(timer.left)
+        self.update_bar(completed=timer.saved, description=label, loss=loss, remaining=left)
+        if not (self.bar or self.quiet) and (
+            timer.saved % every == 0 or timer.saved in (timer.first + 1, timer.rounds)
+        ):
             print_line(f"{self.label}: {text}")
 
 

@@ -137,12 +137,12 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
                 **plan.train_options(fed),
             )
         except (KeyboardInterrupt, processes.PeerLost) as stop:
-            lost, pace = not isinstance(stop, KeyboardInterrupt), progress.pace
-            if not pace and not begun:  # nothing has begun, so there is nothing to resume
+            lost, timer = not isinstance(stop, KeyboardInterrupt), progress.timer
+            if not timer and not begun:  # nothing has begun, so there is nothing to resume
                 raise
             progress.close()
             if processes.should_report(STOPPED, 0.5 if lost else 5.0):  # process 0 reports it, if it still lives
-                saved = f"Round {pace.saved} of {pace.rounds}" if pace else "Every finished round"
+                saved = f"Round {timer.saved} of {timer.rounds}" if timer else "Every finished round"
                 why = "Stopped, because another process of this run ended." if lost else "Stopped."
                 how = "To go on, unless torchrun restarts it" if restarts < restarts_allowed else "To go on"
                 also = " (also under torchrun, with any number of processes)" if processes_in_all > 1 else ""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,23 +114,11 @@ def evaluate(
     the same seed. If several processes call this function, each personalises the clients that it owns, and all of them
     return all scores. Raises `TrainingError` if a client's model diverges.
     """
-    (found,) = evaluate_together([Entry(cohort, shared, kept, round, world, most)], split)
-    if isinstance(found, TrainingError):
-        raise found
-    return found
-
-
-@torch.no_grad()
-def evaluate_together(
-    entries: Sequence[Entry], split: str = "test", prior: bool = True
-) -> list[Evaluation | TrainingError]:
-    """Evaluate several runs that may share a batch, all clients side by side; see `evaluate`.
-
-    Returns one evaluation, or the error, per run. Without `prior` the server's own model is not scored.
-    """
-    epochs = entries[0].cohort.algorithm.personal_epochs
-    (found,) = evaluate_after((epochs,), entries, split, prior=epochs if prior else None)
-    return found
+    epochs = cohort.algorithm.personal_epochs
+    ((result,),) = evaluate_after((epochs,), [Entry(cohort, shared, kept, round, world, most)], split, prior=epochs)
+    if isinstance(result, TrainingError):
+        raise result
+    return result
 
 
 @torch.no_grad()
@@ -140,25 +129,23 @@ def evaluate_after(
     prior: int | None = None,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> list[list[Evaluation | TrainingError]]:
-    """Evaluate several runs after each of the given numbers of personal epochs, which must ascend.
+    """Evaluate runs that may share a batch after each of the given numbers of personal epochs, which must ascend.
 
-    Returns a list of all runs' scores for each number of epochs. The server's own model is scored together with the
-    models after `prior` epochs. `on_progress` is called with the share of clients that is done.
+    Returns for each number of epochs one evaluation, or the error, per run. The server's own model is scored together
+    with the models after `prior` epochs. `on_progress` is called with the share of clients that is done.
     """
     scored = [clients_to_score(e.cohort, split, e.most) for e in entries]
-    own = [_ours(e, clients) for e, clients in zip(entries, scored, strict=True)]
-    work = partial(_personal, epochs, entries, split, own, on_progress)
-    stages = fit_in_memory([e.cohort for e in entries], sum(map(len, own)), work)
-    return [
-        [
-            _whole(entry, split, clients, parts, wrong, many == prior)
-            for entry, clients, parts, wrong in zip(entries, scored, personal, bad, strict=True)
-        ]
-        for many, (personal, bad) in zip(epochs, stages, strict=True)
-    ]
+    owned = [_owned(e, clients) for e, clients in zip(entries, scored, strict=True)]
+    work = partial(_predict_clients, epochs, entries, split, owned, on_progress)
+    stages = fit_in_memory([e.cohort for e in entries], sum(map(len, owned)), work)
+    results = []
+    for count, (personal, diverged) in zip(epochs, stages, strict=True):
+        runs = zip(entries, scored, personal, diverged, strict=True)
+        results.append([_score_run(e, split, clients, parts, bad, count == prior) for e, clients, parts, bad in runs])
+    return results
 
 
-def _personal(
+def _predict_clients(
     epochs: Sequence[int],
     entries: Sequence[Entry],
     split: str,
@@ -173,109 +160,98 @@ def _personal(
     workers = entries[0].cohort.workers
     parts = list(chunks(clients, chunk, workers))
 
-    def scored(part: dict[int, list[int]]) -> list[tuple[list[Any], list[bool]]]:
-        run = {i: entries[i] for i in part}
-        lanes = Lanes([ClientGroup(run[i].cohort, run[i].shared, own, run[i].round) for i, own in part.items()])
-        kept = join_states([run[i].kept(own) for i, own in part.items()])
-        rows = {i: [run[i].cohort.fed.rows(split)[c] for c in own] for i, own in part.items()}
-        found = []
+    def predict_part(part: dict[int, list[int]]) -> list[tuple[list[Any], list[bool]]]:
+        groups = [(entries[i], members) for i, members in part.items()]
+        lanes = Lanes([ClientGroup(e.cohort, e.shared, members, e.round) for e, members in groups])
+        kept = join_states([e.kept(members) for e, members in groups])
+        rows = [[e.cohort.fed.rows(split)[c] for c in members] for e, members in groups]
+        results = []
         for models in personalise_after(lanes, kept, epochs):
-            draws = predict(lanes, models, [own for many in rows.values() for own in many])
-            pieces = draws.split([sum(map(len, many)) for many in rows.values()], 1)
-            fine = torch.stack([torch.isfinite(leaf).flatten(1).all(1) for leaf in models]).all(0).tolist()
-            found.append(([prediction(run[i].cohort, p) for i, p in zip(part, pieces, strict=True)], fine))
-        return found
+            draws = predict(lanes, models, [*chain(*rows)]).split([sum(map(len, each)) for each in rows], 1)
+            finite = torch.stack([torch.isfinite(leaf).flatten(1).all(1) for leaf in models]).all(0).tolist()
+            results.append(([prediction(e.cohort, d) for (e, _), d in zip(groups, draws, strict=True)], finite))
+        return results
 
     done, total = 0, sum(map(len, clients))
-    for part, found in zip(parts, map_in_threads(scored, parts, workers), strict=True):
-        for (personal, bad), (pieces, fine) in zip(stages, found, strict=True):
-            for i, piece in zip(part, pieces, strict=True):
-                personal[i].append(piece)
-            for (i, client), good in zip(((i, c) for i, own in part.items() for c in own), fine, strict=True):
-                bad[i] += [] if good else [client]
+    for part, results in zip(parts, map_in_threads(predict_part, parts, workers), strict=True):
+        for (personal, diverged), (predictions, finite) in zip(stages, results, strict=True):
+            for i, run_predictions in zip(part, predictions, strict=True):
+                personal[i].append(run_predictions)
+            members = ((i, client) for i, members in part.items() for client in members)
+            for (i, client), sound in zip(members, finite, strict=True):
+                diverged[i] += [] if sound else [client]
         done += sum(map(len, part.values()))
         on_progress(done / total)
     return stages
 
 
-def _ours(entry: Entry, clients: list[int]) -> list[int]:
+def _owned(entry: Entry, clients: list[int]) -> list[int]:
     """Select the clients that this process owns."""
     fed, world = entry.cohort.fed, entry.world
     if world.size == 1:
         return clients
-    own = set(world.assign_clients(range(fed.clients), fed.train.counts)[world.rank])
-    return [c for c in clients if c in own]
+    owned = set(world.assign_clients(range(fed.clients), fed.train.counts)[world.rank])
+    return [c for c in clients if c in owned]
 
 
-def _whole(
-    entry: Entry, split: str, clients: list[int], parts: list[Any], bad: list[int], prior: bool
+def _score_run(
+    entry: Entry, split: str, clients: list[int], parts: list[Any], diverged: list[int], with_prior: bool
 ) -> Evaluation | TrainingError:
     """Score a run from this process's predictions, `parts`, and those of the other processes."""
-    rows, scored = entry.cohort.fed.rows(split).select(clients), np.array(clients)
-    if entry.world.size > 1:
-        owner = scored[rows.owner]
-        place = np.flatnonzero(np.isin(owner, _ours(entry, clients)))
-        personal, wrong = _together(entry, len(owner), [place], parts, np.isin(owner, bad).astype(float))
-        bad = np.unique(owner[wrong > 0]).tolist()
-    if bad:
-        return _diverged(entry.cohort, bad, "weights")
-    found = _kind(entry.cohort).concatenate(parts) if entry.world.size == 1 else personal
-    if not found.finite.all():  # finite weights, but too large for the network
-        return _diverged(entry.cohort, np.unique(scored[rows.owner[~found.finite]]).tolist(), "predictions")
-    return _scored(entry, rows, scored, found, prior)
+    cohort, fed, scored = entry.cohort, entry.cohort.fed, np.array(clients)
+    rows = fed.rows(split).select(clients)
+    owner, client = rows.owner, scored[rows.owner]
+    positions = np.flatnonzero(np.isin(client, _owned(entry, clients)))
+    personal, wrong = _gather(entry, len(client), positions, parts, np.isin(client, diverged).astype(float))
+    if wrong.any():
+        return _diverged(cohort, client[wrong > 0], "weights")
+    if not personal.finite.all():  # finite weights, but too large for the network
+        return _diverged(cohort, client[~personal.finite], "predictions")
+    y, score = fed.y[rows.index], _classification if _kind(cohort) is Prediction else _regression
+    values, pooled, details = score(personal, y, owner, len(scored))
+    summary: dict[str, Any] = {name: float(v.mean()) for name, v in values.items()} | pooled
+    small = rows.counts < FEW_ROWS
+    summary |= {"clients_scored": len(scored), "clients_small": int(small.sum())}
+    if small.any() and "accuracy" in values:
+        large = values["accuracy"][~small]
+        summary["accuracy_worst_decile_large"] = worst_decile(large) if len(large) else None
+    shown = [name for name in ("accuracy", "nll", "ece", "brier", "rmse") if name in summary]
+    summary |= {f"prior_{name}": None for name in shown}
+    prior = cohort.algorithm.prior(entry.shared) if with_prior else None
+    for prefix, predictions in (_prior_predictions(entry, prior, rows.index, client) if prior else {}).items():
+        alone, alone_pooled, _ = score(predictions, y, owner, len(scored))
+        values |= {f"{prefix}_{k}": v for k, v in alone.items()}
+        summary |= {f"{prefix}_{name}": alone_pooled.get(name, float(alone[name].mean())) for name in shown}
+    columns = {name: np.full(fed.clients, np.nan) for name in values}
+    for name, column in columns.items():
+        column[scored] = values[name]
+    return Evaluation(summary, columns, details)
 
 
-def _together(
-    entry: Entry, count: int, place: list[np.ndarray], parts: list[Any], flags: np.ndarray
+def _gather(
+    entry: Entry, count: int, positions: np.ndarray, parts: list[Any], flags: np.ndarray
 ) -> tuple[Any, np.ndarray]:
-    """Collect predictions and flags for `count` samples from all processes; this one holds the samples at `place`.
+    """Return predictions and flags for `count` samples from all processes; this one has predicted those at `positions`.
 
     Each process writes its rows into a table of zeros, and the tables are summed, which changes no number.
     """
     world, kind = entry.world, _kind(entry.cohort)
+    if world.size == 1:
+        return kind.concatenate(parts), flags
     own = kind.concatenate(parts).columns() if parts else np.zeros((0, 0))
     widths = torch.zeros(world.size, dtype=torch.float64)
     widths[world.rank] = own.shape[1]  # a process without clients cannot know how many draws there are
     table = np.zeros((count, int(world.sum(widths).max()) + 1))
     if parts:
-        table[np.concatenate(place), 1:] = own
+        table[positions, 1:] = own
     table[:, 0] = flags
-    found = world.sum(torch.from_numpy(table)).numpy()
-    return kind.from_columns(np.ascontiguousarray(found[:, 1:]), entry.cohort.fed.y.shape[-1]), found[:, 0]
+    total = world.sum(torch.from_numpy(table)).numpy()
+    return kind.from_columns(np.ascontiguousarray(total[:, 1:]), entry.cohort.fed.y.shape[-1]), total[:, 0]
 
 
-def _scored(entry: Entry, rows: Rows, scored: np.ndarray, personal: Any, with_prior: bool) -> Evaluation:
-    """Score a run from the predictions for the rows of its scored clients."""
-    cohort, fed, owner = entry.cohort, entry.cohort.fed, rows.owner
-    prior = cohort.algorithm.prior(entry.shared) if with_prior else None
-    y = fed.y[rows.index]
-    score = _classification if isinstance(cohort.likelihood, Categorical) else _regression
-    clients, pooled, details = score(personal, y, owner, len(scored))
-    summary: dict[str, Any] = {name: float(v.mean()) for name, v in clients.items()} | pooled
-    summary["clients_scored"] = len(scored)
-    small = rows.counts < FEW_ROWS
-    summary["clients_small"] = int(small.sum())
-    if small.any() and "accuracy" in clients:
-        large = clients["accuracy"][~small]
-        summary["accuracy_worst_decile_large"] = worst_decile(large) if len(large) else None
-    shown = [name for name in ("accuracy", "nll", "ece", "brier", "rmse") if name in summary]
-    summary |= {f"prior_{name}": None for name in shown}
-    for word, own in (_prior_predictions(entry, prior, rows.index, scored[owner]) if prior else {}).items():
-        alone, alone_pooled, _ = score(own, y, owner, len(scored))
-        clients |= {f"{word}_{k}": v for k, v in alone.items()}
-        summary |= {f"{word}_{name}": alone_pooled.get(name, float(alone[name].mean())) for name in shown}
-    return Evaluation(summary, {name: _spread_out(v, scored, fed.clients) for name, v in clients.items()}, details)
-
-
-def _spread_out(values: np.ndarray, scored: np.ndarray, clients: int) -> np.ndarray:
-    """Place the values of the scored clients among all clients; the others get NaN."""
-    out = np.full(clients, np.nan)
-    out[scored] = values
-    return out
-
-
-def _diverged(cohort: Cohort, clients: list[int], what: str) -> TrainingError:
-    """Return the error for clients without a score, because their weights or predictions are not finite."""
+def _diverged(cohort: Cohort, owner: np.ndarray, what: str) -> TrainingError:
+    """Return the error for the owners of samples without a score, because weights or predictions are not finite."""
+    clients = np.unique(owner).tolist()
     names = ", ".join(cohort.fed.names[c] for c in clients[:8])
     return TrainingError(
         f"Personalising diverged for {len(clients)} client(s), {names} among them: their {what} are not finite. "
@@ -292,29 +268,24 @@ def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray, own
     cohort, world, round = entry.cohort, entry.world, entry.round
     lane = type(prior)(*(leaf.unsqueeze(0) for leaf in prior))
     key, lanes = cohort.keys(rng.PREDICT, round, [-1]), Lanes.of(cohort, entry.shared, [0], round)
-    place = np.array_split(np.arange(len(index)), max(1, len(index) // ROWS))[world.rank :: world.size]
+    blocks = np.array_split(np.arange(len(index)), max(1, len(index) // ROWS))[world.rank :: world.size]
     labels = label_offset(cohort.algorithm, cohort.tables.constants)
 
-    def work(chunk: int) -> list[dict[str, Any]]:
+    def work(chunk: int) -> dict[str, list[Any]]:
         # Where memory is short, as many samples fit as in a training step of `chunk` clients.
         most = 2 * ROWS if chunk >= cohort.fed.clients else max(FEW, min(2 * ROWS, chunk * cohort.batch_size))
-        pieces = [piece for rows in place for piece in np.array_split(rows, -(-len(rows) // most))]
-        found = []
-        for piece in pieces:
-            draws = outputs(lanes, lane, [index[piece]], None, key)
-            found.append({"prior": prediction(cohort, draws)})
+        predictions: dict[str, list[Any]] = {"prior": []} | ({} if labels is None else {"prior_level": []})
+        for batch in (batch for block in blocks for batch in np.array_split(block, -(-len(block) // most))):
+            draws = outputs(lanes, lane, [index[batch]], None, key)
+            predictions["prior"].append(prediction(cohort, draws))
             if labels is not None:
-                own = labels.index_select(0, cohort.numbers(owner[piece].tolist()))
-                found[-1]["prior_level"] = prediction(cohort, with_label_level(draws, own))
-        return found
+                level = labels.index_select(0, cohort.numbers(owner[batch].tolist()))
+                predictions["prior_level"].append(prediction(cohort, with_label_level(draws, level)))
+        return predictions
 
+    positions, flags = np.concatenate([np.empty(0, int), *blocks]), np.zeros(len(index))
     parts = fit_in_memory([cohort], cohort.chunk, work)
-    none = np.zeros(len(index))
-    return {
-        word: _kind(cohort).concatenate(own) if world.size == 1 else _together(entry, len(index), place, own, none)[0]
-        for word in (("prior",) if labels is None else ("prior", "prior_level"))
-        for own in [[part[word] for part in parts]]
-    }
+    return {prefix: _gather(entry, len(index), positions, own, flags)[0] for prefix, own in parts.items()}
 
 
 def _mean_by(owner: np.ndarray, clients: int, values: np.ndarray) -> np.ndarray:

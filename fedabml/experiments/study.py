@@ -19,7 +19,7 @@ from ..engine.client import Lanes, initial_kept
 from ..engine.rounds import Simulation
 from ..engine.setting import Cohort
 from ..errors import TrainingError
-from ..evaluation.scoring import Entry, evaluate_together
+from ..evaluation.scoring import Entry, evaluate_after
 from ..runs.config import RunConfig, Table
 from ..runs.prepare import resolve_split
 
@@ -54,12 +54,12 @@ class Study:
 
     def watch(self, sims: Sequence[Simulation]) -> list[Table]:
         """Return what is recorded of runs side by side after a round of the curve."""
-        split = resolve_split(sims[0].cohort.fed, "auto")
+        split, epochs = resolve_split(sims[0].cohort.fed, "auto"), sims[0].cohort.algorithm.personal_epochs
         return [
             {"error": str(found)}
             if isinstance(found, TrainingError)
             else {name: found.summary[name] for name in WATCHED if name in found.summary}
-            for found in evaluate_together([entry(sim, sim.cohort) for sim in sims], split, prior=False)
+            for found in evaluate_after((epochs,), [entry(sim, sim.cohort) for sim in sims], split)[0]
         ]
 
     def look(self, sim: Simulation) -> Table:

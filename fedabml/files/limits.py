@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+from collections.abc import Callable
 from typing import Any
 
 from ..arguments import MOST
@@ -23,29 +24,27 @@ def parse_json(text: str, where: str) -> Any:
     """Parse JSON of bounded depth, length and numbers. Raises InputError for anything else."""
     if sum(map(text.count, ",[{")) > MAX_ITEMS:
         raise InputError(f"{where} has more than {MAX_ITEMS:,} entries, more than fedabml writes.")
-    try:
-        return _bounded(json.loads(text), where)
-    except RecursionError as error:
-        raise InputError(_too_deep(where)) from error
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError(f"{where} is not valid JSON ({error}); it is truncated or of another program.") from error
+    return _parse(json.loads, text, where, "is not valid JSON; it is truncated or of another program")
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
     """Parse TOML of bounded depth and numbers. Raises TOMLDecodeError for wrong grammar, InputError otherwise."""
     if any(line.count(".") > MAX_DEPTH and _parts(line) > MAX_DEPTH for line in text.split("\n")):
         raise InputError(_too_deep(where))  # tomllib's time and memory are quadratic in a key's parts
+    result: dict[str, Any] = _parse(tomllib.loads, text, where, "has a value that cannot be read")
+    return result
+
+
+def _parse(loads: Callable[[str], Any], text: str, where: str, problem: str) -> Any:
+    """Return `loads(text)`, if it is bounded. `problem` describes other errors than those of TOML's grammar."""
     try:
-        found: dict[str, Any] = _bounded(tomllib.loads(text), where)
+        return _bounded(loads(text), where)
     except RecursionError as error:
         raise InputError(_too_deep(where)) from error
     except (InputError, tomllib.TOMLDecodeError):
         raise
-    except ValueError as error:  # a number with thousands of digits, or an impossible date
-        raise InputError(f"{where} has a value that cannot be read: {str(error).split(';')[0]}.") from error
-    return found
+    except ValueError as error:  # in TOML a number with thousands of digits, or an impossible date
+        raise InputError(f"{where} {problem} ({str(error).split(';')[0]}).") from error
 
 
 def _parts(line: str) -> int:

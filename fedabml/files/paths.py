@@ -23,6 +23,8 @@ from ..errors import InputError
 log = logging.getLogger("fedabml")
 MAX_TEXT = 64 << 20  # bytes of a JSON or text file
 Name = str | os.PathLike[str]
+_NO_FOLLOW, _NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)  # not on every system
+_TYPES = {"-": "a file", "d": "a folder", "p": "a FIFO", "s": "a socket", "l": "a link"}  # others are devices
 
 
 # -- writing --------------------------------------------------------------------------------------------------------
@@ -34,20 +36,21 @@ def write_aside(path: Name, *, private: bool = False) -> Iterator[IO[bytes]]:
     this process has locked a link is refused. A device, a FIFO and a folder are refused everywhere. Only the owner can
     read a `private` file.
     """
-    path, aside = Path(path), None
     try:
-        real = _target(path)
+        real = _target(Path(path))
         _make_folder(real.parent)
-        fresh = real.with_name(f".{real.name[:100]}.{secrets.token_hex(8)}.part")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-        handle = os.open(fresh, flags, 0o600 if private else 0o666)
-        aside = fresh
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(real)
-        aside = None
+        aside = real.with_name(f".{real.name[:100]}.{secrets.token_hex(8)}.part")
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o600 if private else 0o666)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(real)
+        except BaseException:
+            with suppress(OSError):
+                aside.unlink()
+            raise
         with suppress(OSError):  # on systems that can, the rename survives a power cut
             handle = os.open(real.parent, os.O_RDONLY)
             try:
@@ -57,10 +60,6 @@ def write_aside(path: Name, *, private: bool = False) -> Iterator[IO[bytes]]:
     except OSError as error:
         action = "Free some space" if error.errno == errno.ENOSPC else "Choose another place"
         raise InputError(f"'{path}' cannot be written: {error.strerror or error}. {action}.") from error
-    finally:
-        if aside is not None:
-            with suppress(OSError):
-                aside.unlink()
 
 
 def write(path: Name, content: str | bytes, *, private: bool = False) -> Path:
@@ -73,10 +72,9 @@ def write(path: Name, content: str | bytes, *, private: bool = False) -> Path:
 
 def open_append(path: Name) -> IO[bytes]:
     """Open a regular file to add bytes to its end. Raises InputError for a link, a FIFO or a device."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         _make_folder(Path(path).parent)
-        handle = os.open(path, flags, 0o666)
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_FOLLOW | _NO_WAIT, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO) and os.path.lexists(path):
             raise InputError(_not_a_file(path, os.lstat(path).st_mode)) from error
@@ -116,19 +114,12 @@ def _target(path: Path) -> Path:
 
 
 def _not_a_file(path: Name, mode: int) -> str:
-    return f"'{path}' is {_kind(mode)}, not a file, and is left alone. Remove it, or give another name."
+    return f"'{path}' is {_type(mode)}, not a file, and is left alone. Remove it, or give another name."
 
 
-def _kind(mode: int) -> str:
+def _type(mode: int) -> str:
     """Return what a path is, for error messages."""
-    kinds = {
-        stat.S_ISREG: "a file",
-        stat.S_ISDIR: "a folder",
-        stat.S_ISFIFO: "a FIFO",
-        stat.S_ISSOCK: "a socket",
-        stat.S_ISLNK: "a link",
-    }
-    return next((words for test, words in kinds.items() if test(mode)), "a device")
+    return _TYPES.get(stat.filemode(mode)[0], "a device")
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
@@ -136,18 +127,18 @@ def _kind(mode: int) -> str:
 def open_regular(path: Name, limit: int | None = None) -> Iterator[BufferedReader]:
     """Open a regular file of at most `limit` bytes for reading. Raises InputError for anything else."""
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+        handle = os.open(path, os.O_RDONLY | _NO_WAIT)
     except FileNotFoundError as error:
         raise InputError(f"There is no file '{path}'.") from error
     except (OSError, ValueError) as error:
         raise InputError(f"'{path}' cannot be read: {getattr(error, 'strerror', None) or error}.") from error
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
         os.close(handle)
-        raise InputError(f"'{path}' is {_kind(found.st_mode)}, not a file. Give a file's name.")
+        raise InputError(f"'{path}' is {_type(status.st_mode)}, not a file. Give a file's name.")
     with os.fdopen(handle, "rb") as file:
-        if limit is not None and found.st_size > limit:
-            raise InputError(f"'{path}' has {found.st_size:,} bytes; a file of this kind has at most {limit:,}.")
+        if limit is not None and status.st_size > limit:
+            raise InputError(f"'{path}' has {status.st_size:,} bytes; a file of this kind has at most {limit:,}.")
         try:
             yield file
         except OSError as error:
@@ -202,19 +193,19 @@ def folder_lock(folder: Name, name: str = ".lock", *, shared: bool = False) -> I
     """
     path = Path(os.path.realpath(folder))
     try:
-        made = _make_folder(path)
+        new_folders = _make_folder(path)
         if not path.is_dir():
-            raise InputError(f"'{folder}' is {_kind(path.stat().st_mode)}, not a folder. Give a folder's name.")
+            raise InputError(f"'{folder}' is {_type(path.stat().st_mode)}, not a folder. Give a folder's name.")
     except OSError as error:
         raise InputError(f"'{folder}' cannot be written: {error.strerror or error}. Choose another place.") from error
-    lock = None
-    while lock is None or not lock.stands():  # the process that held it may have removed the file in between
-        if lock is not None:
-            lock.file.close()
+    while True:
         lock = _Lock(path, path / name, open_append(path / name))
         if not _acquire(lock.file, shared, folder):
             lock.file.close()
             raise InputError(f"Another process is at work in '{folder}'. Wait for it, or give another folder.")
+        if lock.stands():
+            break
+        lock.file.close()  # the process that held it has removed the file in between
     _locks.append(lock)
     try:
         yield
@@ -223,7 +214,7 @@ def folder_lock(folder: Name, name: str = ".lock", *, shared: bool = False) -> I
         with lock.file, suppress(OSError):
             if lock.stands() and (not shared or _acquire(lock.file, False, folder)):
                 lock.path.unlink()
-                for each in made:  # the folders that stayed empty, because nothing was begun
+                for each in new_folders:  # the folders that stayed empty, because nothing was begun
                     each.rmdir()
 
 

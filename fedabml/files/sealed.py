@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -95,12 +95,12 @@ def warn_if_changed(text: str, path: Name) -> None:
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Return the digests of those named files that are in a folder, to be kept in a sealed file beside them."""
-    found = {}
+    result = {}
     for name in names:
         if (folder / name).is_file():
             with open_regular(folder / name) as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+                result[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return result
 
 
 def check_digest(content: bytes, digest: Any, where: str) -> bytes:
@@ -121,13 +121,13 @@ def packed_tensors(tensors: dict[str, Tensor], facts: dict[str, Any]) -> tuple[b
     """Return the content of a tensor file before it is sealed, and the digest that seals it."""
     from safetensors.torch import save
 
-    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    raw = save(plain, {FACTS: json.dumps(facts | _seal(_UNSEALED))})
+    copies = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    raw = save(copies, {FACTS: json.dumps(facts | _seal(_UNSEALED))})
     return raw, hashlib.sha256(raw).hexdigest()
 
 
-def read_tensors(path: Name, only: Container[str] | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `write_tensors` wrote: its tensors (all, or `only` those named) and its facts.
+def read_tensors(path: Name) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `write_tensors` wrote: its tensors and its facts.
 
     The digest of the whole file is checked first. Raises InputError for a damaged, truncated or foreign file.
     """
@@ -136,8 +136,7 @@ def read_tensors(path: Name, only: Container[str] | None = None) -> tuple[dict[s
     facts = check_tensors(path)
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
-            names = [name for name in file.keys() if only is None or name in only]  # noqa: SIM118
-            return {name: file.get_tensor(name) for name in names}, facts
+            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
     except (SafetensorError, ValueError, OSError, RuntimeError) as error:
         raise InputError(_foreign(path, type(error).__name__)) from error
 
@@ -152,10 +151,10 @@ def check_tensors(path: Name) -> dict[str, Any]:
             return content
         if not isinstance(digest, str) or header.count(digest.encode()) != 1:
             raise InputError(damaged(f"'{path}'"))
-        found = hashlib.sha256(start + header.replace(digest.encode(), _UNSEALED.encode()))
+        computed = hashlib.sha256(start + header.replace(digest.encode(), _UNSEALED.encode()))
         while part := file.read(1 << 20):
-            found.update(part)
-    if facts != content | _seal(found.hexdigest()):
+            computed.update(part)
+    if facts != content | _seal(computed.hexdigest()):
         raise InputError(damaged(f"'{path}'"))
     return content
 

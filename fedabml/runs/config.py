@@ -294,15 +294,23 @@ def stored(content: Mapping[str, Any]) -> Table:
     return {**content, **changes}
 
 
+def read_config(run: Path) -> dict[str, Any]:
+    """Return the content of a run's config.json. Raises InputError if there is none."""
+    if not (run / "config.json").is_file():
+        raise InputError(f"There is no run in '{run}': it has no config.json.")
+    content = read_json(run / "config.json")
+    if not isinstance(content, dict):
+        raise InputError(f"'{run / 'config.json'}' is not a run's configuration. Give another folder.")
+    return content
+
+
 def saved_config(run: Path) -> tuple[RunConfig, dict[str, Any]]:
     """Return the configuration of a run that `fedabml train` made, and the content of its config.json.
 
     Hyperparameters that the run's version had by default, and this one has otherwise, are part of the configuration.
     """
-    if not (run / "config.json").is_file():
-        raise InputError(f"There is no run in '{run}': it has no config.json.")
-    content = read_json(run / "config.json")
-    if not isinstance(content, dict) or not isinstance(content.get("run"), dict):
+    content = read_config(run)
+    if not isinstance(content.get("run"), dict):
         raise InputError(
             f"'{run / 'config.json'}' does not describe its data. Only runs of `fedabml train` can be resumed and "
             "evaluated here. In Python, use fedabml.train(..., resume=True)."

@@ -17,7 +17,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,38 +26,24 @@ import torch
 from ..algorithms.base import State
 from ..engine.checkpoint import Checkpoint
 from ..errors import InputError
+from ..files import sealed
 from ..files.paths import open_append, read_bytes, write
-from ..files.sealed import (
-    check_tensors,
-    group,
-    parse_sealed,
-    prefixed,
-    read_json,
-    read_tensors,
-    sealed_line,
-    write_json,
-    write_tensors,
-)
+from .config import read_config
 from .request import describe, differences
 
 log = logging.getLogger("fedabml")
 
 
-class Saved(Mapping[int, State]):
+class KeptStates(Mapping[int, State]):
     """The kept states of clients, by client: read from their files on access, in the order of the files."""
 
     def __init__(self, where: dict[int, int], file: Callable[[int], Path]):
         self.where = dict(sorted(where.items(), key=lambda pair: pair[1]))
         self.file, self._read = file, lru_cache(8)(self._states)
 
-    def check(self) -> None:
-        """Check that all files exist and fit their digests."""
-        for round in set(self.where.values()):
-            check_tensors(self.file(round))
-
     def _states(self, round: int) -> dict[int, State]:
         states: dict[int, State] = {}
-        for name, tensor in read_tensors(self.file(round))[0].items():
+        for name, tensor in sealed.read_tensors(self.file(round))[0].items():
             client, _, part = name.partition(".")
             if not (client.isascii() and client.isdigit()):
                 raise InputError(f"'{self.file(round)}' holds no kept states of clients. Restore it from a copy.")
@@ -90,7 +76,7 @@ class Folder:
             raise InputError(
                 f"'{self.path}' already holds a run. Resume it with --resume, or give another folder with --out."
             )
-        write_json(self.path / "config.json", config)
+        sealed.write_json(self.path / "config.json", config)
         write(self.path / "metrics.jsonl", "")
 
     def reopen(
@@ -101,18 +87,14 @@ class Folder:
         The configuration must be that of the run, except for the keys in `free` (dotted if they are nested). A run of
         an earlier version may lack newer keys, if these have their `neutral` values.
         """
-        newer = neutral or {}
-        if (self.path / "checkpoints").is_symlink():
-            raise InputError(f"'{self.path / 'checkpoints'}' is a link. Replace it by a folder.")
-        if not (self.path / "config.json").exists():
-            raise InputError(f"There is no run to resume in '{self.path}': it has no config.json.")
-        old = read_json(self.path / "config.json")
-        if not isinstance(old, dict):
-            raise InputError(f"'{self.path / 'config.json'}' is not a run's configuration. Give another folder.")
+        newer, checkpoints = neutral or {}, self.path / "checkpoints"
+        if checkpoints.is_symlink():
+            raise InputError(f"'{checkpoints}' is a link. Replace it by a folder.")
+        old = read_config(self.path)
         differ = {
             name: (a, b)
             for name, (a, b) in differences(old, json.loads(json.dumps(config))).items()
-            if not any(name == word or name.startswith(word + ".") for word in free)
+            if not any(name == key or name.startswith(key + ".") for key in free)
             and not (a is None and name in newer and b == newer[name])
         }
         if differ:
@@ -120,28 +102,27 @@ class Folder:
                 f"The run in '{self.path}' was started with another configuration: {describe(differ)}. Resume it "
                 "unchanged, or start a new run in another folder."
             )
-        found = self.load_latest()
-        keep = found.round if found else 0
-        if keep > config.get("rounds", keep):
+        latest = self.load_latest()
+        done = latest.round if latest else 0
+        if done > config.get("rounds", done):
             raise InputError(
-                f"The run in '{self.path}' already has {keep} rounds. Resume it with {keep} rounds or more."
+                f"The run in '{self.path}' already has {done} rounds. Resume it with {done} rounds or more."
             )
-        for folder in (self.path, self.path / "checkpoints"):
-            for cut in folder.glob(".*.part"):  # half-written files of a crash
-                cut.unlink(missing_ok=True)
+        for cut in (*self.path.glob(".*.part"), *checkpoints.glob(".*.part")):  # half-written files of a crash
+            cut.unlink(missing_ok=True)
         kept = {name: old[name] for name in free & old.keys() - config.keys()}
-        write_json(self.path / "config.json", config | kept)
+        sealed.write_json(self.path / "config.json", config | kept)
         open_append(self.path / "metrics.jsonl").close()  # refuses a link, which the next lines would follow
-        self.history = self._history(keep)
-        write(self.path / "metrics.jsonl", "".join(map(sealed_line, self.history)))
-        return found
+        self.history = self._history(done)
+        write(self.path / "metrics.jsonl", "".join(map(sealed.sealed_line, self.history)))
+        return latest
 
     def _history(self, rounds: int) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl up to a round, without damaged ones, which are logged as a warning."""
         path, lines = self.path / "metrics.jsonl", {}
         for number, text in enumerate(read_bytes(path, 1 << 31).split(b"\n") if path.exists() else [], 1):
             try:
-                line = parse_sealed(text.decode(), f"'{path}', line {number},")
+                line = sealed.parse_sealed(text.decode(), f"'{path}', line {number},")
                 if _is_round(line):
                     lines[line["round"]] = line
             except (ValueError, KeyError, TypeError, AttributeError):
@@ -159,9 +140,13 @@ class Folder:
         """Return the round of the newest checkpoint, sound or not; 0 if there is none."""
         return max((_number(file) for file in self._files("round")), default=0)
 
-    def _files(self, kind: str) -> list[Path]:
-        found = (self.path / "checkpoints").glob(f"{kind}-*.safetensors")
-        return sorted(file for file in found if file.stem.removeprefix(f"{kind}-").isdecimal())
+    def _files(self, content: str) -> list[Path]:
+        """Return the files of all rounds with a content, round or kept, in their order."""
+        files = (self.path / "checkpoints").glob(f"{content}-*.safetensors")
+        return sorted(file for file in files if file.stem.removeprefix(f"{content}-").isdecimal())
+
+    def _file(self, content: str, round: int) -> Path:
+        return self.path / "checkpoints" / f"{content}-{round:06d}.safetensors"
 
     def load_latest(self) -> Checkpoint | None:
         """Load the latest sound checkpoint; return None if no round was finished.
@@ -172,10 +157,10 @@ class Folder:
         problems: list[str] = []
         for file in reversed(self._files("round")):
             try:
-                found = self._load(file)
+                state = self._load(file)
                 for problem in problems:
-                    log.warning("%s The run resumes from round %d instead.", problem, found.round)
-                return found
+                    log.warning("%s The run resumes from round %d instead.", problem, state.round)
+                return state
             except InputError as error:
                 problems.append(str(error))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -185,15 +170,14 @@ class Folder:
         return None
 
     def _load(self, file: Path) -> Checkpoint:
-        tensors, facts = read_tensors(file)
+        tensors, facts = sealed.read_tensors(file)
         where = {int(client): int(round) for client, round in facts["kept"].items()}
-        kept = Saved(where, self._kept_file)
-        kept.check()
+        kept = KeptStates(where, partial(self._file, "kept"))
+        for round in set(where.values()):
+            sealed.check_tensors(self._file("kept", round))
         self.where, self._previous = where, set(where.values())
-        shared, average = group(tensors, "shared"), group(tensors, "average")
-        chunk = int(facts["chunk"]) if facts.get("chunk") else None
-        velocity = group(tensors, "velocity")
-        since = int(facts["compiled"]) if facts.get("compiled") else None
+        shared, average, velocity = (sealed.group(tensors, name) for name in ("shared", "average", "velocity"))
+        chunk, since = (int(facts[name]) if facts.get(name) else None for name in ("chunk", "compiled"))
         return Checkpoint(int(facts["round"]), shared, average, kept, float(facts["seconds"]), chunk, velocity, since)
 
     # -- every round ------------------------------------------------------------------------------------------------
@@ -202,7 +186,7 @@ class Folder:
         self.history.append(line)
         try:
             with open_append(self.path / "metrics.jsonl") as file:
-                file.write(sealed_line(line).encode())
+                file.write(sealed.sealed_line(line).encode())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -219,33 +203,26 @@ class Folder:
     def save(self, state: Checkpoint, changed: dict[int, State]) -> None:
         """Save the state after a round; `changed` holds the kept states of its clients."""
         if changed:
-            flat = {f"{client}.{name}": t for client, own in changed.items() for name, t in own.items()}
-            write_tensors(self._kept_file(state.round), flat, {"round": state.round}, private=True)
+            flat = {f"{client}.{name}": t for client, kept in changed.items() for name, t in kept.items()}
+            sealed.write_tensors(self._file("kept", state.round), flat, {"round": state.round}, private=True)
             self.where |= dict.fromkeys(changed, state.round)
         facts: dict[str, Any] = {"round": state.round, "seconds": state.seconds, "chunk": state.chunk}
         facts |= {"compiled": state.compiled} if state.compiled else {}
-        facts |= {"kept": {str(c): r for c, r in self.where.items()}}
-        tensors = prefixed("shared", state.shared) | prefixed("average", state.average)
-        tensors |= prefixed("velocity", state.velocity)
+        facts["kept"] = {str(client): round for client, round in self.where.items()}
+        tensors = sealed.prefixed("shared", state.shared) | sealed.prefixed("average", state.average)
+        tensors |= sealed.prefixed("velocity", state.velocity)
         # A server that owns nothing (Local only) still needs a tensor in its file.
-        write_tensors(self._round_file(state.round), tensors or {"empty": torch.zeros(1)}, facts)
+        sealed.write_tensors(self._file("round", state.round), tensors or {"empty": torch.zeros(1)}, facts)
         self._remove_old(state.round)
 
     def _remove_old(self, round: int) -> None:
+        """Remove the files that neither checkpoint needs; the previous one may name other kept files."""
         named = set(self.where.values())
-        # The previous checkpoint may name kept files that this one does not; they stay one round longer.
-        needed: dict[str, set[int]] = {"round": set(), "kept": named | self._previous}
-        for kind, numbers in needed.items():
-            for file in self._files(kind):
-                if _number(file) < round - 1 and _number(file) not in numbers:
+        for content, needed in (("round", set()), ("kept", named | self._previous)):
+            for file in self._files(content):
+                if _number(file) < round - 1 and _number(file) not in needed:
                     file.unlink()
         self._previous = named
-
-    def _round_file(self, round: int) -> Path:
-        return self.path / "checkpoints" / f"round-{round:06d}.safetensors"
-
-    def _kept_file(self, round: int) -> Path:
-        return self.path / "checkpoints" / f"kept-{round:06d}.safetensors"
 
 
 def _number(file: Path) -> int:

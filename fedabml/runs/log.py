@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from io import TextIOWrapper
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..files.paths import open_append
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from .prepare import Setup
 
 
-class Pace:
+class RunTimer:
     """The progress of a run: finished rounds, and the time since it began or was resumed."""
 
     def __init__(self, setup: Setup, sim: Simulation):
@@ -29,34 +28,29 @@ class Pace:
         elapsed = time.perf_counter() - self.began
         self.left = elapsed / (self.saved - self.first) * (self.rounds - self.saved)
         scores = line.get("eval", {})
-        words = [f"round {self.saved}/{self.rounds}", f"loss {line['loss']:.4f}"]
-        words += [f"{name} {scores[name]:.4f}" for name in ("accuracy", "rmse", "nll") if name in scores]
+        parts = [f"round {self.saved}/{self.rounds}", f"loss {line['loss']:.4f}"]
+        parts += [f"{name} {scores[name]:.4f}" for name in ("accuracy", "rmse", "nll") if name in scores]
         scored = scores.get("clients_scored", self.clients)
-        words += [f"({scored} clients)"] if scored < self.clients else []
-        return "  ".join([*words, f"elapsed {clock(elapsed)}", f"remaining {clock(self.left)}"])
+        parts += [f"({scored} clients)"] if scored < self.clients else []
+        return "  ".join([*parts, f"elapsed {clock(elapsed)}", f"remaining {clock(self.left)}"])
 
 
 class RunLog:
     """The file train.log of a run: how the run began, notes, and a line for every round."""
 
     def __init__(self, folder: Path, setup: Setup, sim: Simulation):
-        self.path, self.pace = folder / "train.log", Pace(setup, sim)
+        self.path, self.timer = folder / "train.log", RunTimer(setup, sim)
         self.file = TextIOWrapper(open_append(self.path), encoding="utf-8", line_buffering=True)
-        config, many = setup.config, setup.config["processes"]
+        self.close = self.file.close
+        config, count = setup.config, setup.config["processes"]
         begin = f"{'resumed after' if sim.round else 'started at'} round {sim.round} of {setup.rounds}"
-        where = f"{config['device']}{f', {many} processes' if many > 1 else ''}"
+        where = f"{config['device']}{f', {count} processes' if count > 1 else ''}"
         for text in (*setup.notes, f"{begin}: {config['algorithm']['name']} on {config['dataset']}, {where}"):
             self.write(text)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.file.close()
-
     def round(self, line: dict[str, Any]) -> None:
         """Write the line of a finished round."""
-        self.write(self.pace.round(line))
+        self.write(self.timer.round(line))
         if "note" in line:
             self.write(line["note"])
 
@@ -73,5 +67,5 @@ class RunLog:
 
 def clock(seconds: float) -> str:
     """Return a duration as h:mm:ss."""
-    whole = int(seconds + 0.5)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    rounded = int(seconds + 0.5)
+    return f"{rounded // 3600}:{rounded // 60 % 60:02d}:{rounded % 60:02d}"

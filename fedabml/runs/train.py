@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,13 @@ from ..engine.checkpoint import Checkpoint
 from ..engine.processes import World, agree, with_folder_lock
 from ..engine.processes import world as processes
 from ..engine.rounds import Simulation
-from ..errors import InputError, short
+from ..errors import short
 from ..evaluation.scoring import SOME, Evaluation, check_rows
 from ..evaluation.scoring import evaluate as score_clients
 from ..files.paths import write
 from ..files.sealed import digests, write_json
 from ..likelihoods import Likelihood
+from .config import read_config
 from .folder import Folder
 from .log import RunLog
 from .prepare import Setup, prepare, resolve_split
@@ -117,14 +118,13 @@ def train(
     folder = Folder(Path(out)) if out is not None else None
     device, workers = world.device_name(device), None
     if folder and resume:
-        given = folder.path, backend, chunk
-        backend, chunk, workers = world.decide(lambda: _settings_at_start(*given))
+        backend, chunk, workers = world.decide(partial(_settings_at_start, folder.path, backend, chunk))
     setup = prepare(
         fed, model, algorithm, rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size,
         seed=seed, device=device, dtype=dtype, backend=backend, chunk=chunk, compile=compile, likelihood=likelihood,
         model_options=model_options, pretrained=pretrained, workers=workers,
     )  # fmt: skip
-    setup = _together(world, setup, chunk)
+    setup = _agreed(world, setup, chunk)
     cohort = setup.cohort
     if evaluate:
         split = resolve_split(fed, split)
@@ -134,8 +134,8 @@ def train(
     scoring = {"eval_every": eval_every, "eval_clients": eval_clients, "eval_all": eval_all, "split": split}
     config = setup.config | scoring | (extra or {})
     state = world.on_rank_0(partial(_opened, folder, fed, config, cohort.algorithm, resume)) if folder else None
-    place = folder.path if folder else None
-    sim = Simulation(cohort, state=state, world=world, folder=place)
+    path = folder.path if folder else None
+    sim = Simulation(cohort, state=state, world=world, folder=path)
     if folder:
         folder.history = world.decide(folder.history.copy)
     if world.rank == 0 and on_start is not None:
@@ -143,27 +143,22 @@ def train(
     elif world.rank == 0:
         for note in setup.notes:
             log.warning(note)
-    start = time.perf_counter()
+    start, before = time.perf_counter(), sim.seconds
 
     def score(sim: Simulation, most: int | None) -> Evaluation:
         return score_clients(cohort, sim.theta, sim.kept_for, split, sim.round, world, most)
 
-    def brief(sim: Simulation) -> dict[str, Any]:
-        return score(sim, some).summary
+    with closing(RunLog(path, setup, sim)) if path and world.rank == 0 else nullcontext() as journal:
+        listeners = [*([journal.round] if journal else []), *([on_round] if on_round else [])]
 
-    before = sim.seconds
-    with RunLog(folder.path, setup, sim) if folder and world.rank == 0 else nullcontext() as journal:
+        def report(line: dict[str, Any]) -> None:
+            for listener in listeners:
+                listener(line)
 
-        def finished(line: dict[str, Any]) -> None:
-            if journal:
-                journal.round(line)
-            if on_round:
-                on_round(line)
-
-        listener = finished if journal or on_round else None
         history = sim.run(
             rounds, history=folder.history if folder else (), save=folder.write_round if folder else None,
-            score=brief if evaluate else None, eval_every=eval_every, on_round=listener,
+            score=(lambda sim: score(sim, some).summary) if evaluate else None, eval_every=eval_every,
+            on_round=report if listeners else None,
         )  # fmt: skip
     theta = {k: v.detach().cpu() for k, v in sim.theta.items()}
     prior = Prior(cohort.algorithm, theta, setup.input_spec, batch_size)
@@ -171,13 +166,13 @@ def train(
         world.on_rank_0(partial(prior.save, folder.path / "shared.safetensors"))
     final = score(sim, None if eval_all else some) if evaluate else None
     summary = summarise(setup, sim, history, final, split, before + time.perf_counter() - start)
-    run = Run(prior, summary, history, config, final, folder.path if folder else None)
-    if folder:
-        world.on_rank_0(partial(_finished, folder.path, fed, run))
+    run = Run(prior, summary, history, config, final, path)
+    if path:
+        world.on_rank_0(partial(_write_results, path, fed, run))
     return run
 
 
-def _together(world: World, setup: Setup, chunk: int | None) -> Setup:
+def _agreed(world: World, setup: Setup, chunk: int | None) -> Setup:
     """Check that all processes have the same run; return it with what each has decided for itself settled."""
     cohort = setup.cohort
     config = setup.config | {"processes": world.size}
@@ -185,11 +180,11 @@ def _together(world: World, setup: Setup, chunk: int | None) -> Setup:
         return dataclasses.replace(setup, config=config)
     world.use_device(cohort.device)
     config["device"] = cohort.device.type
-    crowd = -(-world.here // torch.cuda.device_count()) if config["device"] == "cuda" else 1
-    own = cohort.chunk if chunk else max(1, cohort.chunk // crowd)  # the processes on one GPU share its memory
+    sharing = -(-world.here // torch.cuda.device_count()) if config["device"] == "cuda" else 1
+    fitting = cohort.chunk if chunk else max(1, cohort.chunk // sharing)  # the processes on one GPU share its memory
     config["backend"] = world.broadcast_text(cohort.backend)  # every process has measured and chosen for itself
     same = {name: v for name, v in config.items() if name not in ("chunk", "workers", "versions")}
-    config["chunk"] = agree(world, same, own)
+    config["chunk"] = agree(world, same, fitting)
     cohort = cohort.at(backend=config["backend"], chunk=config["chunk"])
     return dataclasses.replace(setup, config=config, cohort=cohort)
 
@@ -198,12 +193,10 @@ def _opened(
     folder: Folder, fed: Federation, config: dict[str, Any], algorithm: Algorithm, resume: bool
 ) -> Checkpoint | None:
     """Make a run's folder, or return the checkpoint to resume from."""
-    neutral = {f"algorithm.hyper.{name}": value for name, value in algorithm.neutral_values().items()} | {
-        "compile": "auto"
-    }
+    neutral = {f"algorithm.hyper.{name}": value for name, value in algorithm.neutral_values().items()}
     state = None
     if resume:
-        state = folder.reopen(config, FREE, neutral)
+        state = folder.reopen(config, FREE, neutral | {"compile": "auto"})
     else:
         folder.create(config)
     if not (folder.path / "partition.svg").exists():
@@ -214,7 +207,7 @@ def _opened(
     return state
 
 
-def _finished(path: Path, fed: Federation, run: Run) -> None:
+def _write_results(path: Path, fed: Federation, run: Run) -> None:
     """Write the results of a run: clients.csv, summary.json and report.html."""
     from ..report import write as write_report
 
@@ -227,12 +220,8 @@ def _finished(path: Path, fed: Federation, run: Run) -> None:
 
 def _settings_at_start(path: Path, backend: str, chunk: int | None) -> tuple[str, int | None, int | None]:
     """Return the backend, chunk and threads that a run began with, so that a resumed run has the same bits."""
-    from ..files.sealed import read_json
-
     if not (path / "config.json").exists():
         return backend, chunk, None
-    old = read_json(path / "config.json")
-    if not isinstance(old, dict):
-        raise InputError(f"'{path / 'config.json'}' is not a run's configuration. Give another folder.")
-    mode = old.get("backend", backend) if backend == "auto" else backend
-    return mode, chunk or old.get("chunk"), old.get("workers", 1)
+    old = read_config(path)
+    backend = old.get("backend", backend) if backend == "auto" else backend
+    return backend, chunk or old.get("chunk"), old.get("workers", 1)

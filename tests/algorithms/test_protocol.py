@@ -16,7 +16,7 @@ from fedabml.engine.checkpoint import Checkpoint
 from fedabml.engine.client import Lanes, initial_kept
 from fedabml.engine.rounds import Simulation, run_round
 from fedabml.engine.server import draw_clients
-from fedabml.evaluation.scoring import Entry, evaluate, evaluate_together
+from fedabml.evaluation.scoring import Entry, evaluate, evaluate_after
 from fedabml.runs.folder import Folder
 from fedabml.runs.prior import Prior
 
@@ -226,7 +226,8 @@ def test_a_sweep_as_lanes_equals_separate_runs(fed, algorithm):
         assert line["round"] == ROUNDS and line["clients"] == draw_clients(len(SIZES), SHARE, many.cohort.seed, ROUNDS)
     first, second = (everything(sim) for sim in alone[:2])
     assert any(not torch.equal(first[name], second[name]) for name in first)
-    together = evaluate_together([Entry(s.cohort, s.theta, s.kept_for) for s in sims])
+    epochs = sims[0].cohort.algorithm.personal_epochs
+    (together,) = evaluate_after((epochs,), [Entry(s.cohort, s.theta, s.kept_for) for s in sims], prior=epochs)
     for found, sim in zip(together, alone, strict=True):
         expected = evaluate(sim.cohort, sim.theta, sim.kept_for)
         for name in ("nll", "brier", "entropy", "prior_nll"):

@@ -26,7 +26,7 @@ from fedabml.experiments.compare import compare
 from fedabml.experiments.tune import tune
 from fedabml.files.sealed import read_tensors
 from fedabml.runs.folder import Folder
-from fedabml.runs.train import _together
+from fedabml.runs.train import _agreed
 from tests.cli.command import MOST, run
 from tests.engine import many
 
@@ -116,7 +116,7 @@ def test_processes_take_the_first_ones_backend():
 
     samples = [(np.zeros((4, 3), np.float32), np.arange(4) % 2)] * 4
     setup = prepare(Federation.from_arrays(samples, samples), "mlr", device="cpu", backend="vmap")
-    setup = _together(Second(), setup, 3)
+    setup = _agreed(Second(), setup, 3)
     assert (setup.cohort.backend, setup.config["backend"], setup.cohort.executor.record) == ("loop", "loop", False)
 
 

@@ -183,7 +183,7 @@ def test_both_checkpoints_are_whole_after_every_round(folder, reopened):
         folder.save(state(t), kept(*clients, value=10.0 * t))
         truth[t] = truth[t - 1] | {c: 10.0 * t + c for c in clients}
         for r in range(max(1, t - 1), t + 1):
-            found = again(folder)._load(folder._round_file(r))
+            found = again(folder)._load(folder._file("round", r))
             assert {c: s["mean"][0].item() for c, s in found.kept.items()} == truth[r]
     assert len(names(folder, "kept")) <= 7  # no more than the clients, and the two last
 
@@ -245,7 +245,7 @@ def test_an_existing_run_is_never_overwritten(folder):
 
 
 def test_resuming_nothing_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no run to resume"):
+    with pytest.raises(InputError, match="There is no run in"):
         Folder(tmp_path).reopen({}, set())
 
 
@@ -356,8 +356,9 @@ def test_a_crash_at_any_moment_costs_nothing(tmp_path, monkeypatch, algorithm, m
         if moment == "after a round":
             patch.setattr(Folder, "_remove_old", lambda self, t: crash(t >= 3))
         elif moment == "before the checkpoint":
-            real = Folder._round_file
-            patch.setattr(Folder, "_round_file", lambda self, t: crash(t >= 3) or real(self, t))
+            real = Folder._file
+            late = lambda content, t: content == "round" and t >= 3
+            patch.setattr(Folder, "_file", lambda self, content, t: crash(late(content, t)) or real(self, content, t))
         elif moment == "before the kept states":
             save = Folder.save
             patch.setattr(Folder, "save", lambda self, s, c: crash(s.round >= 3) or save(self, s, c))
