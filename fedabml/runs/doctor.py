@@ -17,6 +17,7 @@ from ..data.files import data_dir
 from ..data.sources import datasets
 from ..engine.autotune import COARSE
 from ..engine.executor import Executor
+from ..evaluation.measures import size
 from ..files.limits import host_memory
 from ..version import __version__
 from .prepare import Setup
@@ -25,6 +26,17 @@ EXTRAS = {
     "pandas": "tables (CSV): pip install 'fedabml[tables]'",
     "pyarrow": "tables (Parquet): pip install 'fedabml[tables]'",
     "optuna": "fedabml tune: pip install 'fedabml[tune]'",
+}
+PRECISIONS = {
+    "float32": "full float32; a GPU's TF32 is off, so that results agree with a CPU's",
+    "tf32": "a GPU rounds products to 10 bits: faster, three digits",
+    "bf16": "the network in bfloat16, two digits; posteriors, noise and averages in float32",
+    "float64": "for checks; slow on most accelerators",
+}
+ESTIMATORS = {
+    "weight": "draws whole weight vectors",
+    "local": "noise on the outputs of Linear layers, flipout on others: the same expectation, less variance",
+    "flipout": "noise with random signs per example: the same expectation, less variance",
 }
 Facts = list[tuple[str, str]]
 
@@ -37,14 +49,12 @@ def versions() -> Facts:
         ("torch", torch.__version__ + (f", CUDA {torch.version.cuda}" if torch.version.cuda else ", no CUDA")),
         ("numpy", np.__version__),
     ]
-    return rows + [(name, _version(name) or f"not installed; for {what}") for name, what in EXTRAS.items()]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    for name, purpose in EXTRAS.items():
+        try:
+            rows.append((name, version(name)))
+        except PackageNotFoundError:
+            rows.append((name, f"not installed; for {purpose}"))
+    return rows
 
 
 def devices() -> tuple[Facts, list[str]]:
@@ -53,11 +63,10 @@ def devices() -> tuple[Facts, list[str]]:
     rows, notes = [("CPU", f"{cores} core(s) for this process, {torch.get_num_threads()} thread(s) of torch")], []
     total, free = host_memory()
     if total:
-        rows.append(("memory", f"{_size(total)}, {_size(free)} free"))
-    found = compiler()
-    rows.append(
-        ("C compiler", f"{found[0]}: large steps on the CPU are fused" if found else "none: the CPU's steps are slower")
-    )
+        rows.append(("memory", f"{size(total)}, {size(free)} free"))
+    command = compiler()
+    fused = f"{command[0]}: large steps on the CPU are fused" if command else "none: the CPU's steps are slower"
+    rows.append(("C compiler", fused))
     if torch.get_num_threads() < cores:
         notes.append(f"torch uses {torch.get_num_threads()} of {cores} cores. Set OMP_NUM_THREADS to use more.")
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
@@ -68,11 +77,10 @@ def devices() -> tuple[Facts, list[str]]:
         return [*rows, ("GPU", f"none: {why}")], notes
     for i in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(i)
-        rows.append((f"GPU {i}", f"{torch.cuda.get_device_name(i)}, {_size(total)}, {_size(free)} free"))
+        rows.append((f"GPU {i}", f"{torch.cuda.get_device_name(i)}, {size(total)}, {size(free)} free"))
     problem = graphs()
     rows.append(("CUDA graphs", problem or "usable: one launch runs a whole step"))
-    fused = find_spec("triton") is not None
-    rows.append(("noise", "one kernel (Triton)" if fused else "plain tensor operations (no Triton here)"))
+    rows.append(("noise", "one kernel (Triton)" if find_spec("triton") else "tensor operations (no Triton here)"))
     if problem:
         notes.append(f"CUDA graphs do not work here, so small models will be several times slower: {problem}")
     return rows, notes
@@ -103,54 +111,39 @@ def stored(folder: str | None) -> Facts:
 
 def choices(setup: Setup, options: dict[str, Any]) -> Facts:
     """Return what `prepare` decided for a run, and why. `options` are the keys of its configuration."""
-    cohort = setup.cohort
-    algorithm, device = cohort.algorithm, cohort.device
-    if options.get("device", "auto") != "auto":
-        why = "as requested"
-    else:
-        why = "auto: the accelerator" if device.type == "cuda" else "auto: there is no accelerator"
+    cohort, device, hyper = setup.cohort, setup.cohort.device, setup.cohort.algorithm.values()
+    cpu, batched = device.type == "cpu", cohort.backend == "vmap"
     if options.get("backend", "auto") != "auto":
         how = "as requested"
     elif any("cannot be batched" in note for note in setup.notes):
         how = "auto: this model cannot be batched over clients"
-    elif device.type == "cuda":
+    elif not cpu:
         how = "auto: one batched program for all clients of a chunk"
     else:
-        how = "auto: the faster one for this model on this machine" + (
-            ", one batched program for a chunk" if cohort.backend == "vmap" else ", one client at a time"
-        )
-    meaning = {
-        "float32": "full float32; a GPU's TF32 is off, so that results agree with a CPU's",
-        "tf32": "a GPU rounds products to 10 bits: faster, three digits",
-        "bf16": "the network in bfloat16, two digits; posteriors, noise and averages in float32",
-        "float64": "for checks; slow on most accelerators",
-    }
-    dtype, requested = setup.config["dtype"], options.get("dtype")
+        lanes = "one batched program for a chunk" if batched else "one client at a time"
+        how = f"auto: the faster one for this model on this machine, {lanes}"
+    auto = "auto: there is no accelerator" if cpu else "auto: the accelerator"
     rows = [
-        ("device", f"{device} ({why})"),
+        ("device", f"{device} ({auto if options.get('device', 'auto') == 'auto' else 'as requested'})"),
         ("backend", f"{cohort.backend} ({how}{', images channels-last' * cohort.network.channels_last})"),
-        *([("threads", _threads(cohort.workers))] if device.type == "cpu" else []),
     ]
-    if requested in COARSE and algorithm.needs_full_precision:
+    if cpu and cohort.workers == 1:
+        rows.append(("threads", f"{torch.get_num_threads()}, all on the same clients"))
+    elif cpu:
+        rows.append(("threads", f"{cohort.workers}, each with its own clients (faster for this model on this machine)"))
+    dtype, requested = setup.config["dtype"], options.get("dtype")
+    if requested in COARSE and cohort.algorithm.needs_full_precision:
         rows.append(("precision", f"float32, not {requested}: the algorithm takes small differences of gradients"))
     else:
-        rows.append(("precision", f"{dtype} ({meaning[dtype]})"))
-    if device.type == "cpu" and uses_arm_library() and not torch._C._get_mkldnn_enabled():
+        rows.append(("precision", f"{dtype} ({PRECISIONS[dtype]})"))
+    if cpu and uses_arm_library() and not torch._C._get_mkldnn_enabled():
         rows.append(("products", "torch's own; oneDNN, slow for small products on ARM, is off in this process"))
-    hyper = algorithm.values()
     if "s" in hyper:
-        kind = hyper.get("estimator", "weight")
-        meanings = {
-            "weight": "draws whole weight vectors",
-            "local": "noise on the outputs of Linear layers, flipout on others: the same expectation, less variance",
-            "flipout": "noise with random signs per example: the same expectation, less variance",
-        }
-        rows.append(
-            ("estimator", f"{kind}, {hyper['s']} sample(s) per gradient ({meanings.get(kind, 'see the algorithm')})")
-        )
+        name = hyper.get("estimator", "weight")
+        meaning = ESTIMATORS.get(name, "see the algorithm")
+        rows.append(("estimator", f"{name}, {hyper['s']} sample(s) per gradient ({meaning})"))
     rows.append(("samples", "on the host, moved to the device when needed" if cohort.data.hosted else "on the device"))
-    rows.append(("steps", _execution(cohort.executor)))
-    return rows
+    return [*rows, ("steps", _execution(cohort.executor))]
 
 
 def _execution(executor: Executor) -> str:
@@ -163,13 +156,3 @@ def _execution(executor: Executor) -> str:
         return "launched one by one"
     how = how or "; the C compiler fuses large ones" * bool(compiler())
     return f"recorded after {executor.policy.record_after} runs, and replayed{how}"
-
-
-def _threads(workers: int) -> str:
-    if workers == 1:
-        return f"{torch.get_num_threads()}, all on the same clients"
-    return f"{workers}, each with its own clients (faster for this model on this machine)"
-
-
-def _size(count: float) -> str:
-    return f"{count / (1 << 30):,.1f} GiB"

@@ -17,7 +17,6 @@ import torch
 from ..accel.machine import free_bytes
 from ..algorithms.base import Phase
 from ..data import Federation
-from ..data.rows import Rows
 from ..engine.executor import padding, segments
 from ..engine.minibatches import steps_of
 from ..engine.rounds import Simulation
@@ -69,58 +68,59 @@ def estimate(setup: Setup, scored: float) -> Estimate:
     result. A short trial is repeated with four minibatches, which separates the cost per step from the cost per round.
     Predictions are timed on a few samples of each client of a chunk; saving is timed in a temporary folder.
     """
-    process = _peak()
+    process = peak_memory() or 0
     cohort, fed = setup.cohort, setup.cohort.fed
+    executor, gpu = cohort.executor, cohort.device.type == "cuda"
     drawn = draw_clients(fed.clients, setup.participation, cohort.seed, 1)
     phases = cohort.algorithm.phases(setup.epochs)
     few, more = (_shortened(fed, n * max(p.batches for p in phases) * cohort.batch_size) for n in (FEW, MORE))
     elapsed, chunk = _trial(setup, few)
     lanes = min(chunk, len(drawn))
     chunks = -(-len(drawn) // lanes)
-    least, most = (int(_steps(cohort, short, drawn, phases).max()) for short in (few, more))
-    step, around = elapsed / (least * chunks), 0.0
+    least, most = (chunks * int(_steps(cohort, short, drawn, phases).max()) for short in (few, more))
+    step, around = elapsed / least, 0.0
     if elapsed < SHORT_TRIAL and most > least:
-        longer, _ = _trial(setup, more)
-        step = max((longer - elapsed) / ((most - least) * chunks), 0.1 * step)
-        around = max(0.0, elapsed / chunks - least * step)
-    executor, gpu = cohort.executor, cohort.device.type == "cuda"
+        step, around = _line((least, elapsed), (most, _trial(setup, more)[0]))
 
-    def cost(now: int) -> float:
-        """Return the seconds of a step of `now` clients: proportional, but on a GPU not below that of a small chunk."""
-        return step * (max(1.0, now / lanes) if gpu and not executor.lanes_cost_time else now / lanes)
+    def extrapolate(steps: np.ndarray, lanes_at_once: int) -> tuple[float, float]:
+        """Return the seconds of the clients' steps, some clients at a time, and the share that is padding."""
+        parts = [np.sort(steps[i : i + lanes_at_once])[::-1] for i in range(0, len(steps), lanes_at_once)]
+        seconds = around / chunks * len(parts)
+        for cut in (cut for part in parts for cut in segments(part, executor.smallest_batch)):
+            # A step costs in proportion to its clients, but on a GPU not less than that of a small chunk.
+            width = max(1.0, cut.lanes / lanes) if gpu and not executor.lanes_cost_time else cut.lanes / lanes
+            seconds += (cut.last - cut.first) * step * width
+        return seconds, float(np.mean([padding(part, executor.smallest_batch) for part in parts]))
 
-    def extrapolate(steps: np.ndarray, lanes: int) -> tuple[float, float]:
-        return _extrapolate(steps, lanes, cost, around, executor.smallest_batch)
-
-    rounds = []
-    for t in range(min(PLANNED_ROUNDS, max(1, setup.rounds))):
-        clients = draw_clients(fed.clients, setup.participation, cohort.seed, t + 1)
-        rounds.append(extrapolate(_steps(cohort, fed, clients, phases), lanes))
-    per_round = float(np.mean([seconds for seconds, _ in rounds]))
+    plans = [
+        draw_clients(fed.clients, setup.participation, cohort.seed, t + 1)
+        for t in range(min(PLANNED_ROUNDS, max(1, setup.rounds)))
+    ]
+    rounds = [extrapolate(_steps(cohort, fed, clients, phases), lanes) for clients in plans]
+    per_round, waste = (float(np.mean(column)) for column in zip(*rounds, strict=True))
     personal = [phase for phase in cohort.algorithm.personal_phases() if phase.epochs]
     personal_seconds = extrapolate(_steps(cohort, fed, range(fed.clients), personal), chunk)[0] if personal else 0.0
     sim = Simulation(cohort.among(few, chunk=chunk))
     saving, predicting = _saving(sim, sim.step()), _predicting(sim) if scored else 0.0
     counts = fed.train.counts.astype(float)
     width = min(cohort.batch_size, int(counts.max()))
-    batches = np.ceil(counts / width)
     work = setup.lane * min(chunk, cohort_size(fed.clients, setup.participation))
     widest = setup.lane * min(chunk, fed.clients) + _flight(cohort, chunk) if scored else work
     return Estimate(
         step=step,
         lanes=lanes,
-        around=around * chunks,
+        around=around,
         round=per_round,
         saving=saving,
         personal=personal_seconds,
         predicting=predicting,
         total=setup.rounds * (per_round + saving) + scored * (personal_seconds + predicting),
-        padding=float(np.mean([waste for _, waste in rounds])),
-        short=float(1 - counts.sum() / (batches.sum() * width)),
+        padding=waste,
+        short=float(1 - counts.sum() / (np.ceil(counts / width).sum() * width)),
         bytes=(0 if cohort.data.hosted else fed.x.nbytes) + work,
         process=process,
         # The allocator keeps freed pages and recorded steps keep their own buffers, so a chunk counts twice.
-        most=max(_peak(), process + (0 if gpu else 2 * widest)),
+        most=max(peak_memory() or 0, process + (0 if gpu else 2 * widest)),
         free=free_bytes(cohort.device) * 2 if gpu else host_memory()[1],
     )
 
@@ -154,8 +154,8 @@ def _saving(sim: Simulation, line: dict[str, Any]) -> float:
     """Return the seconds that saving a round takes, in the working folder if it can be written to."""
     here = "." if os.access(".", os.W_OK) else None
     try:
-        with tempfile.TemporaryDirectory(prefix=".fedabml-doctor-", dir=here) as place:
-            folder = Folder(Path(place))
+        with tempfile.TemporaryDirectory(prefix=".fedabml-doctor-", dir=here) as path:
+            folder = Folder(Path(path))
             return float(np.median([_seconds(lambda: sim.save(folder.write_round, line)) for _ in range(SAVES)]))
     except (OSError, InputError):  # such as a full disk, which the run itself will report
         return 0.0
@@ -186,9 +186,7 @@ def _predicting(sim: Simulation) -> float:
     more = min(cohort.place.policy.rows_per_lane, int(counts.max()), int(few * PREDICTION_LIMIT / elapsed))
     each, around = elapsed / (few * lanes), 0.0
     if more > few:
-        longer = scored(more)
-        each = max((longer - elapsed) / ((more - few) * lanes), 0.1 * longer / (more * lanes))
-        around = max(0.0, longer - each * more * lanes)
+        each, around = _line((few * lanes, elapsed), (more * lanes, scored(more)))
     width = -(-lanes // cohort.workers)  # clients that are padded to the largest of them
     cells = sum(len(part) * int(part.max()) for part in (counts[i : i + width] for i in range(0, len(counts), width)))
     return around * len(counts) / lanes + each * cells
@@ -204,8 +202,10 @@ def _flight(cohort: Cohort, chunk: int) -> int:
     return lanes * rows * (2 * inputs + activations) * cohort.dtype.itemsize
 
 
-def _peak() -> int:
-    return peak_memory() or 0
+def _line(short: tuple[int, float], long: tuple[int, float]) -> tuple[float, float]:
+    """Return the seconds of a unit of work, and those that any amount costs, from two measured (units, seconds)."""
+    each = max((long[1] - short[1]) / (long[0] - short[0]), 0.1 * short[1] / short[0])
+    return each, max(0.0, short[1] - each * short[0])
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -221,24 +221,9 @@ def _steps(cohort: Cohort, fed: Federation, clients: Iterable[int], phases: Sequ
     return np.sum([steps_of(counts, p.epochs, width, p.batches) for p in phases if p.epochs], 0)
 
 
-def _extrapolate(
-    steps: np.ndarray, lanes: int, cost: Callable[[int], float], around: float, least: int
-) -> tuple[float, float]:
-    """Return the seconds of the clients' steps, `lanes` clients at a time, and the share that is padding."""
-    seconds, wastes = around * -(-len(steps) // lanes), []
-    for first in range(0, len(steps), lanes):
-        part = np.sort(steps[first : first + lanes])[::-1]
-        seconds += sum((cut.last - cut.first) * cost(cut.lanes) for cut in segments(part, least))
-        wastes.append(padding(part, least))
-    return seconds, float(np.mean(wastes))
-
-
-def _shortened(fed: Federation, rows: int, split: str = "train") -> Federation:
-    """Return the federation with at most `rows` samples per client in a split."""
-    whole = fed.rows(split)
-    counts = np.minimum(whole.counts, rows)
-    ends = np.cumsum(counts)
-    offsets = np.concatenate([[0], ends])
-    place = np.arange(int(ends[-1])) - np.repeat(offsets[:-1], counts) + np.repeat(whole.offsets[:-1], counts)
-    parts: dict[str, Any] = {split: Rows(whole.index[place], offsets)}
-    return replace(fed, **parts)
+def _shortened(fed: Federation, most: int, split: str = "train") -> Federation:
+    """Return the federation with at most `most` samples per client in a split."""
+    rows = fed.rows(split)
+    number = np.arange(len(rows.index)) - np.repeat(rows.offsets[:-1], rows.counts)  # of a sample among its client's
+    shortened: dict[str, Any] = {split: rows.split(number < most)[1]}
+    return replace(fed, **shortened)
