@@ -32,8 +32,8 @@ class FedBABU(Headed):
         return {"body": carry["body"]}, {}
 
     def personal(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
-        whole = self.whole({**shared, **kept})
-        return {"mean": whole, **self.zero_momentum(whole)}
+        weights = self.flat_weights({**shared, **kept})
+        return {"mean": weights, **self.zero_momentum(weights)}
 
     def own_model(self, carry: State) -> Distribution:
         return Point(carry["mean"])

@@ -55,7 +55,7 @@ class Headed(Algorithm):
         parts = {"body": shared["body"], "head": kept["head"]}
         return parts | {f"{k}.{name}": v for name, part in parts.items() for k, v in self.zero_momentum(part).items()}
 
-    def whole(self, carry: State) -> Tensor:
+    def flat_weights(self, carry: State) -> Tensor:
         """Return the network's flat vector, [d]."""
         return torch.cat([carry["body"], carry["head"]])
 
@@ -74,4 +74,4 @@ class Headed(Algorithm):
         return {"body": carry["body"]}, {"head": carry["head"]}
 
     def own_model(self, carry: State) -> Distribution:
-        return Point(self.whole(carry))
+        return Point(self.flat_weights(carry))

@@ -46,10 +46,10 @@ class Scaffold(Algorithm):
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
         moved = carry["mean"] - shared["mean"]
         change = -shared["control"] - moved * (1 - self.momentum) / (steps * self.lr)
-        own = {"control": kept["control"] + change}
+        kept = {"control": kept["control"] + change}
         if self.weights == "uniform":
-            return {"mean": moved, "control": change}, own
-        return {"mean": moved, "control": change / site.n, "share": 1 / site.n}, own
+            return {"mean": moved, "control": change}, kept
+        return {"mean": moved, "control": change / site.n, "share": 1 / site.n}, kept
 
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
         mean = shared["mean"] + self.server_lr * update["mean"]

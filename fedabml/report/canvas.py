@@ -47,8 +47,8 @@ class Style(NamedTuple):
         """Draw a dot, or the shape that stands for one."""
         if self.solid:
             return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{self.colour}"{extra}/>'
-        place = f'transform="translate({x:.1f} {y:.1f}) scale({radius:.1f})"'
-        return f'<path d="{self.shape}" {place} fill="{self.colour}"{extra}/>'
+        moved = f'transform="translate({x:.1f} {y:.1f}) scale({radius:.1f})"'
+        return f'<path d="{self.shape}" {moved} fill="{self.colour}"{extra}/>'
 
     def key(self, x: float, y: float) -> str:
         """Draw the series' mark in a legend, 20 pixels wide (11 where colour suffices) and 11 high."""

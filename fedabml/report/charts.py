@@ -28,10 +28,10 @@ _ROW = 26  # height of a row of horizontal bars
 class Series:
     """A named row of values. `x` counts 1, 2, ... by default; `tips` and `sizes` (radii) belong to the points.
 
-    `slot` selects the style, by default the place in the list. A given slot is also the number of the page's legend
+    `slot` selects the style, by default its number in the list. A given slot is also the number of the page's legend
     entry, which then names and hides the series; the picture itself draws no legend. `low` and `high` are the ends of a
-    band around a line; a `thin` line is one of many, without hover texts. `many` are thin lines around a strong one,
-    over the same x. `who` names the client of each point, or of each line of `many`; a page highlights a chosen client.
+    band around a line; a `thin` line is one of many, without hover texts. `members` are thin lines around a strong
+    one, over the same x. `who` names the client of each point, or of each member; a page highlights a chosen client.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Series:
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
     thin: bool = False
-    many: Sequence[Sequence[float | None]] = ()
+    members: Sequence[Sequence[float | None]] = ()
     who: Sequence[str] = ()
 
     def points(self) -> list[Span | None]:
@@ -59,8 +59,8 @@ class Series:
         return [[a for a, _ in piece] + [b for _, b in piece[::-1]] for piece in _pieces(ends)]
 
     def lines(self) -> list[list[Span]]:
-        """Return the points of every line of `many`."""
-        return [[p for p in replace(self, y=row).points() if p] for row in self.many]
+        """Return the points of every line of `members`."""
+        return [[p for p in replace(self, y=row).points() if p] for row in self.members]
 
 
 def line_chart(
@@ -75,20 +75,20 @@ def line_chart(
     frame = _plane(series, [*(s.points() for s in series), *around], title, x, y, look, diagonal)
     columns: dict[float, list[str]] = {}
 
-    def parts(s: Series, slot: int, place: int) -> Iterable[str]:
+    def parts(s: Series, slot: int, index: int) -> Iterable[str]:
         for outline in s.bands():
             yield frame.area(outline, slot)
-        paler = min(0.5, max(0.14, 6 / max(len(s.many), 1)))  # the more thin lines there are
-        for line, name in zip(s.lines(), s.who or [""] * len(s.many), strict=True):
+        paler = min(0.5, max(0.14, 6 / max(len(s.members), 1)))  # the more thin lines there are
+        for line, name in zip(s.lines(), s.who or [""] * len(s.members), strict=True):
             yield frame.path(line, slot, paler, f"{name}\n{s.name}".strip(), name) if line else ""
         for piece in _pieces(s.points()):
             lone = len(piece) == 1
             yield (
                 frame.dot(*piece[0], slot, 3.5)
                 if lone
-                else frame.path(piece, slot, 0.4 if s.thin else 1, strong=bool(s.many))
+                else frame.path(piece, slot, 0.4 if s.thin else 1, strong=bool(s.members))
             )
-            for x_value, y_value in () if s.thin or s.many else piece:
+            for x_value, y_value in () if s.thin or s.members else piece:
                 columns.setdefault(x_value, []).append(f"{s.name}: {y.write(y_value)}")
 
     _draw(frame, series, parts)
@@ -117,10 +117,10 @@ def scatter(
     frame = _plane(series, points, title, x, y, look, diagonal, level)
     radius = usual_radius(sum(point is not None for row in points for point in row))
 
-    def parts(s: Series, slot: int, place: int) -> Iterable[str]:
+    def parts(s: Series, slot: int, index: int) -> Iterable[str]:
         if connect:
-            yield from (frame.path(piece, slot) for piece in _pieces(points[place]) if len(piece) > 1)
-        for i, point in enumerate(points[place]):
+            yield from (frame.path(piece, slot) for piece in _pieces(points[index]) if len(piece) > 1)
+        for i, point in enumerate(points[index]):
             if point:
                 tip = s.tips[i] if s.tips else f"{s.name}: {x.write(point[0])}, {y.write(point[1])}"
                 yield frame.dot(*point, slot, s.sizes[i] if s.sizes else radius, tip, s.who[i] if s.who else "")
@@ -192,10 +192,10 @@ def _rows(
     thick = (height - 6) / max(len(series), 1)
     tips = [[label] for label in labels]
 
-    def parts(s: Series, slot: int, place: int) -> Iterable[str]:
+    def parts(s: Series, slot: int, index: int) -> Iterable[str]:
         for i, value in enumerate(s.y):
             if finite(value) is not None:
-                drawn, tip = mark(frame, s, i, slot, frame.y(i) + 3 + place * thick, thick)
+                drawn, tip = mark(frame, s, i, slot, frame.y(i) + 3 + index * thick, thick)
                 tips[i].append(f"{s.name}: {tip}")
                 yield drawn
 
@@ -214,11 +214,11 @@ def histogram(
     frame = Frame(look, title, x, y, spans, _legend(series))
     bins = [(low, high, [f"{x.label} {x.write(low)} to {x.write(high)}"]) for low, high in pairwise(edges)]
 
-    def parts(s: Series, slot: int, place: int) -> Iterable[str]:
+    def parts(s: Series, slot: int, index: int) -> Iterable[str]:
         for (low, high, tips), v in zip(bins, s.y, strict=True):
             width = (frame.x(high) - frame.x(low) - 2) / len(series)
             if (value := finite(v)) is not None:
-                left = frame.x(low) + 1 + place * width
+                left = frame.x(low) + 1 + index * width
                 tips.append(f"{s.name}: {y.write(value)}")
                 yield frame.box(left, frame.y(value), width, frame.bottom - frame.y(value), slot)
 
@@ -240,10 +240,10 @@ def _pieces(row: Iterable[T | None]) -> list[list[T]]:
 def _draw(frame: Frame, series: Sequence[Series], parts: Callable[[Series, int, int], Iterable[str]]) -> None:
     """Add every series as a group, which the page's legend or the picture's own hides.
 
-    `parts(series, slot, place)` draws the series with the style of that slot; `place` is its place in the list.
+    `parts(series, slot, index)` draws the series with the style of that slot; `index` is its number in the list.
     """
-    for place, s in enumerate(series):
-        own = f' data-of="{place}"' if frame.keyed and frame.look.embedded else ""
-        group = own if s.slot is None else f' data-run="{s.slot}"'
-        drawn = "".join(parts(s, place if s.slot is None else s.slot, place))
+    for index, s in enumerate(series):
+        entry = f' data-of="{index}"' if frame.keyed and frame.look.embedded else ""
+        group = entry if s.slot is None else f' data-run="{s.slot}"'
+        drawn = "".join(parts(s, index if s.slot is None else s.slot, index))
         frame.parts.append(f"<g{group}>{drawn}</g>")

@@ -34,12 +34,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Tile:
-    """A number shown large, with its label above and its meaning below; `kind` is a CSS class."""
+    """A number shown large, with its label above and its meaning below; `css_class` is its style."""
 
     label: str
     value: str
     meaning: str
-    kind: str = ""
+    css_class: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Row]
     hints: Sequence[str] = ()
-    kind: str = ""
+    css_class: str = ""
     fold: str = ""
     commands: Sequence[str] = ()
     notes: Sequence[str] = ()

@@ -57,7 +57,7 @@ def _data(runs: Sequence[Run]) -> PageData:
     if group:
         drawn, names = thin.sample(len(runs[group[0]].clients), thin.PER_RUN), figures.people(runs)[group[0]]
         scores = {i: [client.values.get(runs[0].metric) for client in runs[i].clients] for i in group}
-        values = {i: [row[place] for place in drawn] for i, row in scores.items()}
+        values = {i: [row[client] for client in drawn] for i, row in scores.items()}
         data = {"clients": [names[i] for i in drawn], "values": values, "tally": tally(scores, runs[0].regression)}
     marks = [PAGE.style(i)._asdict() for i in range(len(runs))]
     return PageData([run.name for run in runs], marks, not runs[0].regression, **data)
@@ -97,9 +97,9 @@ def _tiles(run: Run) -> Section:
     for key, measure in MEASURES.items():
         if _has_tile(run, key):
             value = _shown(run, measure)
-            kind = "lead" if key == run.metric else "words" if value == TOO_FEW else ""
+            css_class = "lead" if key == run.metric else "words" if value == TOO_FEW else ""
             meaning = measure.meaning + f" with at least {FEW_ROWS} {run.split} rows" * _of_large(run, key)
-            tiles.append(Tile(measure.title, value, meaning, kind))
+            tiles.append(Tile(measure.title, value, meaning, css_class))
     return Section(tiles=tiles, notes=_small_note(run))
 
 
@@ -222,7 +222,7 @@ def _configuration(runs: Sequence[Run]) -> list[Table]:
     several, fold = len(runs) > 1, "Settings, versions and command"
     head = ["Setting", *(run.name if several else "Value" for run in runs)]
     notes = ["Settings in which the runs differ are bold."] if several else []
-    return [Table(head, rows, kind="config", fold=fold, commands=commands, notes=notes)]
+    return [Table(head, rows, css_class="config", fold=fold, commands=commands, notes=notes)]
 
 
 def _flatten(value: Mapping[str, Any], prefix: str = "", lists: bool = True) -> Iterable[tuple[str, str]]:

@@ -15,14 +15,14 @@ def room(runs: int) -> int:
 
 
 def sample(count: int, most: int) -> list[int]:
-    """Draw at most `most` of the places 0 to `count` - 1, in ascending order; equal arguments give equal places."""
+    """Draw at most `most` of the numbers 0 to `count` - 1, in ascending order; equal arguments give equal numbers."""
     if count <= most:
         return list(range(count))
     return np.sort(np.random.default_rng(0).choice(count, most, replace=False)).tolist()
 
 
 def ranks(count: int, most: int) -> list[int]:
-    """Choose at most `most` places of a sorted list: a tenth of them at each end, the others in even steps between."""
+    """Choose at most `most` positions of a sorted list: a tenth at each end, the others in even steps between."""
     if count <= most:
         return list(range(count))
     end = most // 10
@@ -31,9 +31,9 @@ def ranks(count: int, most: int) -> list[int]:
 
 
 def ends_and_sample(values: Sequence[float | None], most: int) -> list[int]:
-    """Choose at most `most` places: a quarter with the lowest values, a quarter with the highest, the others drawn.
+    """Choose at most `most` positions: a quarter with the lowest values, a quarter with the highest, the others drawn.
 
-    Places without a value (`None`) are only drawn. The places are returned in ascending order.
+    Positions without a value (`None`) are only drawn. Positions are returned in ascending order.
     """
     if len(values) <= most:
         return list(range(len(values)))

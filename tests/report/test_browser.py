@@ -276,7 +276,7 @@ def test_a_client_is_lit_in_all_figures(make_run: MakeRun, tmp_path: Path) -> No
 
 def test_a_press_on_a_legend_chooses_nobody_and_curves_say_whose_they_are(tmp_path: Path) -> None:
     names = [f"client {i}" for i in range(40)]
-    rows = [Series(w, [0, s, 0], [0, 1, 2], many=[[0, s * i / 20, 0] for i in range(40)], who=names)
+    rows = [Series(w, [0, s, 0], [0, 1, 2], members=[[0, s * i / 20, 0] for i in range(40)], who=names)
             for w, s in (("in", 1), ("out", -1))]  # fmt: skip
     svg = line_chart(rows, title="t", y=Axis("", "mirror"), look=PAGE)
     page = tmp_path / "r.html"

@@ -277,7 +277,7 @@ def _densities(context: Context, column: str, first: Mapping[str, Done]) -> list
             # Cells of earlier versions leave clients without such samples out: then nobody knows whose curve is whose.
             complete = len(curves) == done.cell.config.clients
             who = [person(column, client) for client in range(len(curves))] if complete else ()
-            series.append(Series(KINDS[kind], middle.tolist(), middles, many=[c.tolist() for c in curves], who=who))
+            series.append(Series(KINDS[kind], middle.tolist(), middles, members=[c.tolist() for c in curves], who=who))
         title, file = f"{context.name(name)}, {TITLES[column]}", f"entropy-{column}-{name.replace('+', '-')}"
         options: Table = {"title": title, "height": HEIGHT, "x": Axis("entropy, nats", span=(edges[0], edges[-1]))}
         options["y"] = Axis("density: inside upwards, outside downwards", "mirror", span)

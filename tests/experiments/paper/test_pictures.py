@@ -62,7 +62,7 @@ CLIENTS = ["ann", "<bob>", "cid"]
 
 
 def test_many_lines_lie_pale_around_a_strong_one_and_say_whose_they_are():
-    strong = Series("inside", [1.5, 3.0], [0, 1], many=MANY, who=CLIENTS)
+    strong = Series("inside", [1.5, 3.0], [0, 1], members=MANY, who=CLIENTS)
     svg = line_chart([strong], title="t", look=PAGE)
     thin = re.findall(r'stroke-opacity="([\d.]+)"[^>]* data-tip="([^"]*)" data-client="([^"]*)"', svg)
     assert thin == [
@@ -76,7 +76,7 @@ def test_many_lines_lie_pale_around_a_strong_one_and_say_whose_they_are():
         ("var(--c0)", "2"),
     ]
     assert "data-" not in line_chart([strong], title="t", look=LIGHT).replace("data-label", "")
-    crowd = line_chart([replace(strong, many=MANY[:2] * 100, who=())], title="t", look=PAGE)
+    crowd = line_chart([replace(strong, members=MANY[:2] * 100, who=())], title="t", look=PAGE)
     assert 'stroke-opacity="0.14"' in crowd and "data-client" not in crowd
 
 
