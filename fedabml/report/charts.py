@@ -82,12 +82,10 @@ def line_chart(
         for line, name in zip(s.lines(), s.who or [""] * len(s.members), strict=True):
             yield frame.path(line, slot, paler, f"{name}\n{s.name}".strip(), name) if line else ""
         for piece in _pieces(s.points()):
-            lone = len(piece) == 1
-            yield (
-                frame.dot(*piece[0], slot, 3.5)
-                if lone
-                else frame.path(piece, slot, 0.4 if s.thin else 1, strong=bool(s.members))
-            )
+            if len(piece) == 1:
+                yield frame.dot(*piece[0], slot, 3.5)
+            else:
+                yield frame.path(piece, slot, 0.4 if s.thin else 1, strong=bool(s.members))
             for x_value, y_value in () if s.thin or s.members else piece:
                 columns.setdefault(x_value, []).append(f"{s.name}: {y.write(y_value)}")
 
