@@ -137,6 +137,7 @@ class Algorithm:
     samples_per_step: ClassVar[int] = 1  # weight samples alive at once, for the engine's memory estimate
     estimator: ClassVar[str] = "weight"  # where the noise of a Gaussian's weights enters the loss
     antithetic: ClassVar[bool] = False  # whether weight samples come in pairs of opposite noise
+    needs_full_precision: ClassVar[bool] = False  # whether steps take small differences of gradients
     server_momentum_of: ClassVar[tuple[str, ...]] = ("mean", "body")  # what `server_momentum` moves of `shared`
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -154,11 +155,6 @@ class Algorithm:
         usual = {f.name: f.default for f in dataclasses.fields(self)}
         changed = (f"{k}={v!r}" for k, v in self.values().items() if type(v) is not type(usual[k]) or v != usual[k])
         return short(f"{type(self).__name__}({', '.join(changed)})")
-
-    @property
-    def needs_full_precision(self) -> bool:
-        """Whether steps take small differences of gradients, in which mixed precision would leave only errors."""
-        return False
 
     # -- the server -------------------------------------------------------------------------------------------------
     def init(self, params: Tensor, layout: Layout) -> State:

@@ -79,16 +79,13 @@ class FedABML(Steered):
             raise InputError(f"FedABML: these options contradict each other; {remedy}.")
 
     @property
-    def needs_full_precision(self) -> bool:
+    def needs_full_precision(self) -> bool:  # type: ignore[override]
         return self.prior_step == "amortised" and self.curvature == "hessian_free"
 
     def notes(self) -> list[str]:
-        if (self.prior_step, self.prior_every, self.rho, self.k) != ("natural", "batch", 1.0, 1):
-            return super().notes()
-        return [
-            *super().notes(),
-            "With rho = 1 at every minibatch and k = 1 the KL never pulls: this is FedAvg with weight noise.",
-        ]
+        never_pulls = (self.prior_step, self.prior_every, self.rho, self.k) == ("natural", "batch", 1.0, 1)
+        note = "With rho = 1 at every minibatch and k = 1 the KL never pulls: this is FedAvg with weight noise."
+        return super().notes() + [note] * never_pulls
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         moving = prefixed("prior", shared) if self.prior_every == "batch" else {}  # θ_i, else it rests in the round

@@ -54,34 +54,31 @@ def hyper(
 def checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
     """Return the value in the field's type; an InputError gives the type, the choices or the range."""
     meta, where = field.metadata, f"{owner}: hyperparameter '{field.name}' ({field.metadata['doc']})"
-    kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
-    if value is None and "None" in kind:
+    hint = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
+    if value is None and "None" in hint:
         return None
     if meta["choices"]:
         if not isinstance(value, str) or value not in meta["choices"]:
             raise InputError(f"{where} is {shown(value)}.{nearest(str(value), meta['choices'])}")
         return value
-    if kind.startswith("str"):
-        value = str(value) if type(value) is int else value  # a layer may be called 3
-        if not isinstance(value, str):
-            raise InputError(f"{where} must be a word; it is {shown(value)}.")
+    base = next((base for base in ("str", "bool", "int") if hint.startswith(base)), "float")
+    if base == "str" and type(value) is int:
+        value = str(value)  # a layer may be called 3
+    if base in ("int", "float") and getattr(value, "ndim", None) == 0:
+        value = value.item()  # of numpy or torch
+    finite = is_number(value) and math.isfinite(value)
+    wanted, fits = {
+        "str": ("a word", isinstance(value, str)),
+        "bool": ("true or false", isinstance(value, bool)),
+        "int": ("a whole number", finite and int(value) == value and is_whole(int(value))),
+        "float": ("a finite number" if isinstance(value, float) else "a number", finite),
+    }[base]
+    if not fits:
+        raise InputError(f"{where} must be {wanted}; it is {shown(value)}.")
+    if base in ("str", "bool"):
         return value
-    if kind.startswith("bool"):
-        if not isinstance(value, bool):
-            raise InputError(f"{where} must be true or false; it is {shown(value)}.")
-        return value
-    whole = kind.startswith("int")
-    value = value.item() if getattr(value, "ndim", None) == 0 else value  # of numpy or torch
-    if not (is_number(value) and math.isfinite(value)) or (
-        whole and not (int(value) == value and is_whole(int(value)))
-    ):
-        word = "a whole" if whole else "a finite" if isinstance(value, float) else "a"
-        raise InputError(f"{where} must be {word} number; it is {shown(value)}.")
-    number = int(value) if whole else float(value)
-    if not meta["low"] <= number <= meta["high"]:
-        low, high = meta["low"], meta["high"]
-        raise InputError(
-            f"{where} is {shown(value)}; it must be "
-            + (f"at least {low:g}." if math.isinf(high) else f"between {low:g} and {high:g}.")
-        )
+    number, low, high = int(value) if base == "int" else float(value), meta["low"], meta["high"]
+    if not low <= number <= high:
+        allowed = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
+        raise InputError(f"{where} is {shown(value)}; it must be {allowed}.")
     return number

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ..data.rows import FEW_ROWS
 from . import thin
 from .canvas import PAGE, Axis, Look, finite, ticks
@@ -73,15 +75,12 @@ def _curves(runs: Sequence[Run], key: str, look: Look | None = None) -> list[Ser
     series, most = [], 1.0 if key == "accuracy" else math.inf
     for i, run in enumerate(runs):
         x, y = run.curve(key)
-        halves = run.curve(f"{key}_half")[1]
-        low: list[float | None] = []
-        high: list[float | None] = []
-        for m, half in zip(y, halves, strict=True) if any(half is not None for half in halves) else ():
-            known = m is not None and half is not None
-            low.append(max(m - half, 0.0) if known else None)  # type: ignore[operator]
-            high.append(min(m + half, most) if known else None)  # type: ignore[operator]
-        if any(value is not None for value in y):
-            series.append(Series(run.name, y, x, slot=_slot(runs, i, look), low=low, high=high))
+        middle, half = np.array(y, float), np.array(run.curve(f"{key}_half")[1], float)  # None becomes NaN: a gap
+        band = {}
+        if np.isfinite(half).any():
+            band = {"low": np.maximum(middle - half, 0.0).tolist(), "high": np.minimum(middle + half, most).tolist()}
+        if np.isfinite(middle).any():
+            series.append(Series(run.name, y, x, slot=_slot(runs, i, look), **band))
     return series
 
 
