@@ -1,8 +1,8 @@
 """Likelihoods p(y|x, w) of a network's outputs f_w(x): categorical and Gaussian.
 
-A likelihood may own entries of the weight vector (a learned noise level). They stand behind the network's, so they have
-a prior, a posterior and a client's own value like every other weight. In all methods `outputs` is [..., outputs], `own`
-holds the likelihood's own entries [own], and `offset` is a client's label level log π [classes], or None.
+A likelihood may have entries in the weight vector (a learned noise level). They stand behind the network's, so they
+have a prior, a posterior and a client's own value like every other weight. In all methods `outputs` is [..., outputs],
+`tail` holds the likelihood's entries [entries], and `offset` is a client's label level log π [classes], or None.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class Categorical:
     """p(y|x, w) = softmax(f_w(x))_y; with a label level π it is ∝ π(y)·exp f_w(x)_y."""
 
     classes: int
-    own = 0  # how many entries of the weight vector belong to the likelihood
+    entries = 0  # how many entries of the weight vector belong to the likelihood
 
     def __post_init__(self) -> None:
         whole(self.classes, "Categorical: classes")
 
-    def nll(self, outputs: Tensor, y: Tensor, own: Tensor, offset: Tensor | None) -> Tensor:
+    def nll(self, outputs: Tensor, y: Tensor, tail: Tensor, offset: Tensor | None) -> Tensor:
         """Return −log p(y|x) of every example, [...]; y holds class numbers, [...]."""
         logits = outputs if offset is None else outputs + offset
         return torch.logsumexp(logits, -1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
-    def predict(self, outputs: Tensor, own: Tensor, offset: Tensor | None) -> Tensor:
+    def predict(self, outputs: Tensor, tail: Tensor, offset: Tensor | None) -> Tensor:
         """Return class probabilities, [..., classes]."""
         return torch.softmax(outputs if offset is None else outputs + offset, -1)
 
@@ -44,7 +44,7 @@ class Categorical:
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """y = f_w(x) + N(0, σ²), with one σ per target: σ = noise·exp(own), or σ = noise where it is not learned.
+    """y = f_w(x) + N(0, σ²), with one σ per target: σ = noise·exp(tail), or σ = noise where it is not learned.
 
     `noise` is in units of the standardised target.
     """
@@ -60,23 +60,23 @@ class GaussianNoise:
             raise InputError(f"The noise deviation must be a positive number; it is {self.noise}.")
 
     @property
-    def own(self) -> int:
+    def entries(self) -> int:
         """How many entries of the weight vector belong to the likelihood."""
         return self.targets if self.learn else 0
 
-    def log_noise(self, own: Tensor) -> Tensor | float:
-        """Return log σ of each target; the vector's own entries are the log of its ratio to the starting value."""
-        return math.log(self.noise) + own if self.learn else math.log(self.noise)
+    def log_noise(self, tail: Tensor) -> Tensor | float:
+        """Return log σ of each target; `tail` is the log of its ratio to the starting value."""
+        return math.log(self.noise) + tail if self.learn else math.log(self.noise)
 
-    def nll(self, outputs: Tensor, y: Tensor, own: Tensor, offset: Tensor | None) -> Tensor:
+    def nll(self, outputs: Tensor, y: Tensor, tail: Tensor, offset: Tensor | None) -> Tensor:
         """Return −log p(y|x) of every example, summed over the targets, [...]; y is [..., targets]."""
-        log = self.log_noise(own)
+        log = self.log_noise(tail)
         z = (y - outputs) * (torch.exp(-log) if isinstance(log, Tensor) else math.exp(-log))
         return (0.5 * z**2 + log + 0.5 * math.log(2 * math.pi)).sum(-1)
 
-    def predict(self, outputs: Tensor, own: Tensor, offset: Tensor | None) -> Tensor:
+    def predict(self, outputs: Tensor, tail: Tensor, offset: Tensor | None) -> Tensor:
         """Return the mean and log σ of every target side by side, [..., 2·targets]."""
-        log = self.log_noise(own)
+        log = self.log_noise(tail)
         return torch.cat([outputs, torch.zeros_like(outputs) + log], -1)
 
     def check(self, outputs: Tensor) -> None:

@@ -87,7 +87,7 @@ class Layout:
         return torch.cat([tensors[name].detach().reshape(-1) for name in self.names])
 
 
-LIKELIHOOD = "likelihood"  # the name of the likelihood's own entries in a layout
+LIKELIHOOD = "likelihood"  # the name of the likelihood's entries in a layout
 
 
 class _Draws(TorchDispatchMode):
@@ -139,11 +139,11 @@ class Network:
     """A module called with the weights of a flat vector: network(w, x) = f_w(x), [d], [batch, ...] → [batch, outputs].
 
     The module is copied and never changed. Frozen parameters (requires_grad False) and buffers are constants of the
-    network: not learned, saved with it. `own` further entries at the vector's end belong to the likelihood and start at
-    0. Raises InputError for a module with BatchNorm, lazy layers, TorchScript, no trainable parameter or NaN weights.
+    network: not learned, saved with it. `tail` further entries at the vector's end are the likelihood's and start at 0.
+    Raises InputError for a module with BatchNorm, lazy layers, TorchScript, no trainable parameter or NaN weights.
     """
 
-    def __init__(self, module: nn.Module, own: int = 0):
+    def __init__(self, module: nn.Module, tail: int = 0):
         _check_module(module)
         self.module = copy.deepcopy(module).eval()
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
@@ -151,10 +151,10 @@ class Network:
             raise InputError("The model has no trainable parameter: every requires_grad is False, or it has no layers.")
         self.layout = Layout(tuple(named), tuple(tuple(p.shape) for p in named.values()))
         self.initial = self.layout.flatten(named)
-        self.own = own
-        if own:
-            self.layout = Layout((*self.layout.names, LIKELIHOOD), (*self.layout.shapes, (own,)))
-            self.initial = torch.cat([self.initial, self.initial.new_zeros(own)])
+        self.tail_size = tail
+        if tail:
+            self.layout = Layout((*self.layout.names, LIKELIHOOD), (*self.layout.shapes, (tail,)))
+            self.initial = torch.cat([self.initial, self.initial.new_zeros(tail)])
         if not torch.isfinite(self.initial).all():
             raise InputError("The model's initial weights hold NaN or infinite values; load sound weights first.")
         for p in self.module.parameters():
@@ -230,8 +230,8 @@ class Network:
         return weights
 
     def tail(self, vector: Tensor) -> Tensor:
-        """Return the likelihood's own entries [own] of a vector, or of its last part."""
-        return vector[vector.shape[-1] - self.own :]
+        """Return the likelihood's entries [tail_size] of a vector, or of its last part."""
+        return vector[vector.shape[-1] - self.tail_size :]
 
     def probe(self, x: Tensor) -> Tensor:
         """Run a float32 copy of the module on a batch and return its output; remember dropout calls and activations.

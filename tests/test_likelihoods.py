@@ -45,7 +45,7 @@ TARGETS = torch.tensor([[0.5, 1.0], [-1.0, 3.0]]).double()
 
 def test_gaussian_with_fixed_noise():
     noise = GaussianNoise(2, 0.3, learn=False)
-    assert noise.own == 0
+    assert noise.entries == 0
     expected = -Normal(MEANS, 0.3).log_prob(TARGETS).sum(-1)
     torch.testing.assert_close(noise.nll(MEANS, TARGETS, NONE, None), expected)
     out = noise.predict(MEANS, NONE, None)
@@ -54,8 +54,8 @@ def test_gaussian_with_fixed_noise():
 
 def test_gaussian_with_learned_noise():
     noise = GaussianNoise(2, 0.3)
-    assert noise.own == MEANS.shape[1]
-    own = torch.full((noise.own,), 0.7).double()
+    assert noise.entries == MEANS.shape[1]
+    own = torch.full((noise.entries,), 0.7).double()
     expected = -Normal(MEANS, 0.3 * math.exp(0.7)).log_prob(TARGETS).sum(-1)
     torch.testing.assert_close(noise.nll(MEANS, TARGETS, own, None), expected)
     torch.testing.assert_close(noise.predict(MEANS, own, None)[:, 2:], torch.full_like(MEANS, math.log(0.3) + 0.7))

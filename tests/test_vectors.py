@@ -367,7 +367,7 @@ def test_to_module_round_trip():
 
 
 def test_to_module_leaves_out_the_learned_noise():
-    network = Network(mlp(), own=1)
+    network = Network(mlp(), tail=1)
     plain = Network(mlp())
     assert network.layout.names[-1] == LIKELIHOOD and network.layout.size == plain.layout.size + 1
     vector = torch.linspace(-1, 1, network.layout.size)

@@ -190,7 +190,7 @@ class InputSpec:
         if module is None:
             most = max(1_000_000, sum(tensor.numel() for tensor in tensors.values()))
             module = models.build(spec["name"], spec["shape"], spec["outputs"], **spec["options"], most=most)
-        network = Network(module, likelihood.own)
+        network = Network(module, likelihood.entries)
         if _layout(network) != facts["layout"]:
             raise InputError("The model does not fit the file: its parameters have other names or shapes.")
         constants, norm = group(tensors, "constant"), group(tensors, "norm")
@@ -201,7 +201,7 @@ class InputSpec:
         network.module.load_state_dict({**network.module.state_dict(), **constants})
         if "initial" in tensors:
             check_fit("initial weights", {"initial": tensors["initial"]}, {"initial": (network.layout.size,)})
-            network = Network(network.to_module(tensors["initial"]), likelihood.own)
+            network = Network(network.to_module(tensors["initial"]), likelihood.entries)
         input_spec = cls(
             network.with_tokens(facts.get("tokens") is True), likelihood, facts["model"],
             tuple(int(v) for v in facts["shape"]), **{n: norm[n].numpy() for n in _NORM}, dtype=str(facts["dtype"]),

@@ -99,7 +99,7 @@ def prepare(
     arithmetic = dtype_of(dtype, place)
     if place.type == "cpu":
         keep_freed_memory()
-    fed, network, unscaled = take_tokens(fed, Network(module, likelihood.own))
+    fed, network, unscaled = take_tokens(fed, Network(module, likelihood.entries))
     input_spec = InputSpec.of(fed, network, likelihood, spec)
     raw = np.stack([fed.x[fed.train[0][0]]] * 2).astype(np.float32)
     probe = torch.as_tensor((raw - np.asarray(fed.shift)) / np.asarray(fed.scale)).float()

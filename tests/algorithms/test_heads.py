@@ -128,7 +128,7 @@ def test_where_the_head_begins(head, start):
 
 
 def test_the_likelihoods_own_entry_goes_with_the_head():
-    network = Network(DEEP, own=1)
+    network = Network(DEEP, tail=1)
     assert head_start(network.layout, "auto") == 44
     assert FedRep().init(network.initial, network.layout)["body"].shape == (44,)
     kept = FedRep().keep(network.initial, {"body": network.initial[:44]}, None, None)
@@ -193,7 +193,7 @@ def test_the_sizes_of_messages_of_a_network():
 def test_branches_cost_what_their_whole_vectors_do(heads, batched):
     """One body under several heads: value and derivatives, with dropout in the body and the likelihood's own entry."""
     module = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.4), nn.Tanh(), nn.Linear(5, 1)).double()
-    network = Network(module, own=1)
+    network = Network(module, tail=1)
     loss = ClientLoss(network, GaussianNoise(1), None, batched=batched)
     x, y = torch.randn(7, 3).double(), torch.randn(7, 1).double()
     batch, key = Batch(x, y, torch.ones(7).double()), rng.key(5)

@@ -179,11 +179,11 @@ USES = {
 }  # fmt: skip
 
 
-def network_of(name, own=0):
+def network_of(name, tail=0):
     make, shape = MODULES[name]
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        return Network(make(), own).to("cpu", torch.float64), shape
+        return Network(make(), tail).to("cpu", torch.float64), shape
 
 
 def batch_of(shape, rows=4):
@@ -224,7 +224,7 @@ def test_attention_is_drawn_as_weights_and_its_feed_forward_is_not():
 
 
 def test_the_likelihoods_own_entries_are_drawn():
-    network, shape = network_of("vectors", own=3)
+    network, shape = network_of("vectors", tail=3)
     assert uses(network, shape)["likelihood"] == OTHER
 
 
@@ -319,7 +319,7 @@ def test_local_noise_at_every_place_would_be_biased(name):
 
 
 def test_a_learned_noise_level_is_drawn_without_bias():
-    network, shape = network_of("vectors", own=3)
+    network, shape = network_of("vectors", tail=3)
     batch = batch_of(shape)._replace(y=torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double())
     q = Gaussian(network.initial, torch.full_like(network.initial, -0.9))
     noises = (Noise(e, False, uses(network, shape)) for e in ("weight", "local"))
