@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,27 +88,19 @@ def evaluate(
 
 def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: int) -> Evaluation:
     """Score the server's result; the kept states of clients come from the run's last checkpoint."""
-    from ..engine.checkpoint import check_like
-    from ..engine.client import Lanes, initial_kept
-    from ..engine.client_states import Kept
+    from ..engine.rounds import Simulation
     from ..evaluation.scoring import evaluate as score
     from ..runs.folder import Folder
 
     cohort = setup.cohort
-    states: Mapping[int, dict[str, Any]] = {}
+    last = Folder(run).load_latest() if cohort.algorithm.keeps else None
+    if cohort.algorithm.keeps and (last is None or last.round != round):
+        raise InputError(
+            f"The clients of the run in '{run}' keep a state of their own, but that of round {round} is missing or "
+            f"damaged. Finish the run first: {resume_command('train', run)}"
+        )
+    kept = Simulation(cohort, state=last).kept
     theta = {name: value.to(cohort.device, cohort.dtype) for name, value in shared.items()}
-    if cohort.algorithm.keeps:
-        last = Folder(run).load_latest()
-        if last is None or last.round != round:
-            raise InputError(
-                f"The clients of the run in '{run}' keep a state of their own, but that of round {round} is missing or "
-                f"damaged. Finish the run first: {resume_command('train', run)}"
-            )
-        states = last.kept
-        like = {name: value[0] for name, value in initial_kept(Lanes.of(cohort, theta, [0])).items()}
-        for state in states.values():
-            check_like(like, state)
-    kept = Kept(cohort, states)
     return score(cohort, theta, lambda clients: kept.get(theta, clients), split, round)
 
 
