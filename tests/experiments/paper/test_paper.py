@@ -26,6 +26,7 @@ from fedabml.experiments.paper import (
     remarks,
     run,
     run_part,
+    settings,
     toy,
 )
 from fedabml.experiments.paper.experiment import Context, Done
@@ -104,6 +105,17 @@ def test_the_toys_optima_and_fixed_points_are_the_papers():
 def test_a_contour_is_one():
     for client in (0, 1):
         assert [toy.loss(client, p) for p in toy._ellipse(client, 10.0)] == pytest.approx([10.0] * 121)
+
+
+@pytest.fixture
+def few_rounds(monkeypatch):
+    """Quick versions of five rounds of logistic regression, for tests of how cells are run, not of what they learn."""
+    of = settings.setting
+
+    def small(column, quick):
+        return of(column, quick) | ({"rounds": 5, "model": "mlr"} if quick else {})
+
+    monkeypatch.setattr(settings, "setting", small)
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +245,7 @@ def test_quick_versions(name, tmp_path):
         assert client == "client 1, digits (40,5)"
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_table_1_draws_reliability_and_clients_against_the_global_model(tmp_path):
     found = quick("table1", tmp_path, algorithms=("fedabml", "fedavg", "fedavg-ft"), seeds=1)
     drawn = {drawing.name: drawing for drawing in found.pictures}
@@ -322,6 +335,7 @@ def test_table_2_is_tuned_for_new_clients_and_goes_on_after_an_interruption(tmp_
     quick("table2", tmp_path, protocol="tuned", **words)
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_a_search_that_an_earlier_version_finished_is_not_repeated(tmp_path, monkeypatch):
     words = {"algorithms": ("local",), "seeds": 1, "trials": 1}
     found = quick("table1", tmp_path, protocol="tuned", **words)
@@ -345,6 +359,7 @@ personal_lr = "none"
 """
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_settings_chosen_before_are_not_searched_again(tmp_path, monkeypatch):
     file, words = tmp_path / "tuned.toml", {"algorithms": ("fedavg-ft", "local"), "seeds": 1, "trials": 1}
     file.write_text(CHOSEN)
@@ -522,6 +537,7 @@ def test_a_grid_and_the_partitions_of_searches_and_tests_are_told(tmp_path):
     assert (tmp_path / "cells.jsonl").read_text().count("\n") == 4
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_an_interrupted_run_goes_on_and_a_finished_cell_never_runs_twice(tmp_path, monkeypatch):
     ran, honest = [], runner.run_together
 
@@ -544,6 +560,7 @@ def test_an_interrupted_run_goes_on_and_a_finished_cell_never_runs_twice(tmp_pat
     assert len(ran) == 4 and {row["seeds"] for row in records(tmp_path)} == {"2"}
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_parts_make_the_whole_and_no_cell_runs_twice(tmp_path, monkeypatch):
     ran, honest = [], runner.run_together
     monkeypatch.setattr(runner, "run_together", lambda g, on: ran.extend(c.label for c in g) or honest(g, on))
@@ -561,6 +578,7 @@ def test_parts_make_the_whole_and_no_cell_runs_twice(tmp_path, monkeypatch):
     assert len(ran) == 6 and records(out) == records(tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_a_mean_over_some_of_the_seeds_is_not_drawn(tmp_path):
     quick("table1", tmp_path, **WORDS)
     lines = (tmp_path / "cells.jsonl").read_text()
@@ -589,6 +607,7 @@ def test_what_is_not_finished_is_not_drawn_and_nothing_is_begun(tmp_path, toys):
         run_part(EXPERIMENTS["table1"](), replace(request, algorithms=("local",)), tmp_path / "d", (1, 2))
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_parts_that_a_crash_cut_short_and_parts_at_work(tmp_path):
     request = Request("table1", quick=True, **WORDS)
     run_part(EXPERIMENTS["table1"](), request, tmp_path, (1, 1))
@@ -637,6 +656,7 @@ def test_a_report_is_drawn_anew_and_nothing_is_trained(tmp_path, monkeypatch):
         assert words in command("report", out, code=2).stderr
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_cells_of_another_version_are_not_mixed_in_silently(tmp_path):
     quick("table1", tmp_path, **WORDS)
     lines = (tmp_path / "cells.jsonl").read_text().splitlines(keepends=True)
@@ -649,6 +669,7 @@ def test_cells_of_another_version_are_not_mixed_in_silently(tmp_path):
     assert "0.0.1" in notes[0] and "0.0.1" in found.notes[0] and "0.0.1" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_nor_are_those_of_other_code_of_the_same_version(tmp_path, monkeypatch):
     quick("table1", tmp_path, **WORDS)
     monkeypatch.setattr("fedabml.experiments.runner.code", lambda: "0123456789")
