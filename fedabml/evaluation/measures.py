@@ -26,7 +26,7 @@ class Measure:
     label: str
     name: str
     meaning: str
-    kind: Literal["percent", "number", "bytes", "seconds"] = "number"
+    unit: Literal["percent", "number", "bytes", "seconds"] = "number"
     target: float | None = LOWER
     digits: int = 3
     column: str = ""
@@ -39,12 +39,12 @@ class Measure:
     @property
     def factor(self) -> float:
         """What a value is multiplied by in a table: 100 for percentages."""
-        return 100.0 if self.kind == "percent" else 1.0
+        return 100.0 if self.unit == "percent" else 1.0
 
     @property
     def heading(self) -> str:
         """The heading of a table's column, with the unit."""
-        return self.column or (f"{self.label} %" if self.kind == "percent" else self.label)
+        return self.column or (f"{self.label} %" if self.unit == "percent" else self.label)
 
     @property
     def title(self) -> str:
@@ -57,7 +57,7 @@ class Measure:
 
     def format(self, value: float) -> str:
         """Format a value with its unit, for a page."""
-        return _FORMATS[self.kind](value)
+        return _FORMATS[self.unit](value)
 
     def distance(self, value: float) -> float:
         """Return how far a value is from the target, up to a constant: the lowest distance is the best value."""

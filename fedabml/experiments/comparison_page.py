@@ -85,7 +85,7 @@ def _intervals(found: Comparison, scored: list[Row]) -> Figure:
         tips = [f"{row.label}: {main.cell(mean)} ± {main.cell(spread)}"] * 3
         ends = [mean - spread, mean, mean + spread]
         series.append(Series(row.label, ends, [i + 1.0] * 3, tips, sizes=(1.5, 5.0, 1.5), slot=i))
-    y = Axis(main.label, "percent" if main.kind == "percent" else "number")
+    y = Axis(main.label, "percent" if main.unit == "percent" else "number")
     x = Axis("algorithms, the best first", "whole", (0.5, len(scored) + 0.5))
     svg = scatter(series, title="Means and intervals", x=x, y=y, look=replace(PAGE, height=350), connect=True)
     reading = (

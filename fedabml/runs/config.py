@@ -44,6 +44,7 @@ Table = dict[str, Any]
 
 PARTITIONS = ("auto", "classes", "dirichlet", "dirichlet-classes", "dirichlet-clients", "iid", "natural")
 TASKS = ("classification", "regression")
+DTYPES, BACKENDS = ("float32", "tf32", "bf16", "float64"), ("auto", "vmap", "loop")
 TABLES = (".csv", ".parquet", ".pq")
 TABLE_KEYS = ("client_column", "target_column", "test_share")  # keys for tables only
 # The commands that may have a table of their own in a TOML file.
@@ -84,42 +85,30 @@ class RunConfig:
     distinct: bool = key(False, "partition classes: no client draws the same class twice")
     dirichlet_alpha: float = key(0.5, "partition dirichlet: a small value gives each client few classes")
     partition_seed: int | None = key(None, "seed of the partition (default: seed)")
-    validation: float = key(
-        0.0, "share of each client's training data held out; the run is scored on it, not on test data"
-    )
+    validation: float = key(0.0, "share of each client's training data held out, to be scored instead of test data")
     drop_small: bool = key(False, "leave out clients with fewer than two training samples")
     algorithm: str = key("fedabml", "algorithm by name, see `fedabml algorithms`")
     hyper: Table = field(default_factory=dict, metadata={"doc": "hyperparameters of the algorithm, in its own table"})
     model: str = key("mlp", "network by name: mlr, mlp, cnn, cnn100, resnet18")
-    model_options: Table = field(
-        default_factory=dict, metadata={"doc": "options of the network, such as hidden = [64]"}
-    )
+    model_options: Table = field(default_factory=dict, metadata={"doc": "network options, such as hidden = [64]"})
     pretrained: str | None = key(None, "a .safetensors file with the network's initial weights")
     rounds: int = key(50, "T: rounds of communication")
     participation: float = key(0.1, "τ: share of the clients that take part in a round")
     epochs: int = key(5, "R: passes over a client's data in a round")
     batch_size: int = key(50, "samples in a minibatch")
-    lr: float | None = key(
-        None, "η: step size of training, short for the hyperparameter lr (personalisation uses personal_lr)"
-    )
+    lr: float | None = key(None, "η: step size, short for the hyperparameter lr (personalisation uses personal_lr)")
     noise: float = key(0.5, "regression: initial standard deviation of the noise, for a standardised target")
     learn_noise: bool = key(True, "learn the noise of a regression")
     seed: int = key(0, "seed of every random number")
     device: str = key("auto", "auto, cpu or cuda")
     dtype: str = key(
-        "float32",
-        "float32, tf32 (a GPU may round products to 10 bits), bf16 (the network in bfloat16) or float64",
-        ("float32", "tf32", "bf16", "float64"),
+        "float32", "float32, tf32 (a GPU rounds products to 10 bits), bf16 (network in bfloat16) or float64", DTYPES
     )
-    backend: str = key(
-        "auto", "vmap (clients as one batched program), loop (one client at a time) or auto", ("auto", "vmap", "loop")
-    )
+    backend: str = key("auto", "vmap (clients as one batched program), loop (one by one) or auto", BACKENDS)
     chunk: int | None = key(
         None, "clients that run at once (default: as many as fit in memory; $FEDABML_PROCESSES processes share a GPU)"
     )
-    compile: bool | None = key(
-        None, "compile the steps with torch.compile (auto: on a GPU, once the first rounds show that it pays)"
-    )
+    compile: bool | None = key(None, "use torch.compile (auto: on a GPU, once the first rounds show that it pays)")
     evaluate: bool = key(True, "personalise and score every client at the end")
     eval_every: int = key(0, "also score the clients every N rounds (0: only at the end)")
     eval_clients: int | None = key(None, "number of clients scored every eval_every rounds (default: all, up to 10000)")
@@ -364,21 +353,22 @@ def without_commands(content: Mapping[str, Any]) -> Table:
     return {name: v for name, v in content.items() if not (name in COMMANDS and isinstance(v, Mapping))}
 
 
-def parse_set(words: Sequence[str]) -> Table:
+def parse_set(assignments: Sequence[str]) -> Table:
     """Parse `fedabml.lam=0.1`, `rounds=20`, ... into nested keys. A value that is not TOML is taken as a word."""
     result: Table = {}
-    for word in words:
-        name, equals, text = word.partition("=")
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
         parts = name.strip().split(".")
         if not equals or len(parts) > 2 or not all(parts):
-            raise InputError(f"--set needs NAME=VALUE or TABLE.NAME=VALUE, such as fedabml.lam=0.1; it is '{word}'.")
+            example = "such as fedabml.lam=0.1"
+            raise InputError(f"--set needs NAME=VALUE or TABLE.NAME=VALUE, {example}; it is '{assignment}'.")
         try:
             parsed = parse_toml(f"value = {text}", f"--set {name}")
         except tomllib.TOMLDecodeError:
             parsed = {}
         table = result.setdefault(parts[0], {}) if len(parts) == 2 else result
         if not isinstance(table, dict):
-            raise InputError(f"--set {word}: '{parts[0]}' already has a value, so it is not a table.")
+            raise InputError(f"--set {assignment}: '{parts[0]}' already has a value, so it is not a table.")
         table[parts[-1]] = parsed["value"] if parsed.keys() == {"value"} else text.strip()
     return result
 

@@ -94,10 +94,10 @@ def prepare(
         module = model
     if pretrained is not None:
         module = models.with_weights(module, pretrained)
-    place = device_of(device)
+    target = device_of(device)
     requested, dtype = dtype, "float32" if algorithm.needs_full_precision and dtype in COARSE else dtype
-    arithmetic = dtype_of(dtype, place)
-    if place.type == "cpu":
+    arithmetic = dtype_of(dtype, target)
+    if target.type == "cpu":
         keep_freed_memory()
     fed, network, unscaled = take_tokens(fed, Network(module, likelihood.entries))
     input_spec = InputSpec.of(fed, network, likelihood, spec)
@@ -105,15 +105,15 @@ def prepare(
     probe = torch.as_tensor((raw - np.asarray(fed.shift)) / np.asarray(fed.scale)).float()
     algorithm.init(network.initial, network.layout)  # raises before anything is written
     likelihood.check(_probed(network, probe, torch.as_tensor(raw)))
-    way, note = backend_of(backend, network.to("cpu", torch.float32), probe, place)
+    way, note = backend_of(backend, network.to("cpu", torch.float32), probe, target)
     backend, workers = way.backend, way.workers if workers is None else workers
     width = min(batch_size, int(fed.train.counts.max()))
     lane = lane_bytes(network, algorithm, width, raw[0].size, arithmetic.vectors.itemsize)
-    chunk = chunk_of(lane, place, fed.clients) if chunk is None else chunk
+    chunk = chunk_of(lane, target, fed.clients) if chunk is None else chunk
     cohort = Cohort(
         Setting(algorithm, network, likelihood, fed, batch_size, seed, epochs, participation),
         Place(
-            place, arithmetic.vectors, arithmetic.network, backend, chunk, workers, compile,
+            target, arithmetic.vectors, arithmetic.network, backend, chunk, workers, compile,
             coarse=dtype in COARSE, channels_last=way.channels_last,
         ),
     )  # fmt: skip
@@ -122,6 +122,14 @@ def prepare(
         notes.append(f"The network runs in float32: {requested} is too coarse for differences of gradients.")
     if compile and not cohort.executor.compile:
         notes.append("Steps are not compiled: that needs the backend vmap, with samples on the device.")
+    training = {
+        "rounds": rounds,
+        "participation": participation,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "seed": seed,
+    }
+    machine = {"device": str(target), "dtype": dtype, "backend": backend, "chunk": chunk, "workers": workers}
     config = {
         "fedabml": __version__,
         "algorithm": {"name": algorithms.name_of(algorithm), "hyper": algorithm.values()},
@@ -131,16 +139,8 @@ def prepare(
         "likelihood": likelihoods.to_json(likelihood),
         "parameters": network.layout.size,
         "clients": fed.clients,
-        "rounds": rounds,
-        "participation": participation,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "seed": seed,
-        "device": str(place),
-        "dtype": dtype,
-        "backend": backend,
-        "chunk": chunk,
-        "workers": workers,
+        **training,
+        **machine,
         **({} if compile is False else {"compile": "auto" if compile is None else True}),
         "partition_hash": fed.hash,
         "weights": _fingerprint(network),
@@ -154,8 +154,8 @@ def _fitting(likelihood: Likelihood | None, fed: Federation) -> Likelihood:
     outputs = fed.classes or fed.y.shape[1]
     default: type[Likelihood] = Categorical if fed.task == "classification" else GaussianNoise
     likelihood = default(outputs) if likelihood is None else likelihood
-    found = likelihood.classes if isinstance(likelihood, Categorical) else likelihood.targets
-    if not isinstance(likelihood, default) or found != outputs:
+    size = likelihood.classes if isinstance(likelihood, Categorical) else likelihood.targets
+    if not isinstance(likelihood, default) or size != outputs:
         need = f"{outputs} {'classes' if fed.classes else 'target(s)'}"
         raise InputError(f"The likelihood {likelihood} does not fit this data: a {fed.task} with {need}.")
     return likelihood

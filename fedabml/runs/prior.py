@@ -160,13 +160,13 @@ class Posterior:
 
         If the prior was trained on a table, `x` is one, as for `personalize`, and `decode()` names the classes.
         """
-        place, samples = device_of(device), self.samples if samples is None else _samples(samples)
-        spec, network = self.input_spec, self.input_spec.network.to(place, torch.float32)
-        inputs = spec.normalised(spec.inputs(x, encoded=encoded), place)
-        key = rng.key(whole(seed, "seed", 0), rng.PREDICT, device=place)
+        target, samples = device_of(device), self.samples if samples is None else _samples(samples)
+        spec, network = self.input_spec, self.input_spec.network.to(target, torch.float32)
+        inputs = spec.normalised(spec.inputs(x, encoded=encoded), target)
+        key = rng.key(whole(seed, "seed", 0), rng.PREDICT, device=target)
         self._check_memory(len(inputs), samples)
-        q = type(self.q)(*(leaf.to(place) for leaf in self.q))
-        offset = None if self.offset is None else self.offset.to(place)
+        q = type(self.q)(*(leaf.to(target) for leaf in self.q))
+        offset = None if self.offset is None else self.offset.to(target)
         draws = []
         for j in range(draws_of(q, samples)):
             weights = draw(q, key, j, samples)

@@ -17,29 +17,25 @@ Changes = dict[str, tuple[Any, Any]]
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:
-    """Return options as words of a command line: a table as `--set TABLE.NAME=VALUE`, a tuple as a repeated flag."""
-    words: list[str] = []
+    """Return options as arguments of a command: a table as `--set TABLE.NAME=VALUE`, a tuple as a repeated flag."""
+    arguments: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")
         if isinstance(value, Mapping):
             for key, each in value.items():
-                words += ["--set", f"{name}.{key}={toml_value(each)}"]
+                text = each if isinstance(each, str) else "none" if each is None else json.dumps(each)
+                arguments += ["--set", f"{name}.{key}={text}"]
         elif isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
         elif value is not None:
             for each in value if isinstance(value, tuple) else (value,):
-                words += [f"--{flag}", str(each)]
-    return words
+                arguments += [f"--{flag}", str(each)]
+    return arguments
 
 
-def toml_value(value: Any) -> str:
-    """Return a value as it is typed after `--set NAME=`."""
-    return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
-
-
-def command(name: str, words: Iterable[str], out: str | Path | None = None) -> str:
-    """Return the shell command `fedabml NAME WORDS --out OUT`."""
-    return shlex.join(["fedabml", name, *words, *(["--out", str(out)] if out else [])])
+def command(name: str, arguments: Iterable[str], out: str | Path | None = None) -> str:
+    """Return the shell command `fedabml NAME ARGUMENTS --out OUT`."""
+    return shlex.join(["fedabml", name, *arguments, *(["--out", str(out)] if out else [])])
 
 
 def resume_command(name: str, out: str | Path) -> str:
@@ -63,8 +59,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
 
 def describe(changes: Changes) -> str:
     """Return changes as text: `rounds (was 5, now 9); device (was 'cpu', now unset)`."""
-    return "; ".join(f"{name} (was {_value(old)}, now {_value(new)})" for name, (old, new) in changes.items())
 
+    def shown(value: Any) -> str:
+        return "unset" if value is None else short(repr(value), 40)
 
-def _value(value: Any) -> str:
-    return "unset" if value is None else short(repr(value), 40)
+    return "; ".join(f"{name} (was {shown(old)}, now {shown(new)})" for name, (old, new) in changes.items())

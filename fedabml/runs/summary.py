@@ -55,8 +55,8 @@ def summarise(
         summary["prior_width"] = width
     if setup.cohort.device.type == "cuda":
         summary["peak_device_bytes"] = torch.cuda.max_memory_allocated(setup.cohort.device)
-    words = {"bytes_up": line.get("bytes_up", 0), "bytes_down": line.get("bytes_down", 0), "seconds": seconds}
-    return summary | words | {"peak_memory_bytes": peak_memory(), "partition_hash": config["partition_hash"]}
+    costs = {"bytes_up": line.get("bytes_up", 0), "bytes_down": line.get("bytes_down", 0), "seconds": seconds}
+    return summary | costs | {"peak_memory_bytes": peak_memory(), "partition_hash": config["partition_hash"]}
 
 
 def peak_memory() -> int | None:
