@@ -45,7 +45,7 @@ DEEP = 256  # least inputs, of a layer that a CPU multiplies faster with the wei
 
 
 class Shape(NamedTuple):
-    """The geometry of a convolution, each entry (vertical, horizontal)."""
+    """Holds the geometry of a convolution, each entry (vertical, horizontal)."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int]
@@ -55,7 +55,7 @@ class Shape(NamedTuple):
 
     @property
     def out(self) -> tuple[int, int]:
-        """Height and width of the outputs."""
+        """Return the height and width of the outputs."""
         return tuple(  # type: ignore[return-value]
             (s + 2 * p - d * (k - 1) - 1) // t + 1
             for k, t, p, d, s in zip(self.kernel, self.stride, self.padding, self.dilation, self.size, strict=True)
@@ -279,7 +279,7 @@ CHANNELS = {"y": 2, "w": 1}  # the axis of the output channels
 
 
 class Convolution(Function):
-    """One of the three products, by the name of its result: y of (x, w), w of (x, y) or x of (y, w).
+    """Computes one of the three products, by the name of its result: y of (x, w), w of (x, y) or x of (y, w).
 
     Each of x, w, y may also be a derivative by it. A product's derivatives by its operands are the other two products.
     """
@@ -327,7 +327,7 @@ def _dense(x: Tensor) -> Tensor:
 
 
 class Multiply(Function):
-    """a bᵀ of lanes, [lanes, rows, length] and [lanes, outs, length]."""
+    """Computes a bᵀ of lanes, [lanes, rows, length] and [lanes, outs, length]."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
@@ -427,7 +427,7 @@ def narrow_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 
 class Pool(Function):
-    """Max pooling: the largest number of each tile and its index in the tile, row by row; the first, as in torch.
+    """Returns the largest number of each tile and its index in the tile, row by row; the first one, as torch does.
 
     It is written as plain arithmetic, because a compiler makes a slow kernel with lookups of torch's own derivative.
     """

@@ -65,7 +65,7 @@ OVERLOADS = ("default", "Tensor", "Scalar")
 
 
 class FusedFunction:
-    """A recorded function that uses passes once they are compiled and have given the same bits; any thread may call it.
+    """Calls a recorded function, by passes once they are compiled and gave the same bits; any thread may call it.
 
     Its first `owned` inputs are overwritten by results.
     """
@@ -244,7 +244,7 @@ def _strides(shape: Sequence[int], spec: Spec) -> tuple[int, ...]:
 
 # -- one pass ---------------------------------------------------------------------------------------------------------
 class _Pass:
-    """A group of operations as one function in C: operands → results, into given tensors or new ones.
+    """Computes a group of operations by one function in C: operands → results, into the tensors `out` or new ones.
 
     The last axis is cut into segments: the pieces of a `cat`, and long ones once more. A table has a line for each: its
     length and, for all that is read and written, where it begins and the outer strides. Many threads may call a pass.

@@ -53,7 +53,7 @@ def free_bytes(device: torch.device) -> int:
 def _processes() -> int:
     text = os.environ.get("FEDABML_PROCESSES") or "1"
     if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"FEDABML_PROCESSES, how many processes share a GPU, is a number from 1 on, not '{text}'.")
+        raise InputError(f"FEDABML_PROCESSES, how many processes share a GPU, must be 1 or more, not '{text}'.")
     return int(text)
 
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 class Spec(NamedTuple):
-    """What a tensor's memory looks like."""
+    """Describes how a tensor lies in memory."""
 
     shape: torch.Size
     strides: tuple[int, ...]

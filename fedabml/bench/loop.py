@@ -39,7 +39,7 @@ KNOWN: dict[str, Any] = {
 
 
 class Client(NamedTuple):
-    """What one client of a round trains on."""
+    """Holds what one client of a round trains on."""
 
     samples: Tensor  # their numbers, [n]
     steps: list[Tensor]  # for each step, the positions of its batch in `samples`, [batch]

@@ -70,7 +70,7 @@ def setup_of(
 
 # -- a race -----------------------------------------------------------------------------------------------------------
 class Engine:
-    """Our side of a race.
+    """Trains the rounds of a race with our engine.
 
     On a GPU a `block` of rounds is timed together, because the next begins before the last is over.
     """
@@ -115,7 +115,7 @@ class Engine:
 
 
 class Times(NamedTuple):
-    """The times of one side, in seconds, and the mean loss of its first round."""
+    """Holds the times of one side, in seconds, and the mean loss of its first round."""
 
     first: float  # from nothing to the end of the first round
     warm: list[float]
@@ -124,12 +124,12 @@ class Times(NamedTuple):
 
     @property
     def round(self) -> float:
-        """The median of the warm rounds."""
+        """Return the median of the warm rounds."""
         return statistics.median(self.warm)
 
 
 class Runner(NamedTuple):
-    """How a side is made, and what sets the process-wide settings that it runs under."""
+    """Makes a side, and sets the process-wide settings that it runs under."""
 
     make: Callable[[], Engine | Loop]
     arrange: Callable[[], object]
@@ -167,7 +167,7 @@ def race(runners: Mapping[str, Runner], device: torch.device, turns: int, budget
 
 
 class Terms(NamedTuple):
-    """What all sides of a race share."""
+    """Holds what all sides of a race share, and prepares and times them."""
 
     work: Workload
     fed: Federation

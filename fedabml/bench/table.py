@@ -16,7 +16,7 @@ Column = tuple[str, Callable[[Record], str]]
 
 
 class Table(NamedTuple):
-    """A title, headings, and rows of text."""
+    """Holds a title, headings, and rows of text."""
 
     title: str
     head: tuple[str, ...]

@@ -17,7 +17,7 @@ from ..errors import InputError, nearest
 
 @dataclass(frozen=True)
 class Workload:
-    """A federation of equal clients, a network, and the local work of a round."""
+    """Describes a federation of equal clients, a network, and the local work of a round."""
 
     name: str
     about: str
@@ -33,12 +33,12 @@ class Workload:
 
     @property
     def steps(self) -> int:
-        """How many local steps a client takes in a round."""
+        """Return how many local steps a client takes in a round."""
         return self.epochs * -(-self.samples // self.batch)
 
     @property
     def description(self) -> str:
-        """The workload in one line of text."""
+        """Return the workload in one line of text."""
         return (
             f"{self.about}; {self.clients} clients × {self.samples} samples, {self.cohort} a round, "
             f"{self.epochs} epoch(s), batch {self.batch}: {self.steps} steps a round"

@@ -210,7 +210,7 @@ def test_our_engine_is_raced_without_its_accelerators():
     assert made.head[-1] == "without 1 (processor)" and all(len(row) == len(made.head) for row in made.rows)
 
 
-def test_losses_that_differ_are_told(monkeypatch):
+def test_losses_that_differ_are_reported(monkeypatch):
     monkeypatch.setattr(Loop, "loss", lambda self, x, y, offset, key: 2 * LOSS(self, x, y, offset, key))
     terms = measure.Terms(SMALL, SMALL.federation(), CPU, turns=2, budget=0)
     record = measure.race_loop(terms, fedabml.FedAvg(lr=0.1))
@@ -312,7 +312,7 @@ def test_another_library_gets_the_same_work(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_library_that_does_other_work_is_told(monkeypatch):
+def test_a_library_that_does_other_work_is_reported(monkeypatch):
     """One with another step size, by 3%, has no ratio."""
     launch = rivals.launch
 
