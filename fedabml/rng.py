@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .accel.mersenne import TWISTER
-from .accel.operators import compiler_is_tracing, kernel, operator, triton_usable
+from .accel.operators import compiler_is_tracing, gpu_operator, kernel, operator, triton_usable
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -167,17 +167,13 @@ def _operator(name: str, device: str, draw: Callable[[Tensor, Sequence[int], tor
 _normal_cpu = _operator("normal", "CPU", partial(_draw, kind="normal"))
 _uniform_cpu = _operator("uniform", "CPU", partial(_draw, kind="uniform"))
 _normal_cuda = _operator("normal_cuda", "CUDA", kernel("normal"))
-_fold_cuda: Any = operator(
+_fold_cuda: Any = gpu_operator(
     "fold(Tensor key, Tensor value) -> Tensor",
-    "CUDA",
-    kernel("fold"),
     lambda key, value: key.new_empty(torch.broadcast_shapes(key.shape, value.shape)),
     _fold_lanes,
 )
-_folds_cuda: Any = operator(
+_folds_cuda: Any = gpu_operator(
     "folds(Tensor key, int count, int first) -> Tensor",
-    "CUDA",
-    kernel("folds"),
     lambda key, count, first: key.new_empty(*key.shape, count),
     lambda info, dims, key, count, first: (_folds_cuda(key.movedim(dims[0], 0), count, first), 0),
 )
