@@ -546,6 +546,7 @@ def test_ctrl_c_says_how_to_go_on(whole, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_in_the_middle_and_resumed_is_the_same_table(tmp_path):
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     words = ["compare", *SMALL, "--algorithms", "local,fedabml,ditto", "--seeds", "2"]

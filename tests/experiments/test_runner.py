@@ -62,8 +62,8 @@ def test_options_that_differ_in_epochs_are_scored_on_one_way(tmp_path):
     (whole,) = run([cell(lr=0.05, personal=tuple(options))], tmp_path / "whole.jsonl")
     assert [score.personal for score in whole.scores] == options
     assert [score.summary["prior_nll"] is not None for score in whole.scores] == [True] + [False] * 10  # the first's
-    for i, option in enumerate(options):
-        (one,) = run([cell(lr=0.05, personal=(option,))], tmp_path / f"{i}.jsonl")
+    for i in (0, 1, 4, 7, 10):  # both step sizes, no epoch, one, three and the default
+        (one,) = run([cell(lr=0.05, personal=(options[i],))], tmp_path / f"{i}.jsonl")
         assert one.scores[0].summary["nll"] == pytest.approx(whole.scores[i].summary["nll"], abs=1e-12)
 
 

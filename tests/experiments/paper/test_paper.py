@@ -283,6 +283,7 @@ def test_the_whole_table_1_looks_at_the_rounds_that_it_reports():
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.usefixtures("few_rounds")
 def test_table_2_promises_no_interval_where_there_is_none(tmp_path, seeds):
     quick("table2", tmp_path, algorithms=("fedavg-ft",), seeds=seeds)
     text = (tmp_path / "table.md").read_text()
@@ -309,6 +310,7 @@ def test_quick_bound(tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("few_rounds")
 def test_the_tuned_protocol_searches_each_algorithm_and_never_mixes(tmp_path):
     words = {"algorithms": ("fedavg-ft", "local"), "seeds": 1, "trials": 1}
     found = quick("table1", tmp_path / "a", protocol="tuned", **words)
@@ -318,6 +320,7 @@ def test_the_tuned_protocol_searches_each_algorithm_and_never_mixes(tmp_path):
         quick("table1", tmp_path / "a", protocol="paper", **words)
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_table_2_is_tuned_for_new_clients_and_goes_on_after_an_interruption(tmp_path, monkeypatch):
     words = {"algorithms": ("fedavg-ft",), "seeds": 1, "trials": 1}
     quick("table2", tmp_path, protocol="tuned", **words)
@@ -398,6 +401,7 @@ def test_settings_that_are_not_sound_are_refused_and_leave_nothing_behind(change
     assert "second file" in command("reproduce", *words, "--chosen", file, code=2).output
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_a_row_with_the_label_level_is_there_unless_others_are_named(tmp_path):
     labels = lambda *named: [
         cell.label for cell in EXPERIMENTS["uncertainty"]().cells(_context("uncertainty", algorithms=named))
@@ -624,6 +628,7 @@ def test_parts_that_a_crash_cut_short_and_parts_at_work(tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("few_rounds")
 def test_a_report_is_drawn_anew_and_nothing_is_trained(tmp_path, monkeypatch):
     out, words = tmp_path / "out", WORDS | {"trials": 1, "machine": {"device": "cpu"}}
     quick("table1", out, protocol="tuned", **words)
@@ -680,6 +685,7 @@ def test_nor_are_those_of_other_code_of_the_same_version(tmp_path, monkeypatch):
     assert facts[0]["ended"][:10] in (tmp_path / "table.md").read_text()
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_a_missing_dataset_is_left_out_with_the_way_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr("fedabml.data.sources._get", _offline)
     words = WORDS | {"columns": ("fashionmnist", "digits"), "machine": {"data_dir": str(tmp_path / "none")}}
@@ -708,6 +714,7 @@ def _offline(*_):
     raise InputError("There is no network.")
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_a_run_that_diverges_is_a_note_and_not_the_end(tmp_path, monkeypatch):
     honest = runner.run_together
 
@@ -726,6 +733,7 @@ def test_a_run_that_diverges_is_a_note_and_not_the_end(tmp_path, monkeypatch):
     assert {row["algorithm"]: row["seeds"] for row in records(tmp_path)} == {"fedavg-ft": "2", "local": "1"}
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_the_command(one_thread_here):
     done = command("reproduce", "table1", "--quick", "--algorithms", "fedavg-ft,local", "--seeds", "1", "--out", "a")
     assert "★" in done.output and Path("a/report.html").exists()
@@ -766,6 +774,7 @@ def test_the_command(one_thread_here):
     assert "protocol (was 'paper', now 'tuned')" in command("reproduce", "table1", *words, code=2).output
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_ctrl_c_says_how_to_go_on(one_thread_here, monkeypatch):
     def stop(group, on_round):
         raise KeyboardInterrupt
