@@ -750,7 +750,7 @@ def test_the_command(one_thread_here):
         (["table1", "--seeds", "-1,2"], "each once"),
         (["all", "--protocol", "tuned", "--grid", "lr=0.1"], "one experiment"),
         (["table1", "--protocol", "tuned", "--algorithms", "fedavg", "--grid", "personal_epochs=1"], "no search has"),
-        (["table1", "--protocol", "tuned", "--search-seed", "-3"], "at least 0"),
+        (["table1", "--protocol", "tuned", "--search-seed", "-3"], "0 or more"),
         (["table1", "--protocol", "tuned", "--grid", "learning_rate=1"], "'learning_rate', which no search has"),
         (["table1", "--protocol", "tuned", "--grid", "fedabml.rh=1"], "Did you mean 'rho'"),
         (["table1", "--protocol", "tuned", "--algorithms", "local", "--grid", "fedprox.mu=1"], "'fedprox', which no"),
