@@ -757,7 +757,7 @@ def test_the_command(one_thread_here):
         (["table1", "--seeds", "0"], "how many seeds"),
         (["table1", "--columns", "cifar10"], "cifar10-5"),
         (["table1", "--quick", "--algorithms", "fedagv"], "fedavg"),
-        (["table1", "--protocol", "tuned", "--trials", "0"], "at least 1"),
+        (["table1", "--protocol", "tuned", "--trials", "0"], "1 or more"),
         (["table1", "--part", "2"], "--part is I/N"),
         (["table1", "--part", ""], "--part is I/N"),
         (["table1", "--part", "3/2"], "no part 3 of 2"),
