@@ -44,18 +44,15 @@ class Ledger:
         """Read the lines that were added to the file since it was read last."""
         content = BytesIO(read_bytes(self.path, MAX_LEDGER)[self._end :])
         for number, line in enumerate(content, 1 + self._lines):  # lines end with \n and with nothing else
-            whole = line.endswith(b"\n")
-            where = f"'{self.path}', line {number}:"
-            try:
-                result = Result.of(line.decode(), f"{where} this")
-            except (InputError, ValueError, TypeError, LookupError, AttributeError) as error:
-                if not whole:
-                    break
-                name = type(error).__name__
-                reason = error if isinstance(error, InputError) else f"{where} this is not a finished cell ({name})."
-                raise InputError(f"{reason} Remove the line, and its cell is run again.") from error
-            if not whole:
+            if not line.endswith(b"\n"):
                 break
+            where = f"'{self.path}', line {number}: this"
+            try:
+                result = Result.of(line.decode(), where)
+            except (InputError, ValueError, TypeError, LookupError, AttributeError) as error:
+                known = isinstance(error, InputError)
+                reason = error if known else f"{where} is not a finished cell ({type(error).__name__})."
+                raise InputError(f"{reason} Remove the line, and its cell is run again.") from error
             self.results[result.identity] = result
             self._end, self._lines = self._end + len(line), number
 

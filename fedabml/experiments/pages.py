@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from ..errors import InputError
@@ -11,22 +12,9 @@ from ..files.paths import check_new
 from ..report import save, write
 
 PAGE = "report.html"
+# By the file that tells what a folder holds, the module whose `page` draws it: with torch, which a run's does without.
+_MODULES = {"comparison.json": ".compare", "reproduce.json": ".paper"}
 _RUN = ("config.json", "summary.json")
-
-
-def _comparison(folder: Path, title: str | None) -> str:
-    from .compare import page  # takes torch, which the page of a run does without
-
-    return page(folder, title)
-
-
-def _reproduction(folder: Path, title: str | None) -> str:
-    from .paper import page
-
-    return page(folder, title)
-
-
-_PAGES: dict[str, Callable[[Path, str | None], str]] = {"comparison.json": _comparison, "reproduce.json": _reproduction}
 
 
 def rewrite(
@@ -41,36 +29,35 @@ def rewrite(
     for folder in folders:
         if (folder / PAGE).is_symlink() and not force:
             raise InputError(f"'{folder / PAGE}' is a link. Remove it, or write to what it points to with --force.")
-    kinds = {folder: _kind(folder) for folder in folders}
-    own = {folder: make for folder, make in kinds.items() if make is not None}
+    modules = {folder: _MODULES.get(_identifying_file(folder)) for folder in folders}
+    own = {folder: module for folder, module in modules.items() if module}
     at = Path(PAGE) if out is None and len(folders) > 1 and not own else out
     if at is not None and os.path.realpath(at) not in {os.path.realpath(folder / PAGE) for folder in folders}:
         check_new(at, force=force)
     if not own:
         return [write(folders, at or folders[0] / PAGE, title)]
-    if len(own) < len(kinds):
-        other = next(folder for folder in kinds if folder not in own)
-        raise InputError(f"'{next(iter(own))}' has a page of its own, and '{other}' is a run: report them separately.")
+    if len(own) < len(modules):
+        run = next(folder for folder in modules if folder not in own)
+        raise InputError(f"'{next(iter(own))}' has a page of its own, and '{run}' is a run: report them separately.")
     if len(own) > 1 and (out or title):
         raise InputError(f"These are {len(own)} pages, each in its own folder: leave --out and --title out.")
-    return [save(make(folder, title), out or folder / PAGE) for folder, make in own.items()]
+    drawn = {folder: import_module(module, __package__).page(folder, title) for folder, module in own.items()}
+    return [save(page, out or folder / PAGE) for folder, page in drawn.items()]
 
 
-def _kind(folder: Path) -> Callable[[Path, str | None], str] | None:
-    """Return the function that draws a folder's page; None for a run's folder."""
+def _identifying_file(folder: Path) -> str:
+    """Return the name of the file that tells what a folder holds; refuse a folder that has none."""
+
+    def names(folder: Path) -> list[str]:
+        return [name for name in (*_MODULES, *_RUN) if (folder / name).is_file()]
+
     if not folder.is_dir():
         raise InputError(f"There is no folder '{folder}'.")
-    found = _known(folder)
-    if found is None:
-        inside = sorted(child.name for child in folder.iterdir() if child.is_dir() and _known(child))
+    if not names(folder):
+        inside = sorted(child.name for child in folder.iterdir() if child.is_dir() and names(child))
         hint = f" Perhaps you mean a folder in it: {', '.join(inside[:3])}{', …' * (len(inside) > 3)}." * bool(inside)
         raise InputError(
             f"'{folder}' is not the folder of a run (which has config.json), of a comparison (comparison.json) or of "
             f"a reproduction (reproduce.json).{hint}"
         )
-    return _PAGES.get(found)
-
-
-def _known(folder: Path) -> str | None:
-    """Return the file that identifies what a folder holds."""
-    return next((name for name in (*_PAGES, *_RUN) if (folder / name).is_file()), None)
+    return names(folder)[0]

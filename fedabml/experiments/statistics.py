@@ -14,6 +14,7 @@ was found different in 5 to 7 % of tables with 3 methods, 8 % with 5, 13 % with 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -60,12 +61,12 @@ def mean(values: Sequence[float]) -> tuple[float, float | None]:
     return middle, half if len(values) >= SEEDS_TO_TEST else None
 
 
-def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float | None]:
-    """Return the mean and half of its confidence interval (Student); a single value has no interval."""
+def interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean and half of its 95% confidence interval (Student); a single value has no interval."""
     v = np.asarray(values, float)
     if len(v) < 2:
         return float(v.mean()), None
-    half = student_quantile(len(v) - 1, level) * float(v.std(ddof=1)) / math.sqrt(len(v))
+    half = student_quantile(len(v) - 1) * float(v.std(ddof=1)) / math.sqrt(len(v))
     return float(v.mean()), half
 
 
@@ -119,14 +120,12 @@ def paired(differences: Sequence[np.ndarray], units: Sequence[Sequence[Hashable]
     `units` names the clients where they are the same in several seeds: each is then one observation, not several.
     """
     means = [float(d.mean()) for d in differences]
-    if units is None:
-        clients = np.concatenate(differences).tolist()
-    else:
-        own: dict[Hashable, list[float]] = {}
-        for row, names in zip(differences, units, strict=True):
-            for value, name in zip(row.tolist(), names, strict=True):
-                own.setdefault(name, []).append(value)
-        clients = [sum(values) / len(values) for values in own.values()]
+    clients = np.concatenate(differences).tolist()
+    if units is not None:
+        of_client: dict[Hashable, list[float]] = {}
+        for value, name in zip(clients, itertools.chain(*units), strict=True):
+            of_client.setdefault(name, []).append(value)
+        clients = [sum(values) / len(values) for values in of_client.values()]
     mean, half = interval(means)
     tests = [means, clients] if len(means) >= SEEDS_TO_TEST else [clients]
     errors = tuple((float(np.std(d, ddof=1)) / math.sqrt(len(d)), len(d) - 1) for d in tests if len(d) > 1)
