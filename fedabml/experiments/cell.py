@@ -128,11 +128,11 @@ class Result:
         identity[0], fields["config"] = stored(identity[0]), stored(fields["config"])
         fields["identity"] = json.dumps(identity, sort_keys=True)
         scores = [Score(**score) for score in fields.pop("scores")]
-        found = cls(**fields, scores=scores)
-        tables = [found.config, found.facts, found.found, *found.curve, *(s.summary for s in scores)]
+        result = cls(**fields, scores=scores)
+        tables = [result.config, result.facts, result.found, *result.curve, *(s.summary for s in scores)]
         columns = [column for score in scores for column in score.clients.values()]
         if not all(isinstance(t, dict) for t in tables) or not all(isinstance(c, list) for c in columns):
             raise ValueError("its parts have other types")
         if not all(v is None or type(v) in (int, float) for column in columns for v in column):
             raise ValueError("its scores are not numbers")
-        return found
+        return result

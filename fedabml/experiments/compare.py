@@ -1,8 +1,8 @@
 """Comparing algorithms: one federation setting, one list of seeds, one budget, a row per algorithm.
 
     rows = configs(["fedabml", "fedavg-ft", "local"], {"clients": 20, "rounds": 10})
-    found = compare(rows, seeds=3, out="runs/my-comparison")
-    print(found.rows[0].label, found.rows[0].scores["accuracy"])
+    comparison = compare(rows, seeds=3, out="runs/my-comparison")
+    print(comparison.rows[0].label, comparison.rows[0].scores["accuracy"])
 
 The folder gets comparison.json (the request), cells.jsonl (a line per finished run), manifest-SEED.json and
 partition-SEED.svg (the first seed's partition) and, when all runs are finished, table.md, table.csv, table.json,
@@ -253,12 +253,12 @@ def compare(
         save_heat_map(fed, folder / PICTURE.format(request.seeds[0]))
     write_json(folder / REQUEST, request.to_dict() | {"command": command})
     execute(request.cells(refused), ledger, callbacks)
-    found = _ranked(request, ledger, refused)
-    write_all(found, folder, command)
-    drawn = render(found, command, manifest=_manifest(request, folder))
+    comparison = _ranked(request, ledger, refused)
+    write_all(comparison, folder, command)
+    drawn = render(comparison, command, manifest=_manifest(request, folder))
     if drawn:
         write(folder / "report.html", drawn)
-    return found
+    return comparison
 
 
 def page(folder: Path, title: str | None = None) -> str:

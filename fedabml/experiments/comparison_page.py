@@ -17,68 +17,63 @@ from .comparison_tables import Rows, cells, explained, harm_cells, titled
 from .ranking import Comparison, Row
 
 
-def render(found: Comparison, command: str, title: str | None = None, manifest: Table | None = None) -> str:
+def render(comparison: Comparison, command: str, title: str | None = None, manifest: Table | None = None) -> str:
     """Return the page, empty where fewer than two rows have numbers; `manifest` is of the first seed's partition."""
-    scored = [row for row in found.rows if row.scores]
+    scored = [row for row in comparison.rows if row.scores]
     if len(scored) < 2:
         return ""
-    data, words = manifest or {}, _divided(found)
-    runs = [replace(run_of(found, row, command), partition=data, divided=words) for row in scored]
-    sections = _summary(found, scored)
+    one_partition = comparison.same_clients or len(comparison.seeds) == 1
+    divided = "" if one_partition else f"This is seed {comparison.seeds[0]}; every other seed divides the data anew."
+    runs = [replace(run_of(comparison, row, command), partition=manifest or {}, divided=divided) for row in scored]
+    sections = _summary(comparison, scored)
     if manifest is None:
         note = "The partition is not shown, because the folder holds no manifest of it."
         sections[0] = replace(sections[0], notes=[*sections[0].notes, note])
-    return render_runs(runs, title or titled(found), sections)
+    return render_runs(runs, title or titled(comparison), sections)
 
 
-def _divided(found: Comparison) -> str:
-    """Say which seed's partition is shown, where there are others."""
-    alike = found.same_clients or len(found.seeds) == 1
-    return "" if alike else f"This is seed {found.seeds[0]}; every other seed divides the data anew."
-
-
-def run_of(found: Comparison, row: Row, command: str = "") -> Run:
+def run_of(comparison: Comparison, row: Row, command: str = "") -> Run:
     """Return a row as the page's figures read it: one run, whose clients are those of all seeds."""
     config = row.config
-    measures = (found.columns[0].key, "nll")
+    measures = (comparison.columns[0].key, "nll")
     clients = []
-    rows = "n_val" if found.split == "val" else "n_test"
-    for seed in found.seeds:
-        columns = {name: v for name in measures if (v := found.values(row.label, seed, name)) is not None}
-        counts = found.counts.get(seed)
-        for i, name in enumerate(found.client_names[seed] if columns else ()):
+    rows = "n_val" if comparison.split == "val" else "n_test"
+    for seed in comparison.seeds:
+        columns = {name: v for name in measures if (v := comparison.values(row.label, seed, name)) is not None}
+        counts = comparison.counts.get(seed)
+        for i, name in enumerate(comparison.client_names[seed] if columns else ()):
             values = {key: None if v[i] != v[i] else float(v[i]) for key, v in columns.items()}
             values |= {} if counts is None else {rows: float(counts[i])}
-            clients.append(Client(f"{seed}.{i}", f"{name}, seed {seed}" if len(found.seeds) > 1 else name, values))
+            clients.append(Client(f"{seed}.{i}", f"{name}, seed {seed}" if len(comparison.seeds) > 1 else name, values))
     summary: dict[str, Any] = {key: mean for key, (mean, _) in row.scores.items()}
-    summary |= {"task": found.task, "split": found.split, "seconds": row.seconds, "bytes_up": row.traffic}
-    summary["reliability"] = found.reliability(row.label)
-    sizes = {len(names) for names in found.client_names.values()}
+    summary |= {"task": comparison.task, "split": comparison.split, "seconds": row.seconds, "bytes_up": row.traffic}
+    summary["reliability"] = comparison.reliability(row.label)
+    sizes = {len(names) for names in comparison.client_names.values()}
     about: dict[str, Any] = {"dataset": Path(config.data).name if config.data else config.dataset or "digits"}
     about |= {"command": command} | ({"clients": sizes.pop()} if len(sizes) == 1 else {})
     settings = {k: v for k, v in config.relevant().items() if k not in ("dataset", "clients", "seed")} | about
-    return Run(Path(row.label), settings, summary, found.curve(row.label), clients, name=row.label)
+    return Run(Path(row.label), settings, summary, comparison.curve(row.label), clients, name=row.label)
 
 
-def _summary(found: Comparison, scored: list[Row]) -> list[Section]:
+def _summary(comparison: Comparison, scored: list[Row]) -> list[Section]:
     """Return the table with its notes, the intervals of the means, and the clients that are harmed."""
     runs = {row.label: i for i, row in enumerate(scored)}  # the legend's entries
 
     def table(head: list[str], rows: Rows) -> page.Table:
         return page.Table(head, [page.Row(row, run=runs.get(row[0].text)) for row in rows])
 
-    sections = [Section(tables=[table(*cells(found, lead=True))], notes=explained(found, lead=True))]
-    if len(found.seeds) > 1:
-        sections.append(Section("How sure the means are", figures=[_intervals(found, scored)]))
-    head, rows = harm_cells(found)
+    sections = [Section(tables=[table(*cells(comparison, lead=True))], notes=explained(comparison, lead=True))]
+    if len(comparison.seeds) > 1:
+        sections.append(Section("How sure the means are", figures=[_intervals(comparison, scored)]))
+    head, rows = harm_cells(comparison)
     if rows:
         sections.append(Section("Clients against Local only", tables=[table(head, rows)]))
     return sections
 
 
-def _intervals(found: Comparison, scored: list[Row]) -> Figure:
+def _intervals(comparison: Comparison, scored: list[Row]) -> Figure:
     """Draw the mean of every row with its interval over seeds."""
-    main, series = found.columns[0], []
+    main, series = comparison.columns[0], []
     for i, row in enumerate(scored):
         mean, half = row.scores[main.key]
         spread = half or 0.0

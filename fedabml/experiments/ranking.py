@@ -86,8 +86,8 @@ class Comparison:
 
     def finished(self, label: str) -> dict[int, Result]:
         """Return the results of a row that have scores, by seed."""
-        own = {seed: self.results.get((label, seed)) for seed in self.seeds}
-        return {seed: result for seed, result in own.items() if result and result.scores}
+        results = {seed: self.results.get((label, seed)) for seed in self.seeds}
+        return {seed: result for seed, result in results.items() if result and result.scores}
 
     @cached_property
     def client_names(self) -> dict[int, Sequence[str]]:
@@ -147,10 +147,10 @@ class Comparison:
 
     def reliability(self, label: str) -> list[Table]:
         """Return how often a row's predictions are right by confidence, over all seeds; empty if a seed lacks it."""
-        own = [result.scores[0].reliability for result in self.finished(label).values()]
-        if not own or not all(own):
+        tables = [result.scores[0].reliability for result in self.finished(label).values()]
+        if not tables or not all(tables):
             return []
-        bins = np.array(own)  # seeds, bins, three
+        bins = np.array(tables)  # seeds, bins, three
         count = bins[..., 2].sum(0)
         sure, right = ((bins[..., i] * bins[..., 2]).sum(0) / np.maximum(count, 1) for i in (0, 1))
         return [{"confidence": c, "accuracy": a, "count": n} for c, a, n in np.stack([sure, right, count], 1).tolist()]
@@ -206,62 +206,64 @@ def make(
     scored = [result for result in results.values() if result.scores]
     task = "regression" if scored and "rmse" in scored[0].scores[0].summary else "classification"
     split = str(scored[0].facts["split"]) if scored else "test"
-    found = Comparison([], tuple(seeds), task, split, results, same_clients)
-    measured = [_measured(found, Row(label, config, refused.get(label))) for label, config in rows.items()]
-    found = replace(found, rows=_ranked(found, measured))
-    return replace(found, rows=[replace(row, harm=_harm(found, row)) for row in found.rows])
+    comparison = Comparison([], tuple(seeds), task, split, results, same_clients)
+    measured = [_measured(comparison, Row(label, config, refused.get(label))) for label, config in rows.items()]
+    comparison = replace(comparison, rows=_ranked(comparison, measured))
+    return replace(comparison, rows=[replace(row, harm=_harm(comparison, row)) for row in comparison.rows])
 
 
-def _measured(found: Comparison, row: Row) -> Row:
+def _measured(comparison: Comparison, row: Row) -> Row:
     """Return a row with its own numbers."""
-    own = {seed: result for seed in found.seeds if (result := found.results.get((row.label, seed)))}
-    row = replace(row, diverged={seed: result.error for seed, result in own.items() if result.error is not None})
-    finished = found.finished(row.label)
+    results = {seed: r for (label, seed), r in comparison.results.items() if label == row.label}
+    errors = {seed: results[seed].error for seed in comparison.seeds if seed in results}
+    row = replace(row, diverged={seed: error for seed, error in errors.items() if error is not None})
+    finished = comparison.finished(row.label)
     if not finished:
         return row
-    values = {key: [found.score(row.label, seed, key) for seed in finished] for key in found.measures}
-    scores = {key: interval(known) for key, own in values.items() if (known := [v for v in own if v is not None])}
+    values = {key: [comparison.score(row.label, seed, key) for seed in finished] for key in comparison.measures}
+    known = {key: [v for v in by_seed if v is not None] for key, by_seed in values.items()}
+    scores = {key: interval(by_seed) for key, by_seed in known.items() if by_seed}
     facts = [result.facts for result in finished.values()]
     seconds = float(np.mean([each["seconds"] for each in facts]))
     return replace(row, scores=scores, traffic=facts[0]["bytes_up"] + facts[0]["bytes_down"], seconds=seconds)
 
 
-def _ranked(found: Comparison, rows: list[Row]) -> list[Row]:
+def _ranked(comparison: Comparison, rows: list[Row]) -> list[Row]:
     """Sort rows, the best first, and test its lead over the others; rows that diverged in a seed come last."""
-    main = found.columns[0]
+    main = comparison.columns[0]
     rows = sorted(rows, key=lambda row: -main.better * row.scores[main.key][0] if row.scores else math.inf)
     complete = [row for row in rows if row.scores and not row.diverged]
     others = [row for row in rows if not row.scores or row.diverged]
     if len(complete) < 2:
         return complete + others
     best, *rivals = complete
-    leads = [_lead(found, best, row) for row in rivals]
+    leads = [_lead(comparison, best, row) for row in rivals]
     ps = holm([lead.p for lead in leads])
     tested = [replace(row, lead=lead, p=p) for row, lead, p in zip(rivals, leads, ps, strict=True)]
     return [replace(best, best=True), *tested, *others]
 
 
-def _lead(found: Comparison, best: Row, row: Row) -> Paired:
+def _lead(comparison: Comparison, best: Row, row: Row) -> Paired:
     """Test the lead of the best row over another."""
-    main, differences, units = found.columns[0], [], []
-    for seed in found.seeds:
-        a, b = (found.values(each.label, seed, main.key) for each in (best, row))
+    main, differences, units = comparison.columns[0], [], []
+    for seed in comparison.seeds:
+        a, b = (comparison.values(each.label, seed, main.key) for each in (best, row))
         assert a is not None and b is not None
         known = ~(np.isnan(a) | np.isnan(b))
         differences.append(main.better * (a - b)[known])
-        units.append([name for name, scored in zip(found.client_names[seed], known, strict=True) if scored])
-    return paired(differences, units if found.same_clients else None)
+        units.append([name for name, scored in zip(comparison.client_names[seed], known, strict=True) if scored])
+    return paired(differences, units if comparison.same_clients else None)
 
 
-def _harm(found: Comparison, row: Row) -> Harm | None:
+def _harm(comparison: Comparison, row: Row) -> Harm | None:
     """Compare every client under a row with itself under Local only, in the seeds that both finished."""
-    if found.local is None or row.label == found.local:
+    if comparison.local is None or row.label == comparison.local:
         return None
-    main, pairs = found.columns[0], []
-    for seed in found.seeds:
-        alone, here = (found.values(label, seed, main.key) for label in (found.local, row.label))
+    main, pairs = comparison.columns[0], []
+    for seed in comparison.seeds:
+        alone, here = (comparison.values(label, seed, main.key) for label in (comparison.local, row.label))
         if alone is not None and here is not None:
-            for name, a, b in zip(found.client_names[seed], alone.tolist(), here.tolist(), strict=True):
+            for name, a, b in zip(comparison.client_names[seed], alone.tolist(), here.tolist(), strict=True):
                 pairs.append((main.better * (b - a), Loss(seed, name, a, b)))
     pairs = [pair for pair in pairs if not math.isnan(pair[0])]
     if not pairs:

@@ -93,15 +93,15 @@ def execute(cells: Sequence[Cell], ledger: Ledger, callbacks: Callbacks = SILENT
 
 def groups(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
     """Yield the cells in groups that may run together, in the order of their first members."""
-    found: dict[str, list[Cell]] = {}
+    alike: dict[str, list[Cell]] = {}
     for cell in cells:
-        found.setdefault(_kind(cell), []).append(cell)
-    for group in found.values():
+        alike.setdefault(_in_common(cell), []).append(cell)
+    for group in alike.values():
         for start in range(0, len(group), TOGETHER):
             yield group[start : start + TOGETHER]
 
 
-def _kind(cell: Cell) -> str:
+def _in_common(cell: Cell) -> str:
     """Return what cells that run together have in common: all but seeds and continuous hyperparameters."""
     algorithm = cell.config.algorithm_object()
     apart = {"seed", "partition_seed", "lr", cell.config.algorithm}
@@ -125,19 +125,20 @@ def run_together(cells: Sequence[Cell], on_round: Callable[[list[Cell], float], 
         yield from _run_batch(list(batch), list(batch.values()), partial(on_round, list(batch)))
 
 
-def _fits(own: Cohort, others: Sequence[Cohort]) -> bool:
+def _fits(cohort: Cohort, others: Sequence[Cohort]) -> bool:
     """Whether a cell may be batched with others: their samples fit into one array, and their network is the same.
 
     A table has other features for every seed, because they are learned from the rows that train: then all of them are
     copied into one array, unless that takes too much memory.
     """
-    one = others[0]
-    if own.backend != "vmap" or own.network.layout != one.network.layout or own.likelihood != one.likelihood:
+    first, data = others[0], cohort.data
+    same_network = cohort.network.layout == first.network.layout and cohort.likelihood == first.likelihood
+    if cohort.backend != "vmap" or not same_network:
         return False
-    known = {cohort.data for cohort in others}
-    if own.data in known:
+    known = {other.data for other in others}
+    if data in known:
         return True
-    return own.data.alike(one.data) and sum(data.nbytes for data in {own.data, *known}) <= free_bytes(own.device)
+    return data.alike(first.data) and sum(each.nbytes for each in {data, *known}) <= free_bytes(cohort.device)
 
 
 def prepared(cell: Cell) -> Setup:
@@ -161,7 +162,7 @@ def _run_batch(cells: Sequence[Cell], setups: Sequence[Setup], on_round: OnRound
     alive = [i for i in range(len(sims)) if i not in errors]
     scores = _score([cells[i] for i in alive], [sims[i] for i in alive], study, split, on_round) if alive else []
     scores_of = dict(zip(alive, scores, strict=True))
-    errors |= {i: str(own[0].error) for i, own in scores_of.items() if own and all(score.error for score in own)}
+    errors |= {i: str(each[0].error) for i, each in scores_of.items() if each and all(s.error for s in each)}
     looks = {i: study.look(sim) for i, sim in enumerate(sims) if i not in errors}
     common = {
         "split": split, "together": len(cells), "code": revision, "hardware": hardware(first.cohort.device),
@@ -174,9 +175,8 @@ def _run_batch(cells: Sequence[Cell], setups: Sequence[Setup], on_round: OnRound
         facts |= {"compiled": sim.compiled} if sim.compiled else {}
         if cell.config.data or cell.config.drop_small:  # else they are numbered
             facts["names"] = list(setup.cohort.fed.names)
-        own = [] if i in errors else scores_of[i]
-        config = cell.config.to_dict()
-        yield Result(cell.identity, cell.label, config, own, facts, errors.get(i), curves[i], looks.get(i, {}))
+        own_scores, config = [] if i in errors else scores_of[i], cell.config.to_dict()
+        yield Result(cell.identity, cell.label, config, own_scores, facts, errors.get(i), curves[i], looks.get(i, {}))
 
 
 def _train(
@@ -204,8 +204,10 @@ def _score(
     cells: Sequence[Cell], sims: Sequence[Simulation], study: Study, split: str, on_round: OnRound
 ) -> list[list[Score]]:
     """Return the scores of trained runs: for every audience of the study, one for each personal option."""
-    audiences = [study.audiences(cell.config, sim.cohort.fed) for cell, sim in zip(cells, sims, strict=True)]
-    cohorts = [{name: s.cohort.among(fed) for name, fed in own.items()} for own, s in zip(audiences, sims, strict=True)]
+    cohorts = [
+        {name: sim.cohort.among(fed) for name, fed in study.audiences(cell.config, sim.cohort.fed).items()}
+        for cell, sim in zip(cells, sims, strict=True)
+    ]
     trainings = options_by_epochs(cells)
     weights = [cohort.fed.clients * (max(training) + 1) for cohort in cohorts[0].values() for training in trainings]
     parts = _part_callbacks(cells[0], weights, on_round)
@@ -215,13 +217,13 @@ def _score(
         for training in trainings:
             last = training[max(training)][0]  # all of them have its other options
             trained = zip(sims, cohorts, cells, strict=True)
-            entries = [_entry(sim, own[name], cell.personal[last]) for sim, own, cell in trained]
+            entries = [_entry(sim, audience[name], cell.personal[last]) for sim, audience, cell in trained]
             prior = next((epochs for epochs, numbers in training.items() if 0 in numbers), None)
             after = evaluate_after(tuple(training), entries, split, prior, next(parts))
             outcomes |= {n: each for numbers, each in zip(training.values(), after, strict=True) for n in numbers}
         for number in sorted(outcomes):
-            for own, cell, outcome in zip(scores, cells, outcomes[number], strict=True):
-                own.append(_score_of(cell.personal[number], outcome, len(cell.personal) == 1, name))
+            for scores_of, cell, outcome in zip(scores, cells, outcomes[number], strict=True):
+                scores_of.append(_score_of(cell.personal[number], outcome, len(cell.personal) == 1, name))
     return scores
 
 

@@ -91,7 +91,7 @@ class AllTraining(Study):
 
     def audiences(self, config: RunConfig, fed: Federation) -> dict[str, Federation]:
         audiences = self.of.audiences(config, fed)
-        return {name: own if own is fed else _scored_on_training(own) for name, own in audiences.items()}
+        return {name: each if each is fed else _scored_on_training(each) for name, each in audiences.items()}
 
     @property
     def scored(self) -> float:
@@ -201,14 +201,13 @@ class Search:
             works |= {cell.identity: cell.work for cell in cells}
             on_works(list(works.values()))
             results = execute(cells, ledger, callbacks)
-            own, first, second = results[:2], results[2:], None
-            reason = self._refusal(trial.measure, *own)
+            of_trial, of_first, second = results[:2], results[2:], None
+            reason = self._refusal(trial.measure, *of_trial)
             if not reason:
-                second = own[0].scores[0].summary[trial.measure]
-                loss = None
-                if first and not self._refusal(trial.measure, *first):
-                    loss = _clear_loss(trial.measure, own[0], first[0])
-                reason = loss and f"on {HELD_OUT} of seed {self.second_seed}: {loss} of trial 0"
+                second = of_trial[0].scores[0].summary[trial.measure]
+                if of_first and not self._refusal(trial.measure, *of_first):
+                    loss = _clear_loss(trial.measure, of_trial[0], of_first[0])
+                    reason = loss and f"on {HELD_OUT} of seed {self.second_seed}: {loss} of trial 0"
             yield replace(trial, second=second, refused=reason)
             if not reason:
                 return
@@ -248,11 +247,11 @@ class Search:
         return [text for text in warnings if text]
 
 
-def _clear_loss(measure: str, own: Result, other: Result) -> str | None:
+def _clear_loss(measure: str, result: Result, other: Result) -> str | None:
     """Say that a result is worse than another by more than three standard errors over clients; None if it is not."""
-    pairs = zip(own.scores[0].clients[measure], other.scores[0].clients[measure], strict=True)
+    pairs = zip(result.scores[0].clients[measure], other.scores[0].clients[measure], strict=True)
     gains = [SIGN[measure] * (a - b) for a, b in pairs if a is not None and b is not None]
     if len(gains) < 2 or statistics.fmean(gains) >= -3 * statistics.stdev(gains) / math.sqrt(len(gains)):
         return None
-    value, least = (result.scores[0].summary[measure] for result in (own, other))
+    value, least = (each.scores[0].summary[measure] for each in (result, other))
     return f"{measure} is {value:.4f}, clearly worse than {least:.4f}"

@@ -55,10 +55,10 @@ def read_grid(words: Sequence[str]) -> dict[str, Any]:
                 "--grid takes NAME=A,B,C or ALGORITHM.NAME=A,B,C, such as lr=0.01,0.1, or a range, such as "
                 f"lr=0.001..3; it is '{word}'."
             )
-        own = grid.setdefault(algorithm[0], {}) if algorithm else grid
-        if key in own:
+        table = grid.setdefault(algorithm[0], {}) if algorithm else grid
+        if key in table:
             raise InputError(f"--grid {word}: values of '{name.strip()}' have been given already.")
-        own[key] = text.strip() if TO in text else [_value(each.strip()) for each in text.split(",")]
+        table[key] = text.strip() if TO in text else [_value(each.strip()) for each in text.split(",")]
     return grid
 
 
@@ -67,9 +67,9 @@ def _value(word: str) -> Any:
     known = {"none": None, "true": True, "false": False}
     if word in known:
         return known[word]
-    for kind in (int, float):
+    for number in (int, float):
         with suppress(ValueError):
-            return kind(word)
+            return number(word)
     return word
 
 
@@ -85,13 +85,13 @@ def own_grid(algorithm: str, grid: Mapping[str, Any]) -> Grid:
         raise InputError(f"'{algorithm}' is an algorithm: name a hyperparameter, such as {algorithm}.lr=0.01,0.1.")
     known = searchable(algorithm)
     shared = {name: values for name, values in grid.items() if name not in REGISTRY and name in known}
-    own = {**shared, **grid.get(algorithm, {})}
-    for name, values in own.items():
+    merged = {**shared, **grid.get(algorithm, {})}
+    for name, values in merged.items():
         if name not in known:
             raise InputError(f"{algorithm} has no hyperparameter '{name}' to search.{nearest(name, known)}")
         if not values or not (isinstance(values, list | tuple) or (isinstance(values, str) and TO in values)):
             raise InputError(f"A grid has a list of values for every hyperparameter; '{name}' has {values!r}.")
-    return {name: _parsed(algorithm, known[name], values) for name, values in own.items()}
+    return {name: _parsed(algorithm, known[name], values) for name, values in merged.items()}
 
 
 def _parsed(algorithm: str, field: Field[Any], values: Any) -> Values:
@@ -100,8 +100,8 @@ def _parsed(algorithm: str, field: Field[Any], values: Any) -> Values:
     A range is logarithmic where the declared one is; one of whole numbers becomes a list of five, evenly spaced.
     """
     if isinstance(values, list | tuple) and not isinstance(values, Range):
-        words = ["none" if v is None and "none" in field.metadata["choices"] else v for v in values]
-        return tuple(dict.fromkeys(checked(algorithm, field, v) for v in words))
+        named = ["none" if v is None and "none" in field.metadata["choices"] else v for v in values]
+        return tuple(dict.fromkeys(checked(algorithm, field, v) for v in named))
     text = as_flag(values) if isinstance(values, Range) else values
     where = f"{algorithm}: the range '{field.name}={text}'"
     if field.name in GRID or field.metadata["choices"]:

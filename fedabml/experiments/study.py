@@ -56,10 +56,10 @@ class Study:
         """Return what is recorded of runs side by side after a round of the curve."""
         split, epochs = resolve_split(sims[0].cohort.fed, "auto"), sims[0].cohort.algorithm.personal_epochs
         return [
-            {"error": str(found)}
-            if isinstance(found, TrainingError)
-            else {name: found.summary[name] for name in WATCHED if name in found.summary}
-            for found in evaluate_after((epochs,), [entry(sim, sim.cohort) for sim in sims], split)[0]
+            {"error": str(outcome)}
+            if isinstance(outcome, TrainingError)
+            else {name: outcome.summary[name] for name in WATCHED if name in outcome.summary}
+            for outcome in evaluate_after((epochs,), [entry(sim, sim.cohort) for sim in sims], split)[0]
         ]
 
     def look(self, sim: Simulation) -> Table:

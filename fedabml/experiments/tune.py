@@ -117,11 +117,11 @@ def tune(
     start = presets.layer(preset, run.dataset) if preset else {}
     searches: dict[str, Search] = {}
     notes: dict[str, None] = {}
-    for name, own in held.items():
-        given = run.with_changes(algorithm=name, hyper=start.get(name, {}) | own)
-        search = Search(given, own, seeds, batch, own_grid(name, grid), has_list(grid), study)
+    for name, hyper in held.items():
+        first = run.with_changes(algorithm=name, hyper=start.get(name, {}) | hyper)  # of trial 0
+        search = Search(first, hyper, seeds, batch, own_grid(name, grid), has_list(grid), study)
         try:
-            setup = prepare(fed, run.model, given.algorithm_object(), **run.train_options(fed))
+            setup = prepare(fed, run.model, first.algorithm_object(), **run.train_options(fed))
         except InputError as error:  # some algorithms need a network with a body and a head
             if algorithms is not None:
                 raise
@@ -197,8 +197,8 @@ def _held_values(config: RunConfig, fixed: Mapping[str, Table], algorithms: Sequ
         if name not in REGISTRY:
             raise InputError(f"There is no algorithm '{name}'.{nearest(name, REGISTRY)}")
     common = {} if config.lr is None else {"lr": config.lr}
-    own = {config.algorithm: config.hyper}
-    return {name: {**common, **own.get(name, {}), **fixed.get(name, {})} for name in algorithms}
+    tables = {config.algorithm: config.hyper}
+    return {name: {**common, **tables.get(name, {}), **fixed.get(name, {})} for name in algorithms}
 
 
 def _checked_grid(grid: Mapping[str, Any], algorithms: Collection[str]) -> Table:
@@ -247,7 +247,7 @@ def tune_command(config: RunConfig, request: Table, out: Path) -> str:
 
 def _trials_csv(trials: Mapping[str, list[Trial]]) -> str:
     """Return all trials as CSV, with a column for every hyperparameter that any of them has."""
-    everything = [trial for own in trials.values() for trial in own]
+    everything = [trial for searched in trials.values() for trial in searched]
     names = list(dict.fromkeys([*(name for trial in everything for name in trial.searched), *GRID]))
     rows = []
     for trial in everything:
@@ -268,21 +268,20 @@ def _tuned_toml(tuned: Tuned, config: RunConfig, searches: Mapping[str, Search],
     ]
     best = {name: trials[0] for name in searches if (trials := tuned.best(name))}
     for name, trials in tuned.trials.items():
-        words = f"trial {best[name].number} of {len(trials)}" if name in best else nothing_left(trials)
-        lines.append(f"#   {name:12} {words}{_figures(tuned.measure, best[name]) if name in best else ''}")
+        lines.append(f"#   {name:12} {_chosen(best[name], len(trials)) if name in best else nothing_left(trials)}")
         lines += [f"#   {name:12} trial {t.number} was refused {t.refused}" for t in trials if t.refused]
         lines += [f"#   {text}" for text in tuned.warnings.get(name, ())]
     lines.append(f"# Use it: fedabml train --config {shlex.quote(str(tuned.file))} --algorithm {next(iter(searches))}")
-    own = (*MACHINE, "validation", "algorithm", "seed", "model_options")
-    run = {k: v for k, v in config.relevant().items() if k not in own}
-    run |= {"model_options": config.model_options} if config.model_options else {}
+    left_out = (*MACHINE, "validation", "algorithm", "seed")
+    run = {k: v for k, v in config.relevant().items() if k not in left_out}
     run |= {name: searches[name].config.hyper | trial.hyper for name, trial in best.items()}
     return "\n".join([*lines, "", to_toml(run)])
 
 
-def _figures(measure: str, trial: Trial) -> str:
-    more = "" if measure == "nll" else f", nll {trial.nll:.4f}"
-    return f": {measure} {trial.value:.4f}{more}; on the second seed {measure} {trial.second:.4f}"
+def _chosen(trial: Trial, count: int) -> str:
+    """Describe the best of `count` trials."""
+    scores = f"{trial.measure} {trial.value:.4f}" + ("" if trial.measure == "nll" else f", nll {trial.nll:.4f}")
+    return f"trial {trial.number} of {count}: {scores}; on the second seed {trial.measure} {trial.second:.4f}"
 
 
 def nothing_left(trials: Sequence[Trial]) -> str:
