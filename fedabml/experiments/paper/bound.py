@@ -27,8 +27,7 @@ from ...engine.client import Lanes, personalise, predict
 from ...engine.rounds import Simulation
 from ...gaussian import Gaussian, kl
 from ...models import build
-from ...report.canvas import Axis
-from ...report.charts import Series, line_chart
+from ...report.charts import Axis, Series, line_chart
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
 from ..statistics import student_quantile
@@ -79,7 +78,7 @@ class Teachers(Study):
             prior = Gaussian(sim.theta["mean"], sim.theta["logstd"])
             apart = torch.stack([kl(Gaussian(*lane), prior) for lane in zip(*q, strict=True)]).double().cpu().numpy()
         truth = _world(self, cohort.seed)[1]
-        y = np.stack([cohort.fed.y[own[TEST:], 0] for own in rows]).astype(float)
+        y = np.stack([cohort.fed.y[index[TEST:], 0] for index in rows]).astype(float)
         away = (f - truth)[..., :TEST]
         ratio = ((y - f[..., TEST:]) ** 2 - (y - truth[:, TEST:]) ** 2) / (2 * NOISE**2)
         return {
@@ -105,11 +104,13 @@ def _world(study: Teachers, seed: int) -> tuple[Federation, np.ndarray]:
     apart = APART if study.depth else 1.0
     train, test, truth = [], [], []
     for _ in range(CLIENTS):
-        own = [w + apart * torch.from_numpy(dice.normal(size=w.shape)).float() * _scale(w) for w in common.parameters()]
+        weights = {
+            name: w + apart * torch.from_numpy(dice.normal(size=w.shape)).float() * _scale(w)
+            for name, w in common.named_parameters()
+        }
         x = dice.normal(size=(TEST + study.n, study.inputs)).astype(np.float32)
-        names = [name for name, _ in common.named_parameters()]
         with torch.no_grad():
-            f = torch.func.functional_call(common, dict(zip(names, own, strict=True)), torch.from_numpy(x))
+            f = torch.func.functional_call(common, weights, torch.from_numpy(x))
         f = (f if not study.depth else 2 * f).double().numpy()
         y = f + NOISE * dice.normal(size=f.shape)
         train.append((x[TEST:], y[TEST:].astype(np.float32)))
@@ -133,10 +134,10 @@ def slope(n: Sequence[float], values: Sequence[float]) -> Fit:
     """Return the slope of a line through log values over log n, and half of its 95% interval."""
     x, y = np.log(n), np.log(values)
     x = x - x.mean()
-    found = float(x @ y / (x @ x))
-    rest = y - y.mean() - found * x
+    fitted = float(x @ y / (x @ x))
+    rest = y - y.mean() - fitted * x
     error = math.sqrt(float(rest @ rest) / max(len(x) - 2, 1) / float(x @ x))
-    return found, student_quantile(max(len(x) - 2, 1)) * error
+    return fitted, student_quantile(max(len(x) - 2, 1)) * error
 
 
 class Bound(Experiment):
@@ -156,24 +157,24 @@ class Bound(Experiment):
         studies |= {f"width {m}": Teachers(middle, m, 1, TEACHER) for m in (WIDTHS[:3] if quick else WIDTHS)}
         studies |= {f"depth {k}": Teachers(middle, 8, k, TEACHER) for k in (DEPTHS[:2] if quick else DEPTHS)}
         hyper: Table = {"lr": 0.03, "momentum": 0.9, "lam": 1.0, "nu0": -1.0, "s": 2, "antithetic": True}
-        hyper |= {"average": 0.0, "server_momentum": 0.0}
         hyper |= {"personal_lr": 0.03, "personal_epochs": 100 if quick else 2000, "predict_samples": 20}
         hyper |= {"prior_std": "learned", "rho_std": 0.3, "posterior_std": "natural", "lr_std": 0.1}
+        hyper |= {"average": 0.0, "server_momentum": 0.0, "label_prior": "none"}
         config = context.config(
             algorithm="fedabml", clients=CLIENTS, noise=NOISE, learn_noise=False, participation=1.0,
             rounds=10 if quick else 50, epochs=20, batch_size=max(sizes),
-        ).with_changes(hyper=hyper | {"label_prior": "none"})  # fmt: skip
+        ).with_changes(hyper=hyper)  # fmt: skip
         return [cell for label, study in studies.items() for cell in context.seeded(label, config, study=study)]
 
     def findings(self, context: Context, done: Sequence[Done]) -> Findings:
         unsorted = by([_record(label.rpartition(" ")[0], cells) for label, cells in by_label(done).items()], "arm")
         records = {arm: unsorted[arm] for arm in (*ARMS, *SWEEPS)}
         lines = {arm: records[arm] for arm in ARMS}
-        points = {arm: [(r["n"], v) for r in own for v in r["d2"].by_seed.values()] for arm, own in lines.items()}
+        points = {arm: [(r["n"], v) for r in line for v in r["d2"].by_seed.values()] for arm, line in lines.items()}
         fits = {arm: slope(*zip(*pairs, strict=True)) for arm, pairs in points.items()}
         rates = {arm: slope([r["n"] for r in lines[arm]], [r["rate"] for r in lines[arm]])[0] for arm in ARMS[1:]}
         sheets = [_rates(fits, rates, lines), _by_samples(lines), _swept({k: records[k] for k in SWEEPS})]
-        table = [record for own in records.values() for record in own]
+        table = [record for line in records.values() for record in line]
         return Findings(_conclusions(fits, rates, lines), sheets, _pictures(lines), table)
 
 
@@ -194,9 +195,9 @@ def _fit(fit: Fit) -> str:
 def _rates(fits: Mapping[str, Fit], rates: Mapping[str, float], lines: Lines) -> Sheet:
     """Return the table of slopes."""
     table = []
-    for arm, own in lines.items():
-        largest = NONE if arm == "linear" else f"{max(r['d2'] / r['rate'] for r in own):.4f}"
-        ends = [f"{own[i]['d2']:.5f}" for i in (0, -1)]
+    for arm, line in lines.items():
+        largest = NONE if arm == "linear" else f"{max(r['d2'] / r['rate'] for r in line):.4f}"
+        ends = [f"{line[i]['d2']:.5f}" for i in (0, -1)]
         table.append([arm, _fit(fits[arm]), number(rates.get(arm)), largest, *ends])
     head = ["", "slope of d²", "of r_n", "d²/r_n, largest", "d² at the least n", "at the most"]
     return Sheet("Rates", head, table, ["± is half of the 95% interval of the slope of a line through log d²."])
@@ -206,9 +207,9 @@ def _by_samples(lines: Lines) -> Sheet:
     """Return the table of d² and the parts of Lemma 1 for every n."""
     head = ["n", *(f"{arm}: {part}" for arm in lines for part in PARTS), "d/4n", "r_n"]
     table = []
-    for own in zip(*lines.values(), strict=True):
-        n, cells = own[0]["n"], [f"{record[key]:.4g}" for record in own for key in PARTS.values()]
-        table.append([f"{n:.0f}", *cells, f"{LINEAR / 4 / n:.4g}", f"{own[1]['rate']:.3g}"])
+    for same_n in zip(*lines.values(), strict=True):
+        n, cells = same_n[0]["n"], [f"{record[key]:.4g}" for record in same_n for key in PARTS.values()]
+        table.append([f"{n:.0f}", *cells, f"{LINEAR / 4 / n:.4g}", f"{same_n[1]['rate']:.3g}"])
     note = "Means over clients and seeds. d/4n is what the linear arm should have; r_n is the network's, M = 8, L = 1."
     return Sheet("By the number of samples", head, table, [note])
 
@@ -218,8 +219,8 @@ def _swept(sweeps: Lines) -> Sheet:
     formats = {"weights": ".0f", "d2": ".5f", "loss": ".4f", "kl": ".4f"}
     table = [
         [f"{what} {record[what]:.0f}", *(f"{record[key]:{form}}" for key, form in formats.items())]
-        for what, own in sweeps.items()
-        for record in own
+        for what, swept in sweeps.items()
+        for record in swept
     ]
     note = f"n = {sweeps['width'][0]['n']:.0f}; the teacher has width {TEACHER} and the student's depth. "
     note += "Width sweeps have L = 1, depth M = 8."
@@ -249,7 +250,7 @@ def _pictures(lines: Lines) -> list[Picture]:
     def curve(name: str, values: Sequence[float]) -> Series:
         return Series(name, [power(v) for v in values], across)
 
-    rates = [band(f"d², {arm}", across, [r["d2"] for r in own], log=True) for arm, own in lines.items()]
+    rates = [band(f"d², {arm}", across, [r["d2"] for r in line], log=True) for arm, line in lines.items()]
     rates += [curve("d/4n", [LINEAR / 4 / v for v in n]), curve("r_n of the network", [r["rate"] for r in network])]
     lemma = [curve(part, [r[key] for r in network]) for part, key in PARTS.items()]
     lemma.append(curve("their sum", [r["loss"] + r["kl"] for r in network]))

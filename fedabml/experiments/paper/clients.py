@@ -20,8 +20,7 @@ from ...data import Federation, Rows
 from ...engine.client import Lanes, outputs
 from ...engine.rounds import Simulation
 from ...evaluation.predictions import Prediction
-from ...report.canvas import Axis
-from ...report.charts import Series, scatter
+from ...report.charts import Axis, Series, scatter
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
 from ..study import Study
@@ -52,12 +51,12 @@ class Strangers(Study):
     trained: tuple[int, ...] = ()  # who trains; empty: all
 
     def federation(self, config: RunConfig) -> Federation:
-        whole = _mixed(config, self.other)[0]
-        return whole.select(self.trained) if self.trained else whole
+        everyone = _mixed(config, self.other)[0]
+        return everyone.select(self.trained) if self.trained else everyone
 
     def audiences(self, config: RunConfig, fed: Federation) -> dict[str, Federation]:
-        whole, strange = _mixed(config, self.other)
-        return {name: whole.select(np.flatnonzero(strange == (name == "strangers")).tolist()) for name in GROUPS}
+        everyone, strange = _mixed(config, self.other)
+        return {name: everyone.select(np.flatnonzero(strange == (name == "strangers")).tolist()) for name in GROUPS}
 
     def look(self, sim: Simulation) -> Table:
         """Return the mean entropy of the server's model on every client's training inputs."""
@@ -67,7 +66,7 @@ class Strangers(Study):
         key = cohort.keys(rng.PREDICT, sim.round, [-1])
         rows = [cohort.fed.train[client][:MOST] for client in range(cohort.fed.clients)]
         with torch.no_grad():
-            seen = [Prediction.of(outputs(lanes, lane, [own], None, key)).entropy.mean() for own in rows]
+            seen = [Prediction.of(outputs(lanes, lane, [inputs], None, key)).entropy.mean() for inputs in rows]
         return {"entropy": [round(float(v), 5) for v in seen]}
 
 
@@ -77,15 +76,15 @@ def _mixed(config: RunConfig, other: str) -> tuple[Federation, np.ndarray]:
     dice = np.random.Generator(np.random.PCG64([config.seed, 103]))
     chosen = dice.permutation(fed.clients)[: max(2, round(SHARE * fed.clients))]
     shares = np.array_split(first + dice.permutation(len(fed.y) - first), len(chosen))  # no sample has two owners
-    mine, lists = fed.label_counts() > 0, {s: [fed.rows(s)[c] for c in range(fed.clients)] for s in ("train", "test")}
+    known_labels = fed.label_counts() > 0
+    lists = {split: [fed.rows(split)[c] for c in range(fed.clients)] for split in ("train", "test")}
     for client, pool in zip(chosen, shares, strict=True):
-        own = pool[mine[client][fed.y[pool]]]
-        cut = max(1, round(len(own) * 0.8))
-        lists["train"][client] = own[:cut][: fed.train.counts[client]]
-        lists["test"][client] = own[cut:][: fed.test.counts[client]]
-    train, test = (Rows.of([own.tolist() for own in lists[split]]) for split in ("train", "test"))
-    made = replace(fed, train=train, test=test)
-    return made, np.isin(np.arange(fed.clients), chosen)
+        index = pool[known_labels[client][fed.y[pool]]]
+        cut = max(1, round(len(index) * 0.8))
+        lists["train"][client] = index[:cut][: fed.train.counts[client]]
+        lists["test"][client] = index[cut:][: fed.test.counts[client]]
+    train, test = (Rows.of([index.tolist() for index in split]) for split in lists.values())
+    return replace(fed, train=train, test=test), np.isin(np.arange(fed.clients), chosen)
 
 
 def _threshold(entropy: Sequence[float] | np.ndarray) -> float:
@@ -133,7 +132,7 @@ class Clients(Experiment):
         conclusions, records, pictures = [], [], []
         for column, groups in by_column(done).items():
             for name, cells in groups.items():
-                arms = {label.split()[2]: own for label, own in by_label(cells).items()}
+                arms = {label.split()[2]: arm for label, arm in by_label(cells).items()}
                 detected = np.mean([_detection(d, OUTSIDE[column]) for d in arms["all"]], axis=0).tolist()
                 record = {"column": column, "algorithm": name} | dict(zip(DETECTION, detected, strict=True))
                 record |= {key: _accuracy(arms.get(arm, ()), group) for key, (arm, group, _) in SCORES.items()}
@@ -174,7 +173,7 @@ def _entropies(context: Context, column: str, name: str, done: Done) -> Picture:
     series = []
     for word, mask in (("inside", ~strange), ("strangers", strange)):
         heights, who = entropy[mask].tolist(), [person(column, int(client)) for client in np.flatnonzero(mask)]
-        tips = [f"{own}\n{word}: {height:.3f} nats" for own, height in zip(who, heights, strict=True)]
+        tips = [f"{name}\n{word}: {height:.3f} nats" for name, height in zip(who, heights, strict=True)]
         series.append(Series(word, heights, rank[mask].tolist(), tips, who=who))
     options = {"x": Axis("clients by entropy", "whole"), "y": Axis("mean entropy, nats"), "level": _threshold(entropy)}
     caption = "The mean entropy of the server's model on each client's training inputs; flagged above the dashed line."

@@ -12,8 +12,7 @@ import math
 from collections.abc import Sequence
 
 from ...evaluation.measures import MEASURES
-from ...report.canvas import Axis
-from ...report.charts import line_chart
+from ...report.charts import Axis, line_chart
 from ...runs.config import Table
 from ..cell import Cell
 from .experiment import Context, Done, Experiment, by_column
@@ -89,11 +88,11 @@ def _views(context: Context, records: Sequence[Table], key: str) -> tuple[Sheet,
     series = [
         band(
             context.name(name),
-            [power(r["samples"]) for r in own],
-            [r[key] for r in own],
+            [power(r["samples"]) for r in line],
+            [r[key] for r in line],
             most=most,
         )
-        for name, own in by(records, "algorithm").items()
+        for name, line in by(records, "algorithm").items()
     ]
     y = Axis(measure.label, "percent" if key == "accuracy" else "number")
     axes = {"x": Axis("training samples of a new client", "power"), "y": y}

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 from ...files.paths import write
 from ...files.sheets import csv_records, markdown_table
 from ...report import page as layout
-from ...report.canvas import LIGHT, PAGE, Look
-from ...report.charts import Series
+from ...report.charts import LIGHT, PAGE, Look, Series
 from ...runs.config import Table
 from ...version import __version__
 from ..statistics import SEEDS_TO_TEST, mean
@@ -160,13 +159,13 @@ def band(
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
-def publish(found: Findings, folder: Path, command: str, facts: Mapping[str, Sequence[Any]]) -> None:
+def publish(findings: Findings, folder: Path, command: str, facts: Mapping[str, Sequence[Any]]) -> None:
     """Write table.md, table.csv, figures/*.svg and report.html into a folder."""
-    write(folder / "table.md", _markdown(found, command, _provenance(facts)))
-    write(folder / "table.csv", csv_records(found.records))
-    for picture in found.pictures:
+    write(folder / "table.md", _markdown(findings, command, _provenance(facts)))
+    write(folder / "table.csv", csv_records(findings.records))
+    for picture in findings.pictures:
         write(folder / "figures" / f"{picture.name}.svg", picture.draw(LIGHT))
-    write(folder / "report.html", page(found, command, facts))
+    write(folder / "report.html", page(findings, command, facts))
 
 
 def _provenance(facts: Mapping[str, Sequence[Any]]) -> str:
@@ -175,14 +174,14 @@ def _provenance(facts: Mapping[str, Sequence[Any]]) -> str:
     return "; ".join([time.strftime("%Y-%m-%d %H:%M"), f"written by fedabml {__version__}", *known])
 
 
-def _markdown(found: Findings, command: str, provenance: str) -> str:
-    parts = [f"# {found.title}", f"```\n{command}\n```", provenance + ".", f"The paper: {found.claim}"]
-    parts.append(_bullets(found.conclusions))
-    for sheet in found.sheets:
+def _markdown(findings: Findings, command: str, provenance: str) -> str:
+    parts = [f"# {findings.title}", f"```\n{command}\n```", provenance + ".", f"The paper: {findings.claim}"]
+    parts.append(_bullets(findings.conclusions))
+    for sheet in findings.sheets:
         parts += [f"## {sheet.title}", markdown_table(sheet.head, sheet.rows)]
         parts += [_bullets(sheet.notes)] if len(sheet.notes) > 1 else sheet.notes
-    parts += [f"![{p.heading}](figures/{p.name}.svg)\n\n{p.caption}" for p in found.pictures]
-    parts.append(_bullets(found.notes))
+    parts += [f"![{p.heading}](figures/{p.name}.svg)\n\n{p.caption}" for p in findings.pictures]
+    parts.append(_bullets(findings.notes))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -191,14 +190,14 @@ def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}".replace("- * ", "- \\* ", 1) for line in lines)
 
 
-def page(found: Findings, command: str, facts: Mapping[str, Sequence[Any]]) -> str:
+def page(findings: Findings, command: str, facts: Mapping[str, Sequence[Any]]) -> str:
     """Return the page of an experiment as one HTML document."""
-    sections = [layout.Section(points=found.conclusions)]
-    for sheet in found.sheets:
+    sections = [layout.Section(points=findings.conclusions)]
+    for sheet in findings.sheets:
         rows = [layout.Row([layout.Cell(cell) for cell in row]) for row in sheet.rows]
         sections.append(layout.Section(sheet.title, tables=[layout.Table(sheet.head, rows)], notes=sheet.notes))
-    figures = [layout.Figure(p.heading, p.draw(PAGE), p.caption) for p in found.pictures]
+    figures = [layout.Figure(p.heading, p.draw(PAGE), p.caption) for p in findings.pictures]
     sections.append(layout.Section("Figures", figures=figures))
-    notes = [*found.notes, _provenance(facts)]
+    notes = [*findings.notes, _provenance(facts)]
     sections.append(layout.Section("How it was made", commands=[command], notes=notes))
-    return layout.document(found.title, f"The paper: {found.claim}", sections)
+    return layout.document(findings.title, f"The paper: {findings.claim}", sections)

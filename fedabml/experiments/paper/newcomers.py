@@ -22,23 +22,23 @@ class Newcomers(Study):
     sizes: tuple[int, ...] = ()  # training samples of a new client; empty: all of its own
 
     def federation(self, config: RunConfig) -> Federation:
-        whole = federation(config)
-        return whole.select(self._order(whole, config)[: self._trained(whole)])
+        everyone = federation(config)
+        return everyone.select(self._order(everyone, config)[: self._trained(everyone)])
 
     def audiences(self, config: RunConfig, fed: Federation) -> dict[str, Federation]:
-        whole = federation(config)
-        new = whole.select(self._order(whole, config)[self._trained(whole) :])
+        everyone = federation(config)
+        new = everyone.select(self._order(everyone, config)[self._trained(everyone) :])
         return {str(n): few(new, n, config.seed) for n in self.sizes} if self.sizes else {"new": new}
 
     @property
     def scored(self) -> float:
         return max(1, len(self.sizes)) * (1 - self.share) / self.share
 
-    def _trained(self, whole: Federation) -> int:
-        return max(1, round(self.share * whole.clients))
+    def _trained(self, everyone: Federation) -> int:
+        return max(1, round(self.share * everyone.clients))
 
-    def _order(self, whole: Federation, config: RunConfig) -> list[int]:
-        return np.random.Generator(np.random.PCG64([config.seed, NEW])).permutation(whole.clients).tolist()
+    def _order(self, everyone: Federation, config: RunConfig) -> list[int]:
+        return np.random.Generator(np.random.PCG64([config.seed, NEW])).permutation(everyone.clients).tolist()
 
 
 def few(fed: Federation, n: int, seed: int) -> Federation:

@@ -74,8 +74,8 @@ TOY_DISTANCE = {10: 2.245, 100: 10.60}
 
 def table1(algorithm: str, column: str) -> float | None:
     """Return a cell of Table 1; None where the paper has none. On CIFAR-100 the paper's network is a ResNet-18."""
-    own, column = TABLE1.get(algorithm.removesuffix("-plain")), column.removesuffix("-resnet")
-    return own[TABLE1_COLUMNS.index(column)] if own and column in TABLE1_COLUMNS else None
+    row, column = TABLE1.get(algorithm.removesuffix("-plain")), column.removesuffix("-resnet")
+    return row[TABLE1_COLUMNS.index(column)] if row and column in TABLE1_COLUMNS else None
 
 
 def table2(algorithm: str, column: str) -> tuple[float, ...] | None:

@@ -40,15 +40,15 @@ def check_outside(context: Context, column: str) -> None:
 @cache
 def _arrays(name: str, other: str, data_dir: str | None) -> tuple[np.ndarray, np.ndarray, int]:
     """Return the samples of a dataset followed by those from outside, their labels, and the number of the first."""
-    own = federation(RunConfig(dataset=name, partition="iid", clients=2, data_dir=data_dir))
+    fed = federation(RunConfig(dataset=name, partition="iid", clients=2, data_dir=data_dir))
     if other == SCRAMBLED:
-        test = np.sort(own.test.index)
-        mixed = np.random.Generator(np.random.PCG64(0)).permutation(own.x[0].size)
-        x, y = own.x[test].reshape(len(test), -1)[:, mixed].reshape(own.x[test].shape), own.y[test]
+        test = np.sort(fed.test.index)
+        mixed = np.random.Generator(np.random.PCG64(0)).permutation(fed.x[0].size)
+        x, y = fed.x[test].reshape(len(test), -1)[:, mixed].reshape(fed.x[test].shape), fed.y[test]
     else:
         source = dataset(other, data_dir)
-        x, y = as_features(source.x_test, other), source.y_test.astype(own.y.dtype)
-    return np.concatenate([own.x, x]), np.concatenate([own.y, y]), len(own.x)
+        x, y = as_features(source.x_test, other), source.y_test.astype(fed.y.dtype)
+    return np.concatenate([fed.x, x]), np.concatenate([fed.y, y]), len(fed.x)
 
 
 def with_outside(config: RunConfig, other: str) -> tuple[Federation, int]:
@@ -59,7 +59,7 @@ def with_outside(config: RunConfig, other: str) -> tuple[Federation, int]:
 
 def auroc(inside: np.ndarray, outside: np.ndarray) -> float:
     """Return the probability that a sample from outside scores higher than one from inside; ties count half."""
-    _, place, counts = np.unique(np.concatenate([inside, outside]), return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    _, position, counts = np.unique(np.concatenate([inside, outside]), return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[position]
     n, m = len(inside), len(outside)
     return float((ranks[n:].sum() - m * (m + 1) / 2) / (n * m))

@@ -21,8 +21,7 @@ import numpy as np
 
 from ...data import Federation
 from ...engine.rounds import Simulation
-from ...report.canvas import Axis
-from ...report.charts import Series, scatter
+from ...report.charts import Axis, Series, scatter
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
 from ..study import Study, dataset
@@ -140,10 +139,10 @@ def _picture(facts: Sequence[Table]) -> Picture:
     """Draw how the differences fall."""
     series = []
     for name, problem in product(LIMITS, (QUADRATIC, LOGISTIC)):
-        own = [f for f in facts if f["fact"] == name and f["where"] == problem]
-        y = [power(max(f["difference"], 1e-17)) for f in own]
+        points = [f for f in facts if f["fact"] == name and f["where"] == problem]
+        y = [power(max(f["difference"], 1e-17)) for f in points]
         label = f"{name.split(',')[0]}, over {LIMITS[name][0]}, {problem}"
-        series.append(Series(label, y, [power(f["value"]) for f in own]))
+        series.append(Series(label, y, [power(f["value"]) for f in points]))
     options = {
         "x": Axis("δ or σ", "power"),
         "y": Axis("relative difference", "power"),

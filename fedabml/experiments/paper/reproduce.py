@@ -12,11 +12,11 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypedDict, Unpack
 
 from ...engine.processes import refuse
 from ...errors import InputError
@@ -32,47 +32,43 @@ from .findings import Findings, publish
 from .findings import page as drawn
 from .settings import check, check_grid, keep_chosen, read_chosen
 
-Paths = Sequence[str | os.PathLike[str]]
+AnyPath = str | os.PathLike[str]
 QUICK = "A quick version, much smaller than the paper's experiment: it shows that things work, not how good they are."
 FREE = ("columns", "algorithms", "seeds", "chosen")  # keys that a later request in the same folder may change
 
 
+class Options(TypedDict, total=False):
+    """The options of `run` and `run_part`.
+
+    `tuning` is the folder of searches under the protocol `tuned` (by default `tune` in `out`): experiments may share
+    it. `finished` are cells.jsonl of other folders or machines, whose cells are not run again.
+    """
+
+    tuning: AnyPath | None
+    finished: Sequence[AnyPath]
+    callbacks: Callbacks
+
+
 def run(
-    experiment: Experiment,
-    request: Request,
-    out: str | os.PathLike[str],
-    *,
-    tuning: str | os.PathLike[str] | None = None,
-    finished: Paths = (),
-    callbacks: Callbacks = SILENT,
-    partial: bool = False,
+    experiment: Experiment, request: Request, out: AnyPath, *, partial: bool = False, **options: Unpack[Options]
 ) -> Findings:
     """Run what an experiment lacks in its folder, write what was found, and return it.
 
-    `tuning` is the folder of searches under the protocol `tuned` (by default `tune` in `out`): experiments may share
-    it. `finished` are cells.jsonl of other folders or machines, whose cells are not run again. With `partial` nothing
-    is run: the findings are of what is finished.
+    With `partial` nothing is run: the findings are of what is finished.
     """
     with nullcontext() if partial else folder_lock(out):
-        context = _context(experiment, request, out, tuning, finished, callbacks, "partial" if partial else "run")
+        context = _context(experiment, request, out, "partial" if partial else "run", **options)
         request = context.request
         if not request.chosen and request.protocol == "tuned":  # the command names those of an earlier call, too
             request = replace(request, chosen=tuple(map(str, sorted(context.tuning.glob("*.toml")))))
-        found, facts = _findings(experiment, context)
-        more = [word for file in finished for word in ("--finished", str(file))] + ["--so-far"]
-        publish(found, context.folder, request.command(context.folder) + f" {shlex.join(more)}" * partial, facts)
-        return found
+        findings, facts = _findings(experiment, context)
+        more = [word for file in context.finished for word in ("--finished", str(file))] + ["--so-far"]
+        publish(findings, context.folder, request.command(context.folder) + f" {shlex.join(more)}" * partial, facts)
+        return findings
 
 
 def run_part(
-    experiment: Experiment,
-    request: Request,
-    out: str | os.PathLike[str],
-    part: tuple[int, int],
-    *,
-    tuning: str | os.PathLike[str] | None = None,
-    finished: Paths = (),
-    callbacks: Callbacks = SILENT,
+    experiment: Experiment, request: Request, out: AnyPath, part: tuple[int, int], **options: Unpack[Options]
 ) -> None:
     """Run the i-th of n shares of an experiment's first cells, where `part` is (i, n).
 
@@ -83,14 +79,14 @@ def run_part(
     if not 1 <= number <= parts:
         raise InputError(f"There is no part {number} of {parts}.")
     with folder_lock(out, shared=True):  # other parts may be at work beside this one, but not `run`
-        context = _context(experiment, request, out, tuning, finished, callbacks, "share")
-        own = context.folder / f"cells-{number}-of-{parts}.jsonl"
+        context = _context(experiment, request, out, "share", **options)
+        share_file = context.folder / f"cells-{number}-of-{parts}.jsonl"
         files = (context.folder / "cells.jsonl", *_parts(context.folder))
-        others = [file for file in files if file.exists() and file != own]
+        others = [file for file in files if file.exists() and file != share_file]
         once = {cell.identity: cell for cell in experiment.cells(context)}
         cells = [cell for group in groups(list(once.values())) for cell in group]
         share = slice(len(cells) * (number - 1) // parts, len(cells) * number // parts)
-        execute(cells[share], Ledger(own, [*context.finished, *others]), callbacks)
+        execute(cells[share], Ledger(share_file, [*context.finished, *others]), context.callbacks)
 
 
 def page(experiment: Experiment, request: Request, folder: Path, title: str | None = None) -> str:
@@ -99,13 +95,13 @@ def page(experiment: Experiment, request: Request, folder: Path, title: str | No
     if request.protocol == "tuned" and tuning is None:
         raise InputError(f"The searches of the reproduction in '{folder}' are gone: '{folder / 'tune'}' is missing.")
     try:
-        found, facts = _findings(experiment, Context(request, folder, tuning or folder / "tune", mode="finished"))
+        findings, facts = _findings(experiment, Context(request, folder, tuning or folder / "tune", mode="finished"))
     except Unfinished as error:
         raise InputError(
             f"The reproduction in '{folder}' is not finished: runs are missing, or of other defaults. Resume it: "
             f"{request.command(folder)}"
         ) from error
-    return drawn(replace(found, title=title or found.title), request.command(folder), facts)
+    return drawn(replace(findings, title=title or findings.title), request.command(folder), facts)
 
 
 def _parts(folder: Path) -> list[Path]:
@@ -116,11 +112,11 @@ def _parts(folder: Path) -> list[Path]:
 def _context(
     experiment: Experiment,
     request: Request,
-    out: str | os.PathLike[str],
-    tuning: str | os.PathLike[str] | None,
-    finished: Paths,
-    callbacks: Callbacks,
+    out: AnyPath,
     mode: Literal["run", "share", "partial"],
+    tuning: AnyPath | None = None,
+    finished: Sequence[AnyPath] = (),
+    callbacks: Callbacks = SILENT,
 ) -> Context:
     """Check a request, claim its folder, and return where the experiment works."""
     refuse("A reproduction")
@@ -130,27 +126,24 @@ def _context(
         raise Unfinished(f"Nothing of '{request.experiment}' was begun in '{folder}': there is nothing to draw.")
     request = replace(request, seeds=request.seeds or experiment.seeds[request.quick])
     check(request.columns, request.algorithms)
-    searching = {"chosen": request.chosen, "grid": request.grid, "search-seed": request.search_seed is not None}
-    for flag in (name for name, given in searching.items() if given):
-        if request.protocol != "tuned" or not experiment.columns:
-            raise InputError(
-                f"--{flag} is for experiments on datasets with --protocol tuned, where methods are searched."
-            )
+    searches = request.protocol == "tuned" and bool(experiment.columns)
+    flags = {"chosen": request.chosen, "grid": request.grid, "search-seed": request.search_seed is not None}
+    for flag in (name for name, present in flags.items() if present and not searches):
+        raise InputError(f"--{flag} is for experiments on datasets with --protocol tuned, where methods are searched.")
     check_seeds(request.seed_list)
-    searched = {request.first_search_seed, request.first_search_seed + 1}  # the second one confirms the winner
-    if request.protocol == "tuned" and experiment.columns and (both := searched & {*request.seed_list}):
+    search_seeds = {request.first_search_seed, request.first_search_seed + 1}  # the second one confirms the winner
+    if searches and (both := search_seeds & {*request.seed_list}):
         raise InputError(f"Seed {min(both)} is of the test and of the search: give another --search-seed.")
-    for word in ("columns", "algorithms"):
-        if getattr(request, word) and not getattr(experiment, word):
-            raise InputError(f"'{request.experiment}' has no {word} to choose from; leave --{word} out.")
+    for choice in ("columns", "algorithms"):
+        if getattr(request, choice) and not getattr(experiment, choice):
+            raise InputError(f"'{request.experiment}' has no {choice} to choose from; leave --{choice} out.")
     check_grid(request.grid, request.algorithms or experiment.algorithms)
     chosen = read_chosen(request.chosen)
     name = read(folder, "reproduce", ("experiment",))["experiment"] if begun else request.experiment
     claim(folder, "reproduce", request.to_dict(), begun, FREE, f"{name} … ", write=mode != "partial" or not begun)
-    place = Path(tuning) if tuning else folder / "tune"
-    context = Context(request, folder, place, callbacks, finished, mode)
-    keep_chosen(chosen, context.tuning)
-    return context
+    searched = Path(tuning) if tuning else folder / "tune"
+    keep_chosen(chosen, searched)
+    return Context(request, folder, searched, callbacks, finished, mode)
 
 
 def _findings(experiment: Experiment, context: Context) -> tuple[Findings, dict[str, list[str]]]:
@@ -177,11 +170,11 @@ def _findings(experiment: Experiment, context: Context) -> tuple[Findings, dict[
     for cell, result in done:
         if result.error:
             context.note(f"{cell.label}, seed {result.seed}, has no numbers: {result.error}")
-    found = experiment.findings(context, [each for each in done if not each.result.error])
+    findings = experiment.findings(context, [each for each in done if not each.result.error])
     protocol = f", protocol {request.protocol}" if experiment.columns else ""
     title = experiment.title + protocol + " (quick)" * request.quick
-    conclusions = [*([QUICK] if request.quick else []), *found.conclusions]
-    return replace(found, conclusions=conclusions, title=title, claim=experiment.claim, notes=context.notes), facts
+    conclusions = [*([QUICK] if request.quick else []), *findings.conclusions]
+    return replace(findings, conclusions=conclusions, title=title, claim=experiment.claim, notes=context.notes), facts
 
 
 def _complete(experiment: Experiment, cells: Sequence[Cell], ledger: Ledger, context: Context) -> list[Done]:
@@ -189,33 +182,24 @@ def _complete(experiment: Experiment, cells: Sequence[Cell], ledger: Ledger, con
     of = Counter(cell.label for cell in cells)
     missing = Counter(cell.label for cell in cells if cell not in ledger)
     if missing and not experiment.partial:
-        raise Unfinished(
-            f"'{context.request.experiment}' is drawn as a whole, and {missing.total()} of its {len(cells)} runs are "
-            "missing."
-        )
+        name, count = context.request.experiment, missing.total()
+        raise Unfinished(f"'{name}' is drawn as a whole, and {count} of its {len(cells)} runs are missing.")
     if missing:
         had = {label: of[label] - n for label, n in missing.items()}
-        words = ", ".join(f"{label} ({n} of {of[label]})" if n else label for label, n in had.items())
-        context.note(f"Not finished: {words}.")
+        labels = ", ".join(f"{label} ({n} of {of[label]})" if n else label for label, n in had.items())
+        context.note(f"Not finished: {labels}.")
     return [Done(cell, ledger[cell]) for cell in cells if cell.label not in missing]
 
 
 def _facts(facts: Sequence[Table]) -> dict[str, list[str]]:
     """Return with what and on what the cells were made, each value once."""
-    return {
-        "cells of fedabml": _once(map(_version, facts)),
-        "with": _once(", ".join(f"{k} {v}" for k, v in f["versions"].items()) for f in facts),
-        "on": _once(f.get("hardware", f["device"]) for f in facts),
-        "in": _once(f["dtype"] for f in facts),
-        "partitions": _once(f["partition_hash"][:12] for f in facts)[:12],
-        "run on": sorted({f["ended"][:10] for f in facts if "ended" in f}),
+    values = {
+        "cells of fedabml": [f"{f['fedabml']} ({f['code']})" if "code" in f else f["fedabml"] for f in facts],
+        "with": [", ".join(f"{k} {v}" for k, v in f["versions"].items()) for f in facts],
+        "on": [f.get("hardware", f["device"]) for f in facts],
+        "in": [f["dtype"] for f in facts],
+        "partitions": [f["partition_hash"][:12] for f in facts],
+        "run on": sorted(f["ended"][:10] for f in facts if "ended" in f),
     }
-
-
-def _version(facts: Table) -> str:
-    """Return the version, with the state of the code where a cell has it: not every change of it is a version."""
-    return f"{facts['fedabml']} ({facts['code']})" if "code" in facts else str(facts["fedabml"])
-
-
-def _once(words: Iterable[Any]) -> list[str]:
-    return list(dict.fromkeys(map(str, words)))
+    once = {name: list(dict.fromkeys(map(str, each))) for name, each in values.items()}
+    return once | {"partitions": once["partitions"][:12]}

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...report.canvas import Axis
-from ...report.charts import line_chart
+from ...report.charts import Axis, line_chart
 from ...runs.config import Table
 from ..cell import Cell
 from .experiment import Context, Done, Experiment, by_label, over_rounds, scored
@@ -48,9 +47,9 @@ class Sensitivity(Experiment):
 
     def findings(self, context: Context, done: Sequence[Done]) -> Findings:
         conclusions, sheets, pictures, records = [], [], [], []
-        for (column, key), own in grouped(done, _swept).items():
+        for (column, key), swept in grouped(done, _swept).items():
             title, symbol, here, series = TITLES[column], SYMBOLS[key], [], []
-            for label, cells in by_label(own).items():
+            for label, cells in by_label(swept).items():
                 accuracy, value = scored(cells, "accuracy", 100), label.split()[3]
                 record: Table = {"column": column, "parameter": key, "value": value, "accuracy": accuracy}
                 here.append(record | {"half": accuracy.half, "nll": scored(cells, "nll")})

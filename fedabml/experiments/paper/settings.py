@@ -62,28 +62,27 @@ def person(column: str, client: int) -> str:
 # -- checks before anything is done ---------------------------------------------------------------------------------
 def check(columns: Sequence[str], algorithms: Sequence[str]) -> None:
     """Refuse columns and algorithms that do not exist."""
-    systems = (*names("algorithm"), *(name + numbers.LABELS for name in ("fedavg", "fedabml")))
-    for what, words, known in (("column", columns, tuple(COLUMNS)), ("algorithm", algorithms, systems)):
-        for word in words:
-            if word not in known:
-                raise InputError(f"There is no {what} '{word}'.{nearest(word, known)}")
+    known = (*names("algorithm"), *(name + numbers.LABELS for name in ("fedavg", "fedabml")))
+    for what, wanted, have in (("column", columns, tuple(COLUMNS)), ("algorithm", algorithms, known)):
+        for name in (name for name in wanted if name not in have):
+            raise InputError(f"There is no {what} '{name}'.{nearest(name, have)}")
 
 
-def check_grid(words: Sequence[str], algorithms: Sequence[str]) -> None:
+def check_grid(grid: Sequence[str], algorithms: Sequence[str]) -> None:
     """Refuse a grid (`NAME=A,B,C`, `ALGORITHM.NAME=A,B,C`) with values that no search of the algorithms would try."""
-    values, plain = read_grid(words), [name for name in algorithms if not name.endswith(numbers.LABELS)]
-    hyper = {each for name in plain for each in searchable(name)}
-    for name, own in values.items():
-        if name not in (known := plain if isinstance(own, dict) else sorted(hyper)):
+    values, searched = read_grid(grid), [name for name in algorithms if not name.endswith(numbers.LABELS)]
+    hyper = sorted({each for name in searched for each in searchable(name)})
+    for name, tried in values.items():
+        if name not in (known := searched if isinstance(tried, dict) else hyper):
             raise InputError(f"The grid has values for '{name}', which no search has.{nearest(name, known)}")
-    for name in plain:
+    for name in searched:
         own_grid(name, values)
 
 
 # -- settings that a search has chosen before -----------------------------------------------------------------------
 def read_chosen(files: Sequence[str | Path]) -> dict[str, str]:
     """Return the text of files of chosen settings (a search's tuned.toml) by column; refuse what is not sound."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for file in files:
         content = read_toml(file)
         tables = [name for name, value in content.items() if isinstance(value, dict) and name != "model_options"]
@@ -99,17 +98,17 @@ def read_chosen(files: Sequence[str | Path]) -> dict[str, str]:
             raise InputError(f"'{file}': {error}") from error
         name = next((name for name in COLUMNS if _is_of(content, name)), None)
         if name is None:
-            words = ", ".join(f"{key} {content[key]}" for key in IDENTIFYING if key in content)
-            raise InputError(f"'{file}' has settings of no column: {words}.")
-        if name in found:
+            keys = ", ".join(f"{key} {content[key]}" for key in IDENTIFYING if key in content)
+            raise InputError(f"'{file}' has settings of no column: {keys}.")
+        if name in texts:
             raise InputError(f"'{file}' is the second file of settings of {name}: give one for each column.")
-        found[name] = read_text(file, MAX_TOML)
-    return found
+        texts[name] = read_text(file, MAX_TOML)
+    return texts
 
 
 def _is_of(content: Table, column: str) -> bool:
-    own = setting(column, quick=False)
-    return all(content.get(k, getattr(RunConfig, k)) == own.get(k, getattr(RunConfig, k)) for k in IDENTIFYING)
+    keys = setting(column, quick=False)
+    return all(content.get(k, getattr(RunConfig, k)) == keys.get(k, getattr(RunConfig, k)) for k in IDENTIFYING)
 
 
 def keep_chosen(chosen: Mapping[str, str], folder: Path) -> None:
@@ -121,7 +120,7 @@ def keep_chosen(chosen: Mapping[str, str], folder: Path) -> None:
         write(kept, text)
 
 
-# -- rows of a table ------------------------------------------------------------------------------------------------
+# -- systems of a table---------------------------------------------------------------------------------------------
 def _columns(context: Context, usual: Sequence[str], check: Check) -> list[str]:
     """Return the requested columns whose data are here; for the others a note says how to get them."""
     request, missing = context.request, {}
@@ -149,82 +148,66 @@ def systems(
 ) -> Iterator[tuple[str, str, RunConfig]]:
     """Yield the column, the name and the configuration of every system of an experiment, under the protocol.
 
-    The systems named in `levels` come once more, with the label level. `search` is for an experiment that tunes for
-    itself, not for the column's whole federation. `check` raises InputError for a column that cannot be used.
+    The systems named in `levels` come once more, with the label level; where the request names algorithms, it must
+    name these, too. `search` is for an experiment that tunes for itself, not for the column's whole federation.
+    `check` raises InputError for a column that cannot be used.
     """
+    named = context.request.algorithms
     for column in _columns(context, experiment.columns, check):
-        table = _rows(context, column, experiment.algorithms, search or Search())
-        for name, config in _with_label_level(context, table, levels).items():
+        rows = _configs(context, column, experiment.algorithms, search or Search())
+        for name in (name for name in levels if name in rows):
+            level = name.removesuffix("-ft") + numbers.LABELS  # fedavg+labels for fedavg-ft
+            if rows[name].algorithm_object().label_prior != "dirichlet" and (not named or level in named):
+                rows[level] = rows[name].with_changes(hyper=rows[name].hyper | {"label_prior": "dirichlet"})
+        for name, config in rows.items():
             yield column, name, config
 
 
-def _rows(context: Context, column: str, algorithms: Sequence[str], search: Search) -> dict[str, RunConfig]:
+def _configs(context: Context, column: str, algorithms: Sequence[str], search: Search) -> dict[str, RunConfig]:
     """Return a configuration per algorithm, in a column and under the protocol; note those that cannot run there."""
     request, data = context.request, COLUMNS[column].dataset
     wanted = [name for name in request.algorithms or algorithms if not name.endswith(numbers.LABELS)]
-    stated = request.protocol == "paper" and data not in EMBEDDED
-    if stated:
+    layers = [{"dtype": request.dtype} | request.machine | setting(column, request.quick)]
+    if request.protocol == "paper" and data not in EMBEDDED:
+        layers.insert(0, presets.layer("paper", data))
         wanted = [name for name in wanted if name != "fedabml-plain"]  # there fedabml is the paper's own
-    keys = {"dtype": request.dtype} | request.machine | setting(column, request.quick)
-    found = configs(wanted, *([presets.layer("paper", data)] if stated else []), keys)
-    fed = federation(next(iter(found.values())))
-    for name, config in list(found.items()):
+    rows = configs(wanted, *layers)
+    fed = federation(next(iter(rows.values())))
+    for name, config in list(rows.items()):
         try:
             prepare(fed, config.model, config.algorithm_object(), **config.train_options(fed))
         except InputError as error:
             context.note(f"{TITLES[column]}: {name} cannot run. {error}")
-            del found[name]
-    return found if request.protocol == "paper" else _tuned(context, column, found, search)
+            del rows[name]
+    return rows if request.protocol == "paper" else _tuned(context, column, rows, search)
 
 
-def _with_label_level(context: Context, found: dict[str, RunConfig], whose: Sequence[str]) -> dict[str, RunConfig]:
-    """Return the rows and, for some of them, a further row with the label level: fedavg+labels for fedavg-ft.
-
-    Where the request names algorithms, it must name these rows, too, beside the ones that they are made of.
-    """
-    more = {}
-    for name in whose:
-        level = name.removesuffix("-ft") + numbers.LABELS
-        has_level = name in found and found[name].algorithm_object().label_prior == "dirichlet"
-        if name in found and not has_level and (not context.request.algorithms or level in context.request.algorithms):
-            more[level] = found[name].with_changes(hyper=found[name].hyper | {"label_prior": "dirichlet"})
-    return found | more
-
-
-def _tuned(context: Context, column: str, plain: dict[str, RunConfig], search: Search) -> dict[str, RunConfig]:
-    """Return the rows with the best of each algorithm's trials; each has its own search, which experiments share.
+def _tuned(context: Context, column: str, untuned: dict[str, RunConfig], search: Search) -> dict[str, RunConfig]:
+    """Return the best of each algorithm's trials; each algorithm has its own search, which experiments share.
 
     Algorithms whose settings were chosen before (`keep_chosen`) are not searched again.
     """
-    request, title, found = context.request, TITLES[column], {}
+    request, title, rows = context.request, TITLES[column], {}
     kept, values = context.tuning / f"{column}.toml", read_grid(request.grid)
     chosen = read_toml(kept) if kept.exists() else {}
-    if before := [name for name in plain if name in chosen]:
+    if before := [name for name in untuned if name in chosen]:
         context.note(f"{title}: settings of {', '.join(before)} were chosen before ('{kept}').")
-    for name, config in plain.items():
+    for name, config in untuned.items():
         folder = context.tuning / (column + search.suffix) / name
         file, held_out = folder / "tuned.toml", config.with_changes(validation=HELD_OUT, hyper={})
         earlier = name not in chosen and of_earlier_version(folder) and file.is_file()  # finished, and not repeatable
         if name in chosen or earlier:
             table = read_toml(file) if earlier else chosen
             if name in table:
-                found[name] = config.with_changes(hyper=configs([name], {name: table[name]})[name].hyper)
+                rows[name] = config.with_changes(hyper=configs([name], {name: table[name]})[name].hyper)
             continue
         try:
             tuned = tune(
-                held_out,
-                [name],
-                folder,
-                trials=request.budget,
-                seeds=(request.first_search_seed,),
-                batch=min(8, request.budget),
-                values={**search.values, **own_grid(name, values)},
-                study=search.study,
-                resume=(folder / "tune.json").exists(),
-                finished=context.finished,
-                closed=context.mode != "run",
+                held_out, [name], folder, trials=request.budget, batch=min(8, request.budget), study=search.study,
+                seeds=(request.first_search_seed,), values={**search.values, **own_grid(name, values)},
+                resume=(folder / "tune.json").exists(), finished=context.finished, closed=context.mode != "run",
                 callbacks=context.callbacks.search(held_out),
-            )
+            )  # fmt: skip
         except Unfinished as error:
             if context.mode == "finished":
                 raise
@@ -236,7 +219,7 @@ def _tuned(context: Context, column: str, plain: dict[str, RunConfig], search: S
             context.note(f"{what} yet.")
             continue
         if best := tuned.best(name):
-            found[name] = config.with_changes(hyper=best[0].hyper)
+            rows[name] = config.with_changes(hyper=best[0].hyper)
         else:
             context.note(f"{title}: of {name} {nothing_left(tuned.trials[name])}.")
-    return found
+    return rows

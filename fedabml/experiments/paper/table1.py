@@ -13,8 +13,7 @@ from functools import partial
 from statistics import fmean
 
 from ...report import figures
-from ...report.canvas import Axis, Look
-from ...report.charts import Series, bars, scatter
+from ...report.charts import Axis, Look, Series, bars, scatter
 from ...report.read import Run
 from ...runs.config import Table
 from ..cell import Cell, along
@@ -55,7 +54,7 @@ class Table1(Experiment):
 
     def findings(self, context: Context, done: Sequence[Done]) -> Findings:
         groups = by_column(done)
-        records = [_record(context, c, name, cells) for c, own in groups.items() for name, cells in own.items()]
+        records = [_record(context, c, name, cells) for c, methods in groups.items() for name, cells in methods.items()]
         conclusions, sheets, pictures = [], [_accuracies(context, records)], _beside(context, records)
         for column, here in by(records, "column").items():
             ranked = sorted(here, key=lambda r: -r["accuracy"])
@@ -101,11 +100,11 @@ def beside_paper(record: Table) -> str:
 def _accuracies(context: Context, records: Sequence[Table]) -> Sheet:
     """Return the table of all systems in all columns."""
     columns = by(records, "column")
-    best = {column: max(r["accuracy"] for r in own) for column, own in columns.items()}
+    best = {column: max(r["accuracy"] for r in here) for column, here in columns.items()}
     missing = [
         {"column": column, "algorithm": name, "accuracy": None, "paper": numbers.table1(name, column)}
-        for column, own in columns.items()
-        for name in by(records, "algorithm").keys() - by(own, "algorithm").keys()
+        for column, here in columns.items()
+        for name in by(records, "algorithm").keys() - by(here, "algorithm").keys()
     ]
 
     def cell(record: Table) -> str:
@@ -124,10 +123,10 @@ def _standings(context: Context, groups: Mapping[str, Sequence[Done]]) -> Compar
     return make({label: cells[0].cell.config for label, cells in complete.items()}, results, {}, seeds, False)
 
 
-def _sheets(column: str, found: Comparison) -> list[Sheet]:
+def _sheets(column: str, comparison: Comparison) -> list[Sheet]:
     """Return all measures of a column after the last round, with the marks of paired tests."""
-    title, (head, harmed) = TITLES[column], harm_grid(found)
-    sheets = [Sheet(title, *grid(found, lead=True), explained(found, lead=True))]
+    title, (head, harmed) = TITLES[column], harm_grid(comparison)
+    sheets = [Sheet(title, *grid(comparison, lead=True), explained(comparison, lead=True))]
     return sheets + ([Sheet(f"{title}: clients against Local only", head, harmed)] if harmed else [])
 
 
@@ -194,9 +193,9 @@ def _duel(column: str, groups: Mapping[str, Sequence[Done]]) -> list[Picture]:
     return [Picture(f"clients-{column}", f"Client by client, {TITLES[column]}", caption, scatter, series, options)]
 
 
-def _of_comparison(column: str, found: Comparison) -> list[Picture]:
+def _of_comparison(column: str, comparison: Comparison) -> list[Picture]:
     """Draw what the page of a comparison has, too: accuracy per round where cells were looked at, and reliability."""
-    runs = [run_of(found, row) for row in found.rows if row.scores]
+    runs = [run_of(comparison, row) for row in comparison.rows if row.scores]
     pictures = []
     for name, figure in (("rounds", figures.progress), ("reliability", figures.reliability)):
         if drawn := figure(runs) if runs else None:

@@ -12,8 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from ...report.canvas import Axis
-from ...report.charts import line_chart
+from ...report.charts import Axis, line_chart
 from ...runs.config import Table
 from ..cell import Cell
 from . import numbers as paper

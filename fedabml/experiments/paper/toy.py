@@ -23,8 +23,7 @@ from torch import nn
 from ...data import Federation
 from ...engine.client import ClientGroup, Lanes, join_states, personalise
 from ...engine.rounds import Simulation
-from ...report.canvas import Axis
-from ...report.charts import Series, line_chart
+from ...report.charts import Axis, Series, line_chart
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
 from ..study import Study
@@ -73,10 +72,10 @@ class Quadratics(Study):
             lanes = Lanes([ClientGroup(sim.cohort, sim.theta, both, sim.round) for sim in sims])
             tuned = personalise(lanes, join_states([sim.kept_for(both) for sim in sims])).mean.double().cpu().numpy()
         seen = []
-        for sim, own in zip(sims, tuned.reshape(-1, 2, 2), strict=True):
+        for sim, means in zip(sims, tuned.reshape(-1, 2, 2), strict=True):
             at = sim.theta["mean"].double().cpu().numpy()
             away = float(np.linalg.norm(at - TARGET))
-            seen.append({"x": at.tolist(), "distance": away, "loss": float(np.mean([loss(i, own[i]) for i in both]))})
+            seen.append({"x": at.tolist(), "distance": away, "loss": float(np.mean([loss(i, means[i]) for i in both]))})
         return seen
 
 
@@ -89,15 +88,15 @@ def _federation() -> Federation:
 _FEDERATION = _federation()
 _FT = {"lr": LR, "personal_epochs": STEPS, "personal_lr": "none"}
 _ABML = _FT | {"personal_lr": LR, "s": 2, "antithetic": True, "label_prior": "none", "average": 0.0, "lam": 1.0}
-_ABML |= {"server_momentum": 0.0}
+_ABML |= {"server_momentum": 0.0, "nu0": -1.0}
 _PRINTED = {"prior_step": "euclidean", "prior_every": "batch", "prior_std": "learned"}
 LONG_ROUNDS = f"FedAvg, {LONG} steps"
 ARMS: dict[str, tuple[str, Table]] = {
     "FedAvg": ("fedavg-ft", _FT),
     LONG_ROUNDS: ("fedavg-ft", _FT),
-    "FedABML, σ fixed": ("fedabml", _ABML | {"nu0": -1.0}),
-    "FedABML, σ learned": ("fedabml", _ABML | {"nu0": -1.0, "prior_std": "learned"}),
-    "FedABML, as printed": ("fedabml", _ABML | {"nu0": -1.0} | _PRINTED),
+    "FedABML, σ fixed": ("fedabml", _ABML),
+    "FedABML, σ learned": ("fedabml", _ABML | {"prior_std": "learned"}),
+    "FedABML, as printed": ("fedabml", _ABML | _PRINTED),
 }
 
 

@@ -30,8 +30,7 @@ from ...engine.client import Lanes, outputs, personalise, predict
 from ...engine.rounds import Simulation
 from ...engine.setting import Cohort
 from ...evaluation.predictions import Prediction, surprise
-from ...report.canvas import Axis
-from ...report.charts import Series, line_chart
+from ...report.charts import Axis, Series, line_chart
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
 from ..study import Study
@@ -65,7 +64,7 @@ class Outside(Study):
     def look(self, sim: Simulation) -> Table:
         cohort = sim.cohort
         seen = [_looks(cohort.fed, client) for client in range(cohort.fed.clients)]
-        found: list[dict[str, dict[str, np.ndarray]]] = []
+        clients: list[dict[str, dict[str, np.ndarray]]] = []
         for begin in range(0, len(seen), cohort.chunk):
             some = list(range(begin, min(begin + cohort.chunk, len(seen))))
             rows = [np.concatenate(seen[client]) for client in some]
@@ -80,10 +79,10 @@ class Outside(Study):
             table["right"] = p.label == cohort.fed.y[np.concatenate(rows)]
             cuts = np.cumsum([0, *(len(part) for client in some for part in seen[client])])
             parts = [{name: values[a:b] for name, values in table.items()} for a, b in pairwise(cuts)]
-            found += [
+            clients += [
                 dict(zip(KINDS, parts[i : i + len(KINDS)], strict=True)) for i in range(0, len(parts), len(KINDS))
             ]
-        return _summary(found, math.log(cohort.fed.classes))
+        return _summary(clients, math.log(cohort.fed.classes))
 
 
 def _looks(fed: Federation, client: int) -> list[np.ndarray]:
@@ -91,9 +90,9 @@ def _looks(fed: Federation, client: int) -> list[np.ndarray]:
     dice = np.random.Generator(np.random.PCG64(client))
     first = int(fed.train.index.max(initial=0))
     first = max(first, int(fed.test.index.max()), int(fed.val.index.max(initial=0))) + 1
-    mine = fed.label_counts()[client] > 0
-    outside = first + np.flatnonzero(mine[fed.y[first:]])
-    others = fed.test.index[~mine[fed.y[fed.test.index]]]
+    known = fed.label_counts()[client] > 0
+    outside = first + np.flatnonzero(known[fed.y[first:]])
+    others = fed.test.index[~known[fed.y[fed.test.index]]]
     return [dice.permutation(rows)[:MOST] for rows in (fed.test[client], outside, others)]
 
 
@@ -106,20 +105,20 @@ def _surprise(cohort: Cohort, clients: Sequence[int], rows: Sequence[int], draws
     return surprise(draws.mean(0, dtype=torch.float64).cpu(), each).numpy()
 
 
-def _summary(found: Sequence[dict[str, dict[str, np.ndarray]]], top: float) -> Table:
+def _summary(clients: Sequence[dict[str, dict[str, np.ndarray]]], top: float) -> Table:
     """Return AUROCs, densities and ROC curves, ready for JSON."""
     edges = np.linspace(0, top, BINS + 1)
-    pooled = {k: {m: np.concatenate([f[k][m] for f in found]) for m in MEASURES} for k in KINDS}
+    pooled = {k: {m: np.concatenate([f[k][m] for f in clients]) for m in MEASURES} for k in KINDS}
     scores = {}
     for kind, m in product(("out", "other"), MEASURES):
-        each = [auroc(f["in"][m], f[kind][m]) for f in found if len(f["in"][m]) and len(f[kind][m])]
+        each = [auroc(f["in"][m], f[kind][m]) for f in clients if len(f["in"][m]) and len(f[kind][m])]
         scores[f"{kind} {m}"] = {"pooled": auroc(pooled["in"][m], pooled[kind][m]), "clients": float(np.mean(each))}
     return {
         "auroc": scores,
         "entropy": {k: float(pooled[k]["entropy"].mean()) for k in KINDS},
-        "other_accuracy": float(np.concatenate([f["other"]["right"] for f in found]).mean()),
+        "other_accuracy": float(np.concatenate([f["other"]["right"] for f in clients]).mean()),
         "edges": edges.round(5).tolist(),
-        "density": {k: [_density(f[k]["entropy"], edges) for f in found] for k in KINDS},
+        "density": {k: [_density(f[k]["entropy"], edges) for f in clients] for k in KINDS},
         "roc": {k: _roc(pooled["in"]["entropy"], pooled[k]["entropy"]) for k in ("out", "other")},
     }
 
@@ -134,8 +133,8 @@ def _density(values: np.ndarray, edges: np.ndarray) -> list[float | None]:
 def _roc(inside: np.ndarray, outside: np.ndarray) -> list[float]:
     """Return the share of outside samples found at each share of false alarms."""
     limits = np.quantile(inside, 1 - LEVELS)
-    found = (outside[:, None] > limits).mean(0)
-    return [0.0, *found[1:-1].round(5).tolist(), 1.0]
+    detected = (outside[:, None] > limits).mean(0)
+    return [0.0, *detected[1:-1].round(5).tolist(), 1.0]
 
 
 class Uncertainty(Experiment):
@@ -193,8 +192,10 @@ def _order(context: Context, records: Sequence[Table], measure: str) -> str:
 
 def _pays(context: Context, records: Sequence[Table]) -> list[str]:
     """Say up to which share of other classes the label level pays, for every method that ran with and without it."""
-    own, texts = {r["algorithm"]: r for r in records}, []
-    for level, bare in ((own[name], own[bare]) for name, bare in LEVEL.items() if name in own and bare in own):
+    by_name, texts = {r["algorithm"]: r for r in records}, []
+    for level, bare in (
+        (by_name[name], by_name[bare]) for name, bare in LEVEL.items() if name in by_name and bare in by_name
+    ):
         gain = level["accuracy"] - bare["accuracy"]
         loss = bare["other_accuracy"] - level["other_accuracy"]
         pays = f"pays below {gain / (gain + loss):.1%}" if loss > 0 else "pays at every share"
@@ -287,9 +288,9 @@ def _densities(context: Context, column: str, first: Mapping[str, Done]) -> list
 
 def _roots(density: dict[str, list[list[float | None]]]) -> dict[str, np.ndarray]:
     """Return the clients' curves as a `mirror` axis takes them, their mean last; nothing of a kind that nobody has."""
-    found = {}
+    roots = {}
     for kind, sign in (("in", 1), ("out", -1)):
         curves = np.array(density[kind], float)
         if np.isfinite(curves).any():
-            found[kind] = sign * np.sqrt([*curves, np.nanmean(curves, 0)])
-    return found
+            roots[kind] = sign * np.sqrt([*curves, np.nanmean(curves, 0)])
+    return roots
