@@ -97,7 +97,7 @@ class Run:
         return client.values.get("n_val" if self.split == "validation" else "n_test")
 
     def small(self, client: Client) -> bool:
-        """Whether the client is scored on so few rows that chance decides its measures."""
+        """Return whether the client is scored on so few rows that chance decides its measures."""
         rows = self.rows(client)
         return rows is not None and 0 < rows < FEW_ROWS
 
@@ -151,7 +151,7 @@ class Run:
         return rows
 
 
-_NAMES = (  # of runs, the shortest first; the first that tells all runs apart is used
+_NAMES = (  # of runs, the shortest first; the first by which all runs differ is used
     *("{a}", "{a}, {d}", "{a}, seed {seed}", "{a}, {d}, seed {seed}"),
     *("{folder.name}", "{folder.parent.name}/{folder.name}"),
 )

@@ -12,7 +12,7 @@ from ..data.rows import FEW_ROWS
 from ..evaluation.measures import MEASURES, Measure
 from . import figures, thin, unseen
 from .canvas import PAGE
-from .page import Cell, PageData, Row, Section, Table, Tile, document
+from .page import Cell, Figure, PageData, Row, Section, Table, Tile, document
 from .read import Run
 
 MISSING, TOO_FEW = "–", "too few test rows"
@@ -34,19 +34,21 @@ def render(runs: Sequence[Run], title: str | None = None, summary: Sequence[Sect
     """
     first = [_tiles(runs[0])] if len(runs) == 1 else summary or [_comparison(runs)]
     width, most = figures.prior_width(runs), thin.room(len(runs)) // 2
-    lists = [_client_table(run, len(runs) > 1, most) for run in runs if run.clients]
-    training = [figures.loss(runs), figures.progress(runs)]
-    clients = [figures.spread(runs), figures.personal_gain(runs), figures.duel(runs)]
+    clients = [_client_table(run, len(runs) > 1, most) for run in runs if run.clients]
     uncertainty = [figures.reliability(runs), *figures.entropy(runs), *unseen.figures(runs), figures.coverage(runs)]
     sections = [
         *first,
-        Section("Training", figures=[f for f in training if f]),
-        Section("Clients", figures=[f for f in clients if f], tables=lists),
-        Section("Uncertainty", figures=[f for f in uncertainty if f]),
-        Section("Prior and data" if width else "Data", figures=[*width, *figures.partitions(runs)]),
-        Section("Configuration", tables=_configuration(runs)),
+        _section("Training", [figures.loss(runs), figures.progress(runs)]),
+        _section("Clients", [figures.spread(runs), figures.personal_gain(runs), figures.duel(runs)], clients),
+        _section("Uncertainty", uncertainty),
+        _section("Prior and data" if width else "Data", [*width, *figures.partitions(runs)]),
+        _section("Configuration", [], _configuration(runs)),
     ]
     return document(title or _title(runs), _subtitle(runs), sections, _data(runs))
+
+
+def _section(heading: str, drawn: Sequence[Figure | None], tables: Sequence[Table] = ()) -> Section:
+    return Section(heading, figures=[figure for figure in drawn if figure], tables=tables)
 
 
 def _data(runs: Sequence[Run]) -> PageData:
@@ -92,10 +94,15 @@ def _subtitle(runs: Sequence[Run]) -> str:
 
 
 def _tiles(run: Run) -> Section:
-    """Show the first numbers large: the main measure always, the others where the run has them."""
-    tiles = []
+    """Show the first numbers large: the main measure always, the others where the run has them.
+
+    Where the run has small clients, pooled measures and the worst decile of the others belong to them.
+    """
+    tiles, always = [], {run.metric}
+    if run.small_clients:
+        always |= {f"{run.metric}_pooled", f"{run.metric}_worst_decile"}
     for key, measure in MEASURES.items():
-        if _has_tile(run, key):
+        if key in always or (key in _TILES and run.number(key) is not None):
             value = _shown(run, measure)
             css_class = "lead" if key == run.metric else "words" if value == TOO_FEW else ""
             meaning = measure.meaning + f" with at least {FEW_ROWS} {run.split} rows" * _of_large(run, key)
@@ -104,19 +111,12 @@ def _tiles(run: Run) -> Section:
 
 
 def _of_large(run: Run, key: str) -> bool:
-    """Whether the run's value is taken over clients with enough rows alone."""
+    """Return whether the run's value is taken over clients with enough rows alone."""
     return key == "accuracy_worst_decile" and bool(run.small_clients)
 
 
-def _has_tile(run: Run, key: str) -> bool:
-    """Whether a measure has a tile; pooled measures have one only where the run has small clients."""
-    if key in (f"{run.metric}_pooled", f"{run.metric}_worst_decile") and run.small_clients:
-        return True
-    return key in _TILES and (key == run.metric or run.number(key) is not None)
-
-
 def _shown(run: Run, measure: Measure) -> str:
-    """Format the run's value of a measure, or say why there is none."""
+    """Format the run's value of a measure, or the reason why there is none."""
     value = run.number(measure.key)
     if value is None:
         return TOO_FEW if _of_large(run, measure.key) else MISSING
@@ -190,7 +190,7 @@ def _client_table(run: Run, several: bool, most: int) -> Table:
 
 
 def _chance(run: Run) -> list[str]:
-    """Say how large a calibration error of a single client is mere chance."""
+    """Explain how large a calibration error of a single client is mere chance."""
     counts = sorted(n for c in run.clients if c.values.get("ece") is not None and (n := run.rows(c)))
     if not counts:
         return []
