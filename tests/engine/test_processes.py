@@ -135,6 +135,7 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
 
 # -- the same numbers -------------------------------------------------------------------------------------------------
 @pytest.mark.slow
+@pytest.mark.nightly  # `make test` has one algorithm in two processes, below
 def test_several_processes_get_what_one_gets(tmp_path):
     for name in many.RESUMED:
         many.train(name, tmp_path / name, rounds=2)
