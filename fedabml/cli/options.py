@@ -91,14 +91,14 @@ def command(
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         text, _, section = (inspect.getdoc(function) or "").partition("\n\nFlags:\n")
-        described = _COMMON | _described(section)
-        own = inspect.signature(function, eval_str=True).parameters
+        entries, parameters = _described(section), inspect.signature(function, eval_str=True).parameters
+        assert entries.keys() <= parameters.keys(), f"{function.__name__}: its docstring describes other parameters"
 
         def declared(parameter: Parameter) -> Parameter:
             name, kind = parameter.name, parameter.annotation
             if kind is typer.Context or get_origin(kind) is Annotated:
                 return parameter
-            more = dict(described.get(name, {}))
+            more = dict((_COMMON | entries).get(name, {}))
             if name in completions:
                 more["autocompletion"] = completion(completions[name])
             flag = parameter.kind is Parameter.KEYWORD_ONLY
@@ -107,11 +107,11 @@ def command(
 
         @functools.wraps(function)
         def wrapper(**values: Any) -> None:
-            function(**{name: value for name, value in values.items() if name in own})
+            function(**{name: value for name, value in values.items() if name in parameters})
 
-        parameters = [*map(declared, own.values()), *added]
-        wrapper.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
+        every = [*map(declared, parameters.values()), *added]
+        wrapper.__signature__ = inspect.Signature(every, return_annotation=None)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {each.name: each.annotation for each in every}
         wrapper.__doc__ = re.sub(r"\n(?=- )", "\n\n", text)  # paragraphs, for rich
         return wrapper
 

@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import typer
 
 import fedabml
-from fedabml.cli import demo
+from fedabml.cli import app, demo
 from fedabml.cli.train import scores
 from fedabml.files.sealed import read_json, write_json
 from fedabml.runs.config import RunConfig, read_toml, without_commands
@@ -396,6 +397,14 @@ def test_version_and_help_of_every_command():
     commands = shlex.split("demo train evaluate personalize predict report algorithms data")
     for words in [[], *([c] for c in commands), ["data", "list"], ["data", "get"], ["data", "inspect"]]:
         assert "Usage" in run(*words, "--help").stdout
+
+
+def test_every_flag_is_described():
+    commands = [typer.main.get_command(app)]
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+        assert all(param.help for param in command.params if param.name != "help"), command.name
+    assert len(commands) == 17
 
 
 def test_a_table_at_a_site_is_one_clients_and_is_never_overwritten(tmp_path, monkeypatch):
