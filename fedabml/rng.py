@@ -145,9 +145,9 @@ def _draw(key: Tensor, size: Sequence[int], dtype: torch.dtype, kind: str) -> Te
 
 def _fold_lanes(info: Any, dims: Sequence[int | None], key: Tensor, value: Tensor) -> Any:
     """Apply `fold` under vmap: lanes become the first axis, followed by as many axes in key and value."""
-    rank = max(t.ndim - (d is not None) for t, d in zip((key, value), dims, strict=True))
-    own = [t.unsqueeze(0) if d is None else t.movedim(d, 0) for t, d in zip((key, value), dims, strict=True)]
-    return _fold_cuda(*(t.view(len(t), *[1] * (rank + 1 - t.ndim), *t.shape[1:]) for t in own)), 0
+    lanes = [t.unsqueeze(0) if d is None else t.movedim(d, 0) for t, d in zip((key, value), dims, strict=True)]
+    rank = max(t.ndim for t in lanes)
+    return _fold_cuda(*(t.view(len(t), *[1] * (rank - t.ndim), *t.shape[1:]) for t in lanes)), 0
 
 
 def _shape(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
