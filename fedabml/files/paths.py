@@ -27,6 +27,16 @@ _NO_FOLLOW, _NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0
 _TYPES = {"-": "a file", "d": "a folder", "p": "a FIFO", "s": "a socket", "l": "a link"}  # others are devices
 
 
+@contextmanager
+def explain_errors(path: Name, action: str, advice: str = "") -> Iterator[None]:
+    """Turn an OSError into an InputError: what cannot be done to a path (`action`), why, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"'{path}' cannot be {action}: {error.strerror or error}."
+        raise InputError(f"{reason} {advice}".rstrip()) from error
+
+
 # -- writing --------------------------------------------------------------------------------------------------------
 @contextmanager
 def write_aside(path: Name, *, private: bool = False) -> Iterator[IO[bytes]]:
@@ -36,7 +46,7 @@ def write_aside(path: Name, *, private: bool = False) -> Iterator[IO[bytes]]:
     this process has locked a link is refused. A device, a FIFO and a folder are refused everywhere. Only the owner can
     read a `private` file.
     """
-    try:
+    with explain_errors(path, "written", "Free some space, or choose another place."):
         real = _target(Path(path))
         _make_folder(real.parent)
         aside = real.with_name(f".{real.name[:100]}.{secrets.token_hex(8)}.part")
@@ -57,9 +67,6 @@ def write_aside(path: Name, *, private: bool = False) -> Iterator[IO[bytes]]:
                 os.fsync(handle)
             finally:
                 os.close(handle)
-    except OSError as error:
-        action = "Free some space" if error.errno == errno.ENOSPC else "Choose another place"
-        raise InputError(f"'{path}' cannot be written: {error.strerror or error}. {action}.") from error
 
 
 def write(path: Name, content: str | bytes, *, private: bool = False) -> Path:
@@ -89,10 +96,8 @@ def open_append(path: Name) -> IO[bytes]:
 def check_new(*paths: Name, force: bool = False) -> None:
     """Refuse a path that is taken. With `force` a regular file may be there."""
     for path in map(Path, paths):
-        try:
+        with explain_errors(path, "written", "Give another name."):
             exists = _target(path).exists()
-        except OSError as error:
-            raise InputError(f"'{path}' cannot be written: {error.strerror or error}. Give another name.") from error
         if exists and not force:
             raise InputError(f"'{path}' exists already. Give another name with --out, or replace it with --force.")
 
@@ -139,10 +144,8 @@ def open_regular(path: Name, limit: int | None = None) -> Iterator[BufferedReade
     with os.fdopen(handle, "rb") as file:
         if limit is not None and status.st_size > limit:
             raise InputError(f"'{path}' has {status.st_size:,} bytes; a file of this kind has at most {limit:,}.")
-        try:
+        with explain_errors(path, "read"):
             yield file
-        except OSError as error:
-            raise InputError(f"'{path}' cannot be read: {error.strerror or error}.") from error
 
 
 def read_bytes(path: Name, limit: int = MAX_TEXT) -> bytes:
@@ -192,12 +195,10 @@ def folder_lock(folder: Name, name: str = ".lock", *, shared: bool = False) -> I
     InputError. So does a process that writes into a locked folder after the folder was removed or replaced.
     """
     path = Path(os.path.realpath(folder))
-    try:
+    with explain_errors(folder, "written", "Choose another place."):
         new_folders = _make_folder(path)
         if not path.is_dir():
             raise InputError(f"'{folder}' is {_type(path.stat().st_mode)}, not a folder. Give a folder's name.")
-    except OSError as error:
-        raise InputError(f"'{folder}' cannot be written: {error.strerror or error}. Choose another place.") from error
     while True:
         lock = _Lock(path, path / name, open_append(path / name))
         if not _acquire(lock.file, shared, folder):

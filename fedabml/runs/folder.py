@@ -27,7 +27,7 @@ from ..algorithms.base import State
 from ..engine.checkpoint import Checkpoint
 from ..errors import InputError
 from ..files import sealed
-from ..files.paths import open_append, read_bytes, write
+from ..files.paths import explain_errors, open_append, read_bytes, write
 from .config import read_config
 from .request import describe, differences
 
@@ -184,16 +184,11 @@ class Folder:
     def log(self, line: dict[str, Any]) -> None:
         """Add a round's line to metrics.jsonl."""
         self.history.append(line)
-        try:
-            with open_append(self.path / "metrics.jsonl") as file:
-                file.write(sealed.sealed_line(line).encode())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise InputError(
-                f"'{self.path / 'metrics.jsonl'}' cannot be written: {error.strerror}. The checkpoint of the previous "
-                "round is intact. Free some space, then use --resume."
-            ) from error
+        path, saved = self.path / "metrics.jsonl", "The checkpoint of the previous round is intact."
+        with explain_errors(path, "written", f"{saved} Free some space, then use --resume."), open_append(path) as file:
+            file.write(sealed.sealed_line(line).encode())
+            file.flush()
+            os.fsync(file.fileno())
 
     def write_round(self, line: dict[str, Any], state: Checkpoint, changed: dict[int, State]) -> None:
         """Write a round's line and the state after it; `changed` holds the kept states of the round's clients."""

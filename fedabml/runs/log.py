@@ -7,8 +7,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
-from ..files.paths import open_append
+from ..files.paths import explain_errors, open_append
 
 if TYPE_CHECKING:
     from ..engine.rounds import Simulation
@@ -56,13 +55,8 @@ class RunLog:
 
     def write(self, text: str) -> None:
         """Write a line that begins with the time."""
-        try:
+        with explain_errors(self.path, "written", "Every finished round is saved. Free some space, then use --resume."):
             self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
-        except OSError as error:
-            raise InputError(
-                f"'{self.path}' cannot be written: {error.strerror}. Every finished round is saved. Free some space, "
-                "then use --resume."
-            ) from error
 
 
 def clock(seconds: float) -> str:

@@ -32,7 +32,7 @@ from fedabml.experiments import paper, request
 from fedabml.experiments.compare import Request, _recorded_refusals, page
 from fedabml.experiments.ledger import Ledger
 from fedabml.files import paths, sealed
-from fedabml.report.read import read_runs
+from fedabml.report.read import read_layers, read_runs
 from fedabml.runs.config import RunConfig, read_toml, saved_config, to_toml
 from fedabml.runs.folder import Folder
 from tests.cli.command import SMALL, run
@@ -67,7 +67,7 @@ def read_posterior(path: Path) -> Any:
 
 def read_run(folder: Path) -> Any:
     (found,) = read_runs([folder])
-    return found, found.layers
+    return found, read_layers(found.folder)
 
 
 def remembered(path: Path) -> Any:
