@@ -18,14 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..accel.process import borrowed
+from ..algorithms import REGISTRY
 from ..arguments import MOST, whole
 from ..data.once import reading_once
 from ..engine.processes import with_folder_lock
 from ..errors import InputError, nearest
+from ..evaluation.scoring import check_rows
 from ..files.paths import write
 from ..files.sealed import read_json, write_json
 from ..report import save_heat_map
 from ..runs.config import RunConfig, Table, names, stored
+from ..runs.prepare import resolve_split
 from ..runs.request import command, describe, differences, flags, resume_command
 from .cell import MACHINE, Cell, Result, along
 from .comparison_page import render
@@ -33,7 +36,7 @@ from .comparison_tables import TABLE, write_all
 from .ledger import Ledger
 from .ranking import Comparison, make
 from .request import begun, read, real_paths, refuse_changes
-from .runner import SILENT, Callbacks, execute
+from .runner import SILENT, Callbacks, execute, refusals
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -81,8 +84,6 @@ def _check_key(name: str, algorithms: Sequence[str]) -> None:
     """Refuse a hyperparameter that is set without the name of its algorithm, and name its owners."""
     if name in (*names("algorithm"), *(f.name for f in fields(RunConfig))):
         return
-    from ..algorithms import REGISTRY
-
     owners = [each for each in algorithms if each in REGISTRY and name in {f.name for f in fields(REGISTRY[each].kind)}]
     if owners:
         several = f"; {', '.join(owners)} have it" if len(owners) > 1 else ""
@@ -93,10 +94,9 @@ def check_seeds(seeds: Sequence[int]) -> None:
     """Refuse seeds that are negative, too large, given twice, or too many."""
     if len(seeds) > MANY_SEEDS:
         raise InputError(f"{len(seeds)} seeds are more than {MANY_SEEDS:,}, the most that an experiment takes.")
-    if max(seeds) > MOST:
-        raise InputError(f"A seed is at most {MOST}.")
-    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise InputError(f"Seeds are whole numbers of at least 0, each once; they are {', '.join(map(str, seeds))}.")
+    if not 0 <= min(seeds) <= max(seeds) <= MOST or len(set(seeds)) < len(seeds):
+        words = ", ".join(map(str, seeds))
+        raise InputError(f"Seeds are whole numbers of at least 0 and at most {MOST}, each once; they are {words}.")
 
 
 def seeds_flag(seeds: Sequence[int]) -> str:
@@ -302,28 +302,16 @@ def _refused(
     todo = [cell for cell in request.cells() if cell not in ledger]
     if not todo:
         return {}, [], None
-    from ..evaluation.scoring import check_rows
-    from ..runs.prepare import prepare, resolve_split
-
     first = todo[0].config
     fed = first.federation(download)
     check_rows(fed, resolve_split(fed, "auto"))
     _check_data([result for result in ledger.results.values() if result.seed == first.seed], {first.seed: fed.hash})
-    refused: dict[str, str] = {}
-    notes: dict[str, None] = {}
-    for cell in todo:
-        if cell.config.seed == first.seed:
-            try:
-                algorithm = cell.config.algorithm_object()
-                setup = prepare(fed, first.model, algorithm, **cell.config.train_options(fed))
-                notes |= dict.fromkeys(setup.notes)
-            except InputError as error:
-                refused[cell.label] = str(error)
+    refused, notes = refusals(fed, {cell.label: cell.config for cell in todo if cell.config.seed == first.seed})
     if len(refused) == len(request.rows):  # not the algorithms are wrong, but the setting
         raise InputError(next(iter(refused.values())))
     for reason in dict.fromkeys(refused.values()):
-        notes[f"{', '.join(k for k, v in refused.items() if v == reason)} cannot be compared here: {reason}"] = None
-    return refused, list(notes), fed if first.seed == request.seeds[0] else None
+        notes.append(f"{', '.join(k for k, v in refused.items() if v == reason)} cannot be compared here: {reason}")
+    return refused, notes, fed if first.seed == request.seeds[0] else None
 
 
 def _ranked(request: Request, ledger: Ledger, refused: Mapping[str, str]) -> Comparison:

@@ -48,30 +48,19 @@ def begun(folder: Path, command: str) -> bool:
     return False
 
 
-def refuse_changes(
-    folder: Path, command: str, saved: Table, request: Table, free: Collection[str] = (), again: str = "--resume "
-) -> None:
-    """Raise InputError where a request differs from the one that was saved in a folder, but for keys that are `free`.
-
-    `again` are the words of the command that resumes what was begun.
-    """
+def refuse_changes(folder: Path, command: str, saved: Table, request: Table, free: Collection[str]) -> None:
+    """Raise InputError where a request differs from the one that a folder was begun with, but for `free` keys."""
     changes = {key: pair for key, pair in differences(saved, request).items() if key not in free}
     if changes:
+        again = f"{saved['experiment']} …" if "experiment" in saved else "--resume"
         raise InputError(
             f"'{folder}' was started with other settings: {describe(changes)}. Resume it as it was "
-            f"(fedabml {command} {again}--out {shlex.quote(str(folder))}), or give another folder with --out."
+            f"(fedabml {command} {again} --out {shlex.quote(str(folder))}), or give another folder with --out."
         )
 
 
 def claim(
-    folder: Path,
-    command: str,
-    request: Table,
-    resume: bool,
-    free: Collection[str] = (),
-    again: str = "--resume ",
-    *,
-    write: bool = True,
+    folder: Path, command: str, request: Table, resume: bool, free: Collection[str] = (), *, write: bool = True
 ) -> None:
     """Make a folder this request's; refuse it where another request was begun there.
 
@@ -80,6 +69,6 @@ def claim(
     """
     if resume or begun(folder, command):
         may_differ = {f"run.{name}" for name in MACHINE} | ({*free} if resume else set())
-        refuse_changes(folder, command, read(folder, command), request, may_differ, again)
+        refuse_changes(folder, command, read(folder, command, ("run",)), request, may_differ)
     if write:
         write_json(request_file(folder, command), request)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -20,8 +20,8 @@ from ..data.once import reading_once
 from ..engine.autotune import chunk_of
 from ..engine.rounds import Simulation, run_rounds
 from ..engine.setting import Cohort
-from ..errors import TrainingError
-from ..evaluation.scoring import Entry, Evaluation, evaluate_after
+from ..errors import InputError, TrainingError
+from ..evaluation.scoring import Evaluation, evaluate_after
 from ..runs.config import RunConfig, Table
 from ..runs.prepare import Setup, prepare, resolve_split
 from ..runs.provenance import code, hardware
@@ -30,6 +30,7 @@ from .ledger import Ledger, Unfinished
 from .study import PLAIN, Study, entry
 
 if TYPE_CHECKING:
+    from ..data import Federation
     from ..data.download import Progress
 
 FACTS = ("device", "dtype", "backend", "chunk", "partition_hash", "versions", "fedabml", "parameters")
@@ -115,7 +116,10 @@ def run_together(cells: Sequence[Cell], on_round: Callable[[list[Cell], float], 
     """Train and score the cells of one group; those whose samples or networks do not fit run one after another."""
     batches: list[dict[Cell, Setup]] = []
     for cell in cells:
-        setup = prepared(cell)
+        study, config = cell.study or PLAIN, cell.config
+        fed = study.federation(config)
+        network = study.network(config, fed)
+        setup = prepare(fed, network, config.algorithm_object(), **config.train_options(fed))
         batch = next((b for b in batches if _fits(setup.cohort, [s.cohort for s in b.values()])), None)
         if batch is None:
             batches.append(batch := {})
@@ -141,11 +145,17 @@ def _fits(cohort: Cohort, others: Sequence[Cohort]) -> bool:
     return data.alike(first.data) and sum(each.nbytes for each in {data, *known}) <= free_bytes(cohort.device)
 
 
-def prepared(cell: Cell) -> Setup:
-    """Prepare a cell's run; raise InputError where it cannot run."""
-    study, config = cell.study or PLAIN, cell.config
-    fed = study.federation(config)
-    return prepare(fed, study.network(config, fed), config.algorithm_object(), **config.train_options(fed))
+def refusals(fed: Federation, rows: Mapping[str, RunConfig]) -> tuple[dict[str, str], list[str]]:
+    """Return by label why rows cannot run on a federation, and the notes of those that can."""
+    refused: dict[str, str] = {}
+    notes: dict[str, None] = {}
+    for label, config in rows.items():
+        try:
+            setup = prepare(fed, config.model, config.algorithm_object(), **config.train_options(fed))
+            notes |= dict.fromkeys(setup.notes)
+        except InputError as error:
+            refused[label] = str(error)
+    return refused, list(notes)
 
 
 def _run_batch(cells: Sequence[Cell], setups: Sequence[Setup], on_round: OnRound) -> Iterator[Result]:
@@ -216,8 +226,10 @@ def _score(
         outcomes: dict[int, Outcomes] = {}  # by number of the option, one for each run
         for training in trainings:
             last = training[max(training)][0]  # all of them have its other options
-            trained = zip(sims, cohorts, cells, strict=True)
-            entries = [_entry(sim, audience[name], cell.personal[last]) for sim, audience, cell in trained]
+            entries = []
+            for sim, audience, cell in zip(sims, cohorts, cells, strict=True):
+                cohort, options = audience[name], cell.personal[last]
+                entries.append(entry(sim, cohort.using(replace(cohort.algorithm, **options)) if options else cohort))
             prior = next((epochs for epochs, numbers in training.items() if 0 in numbers), None)
             after = evaluate_after(tuple(training), entries, split, prior, next(parts))
             outcomes |= {n: each for numbers, each in zip(training.values(), after, strict=True) for n in numbers}
@@ -240,10 +252,6 @@ def _part_callbacks(cell: Cell, weights: Sequence[float], on_round: OnRound) -> 
     for weight in weights:
         yield partial(report, begin, weight * unit)
         begin += weight * unit
-
-
-def _entry(sim: Simulation, cohort: Cohort, personal: Table) -> Entry:
-    return entry(sim, cohort.using(replace(cohort.algorithm, **personal)) if personal else cohort)
 
 
 def _score_of(personal: Table, outcome: Evaluation | TrainingError, each: bool, on: str) -> Score:

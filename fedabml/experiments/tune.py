@@ -33,12 +33,11 @@ from ..files.sealed import sealed_text
 from ..files.sheets import csv_text
 from ..runs import presets
 from ..runs.config import RunConfig, Table, to_toml
-from ..runs.prepare import prepare
 from ..runs.request import command, flags, flat
 from .cell import MACHINE
 from .ledger import Ledger
 from .request import claim, read, real_paths
-from .runner import SILENT, Callbacks
+from .runner import SILENT, Callbacks, refusals
 from .search import Search, Trial
 from .search_space import GRID, as_flag, has_list, need_optuna, own_grid
 
@@ -116,22 +115,15 @@ def tune(
     measure = measure or known[0]
     start = presets.layer(preset, run.dataset) if preset else {}
     searches: dict[str, Search] = {}
-    notes: dict[str, None] = {}
     for name, hyper in held.items():
         first = run.with_changes(algorithm=name, hyper=start.get(name, {}) | hyper)  # of trial 0
-        search = Search(first, hyper, seeds, batch, own_grid(name, grid), has_list(grid), study)
-        try:
-            setup = prepare(fed, run.model, first.algorithm_object(), **run.train_options(fed))
-        except InputError as error:  # some algorithms need a network with a body and a head
-            if algorithms is not None:
-                raise
-            notes[f"{name} is left out: {error}"] = None
-            continue
-        searches[name] = search
-        notes |= dict.fromkeys([*setup.notes, *search.notes])
-    if not searches:  # not the algorithms are wrong, but the run
-        raise InputError(next(iter(notes)))
-    for text in notes:
+        searches[name] = Search(first, hyper, seeds, batch, own_grid(name, grid), has_list(grid), study)
+    refused, notes = refusals(fed, {name: search.config for name, search in searches.items()})
+    if refused and (algorithms is not None or len(refused) == len(searches)):
+        raise InputError(next(iter(refused.values())))
+    searches = {name: search for name, search in searches.items() if name not in refused}
+    notes = [f"{name} is left out: {reason}" for name, reason in refused.items()] + notes
+    for text in dict.fromkeys([*notes, *(text for search in searches.values() for text in search.notes)]):
         callbacks.note(text)
     request = {"algorithms": list(searches), "trials": trials, "seeds": list(seeds), "batch": batch, "measure": measure}
     request |= {"preset": preset, "fixed": {name: search.fixed for name, search in searches.items()}}

@@ -25,7 +25,7 @@ from ...runs.config import Table
 from ..cell import Cell
 from ..compare import check_seeds
 from ..ledger import Ledger, Unfinished
-from ..request import claim, read
+from ..request import claim
 from ..runner import SILENT, Callbacks, execute, groups
 from .experiment import Context, Done, Experiment, Request
 from .findings import Findings, publish
@@ -139,8 +139,7 @@ def _context(
             raise InputError(f"'{request.experiment}' has no {choice} to choose from; leave --{choice} out.")
     check_grid(request.grid, request.algorithms or experiment.algorithms)
     chosen = read_chosen(request.chosen)
-    name = read(folder, "reproduce", ("experiment",))["experiment"] if begun else request.experiment
-    claim(folder, "reproduce", request.to_dict(), begun, FREE, f"{name} … ", write=mode != "partial" or not begun)
+    claim(folder, "reproduce", request.to_dict(), begun, FREE, write=mode != "partial" or not begun)
     searched = Path(tuning) if tuning else folder / "tune"
     keep_chosen(chosen, searched)
     return Context(request, folder, searched, callbacks, finished, mode)

@@ -19,10 +19,10 @@ from ...files.limits import MAX_TOML
 from ...files.paths import read_text, write
 from ...runs import presets
 from ...runs.config import RunConfig, Table, names, read_toml
-from ...runs.prepare import prepare
 from ...runs.presets import COLUMNS
 from ..compare import configs
 from ..ledger import Unfinished
+from ..runner import refusals
 from ..search_space import own_grid, read_grid, searchable
 from ..study import Study, dataset, federation
 from ..tune import nothing_left, of_earlier_version, tune
@@ -172,13 +172,10 @@ def _configs(context: Context, column: str, algorithms: Sequence[str], search: S
         layers.insert(0, presets.layer("paper", data))
         wanted = [name for name in wanted if name != "fedabml-plain"]  # there fedabml is the paper's own
     rows = configs(wanted, *layers)
-    fed = federation(next(iter(rows.values())))
-    for name, config in list(rows.items()):
-        try:
-            prepare(fed, config.model, config.algorithm_object(), **config.train_options(fed))
-        except InputError as error:
-            context.note(f"{TITLES[column]}: {name} cannot run. {error}")
-            del rows[name]
+    refused, _ = refusals(federation(next(iter(rows.values()))), rows)
+    for name, reason in refused.items():
+        context.note(f"{TITLES[column]}: {name} cannot run. {reason}")
+        del rows[name]
     return rows if request.protocol == "paper" else _tuned(context, column, rows, search)
 
 
