@@ -39,7 +39,7 @@ def download(
     """
     path = Path(path)
     part = path.with_name(path.name + ".part")
-    made = not path.parent.exists()
+    is_new = not path.parent.exists()
     try:
         if path.exists() and digest(path) == md5:
             return path
@@ -67,7 +67,7 @@ def download(
             if not resumed:  # a whole file, and the wrong one: another request would give the same
                 break
         failures.append(failure)
-    if made:
+    if is_new:
         with contextlib.suppress(OSError):
             path.parent.rmdir()  # which fails, as it should, if something has arrived in it
     raise InputError(f"{path.name} could not be downloaded. {'; '.join(failures)}.")

@@ -294,8 +294,8 @@ class Federation:
         Without `rows`, and for very many samples, the sample numbers are left out, and the hash stands for them. Of
         very many clients only the first `LISTED` are listed.
         """
-        many = self.clients * max(1, self.classes) > MAX_COUNTS
-        shown = LISTED if many else self.clients
+        too_many = self.clients * max(1, self.classes) > MAX_COUNTS
+        shown = LISTED if too_many else self.clients
         facts = {
             **self.manifest,
             "names": list(self.names[:shown]),
@@ -304,7 +304,7 @@ class Federation:
         }
         if self.recipe and self.recipe.class_names:
             facts["class_names"] = list(self.recipe.class_names)
-        if not rows or many or len(self.y) > MAX_ROWS:
+        if not rows or too_many or len(self.y) > MAX_ROWS:
             return {**facts, "rows": None}
         lists = {split: [self.rows(split)[i].tolist() for i in range(self.clients)] for split in SPLITS}
         return {**facts, "rows": lists}

@@ -28,10 +28,10 @@ _DAMAGE = (
 )
 
 
-def data_dir(given: str | os.PathLike[str] | None = None) -> Path:
+def data_dir(folder: str | os.PathLike[str] | None = None) -> Path:
     """Return the folder of datasets: the one given, else $FEDABML_DATA, else ~/.cache/fedabml/data."""
-    folder = given or os.environ.get("FEDABML_DATA") or "~/.cache/fedabml/data"
-    return Path(os.path.expanduser(folder))  # noqa: PTH111  pathlib's raises where there is no such home
+    path = folder or os.environ.get("FEDABML_DATA") or "~/.cache/fedabml/data"
+    return Path(os.path.expanduser(path))  # noqa: PTH111  pathlib's raises where there is no such home
 
 
 def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:

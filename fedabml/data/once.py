@@ -46,8 +46,8 @@ def once(path: str | os.PathLike[str], options: Hashable, read: Callable[[], T])
     if _OPEN:
         _CACHE[key] = content
         total, free = host_memory()
-        least = LIMIT if free >= total // 4 else 2  # a frame and the federation made of it
-        for oldest in list(_CACHE)[:-least]:
+        most = LIMIT if free >= total // 4 else 2  # a frame and the federation made of it
+        for oldest in list(_CACHE)[:-most]:
             _CACHE.pop(oldest, None)
     return content
 

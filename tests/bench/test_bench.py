@@ -257,6 +257,7 @@ def test_cells_are_resumed_and_errors_kept(tmp_path):
     assert [name for name, _ in cells.chosen(iter(todo), "loop/b,x")] == ["loop/b"]
 
 
+@pytest.mark.nightly
 def test_the_gpus_command_on_what_there_is(tmp_path, monkeypatch, capsys):
     tiny = {name: dataclasses.replace(SMALL, name=name) for name in WORKLOADS}
     monkeypatch.setitem(SUITES, "quick", tiny)
@@ -285,6 +286,7 @@ def test_other_libraries_have_our_resnet18():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_what_registered_clients_cost(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["scale", "--clients", "120", "--out", str(tmp_path)])
     scale.main()
