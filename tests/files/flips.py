@@ -72,7 +72,7 @@ def read_run(folder: Path) -> Any:
 
 def remembered(path: Path) -> Any:
     """The remembered choices; a file that is not used counts as refused, because what it had is measured anew."""
-    known = autotune._known(path)
+    known = autotune._read_choices(path)
     if not known:
         raise InputError("measured anew")
     return known
