@@ -102,11 +102,6 @@ def _patches(x: Tensor, shape: Shape) -> Tensor:
     return filled.view(lanes, rows, -1)
 
 
-def _matrix(w: Tensor) -> Tensor:
-    """Return the weights as matrices, [lanes, kernel · channels, out]."""
-    return w.movedim(1, -1).movedim(1, -2).flatten(1, 3)
-
-
 def _rows(g: Tensor) -> Tensor:
     """Return outputs as rows, [lanes, n · height · width, out]."""
     return g.movedim(2, -1).flatten(1, 3)
@@ -160,7 +155,7 @@ def _forward(x: Tensor, w: Tensor, shape: Shape) -> Tensor:
         return _convolve(x, w, shape)
     if _large(x, x.shape[2], w.shape[1], shape):
         return _one_by_one(lambda x, w: F.conv2d(x, w, None, *shape[1:4]), x, w, coarse=_rounds_products(x))
-    matrix = _matrix(w)
+    matrix = w.movedim(1, -1).movedim(1, -2).flatten(1, 3)  # [lanes, kernel · channels, out]
     matrix = F.pad(matrix, (0, 0, 0, -matrix.shape[1] % ALIGN))
     turns = x.split(_images_per_turn(x, matrix.shape[1], shape), 1)
     out = _cat([torch.bmm(_patches(part, shape), matrix) for part in turns])

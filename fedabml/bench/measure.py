@@ -91,7 +91,7 @@ class Engine:
 
     def warm_up(self) -> None:
         """Train rounds until steps are recorded and compiled where they will be; choose how many rounds are timed."""
-        once, began = _seconds(self.step), time.perf_counter()
+        once, began = _seconds(self.step, self.device), time.perf_counter()
         if self.device.type == "cuda":
             self.block = min(BLOCK, max(1, int(0.1 / once)))
         while not self._is_warm() and time.perf_counter() - began < SETTLE:
@@ -109,9 +109,8 @@ class Engine:
             for _, results in run_rounds([self.simulation], end, lambda round: round == end):
                 if isinstance(results[0], TrainingError):
                     raise results[0]
-            synchronize(self.device)
 
-        return _seconds(run) / self.block
+        return _seconds(run, self.device) / self.block
 
 
 class Times(NamedTuple):
@@ -161,7 +160,7 @@ def race(runners: Mapping[str, Runner], device: torch.device, turns: int, budget
             side.prepare()
             synchronize(device)
             cpu = time.process_time()
-            times[name].warm.append(side.timed() if isinstance(side, Engine) else _seconds(side.step))
+            times[name].warm.append(side.timed() if isinstance(side, Engine) else _seconds(side.step, device))
             times[name].cpu.append(time.process_time() - cpu)
     return times
 
@@ -308,9 +307,11 @@ def race_without(terms: Terms, algorithm: Algorithm, parts: Sequence[str]) -> di
         accel.leave_out(before)
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Return how long a call takes, to the end of all work on the device."""
     start = time.perf_counter()
     call()
+    synchronize(device)
     return time.perf_counter() - start
 
 
@@ -359,11 +360,7 @@ def ceilings(device: torch.device, dtypes: tuple[str, ...] = ("float32",)) -> di
     """Return operations per second of a large matrix product, by type, and bytes per second of a large copy."""
 
     def rate(amount: float, work: Callable[[], object]) -> float:
-        def run() -> None:
-            work()
-            synchronize(device)
-
-        return amount / min(_seconds(run) for _ in range(6))
+        return amount / min(_seconds(work, device) for _ in range(6))
 
     rates, large = dict[str, float](), device.type == "cuda"
     side = 8192 if large else 2048

@@ -6,6 +6,7 @@ Speed does not depend on the values, so nothing is downloaded, and every side ge
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -81,26 +82,21 @@ WORKLOADS = {
         Workload("mlp100", "MLP 784→200→200→10", "mlp", GREY, 10, 100, 10, 300),
     )
 }
-# For two cores: the same networks and batches, fewer steps.
-ON_CPU = WORKLOADS | {
-    "cnn": replace(WORKLOADS["cnn"], epochs=1),
-    "resnet18": replace(WORKLOADS["resnet18"], cohort=2, samples=50),
+# What every suite changes: `cpu` and `short` take fewer steps of the same networks and batches, for two cores. `short`
+# is for `fedabml bench`: two to three minutes, with more than one step in a round.
+CHANGES: dict[str, dict[str, dict[str, Any]]] = {
+    "gpu": {},
+    "cpu": {"cnn": {"epochs": 1}, "resnet18": {"cohort": 2, "samples": 50}},
+    "quick": {
+        **{"mlr": {"epochs": 2}, "mlp": {"epochs": 1}, "mlp100": {"epochs": 1}, "cnn": {"samples": 100, "epochs": 1}},
+        **{"resnet18": {"cohort": 2, "samples": 20, "batch": 10}, "pfl": {"clients": 100, "cohort": 10}},
+    },
+    "short": {"mlr": {"epochs": 2}, "mlp": {"epochs": 1}, "cnn": {"cohort": 5, "samples": 150, "epochs": 1}},
 }
-QUICK = {
-    "mlr": replace(WORKLOADS["mlr"], epochs=2),
-    "mlp": replace(WORKLOADS["mlp"], epochs=1),
-    "cnn": replace(WORKLOADS["cnn"], samples=100, epochs=1),
-    "resnet18": replace(WORKLOADS["resnet18"], cohort=2, samples=20, batch=10),
-    "pfl": replace(WORKLOADS["pfl"], clients=100, cohort=10),
-    "mlp100": replace(WORKLOADS["mlp100"], epochs=1),
+SUITES = {
+    suite: {name: replace(work, **changes.get(name, {})) for name, work in WORKLOADS.items()}
+    for suite, changes in CHANGES.items()
 }
-# For `fedabml bench`: two to three minutes on two cores, with more than one step in a round.
-SHORT = WORKLOADS | {
-    "mlr": replace(WORKLOADS["mlr"], epochs=2),
-    "mlp": replace(WORKLOADS["mlp"], epochs=1),
-    "cnn": replace(WORKLOADS["cnn"], cohort=5, samples=150, epochs=1),
-}
-SUITES = {"gpu": WORKLOADS, "cpu": ON_CPU, "quick": QUICK, "short": SHORT}
 
 
 def workload(name: str, suite: str = "gpu") -> Workload:
