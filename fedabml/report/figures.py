@@ -101,14 +101,14 @@ def _scored(runs: Sequence[Run], key: str) -> list[list[tuple[float, Client, str
 
 
 def _client_dots(
-    runs: Sequence[Run], rows: Sequence[Sequence[Dot]], places: Callable[[int, int], list[int]], which: str,
+    runs: Sequence[Run], rows: Sequence[Sequence[Dot]], choose: Callable[[int, int], list[int]], which: str,
     title: str, reading: str, tip: Callable[[float, float], str], **options: Any,
 ) -> Figure | None:  # fmt: skip
-    """Draw a dot per client and run; of very many clients those at `places`, which `which` describes.
+    """Draw a dot per client and run; of very many clients those that `choose` takes, which `which` describes.
 
     The dots of small clients are smaller. `tip` formats a dot's x and y for its hover text.
     """
-    drawn = [[row[i] for i in places(len(row), thin.room(len(runs)))] for row in rows]
+    drawn = [[row[i] for i in choose(len(row), thin.room(len(runs)))] for row in rows]
     shown, total = sum(map(len, drawn)), sum(map(len, rows))
     radius, series = usual_radius(shown), []
     for i, (run, row) in enumerate(zip(runs, drawn, strict=True)):

@@ -168,9 +168,9 @@ def _best_runs(runs: Sequence[Run], measure: Measure) -> set[str]:
 def _client_table(run: Run, several: bool, most: int) -> Table:
     """List a run's clients; of more than `most` the worst-off, the best-off and some of the others."""
     keys = [key for key in (*_SAMPLES, *_CLIENT_MEASURES) if any(c.values.get(key) is not None for c in run.clients)]
-    places, rows = thin.ends_and_sample([client.values.get(run.metric) for client in run.clients], most), []
+    listed, rows = thin.ends_and_sample([client.values.get(run.metric) for client in run.clients], most), []
     formats = {key: MEASURES[key].format if key in MEASURES else "{:.0f}".format for key in keys}
-    for i in places:
+    for i in listed:
         client = run.clients[i]
         values = [(key, client.values.get(key)) for key in keys]
         cells = [Cell(MISSING if value is None else formats[key](value), value) for key, value in values]
@@ -179,9 +179,9 @@ def _client_table(run: Run, several: bool, most: int) -> Table:
     each = run.fact("clients")  # in a comparison of several seeds: the clients of one seed
     seeds = f" ({each} in each seed)" if isinstance(each, int) and each < len(run.clients) else ""
     notes = [*_small_note(run), *_chance(run)]
-    if len(places) < len(run.clients):
+    if len(listed) < len(run.clients):
         notes.append(
-            f"The table shows {len(places):,} of {count}: the worst-off, the best-off and a random sample of the "
+            f"The table shows {len(listed):,} of {count}: the worst-off, the best-off and a random sample of the "
             "others. The file clients.csv holds every client."
         )
     head = ["Client", *(_SAMPLES.get(key) or MEASURES[key].title for key in keys)]
