@@ -300,16 +300,14 @@ def client_round(lanes: Lanes, kept: State, epochs: int) -> ClientResult:
 
 def begin_round(lanes: Lanes, kept: State) -> State:
     """Return the carry that a round starts from."""
-    return _begin(lanes, lanes.methods.begin, kept, rng.NOISE)
+    dims = (lanes.run_axis, 0, 0, 0)
+    return lanes.each(lanes.methods.begin, dims, lanes.shared, kept, lanes.site, lanes.keys(rng.NOISE))
 
 
 def begin_personal(lanes: Lanes, kept: State) -> State:
     """Return the carry that personalising starts from."""
-    return _begin(lanes, lanes.methods.personal, kept, rng.PERSONAL)
-
-
-def _begin(lanes: Lanes, function: Callable[..., State], kept: State, purpose: int) -> State:
-    return lanes.each(function, (lanes.run_axis, 0, 0, 0), lanes.shared, kept, lanes.site, lanes.keys(purpose))
+    dims = (lanes.run_axis, 0, 0, 0)
+    return lanes.each(lanes.methods.personal, dims, lanes.shared, kept, lanes.site, lanes.keys(rng.PERSONAL))
 
 
 def end_round(lanes: Lanes, carry: State, kept: State, steps: Tensor) -> tuple[State, State]:

@@ -91,17 +91,9 @@ class Kept:
     those of all clients would take more than a quarter of the free memory, they lie in a file of `folder`.
     """
 
-    def __init__(
-        self,
-        cohort: Cohort,
-        states: Mapping[int, State] | None = None,
-        *,
-        folder: Path | None = None,
-        world: World = ALONE,
-    ):
+    def __init__(self, cohort: Cohort, folder: Path | None = None, world: World = ALONE):
         self.cohort, self.folder, self.world = cohort, folder, world
         self.states: MutableMapping[int, State] = {}
-        self.restore(states or {})
 
     @property
     def needed(self) -> bool:

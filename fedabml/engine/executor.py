@@ -241,8 +241,13 @@ class Executor:
 
     def _segment(self, name: StepName, step: BatchedStep, inputs: Inputs, plan: Tensor, ragged: bool) -> Moved:
         """Take steps of the same lanes; if `ragged`, some of them are done on the way."""
-        form = (ragged, shapes(inputs), tuple(plan.shape[1:]))
-        numbered = self._compiled(name, form, _by_number(step, ragged), inputs, plan)
+        form, numbered = (ragged, shapes(inputs), tuple(plan.shape[1:])), _by_number(step, ragged)
+        chosen = self.compile and (self.compiled_steps is None or name.step in self.compiled_steps)
+        if chosen and plan.device.type != "cpu":  # on a CPU `_next_step` compiles
+            if (name, form) not in self.compiled:
+                compiled = programs.compile_program(numbered, (inputs, plan[0], inputs.first), self._warn)
+                self.compiled[name, form] = compiled
+            numbered = self.compiled[name, form]
         room = self.policy.graph_steps
         program = self._program(name, form, lambda pool: CapturedStep(name.step, numbered, inputs, plan, pool, room))
         if program is not None:
@@ -254,18 +259,6 @@ class Executor:
         for rows, number in zip(plan, _numbers(inputs.first, len(plan)), strict=True):
             carry, losses = take(carry, losses, rows, number)
         return carry, losses
-
-    def _compiled(
-        self, name: StepName, form: Hashable, step: NumberedStep, inputs: Inputs, plan: Tensor
-    ) -> NumberedStep:
-        """Return a step compiled, where that is wanted and not on a CPU; otherwise the step itself."""
-        chosen = self.compiled_steps is None or name.step in self.compiled_steps
-        if not (self.compile and chosen) or plan.device.type == "cpu":
-            return step
-        key = (name, form)
-        if key not in self.compiled:
-            self.compiled[key] = programs.compile_program(step, (inputs, plan[0], inputs.first), self._warn)
-        return self.compiled[key]
 
     def _next_step(self, name: StepName, step: NumberedStep, inputs: Inputs, plan: Tensor, ragged: bool) -> NextStep:
         """Return a step that is not captured: eager or, on a CPU once it has come often, recorded."""

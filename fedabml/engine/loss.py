@@ -63,8 +63,8 @@ class ClientLoss:
         outputs = self.network.call(self.network.weights(*parts), batch.x, key)
         return self._cost(outputs, self.network.tail(weights), batch)
 
-    def _cost(self, outputs: Tensor, own: Tensor, batch: Batch) -> Tensor:
-        each = self.likelihood.nll(outputs, batch.y, own, self.offset)
+    def _cost(self, outputs: Tensor, tail: Tensor, batch: Batch) -> Tensor:
+        each = self.likelihood.nll(outputs, batch.y, tail, self.offset)
         return (each * batch.mask).sum() / batch.mask.sum().clamp_min(1)
 
 

@@ -99,7 +99,7 @@ class Simulation:
         self.seconds = 0.0
         self.compiled = 1 if cohort.executor.compile else None  # the first round whose steps are compiled
         self.server = initial_state(cohort.algorithm, cohort.network)
-        self.kept = Kept(cohort, folder=folder, world=world)
+        self.kept = Kept(cohort, folder, world)
         world.on_rank_0(lambda: self._check(state))
         if world.size > 1:
             state = broadcast(state, world, self.shared, self._kept_like, self.owned, self.kept.restore)
