@@ -5,7 +5,8 @@ graph, compiled) → `client` (one client's round, for many at once) → the alg
 
     setting       Setting (what is trained), Place (where and how), Cohort (both, with the data on the device)
     policy        thresholds, in one frozen object
-    client        client_round, personalise, predict: functions over lanes, which are clients side by side
+    lanes         Lanes: clients side by side in a batch
+    client        client_round, personalise, predict: functions over lanes
     server        draw_clients, client_weights, weighted_sum, server_step: pure functions of a ServerState
     rounds        Simulation: one round of one run or of several side by side
     checkpoint    the state between two rounds · client_states: what clients keep · processes: torch.distributed
@@ -30,7 +31,8 @@ from ..accel import import_on_use
 
 _SERVER = ("ServerState", "client_weights", "draw_clients", "initial_state", "server_step", "theta", "weighted_sum")
 _HOMES = {
-    "client": ("ClientResult", "Lanes", "client_round", "initial_kept", "personalise", "predict"),
+    "client": ("ClientResult", "client_round", "initial_kept", "personalise", "predict"),
+    "lanes": ("Lanes",),
     "rounds": ("Simulation",),
     "server": _SERVER,
     "setting": ("Cohort", "Place", "Setting"),

@@ -18,7 +18,8 @@ from ..algorithms.base import State
 from ..errors import InputError
 from ..files.limits import host_memory
 from .checkpoint import packed, unpacked
-from .client import Lanes, initial_kept
+from .client import initial_kept
+from .lanes import Lanes
 from .processes import ALONE, World
 from .server import state_bytes
 from .setting import Cohort

@@ -25,8 +25,9 @@ from ..algorithms.base import State
 from ..errors import TrainingError
 from . import compiling
 from .checkpoint import Checkpoint, broadcast, check_like, fingerprint, packed, unpacked
-from .client import ClientGroup, Lanes, initial_kept, join_states, no_update, split_state, weighted_round
+from .client import initial_kept, no_update, weighted_round
 from .client_states import Kept
+from .lanes import ClientGroup, Lanes, join_states, split_state
 from .processes import ALONE, PeerLost, World
 from .server import ServerState, client_weights, draw_clients, initial_state, server_step, state_bytes, theta
 from .setting import Cohort

@@ -22,7 +22,8 @@ from ..algorithms.base import State
 from ..data import Federation, Rows
 from ..data.rows import FEW_ROWS
 from ..data.statistics import worst_decile
-from ..engine.client import ClientGroup, Lanes, join_states, outputs, personalise_after, predict
+from ..engine.client import outputs, personalise_after, predict
+from ..engine.lanes import ClientGroup, Lanes, join_states
 from ..engine.loss import label_offset
 from ..engine.processes import ALONE, World
 from ..engine.setting import Cohort

@@ -15,7 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..data import Dataset, Federation, load
-from ..engine.client import Lanes, initial_kept
+from ..engine.client import initial_kept
+from ..engine.lanes import Lanes
 from ..engine.rounds import Simulation
 from ..engine.setting import Cohort
 from ..errors import TrainingError

@@ -29,7 +29,8 @@ from ..accel.process import borrowed
 from ..algorithms.base import Algorithm, State
 from ..arguments import check_fields, checks_arguments, whole
 from ..engine.autotune import device_of
-from ..engine.client import Lanes, initial_kept, personalise
+from ..engine.client import initial_kept, personalise
+from ..engine.lanes import Lanes
 from ..engine.loss import draw, draws_of, output
 from ..engine.setting import Cohort, Place, Setting
 from ..errors import InputError, short

@@ -9,7 +9,8 @@ from torch import nn
 
 import fedabml
 from fedabml import rng
-from fedabml.engine.client import Lanes, personalise
+from fedabml.engine.client import personalise
+from fedabml.engine.lanes import Lanes
 from fedabml.engine.rounds import Simulation
 from fedabml.engine.server import draw_clients
 from tests.engine.plans import plan_of

@@ -11,7 +11,8 @@ import torch
 from fedabml import rng
 from fedabml.algorithms import APFL, FedAvg, Local
 from fedabml.algorithms.base import Site
-from fedabml.engine.client import Lanes, personalise
+from fedabml.engine.client import personalise
+from fedabml.engine.lanes import Lanes
 from tests.algorithms.problem import (
     CLIENTS,
     MOMENTA,

@@ -8,7 +8,8 @@ import torch
 
 from fedabml.algorithms import Ditto, FedAvg, Local
 from fedabml.algorithms.base import Phase
-from fedabml.engine.client import Lanes, personalise
+from fedabml.engine.client import personalise
+from fedabml.engine.lanes import Lanes
 from tests.algorithms.problem import (
     CLIENTS,
     MOMENTA,

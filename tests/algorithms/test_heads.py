@@ -12,7 +12,8 @@ from fedabml import InputError, rng
 from fedabml.algorithms import FedAvg, FedBABU, FedPop, FedRep
 from fedabml.algorithms.base import Batch
 from fedabml.algorithms.heads import head_start
-from fedabml.engine.client import Lanes, personalise
+from fedabml.engine.client import personalise
+from fedabml.engine.lanes import Lanes
 from fedabml.engine.loss import ClientLoss
 from fedabml.gaussian import Branches, Samples
 from fedabml.likelihoods import GaussianNoise

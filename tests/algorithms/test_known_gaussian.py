@@ -15,7 +15,8 @@ from torch import nn
 
 import fedabml
 from fedabml import FedABML, GaussianNoise, rng
-from fedabml.engine.client import Lanes, begin_personal, take_steps
+from fedabml.engine.client import begin_personal, take_steps
+from fedabml.engine.lanes import Lanes
 from fedabml.engine.setting import Cohort, Place, Setting
 from fedabml.vectors import Network
 

@@ -9,7 +9,8 @@ from scipy.special import lambertw
 
 from fedabml import rng
 from fedabml.algorithms import PFedBayes, PFedMe
-from fedabml.engine.client import Lanes, personalise
+from fedabml.engine.client import personalise
+from fedabml.engine.lanes import Lanes
 from tests.algorithms.problem import (
     CLIENTS,
     MOMENTA,

@@ -13,7 +13,8 @@ from fedabml import FedABML, FedAvg, Local
 from fedabml.algorithms import REGISTRY, FedBABU, make, name_of
 from fedabml.engine import policy
 from fedabml.engine.checkpoint import Checkpoint
-from fedabml.engine.client import Lanes, initial_kept
+from fedabml.engine.client import initial_kept
+from fedabml.engine.lanes import Lanes
 from fedabml.engine.rounds import Simulation, run_round
 from fedabml.engine.server import draw_clients
 from fedabml.evaluation.scoring import Entry, evaluate, evaluate_after

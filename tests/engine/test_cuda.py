@@ -19,7 +19,8 @@ from fedabml.algorithms import REGISTRY, make
 from fedabml.engine import client as client_module
 from fedabml.engine import policy
 from fedabml.engine.checkpoint import Checkpoint
-from fedabml.engine.client import Lanes, _flagged, personalise, personalise_after, schedule_steps
+from fedabml.engine.client import _flagged, personalise, personalise_after, schedule_steps
+from fedabml.engine.lanes import Lanes
 from fedabml.engine.rounds import Simulation, run_round, run_rounds
 from fedabml.evaluation.scoring import evaluate
 

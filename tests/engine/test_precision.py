@@ -11,7 +11,7 @@ from fedabml.accel import process
 from fedabml.accel.process import borrowed, set_products
 from fedabml.algorithms import REGISTRY, make
 from fedabml.engine import autotune
-from fedabml.engine.client import Lanes
+from fedabml.engine.lanes import Lanes
 from fedabml.engine.rounds import Simulation
 from fedabml.vectors import Network
 

@@ -21,8 +21,9 @@ from fedabml.algorithms.hyper import hyper
 from fedabml.engine import autotune as backend
 from fedabml.engine.autotune import Way, backend_of, chunk_of, device_of, lane_bytes
 from fedabml.engine.checkpoint import Checkpoint
-from fedabml.engine.client import Lanes, _flagged, client_round, personalise, personalise_after, predict
+from fedabml.engine.client import _flagged, client_round, personalise, personalise_after, predict
 from fedabml.engine.executor import Executor, padding, segments
+from fedabml.engine.lanes import Lanes
 from fedabml.engine.loss import ClientLoss, label_offset
 from fedabml.engine.minibatches import minibatches, padded
 from fedabml.engine.policy import DEFAULT

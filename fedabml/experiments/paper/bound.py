@@ -23,7 +23,8 @@ import torch
 from torch import nn
 
 from ...data import Federation
-from ...engine.client import Lanes, personalise, predict
+from ...engine.client import personalise, predict
+from ...engine.lanes import Lanes
 from ...engine.rounds import Simulation
 from ...gaussian import Gaussian, kl
 from ...models import build

@@ -17,7 +17,8 @@ import torch
 
 from ... import rng
 from ...data import Federation, Rows
-from ...engine.client import Lanes, outputs
+from ...engine.client import outputs
+from ...engine.lanes import Lanes
 from ...engine.rounds import Simulation
 from ...evaluation.predictions import Prediction
 from ...report.charts import Axis, Series, scatter

@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from ...data import Federation
-from ...engine.client import ClientGroup, Lanes, join_states, personalise
+from ...engine.client import personalise
+from ...engine.lanes import ClientGroup, Lanes, join_states
 from ...engine.rounds import Simulation
 from ...report.charts import Axis, Series, line_chart
 from ...runs.config import RunConfig, Table

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from ... import rng
 from ...data import Federation
-from ...engine.client import Lanes, outputs, personalise, predict
+from ...engine.client import outputs, personalise, predict
+from ...engine.lanes import Lanes
 from ...engine.rounds import Simulation
 from ...engine.setting import Cohort
 from ...evaluation.predictions import Prediction, surprise
