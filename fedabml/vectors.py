@@ -200,7 +200,7 @@ class Network:
 
     def call(self, weights: dict[str, Tensor], x: Tensor, key: Tensor | None = None) -> Tensor:
         """Return f_w(x) for named weights of the module's type; the output has the type of the initial vector."""
-        module, x = self._module_of_thread(), self.taken(x)
+        module, x = self._module_of_thread(), self.as_input(x)
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
         if module.training != (key is not None):
@@ -210,7 +210,7 @@ class Network:
         with _KeyedDropout(key):
             return torch.func.functional_call(module, weights, (x,)).to(self.initial.dtype)
 
-    def taken(self, x: Tensor) -> Tensor:
+    def as_input(self, x: Tensor) -> Tensor:
         """Return inputs in the type that the module takes."""
         return x.to(torch.int64 if self.tokens else self.dtype)
 
@@ -247,7 +247,7 @@ class Network:
             leaf.register_forward_hook(lambda m, i, o: sizes.append(getattr(o, "numel", int)()))
         try:
             with torch.no_grad(), _KeyedDropout(rng.key(0, device=x.device)) as seen, _Draws() as draws:
-                out = torch.func.functional_call(trial.module, trial.weights(trial.initial), (trial.taken(x),))
+                out = torch.func.functional_call(trial.module, trial.weights(trial.initial), (trial.as_input(x),))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise InputError(
                 f"The model cannot take a batch of shape {tuple(x.shape)}: {str(error).splitlines()[0]}"

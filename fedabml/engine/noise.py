@@ -133,7 +133,7 @@ def uses(network: Network, shape: Sequence[int]) -> dict[str, str]:
         watch = _Watch({id(tensor): name for name, tensor in weights.items()}, batch)
         try:
             with _KeyedDropout(None), watch:
-                out = torch.func.functional_call(network.module, weights, (network.taken(x),))
+                out = torch.func.functional_call(network.module, weights, (network.as_input(x),))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise InputError(
                 f"The model cannot take {batch} examples of shape {tuple(shape)}, so how it uses its weights cannot be "

@@ -53,7 +53,7 @@ def check_tokens(network: Network, x: np.ndarray, what: str) -> None:
         raise InputError(f"{what}: some values have fractions, but the model looks its inputs up. Give whole numbers.")
     flat = x.reshape(len(x), -1)
     ends = torch.as_tensor(x[[int(flat.min(1).argmin()), int(flat.max(1).argmax())]].astype(np.float32))
-    if isinstance(_call(network, network.taken(ends)), IndexError):
+    if isinstance(_call(network, network.as_input(ends)), IndexError):
         raise InputError(
             f"{what}: values range from {flat.min():g} to {flat.max():g}, but the embedding has no entry for some "
             "of them. Number tokens from 0, and give the embedding an entry for each."
