@@ -84,16 +84,10 @@ def _views(context: Context, records: Sequence[Table], key: str) -> tuple[Sheet,
         return number(record[key].times(measure.factor), measure.digits)
 
     grid = pivot(records, "samples", context.named, lambda r: str(r["samples"]), cell)
-    most = math.inf if key == "nll" else 1.0
-    series = [
-        band(
-            context.name(name),
-            [power(r["samples"]) for r in line],
-            [r[key] for r in line],
-            most=most,
-        )
-        for name, line in by(records, "algorithm").items()
-    ]
+    series = []
+    for line in by(records, "algorithm").values():
+        x, means = [power(r["samples"]) for r in line], [r[key] for r in line]
+        series.append(band(context.named(line[0]), x, means, most=math.inf if key == "nll" else 1.0))
     y = Axis(measure.label, "percent" if key == "accuracy" else "number")
     axes = {"x": Axis("training samples of a new client", "power"), "y": y}
     caption = f"{measure.label} of new clients against the number of their training samples, on a logarithmic axis."

@@ -81,7 +81,10 @@ class Picture:
 
 @dataclass(frozen=True)
 class Findings:
-    """The outcome of an experiment: sentences (the answer first), tables, pictures, and records (rows of table.csv)."""
+    """The outcome of an experiment: sentences (the answer first), tables, pictures, and records (rows of table.csv).
+
+    Tables without rows and pictures without series are left out.
+    """
 
     conclusions: Sequence[str]
     sheets: Sequence[Sheet]
@@ -90,6 +93,10 @@ class Findings:
     title: str = ""  # with the paper's claim and notes: `fedabml.experiments.paper.reproduce` adds them
     claim: str = ""
     notes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sheets", [sheet for sheet in self.sheets if sheet.rows])
+        object.__setattr__(self, "pictures", [picture for picture in self.pictures if picture.series])
 
 
 # -- views of records -----------------------------------------------------------------------------------------------

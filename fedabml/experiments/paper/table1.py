@@ -55,13 +55,13 @@ class Table1(Experiment):
     def findings(self, context: Context, done: Sequence[Done]) -> Findings:
         groups = by_column(done)
         records = [_record(context, c, name, cells) for c, methods in groups.items() for name, cells in methods.items()]
-        conclusions, sheets, pictures = [], [_accuracies(context, records)], _beside(context, records)
+        conclusions, sheets, pictures = [], [_accuracies(context, records)], [_beside(context, records)]
         for column, here in by(records, "column").items():
             ranked = sorted(here, key=lambda r: -r["accuracy"])
             conclusions.append(_verdict(context, ranked))
             standings = _standings(context, groups[column])
             sheets += _sheets(column, standings)
-            pictures += [_bars(context, ranked), *_duel(column, groups[column]), *_of_comparison(column, standings)]
+            pictures += [_bars(context, ranked), _duel(column, groups[column]), *_of_comparison(column, standings)]
         return Findings(conclusions, sheets, pictures, records)
 
 
@@ -125,9 +125,8 @@ def _standings(context: Context, groups: Mapping[str, Sequence[Done]]) -> Compar
 
 def _sheets(column: str, comparison: Comparison) -> list[Sheet]:
     """Return all measures of a column after the last round, with the marks of paired tests."""
-    title, (head, harmed) = TITLES[column], harm_grid(comparison)
-    sheets = [Sheet(title, *grid(comparison, lead=True), explained(comparison, lead=True))]
-    return sheets + ([Sheet(f"{title}: clients against Local only", head, harmed)] if harmed else [])
+    measures = Sheet(TITLES[column], *grid(comparison, lead=True), explained(comparison, lead=True))
+    return [measures, Sheet(f"{TITLES[column]}: clients against Local only", *harm_grid(comparison))]
 
 
 def _verdict(context: Context, ranked: Sequence[Table]) -> str:
@@ -144,19 +143,16 @@ def _verdict(context: Context, ranked: Sequence[Table]) -> str:
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------
-def _beside(context: Context, records: Sequence[Table]) -> list[Picture]:
+def _beside(context: Context, records: Sequence[Table]) -> Picture:
     """Draw every cell of the table: the paper's number across, ours up."""
     series = []
-    for column, here in by(records, "column").items():
-        known = [r for r in here if r["paper"] is not None]
+    for column, known in by((r for r in records if r["paper"] is not None), "column").items():
         tips = [f"{context.named(r)}, {TITLES[column]}: {r['accuracy']:.2f}, paper {r['paper']}" for r in known]
         y, x = ([r[key] / 100 for r in known] for key in ("accuracy", "paper"))
         series.append(Series(TITLES[column], y, x, tips))
-    if not any(each.y for each in series):
-        return []
     options = {"x": Axis("the paper's accuracy", "percent"), "y": Axis("ours", "percent"), "diagonal": True}
     caption = "A dot is a system in a column. Above the line it does better here than in the paper."
-    return [Picture("ours-and-paper", "Ours against the paper's", caption, scatter, series, options)]
+    return Picture("ours-and-paper", "Ours against the paper's", caption, scatter, series, options)
 
 
 def _bars(context: Context, ranked: Sequence[Table]) -> Picture:
@@ -169,7 +165,7 @@ def _bars(context: Context, ranked: Sequence[Table]) -> Picture:
     return Picture(f"accuracy-{column}", TITLES[column], caption, chart, series, axes)
 
 
-def _duel(column: str, groups: Mapping[str, Sequence[Done]]) -> list[Picture]:
+def _duel(column: str, groups: Mapping[str, Sequence[Done]]) -> Picture:
     """Draw every client under FedABML against itself under its rivals, in the first seed that both have finished."""
     ours = next((groups[n][0].result for n in ("fedabml", "fedabml-plain") if n in groups), None)
     series = []
@@ -185,12 +181,10 @@ def _duel(column: str, groups: Mapping[str, Sequence[Done]]) -> list[Picture]:
         ]
         people = [person(column, i) for i in range(len(up))]
         series.append(Series(f"against {rival}", up, across, tips, who=people))
-    if not series:
-        return []
     options = {"x": Axis("the rival's accuracy", "percent"), "y": Axis("FedABML's", "percent"), "diagonal": True}
     options["title"] = f"Clients, {TITLES[column]}"
     caption = "A dot is a client of the first seed. Above the line FedABML serves it better."
-    return [Picture(f"clients-{column}", f"Client by client, {TITLES[column]}", caption, scatter, series, options)]
+    return Picture(f"clients-{column}", f"Client by client, {TITLES[column]}", caption, scatter, series, options)
 
 
 def _of_comparison(column: str, comparison: Comparison) -> list[Picture]:

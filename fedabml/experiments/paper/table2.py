@@ -106,7 +106,6 @@ def _sheets(context: Context, column: str, means: Rows) -> list[Sheet]:
     return [
         Sheet(title + what, head, [[context.name(name), *cells] for name, cells in table.items()], [note])
         for what, table, note in tables
-        if table
     ]
 
 
