@@ -32,7 +32,7 @@ TITLES = {"mnist": "MNIST", "fashionmnist": "FashionMNIST", "svhn": "SVHN", SCRA
 def check_outside(context: Context, column: str) -> None:
     """Refuse a column that has no dataset outside it, or whose is not here."""
     if column not in OUTSIDE:
-        raise InputError(f"No dataset lies outside it: choose of {', '.join(OUTSIDE)}.")
+        raise InputError(f"No dataset lies outside it: choose among {', '.join(OUTSIDE)}.")
     if OUTSIDE[column] != SCRAMBLED:
         dataset(OUTSIDE[column], context.request.machine.get("data_dir"))
 

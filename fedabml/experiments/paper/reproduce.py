@@ -133,7 +133,7 @@ def _context(
     check_seeds(request.seed_list)
     search_seeds = {request.first_search_seed, request.first_search_seed + 1}  # the second one confirms the winner
     if searches and (both := search_seeds & {*request.seed_list}):
-        raise InputError(f"Seed {min(both)} is of the test and of the search: give another --search-seed.")
+        raise InputError(f"Seed {min(both)} belongs to the tests and to the searches: give another --search-seed.")
     for choice in ("columns", "algorithms"):
         if getattr(request, choice) and not getattr(experiment, choice):
             raise InputError(f"'{request.experiment}' has no {choice} to choose from; leave --{choice} out.")

@@ -87,7 +87,7 @@ def read_chosen(files: Sequence[str | Path]) -> dict[str, str]:
         content = read_toml(file)
         tables = [name for name, value in content.items() if isinstance(value, dict) and name != "model_options"]
         if not tables:
-            raise InputError(f"'{file}' has settings of no algorithm.")
+            raise InputError(f"'{file}' has no table of an algorithm's settings. Give a tuned.toml of `fedabml tune`.")
         try:
             RunConfig.of({k: v for k, v in content.items() if k not in tables})
             for each in tables:
