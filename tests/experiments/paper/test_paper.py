@@ -704,10 +704,10 @@ def test_what_lies_outside_must_be_here_too(tmp_path, monkeypatch):
     monkeypatch.setitem(outside.OUTSIDE, "digits", "svhn")
     context = _context("uncertainty", columns=("digits",), machine={"data_dir": str(tmp_path)})
     with pytest.raises(InputError, match=r"left out.*fedabml data get svhn"):
-        list(outside.pairs(context, ()))
+        EXPERIMENTS["uncertainty"]().cells(context)
     monkeypatch.delitem(outside.OUTSIDE, "digits")
     with pytest.raises(InputError, match="No dataset lies outside"):
-        list(outside.pairs(context, ()))
+        EXPERIMENTS["uncertainty"]().cells(context)
 
 
 def _offline(*_):
