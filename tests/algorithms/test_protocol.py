@@ -222,8 +222,8 @@ def other(algorithm, factor):
 @pytest.mark.slow
 @EVERY
 def test_a_sweep_as_lanes_equals_separate_runs(fed, algorithm):
-    """Three runs side by side, of other seeds and hyperparameters, in chunks that cut through them."""
-    runs = [(algorithm, {}), (other(algorithm, 0.9), {}), (other(algorithm, 0.95), {"seed": SEED + 1})]
+    """Two runs side by side, of other seeds and hyperparameters, in chunks that cut through them."""
+    runs = [(algorithm, {}), (other(algorithm, 0.9), {"seed": SEED + 1})]
     alone = [usual(fed, algorithm)[0], *(simulate(fed, a, **options)[0] for a, options in runs[1:])]
     setups = [prepare(fed, a, chunk=5, **options) for a, options in runs]
     sims = [Simulation(s.cohort) for s in setups]
@@ -232,7 +232,7 @@ def test_a_sweep_as_lanes_equals_separate_runs(fed, algorithm):
     for one, many, line in zip(alone, sims, lines, strict=True):
         assert_states_close(everything(many), everything(one), 1e-9)
         assert line["round"] == ROUNDS and line["clients"] == draw_clients(len(SIZES), SHARE, many.cohort.seed, ROUNDS)
-    first, second = (everything(sim) for sim in alone[:2])
+    first, second = (everything(sim) for sim in alone)
     assert any(not torch.equal(first[name], second[name]) for name in first)
     epochs = sims[0].cohort.algorithm.personal_epochs
     (together,) = evaluate_after((epochs,), [Entry(s.cohort, s.theta, s.kept_for) for s in sims], prior=epochs)
