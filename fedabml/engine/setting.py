@@ -125,8 +125,8 @@ class Cohort:
             compile=bool(place.compile) and here and batched,
             undecided=place.compile is None and here and batched and not cpu,
             record=batched and cpu,
-            lanes_cost_time=not batched
-            or outputs >= place.policy.heavy_outputs,  # one by one every lane takes its time
+            # One by one, or with this much to compute, every lane takes its time.
+            lanes_cost_time=not batched or outputs >= place.policy.heavy_outputs,
             policy=place.policy,
         )
         self.tables = Tables(fed, setting.seed, place.device, place.dtype, first)
