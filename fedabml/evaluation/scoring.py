@@ -39,6 +39,8 @@ COVERAGE = 0.9  # nominal coverage of the interval that a regression is tested a
 _Z90 = 1.6448536269514722
 FEW, ROWS = 64, 4096  # samples in a batch of the server's own model: at least, and where memory allows
 Predictions = Prediction | Regression
+Stage = tuple[list[list[Any]], list[list[int]]]  # after some epochs: the predictions and diverged clients of every run
+Scores = tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]  # by client, pooled, diagrams
 
 
 @dataclass(frozen=True)
@@ -153,11 +155,9 @@ def _predict_clients(
     clients: list[list[int]],
     on_progress: Callable[[float], None],
     chunk: int,
-) -> list[tuple[list[list[Any]], list[list[int]]]]:
+) -> list[Stage]:
     """Return, for each number of epochs, every run's predictions for its clients and the clients that diverged."""
-    stages: list[tuple[list[list[Any]], list[list[int]]]] = [
-        ([[] for _ in entries], [[] for _ in entries]) for _ in epochs
-    ]
+    stages: list[Stage] = [([[] for _ in entries], [[] for _ in entries]) for _ in epochs]
     workers = entries[0].cohort.workers
     parts = list(chunks(clients, chunk, workers))
 
@@ -302,9 +302,7 @@ def calibration(confidence: np.ndarray, correct: np.ndarray, owner: np.ndarray, 
     return tuple(s.reshape(clients, BINS) for s in sums)
 
 
-def _classification(
-    p: Prediction, y: np.ndarray, owner: np.ndarray, clients: int
-) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
+def _classification(p: Prediction, y: np.ndarray, owner: np.ndarray, clients: int) -> Scores:
     """Return the measures of each client, the pooled measures, and the diagrams of all predictions."""
     true = p.probs[np.arange(len(y)), y]
     correct, confidence = p.label == y, p.probs.max(-1)
@@ -339,9 +337,7 @@ def _classification(
     return by_client, pooled, details
 
 
-def _regression(
-    p: Regression, y: np.ndarray, owner: np.ndarray, clients: int
-) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
+def _regression(p: Regression, y: np.ndarray, owner: np.ndarray, clients: int) -> Scores:
     """Return the measures of each client and the pooled measures; a regression has no diagrams."""
     squared = ((p.mean - y) ** 2).mean(-1)
     inside = (np.abs(p.mean - y) <= _Z90 * p.std).mean(-1)

@@ -386,8 +386,9 @@ def _hyperparameters(algorithm: str) -> set[str]:
 def _check_hyper(algorithm: str, table: Mapping[str, Any]) -> None:
     """Refuse names that are no hyperparameters of an algorithm."""
     known = _hyperparameters(algorithm)
-    for name in (name for name in table if name not in known):
-        raise InputError(f"Algorithm '{algorithm}' has no hyperparameter '{name}'.{nearest(name, known)}")
+    for name in table:
+        if name not in known:
+            raise InputError(f"Algorithm '{algorithm}' has no hyperparameter '{name}'.{nearest(name, known)}")
 
 
 _TYPES: dict[str, tuple[Any, str]] = {
