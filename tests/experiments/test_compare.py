@@ -1,4 +1,4 @@
-"""Comparing algorithms: real runs on digits, what is written and said of them, and going on after an interruption."""
+"""Comparing algorithms: real runs on digits, what is written and printed, and going on after an interruption."""
 
 import csv
 import json
@@ -40,9 +40,9 @@ THREE = ["--algorithms", "fedabml,fedavg,local", "--seeds", 3]
 
 def refused(*words):
     """The paragraph of an error."""
-    said = run("compare", *words, code=2).stderr
-    assert said.startswith("Error: ") and said.count("\n") == 1 and "Traceback" not in said
-    return said
+    output = run("compare", *words, code=2).stderr
+    assert output.startswith("Error: ") and output.count("\n") == 1 and "Traceback" not in output
+    return output
 
 
 def rows(path):
@@ -56,7 +56,7 @@ def lines(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A finished comparison and what was said, not to be changed."""
+    """A finished comparison and what it printed, not to be changed."""
     out = tmp_path_factory.mktemp("whole") / "comparison"
     return out, run("compare", *SMALL, *THREE, "--out", out)
 
@@ -81,7 +81,7 @@ def idle(monkeypatch):
 
 # -- what it says -----------------------------------------------
 def test_the_same_numbers_everywhere(whole):
-    out, said = whole
+    out, output = whole
     cells = [json.loads(line) for line in lines(out)]
     assert len(cells) == 9
     table, page = json.loads((out / "table.json").read_text()), (out / "table.md").read_text()
@@ -97,9 +97,9 @@ def test_the_same_numbers_everywhere(whole):
             assert row[measure] == pytest.approx(np.mean(values)) and row[f"{measure}_half"] == pytest.approx(half)
             assert float(flat[row["label"]][measure]) == pytest.approx(row[measure], rel=1e-5)
         shown = f"{100 * row['accuracy']:.2f} ± {100 * row['accuracy_half']:.2f}"
-        assert shown in page and shown in said.stdout and f"{row['nll']:.3f} ± {row['nll_half']:.3f}" in page
-        assert (f"**{shown}**" in page) == (f"* {shown}" in said.stdout) == row["best"]
-        assert (f"≈ {shown}" in page) == (f"≈ {shown}" in said.stdout) == row["alike"]
+        assert shown in page and shown in output.stdout and f"{row['nll']:.3f} ± {row['nll_half']:.3f}" in page
+        assert (f"**{shown}**" in page) == (f"* {shown}" in output.stdout) == row["best"]
+        assert (f"≈ {shown}" in page) == (f"≈ {shown}" in output.stdout) == row["alike"]
         behind = f"{100 * row['behind']:.2f} ± {100 * row['behind_half']:.2f}" if row["behind"] is not None else "–"
         assert f"{shown}{'**' * row['best']} | {behind} |" in page and (behind == "–") == row["best"]
         up, down = own[0]["facts"]["bytes_up"], own[0]["facts"]["bytes_down"]
@@ -108,7 +108,7 @@ def test_the_same_numbers_everywhere(whole):
     assert all(digest in page for digest in table["partition_hashes"].values())
     for sentence in table["notes"]:
         assert sentence.replace("* best", "Bold: best") in page
-    assert "t-tests over the 3 seeds and over 24 clients" in " ".join(said.stdout.split())
+    assert "t-tests over the 3 seeds and over 24 clients" in " ".join(output.stdout.split())
 
 
 def test_the_tests_are_those_of_the_clients(whole):
@@ -135,7 +135,7 @@ def stats_holm(p):
 
 
 def test_who_is_harmed(whole):
-    out, said = whole
+    out, output = whole
     clients = rows(out / "clients.csv")
     assert len(clients) == 3 * 3 * 8 and list(clients[0])[:6] == [
         "algorithm",
@@ -159,7 +159,7 @@ def test_who_is_harmed(whole):
         for most in row["harm_most"]:
             same = (c for c in clients if (c["algorithm"], c["name"]) == (row["label"], most["client"]))
             assert any(int(c["seed"]) == most["seed"] and float(c["accuracy"]) == most["here"] for c in same)
-    assert "Clients against Local only" in said.stdout and "largest losses" in (out / "table.md").read_text()
+    assert "Clients against Local only" in output.stdout and "largest losses" in (out / "table.md").read_text()
 
 
 def test_the_page_stands_alone(whole):
@@ -198,8 +198,8 @@ def test_the_page_shows_how_reliable_the_rows_are(whole, finished, idle):
     of = [np.array(r.scores[0].reliability) for r in results if r.label == "fedavg"]
     best = max(range(len(of[0])), key=lambda i: sum(bins[i, 2] for bins in of))
     count, right = sum(b[best, 2] for b in of), sum(b[best, 1] * b[best, 2] for b in of)
-    told = re.findall(r"fedavg: ([\d.]+)% right at confidence [\d.]+%&#10;(\d+) predictions", read_page(whole[0]))
-    assert (f"{100 * right / count:.1f}", f"{count:.0f}") in told
+    tips = re.findall(r"fedavg: ([\d.]+)% right at confidence [\d.]+%&#10;(\d+) predictions", read_page(whole[0]))
+    assert (f"{100 * right / count:.1f}", f"{count:.0f}") in tips
 
     content = (parse_sealed(line, "") for line in lines(finished))  # cells of a version that did not keep it
     old = [c | {"scores": [{k: v for k, v in s.items() if k != "reliability"} for s in c["scores"]]} for c in content]
@@ -258,8 +258,8 @@ def test_a_watched_comparison_is_resumed_as_it_is(watched, idle, tmp_path):
     for words in (["compare", "--resume", "--out", "done"], [*shlex.split(command)[1:-1], "done"]):
         assert "6 of 6 runs were finished before" in run(*words).stdout
         assert read_page(tmp_path / "done").count('fill-opacity=".18"') == 2
-    said = refused("--resume", "--out", "done", "--eval-every", 3)
-    assert "eval_every (was 2, now 3)" in said and "another folder" in said
+    output = refused("--resume", "--out", "done", "--eval-every", 3)
+    assert "eval_every (was 2, now 3)" in output and "another folder" in output
     assert "eval_every (was 2, now 0)" in refused(*SMALL, *WATCHED, "--out", "done")
 
 
@@ -304,8 +304,8 @@ def test_its_report_is_drawn_anew_from_the_cells_alone(finished, idle, tmp_path,
     (finished / "report.html").unlink()
     assert f"report   {finished / 'report.html'}" in run("report", finished).stdout
     same = {file.name: file.read_bytes() for file in finished.iterdir()}
-    told = [files["report.html"].split(b"fedabml compare")[0] for files in (same, before)]  # the folder is another
-    assert same.keys() == before.keys() and told[0] == told[1]
+    pages = [files["report.html"].split(b"fedabml compare")[0] for files in (same, before)]  # the folder is another
+    assert same.keys() == before.keys() and pages[0] == pages[1]
     assert all(same[name] == before[name] for name in before if name != "report.html")
     run("report", finished, "--out", tmp_path / "x.html", "--title", "Mine")
     assert "<title>Mine</title>" in (tmp_path / "x.html").read_text()
@@ -318,8 +318,8 @@ def test_its_report_is_refused_until_it_is_finished(finished, idle, tmp_path):
     assert "--title out" in refused_report(finished, tmp_path / "twin", "--title", "x")
     assert run("report", finished, tmp_path / "twin").stdout.count("report.html") == 2
     (finished / "cells.jsonl").write_text("".join(line + "\n" for line in lines(finished)[:-2]))
-    said = refused_report(finished)
-    assert "2 of 9 runs are missing" in said and f"fedabml compare --resume --out {finished}" in said
+    output = refused_report(finished)
+    assert "2 of 9 runs are missing" in output and f"fedabml compare --resume --out {finished}" in output
     (tmp_path / "twin/table.json").write_text('{"rows": [1]}')
     assert "table.json" in refused_report(tmp_path / "twin")
 
@@ -334,9 +334,9 @@ def test_a_row_that_was_refused_stays_so_in_its_report(tmp_path, monkeypatch):
 
 
 def refused_report(*words):
-    said = run("report", *words, code=2).stderr
-    assert said.startswith("Error: ") and said.count("\n") == 1 and "Traceback" not in said
-    return said
+    output = run("report", *words, code=2).stderr
+    assert output.startswith("Error: ") and output.count("\n") == 1 and "Traceback" not in output
+    return output
 
 
 def _lines(section):
@@ -348,11 +348,11 @@ def test_the_table_fits_the_terminal(finished, idle, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
-    said = run("compare", "--resume", "--out", finished).stdout
-    assert "harmed" in said and ("are in table.md" in said) == (width < 140)
-    assert ("Behind: the best's lead" in said) == (width > 80) == ("and the differences to the best" not in said)
+    output = run("compare", "--resume", "--out", finished).stdout
+    assert "harmed" in output and ("are in table.md" in output) == (width < 140)
+    assert ("Behind: the best's lead" in output) == (width > 80) == ("and the differences to the best" not in output)
     if width > 80:
-        head = next(line for line in said.splitlines() if "accuracy %" in line)
+        head = next(line for line in output.splitlines() if "accuracy %" in line)
         words = ("behind", "worst tenth", "NLL", "ECE", "Brier", "traffic", "seconds", "harmed")
         assert all(word in head for word in words)
 
@@ -361,17 +361,17 @@ def test_a_live_bar_on_a_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("FORCE_COLOR", "1")
     words = ["--algorithms", "local,fedavg", "--seeds", 1, "--set", "fedavg.lr=1e38"]
-    said = run("compare", *SMALL, *words, "--out", "bar").stdout
-    assert "comparing" in said and "2/2" in said and "elapsed" in said and "remaining" in said
-    assert "fedavg, seed 0: diverged" in said
+    output = run("compare", *SMALL, *words, "--out", "bar").stdout
+    assert "comparing" in output and "2/2" in output and "elapsed" in output and "remaining" in output
+    assert "fedavg, seed 0: diverged" in output
 
 
 def test_without_local_only_and_with_one_seed(tmp_path):
-    said = " ".join(
+    output = " ".join(
         run("compare", *SMALL, "--algorithms", "fedavg,fedavg-ft", "--seeds", "4,", "--out", "c").stdout.split()
     )
-    assert "needs Local only" in said and "seed 4 alone" in said and "give at least --seeds 3" in said
-    assert "±" not in said and "harmed" not in (tmp_path / "c/table.md").read_text()
+    assert "needs Local only" in output and "seed 4 alone" in output and "give at least --seeds 3" in output
+    assert "±" not in output and "harmed" not in (tmp_path / "c/table.md").read_text()
     assert rows(tmp_path / "c/clients.csv")[0]["local_accuracy"] == ""
     assert rows(tmp_path / "c/table.csv")[0]["accuracy_half"] == ""
 
@@ -411,9 +411,9 @@ def test_a_table_worked_by_hand():
     assert len({len(head), *map(len, cells)}) == 1
     assert cells[1][1].startswith("† 75.00 ± ") and cells[2][1] == "† 10.00" and cells[3][1] == "diverged"
     assert cells[4][1:] == ["–"] * 8
-    said = " ".join(explained(found))
-    assert "local diverged with seed 1; the numbers are of the others. It burst. Sorry." in said
-    assert "gone diverged with seed 0, 1, 2. Gone." in said and "– headless: It has no head." in said
+    output = " ".join(explained(found))
+    assert "local diverged with seed 1; the numbers are of the others. It burst. Sorry." in output
+    assert "gone diverged with seed 0, 1, 2. Gone." in output and "– headless: It has no head." in output
 
 
 def test_the_smallest_gap_that_a_table_sees():
@@ -430,8 +430,8 @@ def test_the_smallest_gap_that_a_table_sees():
     )
     own = {label: RunConfig(algorithm="fedavg") for label in spread}
     found = make(own, results, {}, range(3), same_clients=False)
-    # None is told from the best. The median rival is `loose`: its lags have a standard error of 0.03/√3, and of three
-    # rivals it must pass 5 %/3.
+    # No rival differs significantly from the best. The median one is `loose`: its lags have a standard error of
+    # 0.03/√3, and of three rivals it must pass 5 %/3.
     gap = 100 * stats.t.ppf(1 - 0.05 / 6, 2) * 0.03 / 3**0.5
     assert f" With 3 seeds a gap below about {gap:.1f} points is not seen." in " ".join(explained(found))
     head, cells = grid(found, lead=True)
@@ -503,15 +503,15 @@ def test_a_comparison_of_before_keeps_the_default_step_sizes_of_then(tmp_path):
 
 
 def test_other_cells_than_asked_for(finished, idle):
-    said = refused(*SMALL, *THREE, "--rounds", 5, "--set", "fedabml.lam=0.5", "--out", finished)
-    assert "rows.fedabml.lam (was unset, now 0.5)" in said and "rounds (was 2, now 5)" in said
+    output = refused(*SMALL, *THREE, "--rounds", 5, "--set", "fedabml.lam=0.5", "--out", finished)
+    assert "rows.fedabml.lam (was unset, now 0.5)" in output and "rounds (was 2, now 5)" in output
     assert "clients (was 8, now 9)" in refused("--resume", "--out", finished, "--clients", 9)
     assert "rounds (was 2, now 4)" in refused(
         *SMALL, "--algorithms", "ditto", "--rounds", 4, "--out", finished, "--resume"
     )
-    said = refused(*SMALL, "--algorithms", "fedabml,ditto", "--seeds", 4, "--out", finished)
-    assert "seeds (was [0, 1, 2], now [0, 1, 2, 3])" in said and "Extend it with --resume" in said
-    assert "algorithms (was ['fedabml', 'fedavg', 'local'], now ['ditto', 'fedabml'])" in said
+    output = refused(*SMALL, "--algorithms", "fedabml,ditto", "--seeds", 4, "--out", finished)
+    assert "seeds (was [0, 1, 2], now [0, 1, 2, 3])" in output and "Extend it with --resume" in output
+    assert "algorithms (was ['fedabml', 'fedavg', 'local'], now ['ditto', 'fedabml'])" in output
     assert len(lines(finished)) == 9
 
 
@@ -536,10 +536,10 @@ def test_ctrl_c_says_how_to_go_on(whole, monkeypatch, tmp_path):
         return honest(group, on_round)
 
     monkeypatch.setattr(runner, "run_together", run_together)
-    said = run("compare", *SMALL, *THREE, "--out", "my comparison", code=130).stderr
-    assert "Stopped. 3 of 9 runs are finished" in said and not (tmp_path / "my comparison/table.md").exists()
+    output = run("compare", *SMALL, *THREE, "--out", "my comparison", code=130).stderr
+    assert "Stopped. 3 of 9 runs are finished" in output and not (tmp_path / "my comparison/table.md").exists()
     monkeypatch.setattr(runner, "run_together", honest)
-    command = shlex.split(said.partition("To go on: ")[2])
+    command = shlex.split(output.partition("To go on: ")[2])
     assert command == ["fedabml", "compare", "--resume", "--out", "my comparison"]
     assert "3 of 9 runs were finished before" in run(*command[1:]).stdout
     assert (tmp_path / "my comparison/clients.csv").read_text() == (whole[0] / "clients.csv").read_text()
@@ -613,14 +613,14 @@ def test_the_worst_tenth_of_small_clients_is_left_out():
 
 # -- what does not work out -------------------------------------
 def test_a_model_without_a_head(tmp_path):
-    told = run("compare", *SMALL, "--algorithms", "all", "--rounds", 1, "--seeds", 1, "--out", "all")
-    said = " ".join(told.stdout.split())
+    done = run("compare", *SMALL, "--algorithms", "all", "--rounds", 1, "--seeds", 1, "--out", "all")
+    output = " ".join(done.stdout.split())
     assert (
-        "– fedrep, fedbabu, fedpop: The model has no layer before its head" in said
-        and "8 clients, mlr, 1 round" in said
+        "– fedrep, fedbabu, fedpop: The model has no layer before its head" in output
+        and "8 clients, mlr, 1 round" in output
     )
-    assert "1 rounds" not in said and "--set ALGORITHM.head=PREFIX" in said
-    noted = " ".join(told.stderr.split())
+    assert "1 rounds" not in output and "--set ALGORITHM.head=PREFIX" in output
+    noted = " ".join(done.stderr.split())
     assert "fedrep, fedbabu, fedpop cannot be compared here: The model has no layer" in noted
     table = {row["algorithm"]: row for row in rows(tmp_path / "all/table.csv")}
     assert "no layer before" in table["fedrep"]["refused"] and table["fedrep"]["accuracy"] == ""
@@ -630,14 +630,14 @@ def test_a_model_without_a_head(tmp_path):
     words = [*shlex.split(command)[1:-1], "again", "--finished", "all/cells.jsonl", "--quiet"]
     run(*words)  # it names all of them, and that is as good
     assert grid_of(tmp_path / "again") == grid_of(tmp_path / "all")
-    said = refused(*SMALL, "--algorithms", "fedpop,fedrep", "--out", "named")
-    assert "The model has no layer before its head" in said and not (tmp_path / "named").exists()
+    output = refused(*SMALL, "--algorithms", "fedpop,fedrep", "--out", "named")
+    assert "The model has no layer before its head" in output and not (tmp_path / "named").exists()
 
 
 def test_a_row_that_diverges_is_a_result(tmp_path):
     words = ["--algorithms", "local,fedavg,fedavg-ft", "--seeds", 2, "--set", "fedavg.lr=1e38", "--out", "run"]
-    said = run("compare", *SMALL, *words).stdout
-    assert "† fedavg diverged with seed 0, 1. Training diverged in round" in " ".join(said.split())
+    output = run("compare", *SMALL, *words).stdout
+    assert "† fedavg diverged with seed 0, 1. Training diverged in round" in " ".join(output.split())
     last = json.loads((tmp_path / "run/table.json").read_text())["rows"][-1]
     assert last["label"] == "fedavg" and last["accuracy"] is None and set(last["diverged"]) == {"0", "1"}
     assert "| fedavg | diverged |" in (tmp_path / "run/table.md").read_text()
@@ -650,7 +650,7 @@ def test_everything_diverges(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "--algorithms all"),
         (["--algorithms", ","], "there is no algorithm"),
@@ -682,8 +682,8 @@ def test_everything_diverges(tmp_path):
         (["--resume", "--out", "nowhere"], "holds nothing to resume"),
     ],
 )
-def test_bad_words(words, said, tmp_path):
-    assert said in refused(*words)
+def test_bad_words(words, message, tmp_path):
+    assert message in refused(*words)
     assert not list(tmp_path.iterdir())
 
 
@@ -742,12 +742,12 @@ def test_regression_on_a_table_from_anywhere(tmp_path, monkeypatch):
     frame["y"] = frame["x"] * np.repeat([1, 2, 3, 4], 25) + 0.1 * rng.normal(size=100)
     frame.to_csv(tmp_path / "t.csv", index=False)
     words = ["--data", "t.csv", "--client-column", "site", "--target-column", "y", "--model", "mlr", "--rounds", 2]
-    said = run("compare", *words, "--participation", 1, "--algorithms", "local,fedavg", "--seeds", 3).stdout
+    output = run("compare", *words, "--participation", 1, "--algorithms", "local,fedavg", "--seeds", 3).stdout
     out = tmp_path / "runs/t-comparison"
     table = rows(out / "table.csv")
     assert [float(row["rmse"]) for row in table] == sorted(float(row["rmse"]) for row in table)
     assert {"rmse", "nll", "coverage"} <= table[0].keys() and "accuracy" not in table[0]
-    assert "best RMSE" in said and "over 4 clients" in " ".join(said.split())  # the same four in every seed
+    assert "best RMSE" in output and "over 4 clients" in " ".join(output.split())  # the same four in every seed
     clients = rows(out / "clients.csv")
     assert {row["name"] for row in clients} == {"north", "south", "west", "east"}
     fedavg = next(row for row in table if row["algorithm"] == "fedavg")
@@ -758,9 +758,9 @@ def test_regression_on_a_table_from_anywhere(tmp_path, monkeypatch):
     assert "6 of 6 runs were finished" in run("compare", "--resume", "--out", out).stdout
 
 
-def test_seeds_are_told_as_they_are_asked_for():
-    for seeds, said in (((0, 1, 2), "3"), ((0, 3, 7), "0,3,7"), ((4,), "4,"), ((0,), "1")):
-        assert f"--seeds {said} " in Request(configs(["local"]), seeds).command(Path("out"))
+def test_seeds_are_written_as_they_are_requested():
+    for seeds, flag in (((0, 1, 2), "3"), ((0, 3, 7), "0,3,7"), ((4,), "4,"), ((0,), "1")):
+        assert f"--seeds {flag} " in Request(configs(["local"]), seeds).command(Path("out"))
 
 
 # -- from Python ------------------------------------------------

@@ -64,9 +64,9 @@ def test_a_winner_that_fails_on_all_training_data_gives_way_to_the_next_best(tmp
 
 def test_the_command_names_what_was_refused(tmp_path):
     held = [word for name, value in STILL.items() for word in ("--set", f"fedprox.{name}={value}")]
-    said = run("tune", "--algorithms", "fedprox", *WORDS_PROX, *held, "--grid", "mu=3e38", "--out", "out")
-    assert "1 refused" in said.stdout and "trial 0: refused on all training rows of seed 101" in said.stdout
-    assert "fedprox: trial 0 was refused on all training rows of seed 101" in said.stderr
+    output = run("tune", "--algorithms", "fedprox", *WORDS_PROX, *held, "--grid", "mu=3e38", "--out", "out")
+    assert "1 refused" in output.stdout and "trial 0: refused on all training rows of seed 101" in output.stdout
+    assert "fedprox: trial 0 was refused on all training rows of seed 101" in output.stderr
     text = (tmp_path / "out/tuned.toml").read_text()
     assert "fedprox      every trial diverged or was refused" in text and "fedprox" not in tomllib.loads(text)
 
@@ -152,9 +152,9 @@ def test_the_flag_of_a_warning_searches_further(tmp_path):
     words = ("--algorithms", "fedavg-ft", "--trials", 3, *WORDS)
     words += tuple(f"--set=fedavg-ft.{name}" for name in ("average=0", "server_momentum=0", "personal_epochs=5"))
     narrow = ("--grid", "fedavg-ft.lr=0.001..0.0011", "--grid", "fedavg-ft.personal_lr=0.001,0.002")
-    said = run("tune", *words, *narrow, "--out", "narrow")
+    output = run("tune", *words, *narrow, "--out", "narrow")
     rate, personal = "fedavg-ft.lr=0.001..0.011", "fedavg-ft.personal_lr=0.001,0.002,0.004"
-    assert {rate, personal} <= {*flags(said.stderr)} and said.stderr.count("upper end of what was searched") >= 2
+    assert {rate, personal} <= {*flags(output.stderr)} and output.stderr.count("upper end of what was searched") >= 2
     text = (tmp_path / "narrow/tuned.toml").read_text()
     assert {rate, personal} <= {*flags("\n".join(text.splitlines()[1:]))}  # but the command itself
     assert "--grid fedavg-ft.lr=0.001..0.0011" in text.splitlines()[0]

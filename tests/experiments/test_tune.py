@@ -190,8 +190,8 @@ def test_what_is_fixed_and_what_makes_a_variant_is_not_searched():
 def test_a_choice_that_contradicts_what_is_held_is_left_out(held, word):
     search = Search(SMALL.with_changes(algorithm="fedabml", hyper=held), held, [100], 8)
     assert search.space.keys() == space("fedabml", held).keys() - {"posterior_std"}
-    (said,) = search.notes
-    assert said.startswith("fedabml: posterior_std = natural is not searched") and word in said
+    (output,) = search.notes
+    assert output.startswith("fedabml: posterior_std = natural is not searched") and word in output
     free = Search(SMALL.with_changes(algorithm="fedabml", hyper={"lr": 2.0}), {}, [100], 8)
     assert "natural" in free.space["posterior_std"] and not free.notes  # with another lr, which is searched, it is fine
 
@@ -282,9 +282,9 @@ def test_every_algorithm_gets_the_same_budget_and_the_best_goes_on(tmp_path):
     assert (rows[0]["trial"], float(rows[0]["lr"]), rows[0]["error"]) == ("0", first.searched["lr"], "")
     assert rows[0]["value"] == f"{first.value:.6g}" and rows[0]["nu0"] == ""
 
-    said = run("train", "--config", found.file, "--algorithm", "fedabml", "--dry-run").stdout
-    assert f"lr={found.best('fedabml')[0].searched['lr']}" in said and "lam=0.01" in said and "8, with" in said
-    assert "scored on         test data" in said
+    output = run("train", "--config", found.file, "--algorithm", "fedabml", "--dry-run").stdout
+    assert f"lr={found.best('fedabml')[0].searched['lr']}" in output and "lam=0.01" in output and "8, with" in output
+    assert "scored on         test data" in output
 
 
 class Stop(Exception):
@@ -411,15 +411,17 @@ def test_what_cannot_be_tuned_is_said_before_anything_is_written(tmp_path, words
 
 def test_without_optuna_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    said = run("tune", "--algorithms", "fedavg", *WORDS, code=2).stderr
-    assert "pip install 'fedabml[tune]'" in said
+    output = run("tune", "--algorithms", "fedavg", *WORDS, code=2).stderr
+    assert "pip install 'fedabml[tune]'" in output
 
 
 def test_bad_words():
-    said = lambda *words: run("tune", *WORDS, *words, code=2).stderr
-    assert "all stands alone" in said("--algorithms", "all,local")
-    assert "for ditto, which is not among the named algorithms" in said("--algorithms", "local", "--set", "ditto.lam=1")
-    assert "is not accepted here: use --seeds" in said("--algorithms", "local", "--set", "seed=1")
+    error = lambda *words: run("tune", *WORDS, *words, code=2).stderr
+    assert "all stands alone" in error("--algorithms", "all,local")
+    assert "for ditto, which is not among the named algorithms" in error(
+        "--algorithms", "local", "--set", "ditto.lam=1"
+    )
+    assert "is not accepted here: use --seeds" in error("--algorithms", "local", "--set", "seed=1")
 
 
 # -- the command --------------------------------------------------------------------------------------------------
@@ -427,12 +429,12 @@ def test_the_command_tunes_resumes_and_hands_over(tmp_path):
     held = ("--set", "fedavg-ft.personal_epochs=1", "--set", "fedavg-ft.personal_lr=0.01")
     for name, value in (("server_lr", 1.0), ("server_momentum", 0.0)):
         held += ("--set", f"fedavg-ft.{name}={value}", "--set", f"fedavg.{name}={value}")
-    said = run("tune", "--algorithms", "fedavg-ft,fedavg", "--trials", 3, *WORDS, *held, "--lr", 0.05)
-    assert "fedavg-ft: the best of 3 trials on validation data" in said.stdout  # three averages are left
+    output = run("tune", "--algorithms", "fedavg-ft,fedavg", "--trials", 3, *WORDS, *held, "--lr", 0.05)
+    assert "fedavg-ft: the best of 3 trials on validation data" in output.stdout  # three averages are left
     out = tmp_path / "runs/digits-tuning"
     assert (
         f"--config {out.relative_to(tmp_path)}/tuned.toml --algorithms fedavg-ft,fedavg --out runs/digits-tuned"
-        in said.stdout
+        in output.stdout
     )
     before = (out / "tuned.toml").read_text()
     assert (
@@ -447,8 +449,8 @@ def test_the_command_tunes_resumes_and_hands_over(tmp_path):
     table = tomllib.loads(before)
     assert table["fedavg-ft"]["lr"] == table["fedavg"]["lr"] == 0.05 and table["rounds"] == 2
     found = tmp_path / "runs/digits-tuning/tuned.toml"
-    said = run("compare", "--config", found, "--algorithms", "fedavg-ft,fedavg", "--seeds", 2).stdout
-    assert "fedavg-ft" in said and "8 clients" in said
+    output = run("compare", "--config", found, "--algorithms", "fedavg-ft,fedavg", "--seeds", 2).stdout
+    assert "fedavg-ft" in output and "8 clients" in output
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
@@ -460,12 +462,12 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(tuning, "SearchProgress", Impatient)
-        said = run("tune", "--algorithms", "fedavg", "--trials", 4, "--batch", 1, *WORDS, code=130).stderr
-    assert "3 of 8 runs are finished" in said and "fedabml tune --resume --out runs/digits-tuning" in said
-    said = run("tune", "--resume").stdout
-    assert "3 of 8 runs were finished before" in said and "4/8  fedavg, trial 3: accuracy" in said
+        output = run("tune", "--algorithms", "fedavg", "--trials", 4, "--batch", 1, *WORDS, code=130).stderr
+    assert "3 of 8 runs are finished" in output and "fedabml tune --resume --out runs/digits-tuning" in output
+    output = run("tune", "--resume").stdout
+    assert "3 of 8 runs were finished before" in output and "4/8  fedavg, trial 3: accuracy" in output
     cells = len(Ledger(tmp_path / "runs/digits-tuning/cells.jsonl").results)
-    assert f"{cells}/{cells}  fedavg, trial " in said and ": confirmed, on the second seed accuracy" in said
+    assert f"{cells}/{cells}  fedavg, trial " in output and ": confirmed, on the second seed accuracy" in output
 
 
 def test_a_preset_is_where_the_search_starts_and_a_file_is_what_it_holds(tmp_path):
@@ -491,11 +493,11 @@ def test_all_are_those_that_suit_the_network(tmp_path, model):
     tables = "".join(f"[{name}]\npersonal_epochs = 1\npersonal_lr = 0.01\n" for name in free)
     options = "model_options = { hidden = [16] }\n" if model == "mlp" else ""
     (tmp_path / "run.toml").write_text(options + tables)
-    said = run("tune", "--algorithms", "all", "--config", "run.toml", "--trials", 2, *WORDS, "--model", model)
+    output = run("tune", "--algorithms", "all", "--config", "run.toml", "--trials", 2, *WORDS, "--model", model)
     written = tomllib.loads((tmp_path / "runs/digits-tuning/tuned.toml").read_text())
     headless = {"fedrep", "fedbabu", "fedpop"} if model == "mlr" else set()
     assert written.keys() & REGISTRY.keys() == REGISTRY.keys() - headless
-    assert all(f"{name} is left out" in said.stderr for name in headless)
+    assert all(f"{name} is left out" in output.stderr for name in headless)
     assert written.get("model_options", {}) == ({"hidden": [16]} if model == "mlp" else {})
 
 
@@ -517,8 +519,8 @@ def test_a_grid_is_searched_in_place_of_what_is_declared(tmp_path):
     assert pairs == {(lr, mu) for lr in (0.05, 0.1) for mu in (0.1, 0.2)} and len(found.trials["fedprox-ft"]) == 4
     cells = [cell for cell in Ledger(tmp_path / "cells.jsonl").results.values() if cell.seed == 3]
     assert len(cells) == 6 and all([s.personal["personal_epochs"] for s in cell.scores] == [0, 2] for cell in cells)
-    said = (tmp_path / "tuned.toml").read_text().splitlines()[0]
-    assert "--grid lr=0.05,0.1" in said and "--grid fedprox-ft.mu=0.1,0.2" in said
+    output = (tmp_path / "tuned.toml").read_text().splitlines()[0]
+    assert "--grid lr=0.05,0.1" in output and "--grid fedprox-ft.mu=0.1,0.2" in output
     tuples = values | {"lr": (0.05, 0.1)}
     again = tune(SMALL, ["fedavg-ft", "fedprox-ft"], tmp_path, trials=9, seeds=(3,), values=tuples, resume=True)
     assert short(again.trials["fedavg-ft"]) == short(found.trials["fedavg-ft"])
