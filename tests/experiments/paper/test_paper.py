@@ -744,7 +744,10 @@ def test_the_command(one_thread_here):
         (["table1", "--grid", "lr=0.1"], "--grid is for"),
         (["toy", "--protocol", "tuned", "--search-seed", "1"], "--search-seed is for"),
         (["table1", "--protocol", "tuned", "--search-seed", "3"], "belongs to the tests and to the searches"),
-        (["table1", "--protocol", "tuned", "--search-seed", "9", "--seeds", "10,11"], "belongs to the tests and to the searches"),
+        (
+            ["table1", "--protocol", "tuned", "--search-seed", "9", "--seeds", "10,11"],
+            "belongs to the tests and to the searches",
+        ),
         (["table1", "--protocol", "tuned", "--seeds", "100,101"], "belongs to the tests and to the searches"),
         (["table1", "--seeds", "3,3"], "each once"),
         (["table1", "--seeds", "-1,2"], "each once"),
