@@ -1,0 +1,88 @@
+"""Measures of classifiers, held against scikit-learn for every client."""
+
+import numpy as np
+import pytest
+from sklearn import metrics
+
+from fedabml.evaluation.decisions import confusion, decision_measures, rates
+
+
+def drawn(classes, seed, clients=7, ties=False):
+    random = np.random.default_rng(seed)
+    owner = np.sort(random.integers(0, clients, 400))
+    y = random.integers(0, classes, 400)
+    probs = random.dirichlet(np.ones(classes), 400) + 0.5 * np.eye(classes)[y]
+    probs = np.round(probs, 1) + 0.01 if ties else probs
+    return probs / probs.sum(1, keepdims=True), y, owner, clients
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_two_classes_are_scikit_learn_s(seed, ties):
+    probs, y, owner, clients = drawn(2, seed, ties=ties)
+    ours = decision_measures(probs, y, owner, clients)
+    for client in range(clients):
+        p, t = probs[owner == client, 1], y[owner == client]
+        label = probs[owner == client].argmax(1)
+        false, true, _ = metrics.roc_curve(t, p, drop_intermediate=False)
+        assert ours["auroc"][client] == pytest.approx(metrics.roc_auc_score(t, p))
+        assert ours["average_precision"][client] == pytest.approx(metrics.average_precision_score(t, p))
+        assert ours["sensitivity"][client] == pytest.approx(true[false <= 0.1 + 1e-9].max())
+        assert ours["f1"][client] == pytest.approx(metrics.f1_score(t, label))
+        assert ours["recall"][client] == pytest.approx(metrics.recall_score(t, label))
+        assert ours["precision"][client] == pytest.approx(metrics.precision_score(t, label, zero_division=0))
+        assert ours["balanced_accuracy"][client] == pytest.approx(metrics.balanced_accuracy_score(t, label))
+
+
+@pytest.mark.parametrize("classes", [3, 5])
+def test_several_classes_are_macro_averages(classes):
+    probs, y, owner, clients = drawn(classes, 5)
+    ours = decision_measures(probs, y, owner, clients)
+    for client in range(clients):
+        p, t = probs[owner == client], y[owner == client]
+        assert len(np.unique(t)) == classes
+        assert ours["auroc"][client] == pytest.approx(metrics.roc_auc_score(t, p, multi_class="ovr"))
+        assert ours["average_precision"][client] == pytest.approx(
+            metrics.average_precision_score(np.eye(classes)[t], p, average="macro")
+        )
+        assert ours["f1"][client] == pytest.approx(metrics.f1_score(t, p.argmax(1), average="macro"))
+        assert ours["balanced_accuracy"][client] == pytest.approx(metrics.balanced_accuracy_score(t, p.argmax(1)))
+
+
+def test_a_client_s_value_does_not_depend_on_the_others_or_on_the_order():
+    probs, y, owner, clients = drawn(3, 1)
+    ours = decision_measures(probs, y, owner, clients)
+    order = np.random.default_rng(0).permutation(len(y))
+    mixed = decision_measures(probs[order], y[order], owner[order], clients)
+    for key in ours:
+        np.testing.assert_allclose(mixed[key], ours[key])
+        for client in range(clients):
+            mine = owner == client
+            alone = decision_measures(probs[mine], y[mine], np.zeros(mine.sum(), int), 1)
+            np.testing.assert_allclose(alone[key], ours[key][client])
+
+
+def test_what_is_not_defined_is_nan():
+    probs = np.array([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6]])
+    ours = decision_measures(probs, np.zeros(3, int), np.array([0, 0, 2]), 3)
+    assert np.isnan(ours["auroc"]).all() and np.isnan(ours["recall"]).all()
+    np.testing.assert_allclose(ours["balanced_accuracy"], [1, np.nan, 0])
+    np.testing.assert_allclose(ours["f1"], [np.nan, np.nan, 0])  # a false alarm, but nothing to find
+
+
+def test_always_the_common_class_has_no_recall():
+    """The case of the hospital: 88% accuracy, and no death is found."""
+    y = np.repeat([0, 1], [88, 12])
+    table = confusion(np.zeros(100, int), y, np.zeros(100, int), 1, 2)
+    recall, precision, f1 = rates(table)
+    assert table.tolist() == [[[88, 0], [12, 0]]]
+    assert recall.tolist() == [[1, 0]] and precision[0, 1] == 0 and f1[0, 1] == 0
+
+
+def test_perfect_and_useless_calibration():
+    probs = np.tile([0.25, 0.75], (400, 1))
+    y = np.repeat([0, 1], [100, 300])
+    ours = decision_measures(probs, y, np.zeros(400, int), 1)
+    assert ours["classwise_ece"][0] == pytest.approx(0)
+    ours = decision_measures(probs, 1 - y, np.zeros(400, int), 1)
+    assert ours["classwise_ece"][0] == pytest.approx(0.5)
