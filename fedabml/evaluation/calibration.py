@@ -1,0 +1,160 @@
+"""What a client learns from its validation data about its own model: calibration, a threshold, sets with coverage.
+
+All three are fitted on samples that the model was not trained on, and travel with the client's posterior:
+
+- *Temperature* (Guo et al. 2017): p ∝ p^(1/T), with T of the lowest validation NLL. T > 1 makes a model less sure.
+- *Isotonic regression*: a monotone map of each class's probability, for clients with enough validation samples.
+- *Threshold*: for two classes, the probability from which class 1 is predicted, chosen for a stated aim.
+- *Conformal sets and intervals* (Vovk et al. 2005): labels or ranges that contain the truth with a stated probability.
+  The guarantee is marginal: over new samples of this client, if they are exchangeable with its validation samples. It
+  holds for no single group of patients, and not after the client's data have changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import InputError
+
+ISOTONIC_ROWS = 1000  # below this isotonic regression follows the noise of its samples
+T_MIN, T_MAX = 0.05, 20.0
+
+
+def fit_temperature(probs: np.ndarray, y: np.ndarray) -> float:
+    """Return the temperature T of the lowest NLL for probabilities [n, classes] and labels [n].
+
+    The NLL is convex in 1/T, so a golden-section search finds the minimum between `T_MIN` and `T_MAX`.
+    """
+    if len(y) == 0:
+        return 1.0
+    logits = np.log(np.clip(probs, 1e-30, None))
+
+    def nll(inverse: float) -> float:
+        scaled = inverse * logits
+        top = scaled.max(1, keepdims=True)
+        return float((np.log(np.exp(scaled - top).sum(1)) + top[:, 0] - scaled[np.arange(len(y)), y]).mean())
+
+    return 1 / _lowest(nll, 1 / T_MAX, 1 / T_MIN)
+
+
+def _lowest(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return where a convex function of one variable is lowest between two bounds, to six digits."""
+    golden = (math.sqrt(5) - 1) / 2
+    a, b = high - golden * (high - low), low + golden * (high - low)
+    at_a, at_b = function(a), function(b)
+    while high - low > 1e-7 * max(1.0, high):
+        if at_a <= at_b:
+            high, b, at_b = b, a, at_a
+            a = high - golden * (high - low)
+            at_a = function(a)
+        else:
+            low, a, at_a = a, b, at_b
+            b = low + golden * (high - low)
+            at_b = function(b)
+    return (low + high) / 2
+
+
+def with_temperature(probs: np.ndarray, temperature: float) -> np.ndarray:
+    """Return p^(1/T), normalised, for probabilities [..., classes]."""
+    scaled = np.log(np.clip(probs, 1e-30, None)) / temperature
+    scaled = np.exp(scaled - scaled.max(-1, keepdims=True))
+    return scaled / scaled.sum(-1, keepdims=True)
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What a decision threshold is chosen for: `f1`, `recall>=0.8`, `precision>=0.8`, or `cost:MISS,ALARM`."""
+
+    kind: str
+    values: tuple[float, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Aim:
+        """Read an aim as users write it; raise `InputError` for anything else."""
+        kind, _, rest = text.replace(" ", "").partition(">=" if ">=" in text else ":")
+        try:
+            values = tuple(float(part) for part in rest.split(",")) if rest else ()
+        except ValueError:
+            values = (math.nan,)
+        if kind == "f1" and not rest:
+            return cls(kind)
+        if kind in ("recall", "precision") and ">=" in text and len(values) == 1 and 0 < values[0] <= 1:
+            return cls(kind, values)
+        if kind == "cost" and len(values) == 2 and all(0 < v < math.inf for v in values):
+            return cls(kind, values)
+        raise InputError(
+            f"The aim of the threshold is {text!r}. Write f1, recall>=0.8, precision>=0.8, or cost:MISS,ALARM with the "
+            "cost of a missed positive and of a false alarm, such as cost:10,1."
+        )
+
+
+def choose_threshold(score: np.ndarray, y: np.ndarray, aim: Aim) -> float | None:
+    """Return the threshold t that serves the aim best on validation data: class 1 is predicted where score >= t.
+
+    `score` [n] is the probability of class 1, `y` [n] is 0 or 1. Among thresholds that serve alike, the highest is
+    taken. For `recall>=r` it is the highest threshold that finds the share r; for `precision>=p` the lowest whose
+    precision is p. Returns None where the data cannot tell: no positive sample, or no threshold reaches the aim.
+    """
+    if not (y == 1).any():
+        return None
+    order = np.argsort(-score, kind="stable")
+    last = np.r_[np.diff(score[order]) != 0, True]  # the last of equal scores: a threshold takes all of them
+    found, taken = np.cumsum(y[order] == 1)[last], (np.arange(len(y)) + 1)[last]
+    thresholds = score[order][last]
+    positives = int((y == 1).sum())
+    if aim.kind == "f1":
+        best = int(np.argmax(2 * found / (positives + taken)))
+    elif aim.kind == "recall":
+        best = int(np.argmax(found >= aim.values[0] * positives - 1e-9))
+    elif aim.kind == "precision":
+        good = np.flatnonzero(found / taken >= aim.values[0] - 1e-9)
+        if not len(good):
+            return None
+        best = int(good[-1])
+    else:
+        miss, alarm = aim.values
+        costs = miss * (positives - found) + alarm * (taken - found)
+        best = int(np.argmin(costs))
+        if miss * positives <= costs[best]:  # to predict no positive at all is as cheap
+            return math.inf
+    # Halfway to the next lower score: the samples at the threshold itself stay on their side after rounding.
+    below = thresholds[best + 1] if best + 1 < len(thresholds) else 0.0
+    return float((thresholds[best] + below) / 2)
+
+
+def conformal_quantile(scores: np.ndarray, coverage: float) -> float:
+    """Return the score that a new sample exceeds with a probability of at most 1 − coverage.
+
+    It is the ⌈(n + 1)·coverage⌉-th smallest of the validation scores [n], and infinite where n is too small for the
+    coverage: then only "everything" has the guarantee. Nine samples are needed for 90%, 19 for 95%.
+    """
+    if not 0 < coverage < 1:
+        raise InputError(f"The coverage is {coverage}; it must lie between 0 and 1, such as 0.9.")
+    rank = math.ceil((len(scores) + 1) * coverage - 1e-9)
+    return float(np.sort(scores)[rank - 1]) if rank <= len(scores) else math.inf
+
+
+def label_scores(probs: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return how badly each label fits, 1 − p(y) [n]; sets are made of the labels below the conformal quantile."""
+    return 1 - probs[np.arange(len(y)), y]
+
+
+def label_sets(probs: np.ndarray, quantile: float) -> np.ndarray:
+    """Return the prediction sets bool [n, classes]: labels with 1 − p <= quantile, and always the most probable one."""
+    sets = 1 - probs <= quantile
+    sets[np.arange(len(probs)), probs.argmax(1)] = True
+    return sets
+
+
+def interval_scores(mean: np.ndarray, std: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return |y − mean| / std [n]: how many predicted deviations a target lies away."""
+    return np.abs(y - mean) / std
+
+
+def intervals(mean: np.ndarray, std: np.ndarray, quantile: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lower and upper ends of the intervals mean ± quantile · std."""
+    return mean - quantile * std, mean + quantile * std

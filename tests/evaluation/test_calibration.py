@@ -1,0 +1,108 @@
+"""What clients learn from validation data, held against closed forms and known coverage."""
+
+import math
+
+import numpy as np
+import pytest
+from sklearn import metrics
+
+from fedabml.errors import InputError
+from fedabml.evaluation.calibration import (
+    Aim,
+    choose_threshold,
+    conformal_quantile,
+    fit_temperature,
+    interval_scores,
+    intervals,
+    label_scores,
+    label_sets,
+    with_temperature,
+)
+
+
+@pytest.mark.parametrize("truth", [0.5, 1.0, 3.0])
+def test_a_known_temperature_is_found(truth):
+    random = np.random.default_rng(0)
+    probs = random.dirichlet(np.ones(4), 40_000)
+    right = with_temperature(probs, truth)
+    y = (random.random((len(probs), 1)) > right.cumsum(1)).sum(1)
+    assert fit_temperature(probs, y) == pytest.approx(truth, rel=0.05)
+
+
+def test_the_temperature_of_two_outcomes_in_closed_form():
+    """Of samples with p = .9 a share .75 is right: the best temperature makes .9 into .75."""
+    probs, y = np.tile([0.1, 0.9], (400, 1)), np.repeat([1, 0], [300, 100])
+    expected = math.log(9) / math.log(3)
+    assert fit_temperature(probs, y) == pytest.approx(expected, rel=1e-4)
+    np.testing.assert_allclose(with_temperature(probs, expected)[0], [0.25, 0.75])
+    assert fit_temperature(probs[:0], y[:0]) == 1
+
+
+def test_the_threshold_of_the_best_f1():
+    random = np.random.default_rng(1)
+    y = (random.random(300) < 0.15).astype(int)
+    score = np.round(np.clip(0.2 * y + random.random(300) * 0.6, 0, 1), 2)
+    chosen = choose_threshold(score, y, Aim.parse("f1"))
+    best = max(metrics.f1_score(y, score >= t) for t in np.unique(score))
+    assert metrics.f1_score(y, score >= chosen) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 1.0])
+def test_the_threshold_of_a_recall_is_the_highest_that_has_it(share):
+    random = np.random.default_rng(2)
+    y = (random.random(200) < 0.3).astype(int)
+    score = np.round(0.3 * y + 0.7 * random.random(200), 2)
+    chosen = choose_threshold(score, y, Aim.parse(f"recall >= {share}"))
+    assert metrics.recall_score(y, score >= chosen) >= share
+    higher = [t for t in np.unique(score) if t > chosen + 0.005]
+    assert all(metrics.recall_score(y, score >= t) < share for t in higher[1:])
+
+
+def test_the_threshold_of_costs_is_bayes_decision():
+    """With calibrated probabilities a miss that costs nine alarms moves the threshold to 1 / (1 + 9)."""
+    random = np.random.default_rng(3)
+    score = random.random(200_000)
+    y = (random.random(len(score)) < score).astype(int)
+    assert choose_threshold(score, y, Aim.parse("cost:9,1")) == pytest.approx(0.1, abs=0.02)
+
+
+def test_where_data_cannot_tell_there_is_no_threshold():
+    assert choose_threshold(np.array([0.2, 0.4]), np.array([0, 0]), Aim.parse("f1")) is None
+    assert choose_threshold(np.array([0.9, 0.4]), np.array([0, 1]), Aim.parse("precision>=0.9")) is None
+    assert choose_threshold(np.array([0.9, 0.4]), np.array([0, 1]), Aim.parse("cost:1,5")) == math.inf
+
+
+@pytest.mark.parametrize("text", ["recall", "recall>=2", "recall>=x", "f1>=0.5", "cost:1", "cost:-1,2", "", "auc"])
+def test_other_aims_are_refused(text):
+    with pytest.raises(InputError, match="aim of the threshold"):
+        Aim.parse(text)
+
+
+def test_sets_cover_what_they_promise():
+    """The mean coverage over many validation sets of 50 lies between .9 and .9 + 1/51, as the theorem says."""
+    random, covered = np.random.default_rng(4), []
+    for _ in range(400):
+        probs = random.dirichlet(np.ones(5), 150)
+        y = (random.random((150, 1)) > probs.cumsum(1)).sum(1)
+        quantile = conformal_quantile(label_scores(probs[:50], y[:50]), 0.9)
+        covered.append(label_sets(probs[50:], quantile)[np.arange(100), y[50:]].mean())
+    assert 0.9 - 0.006 < np.mean(covered) < 0.9 + 1 / 51 + 0.012
+
+
+def test_intervals_cover_what_they_promise_whatever_the_noise():
+    random, covered = np.random.default_rng(5), []
+    for _ in range(400):
+        std = random.uniform(0.5, 2, 150)
+        y = random.standard_t(3, 150) * std
+        quantile = conformal_quantile(interval_scores(np.zeros(50), std[:50], y[:50]), 0.8)
+        low, high = intervals(np.zeros(100), std[50:], quantile)
+        covered.append(((low <= y[50:]) & (y[50:] <= high)).mean())
+    assert 0.8 - 0.01 < np.mean(covered) < 0.8 + 1 / 51 + 0.01
+
+
+def test_too_few_samples_give_everything():
+    assert conformal_quantile(np.arange(8.0), 0.9) == math.inf
+    assert conformal_quantile(np.arange(9.0), 0.9) == 8
+    assert label_sets(np.array([[0.99, 0.01]]), math.inf).all()
+    with pytest.raises(InputError, match="coverage is 1"):
+        conformal_quantile(np.arange(9.0), 1.0)
