@@ -1,0 +1,191 @@
+"""What a table's columns usually hold, so that a row with an unusual value can be told which column it is.
+
+A network's own uncertainty is no alarm for a value in the wrong unit: far away from the data it may be *surer* than
+ever. So every column is remembered by a few of its quantiles, the shares of its categories and the share of its gaps,
+and each value of a new row gets its tail probability: how often training rows hold a value as extreme.
+
+    ranges = Ranges.fit(columns)            # columns: {name: float64 [n] with NaN, or object [n] with None}
+    p = ranges.tails(columns)               # {name: [n]}, small where a value is unusual
+    flags = ranges.flags(columns)           # a list of sentences per row, for values beyond the false-alarm rate
+
+What is remembered may be shared: a quantile has at least `LEAST` rows on either side and is rounded to three digits;
+a category or a gap that fewer rows have is not remembered at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+
+LEAST = 5  # rows beyond a quantile, and rows of a category, that are remembered
+PROBS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995)
+FALSE_ALARMS = 0.05  # share of usual rows that may be flagged
+
+
+@dataclass(frozen=True)
+class NumberRange:
+    """Quantiles of a column of numbers, and the share of rows without a value."""
+
+    probs: tuple[float, ...]
+    quantiles: tuple[float, ...]
+    missing: float
+    rows: int
+
+    @classmethod
+    def fit(cls, values: np.ndarray) -> NumberRange:
+        """Remember a column, float64 [n] with NaN in the gaps."""
+        known = values[~np.isnan(values)]
+        gaps = len(values) - len(known)
+        share = gaps / len(values) if gaps >= LEAST else 0.0
+        probs = tuple(p for p in PROBS if min(p, 1 - p) * len(known) >= LEAST)
+        if not probs:  # too few rows for any quantile
+            return cls((), (), share, len(values))
+        return cls(probs, tuple(_rounded(q) for q in np.quantile(known, probs)), share, len(values))
+
+    def tails(self, values: np.ndarray) -> np.ndarray:
+        """Return the two-sided tail probability of each value [n].
+
+        Between quantiles its logarithm is interpolated; beyond the last one it falls on along the last slope. A gap
+        has the share of gaps, or half a row's share if there was none.
+        """
+        unseen = 0.5 / (self.rows + 1)
+        out = np.full(len(values), max(self.missing, unseen))
+        known = ~np.isnan(values)
+        if not self.probs:
+            out[known] = 1.0
+            return out
+        probs, q = np.array(self.probs), np.array(self.quantiles)
+        lower = _log_tail(values[known], q, np.log(probs))
+        upper = _log_tail(-values[known], -q[::-1], np.log1p(-probs[::-1]))
+        out[known] = np.exp(np.minimum(np.minimum(lower, upper) + math.log(2), 0))
+        return out
+
+    def reason(self, value: float) -> str:
+        """Say in words what is unusual about a value."""
+        if math.isnan(value):
+            return "is missing, which it never was" if not self.missing else "is missing"
+        side = "below" if value < self.quantiles[len(self.quantiles) // 2] else "above"
+        edge, p = (self.quantiles[0], self.probs[0]) if side == "below" else (self.quantiles[-1], 1 - self.probs[-1])
+        return f"is {value:g}; only {p:.1%} of the values are {side} {edge:g}"
+
+
+def _log_tail(values: np.ndarray, quantiles: np.ndarray, logs: np.ndarray) -> np.ndarray:
+    """Return log P(X <= value) by interpolation of ascending quantiles, extrapolated below the first one."""
+    inside = np.interp(values, quantiles, logs)
+    # The scale on which the tail falls: between the first quantile and the next larger one.
+    larger = np.flatnonzero(quantiles > quantiles[0])
+    if len(larger):
+        slope = (logs[larger[0]] - logs[0]) / (quantiles[larger[0]] - quantiles[0])
+        slope = max(slope, 1e-12)
+    else:  # a column of one value: every other value is unusual
+        slope = 1e3 / max(abs(quantiles[0]), 1e-12)
+    below = np.maximum(quantiles[0] - values, 0)
+    return np.where(below > 0, logs[0] - np.minimum(slope * below, 600), inside)
+
+
+@dataclass(frozen=True)
+class WordRange:
+    """The shares of a column's categories, and the share of rows without a value."""
+
+    shares: Mapping[str, float]
+    missing: float
+    rows: int
+
+    @classmethod
+    def fit(cls, values: np.ndarray) -> WordRange:
+        """Remember a column of words, object [n] with None in the gaps."""
+        texts, counts = np.unique([str(v) for v in values if v is not None], return_counts=True)
+        shares = {str(t): float(_rounded(c / len(values))) for t, c in zip(texts, counts, strict=True) if c >= LEAST}
+        gaps = sum(v is None for v in values)
+        return cls(shares, gaps / len(values) if gaps >= LEAST else 0.0, len(values))
+
+    def tails(self, values: np.ndarray) -> np.ndarray:
+        """Return how often each value [n] occurs together with those that are rarer."""
+        rarest_first = sorted(self.shares.items(), key=lambda item: item[1])
+        sums = np.cumsum([share for _, share in rarest_first]).tolist()
+        known = {text: total for (text, _), total in zip(rarest_first, sums, strict=True)}
+        unseen = 0.5 / (self.rows + 1)
+        return np.array([max(self.missing, unseen) if v is None else known.get(str(v), unseen) for v in values], float)
+
+    def reason(self, value: Any) -> str:
+        """Say in words what is unusual about a value."""
+        if value is None:
+            return "is missing, which it never was" if not self.missing else "is missing"
+        if str(value) in self.shares:
+            return f"is '{value}', which is rare ({self.shares[str(value)]:.1%})"
+        alike = [text for text in self.shares if text.casefold().strip() == str(value).casefold().strip()]
+        return f"is '{value}', which is unknown" + (f"; '{alike[0]}' is known" if alike else "")
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """What every column of a table usually holds."""
+
+    columns: Mapping[str, NumberRange | WordRange]
+
+    @classmethod
+    def fit(cls, columns: Mapping[str, np.ndarray]) -> Ranges:
+        """Remember the columns of training rows: float64 [n] with NaN, or words, object [n] with None."""
+        return cls({n: WordRange.fit(v) if v.dtype == object else NumberRange.fit(v) for n, v in columns.items()})
+
+    def tails(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the tail probability of every value, by column."""
+        return {name: known.tails(columns[name]) for name, known in self.columns.items()}
+
+    def novelty(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return how unusual the most unusual value of each row is: −log of its tail probability [n]."""
+        return -np.log(np.min(list(self.tails(columns).values()), axis=0))
+
+    def threshold(self, false_alarms: float = FALSE_ALARMS) -> float:
+        """Return the novelty that at most a share `false_alarms` of usual rows exceeds (Bonferroni over columns)."""
+        return -math.log(false_alarms / max(1, len(self.columns)))
+
+    def flags(self, columns: Mapping[str, np.ndarray], false_alarms: float = FALSE_ALARMS) -> list[list[str]]:
+        """Return for each row a sentence per column whose value is beyond the false-alarm rate; most are empty."""
+        limit = math.exp(-self.threshold(false_alarms))
+        rows = len(next(iter(columns.values())))
+        out: list[list[str]] = [[] for _ in range(rows)]
+        for name, p in self.tails(columns).items():
+            for row in np.flatnonzero(p < limit):
+                out[row].append(f"{name} {self.columns[name].reason(columns[name][row])}")
+        return out
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain dictionaries, lists, numbers and words."""
+        return {name: asdict(known) for name, known in self.columns.items()}
+
+    @classmethod
+    def from_json(cls, content: Any) -> Ranges:
+        """Return what `to_json` wrote; anything else is an InputError."""
+        try:
+            return cls({str(name): _from_json(own) for name, own in content.items()})
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise InputError(f"The ranges of the columns are damaged ({error!r}).") from error
+
+
+def _from_json(content: Any) -> NumberRange | WordRange:
+    missing, rows = float(content["missing"]), int(content["rows"])
+    if not 0 <= missing <= 1 or rows < 0:
+        raise ValueError("a share or a number of rows out of range")
+    if "shares" in content:
+        shares = {str(text): float(share) for text, share in content["shares"].items()}
+        if not all(0 < share <= 1 for share in shares.values()):
+            raise ValueError("a share out of range")
+        return WordRange(shares, missing, rows)
+    probs, quantiles = (tuple(float(v) for v in content[key]) for key in ("probs", "quantiles"))
+    if len(probs) != len(quantiles) or not all(0 < p < 1 for p in probs) or list(probs) != sorted(probs):
+        raise ValueError("probabilities without quantiles, or out of order")
+    if not all(map(math.isfinite, quantiles)) or list(quantiles) != sorted(quantiles):
+        raise ValueError("quantiles out of order")
+    return NumberRange(probs, quantiles, missing, rows)
+
+
+def _rounded(value: float) -> float:
+    """Round to three significant digits."""
+    return float(f"{value:.3g}")
