@@ -1,0 +1,70 @@
+"""How far an input lies from a client's training data, in the network's last hidden layer.
+
+Softmax entropy falls far away from the data, so a certain prediction is no sign of a familiar input. The distance to
+the features of the training data grows instead. With features h, class means μ_c and their common covariance Σ (Lee et
+al. 2018, arXiv 1807.03888):
+
+    d(x) = min_c (h − μ_c)ᵀ Σ⁻¹ (h − μ_c)
+
+The *relative* distance (Ren et al. 2021, arXiv 2106.09022) subtracts (h − μ)ᵀ Σ₀⁻¹ (h − μ), the distance to all
+features without regard to classes: what every input has in common no longer counts.
+
+Covariances are shrunk towards a multiple of the identity as Ledoit and Wolf (2004) do, so that a client with fewer
+samples than features has a distance, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class FeatureDensity:
+    """Gaussians of the features of a client's training data: one per class with a common covariance, and one of all."""
+
+    means: np.ndarray  # [classes that occur, h]
+    whitening: np.ndarray  # W [h, h] with WᵀW = Σ⁻¹
+    mean: np.ndarray  # [h]
+    background: np.ndarray  # W₀ [h, h] with W₀ᵀW₀ = Σ₀⁻¹
+
+    @classmethod
+    def fit(cls, features: np.ndarray, labels: np.ndarray | None = None) -> FeatureDensity:
+        """Fit features [n, h] of samples with labels [n]; without labels (a regression) there is one class."""
+        features = np.asarray(features, np.float64)
+        labels = np.zeros(len(features), int) if labels is None else labels
+        classes, own = np.unique(labels, return_inverse=True)
+        means = np.stack([features[own == c].mean(0) for c in range(len(classes))])
+        mean = features.mean(0)
+        return cls(means, _whitening(features - means[own]), mean, _whitening(features - mean))
+
+    def distance(self, features: np.ndarray, relative: bool = True) -> np.ndarray:
+        """Return the distance d of features [n, h] to the nearest class, [n]; relative to that of all features."""
+        features = np.asarray(features, np.float64)
+        white = features @ self.whitening.T
+        nearest = np.min([((white - m) ** 2).sum(1) for m in self.means @ self.whitening.T], axis=0)
+        if not relative or len(self.means) == 1:
+            return nearest
+        return nearest - (((features - self.mean) @ self.background.T) ** 2).sum(1)
+
+
+def _whitening(centred: np.ndarray) -> np.ndarray:
+    """Return W with WᵀW = Σ⁻¹ for the shrunk covariance Σ of centred features [n, h]."""
+    values, vectors = np.linalg.eigh(shrunk_covariance(centred))
+    values = np.maximum(values, 1e-10 * max(values[-1], 1e-12))
+    return (vectors / np.sqrt(values)).T
+
+
+def shrunk_covariance(centred: np.ndarray) -> np.ndarray:
+    """Return (1 − δ) S + δ m I, S = XᵀX/n, m = tr S / h, with the δ of Ledoit and Wolf that has the least risk.
+
+    δ = min(1, Σ_k ‖x_k x_kᵀ − S‖² / n² / ‖S − mI‖²), which needs no matrix per sample.
+    """
+    n, h = centred.shape
+    sample = centred.T @ centred / n
+    scale = np.trace(sample) / h
+    spread = (sample**2).sum() - h * scale**2  # ‖S − mI‖²
+    noise = ((centred**2).sum(1) ** 2).sum() / n**2 - (sample**2).sum() / n  # Σ ‖x xᵀ − S‖² / n²
+    share = 1.0 if spread <= 0 else min(1.0, max(0.0, noise / spread))
+    return (1 - share) * sample + share * scale * np.eye(h)

@@ -1,0 +1,42 @@
+"""Distances in feature space against closed forms and scikit-learn."""
+
+import numpy as np
+import pytest
+from sklearn.covariance import ledoit_wolf
+
+from fedabml.evaluation.density import FeatureDensity, shrunk_covariance
+
+
+@pytest.mark.parametrize(("n", "h"), [(20, 50), (500, 10), (3, 4)])
+def test_the_covariance_is_scikit_learn_s(n, h):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(n, h)) @ random.normal(size=(h, h))
+    x -= x.mean(0)
+    np.testing.assert_allclose(shrunk_covariance(x), ledoit_wolf(x, assume_centered=True)[0], rtol=1e-9, atol=1e-9)
+
+
+def test_the_distance_of_a_known_gaussian():
+    random = np.random.default_rng(1)
+    mean, std = np.array([1.0, -2.0, 3.0]), np.array([0.5, 2.0, 1.0])
+    density = FeatureDensity.fit(mean + std * random.normal(size=(200_000, 3)))
+    x = random.normal(size=(10, 3))
+    expected = (((x - mean) / std) ** 2).sum(1)
+    np.testing.assert_allclose(density.distance(x), expected, rtol=0.03)
+
+
+def test_it_is_the_nearest_class_that_counts_and_distance_grows():
+    random = np.random.default_rng(2)
+    labels = random.integers(0, 2, 2000)
+    features = np.where(labels[:, None] == 1, 5.0, -5.0) + random.normal(size=(2000, 4))
+    density = FeatureDensity.fit(features, labels)
+    between, one, far = (density.distance(np.full((1, 4), v), relative=False)[0] for v in (0.0, 5.0, 50.0))
+    assert one < 0.1 < between < far
+    assert density.distance(np.full((1, 4), 0.0))[0] > density.distance(np.full((1, 4), 5.0))[0]
+
+
+def test_features_that_never_vary_and_clients_of_one_sample():
+    features = np.zeros((30, 5))
+    features[:, 0] = np.arange(30)
+    density = FeatureDensity.fit(features)
+    assert np.isfinite(density.distance(np.ones((2, 5)))).all()
+    assert np.isfinite(FeatureDensity.fit(np.ones((1, 3))).distance(np.zeros((2, 3)))).all()
