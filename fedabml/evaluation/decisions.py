@@ -10,31 +10,103 @@ that are defined at the client (macro averages, one class against the rest).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 SPECIFICITY = 0.9  # at which sensitivity is reported
-KEYS = ("auroc", "average_precision", "f1", "balanced_accuracy", "recall", "precision", "sensitivity", "classwise_ece")
-BINS = 15
+BINS = 15  # of the calibration error
+RESAMPLES = 500  # of a client's rows, for the intervals of small clients
+SMALL = 50  # rows below which a client gets these intervals
+MOST_CLASSES = 100  # up to which the confusion matrix is reported
+Scores = tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]
+"""Measures by client, pooled measures, and details."""
+
+
+def report(probs: np.ndarray, y: np.ndarray, owner: np.ndarray, counts: np.ndarray, small: np.ndarray) -> Scores:
+    """Return all measures of this module: by client, pooled over all samples, and the confusion matrix.
+
+    `counts` [clients, classes] are the labels that each client trained on: they give the base rate, the score of a
+    model that knows nothing but these counts. The clients in `small`, bool [clients], get 95% intervals of their
+    accuracy and, of two classes, their AUROC (`accuracy_low`, `accuracy_high`, …) by resampling their rows.
+    """
+    clients, classes = counts.shape
+    everything = np.zeros(len(y), int)
+    by_client = decision_measures(probs, y, owner, clients)
+    pooled: dict[str, Any] = {f"{k}_pooled": v[0] for k, v in decision_measures(probs, y, everything, 1).items()}
+    by_client |= base_rate(y, owner, counts)
+    for client in np.flatnonzero(small):
+        mine = owner == client
+        for key, value in bootstrap_interval(probs[mine], y[mine], seed=int(client)).items():
+            by_client.setdefault(key, np.full(clients, np.nan))[client] = value
+    details: dict[str, Any] = {}
+    if classes <= MOST_CLASSES:
+        table = confusion(probs.argmax(1), y, everything, 1, classes)
+        recall, precision, f1 = (_listed(each[0]) for each in rates(table))
+        details = {"confusion": table[0].tolist(), "recall_by_class": recall, "precision_by_class": precision}
+        details["f1_by_class"] = f1
+    return by_client, {k: None if np.isnan(v) else float(v) for k, v in pooled.items()}, details
+
+
+def _listed(values: np.ndarray) -> list[float | None]:
+    return [None if np.isnan(value) else float(value) for value in values]
+
+
+def base_rate(y: np.ndarray, owner: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the scores of a model that knows only a client's training labels [clients, classes], per client.
+
+    `base_accuracy` always predicts the commonest class; `base_nll` and `base_brier` predict the label frequencies, with
+    one sample of every class added.
+    """
+    clients, classes = counts.shape
+    shares = (counts + 1) / (counts + 1).sum(1, keepdims=True)
+    true = shares[owner, y]
+    rows = {
+        "base_accuracy": (counts.argmax(1)[owner] == y).astype(float),
+        "base_nll": -np.log(true),
+        "base_brier": (shares**2).sum(1)[owner] - 2 * true + 1,
+    }
+    size = np.bincount(owner, minlength=clients)
+    return {key: np.bincount(owner, value, clients) / size for key, value in rows.items()}
+
+
+def bootstrap_interval(probs: np.ndarray, y: np.ndarray, seed: int = 0) -> dict[str, float]:
+    """Return the ends of 95% bootstrap intervals of a client's accuracy and, of two classes, its AUROC."""
+    random, n = np.random.default_rng(seed), len(y)
+    rows = random.integers(0, n, (RESAMPLES, n)).reshape(-1)
+    draws = {"accuracy": (probs.argmax(1) == y)[rows].reshape(RESAMPLES, n).mean(1)}
+    if probs.shape[1] == 2:  # more classes would take a sort each
+        sample = np.repeat(np.arange(RESAMPLES), n)
+        draws["auroc"] = _ranking(probs[rows, 1], y[rows] == 1, sample, RESAMPLES, SPECIFICITY)["auroc"]
+    ends = {}
+    for key, values in draws.items():
+        known = values[~np.isnan(values)]
+        low, high = np.quantile(known, (0.025, 0.975)) if len(known) else (np.nan, np.nan)
+        ends |= {f"{key}_low": float(low), f"{key}_high": float(high)}
+    return ends
 
 
 def decision_measures(
     probs: np.ndarray, y: np.ndarray, owner: np.ndarray, clients: int, specificity: float = SPECIFICITY
 ) -> dict[str, np.ndarray]:
-    """Return the measures `KEYS` of each client [clients] from probabilities [n, classes] and labels [n]."""
+    """Return the measures of each client [clients] from probabilities [n, classes] and labels [n].
+
+    Recall, precision and sensitivity are those of the positive class, so they exist for two classes alone.
+    """
     classes = probs.shape[1]
     positive = range(classes) if classes > 2 else (1,)
     ranked = [_ranking(probs[:, c], y == c, owner, clients, specificity) for c in positive]
-    table = confusion(probs.argmax(1), y, owner, clients, classes)
-    recall, precision, f1 = rates(table)
-    chosen = slice(None) if classes > 2 else slice(1, 2)
-    return {
-        **{key: _mean([each[key] for each in ranked]) for key in ("auroc", "average_precision", "sensitivity")},
-        "f1": _mean(f1[:, chosen].T),
-        "recall": _mean(recall[:, chosen].T),
-        "precision": _mean(precision[:, chosen].T),
+    recall, precision, f1 = rates(confusion(probs.argmax(1), y, owner, clients, classes))
+    measures = {
+        "auroc": _mean([each["auroc"] for each in ranked]),
+        "average_precision": _mean([each["average_precision"] for each in ranked]),
         "balanced_accuracy": _mean(recall.T),
+        "f1": _mean(f1.T[list(positive)]),
         "classwise_ece": _mean([_ece(probs[:, c], y == c, owner, clients) for c in range(classes)]),
     }
+    if classes == 2:
+        measures |= {"recall": recall[:, 1], "precision": precision[:, 1], "sensitivity": ranked[0]["sensitivity"]}
+    return measures
 
 
 def confusion(label: np.ndarray, y: np.ndarray, owner: np.ndarray, clients: int, classes: int) -> np.ndarray:

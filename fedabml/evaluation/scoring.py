@@ -31,6 +31,7 @@ from ..engine.workers import chunks, fit_in_memory, map_in_threads
 from ..errors import InputError, TrainingError
 from ..gaussian import Distribution
 from ..likelihoods import Categorical
+from . import decisions
 from .predictions import Prediction, Regression, with_label_level
 
 BINS = 15  # of the calibration error, as is customary
@@ -38,6 +39,7 @@ SOME = 10_000  # clients that are scored while a run trains, by default
 COVERAGE = 0.9  # nominal coverage of the interval that a regression is tested against
 _Z90 = 1.6448536269514722
 FEW, ROWS = 64, 4096  # samples in a batch of the server's own model: at least, and where memory allows
+ENDS = ("_low", "_high")  # columns that hold the ends of a client's interval, which have no mean
 Predictions = Prediction | Regression
 Stage = tuple[list[list[Any]], list[list[int]]]  # after some epochs: the predictions and diverged clients of every run
 Scores = tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]  # by client, pooled, diagrams
@@ -96,6 +98,7 @@ class Entry(NamedTuple):
     round: int = 0
     world: World = ALONE
     most: int | None = None  # clients to score; None: all
+    brief: bool = False  # whether the measures of `decisions` are left out
 
 
 def evaluate(
@@ -106,6 +109,7 @@ def evaluate(
     round: int = 0,
     world: World = ALONE,
     most: int | None = None,
+    brief: bool = False,
 ) -> Evaluation:
     """Personalise every client from `shared` on its training data and score it on its `split` rows.
 
@@ -115,10 +119,11 @@ def evaluate(
 
     Clients without such rows have no score (NaN) and do not count. At most `most` clients are scored, the same ones for
     the same seed. If several processes call this function, each personalises the clients that it owns, and all of them
-    return all scores. Raises `TrainingError` if a client's model diverges.
+    return all scores. `brief` leaves out the measures of `decisions`, for scores while a run trains. Raises `TrainingError` if a client's model diverges.
     """
     epochs = cohort.algorithm.personal_epochs
-    ((result,),) = evaluate_after((epochs,), [Entry(cohort, shared, kept, round, world, most)], split, prior=epochs)
+    entry = Entry(cohort, shared, kept, round, world, most, brief)
+    ((result,),) = evaluate_after((epochs,), [entry], split, prior=epochs)
     if isinstance(result, TrainingError):
         raise result
     return result
@@ -210,8 +215,11 @@ def _score_run(
         return _diverged(cohort, client[~personal.finite], "predictions")
     y, score = fed.y[rows.index], _classification if _kind(cohort) is Prediction else _regression
     values, pooled, details = score(personal, y, owner, len(scored))
-    summary: dict[str, Any] = {name: float(v.mean()) for name, v in values.items()} | pooled
     small = rows.counts < FEW_ROWS
+    if _kind(cohort) is Prediction and not entry.brief:
+        reports = decisions.report(personal.probs, y, owner, fed.label_counts()[scored], rows.counts < decisions.SMALL)
+        values, pooled, details = values | reports[0], pooled | reports[1], details | reports[2]
+    summary: dict[str, Any] = {name: _mean(v) for name, v in values.items() if not name.endswith(ENDS)} | pooled
     summary |= {"clients_scored": len(scored), "clients_small": int(small.sum())}
     if small.any() and "accuracy" in values:
         large = values["accuracy"][~small]
@@ -289,6 +297,12 @@ def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray, own
     return {prefix: _gather(entry, len(index), positions, own, flags)[0] for prefix, own in parts.items()}
 
 
+def _mean(values: np.ndarray) -> float | None:
+    """Average over the clients that have a value; None where no client has."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
+
+
 def _mean_by(owner: np.ndarray, clients: int, values: np.ndarray) -> np.ndarray:
     """Average values [n] over the samples of each client."""
     return np.bincount(owner, values, clients) / np.bincount(owner, minlength=clients)
@@ -342,10 +356,16 @@ def _regression(p: Regression, y: np.ndarray, owner: np.ndarray, clients: int) -
     squared = ((p.mean - y) ** 2).mean(-1)
     inside = (np.abs(p.mean - y) <= _Z90 * p.std).mean(-1)
     nll = p.nll(y)
+    # The pinball loss of the interval's two ends, at the levels 5% and 95%: it rewards narrow intervals that cover.
+    gaps = [(y - p.mean - z * p.std, level) for z, level in ((-_Z90, 0.05), (_Z90, 0.95))]
+    pinball = np.mean([np.maximum(level * gap, (level - 1) * gap) for gap, level in gaps], axis=0).mean(-1)
     by_client = {
         "rmse": np.sqrt(_mean_by(owner, clients, squared)),
         "nll": _mean_by(owner, clients, nll),
+        "mae": _mean_by(owner, clients, np.abs(p.mean - y).mean(-1)),
+        "pinball": _mean_by(owner, clients, pinball),
         "coverage": _mean_by(owner, clients, inside),
+        "interval_width": _mean_by(owner, clients, 2 * _Z90 * p.std.mean(-1)),
         "std": _mean_by(owner, clients, p.std.mean(-1)),
         "model_std": _mean_by(owner, clients, p.model_std.mean(-1)),
     }

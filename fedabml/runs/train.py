@@ -145,8 +145,8 @@ def train(
             log.warning(note)
     start, before = time.perf_counter(), sim.seconds
 
-    def score(sim: Simulation, most: int | None) -> Evaluation:
-        return score_clients(cohort, sim.theta, sim.kept_for, split, sim.round, world, most)
+    def score(sim: Simulation, most: int | None, brief: bool = False) -> Evaluation:
+        return score_clients(cohort, sim.theta, sim.kept_for, split, sim.round, world, most, brief)
 
     with closing(RunLog(path, setup, sim)) if path and world.rank == 0 else nullcontext() as journal:
         listeners = [*([journal.round] if journal else []), *([on_round] if on_round else [])]
@@ -157,7 +157,7 @@ def train(
 
         history = sim.run(
             rounds, history=folder.history if folder else (), save=folder.write_round if folder else None,
-            score=(lambda sim: score(sim, some).summary) if evaluate else None, eval_every=eval_every,
+            score=(lambda sim: score(sim, some, brief=True).summary) if evaluate else None, eval_every=eval_every,
             on_round=report if listeners else None,
         )  # fmt: skip
     theta = {k: v.detach().cpu() for k, v in sim.theta.items()}
