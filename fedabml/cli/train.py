@@ -173,18 +173,18 @@ def describe(summary: dict[str, Any]) -> str:
 # The rows of the scores, by their keys in `evaluation.measures`.
 ROWS = (
     *("accuracy_pooled", "accuracy", "accuracy_worst_decile", "rmse_pooled", "rmse"),
-    *("nll", "ece", "brier", "coverage_pooled"),
+    *("nll", "ece", "brier", "auroc", "balanced_accuracy", "f1", "recall", "precision", "mae", "coverage_pooled"),
 )
 # The columns of the scores: their headings, and the prefixes of the summary's keys.
-MODELS = {"personalised": "", "prior + label level": "prior_level_", "prior": "prior_"}
+MODELS = {"personalised": "", "prior + label level": "prior_level_", "prior": "prior_", "base rate": "base_"}
 
 
 def scores(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return head and rows of the table of scores: of the personalised models and, if there is one, of the prior."""
     from ..data.rows import FEW_ROWS
 
-    level = summary.get("prior_level_nll") is not None
-    shown = {head: start for head, start in MODELS.items() if level or start != "prior_level_"}
+    known = {key for key, value in summary.items() if value is not None}
+    shown = {head: start for head, start in MODELS.items() if start in ("", "prior_") or f"{start}nll" in known}
     measures, small = {key: MEASURES[key].name for key in ROWS}, summary.get("clients_small", 0)
     values = dict(summary)
     if small and "accuracy_worst_decile_large" in summary:

@@ -58,7 +58,7 @@ def base_rate(y: np.ndarray, owner: np.ndarray, counts: np.ndarray) -> dict[str,
     `base_accuracy` always predicts the commonest class; `base_nll` and `base_brier` predict the label frequencies, with
     one sample of every class added.
     """
-    clients, classes = counts.shape
+    clients = len(counts)
     shares = (counts + 1) / (counts + 1).sum(1, keepdims=True)
     true = shares[owner, y]
     rows = {
@@ -68,6 +68,30 @@ def base_rate(y: np.ndarray, owner: np.ndarray, counts: np.ndarray) -> dict[str,
     }
     size = np.bincount(owner, minlength=clients)
     return {key: np.bincount(owner, value, clients) / size for key, value in rows.items()}
+
+
+def base_regression(
+    y: np.ndarray, owner: np.ndarray, train: np.ndarray, trainer: np.ndarray, clients: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return the scores of a model that predicts the mean and deviation of a client's training targets, per client.
+
+    `y` [n, targets] are the samples that are scored, with `owner` [n] counted among the scored `clients`; `train` [m,
+    targets] are all training targets, with the number of the client, `trainer` [m], of each.
+    """
+    count = np.maximum(np.bincount(trainer, minlength=clients.max() + 1), 1)[:, None]
+
+    def mean_of(values: np.ndarray) -> np.ndarray:
+        sums = [np.bincount(trainer, column, len(count)) for column in values.T]
+        return np.stack(sums, 1) / count
+
+    mean = mean_of(train)
+    std = np.sqrt(mean_of((train - mean[trainer]) ** 2))[clients][owner]
+    error = y - mean[clients][owner]
+    std = np.maximum(std, 1e-6 * max(1e-12, float(np.abs(train).max())))
+    nll = (0.5 * (error / std) ** 2 + np.log(std) + 0.5 * np.log(2 * np.pi)).sum(1)
+    size = np.bincount(owner, minlength=len(clients))
+    rmse = np.sqrt(np.bincount(owner, (error**2).mean(1), len(clients)) / size)
+    return {"base_rmse": rmse, "base_nll": np.bincount(owner, nll, len(clients)) / size}
 
 
 def bootstrap_interval(probs: np.ndarray, y: np.ndarray, seed: int = 0) -> dict[str, float]:

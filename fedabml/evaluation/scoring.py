@@ -119,7 +119,9 @@ def evaluate(
 
     Clients without such rows have no score (NaN) and do not count. At most `most` clients are scored, the same ones for
     the same seed. If several processes call this function, each personalises the clients that it owns, and all of them
-    return all scores. `brief` leaves out the measures of `decisions`, for scores while a run trains. Raises `TrainingError` if a client's model diverges.
+    return all scores. `brief` leaves out the measures of `decisions`, for scores while a run trains.
+
+    Raises `TrainingError` if a client's model diverges.
     """
     epochs = cohort.algorithm.personal_epochs
     entry = Entry(cohort, shared, kept, round, world, most, brief)
@@ -216,7 +218,9 @@ def _score_run(
     y, score = fed.y[rows.index], _classification if _kind(cohort) is Prediction else _regression
     values, pooled, details = score(personal, y, owner, len(scored))
     small = rows.counts < FEW_ROWS
-    if _kind(cohort) is Prediction and not entry.brief:
+    if not entry.brief and _kind(cohort) is Regression:
+        values |= decisions.base_regression(y, owner, fed.y[fed.train.index], fed.train.owner, scored)
+    elif not entry.brief:
         reports = decisions.report(personal.probs, y, owner, fed.label_counts()[scored], rows.counts < decisions.SMALL)
         values, pooled, details = values | reports[0], pooled | reports[1], details | reports[2]
     summary: dict[str, Any] = {name: _mean(v) for name, v in values.items() if not name.endswith(ENDS)} | pooled

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from fedabml.evaluation.decisions import confusion, decision_measures, rates
+from fedabml.evaluation.decisions import (
+    base_rate,
+    base_regression,
+    bootstrap_interval,
+    confusion,
+    decision_measures,
+    rates,
+    report,
+)
 
 
 def drawn(classes, seed, clients=7, ties=False):
@@ -86,3 +94,40 @@ def test_perfect_and_useless_calibration():
     assert ours["classwise_ece"][0] == pytest.approx(0)
     ours = decision_measures(probs, 1 - y, np.zeros(400, int), 1)
     assert ours["classwise_ece"][0] == pytest.approx(0.5)
+
+
+def test_the_base_rate_knows_training_labels_alone():
+    counts, y, owner = np.array([[8, 2], [1, 3]]), np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
+    base = base_rate(y, owner, counts)
+    assert base["base_accuracy"].tolist() == [0.5, 0.5]
+    assert base["base_nll"][0] == pytest.approx(-np.log([9 / 12, 3 / 12]).mean())
+    assert base["base_brier"][1] == pytest.approx(np.mean([2 * (4 / 6) ** 2, 2 * (2 / 6) ** 2]))
+
+
+def test_the_base_of_a_regression_is_a_client_s_mean():
+    train, trainer = np.array([[1.0], [3.0], [10.0], [10.0], [20.0], [40.0]]), np.array([0, 0, 1, 1, 2, 2])
+    base = base_regression(np.array([[4.0], [30.0]]), np.array([0, 1]), train, trainer, np.array([0, 2]))
+    assert base["base_rmse"].tolist() == [2, 0]
+    assert base["base_nll"].tolist() == pytest.approx(
+        [2 + 0.5 * np.log(2 * np.pi), np.log(10) + 0.5 * np.log(2 * np.pi)]
+    )
+
+
+def test_intervals_of_small_clients():
+    """The bootstrap of an accuracy is binomial; its 95% interval is about ±2 standard errors."""
+    y = np.repeat([0, 1], [20, 20])
+    probs = np.where((np.arange(40) % 4 == 0)[:, None], [[0.3, 0.7]], [[0.7, 0.3]])  # class 0, but for every fourth
+    ends = bootstrap_interval(probs, y)
+    assert ends["accuracy_low"] < 0.5 < ends["accuracy_high"]
+    assert ends["accuracy_high"] - ends["accuracy_low"] == pytest.approx(4 * np.sqrt(0.25 / 40), rel=0.15)
+    assert ends["auroc_low"] < 0.5 < ends["auroc_high"]
+
+
+def test_a_report_has_all_of_it():
+    probs, y, owner, clients = drawn(2, 3)
+    small = np.arange(clients) == 2
+    by_client, pooled, details = report(probs, y, owner, np.ones((clients, 2)), small)
+    assert pooled["auroc_pooled"] == pytest.approx(metrics.roc_auc_score(y, probs[:, 1]))
+    assert np.sum(details["confusion"]) == len(y)
+    assert details["recall_by_class"][1] == pytest.approx(metrics.recall_score(y, probs.argmax(1)))
+    assert np.isnan(by_client["accuracy_low"]).tolist() == (~small).tolist()
