@@ -268,6 +268,21 @@ class Network:
         self.activations = (x.numel() + sum(sizes)) // len(x)
         return out
 
+    def hidden(self, vector: Tensor, x: Tensor) -> Tensor | None:
+        """Return the input of the module's last linear layer [batch, h]; None if it has none.
+
+        Further axes, such as the steps of a sequence, are averaged.
+        """
+        seen: list[Tensor] = []
+        linear = [m for m in self._module_of_thread().modules() if isinstance(m, nn.Linear)]
+        hooks = [m.register_forward_pre_hook(lambda m, args: seen.append(args[0])) for m in linear]
+        try:
+            self(vector, x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return seen[-1].flatten(1, -2).mean(1) if seen and seen[-1].ndim > 2 else seen[-1] if seen else None
+
     def to_module(self, vector: Tensor) -> nn.Module:
         """Return a plain module with the weights of a vector [d], in evaluation mode."""
         module = copy.deepcopy(self.module)

@@ -16,10 +16,11 @@ from .options import Config, command
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..evaluation.predictions import Prediction, Regression
+    from ..evaluation.predictions import Checks, Prediction, Regression
     from ..evaluation.scoring import Evaluation
     from ..runs.input_spec import InputSpec
     from ..runs.prepare import Setup
+    from ..runs.trust import Trust
 
 
 @command()
@@ -113,6 +114,10 @@ def personalize(
     epochs: int | None = None,
     lr: float | None = None,
     batch_size: int | None = None,
+    validation: float = 0.0,
+    aim: str = "",
+    coverage: float = 0.9,
+    false_alarms: float = 0.05,
     seed: int = 0,
     device: str = "auto",
     force: bool = False,
@@ -123,6 +128,9 @@ def personalize(
     The client may be new. If its .npz also has x_test and y_test, the posterior is scored on them. The posterior
     reveals facts about the client's data, so keep it at the client.
 
+    With --validation, a share of the client's rows is held out. On it the posterior is calibrated, --aim chooses a
+    decision threshold, and predictions get sets (or intervals) with a stated coverage and alarms for unusual inputs.
+
     Example: `fedabml personalize runs/digits-few-fedabml-0 --data client.npz --out posterior.safetensors`
 
     Flags:
@@ -132,6 +140,10 @@ def personalize(
         epochs: Epochs on the client's data. [default: the algorithm's]
         lr: Step size. [default: the algorithm's]
         batch_size: Samples in a minibatch. [default: as in training]
+        validation: Share of the client's rows held out to calibrate and check the posterior.
+        aim (AIM): What the threshold of two classes serves: f1, recall>=0.8, precision>=0.8 or cost:MISS,ALARM.
+        coverage: Probability with which a prediction set or interval contains the truth.
+        false_alarms: Share of usual inputs that may be flagged as unusual.
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.
     """
@@ -155,14 +167,36 @@ def personalize(
             f"'{data}' has rows of {clients} clients in its column '{spec.recipe.client}', but a posterior belongs to "
             "one client. Give each client its own table."
         )
-    posterior = loaded.personalize(x, y, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, device=device)
+    posterior = loaded.personalize(
+        x, y, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, device=device, validation=validation, aim=aim,
+        coverage=coverage, false_alarms=false_alarms,
+    )  # fmt: skip
     scores = _scores(posterior.predict(test[0], seed=seed, device=device), test[1]) if test else {}
     posterior.save(out)
     print_line(f"samples     {len(x)}")
     for name, value in scores.items():
         print_line(f"{name:<11} {number(value)} on {len(test[1]) if test else 0} test samples")
+    for line in _trust_lines(posterior.trust):
+        print_line(line)
     print_line(f"prior       {loaded.digest[:16]} (digest)")
     print_line(f"posterior   {out}")
+
+
+def _trust_lines(trust: Trust | None) -> list[str]:
+    """Return what was found on the validation rows, a line each."""
+    if trust is None:
+        return []
+    lines = [f"validation  {trust.rows} rows, held out"]
+    if trust.nll_before is not None:
+        effect = f"NLL {number(trust.nll_before)} before, {number(trust.nll_after)} after, on the same rows"
+        lines.append(f"calibration temperature {trust.temperature:.3g}: {effect}")
+    if trust.threshold is not None:
+        lines.append(f"threshold   {trust.threshold:.3g}, for {trust.aim}")
+    enough = trust.quantile < float("inf")
+    what = "sets" if trust.nll_before is not None else "intervals"
+    needed = "" if enough else f": {trust.rows} validation rows are too few, so they hold everything"
+    lines.append(f"coverage    {trust.coverage:.0%} {what}{needed}")
+    return lines
 
 
 def _check_apart(out: Path, *read: Path) -> None:
@@ -213,11 +247,15 @@ def predict(
 
     For classification the CSV has these columns: the label; a probability per class; the entropy in nats; the mutual
     information, which is the part of the entropy that is due to the weights; and, with a label level, the surprise. The
-    mutual information is often high for inputs unlike the client's data. A table's value far outside its range can
-    still look certain, so check ranges. The surprise is above 0 for inputs that look like other clients' data.
+    mutual information is often high for inputs unlike the client's data. The surprise is above 0 for inputs that look
+    like other clients' data. For regression the columns are mean, std and model_std.
 
-    For regression the columns are mean, std and model_std. A class name that a spreadsheet would run as a formula
-    begins with an apostrophe.
+    A value far outside its range can still look certain. A posterior made with --validation flags it. Its predictions
+    have further columns: set, the classes that contain the truth with the stated coverage (for regression low and
+    high); alarm, whether the input is unlike the client's data; distance, to the client's training data in the last
+    hidden layer; and flags, which name a table's columns with unusual values.
+
+    A class name that a spreadsheet would run as a formula begins with an apostrophe.
 
     Example: `fedabml predict posterior.safetensors --data inputs.npz --out predictions.csv --samples 20`
 
@@ -271,8 +309,23 @@ def _columns(p: Prediction | Regression, input_spec: InputSpec) -> dict[str, Any
         columns: dict[str, Any] = {"label": [names[i] for i in p.label]}
         columns |= {f"p_{name}": p.probs[:, i] for i, name in enumerate(names)}
         columns |= {"entropy": p.entropy, "mutual_information": p.mutual_information}
-        return columns if p.surprise is None else columns | {"surprise": p.surprise}
+        columns |= {} if p.surprise is None else {"surprise": p.surprise}
+        if p.checks and p.checks.sets is not None:
+            columns["set"] = ["|".join(names[c] for c in row.nonzero()[0]) for row in p.checks.sets]
+        return columns | _check_columns(p.checks)
     targets = p.mean.shape[1]
     ends = [""] if targets == 1 else [f"_{j}" for j in range(targets)]
     parts = {"mean": p.mean, "std": p.std, "model_std": p.model_std}
-    return {f"{name}{end}": part[:, j] for j, end in enumerate(ends) for name, part in parts.items()}
+    if p.checks and p.checks.low is not None and p.checks.high is not None:
+        parts |= {"low": p.checks.low, "high": p.checks.high}
+    columns = {f"{name}{end}": part[:, j] for j, end in enumerate(ends) for name, part in parts.items()}
+    return columns | _check_columns(p.checks)
+
+
+def _check_columns(checks: Checks | None) -> dict[str, Any]:
+    """Return the columns that say whether an input is unusual, and why."""
+    if checks is None:
+        return {}
+    columns: dict[str, Any] = {"alarm": ["yes" if each else "no" for each in checks.alarm]}
+    columns |= {} if checks.distance is None else {"distance": checks.distance}
+    return columns | ({} if checks.flags is None else {"flags": ["; ".join(each) for each in checks.flags]})

@@ -6,7 +6,7 @@ and each value of a new row gets its tail probability: how often training rows h
 
     ranges = Ranges.fit(columns)            # columns: {name: float64 [n] with NaN, or object [n] with None}
     p = ranges.tails(columns)               # {name: [n]}, small where a value is unusual
-    flags = ranges.flags(columns)           # a list of sentences per row, for values beyond the false-alarm rate
+    flags = ranges.flags(columns)           # for each row a sentence per column that is beyond the false-alarm rate
 
 What is remembered may be shared: a quantile has at least `LEAST` rows on either side and is rounded to three digits;
 a category or a gap that fewer rows have is not remembered at all.
@@ -146,14 +146,14 @@ class Ranges:
         """Return the novelty that at most a share `false_alarms` of usual rows exceeds (Bonferroni over columns)."""
         return -math.log(false_alarms / max(1, len(self.columns)))
 
-    def flags(self, columns: Mapping[str, np.ndarray], false_alarms: float = FALSE_ALARMS) -> list[list[str]]:
-        """Return for each row a sentence per column whose value is beyond the false-alarm rate; most are empty."""
+    def flags(self, columns: Mapping[str, np.ndarray], false_alarms: float = FALSE_ALARMS) -> list[dict[str, str]]:
+        """Return for each row a sentence by column whose value is beyond the false-alarm rate; most rows have none."""
         limit = math.exp(-self.threshold(false_alarms))
         rows = len(next(iter(columns.values())))
-        out: list[list[str]] = [[] for _ in range(rows)]
+        out: list[dict[str, str]] = [{} for _ in range(rows)]
         for name, p in self.tails(columns).items():
             for row in np.flatnonzero(p < limit):
-                out[row].append(f"{name} {self.columns[name].reason(columns[name][row])}")
+                out[row][name] = f"{name} {self.columns[name].reason(columns[name][row])}"
         return out
 
     def to_json(self) -> dict[str, Any]:

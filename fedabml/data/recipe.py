@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import InputError, nearest, short
 from .arrays import FEW_CLASSES, TASKS, check_task, few_whole_numbers
+from .ranges import Ranges
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,6 +70,7 @@ class TableRecipe:
     target: str
     task: str
     class_names: tuple[str, ...] = ()
+    ranges: Ranges | None = None  # what the columns usually hold, over all sites; recipes of before have none
 
     def __repr__(self) -> str:
         kinds = f"{len(self.numeric)} columns of numbers, {len(self.categories)} of words"
@@ -94,7 +96,19 @@ class TableRecipe:
                     f"Column '{name}' has {len(categories[name])} different words: an identifier or free text, it "
                     f"seems. Leave it out, or turn it into numbers or at most {MAX_CATEGORIES} categories."
                 )
-        return cls(columns, numeric, categories, client, target, task, tuple(class_names))
+        recipe = cls(columns, numeric, categories, client, target, task, tuple(class_names))
+        return replace(recipe, ranges=Ranges.fit(recipe.raw_columns(frame)))
+
+    def raw_columns(self, frame: pd.DataFrame) -> dict[str, np.ndarray]:
+        """Return the values of a frame's known columns: float64 [n] with NaN, or words, object [n] with None."""
+        self._check_columns(frame)
+        words = {name: [text or None for text in as_text(frame[name])] for name in self.categories}
+        return {n: numbers(frame[n], n) if n in self.numeric else np.array(words[n], object) for n in self.columns}
+
+    def _check_columns(self, frame: pd.DataFrame) -> None:
+        for name in self.columns:
+            if name not in frame.columns:
+                raise InputError(f"The table has no column '{name}'.{nearest(name, map(str, frame.columns))}")
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -109,10 +123,9 @@ class TableRecipe:
 
     def apply(self, frame: pd.DataFrame) -> np.ndarray:
         """Return the features of every row, float32 [n, features]. Columns that were not learned are ignored."""
+        self._check_columns(frame)
         parts: list[np.ndarray] = []
         for name in self.columns:
-            if name not in frame.columns:
-                raise InputError(f"The table has no column '{name}'.{nearest(name, map(str, frame.columns))}")
             if name in self.numeric:
                 rule, values = self.numeric[name], numbers(frame[name], name)
                 missing = np.isnan(values)
@@ -146,7 +159,8 @@ class TableRecipe:
 
     def to_json(self) -> dict[str, Any]:
         """Return the recipe as plain dictionaries, lists, numbers and words."""
-        return {"version": 1, **asdict(self)}
+        content = {"version": 1, **asdict(replace(self, ranges=None))}
+        return content | {"ranges": self.ranges.to_json() if self.ranges else None}
 
     @classmethod
     def from_json(cls, content: Any) -> TableRecipe:
@@ -167,7 +181,10 @@ class TableRecipe:
                 raise ValueError("columns without a rule")
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"This is not the recipe of a table ({error!r}). Take it from a saved model.") from error
-        return cls(columns, numeric, categories, client, target, task, class_names)
+        ranges = Ranges.from_json(content["ranges"]) if content.get("ranges") is not None else None
+        if ranges and sorted(ranges.columns) != sorted(columns):
+            raise InputError("The ranges of the recipe are not those of its columns. Take it from a saved model.")
+        return cls(columns, numeric, categories, client, target, task, class_names, ranges)
 
 
 def choose_task(values: pd.Series, name: str, task: str | None) -> str:

@@ -102,7 +102,7 @@ def bootstrap_interval(probs: np.ndarray, y: np.ndarray, seed: int = 0) -> dict[
     if probs.shape[1] == 2:  # more classes would take a sort each
         sample = np.repeat(np.arange(RESAMPLES), n)
         draws["auroc"] = _ranking(probs[rows, 1], y[rows] == 1, sample, RESAMPLES, SPECIFICITY)["auroc"]
-    ends = {}
+    ends: dict[str, float] = {}
     for key, values in draws.items():
         known = values[~np.isnan(values)]
         low, high = np.quantile(known, (0.025, 0.975)) if len(known) else (np.nan, np.nan)

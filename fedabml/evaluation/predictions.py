@@ -46,19 +46,36 @@ def _without_label_level(draws: Tensor, labels: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Checks:
+    """What a client's validation data say about each prediction; see `runs.trust`."""
+
+    coverage: float  # that the sets, or the intervals from `low` to `high`, have
+    alarm: np.ndarray  # bool [n]: whether the input is unlike the client's data
+    distance: np.ndarray | None = None  # [n]: to the training data, in the last hidden layer
+    flags: list[list[str]] | None = None  # a sentence per unusual value of a table's row
+    sets: np.ndarray | None = None  # bool [n, classes]
+    low: np.ndarray | None = None  # [n, targets]
+    high: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
 class Prediction:
     """Class probabilities with their uncertainty, one row per input."""
 
     probs: np.ndarray  # [n, classes], averaged over weight samples
     mutual_information: np.ndarray  # [n]: the part of the entropy that is due to the weights
     surprise: np.ndarray | None = None  # [n]: see `surprise`; None without a label level
+    threshold: float | None = None  # of class 1, where two classes are decided by one; None: the more probable class
+    checks: Checks | None = None  # None without validation data
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.probs)} inputs, {self.probs.shape[-1]} classes)"
 
     @property
     def label(self) -> np.ndarray:
-        """The most probable class of each input."""
+        """The class of each input: the most probable one, or class 1 from the threshold on."""
+        if self.threshold is not None:
+            return (self.probs[:, 1] >= self.threshold).astype(np.int64)
         return self.probs.argmax(-1)
 
     @property
@@ -89,7 +106,8 @@ class Prediction:
     @staticmethod
     def concatenate(parts: Sequence[Prediction]) -> Prediction:
         """Join predictions for several batches; their surprise is dropped, because no score needs it."""
-        return Prediction(*(np.concatenate([getattr(p, n) for p in parts]) for n in ("probs", "mutual_information")))
+        probs, information = (np.concatenate([getattr(p, n) for p in parts]) for n in ("probs", "mutual_information"))
+        return Prediction(probs, information)
 
     def columns(self) -> np.ndarray:
         """Return the predictions as a table with one row per input."""
@@ -109,6 +127,7 @@ class Regression:
     std: np.ndarray  # of the predictive distribution: noise and weights together
     model_std: np.ndarray  # the part that is due to the weights
     draws: np.ndarray  # [draws, n, 2·targets]: mean and noise deviation under each weight sample
+    checks: Checks | None = None  # None without validation data
 
     def __repr__(self) -> str:
         return f"Regression({len(self.mean)} inputs, {self.mean.shape[-1]} target(s))"

@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,20 +29,25 @@ from .. import algorithms, rng
 from ..accel.process import borrowed
 from ..algorithms.base import Algorithm, State
 from ..arguments import check_fields, checks_arguments, whole
+from ..data.ranges import Ranges
 from ..engine.autotune import device_of
 from ..engine.client import initial_kept, personalise
 from ..engine.lanes import Lanes
 from ..engine.loss import draw, draws_of, output
 from ..engine.setting import Cohort, Place, Setting
 from ..errors import InputError, short
+from ..evaluation.density import FeatureDensity
 from ..evaluation.predictions import Prediction, Regression
 from ..files.limits import host_memory
 from ..files.sealed import group, packed_tensors, prefixed, read_tensors, tensors_digest, write_tensors
 from ..gaussian import Distribution, Gaussian, Point, Samples
+from ..vectors import Network
 from .input_spec import InputSpec, check_fit
+from .trust import COVERAGE, FALSE_ALARMS, Trust
 
 FLOATS = (torch.float32, torch.float64)  # types of weights in a file
 MOST_SAMPLES = 100_000  # largest number of weight samples of a prediction
+MOST_FEATURES = 2048  # in a last hidden layer whose density is fitted
 _FAMILIES: dict[str, type[Any]] = {"Gaussian": Gaussian, "Point": Point, "Samples": Samples}
 
 
@@ -89,6 +95,10 @@ class Prior:
         device: str = "auto",
         *,
         encoded: bool = False,
+        validation: float = 0.0,
+        aim: str = "",
+        coverage: float = COVERAGE,
+        false_alarms: float = FALSE_ALARMS,
     ) -> Posterior:
         """Make a client's posterior from its training data: φ = θ, then a few epochs of steps.
 
@@ -96,12 +106,23 @@ class Prior:
         prior was trained on a table, `x` is a DataFrame or a path to a .csv or .parquet file, and `y` are raw values of
         the target, or None if the table has its column. With `encoded`, `x` and `y` are arrays that the prior's recipe
         has encoded.
+
+        With `validation`, this share of the rows is held out. On it the posterior is calibrated, a threshold is chosen
+        for the `aim` (`f1`, `recall>=0.8`, `precision>=0.8`, `cost:MISS,ALARM`), sets or intervals get the `coverage`,
+        and unusual inputs are flagged with a share of `false_alarms`: see `runs.trust`.
         """
+        if aim and not validation:
+            raise InputError("An aim needs validation rows: give validation=0.2 (--validation 0.2), or another share.")
         changes: dict[str, Any] = {"personal_epochs": epochs, "personal_lr": lr}
         algorithm = dataclasses.replace(self.algorithm, **{k: v for k, v in changes.items() if v is not None})
         batch_size = self.batch_size if batch_size is None else whole(batch_size, "batch_size")
         place, spec = Place(device_of(device), torch.float32, backend="loop"), self.input_spec
         fed, seed = spec.federation(x, y, encoded), whole(seed, "seed", 0)
+        if validation:
+            held_out = fed.hold_out(validation, seed)
+            fed = dataclasses.replace(fed, train=held_out.train, val=held_out.val)
+            if not fed.val.counts[0] or fed.train.counts[0] < 2:
+                raise InputError(f"{len(fed.y)} rows are too few to hold out a share of {validation} for validation.")
         cohort = Cohort(Setting(algorithm, spec.network, spec.likelihood, fed, batch_size, seed), place)
         shared = {k: v.to(place.device, place.dtype) for k, v in self.shared.items()}
         with torch.no_grad():
@@ -113,7 +134,22 @@ class Prior:
                 "The posterior is not finite, because personalisation diverged. Give a smaller lr or fewer epochs."
             )
         level = None if offsets is None else offsets[0].cpu()
-        return Posterior(q, spec, level, algorithm.predict_samples, self.digest)
+        posterior = Posterior(q, spec, level, algorithm.predict_samples, self.digest)
+        if not validation:
+            return posterior
+        train, held = fed.x[fed.train[0]], fed.x[fed.val[0]]
+        features = posterior.features(train)
+        density = ranges = None
+        if features is not None:
+            density = FeatureDensity.fit(features, fed.y[fed.train[0]] if spec.classes else None)
+        frame = spec.table(x, encoded)
+        if frame is not None and spec.recipe is not None:
+            ranges = Ranges.fit(spec.recipe.raw_columns(frame.iloc[fed.train[0]]))
+        trust = Trust.fit(
+            posterior.predict(held, seed=seed, device=device, encoded=True), fed.y[fed.val[0]], coverage=coverage,
+            aim=aim, false_alarms=false_alarms, density=density, features=posterior.features(held), ranges=ranges,
+        )  # fmt: skip
+        return dataclasses.replace(posterior, trust=trust)
 
     @checks_arguments
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -144,6 +180,7 @@ class Posterior:
     offset: Tensor | None  # log π_i, the client's label level [classes]; it never leaves the client
     samples: int = 10
     prior: str = ""  # the digest of the prior that it was made from; empty if unknown
+    trust: Trust | None = None  # what validation rows told; None without any
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -179,10 +216,34 @@ class Posterior:
                 "The predictions are not finite: the posterior or the inputs are out of range. Compare the inputs with "
                 "the training data, or personalise again with a smaller lr."
             )
-        if not spec.classes:
-            return Regression.of(outputs, spec.y_shift, spec.y_scale)
-        p, names = Prediction.of(outputs, offset), spec.class_names
-        return TablePrediction(p.probs, p.mutual_information, p.surprise, names) if names else p
+        p: Prediction | Regression
+        if spec.classes:
+            p, names = Prediction.of(outputs, offset), spec.class_names
+            p = TablePrediction(p.probs, p.mutual_information, p.surprise, classes=names) if names else p
+        else:
+            p = Regression.of(outputs, spec.y_shift, spec.y_scale)
+        if self.trust is None:
+            return p
+        frame, recipe = spec.table(x, encoded), spec.recipe
+        columns = recipe.raw_columns(frame) if frame is not None and recipe is not None else None
+        features = self._hidden(inputs, network) if self.trust.density else None
+        return self.trust.apply(p, features, columns, recipe.ranges if recipe else None)
+
+    @torch.no_grad()
+    def features(self, x: np.ndarray) -> np.ndarray | None:
+        """Return the last hidden layer [n, h] of checked inputs under the mean weights.
+
+        None if the network has no linear layer, or one of more than `MOST_FEATURES` inputs.
+        """
+        spec = self.input_spec
+        return self._hidden(spec.normalised(x, torch.device("cpu")), spec.network)
+
+    def _hidden(self, inputs: Tensor, network: Network) -> np.ndarray | None:
+        mean = self.q.mean.to(inputs.device)
+        layers = [network.hidden(mean, batch) for batch in inputs.split(1024)]
+        if layers[0] is None or layers[0].shape[1] > MOST_FEATURES:
+            return None
+        return torch.cat([layer for layer in layers if layer is not None]).cpu().double().numpy()
 
     def _check_memory(self, rows: int, samples: int) -> None:
         """Refuse predictions that would not fit into memory, which holds those of all weight samples at once."""
@@ -214,6 +275,9 @@ class Posterior:
         facts |= {"kind": "posterior", "distribution": type(self.q).__name__, "samples": self.samples}
         facts |= {"prior": self.prior} if self.prior else {}
         tensors |= prefixed("q", self.q._asdict()) | ({} if self.offset is None else {"offset": self.offset})
+        if self.trust is not None:
+            density, facts["trust"] = self.trust.pack()
+            tensors |= prefixed("density", density)
         return write_tensors(path, tensors, facts, private=True)
 
 
@@ -255,7 +319,9 @@ def load_posterior(path: str | os.PathLike[str], model: nn.Module | None = None)
         leaves = {name: leaf.to(torch.float32) for name, leaf in leaves.items()}
         if not all(torch.isfinite(leaf).all() for leaf in leaves.values()):
             raise InputError(f"'{path}' holds weights beyond the range of float32, so it is damaged.")
-        return Posterior(family(**leaves), input_spec, offset, _samples(facts["samples"]), facts.get("prior", ""))
+        trust = Trust.unpack(group(tensors, "density"), facts["trust"]) if "trust" in facts else None
+        samples = _samples(facts["samples"])
+        return Posterior(family(**leaves), input_spec, offset, samples, facts.get("prior", ""), trust)
 
 
 @contextmanager

@@ -1,0 +1,171 @@
+"""What a client finds out about its own posterior on rows that the posterior was not trained on.
+
+`Prior.personalize(..., validation=0.2)` holds out a fifth of the client's rows, trains the posterior on the rest, and
+fits a `Trust` on the rows held out. It stays with the posterior, at the client, and every prediction uses it:
+
+- probabilities are calibrated by a temperature;
+- with an aim (`f1`, `recall>=0.8`, `cost:10,1`) the label of two classes follows a threshold chosen for it;
+- prediction sets, or intervals of a regression, contain the truth with a stated coverage;
+- unusual inputs are flagged: values that a table's columns rarely hold, and inputs far from the client's training data
+  in the network's last hidden layer. Of usual rows, at most a stated share is flagged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.ranges import Ranges
+from ..errors import InputError
+from ..evaluation import calibration
+from ..evaluation.density import FeatureDensity
+from ..evaluation.predictions import Checks, Prediction, Regression
+
+COVERAGE, FALSE_ALARMS = 0.9, 0.05
+Columns = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What was fitted on `rows` validation rows of one client."""
+
+    rows: int
+    coverage: float  # of prediction sets and intervals
+    quantile: float  # of their scores; infinite where the rows do not suffice for the coverage
+    temperature: float = 1.0
+    aim: str = ""
+    threshold: float | None = None  # of class 1; None: the most probable class is predicted
+    nll_before: float | None = None  # on the validation rows, before the temperature
+    nll_after: float | None = None
+    false_alarms: float = FALSE_ALARMS
+    density: FeatureDensity | None = None
+    density_limit: float = math.inf  # the distance beyond which an input is flagged
+    ranges: Ranges | None = None  # of the client's own columns
+
+    @classmethod
+    def fit(
+        cls,
+        p: Prediction | Regression,
+        y: np.ndarray,
+        *,
+        coverage: float = COVERAGE,
+        aim: str = "",
+        false_alarms: float = FALSE_ALARMS,
+        density: FeatureDensity | None = None,
+        features: np.ndarray | None = None,
+        ranges: Ranges | None = None,
+    ) -> Trust:
+        """Fit everything on the predictions for validation rows with targets `y`.
+
+        `density` is that of the training rows; `features` are the validation rows' own, [n, h].
+        """
+        if not 0 < false_alarms < 1:
+            raise InputError(f"The share of false alarms is {false_alarms}; it must lie between 0 and 1, such as 0.05.")
+        limit = math.inf
+        if density is not None and features is not None:
+            limit = calibration.conformal_quantile(density.distance(features), 1 - false_alarms / 2)
+        common: dict[str, Any] = {"false_alarms": false_alarms, "density": density, "density_limit": limit}
+        common |= {"rows": len(y), "coverage": coverage, "ranges": ranges}
+        if isinstance(p, Regression):
+            if aim:
+                raise InputError("An aim for the threshold belongs to two classes; this posterior is a regression.")
+            scores = calibration.interval_scores(p.mean, p.std, y).max(1)
+            return cls(quantile=calibration.conformal_quantile(scores, coverage), **common)
+        if aim and p.probs.shape[1] != 2:
+            raise InputError(f"An aim for the threshold belongs to two classes; here are {p.probs.shape[1]}.")
+        temperature = calibration.fit_temperature(p.probs, y)
+        probs = calibration.with_temperature(p.probs, temperature)
+        threshold = calibration.choose_threshold(probs[:, 1], y, calibration.Aim.parse(aim)) if aim else None
+        if aim and threshold is None:
+            raise InputError(
+                f"The {len(y)} validation rows cannot tell a threshold for '{aim}': they have no sample of class 1, or "
+                "no threshold reaches it. Give more rows, a larger validation share, or another aim."
+            )
+        nll = [float(-np.log(np.clip(q[np.arange(len(y)), y], 1e-30, None)).mean()) for q in (p.probs, probs)]
+        quantile = calibration.conformal_quantile(calibration.label_scores(probs, y), coverage)
+        return cls(
+            quantile=quantile, temperature=temperature, aim=aim, threshold=threshold, nll_before=nll[0],
+            nll_after=nll[1], **common,
+        )  # fmt: skip
+
+    def apply(
+        self,
+        p: Prediction | Regression,
+        features: np.ndarray | None,
+        columns: Columns | None,
+        federation: Ranges | None,
+    ) -> Prediction | Regression:
+        """Return a prediction that is calibrated and checked.
+
+        `features` [n, h] are the inputs' last hidden layer, `columns` their raw values by name, `federation` what all
+        sites' columns usually hold.
+        """
+        rows = len(p.mean) if isinstance(p, Regression) else len(p.probs)
+        alarm, flags, distance = np.zeros(rows, bool), None, None
+        usual = federation or self.ranges
+        if columns is not None and usual is not None:
+            found = usual.flags(columns, self.false_alarms / 2)
+            alarm = np.array([bool(each) for each in found])
+            if federation and self.ranges:  # what is usual elsewhere, but not at this client, is named without an alarm
+                here = self.ranges.flags(columns, self.false_alarms / 2)
+                for own, texts in zip(found, here, strict=True):
+                    own.update({name: f"{text} (at this client)" for name, text in texts.items() if name not in own})
+            flags = [list(own.values()) for own in found]
+        if self.density is not None and features is not None:
+            distance = self.density.distance(features)
+            alarm = alarm | (distance > self.density_limit)
+        checks = Checks(self.coverage, alarm, distance, flags)
+        if isinstance(p, Regression):
+            low, high = calibration.intervals(p.mean, p.std, self.quantile)
+            return replace(p, checks=replace(checks, low=low, high=high))
+        probs = calibration.with_temperature(p.probs, self.temperature)
+        sets = calibration.label_sets(probs, self.quantile)
+        return replace(p, probs=probs, threshold=self.threshold, checks=replace(checks, sets=sets))
+
+    def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return tensors and JSON facts for a posterior's file."""
+        facts: dict[str, Any] = {
+            name: None if isinstance(value := getattr(self, name), float) and math.isinf(value) else value
+            for name in (*_NUMBERS, "aim")
+        }
+        facts["no_positive"] = self.threshold == math.inf
+        facts["ranges"] = self.ranges.to_json() if self.ranges else None
+        tensors = {} if self.density is None else {n: torch.from_numpy(v) for n, v in vars(self.density).items()}
+        return {name: value.contiguous() for name, value in tensors.items()}, facts
+
+    @classmethod
+    def unpack(cls, tensors: Mapping[str, Tensor], facts: Any) -> Trust:
+        """Rebuild what `pack` returned; anything else is an error that the caller reports with the file's name."""
+        values = {name: facts[name] for name in _NUMBERS}
+        for name, value in values.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise TypeError(f"{name} is {value!r}")
+        for name in ("quantile", "density_limit"):
+            values[name] = math.inf if values[name] is None else float(values[name])
+        if facts["no_positive"]:
+            values["threshold"] = math.inf
+        if not values["temperature"] > 0 or not 0 < values["coverage"] < 1 or not 0 < values["false_alarms"] < 1:
+            raise ValueError("a temperature, coverage or share of false alarms out of range")
+        density = None
+        if tensors:
+            arrays = {name: tensor.double().numpy() for name, tensor in tensors.items()}
+            density = FeatureDensity(**arrays)
+            h = len(density.mean)
+            if density.means.shape[1:] != (h,) or any(
+                w.shape != (h, h) for w in (density.whitening, density.background)
+            ):
+                raise ValueError("a density of features of another shape")
+        ranges = Ranges.from_json(facts["ranges"]) if facts["ranges"] is not None else None
+        return cls(**values, aim=str(facts["aim"]), density=density, ranges=ranges)
+
+
+_NUMBERS = (
+    *("rows", "coverage", "quantile", "temperature", "threshold", "nll_before", "nll_after"),
+    *("false_alarms", "density_limit"),
+)
