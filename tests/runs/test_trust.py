@@ -1,0 +1,151 @@
+"""A posterior that a client may trust: what validation rows say, kept in the file and used by predictions."""
+
+import csv
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedabml
+from fedabml.errors import InputError
+from fedabml.runs.trust import Trust
+
+from tests.cli.command import run as command
+
+spec = importlib.util.spec_from_file_location("hospitals", Path(__file__).parents[2] / "examples" / "hospitals.py")
+hospitals = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(hospitals)
+
+
+@pytest.fixture(scope="module")
+def hospital():
+    """A prior of twelve hospitals; the rows of Hospital A that it may learn from, and others to predict."""
+    table = hospitals.patients(0).drop(columns=["risk", "patient"])
+    fed = fedabml.read_table(table[table.hospital != "Hospital M"], client="hospital", target="died")
+    prior = fedabml.train(fed, "mlr", fedabml.FedABML(), rounds=8, participation=1.0, evaluate=False).prior
+    rows = table[table.hospital == "Hospital A"].reset_index(drop=True)
+    return prior, rows.iloc[:600].reset_index(drop=True), rows.iloc[600:].reset_index(drop=True)
+
+
+@pytest.fixture(scope="module")
+def posterior(hospital):
+    prior, rows, _ = hospital
+    return prior.personalize(rows, validation=0.3, aim="recall>=0.8")
+
+
+def test_the_threshold_finds_what_it_was_chosen_for(hospital, posterior):
+    _, _, new = hospital
+    died = (new.died == "yes").to_numpy()
+    p = posterior.predict(new)
+    usual = fedabml.Posterior(posterior.q, posterior.input_spec, posterior.offset, posterior.samples).predict(new)
+    assert p.label[died].mean() > 0.6 > usual.label[died].mean()
+    assert p.decode() == ["yes" if label else "no" for label in p.label]
+
+
+def test_sets_cover_the_truth_as_often_as_stated(hospital, posterior):
+    _, _, new = hospital
+    truth = (new.died == "yes").to_numpy().astype(int)
+    checks = posterior.predict(new).checks
+    covered = checks.sets[np.arange(len(new)), truth].mean()
+    assert checks.coverage == 0.9
+    assert (
+        abs(covered - 0.9) < 3 * math.sqrt(0.09 / len(new)) + 0.03
+    )  # chance in these rows, and in the validation rows
+    assert checks.sets.any(1).all()
+
+
+def test_the_temperature_does_not_raise_the_nll_of_validation_rows(posterior):
+    assert posterior.trust.nll_after <= posterior.trust.nll_before + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("column", "change"),
+    [
+        ("creatinine", lambda v: v / 88.4),
+        ("heart_rate", lambda v: 10 * v),
+        ("age", lambda v: v * 0 - 5),
+        ("ward", lambda v: "burns"),
+        ("sex", lambda v: v.str.upper()),
+    ],
+)
+def test_a_spoiled_column_raises_an_alarm_and_is_named(hospital, posterior, column, change):
+    _, _, new = hospital
+    new = new[new.creatinine.notna()].reset_index(drop=True)
+    usual, spoiled = (
+        posterior.predict(new).checks,
+        posterior.predict(new.assign(**{column: change(new[column])})).checks,
+    )
+    assert usual.alarm.mean() < 0.15
+    assert spoiled.alarm.mean() > 0.95
+    named = [any(flag.startswith(column) for flag in flags) for flags in spoiled.flags]
+    assert np.mean(named) > 0.95
+
+
+def test_it_is_saved_with_the_posterior(hospital, posterior, tmp_path):
+    _, _, new = hospital
+    again = fedabml.load_posterior(posterior.save(tmp_path / "p.safetensors"))
+    one, other = posterior.predict(new), again.predict(new)
+    np.testing.assert_array_equal(one.probs, other.probs)
+    np.testing.assert_array_equal(one.checks.sets, other.checks.sets)
+    np.testing.assert_allclose(one.checks.distance, other.checks.distance)
+    assert one.checks.flags == other.checks.flags and again.trust.threshold == posterior.trust.threshold
+
+
+@pytest.mark.parametrize(
+    "damage", [{"temperature": -1}, {"coverage": 2}, {"rows": "many"}, {"ranges": {"age": {}}}, {"quantile": True}]
+)
+def test_damage_is_refused(posterior, damage):
+    tensors, facts = posterior.trust.pack()
+    with pytest.raises((InputError, ValueError, TypeError)):
+        Trust.unpack(tensors, facts | damage)
+
+
+def test_what_cannot_be_fitted_is_refused(hospital):
+    prior, rows, _ = hospital
+    with pytest.raises(InputError, match="An aim needs validation rows"):
+        prior.personalize(rows, aim="f1")
+    with pytest.raises(InputError, match="aim of the threshold"):
+        prior.personalize(rows, validation=0.2, aim="best")
+    with pytest.raises(InputError, match="cannot tell a threshold"):
+        prior.personalize(rows[rows.died == "no"].head(20).reset_index(drop=True), validation=0.3, aim="f1")
+    with pytest.raises(InputError, match="too few to hold out"):
+        prior.personalize(rows.head(2), validation=0.2)
+
+
+def test_few_validation_rows_promise_nothing(hospital):
+    prior, rows, new = hospital
+    small = prior.personalize(rows.head(20), validation=0.2)
+    assert small.trust.quantile == math.inf and small.predict(new).checks.sets.all()
+
+
+def test_a_regression_has_intervals():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(1500, 3)).astype(np.float32)
+    y = (x.sum(1, keepdims=True) + 0.3 * random.standard_t(4, (1500, 1))).astype(np.float32)
+    train = [(x[i::10][:100], y[i::10][:100]) for i in range(10)]
+    prior = fedabml.train(fedabml.Federation.from_arrays(train), "mlr", rounds=5, evaluate=False).prior
+    posterior = prior.personalize(x[:1000], y[:1000], validation=0.5, coverage=0.8)
+    checks = posterior.predict(x[1000:]).checks
+    covered = ((checks.low <= y[1000:]) & (y[1000:] <= checks.high)).mean()
+    assert covered == pytest.approx(0.8, abs=0.06)
+    far = posterior.predict(50 + x[1000:]).checks
+    assert far.alarm.all() and checks.alarm.mean() < 0.1
+
+
+def test_the_command_line_says_what_it_found(hospital, tmp_path):
+    prior, rows, new = hospital
+    prior.save(tmp_path / "prior.safetensors")
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    new.assign(creatinine=new.creatinine / 88.4).to_csv(tmp_path / "new.csv", index=False)
+    out = command(
+        "personalize", tmp_path / "prior.safetensors", "--data", tmp_path / "rows.csv", "--validation", "0.3", "--aim",
+        "f1", "--out", tmp_path / "posterior.safetensors",
+    ).stdout  # fmt: skip
+    assert "validation  180 rows, held out" in out and "for f1" in out and "coverage    90% sets" in out
+    command("predict", tmp_path / "posterior.safetensors", "--data", tmp_path / "new.csv", "--out", tmp_path / "p.csv")
+    lines = list(csv.DictReader((tmp_path / "p.csv").read_text("utf-8").splitlines()))
+    assert set(lines[0]) >= {"label", "set", "alarm", "distance", "flags"}
+    assert np.mean([line["alarm"] == "yes" for line in lines]) > 0.85  # where creatinine was measured
+    assert any("creatinine is" in line["flags"] for line in lines)
