@@ -11,7 +11,6 @@ import pytest
 import fedabml
 from fedabml.errors import InputError
 from fedabml.runs.trust import Trust
-
 from tests.cli.command import run as command
 
 spec = importlib.util.spec_from_file_location("hospitals", Path(__file__).parents[2] / "examples" / "hospitals.py")
