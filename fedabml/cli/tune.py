@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ..errors import InputError
+from ..evaluation.measures import TUNED
 from ..runs.config import names
 from .compare import followed, parse_algorithms
 from .console import CellProgress, note, number, print_line, table
@@ -26,7 +28,7 @@ SHOWN = 5  # trials of an algorithm in its table
 @command(
     panels_without("algorithm", "seed", "evaluate", "eval_every", "eval_clients", "eval_all", "validation"),
     algorithms=("all", *names("algorithm")),
-    measure=("accuracy", "rmse", "nll"),
+    measure=tuple(dict.fromkeys(chain(*TUNED.values()))),
 )
 def tune(
     ctx: typer.Context,
@@ -71,8 +73,8 @@ def tune(
         trials (N): Trained federations per algorithm and seed. [default: 16]
         seeds (A,B,C): Which seeds, not how many; their mean decides. The seed after the largest confirms the winner.
             Use other seeds for the test. [default: 100]
-        measure (WORD): The deciding measure: accuracy (rmse for regression) or nll. [default: accuracy or rmse; ties:
-            nll]
+        measure (WORD): The deciding measure: accuracy, nll, auroc, average_precision, balanced_accuracy, f1 or brier;
+            for regression rmse, nll, mae or pinball. [default: accuracy or rmse; ties: nll]
         batch (N): Trials that are chosen and trained together: more is faster, fewer learn more from each other.
             [default: 8]
         grid (NAME=A,B,C): Search these values (of one algorithm: fedprox.mu=0.1,1) and no others; a range such as

@@ -162,6 +162,11 @@ COMPARED = {
     "classification": ("accuracy", "accuracy_worst_decile", "nll", "ece", "brier"),
     "regression": ("rmse", "nll", "coverage"),
 }
+# The measures that `tune` may decide by.
+TUNED = {
+    "classification": ("accuracy", "nll", "auroc", "average_precision", "balanced_accuracy", "f1", "brier"),
+    "regression": ("rmse", "nll", "mae", "pinball"),
+}
 # The pooled measure that stands for a mean over clients where many clients have too few rows to be judged alone.
 POOLED = {"accuracy": "accuracy_pooled", "rmse": "rmse_pooled", "coverage": "coverage_pooled"}
 

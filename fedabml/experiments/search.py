@@ -27,6 +27,7 @@ from torch import nn
 from ..algorithms.hyper import Range
 from ..data import Federation
 from ..errors import InputError
+from ..evaluation.measures import MEASURES
 from ..runs.config import RunConfig, Table
 from .cell import Cell, Result
 from .ledger import Ledger
@@ -45,7 +46,6 @@ from .search_space import (
 )
 from .study import PLAIN, Study
 
-SIGN = {"accuracy": 1, "rmse": -1, "nll": -1}  # times it, more is better
 WORST = (-math.inf, -math.inf)  # the rank of a trial that diverged
 HELD_OUT, ALL_ROWS = "validation rows", "all training rows"
 
@@ -177,9 +177,10 @@ class Search:
         scored = []
         for scores in zip(*(result.scores for result in results if not error), strict=True):
             if not any(score.error for score in scores):
-                value, nll = (statistics.fmean(score.summary[key] for score in scores) for key in (measure, "nll"))
+                value, nll = (_mean([score.summary[key] for score in scores]) for key in (measure, "nll"))
                 if math.isfinite(value) and math.isfinite(nll):
-                    rank = (round(SIGN[measure] * value, 6), -nll)  # beyond six digits it is rounding: the NLL decides
+                    # Beyond six digits a difference is rounding, and the NLL decides.
+                    rank = (round(MEASURES[measure].better * value, 6), -nll)
                     personal = scores[0].personal
                     scored.append(replace(failed, personal=personal, value=value, nll=nll, rank=rank, error=None))
         return max(scored, key=lambda trial: trial.rank, default=failed)
@@ -224,7 +225,7 @@ class Search:
         seed = f"of seed {self.second_seed}"
         for result, rows in ((held_out, "training rows without validation rows"), (everything, ALL_ROWS)):
             summary = result.scores[0].summary if result.scores else {}
-            if result.error or not all(math.isfinite(summary[key]) for key in (measure, "nll")):
+            if result.error or not math.isfinite(_mean([summary[key] for key in (measure, "nll")])):
                 reason = " ".join((result.error or f"{measure} or nll is not finite").split())
                 return f"on {rows} {seed}: {reason}"
         loss = _clear_loss(measure, everything, held_out)
@@ -247,10 +248,19 @@ class Search:
         return [text for text in warnings if text]
 
 
+def _mean(values: Sequence[float | None]) -> float:
+    """Return the mean; NaN where a measure is not defined, such as an AUROC where no client has two classes."""
+    return math.nan if None in values else statistics.fmean(value for value in values if value is not None)
+
+
 def _clear_loss(measure: str, result: Result, other: Result) -> str | None:
-    """Say that a result is worse than another by more than three standard errors over clients; None if it is not."""
+    """Say that a result is worse than another by more than three standard errors over clients; None if it is not.
+
+    Where a ledger does not hold every client's value of the measure, the NLL is compared.
+    """
+    measure = measure if measure in result.scores[0].clients else "nll"
     pairs = zip(result.scores[0].clients[measure], other.scores[0].clients[measure], strict=True)
-    gains = [SIGN[measure] * (a - b) for a, b in pairs if a is not None and b is not None]
+    gains = [MEASURES[measure].better * (a - b) for a, b in pairs if a is not None and b is not None]
     if len(gains) < 2 or statistics.fmean(gains) >= -3 * statistics.stdev(gains) / math.sqrt(len(gains)):
         return None
     value, least = (each.scores[0].summary[measure] for each in (result, other))

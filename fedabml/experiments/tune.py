@@ -26,7 +26,7 @@ from ..arguments import whole
 from ..data.once import reading_once
 from ..engine.processes import with_folder_lock
 from ..errors import InputError, nearest
-from ..evaluation.measures import main_measure
+from ..evaluation.measures import TUNED
 from ..evaluation.scoring import check_rows
 from ..files.paths import write
 from ..files.sealed import sealed_text
@@ -96,8 +96,8 @@ def tune(
     lists by hyperparameter (or tables of them by algorithm) to search instead of what is declared; a range such as
     "0.001..3" replaces one declared range only. Each of the algorithms (None: all that fit the network) gets `trials`
     trained federations for every one of the `seeds`, and its best one is confirmed on the seed after the largest of
-    them. A `study` chooses other data to train on or other clients to score. `measure` is accuracy (for regression
-    rmse) or nll. `finished` are cells.jsonl of other folders or machines, whose cells are not run again. A search that
+    them. A `study` chooses other data to train on or other clients to score. `measure` is one of
+    `evaluation.measures.TUNED`, by default accuracy or rmse. `finished` are cells.jsonl of other folders or machines, whose cells are not run again. A search that
     is `closed` runs and writes nothing, and raises `Unfinished` if it has not ended.
     """
     optuna, folder = need_optuna(), Path(out)
@@ -109,9 +109,10 @@ def tune(
     grid = _checked_grid(values or {}, held)
     fed = _data(run.with_changes(seed=seeds[0]), callbacks.download)
     fed = study.federation(run.with_changes(seed=seeds[0])) if study else fed
-    known = (main_measure(fed.task), "nll")
+    known = TUNED[fed.task]
     if measure is not None and measure not in known:
-        raise InputError(f"Tuning a {fed.task} is decided by {' or '.join(known)}; the measure is '{measure}'.")
+        words = f"{', '.join(known[:-1])} or {known[-1]}"
+        raise InputError(f"Tuning a {fed.task} is decided by {words}; the measure is '{measure}'.")
     measure = measure or known[0]
     start = presets.layer(preset, run.dataset) if preset else {}
     searches: dict[str, Search] = {}

@@ -385,7 +385,7 @@ def test_a_regression_goes_by_its_rmse(tmp_path):
     best = found.best("fedavg-ft", 2)
     assert found.measure == "rmse" and best[0].value <= best[1].value
     assert tomllib.loads(found.file.read_text())["data"] == str(tmp_path / "sites")
-    with pytest.raises(InputError, match="is decided by rmse or nll; the measure is 'accuracy'"):
+    with pytest.raises(InputError, match="is decided by rmse, nll, mae or pinball; the measure is 'accuracy'"):
         tune(config, ["fedavg-ft"], "other", trials=2, measure="accuracy")
 
 
