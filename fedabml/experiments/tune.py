@@ -97,8 +97,9 @@ def tune(
     "0.001..3" replaces one declared range only. Each of the algorithms (None: all that fit the network) gets `trials`
     trained federations for every one of the `seeds`, and its best one is confirmed on the seed after the largest of
     them. A `study` chooses other data to train on or other clients to score. `measure` is one of
-    `evaluation.measures.TUNED`, by default accuracy or rmse. `finished` are cells.jsonl of other folders or machines, whose cells are not run again. A search that
-    is `closed` runs and writes nothing, and raises `Unfinished` if it has not ended.
+    `evaluation.measures.TUNED`, by default accuracy or rmse. `finished` are cells.jsonl of other folders or machines,
+    whose cells are not run again. A search that is `closed` runs and writes nothing, and raises `Unfinished` if it has
+    not ended.
     """
     optuna, folder = need_optuna(), Path(out)
     trials, batch = whole(trials, "trials", 1), whole(batch, "batch", 1)
