@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .likelihoods import Categorical, GaussianNoise
     from .runs.prepare import prepare
     from .runs.prior import Posterior, Prior, TablePrediction, load_posterior, load_prior
+    from .runs.site import SiteReport, compare_at_site
     from .runs.train import Run, train
     from .vectors import replace_batchnorm
 
@@ -30,6 +31,7 @@ _HOMES = {
     "likelihoods": ("Categorical", "GaussianNoise"),
     "runs.prepare": ("prepare",),
     "runs.prior": ("Posterior", "Prior", "TablePrediction", "load_posterior", "load_prior"),
+    "runs.site": ("SiteReport", "compare_at_site"),
     "runs.train": ("Run", "train"),
     "vectors": ("replace_batchnorm",),
 }
@@ -37,8 +39,9 @@ _MODULES = ("algorithms", "data", "errors", "likelihoods", "models", "report", "
 
 __all__ = [
     "Algorithm", "Categorical", "FedABML", "FedAvg", "Federation", "GaussianNoise", "InputError", "Local", "Posterior",
-    "Prediction", "Prior", "Regression", "Run", "TablePrediction", "TrainingError", "__version__", "federate", "load",
-    "load_posterior", "load_prior", "prepare", "read_table", "replace_batchnorm", "train",
+    "Prediction", "Prior", "Regression", "Run", "SiteReport", "TablePrediction", "TrainingError", "__version__",
+    "compare_at_site", "federate", "load", "load_posterior", "load_prior", "prepare", "read_table",
+    "replace_batchnorm", "train",
 ]  # fmt: skip
 __getattr__ = import_on_use(__name__, {m: (m, *_HOMES.get(m, ())) for m in (*_HOMES, *_MODULES)})
 

@@ -118,6 +118,7 @@ def personalize(
     aim: str = "",
     coverage: float = 0.9,
     false_alarms: float = 0.05,
+    compare: bool = False,
     seed: int = 0,
     device: str = "auto",
     force: bool = False,
@@ -144,13 +145,17 @@ def personalize(
         aim (AIM): What the threshold of two classes serves: f1, recall>=0.8, precision>=0.8 or cost:MISS,ALARM.
         coverage: Probability with which a prediction set or interval contains the truth.
         false_alarms: Share of usual inputs that may be flagged as unusual.
+        compare: Say whether the prior, the posterior or training alone serves the client best on the rows held out.
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.
     """
     from ..data import read_client
     from ..files.paths import check_new
     from ..runs.prior import load_prior
+    from ..runs.site import compare_at_site
 
+    if compare and not validation:
+        raise InputError("--compare needs rows held out: give --validation 0.3, or another share.")
     source = prior / "shared.safetensors" if prior.is_dir() else prior
     _check_apart(out, data, source)
     check_new(out, force=force)
@@ -178,6 +183,8 @@ def personalize(
         print_line(f"{name:<11} {number(value)} on {len(test[1]) if test else 0} test samples")
     for line in _trust_lines(posterior.trust):
         print_line(line)
+    if compare:
+        print_line(compare_at_site(loaded, x, y, validation, seed, device).sentence)
     print_line(f"prior       {loaded.digest[:16]} (digest)")
     print_line(f"posterior   {out}")
 

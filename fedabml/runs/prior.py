@@ -29,6 +29,7 @@ from .. import algorithms, rng
 from ..accel.process import borrowed
 from ..algorithms.base import Algorithm, State
 from ..arguments import check_fields, checks_arguments, whole
+from ..data import Federation
 from ..data.ranges import Ranges
 from ..engine.autotune import device_of
 from ..engine.client import initial_kept, personalise
@@ -118,11 +119,7 @@ class Prior:
         batch_size = self.batch_size if batch_size is None else whole(batch_size, "batch_size")
         place, spec = Place(device_of(device), torch.float32, backend="loop"), self.input_spec
         fed, seed = spec.federation(x, y, encoded), whole(seed, "seed", 0)
-        if validation:
-            held_out = fed.hold_out(validation, seed)
-            fed = dataclasses.replace(fed, train=held_out.train, val=held_out.val)
-            if not fed.val.counts[0] or fed.train.counts[0] < 2:
-                raise InputError(f"{len(fed.y)} rows are too few to hold out a share of {validation} for validation.")
+        fed = _held_out(fed, validation, seed) if validation else fed
         cohort = Cohort(Setting(algorithm, spec.network, spec.likelihood, fed, batch_size, seed), place)
         shared = {k: v.to(place.device, place.dtype) for k, v in self.shared.items()}
         with torch.no_grad():
@@ -137,19 +134,25 @@ class Prior:
         posterior = Posterior(q, spec, level, algorithm.predict_samples, self.digest)
         if not validation:
             return posterior
-        train, held = fed.x[fed.train[0]], fed.x[fed.val[0]]
-        features = posterior.features(train)
-        density = ranges = None
-        if features is not None:
-            density = FeatureDensity.fit(features, fed.y[fed.train[0]] if spec.classes else None)
-        frame = spec.table(x, encoded)
+        frame, density, ranges = spec.table(x, encoded), None, None
+        (train, y_train), (held, y_held) = ((fed.x[r], fed.y[r]) for r in (fed.train[0], fed.val[0]))
+        if (features := posterior.features(train)) is not None:
+            density = FeatureDensity.fit(features, y_train if spec.classes else None)
         if frame is not None and spec.recipe is not None:
             ranges = Ranges.fit(spec.recipe.raw_columns(frame.iloc[fed.train[0]]))
         trust = Trust.fit(
-            posterior.predict(held, seed=seed, device=device, encoded=True), fed.y[fed.val[0]], coverage=coverage,
-            aim=aim, false_alarms=false_alarms, density=density, features=posterior.features(held), ranges=ranges,
+            posterior.predict(held, seed=seed, device=device, encoded=True), y_held, coverage=coverage, aim=aim,
+            false_alarms=false_alarms, density=density, features=posterior.features(held), ranges=ranges,
         )  # fmt: skip
         return dataclasses.replace(posterior, trust=trust)
+
+    def hold_out(
+        self, x: Any, y: Any, validation: float, seed: int = 0, encoded: bool = False
+    ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """Return a client's rows as encoded (x, y), those to train on and those that `personalize` would hold out."""
+        fed = _held_out(self.input_spec.federation(x, y, encoded), validation, seed)
+        rows = fed.train[0], fed.val[0]
+        return (fed.x[rows[0]], fed.y[rows[0]]), (fed.x[rows[1]], fed.y[rows[1]])
 
     @checks_arguments
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -279,6 +282,14 @@ class Posterior:
             density, facts["trust"] = self.trust.pack()
             tensors |= prefixed("density", density)
         return write_tensors(path, tensors, facts, private=True)
+
+
+def _held_out(fed: Federation, share: float, seed: int) -> Federation:
+    """Move a share of the only client's rows to its validation rows; the normalisation stays that of the prior."""
+    held_out = fed.hold_out(share, seed)
+    if not held_out.val.counts[0] or held_out.train.counts[0] < 2:
+        raise InputError(f"{len(fed.y)} rows are too few to hold out a share of {share} for validation.")
+    return dataclasses.replace(fed, train=held_out.train, val=held_out.val)
 
 
 def _samples(count: Any) -> int:

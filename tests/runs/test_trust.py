@@ -119,6 +119,17 @@ def test_few_validation_rows_promise_nothing(hospital):
     assert small.trust.quantile == math.inf and small.predict(new).checks.sets.all()
 
 
+def test_a_site_is_told_what_serves_it_best(hospital):
+    """A small site gains from the others: what it trains alone is clearly worse."""
+    prior, rows, _ = hospital
+    report = fedabml.compare_at_site(prior, rows.head(150), validation=0.4)
+    assert report.rows == 60 and report.best in ("posterior", "prior")
+    mean, half = report.worse["alone"]
+    assert mean > 0 and half > 0
+    assert mean == pytest.approx(report.nll["alone"] - report.nll[report.best])
+    assert "serves this site best: NLL" in report.sentence and "training alone is worse by" in report.sentence
+
+
 def test_a_regression_has_intervals():
     random = np.random.default_rng(0)
     x = random.normal(size=(1500, 3)).astype(np.float32)
@@ -140,8 +151,9 @@ def test_the_command_line_says_what_it_found(hospital, tmp_path):
     new.assign(creatinine=new.creatinine / 88.4).to_csv(tmp_path / "new.csv", index=False)
     out = command(
         "personalize", tmp_path / "prior.safetensors", "--data", tmp_path / "rows.csv", "--validation", "0.3", "--aim",
-        "f1", "--out", tmp_path / "posterior.safetensors",
+        "f1", "--compare", "--out", tmp_path / "posterior.safetensors",
     ).stdout  # fmt: skip
+    assert "serves this site best" in out
     assert "validation  180 rows, held out" in out and "for f1" in out and "coverage    90% sets" in out
     command("predict", tmp_path / "posterior.safetensors", "--data", tmp_path / "new.csv", "--out", tmp_path / "p.csv")
     lines = list(csv.DictReader((tmp_path / "p.csv").read_text("utf-8").splitlines()))
