@@ -126,6 +126,7 @@ def calls(t):
     divided = {"dataset": t["digits"], "partition": "classes", "clients": 10, "classes_per_client": 2, "alpha": 0.5}
     divided |= {"distinct": False, "min_samples": 2, "groups": None, "drop_small": False, "seed": 0}
     table = {"path": f / "table.csv", "client": "who", "target": "y", "task": None, "test_share": 0.0, "seed": 0}
+    site = {"prior": prior, "x": x, "y": y, "validation": 0.4, "seed": 0, "device": "cpu", "encoded": False}
     own = {"x": x, "y": y, "epochs": 1, "seed": 0, "lr": 0.1, "batch_size": 4, "device": "cpu", "encoded": False}
     asked = {"x": x, "samples": 2, "seed": 0, "device": "cpu", "encoded": False}
     hyper = {"lr": 0.1, "momentum": 0.0, "personal_epochs": 1, "weights": "uniform", "label_alpha": 0.1}
@@ -149,7 +150,8 @@ def calls(t):
         "select": (fed.select, {"clients": [0, 1]}),
         "load_prior": (fedabml.load_prior, {"path": f / "run" / "shared.safetensors", "model": None}),
         "load_posterior": (fedabml.load_posterior, {"path": f / "posterior.safetensors", "model": None}),
-        "personalize": (prior.personalize, own),
+        "personalize": (prior.personalize, own | {"validation": 0.4, "aim": "", "coverage": 0.5, "false_alarms": 0.1}),
+        "compare_at_site": (fedabml.compare_at_site, site),
         "predict": (posterior.predict, asked),
         "prior.save": (prior.save, {"path": "prior.safetensors"}),
         "posterior.save": (posterior.save, {"path": "posterior.safetensors"}),
@@ -165,6 +167,7 @@ def calls(t):
                 "offset": posterior.offset,
                 "samples": 3,
                 "prior": "",
+                "trust": None,
             },
         ),
         "FedABML": (fedabml.FedABML, hyper),
@@ -209,7 +212,8 @@ def campaign(function, good):
 NAMES = (
     *("train", "prepare", "from_arrays", "from_owners", "from_folder", "read_table", "load", "federate"),
     *("federate dirichlet", "federate natural", "rows", "label_counts", "hold_out", "select", "load_prior"),
-    *("load_posterior", "personalize", "predict", "prior.save", "posterior.save", "Prior", "Posterior", "FedABML"),
+    *("load_posterior", "personalize", "compare_at_site", "predict", "prior.save", "posterior.save", "Prior"),
+    *("Posterior", "FedABML"),
     *("make", "build", "with_weights", "Categorical", "GaussianNoise", "replace_batchnorm", "report.write"),
     *("datasets", "features", "report.save_heat_map", "read_client", "save_manifest", "Rows", "Rows.of"),
 )

@@ -14,10 +14,14 @@ from .console import downloads, note, number, print_line, table
 from .options import Config, command
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
 
+    from ..data import Federation
     from ..evaluation.predictions import Checks, Prediction, Regression
     from ..evaluation.scoring import Evaluation
+    from ..runs.config import RunConfig
     from ..runs.input_spec import InputSpec
     from ..runs.prepare import Setup
     from ..runs.trust import Trust
@@ -67,10 +71,7 @@ def evaluate(
         raise InputError(f"The run in '{run}' is not finished: it has no shared.safetensors. Go on with it: {again}")
     changes = {name: saved.get(name, getattr(plan, name)) for name in ("backend", "chunk")}
     plan = plan.with_changes(**changes, data_dir=data_dir or plan.data_dir, device=device or plan.device)
-    with downloads(plan.dataset or "") as on_download:
-        fed = plan.federation(on_download)
-    if fed.hash != saved.get("partition_hash"):
-        raise InputError(f"The data of the run in '{run}' have changed: their hash differs. Restore them first.")
+    fed = _data_of(run, plan, saved)
     prior = load_prior(run / "shared.safetensors")
     algorithm = prior.algorithm if epochs is None else dataclasses.replace(prior.algorithm, personal_epochs=epochs)
     setup = prepare(fed, plan.model, algorithm, **plan.train_options(fed))
@@ -85,6 +86,15 @@ def evaluate(
     table(*scores(evaluation.summary), title=title, numbers=True)
     print_line(f"scores       {files[0]}")
     print_line(f"per client   {files[1]}")
+
+
+def _data_of(run: Path, plan: RunConfig, saved: Mapping[str, Any]) -> Federation:
+    """Rebuild the federation of a run. Raises InputError if its data have changed."""
+    with downloads(plan.dataset or "") as on_download:
+        fed = plan.federation(on_download)
+    if fed.hash != saved.get("partition_hash"):
+        raise InputError(f"The data of the run in '{run}' have changed: their hash differs. Restore them first.")
+    return fed
 
 
 def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: int) -> Evaluation:
@@ -109,7 +119,8 @@ def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: i
 def personalize(
     prior: Path,
     *,
-    data: Path,
+    data: Path | None = None,
+    client: str | None = None,
     out: Path = Path("posterior.safetensors"),
     epochs: int | None = None,
     lr: float | None = None,
@@ -137,6 +148,7 @@ def personalize(
     Flags:
         prior (PRIOR): A run's folder, or its shared.safetensors.
         data: The client's .npz (x_train, y_train; or x, y), or its table if the prior was trained on one.
+        client (NAME): In place of --data: a client of the run whose folder is given, by name.
         out: File for the client's posterior.
         epochs: Epochs on the client's data. [default: the algorithm's]
         lr: Step size. [default: the algorithm's]
@@ -149,32 +161,27 @@ def personalize(
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.
     """
-    from ..data import read_client
     from ..files.paths import check_new
     from ..runs.prior import load_prior
     from ..runs.site import compare_at_site
+    from ..runs.train import client_rows
 
     if compare and not validation:
         raise InputError("--compare needs rows held out: give --validation 0.3, or another share.")
+    if (data is None) == (client is None):
+        raise InputError("Give the client's data with --data, or a client of the run with --client: one of the two.")
     source = prior / "shared.safetensors" if prior.is_dir() else prior
-    _check_apart(out, data, source)
+    _check_apart(out, source, *([data] if data else []))
     check_new(out, force=force)
     loaded = load_prior(source)
-    spec, test = loaded.input_spec, None
-    x, y = _read_table(data, spec), None
-    if x is None:
-        arrays = read_client(data)
-        x, y = arrays["x_train"], arrays["y_train"]
-        if "x_test" in arrays and (arrays["x_test"].size or arrays["y_test"].size):
-            test = spec.samples(arrays["x_test"], arrays["y_test"], end="_test")
-    elif spec.recipe and spec.recipe.client in x and (clients := x[spec.recipe.client].nunique()) > 1:
-        raise InputError(
-            f"'{data}' has rows of {clients} clients in its column '{spec.recipe.client}', but a posterior belongs to "
-            "one client. Give each client its own table."
-        )
+    if data is not None:
+        x, y, test, encoded = *_client_data(data, loaded.input_spec), False
+    else:
+        plan, saved = saved_config(prior)
+        (x, y), test, encoded = client_rows(_data_of(prior, plan, saved), loaded, str(client)), None, True
     posterior = loaded.personalize(
         x, y, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, device=device, validation=validation, aim=aim,
-        coverage=coverage, false_alarms=false_alarms,
+        coverage=coverage, false_alarms=false_alarms, encoded=encoded,
     )  # fmt: skip
     scores = _scores(posterior.predict(test[0], seed=seed, device=device), test[1]) if test else {}
     posterior.save(out)
@@ -184,9 +191,27 @@ def personalize(
     for line in _trust_lines(posterior.trust):
         print_line(line)
     if compare:
-        print_line(compare_at_site(loaded, x, y, validation, seed, device).sentence)
+        print_line(compare_at_site(loaded, x, y, validation, seed, device, encoded=encoded).sentence)
     print_line(f"prior       {loaded.digest[:16]} (digest)")
     print_line(f"posterior   {out}")
+
+
+def _client_data(data: Path, spec: InputSpec) -> tuple[Any, Any, tuple[np.ndarray, np.ndarray] | None]:
+    """Read one client's x, y (None: in the table) and test samples (None without any) from a table or an .npz."""
+    from ..data import read_client
+
+    frame = _read_table(data, spec)
+    if frame is None:
+        arrays, test = read_client(data), None
+        if "x_test" in arrays and (arrays["x_test"].size or arrays["y_test"].size):
+            test = spec.samples(arrays["x_test"], arrays["y_test"], end="_test")
+        return arrays["x_train"], arrays["y_train"], test
+    if spec.recipe and spec.recipe.client in frame and (clients := frame[spec.recipe.client].nunique()) > 1:
+        raise InputError(
+            f"'{data}' has rows of {clients} clients in its column '{spec.recipe.client}', but a posterior belongs to "
+            "one client. Give each client its own table."
+        )
+    return frame, None, None
 
 
 def _trust_lines(trust: Trust | None) -> list[str]:

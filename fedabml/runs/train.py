@@ -13,18 +13,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from ..accel.process import borrowed
-from ..algorithms import Algorithm
+from ..algorithms import Algorithm, name_of
 from ..arguments import checks_arguments, whole
 from ..data import Federation, save_manifest
 from ..engine.checkpoint import Checkpoint
 from ..engine.processes import World, agree, with_folder_lock
 from ..engine.processes import world as processes
 from ..engine.rounds import Simulation
-from ..errors import short
+from ..errors import InputError, nearest, short
 from ..evaluation.scoring import SOME, Evaluation, check_rows
 from ..evaluation.scoring import evaluate as score_clients
 from ..files.paths import write
@@ -34,7 +35,7 @@ from .config import read_config
 from .folder import Folder
 from .log import RunLog
 from .prepare import Setup, prepare, resolve_split
-from .prior import Prior
+from .prior import Posterior, Prior
 from .summary import clients_csv, summarise
 
 log = logging.getLogger("fedabml")
@@ -56,10 +57,35 @@ class Run:
     config: dict[str, Any]
     evaluation: Evaluation | None = None
     folder: Path | None = None
+    federation: Federation | None = None
+
+    def posterior(self, client: str | int, **options: Any) -> Posterior:
+        """Make the posterior of a client of the run, by its name or number, from its training rows.
+
+        `options` are those of `Prior.personalize`, such as `validation=0.3`.
+        """
+        if self.federation is None:
+            raise InputError("This run holds no data. Personalise the prior: run.prior.personalize(x, y).")
+        return self.prior.personalize(*client_rows(self.federation, self.prior, client), encoded=True, **options)
 
     def __repr__(self) -> str:
         keys = ("algorithm", "dataset", "model", "clients", "rounds", "accuracy", "nll")
         return short(f"Run({', '.join(f'{k}={v}' for k in keys if (v := self.summary.get(k)) is not None)})")
+
+
+def client_rows(fed: Federation, prior: Prior, client: str | int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the training samples (x, y) of a client of a federation, by its name or number."""
+    if prior.algorithm.keeps:
+        raise InputError(
+            f"The clients of {name_of(prior.algorithm)} keep a state of their own, which a prior does not "
+            "hold, so a posterior made here would not be theirs. `fedabml evaluate RUN` scores their models."
+        )
+    known = dict(zip(fed.names, range(fed.clients), strict=True))
+    number = known.get(client) if isinstance(client, str) else client
+    if number is None or not 0 <= number < fed.clients:
+        raise InputError(f"There is no client {client!r} in the run.{nearest(str(client), fed.names)}")
+    rows = fed.train[number]
+    return fed.x[rows], fed.y[rows]
 
 
 @checks_arguments
@@ -166,7 +192,7 @@ def train(
         world.on_rank_0(partial(prior.save, folder.path / "shared.safetensors"))
     final = score(sim, None if eval_all else some) if evaluate else None
     summary = summarise(setup, sim, history, final, split, before + time.perf_counter() - start)
-    run = Run(prior, summary, history, config, final, path)
+    run = Run(prior, summary, history, config, final, path, fed)
     if path:
         world.on_rank_0(partial(_write_results, path, fed, run))
     return run

@@ -130,6 +130,37 @@ def test_a_site_is_told_what_serves_it_best(hospital):
     assert "serves this site best: NLL" in report.sentence and "training alone is worse by" in report.sentence
 
 
+def test_a_client_of_the_run_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = hospitals.patients(1).drop(columns=["risk", "patient"])
+    table.to_csv("patients.csv", index=False)
+    words = [
+        "--data",
+        "patients.csv",
+        "--client-column",
+        "hospital",
+        "--target-column",
+        "died",
+        "--model",
+        "mlr",
+        "--rounds",
+        "2",
+    ]
+    command("train", *words, "--participation", 1, "--out", "run")
+    command("personalize", "run", "--client", "Hospital F", "--validation", 0.3, "--out", "f.safetensors")
+    fed = fedabml.read_table(table, client="hospital", target="died")
+    run = fedabml.train(fed, "mlr", rounds=2, participation=1.0, evaluate=False)
+    one, other = run.posterior("Hospital F", validation=0.3), fedabml.load_posterior("f.safetensors")
+    new = table[table.hospital == "Hospital F"].head(20)
+    np.testing.assert_allclose(one.predict(new).probs, other.predict(new).probs, rtol=1e-4)
+    with pytest.raises(InputError, match="no client 'Hospital Z'"):
+        run.posterior("Hospital Z")
+    assert "one of the two" in command("personalize", "run", code=2).output
+    kept = fedabml.train(fed, "mlr", fedabml.algorithms.make("ditto"), rounds=1, evaluate=False)
+    with pytest.raises(InputError, match="keep a state of their own"):
+        kept.posterior("Hospital F")
+
+
 def test_a_regression_has_intervals():
     random = np.random.default_rng(0)
     x = random.normal(size=(1500, 3)).astype(np.float32)
