@@ -162,6 +162,7 @@ COMPARED = {
     "classification": ("accuracy", "accuracy_worst_decile", "nll", "ece", "brier"),
     "regression": ("rmse", "nll", "coverage"),
 }
+DECISIONS = ("auroc", "f1", "recall")  # further columns of a comparison where there are two classes
 # The measures that `tune` may decide by.
 TUNED = {
     "classification": ("accuracy", "nll", "auroc", "average_precision", "balanced_accuracy", "f1", "brier"),

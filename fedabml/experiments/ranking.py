@@ -15,7 +15,7 @@ import numpy as np
 
 from ..data.rows import FEW_ROWS
 from ..data.statistics import worst_decile
-from ..evaluation.measures import COMPARED, MEASURES, POOLED, Measure
+from ..evaluation.measures import COMPARED, DECISIONS, MEASURES, POOLED, Measure
 from ..runs.config import RunConfig, Table
 from .cell import Result
 from .statistics import Paired, holm, interval, mean, paired
@@ -97,7 +97,7 @@ class Comparison:
     @cached_property
     def columns(self) -> tuple[Measure, ...]:
         """The measures of the table, the deciding one first; with small clients, pooled measures, too."""
-        main, *others = (MEASURES[key] for key in COMPARED[self.task])
+        main, *others = (MEASURES[key] for key in self._compared)
         if not self.small_clients:
             return (main, *others)
         if self.small_clients == self.scored_clients:
@@ -107,7 +107,14 @@ class Comparison:
     @property
     def measures(self) -> list[str]:
         """The keys of all measures that the files have: those of this table, and those of the usual one."""
-        return list(dict.fromkeys([*(column.key for column in self.columns), *COMPARED[self.task]]))
+        return list(dict.fromkeys([*(column.key for column in self.columns), *self._compared]))
+
+    @cached_property
+    def _compared(self) -> tuple[str, ...]:
+        """The keys of the usual table's measures; results of before lack those of decisions."""
+        summaries = [result.scores[0].summary for result in self.results.values() if result.scores]
+        decided = bool(summaries) and all(s.get(key) is not None for s in summaries for key in DECISIONS)
+        return COMPARED[self.task] + DECISIONS * decided
 
     @cached_property
     def counts(self) -> dict[int, np.ndarray]:

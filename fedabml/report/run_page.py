@@ -17,13 +17,13 @@ from .read import Run
 
 MISSING, TOO_FEW = "–", "too few test rows"
 _TILES = (
-    *("accuracy", "rmse", "nll", "ece", "coverage_pooled", "accuracy_worst_decile"),
+    *("accuracy", "rmse", "nll", "ece", "recall", "coverage_pooled", "accuracy_worst_decile"),
     *("prior_accuracy", "prior_rmse", "prior_level_accuracy", "traffic", "seconds"),
 )
 _SAMPLES = {"n_train": "Train", "n_val": "Validation", "n_test": "Test"}
 _CLIENT_MEASURES = (
     *("accuracy", "prior_accuracy", "prior_level_accuracy", "rmse", "prior_rmse"),
-    *("nll", "ece", "brier", "coverage", "entropy", "mutual_information"),
+    *("auroc", "f1", "recall", "nll", "ece", "brier", "mae", "coverage", "entropy", "mutual_information"),
 )
 
 
