@@ -136,7 +136,7 @@ def calls(t):
         "from_arrays": (fedabml.Federation.from_arrays, arrays | told),
         "from_owners": (fedabml.Federation.from_owners, owned | told),
         "from_folder": (fedabml.Federation.from_folder, {"path": f / "clients", "task": None, "drop_small": False}),
-        "read_table": (fedabml.read_table, table | {"drop_small": False}),
+        "read_table": (fedabml.read_table, table | {"drop": [], "drop_small": False}),
         "load": (fedabml.load, {"name": "digits", "data_dir": None, "offline": True, "progress": None}),
         "federate": (fedabml.federate, divided),
         "federate dirichlet": (fedabml.federate, divided | {"partition": "dirichlet"}),

@@ -94,7 +94,8 @@ class TableRecipe:
             if len(categories[name]) > MAX_CATEGORIES:
                 raise InputError(
                     f"Column '{name}' has {len(categories[name])} different words: an identifier or free text, it "
-                    f"seems. Leave it out, or turn it into numbers or at most {MAX_CATEGORIES} categories."
+                    f"seems. Leave it out (--drop-columns, in Python drop=['{name}']), or turn it into numbers or "
+                    f"at most {MAX_CATEGORIES} categories."
                 )
         recipe = cls(columns, numeric, categories, client, target, task, tuple(class_names))
         return replace(recipe, ranges=Ranges.fit(recipe.raw_columns(frame)))

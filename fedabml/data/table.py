@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -35,22 +36,28 @@ def read_table(
     test_share: float = 0.2,
     seed: int = 0,
     drop_small: bool = False,
+    drop: Sequence[str] = (),
 ) -> Federation:
     """Make a federation from a table: each value of the column `client` is a client, the column `target` is predicted.
 
     `path` is a .csv or .parquet file, or a DataFrame of pandas. A share of each client's rows is kept for testing,
     spread over its labels; at least two rows always train. Words and truth values become one column each, numbers are
     standardised, gaps are filled and marked. All of it is learned from training rows (the names of the classes alone
-    come from the whole table) and kept in `federation.recipe`.
+    come from the whole table) and kept in `federation.recipe`. The columns `drop` are left out.
     """
     check_share(test_share, "test")
     if isinstance(path, str | os.PathLike):
         where, dataset, frame = str(path), Path(path).stem, once(path, "frame", lambda: read_frame(path))
     else:
         where, dataset, frame = "The table", "table", as_frame(path)
-    for name in (client, target):
+    drop = [drop] if isinstance(drop, str) else list(drop)
+    for name in (client, target, *drop):
         if name not in frame.columns:
-            raise InputError(f"{where} has no column '{name}'.{nearest(name, map(str, frame.columns))}")
+            raise InputError(f"{where} has no column '{name}'.{nearest(str(name), map(str, frame.columns))}")
+    if {client, target} & set(drop):
+        raise InputError(f"'{client}' and '{target}' are the client and the target: they cannot be left out.")
+    frame = frame.drop(columns=drop) if drop else frame
+    for name in (client, target):
         refuse_gaps(frame[name], f"{where}: column '{name}' has no value")
     if client == target:
         raise InputError(f"'{client}' cannot be both the client and the target.")

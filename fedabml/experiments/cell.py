@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # Keys of a configuration that say where and how a cell runs, not what it computes.
 MACHINE = ("device", "backend", "chunk", "compile", "data_dir", "evaluate", "eval_every", "eval_clients", "eval_all")
 
+LATER = ("drop_columns",)  # keys that earlier versions did not have: without a value they are no part of an identity
+
 
 @dataclass(frozen=True, eq=False)
 class Cell:
@@ -43,6 +45,7 @@ class Cell:
         other cells. It leaves the label out, so that a cell that one experiment has trained serves another.
         """
         config = {k: v for k, v in self.config.to_dict(everything=True).items() if k not in MACHINE}
+        config = {k: v for k, v in config.items() if v is not None or k not in LATER}
         config |= {"lr": None, self.config.algorithm: self.config.algorithm_object().identity()}
         more = [list(self.curve), self.study and self.study.identity] if self.curve or self.study else []
         return json.dumps([config, list(self.personal), *more], sort_keys=True)

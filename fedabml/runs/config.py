@@ -46,13 +46,13 @@ PARTITIONS = ("auto", "classes", "dirichlet", "dirichlet-classes", "dirichlet-cl
 TASKS = ("classification", "regression")
 DTYPES, BACKENDS = ("float32", "tf32", "bf16", "float64"), ("auto", "vmap", "loop")
 TABLES = (".csv", ".parquet", ".pq")
-TABLE_KEYS = ("client_column", "target_column", "test_share")  # keys for tables only
+TABLE_KEYS = ("client_column", "target_column", "drop_columns", "test_share")  # keys for tables only
 # The commands that may have a table of their own in a TOML file.
 COMMANDS = ("train", "compare", "tune", "evaluate", "personalize", "predict", "inspect", "get")
 
 # Keys that apply only to a dataset by name, and keys that apply only to the user's own data.
 _DATASET_KEYS = ("dataset", "clients", "classes_per_client", "distinct", "dirichlet_alpha", "data_dir")
-_USER_DATA_KEYS = ("data", "client_column", "target_column", "task", "test_share")
+_USER_DATA_KEYS = ("data", "client_column", "target_column", "drop_columns", "task", "test_share")
 _TRAIN_KEYS = (
     *("rounds", "participation", "epochs", "batch_size", "seed", "device", "dtype", "backend", "chunk", "compile"),
     *("model_options", "pretrained"),
@@ -72,6 +72,7 @@ class RunConfig:
     data: str | None = key(None, "your own data: a folder with one .npz file per client, or a .csv or .parquet table")
     client_column: str | None = key(None, "table column that names the client of each row")
     target_column: str | None = key(None, "table column to predict")
+    drop_columns: str | None = key(None, "table columns to leave out, such as patient,date")
     task: str | None = key(None, "classification or regression (default: derived from the targets)", TASKS)
     test_share: float = key(0.2, "share of each client's table rows kept for testing")
     partition: str = key(
@@ -245,14 +246,15 @@ class RunConfig:
             if not is_table(path):  # the same federation for every seed
                 return once(path, ("folder", *common.values()), lambda: data.Federation.from_folder(path, **common))
             if client and target:
-                share = self.test_share
-                return data.read_table(path, client=client, target=target, test_share=share, seed=seed, **common)
+                drop = [name.strip() for name in (self.drop_columns or "").split(",") if name.strip()]
+                split: Table = {"test_share": self.test_share, "seed": seed}
+                return data.read_table(path, client=client, target=target, drop=drop, **split, **common)
             raise InputError(
                 f"'{path}' is a table. Name the column of clients with --client-column and the column to predict with "
                 "--target-column."
             )
 
-        options = (client, target, *common.values(), self.test_share, self.validation, seed)
+        options = (client, target, self.drop_columns, *common.values(), self.test_share, self.validation, seed)
         return once(path, options, lambda: read().hold_out(self.validation, seed))
 
     def algorithm_object(self) -> Algorithm:

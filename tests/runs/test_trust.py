@@ -132,7 +132,7 @@ def test_a_site_is_told_what_serves_it_best(hospital):
 
 def test_a_client_of_the_run_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    table = hospitals.patients(1).drop(columns=["risk", "patient"])
+    table = hospitals.patients(1).drop(columns="risk")
     table.to_csv("patients.csv", index=False)
     words = [
         "--data",
@@ -146,9 +146,11 @@ def test_a_client_of_the_run_by_name(tmp_path, monkeypatch):
         "--rounds",
         "2",
     ]
+    assert "--drop-columns" in command("train", *words, "--out", "run", code=2).output  # the patients' identifiers
+    words += ["--drop-columns", "patient"]
     command("train", *words, "--participation", 1, "--out", "run")
     command("personalize", "run", "--client", "Hospital F", "--validation", 0.3, "--out", "f.safetensors")
-    fed = fedabml.read_table(table, client="hospital", target="died")
+    fed = fedabml.read_table(table, client="hospital", target="died", drop=["patient"])
     run = fedabml.train(fed, "mlr", rounds=2, participation=1.0, evaluate=False)
     one, other = run.posterior("Hospital F", validation=0.3), fedabml.load_posterior("f.safetensors")
     new = table[table.hospital == "Hospital F"].head(20)
