@@ -86,6 +86,7 @@ def _by_number(step: BatchedStep, ragged: bool) -> NumberedStep:
 
     def numbered(inputs: Inputs, rows: Tensor, number: Tensor) -> Moved:
         carry, losses = step(inputs, rows, rng.fold(inputs.lanes.keys, number))
+        carry = {name: carry[name] for name in inputs.carry}  # in one order: compiled programs go by position
         if not ragged:
             return carry, inputs.losses + losses
         going = inputs.lanes.steps > number

@@ -62,8 +62,15 @@ def clone(tree: Any) -> Any:
 
 
 def shapes(tree: Any) -> Hashable:
-    """Return what a program depends on of its inputs: their shapes and types."""
-    return tuple(leaf if leaf is None else (leaf.shape, leaf.dtype) for leaf in leaves(tree))
+    """Return what a program depends on of its inputs: their names in order, shapes and types.
+
+    A program takes its tensors by position, so a state whose names come in another order needs another program.
+    """
+    if tree is None or isinstance(tree, Tensor):
+        return None if tree is None else (tree.shape, tree.dtype)
+    if isinstance(tree, dict):
+        return tuple((name, shapes(part)) for name, part in tree.items())
+    return tuple(map(shapes, tree))
 
 
 # -- what a step reads ------------------------------------------------------------------------------------------------

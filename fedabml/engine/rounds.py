@@ -123,8 +123,8 @@ class Simulation:
 
     def _go_on_from(self, state: Checkpoint) -> None:
         cohort, executor = self.cohort, self.cohort.executor
-        states = (
-            {k: v.to(cohort.device, cohort.dtype) for k, v in part.items()}
+        states = (  # in the algorithm's order: files sort names, and programs take tensors by position
+            {k: part[k].to(cohort.device, cohort.dtype) for k in (*self.shared, *part) if k in part}
             for part in (state.shared, state.average, state.velocity)
         )
         self.server, self.seconds = ServerState(state.round, *states), state.seconds

@@ -4,8 +4,8 @@ Every function takes the predictions for all clients' samples at once, with `own
 returns one value per client; with `owner` all zeros and one client the value is the pooled one. A value that is not
 defined, such as the AUROC of a client whose samples are all of one class, is NaN: it counts in no mean.
 
-With two classes the measures are those of class 1, the *positive* class. With more, they are means over the classes
-that are defined at the client (macro averages, one class against the rest).
+With two classes, ranking, F1, recall, precision and sensitivity are those of class 1, the *positive* class. With more,
+they are means over the classes that are defined at the client (macro averages, one class against the rest).
 """
 
 from __future__ import annotations
@@ -16,36 +16,80 @@ import numpy as np
 
 SPECIFICITY = 0.9  # at which sensitivity is reported
 BINS = 15  # of the calibration error
-RESAMPLES = 500  # of a client's rows, for the intervals of small clients
-SMALL = 50  # rows below which a client gets these intervals
+SMALL = 50  # rows below which a client gets intervals
+RESAMPLES = 500  # of a client's rows, for the interval of its AUROC
+MOST_RESAMPLED = 500  # small clients up to which AUROC gets intervals: resampling takes 5 ms each
+MOST_CLIENTS = 20_000  # up to which every client is measured; beyond it, only the pooled samples are
 MOST_CLASSES = 100  # up to which the confusion matrix is reported
 Scores = tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]
 """Measures by client, pooled measures, and details."""
 
 
-def report(probs: np.ndarray, y: np.ndarray, owner: np.ndarray, counts: np.ndarray, small: np.ndarray) -> Scores:
+def report(probs: np.ndarray, y: np.ndarray, owner: np.ndarray, counts: np.ndarray) -> Scores:
     """Return all measures of this module: by client, pooled over all samples, and the confusion matrix.
 
-    `counts` [clients, classes] are the labels that each client trained on: they give the base rate, the score of a
-    model that knows nothing but these counts. The clients in `small`, bool [clients], get 95% intervals of their
-    accuracy and, of two classes, their AUROC (`accuracy_low`, `accuracy_high`, …) by resampling their rows.
+    `owner` [n] ascends. `counts` [clients, classes] are the labels that each client trained on: they give the base
+    rate, the score of a model that knows nothing but these counts. Clients with fewer than `SMALL` samples get 95%
+    intervals of their accuracy and, of two classes, their AUROC (`accuracy_low`, `accuracy_high`, …).
     """
     clients, classes = counts.shape
-    everything = np.zeros(len(y), int)
-    by_client = decision_measures(probs, y, owner, clients)
-    pooled: dict[str, Any] = {f"{k}_pooled": v[0] for k, v in decision_measures(probs, y, everything, 1).items()}
-    by_client |= base_rate(y, owner, counts)
-    for client in np.flatnonzero(small):
-        mine = owner == client
-        for key, value in bootstrap_interval(probs[mine], y[mine], seed=int(client)).items():
-            by_client.setdefault(key, np.full(clients, np.nan))[client] = value
+    label, one_owner = probs.argmax(1), np.zeros(len(y), int)
+    pooled: dict[str, Any] = {f"{k}_pooled": v[0] for k, v in decision_measures(probs, y, one_owner, 1).items()}
+    by_client: dict[str, np.ndarray] = {}
+    if clients <= MOST_CLIENTS:
+        by_client = decision_measures(probs, y, owner, clients) | base_rate(y, owner, counts)
+        # A client's own calibration error is biased upwards by its few samples; the pooled one is the headline.
+        pooled["classwise_ece"] = pooled["classwise_ece_pooled"]
+        by_client |= _intervals(probs, y, label == y, owner, clients)
     details: dict[str, Any] = {}
     if classes <= MOST_CLASSES:
-        table = confusion(probs.argmax(1), y, everything, 1, classes)
-        recall, precision, f1 = (_listed(each[0]) for each in rates(table))
-        details = {"confusion": table[0].tolist(), "recall_by_class": recall, "precision_by_class": precision}
-        details["f1_by_class"] = f1
+        recall, precision, f1 = (_listed(values[0]) for values in rates(*class_counts(label, y, one_owner, 1, classes)))
+        details = {"recall_by_class": recall, "precision_by_class": precision, "f1_by_class": f1}
+        table = np.bincount(y * classes + label, minlength=classes**2).reshape(classes, classes)
+        details["confusion"] = table.tolist()  # a row per true class, a column per predicted one
     return by_client, {k: None if np.isnan(v) else float(v) for k, v in pooled.items()}, details
+
+
+def _intervals(
+    probs: np.ndarray, y: np.ndarray, correct: np.ndarray, owner: np.ndarray, clients: int
+) -> dict[str, np.ndarray]:
+    """Return the ends of the small clients' intervals, NaN for the others."""
+    size = np.bincount(owner, minlength=clients)
+    small = np.flatnonzero((size > 0) & (size < SMALL))
+    if not len(small):
+        return {}
+    ends = {f"accuracy_{end}": np.full(clients, np.nan) for end in ("low", "high")}
+    low, high = wilson(np.bincount(owner, correct, clients)[small], size[small])
+    ends["accuracy_low"][small], ends["accuracy_high"][small] = low, high
+    if probs.shape[1] == 2 and len(small) <= MOST_RESAMPLED:
+        ends |= {f"auroc_{end}": np.full(clients, np.nan) for end in ("low", "high")}
+        first = np.cumsum(size) - size
+        for client in small:
+            rows = slice(first[client], first[client] + size[client])
+            area = bootstrap_auroc(probs[rows, 1], y[rows] == 1, seed=int(client))
+            ends["auroc_low"][client], ends["auroc_high"][client] = area
+    return ends
+
+
+def wilson(hits: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ends of the 95% interval of a share (Wilson 1927), which is no point where all samples are right."""
+    z = 1.959963984540054
+    share, scale = hits / count, 1 + z**2 / count
+    middle = (share + z**2 / (2 * count)) / scale
+    half = z * np.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2) / scale
+    return middle - half, middle + half
+
+
+def bootstrap_auroc(score: np.ndarray, positive: np.ndarray, seed: int = 0) -> tuple[float, float]:
+    """Return the ends of the 95% bootstrap interval of an AUROC; NaN with fewer than five samples of either class."""
+    n = len(score)
+    if min(positive.sum(), n - positive.sum()) < 5:
+        return np.nan, np.nan
+    rows = np.random.default_rng(seed).integers(0, n, RESAMPLES * n)
+    sample = np.repeat(np.arange(RESAMPLES), n)
+    areas = _ranking(score[rows], positive[rows], sample, RESAMPLES, SPECIFICITY)["auroc"]
+    low, high = np.nanquantile(areas, (0.025, 0.975))
+    return float(low), float(high)
 
 
 def _listed(values: np.ndarray) -> list[float | None]:
@@ -75,6 +119,8 @@ def base_regression(
 ) -> dict[str, np.ndarray]:
     """Return the scores of a model that predicts the mean and deviation of a client's training targets, per client.
 
+    The variance is smoothed by one sample with that of all clients, so that equal targets do not claim certainty.
+
     `y` [n, targets] are the samples that are scored, with `owner` [n] counted among the scored `clients`; `train` [m,
     targets] are all training targets, with the number of the client, `trainer` [m], of each.
     """
@@ -85,29 +131,13 @@ def base_regression(
         return np.stack(sums, 1) / count
 
     mean = mean_of(train)
-    std = np.sqrt(mean_of((train - mean[trainer]) ** 2))[clients][owner]
+    spread = mean_of((train - mean[trainer]) ** 2) * count
+    std = np.sqrt((spread + np.maximum(train.var(0), 1e-12)) / (count + 1))[clients][owner]
     error = y - mean[clients][owner]
-    std = np.maximum(std, 1e-6 * max(1e-12, float(np.abs(train).max())))
     nll = (0.5 * (error / std) ** 2 + np.log(std) + 0.5 * np.log(2 * np.pi)).sum(1)
     size = np.bincount(owner, minlength=len(clients))
     rmse = np.sqrt(np.bincount(owner, (error**2).mean(1), len(clients)) / size)
     return {"base_rmse": rmse, "base_nll": np.bincount(owner, nll, len(clients)) / size}
-
-
-def bootstrap_interval(probs: np.ndarray, y: np.ndarray, seed: int = 0) -> dict[str, float]:
-    """Return the ends of 95% bootstrap intervals of a client's accuracy and, of two classes, its AUROC."""
-    random, n = np.random.default_rng(seed), len(y)
-    rows = random.integers(0, n, (RESAMPLES, n)).reshape(-1)
-    draws = {"accuracy": (probs.argmax(1) == y)[rows].reshape(RESAMPLES, n).mean(1)}
-    if probs.shape[1] == 2:  # more classes would take a sort each
-        sample = np.repeat(np.arange(RESAMPLES), n)
-        draws["auroc"] = _ranking(probs[rows, 1], y[rows] == 1, sample, RESAMPLES, SPECIFICITY)["auroc"]
-    ends: dict[str, float] = {}
-    for key, values in draws.items():
-        known = values[~np.isnan(values)]
-        low, high = np.quantile(known, (0.025, 0.975)) if len(known) else (np.nan, np.nan)
-        ends |= {f"{key}_low": float(low), f"{key}_high": float(high)}
-    return ends
 
 
 def decision_measures(
@@ -120,7 +150,7 @@ def decision_measures(
     classes = probs.shape[1]
     positive = range(classes) if classes > 2 else (1,)
     ranked = [_ranking(probs[:, c], y == c, owner, clients, specificity) for c in positive]
-    recall, precision, f1 = rates(confusion(probs.argmax(1), y, owner, clients, classes))
+    recall, precision, f1 = rates(*class_counts(probs.argmax(1), y, owner, clients, classes))
     measures = {
         "auroc": _mean([each["auroc"] for each in ranked]),
         "average_precision": _mean([each["average_precision"] for each in ranked]),
@@ -133,24 +163,28 @@ def decision_measures(
     return measures
 
 
-def confusion(label: np.ndarray, y: np.ndarray, owner: np.ndarray, clients: int, classes: int) -> np.ndarray:
-    """Count each client's samples by true class and predicted class, int [clients, classes, classes]."""
-    cell = (owner * classes + y) * classes + label
-    return np.bincount(cell, minlength=clients * classes**2).reshape(clients, classes, classes)
+def class_counts(
+    label: np.ndarray, y: np.ndarray, owner: np.ndarray, clients: int, classes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Count each client's samples of every class [clients, classes]: found, true, predicted."""
+
+    def count(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        cells = np.bincount(owner * classes + values, weights, clients * classes)
+        return cells.astype(float).reshape(clients, classes)
+
+    return count(y, (label == y).astype(float)), count(y), count(label)
 
 
-def rates(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return recall, precision and F1 of every class [..., classes] from confusion matrices [..., true, predicted].
+def rates(found: np.ndarray, true: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return recall, precision and F1 of every class from `class_counts`.
 
     Recall is NaN for a class without samples; precision and F1 are 0 for a class that has samples and is never
     predicted, and NaN for a class that neither has samples nor is predicted.
     """
-    hits = np.diagonal(table, axis1=-2, axis2=-1).astype(float)
-    true, predicted = table.sum(-1), table.sum(-2)
     with np.errstate(invalid="ignore", divide="ignore"):
-        recall = np.where(true > 0, hits / true, np.nan)
-        precision = np.where(predicted > 0, hits / predicted, np.where(true > 0, 0.0, np.nan))
-        f1 = 2 * hits / (true + predicted)  # 0/0, NaN, where the class does not occur
+        recall = np.where(true > 0, found / true, np.nan)
+        precision = np.where(predicted > 0, found / predicted, np.where(true > 0, 0.0, np.nan))
+        f1 = 2 * found / (true + predicted)  # 0/0, NaN, where the class does not occur
     return recall, precision, f1
 
 
@@ -186,14 +220,14 @@ def _ranking(
     area = np.bincount(owner, (false - false_before) * (true + true_before) / 2, clients)
     precise = np.bincount(owner, (true - true_before) * true / (true + false), clients)
     allowed = false <= (1 - specificity) * negatives[owner] + 1e-9
-    found = np.zeros(clients)
-    np.maximum.at(found, owner, np.where(allowed, true, 0.0))
+    most_found = np.zeros(clients)
+    np.maximum.at(most_found, owner, np.where(allowed, true, 0.0))
     with np.errstate(invalid="ignore", divide="ignore"):
-        both = np.where((positives > 0) & (negatives > 0), 1.0, np.nan)
+        defined = np.where((positives > 0) & (negatives > 0), 1.0, np.nan)
         return {
-            "auroc": area / (positives * negatives) * both,
-            "average_precision": precise / positives * both,
-            "sensitivity": found / positives * both,
+            "auroc": area / (positives * negatives) * defined,
+            "average_precision": precise / positives * defined,
+            "sensitivity": most_found / positives * defined,
         }
 
 

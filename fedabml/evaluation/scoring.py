@@ -218,12 +218,15 @@ def _score_run(
     y, score = fed.y[rows.index], _classification if _kind(cohort) is Prediction else _regression
     values, pooled, details = score(personal, y, owner, len(scored))
     small = rows.counts < FEW_ROWS
+    summary: dict[str, Any] = {name: float(v.mean()) for name, v in values.items()}
     if not entry.brief and _kind(cohort) is Regression:
         values |= decisions.base_regression(y, owner, fed.y[fed.train.index], fed.train.owner, scored)
     elif not entry.brief:
-        reports = decisions.report(personal.probs, y, owner, fed.label_counts()[scored], rows.counts < decisions.SMALL)
-        values, pooled, details = values | reports[0], pooled | reports[1], details | reports[2]
-    summary: dict[str, Any] = {name: _mean(v) for name, v in values.items() if not name.endswith(ENDS)} | pooled
+        decided, decided_pooled, decided_details = decisions.report(
+            personal.probs, y, owner, fed.label_counts()[scored]
+        )
+        values, pooled, details = values | decided, pooled | decided_pooled, details | decided_details
+    summary |= {k: _mean(v) for k, v in values.items() if k not in summary and not k.endswith(ENDS)} | pooled
     summary |= {"clients_scored": len(scored), "clients_small": int(small.sum())}
     if small.any() and "accuracy" in values:
         large = values["accuracy"][~small]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -69,6 +71,41 @@ def test_captured_rounds_are_eager_ones(graphs, name, sizes):
     assert sizes == EVEN or {"begin_round", "schedule_steps", "end_round"} < captured(sims[0])
     scores = [evaluate(sim.cohort, sim.theta, sim.kept_for).summary["nll"] for sim in sims]
     assert scores[0] == pytest.approx(scores[1], abs=1e-12)
+
+
+RESUMED = [
+    ("scaffold", {}),
+    ("fedpop", {}),
+    ("pfedbayes", {}),
+    ("fedabml", {"aggregate": "moments"}),
+    ("fedabml", {"prior_every": "batch"}),
+]
+
+
+def alphabetical(state):
+    return {key: state[key] for key in sorted(state)}
+
+
+@pytest.mark.parametrize("mode", ["captured", "recorded"])
+@pytest.mark.parametrize(("name", "hyper"), RESUMED, ids=str)
+def test_a_resumed_run_goes_on_as_if_uninterrupted(graphs, name, hyper, mode):
+    """Files return names in alphabetical order, and programs take tensors by position."""
+    algorithm, kept, states = make(name, lr=0.1, **hyper), {}, []
+
+    def remember(line, state, changed):
+        kept.update({client: alphabetical(row) for client, row in changed.items()})
+        parts = {part: alphabetical(getattr(state, part)) for part in ("shared", "average", "velocity")}
+        states.append(state._replace(**parts, kept=dict(kept)))
+
+    plain = simulation(EVEN, algorithm, False)
+    plain.run(7, save=remember)
+    resumed = simulation(EVEN, algorithm, mode == "captured")
+    executor = resumed.cohort.executor
+    executor.record, executor.policy = mode == "recorded", dataclasses.replace(executor.policy, record_after=4)
+    resumed = Simulation(resumed.cohort, state=states[1])
+    resumed.run(7)
+    for key, value in plain.shared.items():
+        torch.testing.assert_close(resumed.shared[key], value, rtol=0, atol=1e-12)
 
 
 def test_long_rounds_and_long_phases_are_cut(graphs, monkeypatch):

@@ -7,11 +7,12 @@ from sklearn import metrics
 from fedabml.evaluation.decisions import (
     base_rate,
     base_regression,
-    bootstrap_interval,
-    confusion,
+    bootstrap_auroc,
+    class_counts,
     decision_measures,
     rates,
     report,
+    wilson,
 )
 
 
@@ -81,9 +82,9 @@ def test_what_is_not_defined_is_nan():
 def test_always_the_common_class_has_no_recall():
     """The case of the hospital: 88% accuracy, and no death is found."""
     y = np.repeat([0, 1], [88, 12])
-    table = confusion(np.zeros(100, int), y, np.zeros(100, int), 1, 2)
-    recall, precision, f1 = rates(table)
-    assert table.tolist() == [[[88, 0], [12, 0]]]
+    counts = class_counts(np.zeros(100, int), y, np.zeros(100, int), 1, 2)
+    assert [each.tolist() for each in counts] == [[[88, 0]], [[88, 12]], [[100, 0]]]
+    recall, precision, f1 = rates(*counts)
     assert recall.tolist() == [[1, 0]] and precision[0, 1] == 0 and f1[0, 1] == 0
 
 
@@ -106,28 +107,45 @@ def test_the_base_rate_knows_training_labels_alone():
 
 def test_the_base_of_a_regression_is_a_client_s_mean():
     train, trainer = np.array([[1.0], [3.0], [10.0], [10.0], [20.0], [40.0]]), np.array([0, 0, 1, 1, 2, 2])
-    base = base_regression(np.array([[4.0], [30.0]]), np.array([0, 1]), train, trainer, np.array([0, 2]))
-    assert base["base_rmse"].tolist() == [2, 0]
-    assert base["base_nll"].tolist() == pytest.approx(
-        [2 + 0.5 * np.log(2 * np.pi), np.log(10) + 0.5 * np.log(2 * np.pi)]
-    )
+    base = base_regression(np.array([[4.0], [30.0], [10.0]]), np.array([0, 1, 2]), train, trainer, np.array([0, 2, 1]))
+    assert base["base_rmse"].tolist() == [2, 0, 0]
+    variance = (np.array([2.0, 200.0, 0.0]) + train.var()) / 3
+    expected = 0.5 * np.log(2 * np.pi * variance) + 0.5 * np.array([4, 0, 0]) / variance
+    np.testing.assert_allclose(base["base_nll"], expected)
 
 
 def test_intervals_of_small_clients():
-    """The bootstrap of an accuracy is binomial; its 95% interval is about ±2 standard errors."""
-    y = np.repeat([0, 1], [20, 20])
-    probs = np.where((np.arange(40) % 4 == 0)[:, None], [[0.3, 0.7]], [[0.7, 0.3]])  # class 0, but for every fourth
-    ends = bootstrap_interval(probs, y)
-    assert ends["accuracy_low"] < 0.5 < ends["accuracy_high"]
-    assert ends["accuracy_high"] - ends["accuracy_low"] == pytest.approx(4 * np.sqrt(0.25 / 40), rel=0.15)
-    assert ends["auroc_low"] < 0.5 < ends["auroc_high"]
+    low, high = wilson(np.array([20.0, 10.0]), np.array([20, 20]))
+    np.testing.assert_allclose(low, [0.8389, 0.2993], atol=1e-4)  # as scipy's binomtest(…).proportion_ci("wilson")
+    np.testing.assert_allclose(high, [1.0, 0.7007], atol=1e-4)
+    random = np.random.default_rng(0)
+    score, positive = random.random(40), np.repeat([True, False], 20)
+    low, high = bootstrap_auroc(score, positive)
+    area = metrics.roc_auc_score(positive, score)
+    assert low < area < high
+    # The standard error of an AUROC near one half, with 20 samples of each class: sqrt(41 / (12 · 400)).
+    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(41 / 4800), rel=0.25)
+    assert np.isnan(bootstrap_auroc(score, np.arange(40) < 4)).all()
 
 
 def test_a_report_has_all_of_it():
     probs, y, owner, clients = drawn(2, 3)
-    small = np.arange(clients) == 2
-    by_client, pooled, details = report(probs, y, owner, np.ones((clients, 2)), small)
+    keep = (owner != 2) | (np.cumsum(owner == 2) <= 30)
+    probs, y, owner = probs[keep], y[keep], owner[keep]
+    by_client, pooled, details = report(probs, y, owner, np.ones((clients, 2)))
+    small = np.bincount(owner) < 50
+    assert small[2] and not small.all()
     assert pooled["auroc_pooled"] == pytest.approx(metrics.roc_auc_score(y, probs[:, 1]))
-    assert np.sum(details["confusion"]) == len(y)
+    assert details["confusion"] == metrics.confusion_matrix(y, probs.argmax(1)).tolist()
     assert details["recall_by_class"][1] == pytest.approx(metrics.recall_score(y, probs.argmax(1)))
-    assert np.isnan(by_client["accuracy_low"]).tolist() == (~small).tolist()
+    assert pooled["classwise_ece"] == pooled["classwise_ece_pooled"]
+    for key in ("accuracy_low", "auroc_high"):
+        assert np.isnan(by_client[key]).tolist() == (~small).tolist()
+
+
+def test_many_clients_take_little_time_and_memory(monkeypatch):
+    """Beyond a limit only pooled measures are computed."""
+    monkeypatch.setattr("fedabml.evaluation.decisions.MOST_CLIENTS", 5)
+    probs, y, owner, clients = drawn(2, 3)
+    by_client, pooled, _ = report(probs, y, owner, np.ones((clients, 2)))
+    assert not by_client and pooled["auroc_pooled"] > 0.5
