@@ -269,7 +269,7 @@ class Network:
         return out
 
     def hidden(self, vector: Tensor, x: Tensor) -> Tensor | None:
-        """Return the input of the module's last linear layer [batch, h]; None if it has none.
+        """Return the input of the module's last linear layer [batch, h]; None without one, or if it mixes examples.
 
         Further axes, such as the steps of a sequence, are averaged.
         """
@@ -281,7 +281,9 @@ class Network:
         finally:
             for hook in hooks:
                 hook.remove()
-        return seen[-1].flatten(1, -2).mean(1) if seen and seen[-1].ndim > 2 else seen[-1] if seen else None
+        if not seen or len(seen[-1]) != len(x):
+            return None
+        return seen[-1].flatten(1, -2).mean(1) if seen[-1].ndim > 2 else seen[-1]
 
     def to_module(self, vector: Tensor) -> nn.Module:
         """Return a plain module with the weights of a vector [d], in evaluation mode."""

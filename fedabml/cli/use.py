@@ -140,8 +140,8 @@ def personalize(
     The client may be new. If its .npz also has x_test and y_test, the posterior is scored on them. The posterior
     reveals facts about the client's data, so keep it at the client.
 
-    With --validation, a share of the client's rows is held out. On it the posterior is calibrated, --aim chooses a
-    decision threshold, and predictions get sets (or intervals) with a stated coverage and alarms for unusual inputs.
+    With --validation, the command holds out a share of the client's rows. On these rows it calibrates the posterior,
+    chooses the threshold for --aim, and sets the limits of prediction sets (or intervals) and of alarms.
 
     Example: `fedabml personalize runs/digits-few-fedabml-0 --data client.npz --out posterior.safetensors`
 
@@ -154,7 +154,7 @@ def personalize(
         lr: Step size. [default: the algorithm's]
         batch_size: Samples in a minibatch. [default: as in training]
         validation: Share of the client's rows held out to calibrate and check the posterior.
-        aim (AIM): What the threshold of two classes serves: f1, recall>=0.8, precision>=0.8 or cost:MISS,ALARM.
+        aim (AIM): Goal of the threshold between two classes: f1, recall>=0.8, precision>=0.8 or cost:MISS,ALARM.
         coverage: Probability with which a prediction set or interval contains the truth.
         false_alarms: Share of usual inputs that may be flagged as unusual.
         compare: Say whether the prior, the posterior or training alone serves the client best on the rows held out.
@@ -223,11 +223,16 @@ def _trust_lines(trust: Trust | None) -> list[str]:
         effect = f"NLL {number(trust.nll_before)} before, {number(trust.nll_after)} after, on the same rows"
         lines.append(f"calibration temperature {trust.temperature:.3g}: {effect}")
     if trust.threshold is not None:
-        lines.append(f"threshold   {trust.threshold:.3g}, for {trust.aim}")
+        few = "; so few make it uncertain" if (trust.positives or 0) < 10 else ""
+        lines.append(
+            f"threshold   {trust.threshold:.3g}, for {trust.aim}, chosen on {trust.positives} positive rows{few}"
+        )
     enough = trust.quantile < float("inf")
     what = "sets" if trust.nll_before is not None else "intervals"
     needed = "" if enough else f": {trust.rows} validation rows are too few, so they hold everything"
     lines.append(f"coverage    {trust.coverage:.0%} {what}{needed}")
+    if trust.density is None or trust.density_limit == float("inf"):
+        lines.append("alarms      of values only: too few validation rows, or no linear layer, to judge distances")
     return lines
 
 

@@ -8,13 +8,15 @@ and each value of a new row gets its tail probability: how often training rows h
     p = ranges.tails(columns)               # {name: [n]}, small where a value is unusual
     flags = ranges.flags(columns)           # for each row a sentence per column that is beyond the false-alarm rate
 
-What is remembered may be shared: a quantile has at least `LEAST` rows on either side and is rounded to three digits;
-a category or a gap that fewer rows have is not remembered at all.
+What is remembered here may be shared: a quantile has at least `LEAST` rows on either side and is rounded to about a
+thousandth of the column's spread; a category or a gap that fewer rows have is not remembered at all. A column of few
+different numbers, such as 0 and 1 or a year, is remembered by its values' shares, like one of words.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,6 +26,7 @@ import numpy as np
 from ..errors import InputError
 
 LEAST = 5  # rows beyond a quantile, and rows of a category, that are remembered
+FEW_VALUES, FEW_ROWS = 20, 100  # a column of fewer different numbers is discrete; fewer rows do not show what never is
 PROBS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995)
 FALSE_ALARMS = 0.05  # share of usual rows that may be flagged
 
@@ -44,18 +47,19 @@ class NumberRange:
         gaps = len(values) - len(known)
         share = gaps / len(values) if gaps >= LEAST else 0.0
         probs = tuple(p for p in PROBS if min(p, 1 - p) * len(known) >= LEAST)
-        if not probs:  # too few rows for any quantile
+        if len(probs) < 3:  # too few rows to know both tails
             return cls((), (), share, len(values))
-        return cls(probs, tuple(_rounded(q) for q in np.quantile(known, probs)), share, len(values))
+        quantiles = np.quantile(known, probs)
+        step = 10.0 ** math.floor(math.log10(max((quantiles[-1] - quantiles[0]) / 1000, 1e-300)))
+        return cls(probs, tuple(float(q) for q in np.round(quantiles / step) * step), share, len(values))
 
     def tails(self, values: np.ndarray) -> np.ndarray:
         """Return the two-sided tail probability of each value [n].
 
         Between quantiles its logarithm is interpolated; beyond the last one it falls on along the last slope. A gap
-        has the share of gaps, or half a row's share if there was none.
+        has the share of gaps.
         """
-        unseen = 0.5 / (self.rows + 1)
-        out = np.full(len(values), max(self.missing, unseen))
+        out = np.full(len(values), self.missing or _never(self.rows))
         known = ~np.isnan(values)
         if not self.probs:
             out[known] = 1.0
@@ -70,6 +74,8 @@ class NumberRange:
         """Say in words what is unusual about a value."""
         if math.isnan(value):
             return "is missing, which it never was" if not self.missing else "is missing"
+        if not self.quantiles:
+            return f"is {value:g}"
         side = "below" if value < self.quantiles[len(self.quantiles) // 2] else "above"
         edge, p = (self.quantiles[0], self.probs[0]) if side == "below" else (self.quantiles[-1], 1 - self.probs[-1])
         return f"is {value:g}; only {p:.1%} of the values are {side} {edge:g}"
@@ -79,48 +85,61 @@ def _log_tail(values: np.ndarray, quantiles: np.ndarray, logs: np.ndarray) -> np
     """Return log P(X <= value) by interpolation of ascending quantiles, extrapolated below the first one."""
     inside = np.interp(values, quantiles, logs)
     # The scale on which the tail falls: between the first quantile and the next larger one.
-    larger = np.flatnonzero(quantiles > quantiles[0])
-    if len(larger):
-        slope = (logs[larger[0]] - logs[0]) / (quantiles[larger[0]] - quantiles[0])
-        slope = max(slope, 1e-12)
-    else:  # a column of one value: every other value is unusual
-        slope = 1e3 / max(abs(quantiles[0]), 1e-12)
+    larger = int(np.argmax(quantiles > quantiles[0]))
+    slope = (logs[larger] - logs[0]) / max(quantiles[larger] - quantiles[0], 1e-12)
     below = np.maximum(quantiles[0] - values, 0)
     return np.where(below > 0, logs[0] - np.minimum(slope * below, 600), inside)
 
 
+def _never(rows: int) -> float:
+    """Return the tail probability of what no row has: 0 if there were enough of them, else less than one row's."""
+    return 0.0 if rows >= FEW_ROWS else 0.5 / (rows + 1)
+
+
 @dataclass(frozen=True)
 class WordRange:
-    """The shares of a column's categories, and the share of rows without a value."""
+    """The shares of a column's categories, of all that are too rare to be named, and of rows without a value."""
 
     shares: Mapping[str, float]
+    rare: float
     missing: float
     rows: int
 
     @classmethod
     def fit(cls, values: np.ndarray) -> WordRange:
-        """Remember a column of words, object [n] with None in the gaps."""
-        texts, counts = np.unique([str(v) for v in values if v is not None], return_counts=True)
-        shares = {str(t): float(_rounded(c / len(values))) for t, c in zip(texts, counts, strict=True) if c >= LEAST}
-        gaps = sum(v is None for v in values)
-        return cls(shares, gaps / len(values) if gaps >= LEAST else 0.0, len(values))
+        """Remember a column of words, object [n] with None in the gaps, or of few numbers, float64 [n] with NaN."""
+        texts = _as_texts(values)
+        counts = Counter(text for text in texts if text is not None)
+        shares = {text: round(count / len(texts), 3) for text, count in sorted(counts.items()) if count >= LEAST}
+        rare = sum(count for count in counts.values() if count < LEAST) / len(texts)
+        gaps = texts.count(None)
+        return cls(shares, round(rare, 4), gaps / len(texts) if gaps >= LEAST else 0.0, len(texts))
 
     def tails(self, values: np.ndarray) -> np.ndarray:
         """Return how often each value [n] occurs together with those that are rarer."""
-        rarest_first = sorted(self.shares.items(), key=lambda item: item[1])
-        sums = np.cumsum([share for _, share in rarest_first]).tolist()
-        known = {text: total for (text, _), total in zip(rarest_first, sums, strict=True)}
-        unseen = 0.5 / (self.rows + 1)
-        return np.array([max(self.missing, unseen) if v is None else known.get(str(v), unseen) for v in values], float)
+        total, by_text = self.rare, {}
+        for text, share in sorted(self.shares.items(), key=lambda item: item[1]):
+            total += share
+            by_text[text] = total
+        unknown, missing = (share or _never(self.rows) for share in (self.rare, self.missing))
+        return np.array([missing if text is None else by_text.get(text, unknown) for text in _as_texts(values)], float)
 
     def reason(self, value: Any) -> str:
         """Say in words what is unusual about a value."""
-        if value is None:
+        text = _as_texts(np.array([value], float if isinstance(value, float) else object))[0]
+        if text is None:
             return "is missing, which it never was" if not self.missing else "is missing"
-        if str(value) in self.shares:
-            return f"is '{value}', which is rare ({self.shares[str(value)]:.1%})"
-        alike = [text for text in self.shares if text.casefold().strip() == str(value).casefold().strip()]
-        return f"is '{value}', which is unknown" + (f"; '{alike[0]}' is known" if alike else "")
+        if text in self.shares:
+            return f"is '{text}', which is rare ({self.shares[text]:.1%})"
+        alike = [known for known in self.shares if known.casefold().strip() == text.casefold().strip()]
+        return f"is '{text}', which is unknown" + (f"; '{alike[0]}' is known" if alike else "")
+
+
+def _as_texts(values: np.ndarray) -> list[str | None]:
+    """Return words as they are, numbers in their shortest form, and None for gaps."""
+    if values.dtype == object:
+        return [None if value is None else str(value) for value in values]
+    return [None if value != value else f"{value:.15g}" for value in values.tolist()]
 
 
 @dataclass(frozen=True)
@@ -132,7 +151,11 @@ class Ranges:
     @classmethod
     def fit(cls, columns: Mapping[str, np.ndarray]) -> Ranges:
         """Remember the columns of training rows: float64 [n] with NaN, or words, object [n] with None."""
-        return cls({n: WordRange.fit(v) if v.dtype == object else NumberRange.fit(v) for n, v in columns.items()})
+        ranges: dict[str, NumberRange | WordRange] = {}
+        for name, values in columns.items():
+            discrete = values.dtype == object or len(np.unique(values[~np.isnan(values)])) < FEW_VALUES
+            ranges[name] = WordRange.fit(values) if discrete else NumberRange.fit(values)
+        return cls(ranges)
 
     def tails(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the tail probability of every value, by column."""
@@ -140,15 +163,18 @@ class Ranges:
 
     def novelty(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return how unusual the most unusual value of each row is: −log of its tail probability [n]."""
-        return -np.log(np.min(list(self.tails(columns).values()), axis=0))
+        return -np.log(np.maximum(np.min(list(self.tails(columns).values()), axis=0), 1e-300))
 
     def threshold(self, false_alarms: float = FALSE_ALARMS) -> float:
         """Return the novelty that at most a share `false_alarms` of usual rows exceeds (Bonferroni over columns)."""
         return -math.log(false_alarms / max(1, len(self.columns)))
 
-    def flags(self, columns: Mapping[str, np.ndarray], false_alarms: float = FALSE_ALARMS) -> list[dict[str, str]]:
-        """Return for each row a sentence by column whose value is beyond the false-alarm rate; most rows have none."""
-        limit = math.exp(-self.threshold(false_alarms))
+    def flags(self, columns: Mapping[str, np.ndarray], limit: float | None = None) -> list[dict[str, str]]:
+        """Return for each row a sentence by column whose value's novelty is beyond the limit; most rows have none.
+
+        The limit is `threshold()` unless it is given.
+        """
+        limit = math.exp(-(self.threshold() if limit is None else limit))
         rows = len(next(iter(columns.values())))
         out: list[dict[str, str]] = [{} for _ in range(rows)]
         for name, p in self.tails(columns).items():
@@ -177,15 +203,13 @@ def _from_json(content: Any) -> NumberRange | WordRange:
         shares = {str(text): float(share) for text, share in content["shares"].items()}
         if not all(0 < share <= 1 for share in shares.values()):
             raise ValueError("a share out of range")
-        return WordRange(shares, missing, rows)
+        rare = float(content["rare"])
+        if not 0 <= rare <= 1:
+            raise ValueError("a share out of range")
+        return WordRange(shares, rare, missing, rows)
     probs, quantiles = (tuple(float(v) for v in content[key]) for key in ("probs", "quantiles"))
     if len(probs) != len(quantiles) or not all(0 < p < 1 for p in probs) or list(probs) != sorted(probs):
         raise ValueError("probabilities without quantiles, or out of order")
     if not all(map(math.isfinite, quantiles)) or list(quantiles) != sorted(quantiles):
         raise ValueError("quantiles out of order")
     return NumberRange(probs, quantiles, missing, rows)
-
-
-def _rounded(value: float) -> float:
-    """Round to three significant digits."""
-    return float(f"{value:.3g}")

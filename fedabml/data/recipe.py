@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import InputError, nearest, short
 from .arrays import FEW_CLASSES, TASKS, check_task, few_whole_numbers
-from .ranges import Ranges
+from .ranges import NumberRange, Ranges
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -183,7 +183,10 @@ class TableRecipe:
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"This is not the recipe of a table ({error!r}). Take it from a saved model.") from error
         ranges = Ranges.from_json(content["ranges"]) if content.get("ranges") is not None else None
-        if ranges and sorted(ranges.columns) != sorted(columns):
+        if ranges and (
+            sorted(ranges.columns) != sorted(columns)
+            or any(isinstance(ranges.columns[name], NumberRange) for name in categories)
+        ):
             raise InputError("The ranges of the recipe are not those of its columns. Take it from a saved model.")
         return cls(columns, numeric, categories, client, target, task, class_names, ranges)
 

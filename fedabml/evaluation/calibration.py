@@ -1,9 +1,9 @@
 """What a client learns from its validation data about its own model: calibration, a threshold, sets with coverage.
 
-All three are fitted on samples that the model was not trained on, and travel with the client's posterior:
+They are fitted on samples that the model was not trained on, and travel with the client's posterior:
 
-- *Temperature* (Guo et al. 2017): p ∝ p^(1/T), with T of the lowest validation NLL. T > 1 makes a model less sure.
-- *Isotonic regression*: a monotone map of each class's probability, for clients with enough validation samples.
+- *Temperature* (Guo et al. 2017): p ∝ p^(1/T), with T of the lowest validation NLL. T > 1 makes a model less sure. A
+  prior log T ~ N(0, 0.3²) keeps T near 1 where samples are few: ten right predictions do not make a model certain.
 - *Threshold*: for two classes, the probability from which class 1 is predicted, chosen for a stated aim.
 - *Conformal sets and intervals* (Vovk et al. 2005): labels or ranges that contain the truth with a stated probability.
   The guarantee is marginal: over new samples of this client, if they are exchangeable with its validation samples. It
@@ -20,29 +20,27 @@ import numpy as np
 
 from ..errors import InputError
 
-ISOTONIC_ROWS = 1000  # below this isotonic regression follows the noise of its samples
-T_MIN, T_MAX = 0.05, 20.0
+LOG_T_STD = 0.3  # standard deviation of the prior of log T
+LOG_T_MOST = 3.0  # the largest |log T|
 
 
 def fit_temperature(probs: np.ndarray, y: np.ndarray) -> float:
-    """Return the temperature T of the lowest NLL for probabilities [n, classes] and labels [n].
-
-    The NLL is convex in 1/T, so a golden-section search finds the minimum between `T_MIN` and `T_MAX`.
-    """
+    """Return the temperature T of the lowest NLL plus −log of its prior, for probabilities [n, classes], labels [n]."""
     if len(y) == 0:
         return 1.0
     logits = np.log(np.clip(probs, 1e-30, None))
 
-    def nll(inverse: float) -> float:
-        scaled = inverse * logits
+    def loss(log_t: float) -> float:
+        scaled = logits * math.exp(-log_t)
         top = scaled.max(1, keepdims=True)
-        return float((np.log(np.exp(scaled - top).sum(1)) + top[:, 0] - scaled[np.arange(len(y)), y]).mean())
+        nll = (np.log(np.exp(scaled - top).sum(1)) + top[:, 0] - scaled[np.arange(len(y)), y]).sum()
+        return float(nll + 0.5 * (log_t / LOG_T_STD) ** 2)
 
-    return 1 / _lowest(nll, 1 / T_MAX, 1 / T_MIN)
+    return math.exp(_lowest(loss, -LOG_T_MOST, LOG_T_MOST))
 
 
 def _lowest(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a convex function of one variable is lowest between two bounds, to six digits."""
+    """Return where a function with one minimum is lowest between two bounds, by golden-section search."""
     golden = (math.sqrt(5) - 1) / 2
     a, b = high - golden * (high - low), low + golden * (high - low)
     at_a, at_b = function(a), function(b)
@@ -103,21 +101,21 @@ def choose_threshold(score: np.ndarray, y: np.ndarray, aim: Aim) -> float | None
         return None
     order = np.argsort(-score, kind="stable")
     last = np.r_[np.diff(score[order]) != 0, True]  # the last of equal scores: a threshold takes all of them
-    found, taken = np.cumsum(y[order] == 1)[last], (np.arange(len(y)) + 1)[last]
+    found, predicted = np.cumsum(y[order] == 1)[last], (np.arange(len(y)) + 1)[last]
     thresholds = score[order][last]
     positives = int((y == 1).sum())
     if aim.kind == "f1":
-        best = int(np.argmax(2 * found / (positives + taken)))
+        best = int(np.argmax(2 * found / (positives + predicted)))
     elif aim.kind == "recall":
         best = int(np.argmax(found >= aim.values[0] * positives - 1e-9))
     elif aim.kind == "precision":
-        good = np.flatnonzero(found / taken >= aim.values[0] - 1e-9)
+        good = np.flatnonzero(found / predicted >= aim.values[0] - 1e-9)
         if not len(good):
             return None
         best = int(good[-1])
     else:
         miss, alarm = aim.values
-        costs = miss * (positives - found) + alarm * (taken - found)
+        costs = miss * (positives - found) + alarm * (predicted - found)
         best = int(np.argmin(costs))
         if miss * positives <= costs[best]:  # to predict no positive at all is as cheap
             return math.inf

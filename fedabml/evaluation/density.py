@@ -7,7 +7,8 @@ al. 2018, arXiv 1807.03888):
     d(x) = min_c (h − μ_c)ᵀ Σ⁻¹ (h − μ_c)
 
 The *relative* distance (Ren et al. 2021, arXiv 2106.09022) subtracts (h − μ)ᵀ Σ₀⁻¹ (h − μ), the distance to all
-features without regard to classes: what every input has in common no longer counts.
+features without regard to classes. It may tell inputs near the data apart better, but it can fall far away, where the
+background's share dominates; so alarms use the plain distance.
 
 Covariances are shrunk towards a multiple of the identity as Ledoit and Wolf (2004) do, so that a client with fewer
 samples than features has a distance, too.
@@ -34,13 +35,13 @@ class FeatureDensity:
         """Fit features [n, h] of samples with labels [n]; without labels (a regression) there is one class."""
         features = np.asarray(features, np.float64)
         labels = np.zeros(len(features), int) if labels is None else labels
-        classes, own = np.unique(labels, return_inverse=True)
-        means = np.stack([features[own == c].mean(0) for c in range(len(classes))])
+        classes, number = np.unique(labels, return_inverse=True)
+        means = np.stack([features[number == c].mean(0) for c in range(len(classes))])
         mean = features.mean(0)
-        return cls(means, _whitening(features - means[own]), mean, _whitening(features - mean))
+        return cls(means, _whitening(features - means[number]), mean, _whitening(features - mean))
 
-    def distance(self, features: np.ndarray, relative: bool = True) -> np.ndarray:
-        """Return the distance d of features [n, h] to the nearest class, [n]; relative to that of all features."""
+    def distance(self, features: np.ndarray, relative: bool = False) -> np.ndarray:
+        """Return the distance d of features [n, h] to the nearest class, [n]; `relative` to that of all features."""
         features = np.asarray(features, np.float64)
         white = features @ self.whitening.T
         nearest = np.min([((white - m) ** 2).sum(1) for m in self.means @ self.whitening.T], axis=0)
@@ -66,5 +67,5 @@ def shrunk_covariance(centred: np.ndarray) -> np.ndarray:
     scale = np.trace(sample) / h
     spread = (sample**2).sum() - h * scale**2  # ‖S − mI‖²
     noise = ((centred**2).sum(1) ** 2).sum() / n**2 - (sample**2).sum() / n  # Σ ‖x xᵀ − S‖² / n²
-    share = 1.0 if spread <= 0 else min(1.0, max(0.0, noise / spread))
-    return (1 - share) * sample + share * scale * np.eye(h)
+    shrinkage = 1.0 if spread <= 0 else min(1.0, max(0.0, noise / spread))
+    return (1 - shrinkage) * sample + shrinkage * scale * np.eye(h)

@@ -177,7 +177,7 @@ class Search:
         scored = []
         for scores in zip(*(result.scores for result in results if not error), strict=True):
             if not any(score.error for score in scores):
-                value, nll = (_mean([score.summary[key] for score in scores]) for key in (measure, "nll"))
+                value, nll = (_mean([score.summary.get(key) for score in scores]) for key in (measure, "nll"))
                 if math.isfinite(value) and math.isfinite(nll):
                     # Beyond six digits a difference is rounding, and the NLL decides.
                     rank = (round(MEASURES[measure].better * value, 6), -nll)
@@ -225,7 +225,7 @@ class Search:
         seed = f"of seed {self.second_seed}"
         for result, rows in ((held_out, "training rows without validation rows"), (everything, ALL_ROWS)):
             summary = result.scores[0].summary if result.scores else {}
-            if result.error or not math.isfinite(_mean([summary[key] for key in (measure, "nll")])):
+            if result.error or not math.isfinite(_mean([summary.get(key) for key in (measure, "nll")])):
                 reason = " ".join((result.error or f"{measure} or nll is not finite").split())
                 return f"on {rows} {seed}: {reason}"
         loss = _clear_loss(measure, everything, held_out)
@@ -249,7 +249,7 @@ class Search:
 
 
 def _mean(values: Sequence[float | None]) -> float:
-    """Return the mean; NaN where a measure is not defined, such as an AUROC where no client has two classes."""
+    """Return the mean; NaN where a measure is not defined (an AUROC of one class) or missing (in cells of before)."""
     return math.nan if None in values else statistics.fmean(value for value in values if value is not None)
 
 

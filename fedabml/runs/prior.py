@@ -48,7 +48,7 @@ from .trust import COVERAGE, FALSE_ALARMS, Trust
 
 FLOATS = (torch.float32, torch.float64)  # types of weights in a file
 MOST_SAMPLES = 100_000  # largest number of weight samples of a prediction
-MOST_FEATURES = 2048  # in a last hidden layer whose density is fitted
+MOST_FEATURES, LEAST_DENSITY = 2048, 10  # features of a last hidden layer, and rows, whose density is fitted
 _FAMILIES: dict[str, type[Any]] = {"Gaussian": Gaussian, "Point": Point, "Samples": Samples}
 
 
@@ -59,7 +59,7 @@ class TablePrediction(Prediction):
     classes: tuple[str, ...] = ()
 
     def decode(self) -> list[str]:
-        """Return the name of each row's most probable class."""
+        """Return the name of each row's label."""
         return [self.classes[i] for i in self.label]
 
 
@@ -114,11 +114,14 @@ class Prior:
         """
         if aim and not validation:
             raise InputError("An aim needs validation rows: give validation=0.2 (--validation 0.2), or another share.")
+        if validation:
+            Trust.check_options(self.input_spec.classes, coverage, aim, false_alarms)
         changes: dict[str, Any] = {"personal_epochs": epochs, "personal_lr": lr}
         algorithm = dataclasses.replace(self.algorithm, **{k: v for k, v in changes.items() if v is not None})
         batch_size = self.batch_size if batch_size is None else whole(batch_size, "batch_size")
         place, spec = Place(device_of(device), torch.float32, backend="loop"), self.input_spec
-        fed, seed = spec.federation(x, y, encoded), whole(seed, "seed", 0)
+        frame, seed = spec.table(x, encoded), whole(seed, "seed", 0)
+        fed = spec.federation(x if frame is None else frame, y, encoded)
         fed = _held_out(fed, validation, seed) if validation else fed
         cohort = Cohort(Setting(algorithm, spec.network, spec.likelihood, fed, batch_size, seed), place)
         shared = {k: v.to(place.device, place.dtype) for k, v in self.shared.items()}
@@ -134,16 +137,17 @@ class Prior:
         posterior = Posterior(q, spec, level, algorithm.predict_samples, self.digest)
         if not validation:
             return posterior
-        frame, density, ranges = spec.table(x, encoded), None, None
         (train, y_train), (held, y_held) = ((fed.x[r], fed.y[r]) for r in (fed.train[0], fed.val[0]))
-        if (features := posterior.features(train)) is not None:
+        checks: dict[str, Any] = {}
+        if (features := posterior.features(train)) is not None and len(train) >= LEAST_DENSITY:
             density = FeatureDensity.fit(features, y_train if spec.classes else None)
+            checks = {"density": density, "features": posterior.features(held)}
         if frame is not None and spec.recipe is not None:
-            ranges = Ranges.fit(spec.recipe.raw_columns(frame.iloc[fed.train[0]]))
-        trust = Trust.fit(
-            posterior.predict(held, seed=seed, device=device, encoded=True), y_held, coverage=coverage, aim=aim,
-            false_alarms=false_alarms, density=density, features=posterior.features(held), ranges=ranges,
-        )  # fmt: skip
+            columns = spec.recipe.raw_columns(frame)
+            own, checks["columns"] = ({n: v[r] for n, v in columns.items()} for r in (fed.train[0], fed.val[0]))
+            checks |= {"ranges": Ranges.fit(own), "federation": spec.recipe.ranges}
+        p = posterior.predict(held, seed=seed, device=device, encoded=True)
+        trust = Trust.fit(p, y_held, coverage=coverage, aim=aim, false_alarms=false_alarms, **checks)
         return dataclasses.replace(posterior, trust=trust)
 
     def hold_out(
@@ -203,7 +207,8 @@ class Posterior:
         """
         target, samples = device_of(device), self.samples if samples is None else _samples(samples)
         spec, network = self.input_spec, self.input_spec.network.to(target, torch.float32)
-        inputs = spec.normalised(spec.inputs(x, encoded=encoded), target)
+        frame = spec.table(x, encoded)
+        inputs = spec.normalised(spec.inputs(x if frame is None else frame, encoded=encoded), target)
         key = rng.key(whole(seed, "seed", 0), rng.PREDICT, device=target)
         self._check_memory(len(inputs), samples)
         q = type(self.q)(*(leaf.to(target) for leaf in self.q))
@@ -227,7 +232,7 @@ class Posterior:
             p = Regression.of(outputs, spec.y_shift, spec.y_scale)
         if self.trust is None:
             return p
-        frame, recipe = spec.table(x, encoded), spec.recipe
+        recipe = spec.recipe
         columns = recipe.raw_columns(frame) if frame is not None and recipe is not None else None
         features = self._hidden(inputs, network) if self.trust.density else None
         return self.trust.apply(p, features, columns, recipe.ranges if recipe else None)

@@ -47,6 +47,8 @@ class Trust:
     density: FeatureDensity | None = None
     density_limit: float = math.inf  # the distance beyond which an input is flagged
     ranges: Ranges | None = None  # of the client's own columns
+    range_limit: float = math.inf  # the novelty beyond which a value is flagged
+    positives: int | None = None  # validation rows of class 1, where a threshold was chosen on them
 
     @classmethod
     def fit(
@@ -60,25 +62,31 @@ class Trust:
         density: FeatureDensity | None = None,
         features: np.ndarray | None = None,
         ranges: Ranges | None = None,
+        federation: Ranges | None = None,
+        columns: Columns | None = None,
     ) -> Trust:
         """Fit everything on the predictions for validation rows with targets `y`.
 
-        `density` is that of the training rows; `features` are the validation rows' own, [n, h].
+        `density` and `ranges` are those of the client's training rows, `federation` those of all sites; `features` [n,
+        h] and `columns` are the validation rows' own. Where both values and distances are checked, each may raise half
+        of the false alarms. Their limits are quantiles of the validation rows; a value's is never below the one that
+        the ranges themselves imply.
         """
-        if not 0 < false_alarms < 1:
-            raise InputError(f"The share of false alarms is {false_alarms}; it must lie between 0 and 1, such as 0.05.")
-        limit = math.inf
+        usual = federation or ranges
+        checked = [usual is not None and columns is not None, density is not None and features is not None]
+        share = false_alarms / max(1, sum(checked))
+        density_limit = range_limit = math.inf
         if density is not None and features is not None:
-            limit = calibration.conformal_quantile(density.distance(features), 1 - false_alarms / 2)
-        common: dict[str, Any] = {"false_alarms": false_alarms, "density": density, "density_limit": limit}
-        common |= {"rows": len(y), "coverage": coverage, "ranges": ranges}
+            density_limit = calibration.conformal_quantile(density.distance(features), 1 - share)
+        if usual is not None and columns is not None:
+            range_limit = usual.threshold(share)
+            seen = calibration.conformal_quantile(usual.novelty(columns), 1 - share)
+            range_limit = max(range_limit, seen) if math.isfinite(seen) else range_limit
+        common: dict[str, Any] = {"false_alarms": false_alarms, "density": density, "density_limit": density_limit}
+        common |= {"rows": len(y), "coverage": coverage, "ranges": ranges, "range_limit": range_limit}
         if isinstance(p, Regression):
-            if aim:
-                raise InputError("An aim for the threshold belongs to two classes; this posterior is a regression.")
             scores = calibration.interval_scores(p.mean, p.std, y).max(1)
             return cls(quantile=calibration.conformal_quantile(scores, coverage), **common)
-        if aim and p.probs.shape[1] != 2:
-            raise InputError(f"An aim for the threshold belongs to two classes; here are {p.probs.shape[1]}.")
         temperature = calibration.fit_temperature(p.probs, y)
         probs = calibration.with_temperature(p.probs, temperature)
         threshold = calibration.choose_threshold(probs[:, 1], y, calibration.Aim.parse(aim)) if aim else None
@@ -91,8 +99,20 @@ class Trust:
         quantile = calibration.conformal_quantile(calibration.label_scores(probs, y), coverage)
         return cls(
             quantile=quantile, temperature=temperature, aim=aim, threshold=threshold, nll_before=nll[0],
-            nll_after=nll[1], **common,
+            nll_after=nll[1], positives=int((y == 1).sum()) if aim else None, **common,
         )  # fmt: skip
+
+    @staticmethod
+    def check_options(classes: int | None, coverage: float, aim: str, false_alarms: float) -> None:
+        """Refuse options that no validation data could serve, before anything is trained."""
+        for name, share, example in (("coverage", coverage, 0.9), ("share of false alarms", false_alarms, 0.05)):
+            if not 0 < share < 1:
+                raise InputError(f"The {name} is {share}; it must lie between 0 and 1, such as {example}.")
+        if aim:
+            calibration.Aim.parse(aim)
+            if classes != 2:
+                here = f"here are {classes}" if classes else "this posterior is a regression"
+                raise InputError(f"An aim for the threshold belongs to two classes; {here}.")
 
     def apply(
         self,
@@ -110,13 +130,13 @@ class Trust:
         alarm, flags, distance = np.zeros(rows, bool), None, None
         usual = federation or self.ranges
         if columns is not None and usual is not None:
-            found = usual.flags(columns, self.false_alarms / 2)
-            alarm = np.array([bool(each) for each in found])
+            by_row = usual.flags(columns, self.range_limit)
+            alarm = np.array([bool(texts) for texts in by_row])
             if federation and self.ranges:  # what is usual elsewhere, but not at this client, is named without an alarm
-                here = self.ranges.flags(columns, self.false_alarms / 2)
-                for own, texts in zip(found, here, strict=True):
-                    own.update({name: f"{text} (at this client)" for name, text in texts.items() if name not in own})
-            flags = [list(own.values()) for own in found]
+                client_flags = self.ranges.flags(columns, self.ranges.threshold(self.false_alarms / 2))
+                for texts, more in zip(by_row, client_flags, strict=True):
+                    texts.update({name: f"{text} (at this client)" for name, text in more.items() if name not in texts})
+            flags = [list(texts.values()) for texts in by_row]
         if self.density is not None and features is not None:
             distance = self.density.distance(features)
             alarm = alarm | (distance > self.density_limit)
@@ -146,7 +166,7 @@ class Trust:
         for name, value in values.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise TypeError(f"{name} is {value!r}")
-        for name in ("quantile", "density_limit"):
+        for name in ("quantile", "density_limit", "range_limit"):
             values[name] = math.inf if values[name] is None else float(values[name])
         if facts["no_positive"]:
             values["threshold"] = math.inf
@@ -167,5 +187,5 @@ class Trust:
 
 _NUMBERS = (
     *("rows", "coverage", "quantile", "temperature", "threshold", "nll_before", "nll_after"),
-    *("false_alarms", "density_limit"),
+    *("false_alarms", "density_limit", "range_limit", "positives"),
 )

@@ -35,31 +35,57 @@ def test_usual_rows_are_flagged_as_often_as_stated():
 
 
 def test_categories_and_gaps():
-    words = WordRange.fit(np.array(["a"] * 90 + ["b"] * 8 + ["c"] * 2, object))
+    words = WordRange.fit(np.array(["a"] * 180 + ["b"] * 16 + ["c"] * 4, object))
     p = words.tails(np.array(["a", "b", "c", "z", None], object))
-    assert p == pytest.approx([0.98, 0.08, 0.5 / 101, 0.5 / 101, 0.5 / 101])
+    assert p == pytest.approx([1, 0.1, 0.02, 0.02, 0])  # an unknown word is as likely as a rare one
     assert words.reason("B") == "is 'B', which is unknown; 'b' is known"
-    numbers = NumberRange.fit(np.array([1.0, 2.0] * 50 + [np.nan] * 25))
+    assert WordRange.fit(np.array(["a", "b"] * 100, object)).tails(np.array(["z"], object)).tolist() == [0]
+    assert WordRange.fit(np.array(["a", "b"] * 10, object)).tails(np.array(["z"], object))[0] == pytest.approx(0.5 / 21)
+    numbers = NumberRange.fit(np.r_[np.random.default_rng(0).normal(size=100), np.full(25, np.nan)])
     assert numbers.tails(np.array([np.nan]))[0] == pytest.approx(0.2)
-    assert NumberRange.fit(np.arange(100.0)).tails(np.array([np.nan]))[0] < 0.01
+    assert NumberRange.fit(np.arange(100.0)).tails(np.array([np.nan]))[0] == 0
+
+
+def test_few_different_numbers_are_categories():
+    """A rare 0/1 column flags no usual row, and a year is not rounded away."""
+    random = np.random.default_rng(0)
+    columns = {f"c{j}": (random.random(3000) < 0.003).astype(float) for j in range(30)}
+    columns["year"] = random.integers(2015, 2025, 3000).astype(float)
+    ranges = Ranges.fit(columns)
+    assert np.mean([bool(flags) for flags in ranges.flags(columns)]) < 0.03
+    odd = {name: values[:2].copy() for name, values in columns.items()}
+    odd["c3"][0], odd["year"][1] = 7.0, 1950.0
+    first, second = ranges.flags(odd)
+    assert first["c3"] == "c3 is '7', which is unknown" and second["year"] == "year is '1950', which is unknown"
+
+
+def test_an_offset_is_not_rounded_away():
+    random = np.random.default_rng(1)
+    train, new = ({"longitude": random.normal(13.405, 0.05, n)} for n in (3000, 20_000))
+    ranges = Ranges.fit(train)
+    assert np.mean([bool(flags) for flags in ranges.flags(new)]) == pytest.approx(0.05, abs=0.02)
+    assert ranges.flags({"longitude": np.array([14.0])})[0]
 
 
 def test_columns_of_one_value_and_of_few_rows():
-    one = NumberRange.fit(np.full(50, 3.0))
-    assert one.tails(np.array([3.0, 3.5, -3.0])) == pytest.approx([1, 0, 0], abs=1e-9)
-    few = NumberRange.fit(np.arange(6.0))
-    assert few.tails(np.array([1e9])).tolist() == [1.0]  # nothing is known, so nothing is unusual
+    one = Ranges.fit({"a": np.full(150, 3.0)})
+    assert one.tails({"a": np.array([3.0, 3.5, -3.0])})["a"].tolist() == [1, 0, 0]
+    for rows in (6, 12, 19, 30):
+        few = NumberRange.fit(np.random.default_rng(0).normal(size=rows))
+        usual = few.tails(np.random.default_rng(1).normal(size=500))
+        assert (usual < 0.005).mean() < 0.05  # little is known, so little is unusual
 
 
 def test_nothing_identifies_a_row():
     """The largest and the smallest value, and a word that one patient has, are not remembered."""
     ages = np.r_[np.random.default_rng(0).integers(30, 80, 500).astype(float), 119.0]
-    content = json.dumps(Ranges.fit({"age": ages, "ward": np.array(["x"] * 500 + ["rare"], object)}).to_json())
-    assert "119" not in content and "rare" not in content
+    content = json.dumps(Ranges.fit({"age": ages, "ward": np.array(["x"] * 500 + ["zebra"], object)}).to_json())
+    assert "119" not in content and "zebra" not in content
 
 
 def test_they_are_saved_and_damage_is_refused():
     ranges = Ranges.fit({"n": np.arange(100.0), "w": np.array(["a", "b"] * 50, object)})
+    assert isinstance(ranges.columns["n"], NumberRange)
     content = json.loads(json.dumps(ranges.to_json()))
     assert Ranges.from_json(content) == ranges
     for damage in ({"n": {}}, {"n": content["n"] | {"quantiles": [3, 1]}}, [], {"w": content["w"] | {"missing": 7}}):

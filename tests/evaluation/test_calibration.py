@@ -31,11 +31,24 @@ def test_a_known_temperature_is_found(truth):
 
 def test_the_temperature_of_two_outcomes_in_closed_form():
     """Of samples with p = .9 a share .75 is right: the best temperature makes .9 into .75."""
-    probs, y = np.tile([0.1, 0.9], (400, 1)), np.repeat([1, 0], [300, 100])
+    probs, y = np.tile([0.1, 0.9], (400_000, 1)), np.repeat([1, 0], [300_000, 100_000])
     expected = math.log(9) / math.log(3)
-    assert fit_temperature(probs, y) == pytest.approx(expected, rel=1e-4)
-    np.testing.assert_allclose(with_temperature(probs, expected)[0], [0.25, 0.75])
+    assert fit_temperature(probs, y) == pytest.approx(expected, rel=1e-3)
+    np.testing.assert_allclose(with_temperature(probs[:1], expected)[0], [0.25, 0.75])
     assert fit_temperature(probs[:0], y[:0]) == 1
+
+
+def test_few_samples_change_little():
+    """A calibrated model stays nearly so, also where all of its few validation samples are right."""
+    probs, y = np.tile([0.1, 0.9], (10, 1)), np.ones(10, int)
+    assert 0.6 < fit_temperature(probs, y) < 1
+    random, gains = np.random.default_rng(0), []
+    for _ in range(300):
+        probs = random.dirichlet([1, 4], 12)
+        y = (random.random(12) < probs[:, 1]).astype(int)
+        tempered = with_temperature(probs, fit_temperature(probs, y))
+        gains.append((probs * (np.log(probs) - np.log(tempered))).sum(1).mean())  # expected NLL, after less before
+    assert np.mean(gains) < 0.02
 
 
 def test_the_threshold_of_the_best_f1():

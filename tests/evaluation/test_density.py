@@ -29,9 +29,21 @@ def test_it_is_the_nearest_class_that_counts_and_distance_grows():
     labels = random.integers(0, 2, 2000)
     features = np.where(labels[:, None] == 1, 5.0, -5.0) + random.normal(size=(2000, 4))
     density = FeatureDensity.fit(features, labels)
-    between, one, far = (density.distance(np.full((1, 4), v), relative=False)[0] for v in (0.0, 5.0, 50.0))
+    between, one, far = (density.distance(np.full((1, 4), v))[0] for v in (0.0, 5.0, 50.0))
     assert one < 0.1 < between < far
-    assert density.distance(np.full((1, 4), 0.0))[0] > density.distance(np.full((1, 4), 5.0))[0]
+    near = [density.distance(np.full((1, 4), v), relative=True)[0] for v in (0.0, 5.0)]
+    assert near[0] > near[1]
+
+
+@pytest.mark.parametrize(("rows", "h"), [(42, 200), (300, 64)])
+def test_far_inputs_are_far_with_few_samples_too(rows, h):
+    random = np.random.default_rng(3)
+    labels = random.integers(0, 2, rows)
+    features = random.normal(size=(rows, h)) + labels[:, None]
+    density = FeatureDensity.fit(features, labels)
+    usual = density.distance(random.normal(size=(200, h)) + random.integers(0, 2, (200, 1)))
+    far = density.distance(30 * random.normal(size=(200, h)))
+    assert far.min() > usual.max()
 
 
 def test_features_that_never_vary_and_clients_of_one_sample():

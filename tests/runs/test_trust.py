@@ -82,6 +82,13 @@ def test_a_spoiled_column_raises_an_alarm_and_is_named(hospital, posterior, colu
     assert np.mean(named) > 0.95
 
 
+def test_a_value_far_away_is_far_for_the_network_too(hospital, posterior):
+    _, _, new = hospital
+    for column in ("creatinine", "age", "heart_rate", "sodium"):
+        far = posterior.predict(new.assign(**{column: 1000 * new[column]})).checks
+        assert far.distance[new[column].notna()].min() > posterior.trust.density_limit
+
+
 def test_it_is_saved_with_the_posterior(hospital, posterior, tmp_path):
     _, _, new = hospital
     again = fedabml.load_posterior(posterior.save(tmp_path / "p.safetensors"))
@@ -187,7 +194,12 @@ def test_the_command_line_says_what_it_found(hospital, tmp_path):
         "f1", "--compare", "--out", tmp_path / "posterior.safetensors",
     ).stdout  # fmt: skip
     assert "serves this site best" in out
-    assert "validation  180 rows, held out" in out and "for f1" in out and "coverage    90% sets" in out
+    assert (
+        "validation  180 rows, held out" in out
+        and "for f1" in out
+        and "coverage    90% sets" in out
+        and "positive rows" in out
+    )
     command("predict", tmp_path / "posterior.safetensors", "--data", tmp_path / "new.csv", "--out", tmp_path / "p.csv")
     lines = list(csv.DictReader((tmp_path / "p.csv").read_text("utf-8").splitlines()))
     assert set(lines[0]) >= {"label", "set", "alarm", "distance", "flags"}
