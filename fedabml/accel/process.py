@@ -108,7 +108,7 @@ def set_products(device: torch.device, network: torch.dtype, reduced: bool) -> N
 
     On a GPU float32 products are rounded to TF32 only if `reduced`, sums of bfloat16 products stay in float32, and
     cuDNN chooses repeatable algorithms. On ARM torch's own products replace oneDNN's, which take 1.3 to 5 times as long
-    for clients' small matrices (a Neoverse N1; docs/design.md); bfloat16 keeps oneDNN where the processor has products
+    for clients' small matrices (a Neoverse N1); bfloat16 keeps oneDNN where the processor has products
     of that type. A user who has switched oneDNN off is left alone.
     """
     if device.type == "cuda":  # these decide results, so `FEDABML_PLAIN` does not leave them out

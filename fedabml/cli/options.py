@@ -122,6 +122,8 @@ def command(
 def _flag(name: str, kind: Any, default: Any, metavar: str | None = None, **more: Any) -> Any:
     """Return the flag of a parameter: --NAME, or for a switch what changes its default."""
     flag = name.replace("_", "-")
+    if kind is bool and more.get("show_default") is True:
+        more["show_default"] = False  # of a switch it says nothing
     word = f" /--no-{flag}" if kind is bool and default else f"--{flag}"
     if kind == bool | None:
         word += f"/--no-{flag}"

@@ -57,7 +57,7 @@ def reproduce(
     Examples:
     - `fedabml reproduce toy`
     - `fedabml reproduce table1 --quick`
-    - `fedabml reproduce table1 --protocol tuned --columns fashionmnist --seeds 5 --out results/table1-tuned`
+    - `fedabml reproduce table1 --protocol tuned --columns fashionmnist --seeds 5 --out runs/table1-tuned`
     - `fedabml reproduce fewdata --protocol tuned --columns cifar10-5 --chosen results/table1/cifar10-5/settings.toml`
     - `fedabml reproduce sensitivity --part 1/4 --device cuda:0 --out runs/sensitivity`
 

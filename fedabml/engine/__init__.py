@@ -16,13 +16,15 @@ graph, compiled) → `client` (one client's round, for many at once) → the alg
 
 One client's round and one server's step are callable alone, with the same keys and minibatches as in a simulation:
 
+    cohort = Cohort(Setting(algorithm, network, likelihood, federation, batch_size, seed), Place(device, dtype))
     state = initial_state(algorithm, cohort.network)
     lanes = Lanes.in_round(cohort, state.shared, [client], round)
     result = client_round(lanes, initial_kept(lanes), epochs)           # ClientResult: update, kept, losses; a row each
     weights = client_weights(algorithm, counts, cohort.network.initial)
     state = server_step(algorithm, state, weighted_sum(weights, updates), sampled, clients)
 
-`tests/engine/test_by_hand.py` runs whole federations in this way. These names are loaded on use.
+A client's keys depend on its number in the federation. `tests/engine/test_by_hand.py` runs whole federations in this
+way. These names are loaded on use.
 """
 
 from __future__ import annotations
