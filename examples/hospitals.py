@@ -2,10 +2,10 @@
 
     python examples/hospitals.py FOLDER [--seed 0]
 
-writes FOLDER/patients.csv (twelve hospitals) and FOLDER/new-hospital.csv (Hospital M, 60 patients). Of the
-patients 12 to 22% died, by the seed. Hospitals differ in their size (40 to 900 patients), in who comes to them, in their base rate, and in how
-much some measurements mean there: a model per hospital is right, but the small ones have too few patients to learn it
-alone. Values are missing where people did not measure, most of all in patients who looked well.
+writes FOLDER/patients.csv (twelve hospitals) and FOLDER/new-hospital.csv (Hospital M, 60 patients). Of the patients 12
+to 22% died, by the seed. Hospitals differ in their size (40 to 900 patients), in who comes to them, in their base rate,
+and in how much some measurements mean there: a model per hospital is right, but the small ones have too few patients to
+learn it alone. Values are missing where people did not measure, most of all in patients who looked well.
 
 The probability of death that the table was drawn from is `risk`: no model can have a higher expected AUROC, and a
 perfectly calibrated model predicts it. It is not a column of the files.
