@@ -418,7 +418,7 @@ def test_the_pages_have_commands():
         ("fedabml train --lr", "--lr"),
         ("fedabml data fetch mnist", "no command fetch"),
         ("fedabml train --set ditto.lamb=0.5", "lamb"),
-        ("fedabml personalize runs/a", "data"),
+        ("fedabml predict posterior.safetensors", "data"),
     ],
 )
 def test_a_wrong_command_would_be_found(line, words):
