@@ -95,6 +95,7 @@ print("same")
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_environment_is_the_same_where_torch_is_imported_by_us(tmp_path):
     """Yet torch's threads sleep while they wait, as OpenMP was told while torch was imported."""
     script = """

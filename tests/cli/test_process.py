@@ -56,7 +56,7 @@ def wait_for_round(process, run, round):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["fedabml", "local"])
+@pytest.mark.parametrize("algorithm", ["fedabml", pytest.param("local", marks=pytest.mark.nightly)])
 def test_killed_twice_and_resumed_is_bit_equal(tmp_path, algorithm):
     words = [*TRAIN, "--algorithm", algorithm]
     whole = start(tmp_path, *words, "--out", "whole", "--quiet")

@@ -612,6 +612,7 @@ def test_the_worst_tenth_of_small_clients_is_left_out():
 
 
 # -- what does not work out -------------------------------------
+@pytest.mark.slow
 def test_a_model_without_a_head(tmp_path):
     done = run("compare", *SMALL, "--algorithms", "all", "--rounds", 1, "--seeds", 1, "--out", "all")
     output = " ".join(done.stdout.split())

@@ -107,6 +107,7 @@ def test_of_two_runs_started_at_once_in_one_folder_one_runs(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_nobody_else_works_in_the_folder_of_a_run_until_it_is_dead(tmp_path):
     words = [*TRAIN, "--rounds", "4000", "--out", "run", "--quiet"]
     with start(tmp_path, *words) as process:
