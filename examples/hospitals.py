@@ -83,7 +83,7 @@ def _hospital(name: str, size: int, random: np.random.Generator) -> pd.DataFrame
 
 
 def main() -> None:
-    """Write the two files."""
+    """Read the arguments and write both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)

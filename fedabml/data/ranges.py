@@ -1,4 +1,4 @@
-"""What a table's columns usually hold, so that a row with an unusual value can be told which column it is.
+"""Ranges: what a table's columns usually hold, so that an unusual value of a row is found and its column named.
 
 A network's own uncertainty is no alarm for a value in the wrong unit: far away from the data it may be *surer* than
 ever. So every column is remembered by a few of its quantiles, the shares of its categories and the share of its gaps,

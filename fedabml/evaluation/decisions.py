@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 SPECIFICITY = 0.9  # at which sensitivity is reported
-BINS = 15  # of the calibration error
+BINS = 15  # of calibration errors, as is customary
 SMALL = 50  # rows below which a client gets intervals
 RESAMPLES = 500  # of a client's rows, for the interval of its AUROC
 MOST_RESAMPLED = 500  # small clients up to which AUROC gets intervals: resampling takes 5 ms each

@@ -32,9 +32,9 @@ from ..errors import InputError, TrainingError
 from ..gaussian import Distribution
 from ..likelihoods import Categorical
 from . import decisions
+from .decisions import BINS
 from .predictions import Prediction, Regression, with_label_level
 
-BINS = 15  # of the calibration error, as is customary
 SOME = 10_000  # clients that are scored while a run trains, by default
 COVERAGE = 0.9  # nominal coverage of the interval that a regression is tested against
 _Z90 = 1.6448536269514722

@@ -187,7 +187,7 @@ class Posterior:
     offset: Tensor | None  # log π_i, the client's label level [classes]; it never leaves the client
     samples: int = 10
     prior: str = ""  # the digest of the prior that it was made from; empty if unknown
-    trust: Trust | None = None  # what validation rows told; None without any
+    trust: Trust | None = None  # what was fitted on validation rows; None without any
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.ranges import Ranges
+from ..data.ranges import FALSE_ALARMS, Ranges
 from ..errors import InputError
 from ..evaluation import calibration
 from ..evaluation.density import FeatureDensity
 from ..evaluation.predictions import Checks, Prediction, Regression
 
-COVERAGE, FALSE_ALARMS = 0.9, 0.05
+COVERAGE = 0.9
 Columns = Mapping[str, np.ndarray]
 
 

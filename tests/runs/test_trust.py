@@ -126,7 +126,7 @@ def test_few_validation_rows_promise_nothing(hospital):
     assert small.trust.quantile == math.inf and small.predict(new).checks.sets.all()
 
 
-def test_a_site_is_told_what_serves_it_best(hospital):
+def test_a_report_names_what_serves_a_site_best(hospital):
     """A small site gains from the others: what it trains alone is clearly worse."""
     prior, rows, _ = hospital
     report = fedabml.compare_at_site(prior, rows.head(150), validation=0.4)
