@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..data import Federation
-    from ..evaluation.predictions import Checks, Prediction, Regression
+    from ..evaluation.predictions import Prediction, Regression
     from ..evaluation.scoring import Evaluation
     from ..runs.config import RunConfig
     from ..runs.input_spec import InputSpec
@@ -307,6 +307,7 @@ def predict(
     from ..data.files import read_npz
     from ..files.paths import check_new, write
     from ..files.sheets import csv_text
+    from ..runs.outputs import as_text, output_columns
     from ..runs.prior import load_posterior
 
     _check_apart(out, data, posterior)
@@ -321,48 +322,11 @@ def predict(
         if name != "x":
             note(f"'{data}' has no array x, so the command predicts {name}.")
         x = arrays[name]
-    columns = _columns(loaded.predict(x, samples=samples, seed=seed, device=device), loaded.input_spec)
+    columns = output_columns(loaded.predict(x, samples=samples, seed=seed, device=device), loaded.input_spec)
     rows = enumerate(zip(*columns.values(), strict=True))
-    texts = ([i, *(v if isinstance(v, str) else f"{v:.6g}" for v in row)] for i, row in rows)
+    texts = ([i, *map(as_text, columns, row)] for i, row in rows)
     write(out, csv_text(["row", *columns], texts))
     print_line(f"inputs        {len(x)}")
     if loaded.prior:
         print_line(f"prior         {loaded.prior[:16]} (digest)")
     print_line(f"predictions   {out}")
-
-
-def _columns(p: Prediction | Regression, input_spec: InputSpec) -> dict[str, Any]:
-    """Return the columns of the CSV: probabilities of classes and their uncertainty, or means and deviations.
-
-    The names of the classes are those of the table or the dataset, or their numbers.
-    """
-    from ..data.catalogue import SOURCES
-    from ..evaluation.predictions import Prediction
-
-    if isinstance(p, Prediction):
-        classes = p.probs.shape[1]
-        known = SOURCES[input_spec.dataset].class_names if input_spec.dataset in SOURCES else ()
-        names = input_spec.class_names or (known if len(known) == classes else tuple(map(str, range(classes))))
-        columns: dict[str, Any] = {"label": [names[i] for i in p.label]}
-        columns |= {f"p_{name}": p.probs[:, i] for i, name in enumerate(names)}
-        columns |= {"entropy": p.entropy, "mutual_information": p.mutual_information}
-        columns |= {} if p.surprise is None else {"surprise": p.surprise}
-        if p.checks and p.checks.sets is not None:
-            columns["set"] = ["|".join(names[c] for c in row.nonzero()[0]) for row in p.checks.sets]
-        return columns | _check_columns(p.checks)
-    targets = p.mean.shape[1]
-    ends = [""] if targets == 1 else [f"_{j}" for j in range(targets)]
-    parts = {"mean": p.mean, "std": p.std, "model_std": p.model_std}
-    if p.checks and p.checks.low is not None and p.checks.high is not None:
-        parts |= {"low": p.checks.low, "high": p.checks.high}
-    columns = {f"{name}{end}": part[:, j] for j, end in enumerate(ends) for name, part in parts.items()}
-    return columns | _check_columns(p.checks)
-
-
-def _check_columns(checks: Checks | None) -> dict[str, Any]:
-    """Return the columns that say whether an input is unusual, and why."""
-    if checks is None:
-        return {}
-    columns: dict[str, Any] = {"alarm": ["yes" if each else "no" for each in checks.alarm]}
-    columns |= {} if checks.distance is None else {"distance": checks.distance}
-    return columns | ({} if checks.flags is None else {"flags": ["; ".join(each) for each in checks.flags]})

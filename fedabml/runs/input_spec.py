@@ -9,7 +9,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,13 @@ TABLE_WANTED = (
     "The prior was trained on a table. Give the table itself: a DataFrame, or a .csv or .parquet file. In Python, give "
     "features that recipe.apply has encoded with encoded=True."
 )
+
+
+class Inputs(NamedTuple):
+    """Checked inputs: what the network reads, before normalisation, and a table's own values if they are checked."""
+
+    x: np.ndarray  # [n, *shape]
+    columns: dict[str, np.ndarray] | None = None  # {name: [n]}, for the ranges of columns
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,13 @@ class InputSpec:
         if self.network.tokens:
             check_tokens(self.network, raw, what)
         return raw
+
+    def read(self, x: Any, encoded: bool = False, columns: bool = False) -> Inputs:
+        """Return checked inputs, and the values of a table's columns if `columns` asks for them."""
+        frame = self.table(x, encoded)
+        inputs = self.inputs(x if frame is None else frame, encoded=encoded)
+        wanted = columns and frame is not None and self.recipe is not None
+        return Inputs(inputs, self.recipe.raw_columns(frame) if wanted and self.recipe else None)
 
     def targets(self, y: Any, what: str = "y") -> np.ndarray:
         """Return checked targets from an array: int64 [n], or float32 [n, targets]."""

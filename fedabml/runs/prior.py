@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,10 +43,11 @@ from ..files.limits import host_memory
 from ..files.sealed import group, packed_tensors, prefixed, read_tensors, tensors_digest, write_tensors
 from ..gaussian import Distribution, Gaussian, Point, Samples
 from ..vectors import Network
-from .input_spec import InputSpec, check_fit
+from .input_spec import Inputs, InputSpec, check_fit
 from .trust import COVERAGE, FALSE_ALARMS, Trust
 
 FLOATS = (torch.float32, torch.float64)  # types of weights in a file
+MOST_KEPT = 256 << 20  # bytes of weight samples that a posterior keeps between predictions
 MOST_SAMPLES = 100_000  # largest number of weight samples of a prediction
 MOST_FEATURES, LEAST_DENSITY = 2048, 10  # features of a last hidden layer, and rows, whose density is fitted
 _FAMILIES: dict[str, type[Any]] = {"Gaussian": Gaussian, "Point": Point, "Samples": Samples}
@@ -205,18 +206,30 @@ class Posterior:
 
         If the prior was trained on a table, `x` is one, as for `personalize`, and `decode()` names the classes.
         """
-        target, samples = device_of(device), self.samples if samples is None else _samples(samples)
-        spec, network = self.input_spec, self.input_spec.network.to(target, torch.float32)
-        frame = spec.table(x, encoded)
-        inputs = spec.normalised(spec.inputs(x if frame is None else frame, encoded=encoded), target)
-        key = rng.key(whole(seed, "seed", 0), rng.PREDICT, device=target)
+        samples = self.samples if samples is None else _samples(samples)
+        return self.predict_inputs(self.read(x, encoded), samples, seed, device)
+
+    def read(self, x: Any, encoded: bool = False) -> Inputs:
+        """Check and encode inputs, as the first half of `predict`; the inputs of several callers can be joined."""
+        return self.input_spec.read(x, encoded, columns=self.trust is not None)
+
+    @borrowed()
+    @torch.no_grad()
+    def predict_inputs(
+        self, read: Inputs, samples: int | None = None, seed: int = 0, device: str = "auto"
+    ) -> Prediction | Regression:
+        """Predict for what `read` returned, as the second half of `predict`.
+
+        The weight samples are kept for the next call with the same seed, unless they need more than `MOST_KEPT` bytes.
+        """
+        target, spec, samples = device_of(device), self.input_spec, self.samples if samples is None else samples
+        inputs = spec.normalised(read.x, target)
         self._check_memory(len(inputs), samples)
-        q = type(self.q)(*(leaf.to(target) for leaf in self.q))
+        network, weights = self._weights(target, samples, whole(seed, "seed", 0))
         offset = None if self.offset is None else self.offset.to(target)
         draws = []
-        for j in range(draws_of(q, samples)):
-            weights = draw(q, key, j, samples)
-            batches = [output(network, spec.likelihood, weights, batch, offset) for batch in inputs.split(1024)]
+        for vector in weights:
+            batches = [output(network, spec.likelihood, vector, batch, offset) for batch in inputs.split(1024)]
             draws.append(torch.cat(batches))
         outputs = torch.stack(draws)
         if not torch.isfinite(outputs).all():
@@ -232,10 +245,26 @@ class Posterior:
             p = Regression.of(outputs, spec.y_shift, spec.y_scale)
         if self.trust is None:
             return p
-        recipe = spec.recipe
-        columns = recipe.raw_columns(frame) if frame is not None and recipe is not None else None
         features = self._hidden(inputs, network) if self.trust.density else None
-        return self.trust.apply(p, features, columns, recipe.ranges if recipe else None)
+        return self.trust.apply(p, features, read.columns, spec.recipe.ranges if spec.recipe else None)
+
+    def _weights(self, target: torch.device, samples: int, seed: int) -> tuple[Network, Iterable[Tensor]]:
+        """Return the network and the weight vectors of a prediction on a device.
+
+        Drawing them takes as long as predicting a few rows, so those of the last seed are kept: the numbers are the
+        same. Threads may call this at once; at worst, each draws its own.
+        """
+        kept = vars(self).get("_kept")  # no field: it is not compared, copied by `replace` or saved
+        if kept is None or kept[0] != (target, samples, seed):
+            q = type(self.q)(*(leaf.to(target) for leaf in self.q))
+            key, count = rng.key(seed, rng.PREDICT, device=target), draws_of(q, samples)
+            weights: Iterable[Tensor] = (draw(q, key, j, samples) for j in range(count))
+            network = self.input_spec.network.to(target, torch.float32)
+            if 4 * count * network.layout.size > MOST_KEPT:
+                return network, weights
+            kept = (target, samples, seed), network, list(weights)
+            vars(self)["_kept"] = kept
+        return kept[1], kept[2]
 
     @torch.no_grad()
     def features(self, x: np.ndarray) -> np.ndarray | None:

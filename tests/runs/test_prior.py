@@ -1,5 +1,8 @@
 """Priors and posteriors: tables read with their recipe, inputs in fitting words, files that are not what they say."""
 
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -282,3 +285,28 @@ def test_points_are_distributions_too(tmp_path):
     path = spoil(posterior.save(tmp_path / "q.safetensors"), lambda t, f: t.update({"q.mean": t["q.mean"][1:]}))
     with pytest.raises(InputError, match="'mean' of its distribution"):
         fedabml.load_posterior(path)
+
+
+# -- weight samples ---------------------------------------------
+def test_weight_samples_are_drawn_once_and_the_numbers_are_the_same(monkeypatch):
+    """Five calls draw as often as one; nothing differs from a posterior that keeps nothing, also in threads."""
+    from fedabml.runs import prior as module
+
+    g = np.random.default_rng(0)
+    pairs = [(g.normal(size=(12, 4)), np.arange(12) % 3) for _ in range(2)]
+    own = fedabml.train(fedabml.Federation.from_arrays(pairs), "mlp", FedABML(), evaluate=False, **QUICK).prior
+    posterior, x = own.personalize(*pairs[0], device="cpu"), pairs[1][0]
+    monkeypatch.setattr(module, "MOST_KEPT", 0)
+    expected = {seed: probs(posterior, x, seed=seed) for seed in (0, 1)}
+    assert "_kept" not in vars(posterior) and (expected[0] != expected[1]).any()
+    monkeypatch.undo()
+    drawn = []
+    draw = module.draw
+    monkeypatch.setattr(module, "draw", lambda *given: drawn.append(0) or draw(*given))
+    with ThreadPoolExecutor(4) as pool:
+        first = probs(posterior, x)
+        assert all((each == expected[0]).all() for each in [first, *pool.map(lambda _: probs(posterior, x), range(20))])
+    assert len(drawn) == posterior.samples
+    assert (probs(posterior, x, seed=1) == expected[1]).all() and (probs(posterior, x) == expected[0]).all()
+    again = dataclasses.replace(posterior, samples=3)
+    assert "_kept" not in vars(again) and (probs(again, x) != first).any()

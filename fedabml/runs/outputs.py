@@ -1,0 +1,63 @@
+"""The columns of predictions: one list of names for files (`fedabml predict`) and services (`fedabml serve`).
+
+    columns = output_columns(posterior.predict(x), posterior.input_spec)    # {"label": [...], "p_no": [...], ...}
+
+A value is a word, a number, a truth value, or a list of words; `as_text` writes any of them into the cell of a CSV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..data.catalogue import SOURCES
+from ..evaluation.predictions import Checks, Prediction, Regression
+from .input_spec import InputSpec
+
+
+def class_names(input_spec: InputSpec) -> tuple[str, ...]:
+    """Return the names of the classes: those of the table or the dataset, or their numbers; empty for a regression."""
+    classes = input_spec.classes or 0
+    known = SOURCES[input_spec.dataset].class_names if input_spec.dataset in SOURCES else ()
+    return input_spec.class_names or (known if len(known) == classes else tuple(map(str, range(classes))))
+
+
+def output_columns(p: Prediction | Regression, input_spec: InputSpec) -> dict[str, Sequence[Any]]:
+    """Return the columns of a prediction by name, each with a value per input.
+
+    They are probabilities of classes and their uncertainty, or means and deviations; then the checks, if there are any.
+    """
+    if isinstance(p, Prediction):
+        names = class_names(input_spec)
+        columns: dict[str, Sequence[Any]] = {"label": [names[i] for i in p.label]}
+        columns |= {f"p_{name}": p.probs[:, i].tolist() for i, name in enumerate(names)}
+        columns |= {"entropy": p.entropy.tolist(), "mutual_information": p.mutual_information.tolist()}
+        columns |= {} if p.surprise is None else {"surprise": p.surprise.tolist()}
+        if p.checks and p.checks.sets is not None:
+            columns["set"] = [[names[c] for c in row.nonzero()[0]] for row in p.checks.sets]
+        return columns | _check_columns(p.checks)
+    targets = p.mean.shape[1]
+    ends = [""] if targets == 1 else [f"_{j}" for j in range(targets)]
+    parts = {"mean": p.mean, "std": p.std, "model_std": p.model_std}
+    if p.checks and p.checks.low is not None and p.checks.high is not None:
+        parts |= {"low": p.checks.low, "high": p.checks.high}
+    columns = {f"{name}{end}": part[:, j].tolist() for j, end in enumerate(ends) for name, part in parts.items()}
+    return columns | _check_columns(p.checks)
+
+
+def _check_columns(checks: Checks | None) -> dict[str, Sequence[Any]]:
+    """Return the columns that say whether an input is unusual, and why."""
+    if checks is None:
+        return {}
+    columns: dict[str, Sequence[Any]] = {"alarm": checks.alarm.tolist()}
+    columns |= {} if checks.distance is None else {"distance": checks.distance.tolist()}
+    return columns | ({} if checks.flags is None else {"flags": checks.flags})
+
+
+def as_text(name: str, value: Any) -> str:
+    """Return the text of a column's value in a CSV."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ("|" if name == "set" else "; ").join(value)
+    return value if isinstance(value, str) else f"{value:.6g}"
