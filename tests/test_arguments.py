@@ -148,7 +148,10 @@ def calls(t):
         "label_counts": (fed.label_counts, {"split": "test"}),
         "hold_out": (fed.hold_out, {"share": 0.2, "seed": 0}),
         "select": (fed.select, {"clients": [0, 1]}),
-        "load_prior": (fedabml.load_prior, {"path": f / "run" / "shared.safetensors", "model": None}),
+        "load_prior": (
+            fedabml.load_prior,
+            {"path": f / "run" / "shared.safetensors", "model": None, "algorithm": None},
+        ),
         "load_posterior": (fedabml.load_posterior, {"path": f / "posterior.safetensors", "model": None}),
         "personalize": (prior.personalize, own | {"validation": 0.4, "aim": "", "coverage": 0.5, "false_alarms": 0.1}),
         "compare_at_site": (fedabml.compare_at_site, site),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..accel import import_on_use, threads_sleep_while_waiting
 from ..arguments import checks_arguments
 from ..errors import InputError, nearest
+from ..files.user_code import UserCode, code_of_class, is_user_code, read_user_code
 
 if TYPE_CHECKING:
     from .apfl import APFL as APFL
@@ -41,6 +42,7 @@ class Entry:
 
     home: str | type[Algorithm]
     defaults: dict[str, Any]
+    code: UserCode | None = None  # of a user's own class
 
     @property
     def kind(self) -> type[Algorithm]:
@@ -78,13 +80,58 @@ def make(name: str, **hyper: Any) -> Algorithm:
     Raises InputError for an unknown name, an unknown hyperparameter, or a value outside its range.
     """
     if name not in REGISTRY:
-        raise InputError(f"There is no algorithm '{name}'.{nearest(name, REGISTRY)}")
+        way = f" If it is your own, name its file: FILE.py:{name}." if name.isidentifier() else ""
+        raise InputError(f"There is no algorithm '{name}'.{nearest(name, REGISTRY)}{way}")
     kind, defaults = REGISTRY[name].kind, REGISTRY[name].defaults
     known = {field.name for field in dataclasses.fields(kind)}
     for word in hyper:
         if word not in known:
             raise InputError(f"Algorithm '{name}' has no hyperparameter '{word}'.{nearest(word, known)}")
     return kind(**{**defaults, **hyper})
+
+
+def named(name: str | type[Algorithm]) -> str:
+    """Return the name in `REGISTRY` of an algorithm; `mine.py:FedDyn`, or a class, is registered under its own name.
+
+    Only a name that a person gave may be passed, because the file is executed. Raises InputError if it has no such
+    class, or none that can be used.
+    """
+    if isinstance(name, str) and not is_user_code(name):
+        return name
+    code = read_user_code(name) if isinstance(name, str) else code_of_class(name)
+    known = next((key for key, entry in REGISTRY.items() if entry.kind is code.value), None)
+    if known is not None:
+        return known
+    _check_class(code)
+    REGISTRY[code.name] = Entry(code.value, {}, code)
+    return code.name
+
+
+def _check_class(code: UserCode) -> None:
+    """Refuse what is no algorithm, and one whose hyperparameters are not declared."""
+    from .base import Algorithm
+
+    kind, where = code.value, f"'{code.typed}'"
+    if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+        what = f"the class {kind.__name__}" if isinstance(kind, type) else f"an object of type {type(kind).__name__}"
+        raise InputError(f"{where} must be a subclass of fedabml.Algorithm; it is {what}.")
+    if code.name in REGISTRY and REGISTRY[code.name].code is None:
+        raise InputError(f"{where} has the name of another algorithm, {code.name}. Rename the class.")
+    try:
+        kind().identity(), kind().discrete()
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{where} must be a frozen dataclass that can be made without arguments, and each of its hyperparameters "
+            f"must be declared with fedabml.algorithms.hyper.hyper(default, meaning) ({type(error).__name__}: {error})."
+        ) from error
+
+
+def digest_of(algorithm: Algorithm) -> dict[str, str]:
+    """Return the digest of the source of a user's own algorithm, by its name; empty for the others."""
+    entry = REGISTRY.get(name_of(algorithm))
+    return {entry.code.name: entry.code.digest} if entry and entry.code else {}
 
 
 def name_of(algorithm: Algorithm) -> str:

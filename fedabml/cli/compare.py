@@ -55,8 +55,8 @@ def compare(
     - `fedabml compare --resume --out runs/table --seeds 10` to add seeds
 
     Flags:
-        algorithms (all|A,B,C): Algorithms to compare, see `fedabml algorithms`; all: every one. The table gives the
-            reason if one does not fit the model.
+        algorithms (all|A,B,C): Algorithms to compare, see `fedabml algorithms`, or your own, as mine.py:FedDyn; all:
+            every one. The table gives the reason if one does not fit the model.
         seeds (N|A,B,C): How many seeds (0, 1, ...), or which: 5,6,7 (one alone: 5,). A seed decides partition and run.
             [default: 5]
         out: Folder of the comparison. [default: runs/DATASET-comparison]
@@ -67,13 +67,14 @@ def compare(
     from ..experiments.compare import compare as run
 
     options, saved = run_options(ctx), None
+    wanted = None if algorithms is None else parse_algorithms(algorithms)
     out = out or options.folder("comparison")
     if resume:
         saved = Request.read(out)
         options.layers.insert(0, _layer(saved, out))
-    if algorithms is None and saved is None:
+    if wanted is None and saved is None:
         raise InputError("Name the algorithms to compare: --algorithms all, or names such as fedabml,fedavg-ft,local.")
-    wanted = list(saved.rows) if saved and algorithms is None else parse_algorithms(algorithms or "")
+    wanted = list(saved.rows) if saved and wanted is None else wanted or []
     rows = configs(wanted, *options.layers, overrides=options.overrides)
     board = CellProgress("comparing", quiet)
     with followed(board, options.key("dataset") or "", out, "compare", start=board.start) as callbacks:
@@ -120,8 +121,10 @@ def _layer(saved: Request, out: Path) -> dict[str, object]:
 
 
 def parse_algorithms(text: str) -> list[str]:
-    """Return the algorithms that --algorithms names: all, or some."""
-    words = split_words(text)
+    """Return the algorithms that --algorithms names: all, or some; those in a user's file are imported."""
+    from ..algorithms import named
+
+    words = [named(word) for word in split_words(text)]
     if "all" in words and len(words) > 1:
         raise InputError(f"--algorithms all stands alone, because it names every algorithm; it is '{text}'.")
     return list(names("algorithm")) if words == ["all"] else words

@@ -58,8 +58,10 @@ def completion(words: Sequence[str]) -> Callable[[str], list[str]]:
 
 # Parameters that several commands have.
 _COMMON = _described(f"""
+algorithm (FILE.py:NAME): Your own algorithm, named again if the prior was trained with it, such as mine.py:FedDyn.
 finished (FILE): A cells.jsonl of another folder or machine. The runs in it are not run again. Repeatable.
 force: Replace existing files.
+model (FILE.py:NAME): Your own network, named again if the prior was trained with it, such as mine.py:Net.
 preset (NAME): A predefined setting ({", ".join(presets.NAMES)}). --config and flags override it.
 quiet: Print errors only: no progress, no table.
 set (NAME=VALUE): Set any key or hyperparameter, such as fedabml.lam=0.1. Repeatable.
@@ -148,8 +150,17 @@ def _run_flag(name: str, panel: str) -> Any:
 
 
 def run_flags(ctx: typer.Context) -> dict[str, Any]:
-    """Return the keys of `RunConfig` that the command line has as flags."""
-    return {name: value for name, value in ctx.params.items() if name in _FIELDS and value is not None}
+    """Return the keys of `RunConfig` that the command line has as flags; code that they name is imported."""
+    flags = {name: value for name, value in ctx.params.items() if name in _FIELDS and value is not None}
+    return flags | import_code(**{name: flags.get(name) for name in ("algorithm", "model")})
+
+
+def import_code(algorithm: str | None = None, model: str | None = None) -> dict[str, str]:
+    """Import an algorithm and a network that flags name, such as mine.py:Net; return the names that they then have."""
+    from .. import algorithms, models
+
+    names = {"algorithm": algorithm and algorithms.named(algorithm), "model": model and models.named(model)}
+    return {flag: name for flag, name in names.items() if name}
 
 
 def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:

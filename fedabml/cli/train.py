@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from ..runs import request
 from ..runs.config import RunConfig, saved_config
 from .console import RunProgress, downloads, number, print_error, print_line, table
 from .doctor import show_plan
-from .options import PANELS, RunOptions, command, run_options
+from .options import PANELS, RunOptions, command, run_flags, run_options
 
 if TYPE_CHECKING:
     from ..runs.train import Run
@@ -50,6 +51,7 @@ def train(
         dry_run: Show what would happen, and write nothing.
     """
     rank, _ = processes.rank_and_size()
+    run_flags(ctx)  # every process imports the code that flags name
 
     def decide() -> tuple[dict[str, Any], str, bool]:
         """Return the configuration, the run's folder, and whether a run there goes on."""
@@ -72,7 +74,7 @@ def train(
         return
     run = execute(plan, folder, resume=again, quiet=quiet)
     if not quiet and rank == 0:
-        show(run, folder)
+        show(run, folder, plan.code_flags)
 
 
 def restarted(out: Path) -> bool:
@@ -146,19 +148,20 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
                 why = "Stopped, because another process of this run ended." if lost else "Stopped."
                 how = "To go on, unless torchrun restarts it" if restarts < restarts_allowed else "To go on"
                 also = " (also under torchrun, with any number of processes)" if processes_in_all > 1 else ""
-                again = request.resume_command("train", out)
+                again = request.resume_command("train", out, plan.code_flags)
                 print_error(f"{why} {saved} is saved in '{out}'. {how}: {again}{also}", "")
             raise typer.Exit(2 if lost else 130) from None
 
 
-def show(run: Run, out: Path) -> None:
-    """Print the summary as a table, and the paths of the results."""
+def show(run: Run, out: Path, more: Sequence[str] = ()) -> None:
+    """Print the summary as a table, the paths of the results, and the next command with the flags `more`."""
     table(*scores(run.summary), title=describe(run.summary), numbers=True)
     print_line(f"report   {out / 'report.html'}")
     print_line(f"prior    {out / 'shared.safetensors'}")
     print_line(f"digest   {run.prior.digest[:16]} (first 16 digits; the same at every site that has this prior)")
     file = "CLIENT.csv" if run.prior.input_spec.recipe else "CLIENT.npz"
-    print_line(f"next     fedabml personalize {shlex.quote(str(out))} --data {file} --out posterior.safetensors")
+    words = [str(out), "--data", file, *more, "--out", "posterior.safetensors"]
+    print_line(f"next     fedabml personalize {shlex.join(words)}")
 
 
 def describe(summary: dict[str, Any]) -> str:

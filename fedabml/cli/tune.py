@@ -12,7 +12,7 @@ import typer
 
 from ..errors import InputError
 from ..evaluation.measures import TUNED
-from ..runs.config import names
+from ..runs.config import RunConfig, as_typed, names
 from .compare import followed, parse_algorithms
 from .console import CellProgress, note, number, print_line, table
 from .options import command, panels_without, run_options, split_words
@@ -69,7 +69,8 @@ def tune(
     - `fedabml compare --config runs/digits-few-tuning/tuned.toml --algorithms fedabml,local --out runs/table` to use it
 
     Flags:
-        algorithms (all|A,B,C): Algorithms to tune, see `fedabml algorithms`; all: every one that fits the model.
+        algorithms (all|A,B,C): Algorithms to tune, see `fedabml algorithms`, or your own, as mine.py:FedDyn; all: every
+            one that fits the model.
         trials (N): Trained federations per algorithm and seed. [default: 16]
         seeds (A,B,C): Which seeds, not how many; their mean decides. The seed after the largest confirms the winner.
             Use other seeds for the test. [default: 100]
@@ -90,6 +91,7 @@ def tune(
     from ..experiments.tune import tune as run
 
     options, preset = run_options(ctx), ctx.params["preset"]
+    named = None if algorithms is None else parse_algorithms(algorithms)
     fixing = options.layers[1:] if preset else options.layers[:]  # a preset is only where the search starts
     out = out or options.folder("tuning")
     saved: dict[str, Any] = {}
@@ -99,7 +101,7 @@ def tune(
             layers.insert(0, saved["run"] | saved["fixed"])
     if algorithms is None and not saved:
         raise InputError("Name the algorithms to tune: --algorithms all, or names such as fedabml,fedavg-ft,local.")
-    wanted = list(saved["algorithms"]) if algorithms is None else parse_algorithms(algorithms)
+    wanted = list(saved["algorithms"]) if named is None else named
     plan = next(iter(configs(wanted, {"validation": SHARE}, *options.layers, overrides=options.overrides).values()))
     fixed = {name: row.hyper for name, row in configs(wanted, *fixing, overrides=options.overrides).items()}
     board = SearchProgress(quiet)
@@ -121,7 +123,7 @@ def tune(
             callbacks=callbacks,
         )
     if not quiet:
-        show(tuned, out)
+        show(tuned, out, plan.with_changes(algorithm=RunConfig.algorithm, hyper={}).code_flags)
 
 
 class SearchProgress(CellProgress):
@@ -161,8 +163,8 @@ def _seeds(text: str) -> list[int]:
         raise InputError(f"--seeds are the seeds to tune with, such as 100 or 100,101; it is '{text}'.") from None
 
 
-def show(tuned: Tuned, out: Path) -> None:
-    """Print the best trials of every algorithm, and the files."""
+def show(tuned: Tuned, out: Path, more: Sequence[str] = ()) -> None:
+    """Print the best trials of every algorithm, the files, and the next command with the flags `more`."""
     measures = dict.fromkeys((tuned.measure, "nll"))  # once, where the NLL decides
     for name, trials in tuned.trials.items():
         diverged = sum(trial.error is not None for trial in trials)
@@ -183,5 +185,13 @@ def show(tuned: Tuned, out: Path) -> None:
     if chosen := [name for name in tuned.trials if tuned.best(name)]:
         # A folder beside the search: the default of `compare` may hold the comparison before it.
         after = out.parent / f"{out.resolve().name.removesuffix('-tuning')}-tuned"
-        words = ["--config", str(tuned.file), "--algorithms", ",".join(chosen), "--out", str(after)]
+        words = [
+            "--config",
+            str(tuned.file),
+            "--algorithms",
+            ",".join(map(as_typed, chosen)),
+            *more,
+            "--out",
+            str(after),
+        ]
         print_line(f"next     fedabml compare {shlex.join(words)}")

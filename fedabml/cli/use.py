@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..runs.config import is_table, saved_config
 from ..runs.request import resume_command
 from .console import downloads, note, number, print_line, table
-from .options import Config, command
+from .options import Config, command, import_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +36,8 @@ def evaluate(
     device: str | None = None,
     data_dir: str | None = None,
     out: Path | None = None,
+    algorithm: str | None = None,
+    model: str | None = None,
     force: bool = False,
     config: Config = None,
 ) -> None:
@@ -61,6 +63,7 @@ def evaluate(
     from ..runs.summary import clients_csv
     from .train import scores
 
+    import_code(algorithm, model)
     plan, saved = saved_config(run)
     out = out or run
     files = out / "evaluation.json", out / "evaluation.csv"
@@ -73,16 +76,16 @@ def evaluate(
     plan = plan.with_changes(**changes, data_dir=data_dir or plan.data_dir, device=device or plan.device)
     fed = _data_of(run, plan, saved)
     prior = load_prior(run / "shared.safetensors")
-    algorithm = prior.algorithm if epochs is None else dataclasses.replace(prior.algorithm, personal_epochs=epochs)
-    setup = prepare(fed, plan.model, algorithm, **plan.train_options(fed))
+    trained = prior.algorithm if epochs is None else dataclasses.replace(prior.algorithm, personal_epochs=epochs)
+    setup = prepare(fed, plan.model, trained, **plan.train_options(fed))
     split = resolve_split(fed, saved.get("split", "auto") if split == "auto" else split)
     with folder_lock(out):
         evaluation = _score(run, setup, prior.shared, split, plan.rounds)
         write(files[1], clients_csv(fed, evaluation, split))
-        facts = {"split": split, "personal_epochs": algorithm.personal_epochs, "clients": fed.clients}
+        facts = {"split": split, "personal_epochs": trained.personal_epochs, "clients": fed.clients}
         facts |= {"prior_digest": prior.digest, "files": digests(out, [files[1].name])}
         write_json(files[0], facts | evaluation.summary | evaluation.details)
-    title = f"{fed.clients} clients, {algorithm.personal_epochs} epoch(s) of personalisation, {split} data"
+    title = f"{fed.clients} clients, {trained.personal_epochs} epoch(s) of personalisation, {split} data"
     table(*scores(evaluation.summary), title=title, numbers=True)
     print_line(f"scores       {files[0]}")
     print_line(f"per client   {files[1]}")
@@ -132,6 +135,8 @@ def personalize(
     compare: bool = False,
     seed: int = 0,
     device: str = "auto",
+    algorithm: str | None = None,
+    model: str | None = None,
     force: bool = False,
     config: Config = None,
 ) -> None:
@@ -173,6 +178,7 @@ def personalize(
     source = prior / "shared.safetensors" if prior.is_dir() else prior
     _check_apart(out, source, *([data] if data else []))
     check_new(out, force=force)
+    import_code(algorithm, model)
     loaded = load_prior(source)
     if data is not None:
         x, y, test, encoded = *_client_data(data, loaded.input_spec), False
@@ -277,6 +283,7 @@ def predict(
     samples: int | None = None,
     seed: int = 0,
     device: str = "auto",
+    model: str | None = None,
     force: bool = False,
     config: Config = None,
 ) -> None:
@@ -312,6 +319,7 @@ def predict(
 
     _check_apart(out, data, posterior)
     check_new(out, force=force)
+    import_code(model=model)
     loaded = load_posterior(posterior)
     x = _read_table(data, loaded.input_spec)
     if x is None:

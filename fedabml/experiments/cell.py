@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ..algorithms import digest_of
 from ..files.sealed import parse_sealed, sealed_line
+from ..models import OWN
 from ..runs.config import RunConfig, Table, stored
 
 if TYPE_CHECKING:
@@ -46,7 +48,10 @@ class Cell:
         """
         config = {k: v for k, v in self.config.to_dict(everything=True).items() if k not in MACHINE}
         config = {k: v for k, v in config.items() if v is not None or k not in LATER}
-        config |= {"lr": None, self.config.algorithm: self.config.algorithm_object().identity()}
+        algorithm = self.config.algorithm_object()
+        config |= {"lr": None, self.config.algorithm: algorithm.identity()}
+        if code := digest_of(algorithm) | ({name: OWN[name].digest} if (name := self.config.model) in OWN else {}):
+            config["code"] = code
         more = [list(self.curve), self.study and self.study.identity] if self.curve or self.study else []
         return json.dumps([config, list(self.personal), *more], sort_keys=True)
 

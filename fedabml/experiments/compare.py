@@ -27,7 +27,7 @@ from ..evaluation.scoring import check_rows
 from ..files.paths import write
 from ..files.sealed import read_json, write_json
 from ..report import save_heat_map
-from ..runs.config import RunConfig, Table, names, stored
+from ..runs.config import RunConfig, Table, as_typed, names, stored
 from ..runs.prepare import resolve_split
 from ..runs.request import command, describe, differences, flags, resume_command
 from .cell import MACHINE, Cell, Result, along
@@ -156,7 +156,8 @@ class Request:
     def command(self, out: Path) -> str:
         """Return the shell command, which is right where labels are names of algorithms."""
         plain = self.setting.with_changes(algorithm=RunConfig.algorithm, hyper={})
-        options: Table = {"algorithms": ",".join(self.rows), "seeds": seeds_flag(self.seeds)} | plain.to_dict()
+        rows = ",".join(map(as_typed, self.rows))
+        options: Table = {"algorithms": rows, "seeds": seeds_flag(self.seeds)} | plain.options()
         options |= {config.algorithm: dict(config.hyper) for config in self.rows.values()}
         return command("compare", flags(options), out)
 

@@ -32,7 +32,7 @@ from ..files.paths import write
 from ..files.sealed import sealed_text
 from ..files.sheets import csv_text
 from ..runs import presets
-from ..runs.config import RunConfig, Table, to_toml
+from ..runs.config import RunConfig, Table, as_typed, to_toml
 from ..runs.request import command, flags, flat
 from .cell import MACHINE
 from .ledger import Ledger
@@ -230,13 +230,13 @@ def _data(config: RunConfig, download: Progress | None) -> Federation:
 def tune_command(config: RunConfig, request: Table, out: Path) -> str:
     """Return the shell command of this search, without the keys of the machine."""
     config = config.with_changes(**{name: getattr(RunConfig, name) for name in MACHINE})
-    options: Table = {"algorithms": ",".join(request["algorithms"])}
+    options: Table = {"algorithms": ",".join(map(as_typed, request["algorithms"]))}
     options |= {name: request[name] or None for name in ("preset", "trials", "batch", "measure")}
     options |= {"seeds": ",".join(map(str, request["seeds"]))}
     grid = tuple(
         f"{name}={v if isinstance(v, str) else as_flag(v)}" for name, v in flat(request.get("grid", {})).items()
     )
-    return command("tune", flags(options | config.to_dict() | request["fixed"] | {"grid": grid}), out)
+    return command("tune", flags(options | config.options() | request["fixed"] | {"grid": grid}), out)
 
 
 def _trials_csv(trials: Mapping[str, list[Trial]]) -> str:
@@ -265,7 +265,8 @@ def _tuned_toml(tuned: Tuned, config: RunConfig, searches: Mapping[str, Search],
         lines.append(f"#   {name:12} {_chosen(best[name], len(trials)) if name in best else nothing_left(trials)}")
         lines += [f"#   {name:12} trial {t.number} was refused {t.refused}" for t in trials if t.refused]
         lines += [f"#   {text}" for text in tuned.warnings.get(name, ())]
-    lines.append(f"# Use it: fedabml train --config {shlex.quote(str(tuned.file))} --algorithm {next(iter(searches))}")
+    words = ["--config", str(tuned.file), "--algorithm", as_typed(next(iter(searches))), *config.code_flags]
+    lines.append(f"# Use it: fedabml train {shlex.join(words)}")
     left_out = (*MACHINE, "validation", "algorithm", "seed")
     run = {k: v for k, v in config.relevant().items() if k not in left_out}
     run |= {name: searches[name].config.hyper | trial.hyper for name, trial in best.items()}

@@ -1,7 +1,8 @@
 """The paper's networks by name. A new one is a function in `networks.py`, in its `MODELS`, and a name in `NAMES`.
 
 Importing this package imports no torch: a function is imported when it is first used, as `MODELS["cnn"]`,
-`models.cnn` or `models.build("cnn", ...)`. A user's own `nn.Module` works the same way everywhere.
+`models.cnn` or `models.build("cnn", ...)`. A user's own `nn.Module` works the same way everywhere. `named` makes a
+class or function in a user's file, `mine.py:Net`, one of the names.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..accel import import_on_use
+from .own import NAMES as NAMES
+from .own import OWN as OWN
+from .own import named as named
 
 if TYPE_CHECKING:
     from .networks import MODELS, Seeded, build, cnn, cnn100, mlp, mlr, resnet18, with_weights
 
-NAMES = ("mlr", "mlp", "cnn", "cnn100", "resnet18")
-__all__ = ["MODELS", "NAMES", "Seeded", "build", "cnn", "cnn100", "mlp", "mlr", "resnet18", "with_weights"]
-__getattr__ = import_on_use(__name__, {"networks": __all__})
+_LATER = ("MODELS", "Seeded", "build", "cnn", "cnn100", "mlp", "mlr", "resnet18", "with_weights")
+__all__ = ["MODELS", "NAMES", "OWN", "Seeded", "build", "cnn", "cnn100", "mlp", "mlr", "named", "resnet18"]
+__all__ += ["with_weights"]
+__getattr__ = import_on_use(__name__, {"networks": _LATER})

@@ -7,6 +7,7 @@ A network is a function (shape, outputs, options) → module; `shape` is that of
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from ..arguments import check, checks_arguments, whole
 from ..errors import InputError, nearest
 from ..files.limits import host_memory
 from ..files.paths import open_regular
+from ..files.user_code import UserCode
+from .own import OWN
 
 
 def mlr(shape: Sequence[int], outputs: int) -> nn.Module:
@@ -105,10 +108,14 @@ def build(
     `most`, a bound on its parameters for a network that a file describes (otherwise memory is the bound). Raises
     InputError for an unknown name or option and for a network that is too large.
     """
-    if name not in MODELS:
-        raise InputError(f"There is no model '{name}'.{nearest(name, MODELS)}")
+    if name not in MODELS and name not in OWN:
+        way = f" If it is your own, name its file: FILE.py:{name}." if name.isidentifier() else ""
+        raise InputError(f"There is no model '{name}'.{nearest(name, (*MODELS, *OWN))}{way}")
     shape = tuple(whole(size, "A size in shape") for size in shape)
     outputs = whole(outputs, "outputs")
+    if name in OWN:
+        with Seeded(rng.number(seed, rng.INIT) & 0x7FFFFFFF):
+            return _built(OWN[name], {"shape": shape, "outputs": outputs}, options)
     for option, sizes in options.items():
         check(sizes, Sequence[int], f"Model '{name}': {option}")
         if len(sizes) > MOST_LAYERS:
@@ -118,6 +125,38 @@ def build(
     _check_size(name, shape, outputs, options, most)
     with Seeded(rng.number(seed, rng.INIT) & 0x7FFFFFFF):
         return MODELS[name](shape, outputs, **options)
+
+
+def _built(code: UserCode, known: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+    """Call a user's class or function with `options`, and with `shape` and `outputs` if it has such parameters."""
+    where, taken = f"'{code.typed}'", inspect.signature(code.value).parameters
+    any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    for name in options:
+        if name not in taken and not any_name:
+            raise InputError(f"{where} takes no option '{name}'.{nearest(name, taken)}")
+    given = {name: value for name, value in known.items() if name in taken} | options
+    missing = [
+        name
+        for name, parameter in taken.items()
+        if parameter.default is parameter.empty
+        and name not in given
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if missing:
+        raise InputError(
+            f"{where} needs a value for {', '.join(missing)}: --set model_options.{missing[0]}=… gives it one. "
+            "Parameters that are called shape (of one example) and outputs get their values from the data."
+        )
+    try:
+        module = code.value(**given)
+    except InputError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"{where} cannot be made with {', '.join(given) or 'no arguments'}: {reason}.") from error
+    if not isinstance(module, nn.Module):
+        raise InputError(f"{where} must make a torch.nn.Module; it makes an object of type {type(module).__name__}.")
+    return module
 
 
 def _check_size(name: str, shape: Sequence[int], outputs: int, options: dict[str, Any], most: int | None) -> None:

@@ -32,7 +32,8 @@ from ..errors import InputError, nearest, short
 from ..files.limits import MAX_TOML, parse_toml
 from ..files.paths import read_text
 from ..files.sealed import read_json, warn_if_changed
-from ..models import NAMES
+from ..files.user_code import is_user_code
+from ..models import NAMES, OWN
 from . import request
 
 if TYPE_CHECKING:
@@ -88,9 +89,9 @@ class RunConfig:
     partition_seed: int | None = key(None, "seed of the partition (default: seed)")
     validation: float = key(0.0, "share of each client's training data held out, to be scored instead of test data")
     drop_small: bool = key(False, "leave out clients with fewer than two training samples")
-    algorithm: str = key("fedabml", "algorithm by name, see `fedabml algorithms`")
+    algorithm: str = key("fedabml", "algorithm by name, see `fedabml algorithms`, or your own class: mine.py:FedDyn")
     hyper: Table = field(default_factory=dict, metadata={"doc": "hyperparameters of the algorithm, in its own table"})
-    model: str = key("mlp", "network by name: mlr, mlp, cnn, cnn100, resnet18")
+    model: str = key("mlp", "network by name: mlr, mlp, cnn, cnn100, resnet18; or your own class: mine.py:Net")
     model_options: Table = field(default_factory=dict, metadata={"doc": "network options, such as hidden = [64]"})
     pretrained: str | None = key(None, "a .safetensors file with the network's initial weights")
     rounds: int = key(50, "T: rounds of communication")
@@ -124,7 +125,7 @@ class RunConfig:
         for registry in ("dataset", "algorithm", "model"):
             name = getattr(self, registry)
             if name is not None and name not in names(registry):
-                raise InputError(f"There is no {registry} '{name}'.{nearest(name, names(registry))}")
+                raise InputError(f"There is no {registry} '{name}'.{_way(registry, name)}")
         if self.dataset and self.data:
             raise InputError(f"Both dataset '{self.dataset}' and data '{self.data}' are given. Leave one of them out.")
         if self.data and self.partition not in ("auto", "natural"):
@@ -160,8 +161,10 @@ class RunConfig:
         layers = (*layers, overrides)
         chosen = next((layer["algorithm"] for layer in reversed(layers) if "algorithm" in layer), cls.algorithm)
         known, algorithms = {f.name for f in fields(cls)} - {"hyper"}, names("algorithm")
+        if isinstance(chosen, str) and chosen not in algorithms:
+            raise InputError(f"There is no algorithm '{chosen}'.{_way('algorithm', chosen)}")
         stray = next((name for name in overrides if name in algorithms and name != chosen), None)
-        if stray is not None and chosen in algorithms:
+        if stray is not None:
             raise InputError(
                 f"--set {stray}.… is for the algorithm {stray}, but the run's is {chosen}. Write {chosen}.…, or choose "
                 f"the other algorithm with --algorithm {stray}."
@@ -208,7 +211,17 @@ class RunConfig:
 
     def command(self, out: str | Path | None = None) -> str:
         """Return the shell command that starts this run."""
-        return request.command("train", request.flags(self.to_dict()), out)
+        return request.command("train", request.flags(self.options()), out)
+
+    @property
+    def code_flags(self) -> list[str]:
+        """The flags that name the user's own code, which a command that goes on with this run needs again."""
+        return request.flags({k: v for k, v in self.options().items() if is_user_code(v)})
+
+    def options(self) -> Table:
+        """Return the keys that differ from the defaults, as flags take them."""
+        options = self.to_dict()
+        return options | {name: as_typed(options[name]) for name in ("algorithm", "model") if name in options}
 
     def differences(self, other: RunConfig) -> request.Changes:
         """Return the keys in which two configurations differ, with both values."""
@@ -377,7 +390,23 @@ def parse_set(assignments: Sequence[str]) -> Table:
 
 def names(registry: str) -> tuple[str, ...]:
     """Return the names in a registry: algorithm, model or dataset."""
-    return tuple({"algorithm": REGISTRY, "model": NAMES, "dataset": SOURCES}[registry])
+    return tuple({"algorithm": REGISTRY, "model": (*NAMES, *OWN), "dataset": SOURCES}[registry])
+
+
+def as_typed(name: str) -> str:
+    """Return the name of an algorithm or network as the command line takes it: that of a user's own has its file."""
+    entry = REGISTRY.get(name)
+    code = entry.code if entry else OWN.get(name)
+    return code.typed if code else name
+
+
+def _way(registry: str, name: str) -> str:
+    """Return the end of the message that refuses a name: how to name code of one's own, or the nearest known name."""
+    if registry == "dataset" or not (is_user_code(name) or name[:1].isupper()):
+        return nearest(name, names(registry))
+    file = name if is_user_code(name) else f"FILE.py:{name}"
+    several = " (of compare and tune: --algorithms)" if registry == "algorithm" else ""
+    return f" Code in your own file runs only if a flag of this command names it: --{registry} {file}{several}."
 
 
 def _hyperparameters(algorithm: str) -> set[str]:

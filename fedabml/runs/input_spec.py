@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,9 +22,12 @@ from ..data.arrays import as_features, as_numpy, as_targets, check_finite
 from ..data.table import as_frame, targets
 from ..errors import InputError, short
 from ..files.sealed import group, prefixed
+from ..files.user_code import UserCode
 from ..likelihoods import Categorical, Likelihood
 from ..vectors import Network
 from .tokens import check_tokens
+
+log = logging.getLogger("fedabml")
 
 FORMAT = 1
 _NORM = ("shift", "scale", "y_shift", "y_scale")
@@ -204,6 +208,7 @@ class InputSpec:
         if module is None:
             most = max(1_000_000, sum(tensor.numel() for tensor in tensors.values()))
             module = models.build(spec["name"], spec["shape"], spec["outputs"], **spec["options"], most=most)
+            warn_if_code_differs(spec["name"], spec.get("code"), models.OWN.get(spec["name"]))
         network = Network(module, likelihood.entries)
         if _layout(network) != facts["layout"]:
             raise InputError("The model does not fit the file: its parameters have other names or shapes.")
@@ -237,6 +242,12 @@ class InputSpec:
             expected = (len(self.recipe.feature_names),), self.recipe.task, len(self.recipe.class_names)
             if (self.shape, self.task, self.classes or 0) != expected:
                 raise InputError("Its recipe for tables is not that of its network; it is damaged.")
+
+
+def warn_if_code_differs(name: str, digest: str | None, code: UserCode | None) -> None:
+    """Warn where a user's own class has changed since a file was written."""
+    if code and digest != code.digest:
+        log.warning("'%s' is not the code that it was when the prior was trained: results may differ.", name)
 
 
 def _layout(network: Network) -> list[list[Any]]:

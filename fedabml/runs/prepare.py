@@ -88,7 +88,9 @@ def prepare(
     spec: dict[str, Any] | None = None  # how to build the network again
     if isinstance(model, str):
         outputs, shape, options = fed.classes or fed.y.shape[1], list(fed.x.shape[1:]), model_options or {}
+        model = models.named(model)
         spec = {"name": model, "shape": shape, "outputs": outputs, "options": options}
+        spec |= {"code": models.OWN[model].digest} if model in models.OWN else {}
         module = models.build(model, shape, outputs, seed, **options)
     else:
         module = model
@@ -129,6 +131,7 @@ def prepare(
         "batch_size": batch_size,
         "seed": seed,
     }
+    code = algorithms.digest_of(algorithm) | ({spec["name"]: spec["code"]} if spec and "code" in spec else {})
     machine = {"device": str(target), "dtype": dtype, "backend": backend, "chunk": chunk, "workers": workers}
     config = {
         "fedabml": __version__,
@@ -142,6 +145,7 @@ def prepare(
         **training,
         **machine,
         **({} if compile is False else {"compile": "auto" if compile is None else True}),
+        **({"code": code} if code else {}),
         "partition_hash": fed.hash,
         "weights": _fingerprint(network),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import algorithms, rng
+from .. import algorithms, models, rng
 from ..accel.process import borrowed
 from ..algorithms.base import Algorithm, State
 from ..arguments import check_fields, checks_arguments, whole
@@ -43,7 +43,7 @@ from ..files.limits import host_memory
 from ..files.sealed import group, packed_tensors, prefixed, read_tensors, tensors_digest, write_tensors
 from ..gaussian import Distribution, Gaussian, Point, Samples
 from ..vectors import Network
-from .input_spec import Inputs, InputSpec, check_fit
+from .input_spec import Inputs, InputSpec, check_fit, warn_if_code_differs
 from .trust import COVERAGE, FALSE_ALARMS, Trust
 
 FLOATS = (torch.float32, torch.float64)  # types of weights in a file
@@ -173,6 +173,8 @@ class Prior:
         """Return the tensors and facts of the prior's file."""
         tensors, facts = self.input_spec.pack()
         algorithm = {"name": algorithms.name_of(self.algorithm), "hyper": self.algorithm.values()}
+        for digest in algorithms.digest_of(self.algorithm).values():
+            algorithm["code"] = digest
         facts |= {"kind": "prior", "algorithm": algorithm, "batch_size": self.batch_size}
         if self.algorithm.keeps:  # a new client's own state begins at the initial weights
             tensors["initial"] = self.input_spec.network.initial
@@ -335,16 +337,26 @@ def _samples(count: Any) -> int:
 
 @checks_arguments
 @borrowed()
-def load_prior(path: str | os.PathLike[str], model: nn.Module | None = None) -> Prior:
-    """Read a prior; `model` is the module, if the prior was trained with the user's own."""
+def load_prior(
+    path: str | os.PathLike[str], model: nn.Module | str | None = None, algorithm: str | None = None
+) -> Prior:
+    """Read a prior.
+
+    If it was trained with the user's own network, `model` is the module, or names the file again: `mine.py:Net`. In the
+    same way `algorithm` names the file of the user's own algorithm. A prior never says by itself which code is run.
+    """
+    if algorithm is not None:
+        algorithms.named(algorithm)
     with _opened(path, "prior", model) as (tensors, facts, input_spec):
-        algorithm = algorithms.make(facts["algorithm"]["name"], **facts["algorithm"]["hyper"])
-        if algorithm.keeps and "initial" not in tensors:
+        name, hyper = facts["algorithm"]["name"], facts["algorithm"]["hyper"]
+        made = algorithms.make(name, **hyper)
+        warn_if_code_differs(name, facts["algorithm"].get("code"), algorithms.REGISTRY[name].code)
+        if made.keeps and "initial" not in tensors:
             raise KeyError("initial")
         shared = group(tensors, "shared")
-        expected = algorithm.init(input_spec.network.initial, input_spec.network.layout)
+        expected = made.init(input_spec.network.initial, input_spec.network.layout)
         check_fit("shared state", shared, {n: tuple(t.shape) for n, t in expected.items()})
-        prior = Prior(algorithm, shared, input_spec, whole(facts["batch_size"], "batch_size"))
+        prior = Prior(made, shared, input_spec, whole(facts["batch_size"], "batch_size"))
     if digest := tensors_digest(path):  # that of the file, whichever version wrote it
         vars(prior)["digest"] = digest
     return prior
@@ -352,8 +364,8 @@ def load_prior(path: str | os.PathLike[str], model: nn.Module | None = None) -> 
 
 @checks_arguments
 @borrowed()
-def load_posterior(path: str | os.PathLike[str], model: nn.Module | None = None) -> Posterior:
-    """Read a posterior; `model` is the module, if the prior was trained with the user's own."""
+def load_posterior(path: str | os.PathLike[str], model: nn.Module | str | None = None) -> Posterior:
+    """Read a posterior; `model` is the user's own module, or names its file again, as for `load_prior`."""
     with _opened(path, "posterior", model) as (tensors, facts, input_spec):
         family, leaves, size = _FAMILIES[facts["distribution"]], group(tensors, "q"), input_spec.network.layout.size
         shape = (max(1, len(leaves["weights"])), size) if family is Samples else (size,)
@@ -371,12 +383,13 @@ def load_posterior(path: str | os.PathLike[str], model: nn.Module | None = None)
 
 @contextmanager
 def _opened(
-    path: str | os.PathLike[str], content: str, model: nn.Module | None
+    path: str | os.PathLike[str], content: str, model: nn.Module | str | None
 ) -> Iterator[tuple[dict[str, Tensor], dict[str, Any], InputSpec]]:
     """Read a file's tensors, facts and input specification; every error about them becomes an InputError that names it.
 
     Raises InputError for a file with another content than `content`, or with weights that are not finite floats.
     """
+    own = models.named(model) if isinstance(model, str) else None
     tensors, facts = read_tensors(path)
     if facts.get("kind") != content:
         raise InputError(f"'{path}' holds a {facts.get('kind', 'checkpoint')}, not a {content}.")
@@ -386,7 +399,10 @@ def _opened(
         if tensor.dtype not in FLOATS and not name.startswith("constant."):
             raise InputError(f"'{path}' holds {tensor.dtype} in '{name}', but weights must be float32 or float64.")
     try:
-        yield tensors, facts, InputSpec.unpack(tensors, facts, model)
+        trained = (facts.get("model") or {}).get("name")
+        if own is not None and own != trained:
+            raise InputError(f"Its network is {trained or 'a module of its own'}, and the model given is {own}.")
+        yield tensors, facts, InputSpec.unpack(tensors, facts, None if isinstance(model, str) else model)
     except InputError as error:
         raise error if str(path) in str(error) else InputError(f"'{path}': {error}") from error
     except (KeyError, TypeError, AttributeError, RuntimeError, ValueError, IndexError) as error:

@@ -38,9 +38,9 @@ def command(name: str, arguments: Iterable[str], out: str | Path | None = None) 
     return shlex.join(["fedabml", name, *arguments, *(["--out", str(out)] if out else [])])
 
 
-def resume_command(name: str, out: str | Path) -> str:
-    """Return the shell command that goes on with what was begun in a folder."""
-    return command(name, ["--resume"], out)
+def resume_command(name: str, out: str | Path, more: Iterable[str] = ()) -> str:
+    """Return the shell command that goes on with what was begun in a folder; `more` are further flags."""
+    return command(name, ["--resume", *more], out)
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

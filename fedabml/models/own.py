@@ -1,0 +1,27 @@
+"""The names of networks: those of fedabml, and those in users' own files. This file imports no torch."""
+
+from __future__ import annotations
+
+from ..errors import InputError
+from ..files.user_code import UserCode, is_user_code, read_user_code
+
+NAMES = ("mlr", "mlp", "cnn", "cnn100", "resnet18")
+OWN: dict[str, UserCode] = {}  # classes and functions in users' files, by name
+
+
+def named(name: str) -> str:
+    """Return the name by which `build` knows a network; `mine.py:Net` is imported and registered as Net.
+
+    Only a name that a person gave may be passed, because the file is executed. Raises InputError if it has no such
+    class or function.
+    """
+    if not is_user_code(name):
+        return name
+    code = read_user_code(name)
+    if code.name in NAMES:
+        raise InputError(f"'{name}' has the name of a network of fedabml, {code.name}. Rename it.")
+    if not callable(code.value):
+        what = type(code.value).__name__
+        raise InputError(f"'{name}' must be a class or function that makes a torch.nn.Module; it is of type {what}.")
+    OWN[code.name] = code
+    return code.name
