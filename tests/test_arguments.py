@@ -123,6 +123,7 @@ def calls(t):
     scoring |= {"resume": False, "extra": {}, "on_start": lambda setup, sim: None, "on_round": lambda line: None}
     arrays = {"train": pairs(), "test": pairs(seed=1), "val": None, "names": ["a", "b", "c"]}
     told = {"task": "classification", "classes": 2, "normalize": "auto", "dataset": "arrays", "drop_small": False}
+    read = {"task": None, "drop_small": False, "image_size": None}
     divided = {"dataset": t["digits"], "partition": "classes", "clients": 10, "classes_per_client": 2, "alpha": 0.5}
     divided |= {"distinct": False, "min_samples": 2, "groups": None, "drop_small": False, "seed": 0}
     table = {"path": f / "table.csv", "client": "who", "target": "y", "task": None, "test_share": 0.0, "seed": 0}
@@ -135,7 +136,7 @@ def calls(t):
         "prepare": (fedabml.prepare, run | {"workers": None}),
         "from_arrays": (fedabml.Federation.from_arrays, arrays | told),
         "from_owners": (fedabml.Federation.from_owners, owned | told),
-        "from_folder": (fedabml.Federation.from_folder, {"path": f / "clients", "task": None, "drop_small": False}),
+        "from_folder": (fedabml.Federation.from_folder, {"path": f / "clients", **read}),
         "read_table": (fedabml.read_table, table | {"drop": [], "drop_small": False}),
         "load": (fedabml.load, {"name": "digits", "data_dir": None, "offline": True, "progress": None}),
         "federate": (fedabml.federate, divided),

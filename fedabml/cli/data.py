@@ -23,8 +23,8 @@ app = typer.Typer(
 FOLDER = {DATA: ("data_dir",)}
 DIVISION = {
     DATA: (
-        *("client_column", "target_column", "drop_columns", "task", "test_share", "partition", "clients"),
-        "classes_per_client",
+        *("client_column", "target_column", "drop_columns", "task", "test_share", "image_size"),
+        *("partition", "clients", "classes_per_client"),
         *("distinct", "dirichlet_alpha", "seed", "validation", "drop_small", "data_dir"),
     )
 }
@@ -98,7 +98,7 @@ def inspect(
     - `fedabml data inspect runs/digits-few-fedabml-0`
 
     Flags:
-        what (WHAT): A dataset's name, a folder of .npz files, a table, or a run's folder.
+        what (WHAT): A dataset's name, a folder of .npz files or images, a table, or a run's folder.
         out: Write manifest.json and partition.svg (a heat map) into this folder.
         show: Number of clients to list.
     """
@@ -148,7 +148,10 @@ def overview(fed: Federation, show: int) -> None:
     splits = ("train", "val", "test")
     columns: list[Any] = [fed.names, *(fed.rows(split).counts for split in splits)]
     if fed.classes:
-        columns.append([" ".join(f"{c}:{n}" for c, n in enumerate(row) if n) for row in fed.label_counts("train")])
+        recipe = fed.recipe or fed.images
+        labels = (recipe and recipe.class_names) or range(fed.classes)
+        counts = fed.label_counts("train")
+        columns.append([" ".join(f"{c}:{n}" for c, n in zip(labels, row, strict=True) if n) for row in counts])
     head = ("client", *splits, *(("training samples by class",) if fed.classes else ()))
     table(head, zip(*(column[:show] for column in columns), strict=True))
     if fed.clients > show:

@@ -159,7 +159,8 @@ def show(run: Run, out: Path, more: Sequence[str] = ()) -> None:
     print_line(f"report   {out / 'report.html'}")
     print_line(f"prior    {out / 'shared.safetensors'}")
     print_line(f"digest   {run.prior.digest[:16]} (first 16 digits; the same at every site that has this prior)")
-    file = "CLIENT.csv" if run.prior.input_spec.recipe else "CLIENT.npz"
+    spec = run.prior.input_spec
+    file = "CLIENT.csv" if spec.recipe else "CLIENT_FOLDER" if spec.images else "CLIENT.npz"
     words = [str(out), "--data", file, *more, "--out", "posterior.safetensors"]
     print_line(f"next     fedabml personalize {shlex.join(words)}")
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..data import Federation
+    from ..data.images import ImageRecipe
     from ..evaluation.predictions import Prediction, Regression
     from ..evaluation.scoring import Evaluation
     from ..runs.config import RunConfig
@@ -152,7 +153,8 @@ def personalize(
 
     Flags:
         prior (PRIOR): A run's folder, or its shared.safetensors.
-        data: The client's .npz (x_train, y_train; or x, y), or its table if the prior was trained on one.
+        data: The client's .npz (x_train, y_train; or x, y), or its table, or its folder of images (CLASS/*.png), if the
+            prior was trained on such.
         client (NAME): In place of --data: a client of the run whose folder is given, by name.
         out: File for the client's posterior.
         epochs: Epochs on the client's data. [default: the algorithm's]
@@ -203,9 +205,12 @@ def personalize(
 
 
 def _client_data(data: Path, spec: InputSpec) -> tuple[Any, Any, tuple[np.ndarray, np.ndarray] | None]:
-    """Read one client's x, y (None: in the table) and test samples (None without any) from a table or an .npz."""
+    """Read one client's x, y (None: in the table) and test samples (None without any) from a table, .npz or folder."""
     from ..data import read_client
 
+    if images := _image_recipe(data, spec):
+        splits = images.site(data)
+        return *splits["train"], splits.get("test")
     frame = _read_table(data, spec)
     if frame is None:
         arrays, test = read_client(data), None
@@ -263,6 +268,15 @@ def _read_table(path: Path, input_spec: InputSpec) -> Any:
     return read_frame(path) if table else None
 
 
+def _image_recipe(path: Path, input_spec: InputSpec) -> ImageRecipe | None:
+    """Return how to read a folder of images; None for anything else. Raises InputError if the prior needs the other."""
+    if path.is_dir() and input_spec.images is None:
+        raise InputError(f"'{path}' is a folder, but the prior was not trained on a folder of images. Give a file.")
+    if input_spec.images and not path.is_dir() and path.suffix.lower() != ".npz":
+        raise InputError(f"'{path}' is no folder. The prior was trained on a folder of images, so give one.")
+    return input_spec.images if path.is_dir() else None
+
+
 def _scores(p: Prediction | Regression, y: np.ndarray) -> dict[str, float]:
     import numpy as np
 
@@ -305,7 +319,7 @@ def predict(
 
     Flags:
         posterior (POSTERIOR): A file that `fedabml personalize` wrote.
-        data: Inputs: an .npz with x, or a table if the prior was trained on one.
+        data: Inputs: an .npz with x, or a table or a folder of images if the prior was trained on such.
         out: CSV file to write, with one row per input.
         samples (N): Number of weight samples to average (0: the mean weights). [default: as in training]
         seed: Seed of the weight samples.
@@ -321,7 +335,8 @@ def predict(
     check_new(out, force=force)
     import_code(model=model)
     loaded = load_posterior(posterior)
-    x = _read_table(data, loaded.input_spec)
+    images = _image_recipe(data, loaded.input_spec)
+    x, files = images.inputs(data) if images else (_read_table(data, loaded.input_spec), [])
     if x is None:
         arrays = read_npz(data)
         name = next((name for name in ("x", "x_test", "x_train") if name in arrays), None)
@@ -330,7 +345,8 @@ def predict(
         if name != "x":
             note(f"'{data}' has no array x, so the command predicts {name}.")
         x = arrays[name]
-    columns = output_columns(loaded.predict(x, samples=samples, seed=seed, device=device), loaded.input_spec)
+    columns = {"file": files} if files else {}
+    columns |= output_columns(loaded.predict(x, samples=samples, seed=seed, device=device), loaded.input_spec)
     rows = enumerate(zip(*columns.values(), strict=True))
     texts = ([i, *map(as_text, columns, row)] for i, row in rows)
     write(out, csv_text(["row", *columns], texts))

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import checks_arguments
+from ..arguments import checks_arguments, whole
 from ..errors import InputError, nearest, short
 from ..files.paths import readable_name
 from . import arrays
 from .arrays import SPLITS, large_enough
 from .files import read_client
+from .images import ImageRecipe, is_image_folder, read_images
 from .recipe import TableRecipe
 from .rows import HOLD_OUT, Rows, check_share, take_share
 from .statistics import moments
@@ -50,6 +51,7 @@ class Federation:
     dataset: str
     manifest: dict[str, Any] = field(default_factory=dict)
     recipe: TableRecipe | None = None
+    images: ImageRecipe | None = None  # of a folder of images
 
     @classmethod
     def assemble(
@@ -180,14 +182,41 @@ class Federation:
 
     @classmethod
     @checks_arguments
-    def from_folder(cls, path: str | os.PathLike[str], task: str | None = None, drop_small: bool = False) -> Federation:
-        """Read one .npz per client, named after it, with x_train, y_train and perhaps x_test, y_test (or just x, y)."""
+    def from_folder(
+        cls,
+        path: str | os.PathLike[str],
+        task: str | None = None,
+        drop_small: bool = False,
+        image_size: int | None = None,
+    ) -> Federation:
+        """Read a folder with one .npz per client, named after it, or with one folder of images per client.
+
+        An .npz holds x_train, y_train and perhaps x_test, y_test (or just x, y). A client's folder of images holds a
+        folder of .png or .jpg files per class, or such folders inside `train` and `test`. Images of different sizes
+        are refused, unless `image_size` asks for all of them to be resized to so many pixels in width and height.
+        """
         folder = Path(path)
         if not folder.is_dir():
-            raise InputError(f"{folder} is not a folder. A federation is a folder with one .npz file per client.")
+            raise InputError(
+                f"{folder} is not a folder. A federation is a folder with one .npz file, or one folder of images, per "
+                "client."
+            )
+        size = None if image_size is None else whole(image_size, "image_size")
+        if is_image_folder(folder):
+            if task not in (None, "classification"):
+                raise InputError(f"{folder} holds folders of classes, so the task is classification, not {task!r}.")
+            recipe, x, y, owner, test = read_images(folder, size)
+            classes, dataset = len(recipe.class_names), readable_name(folder.resolve().name)
+            fed = cls.from_owners(x, y, owner, test, classes=classes, dataset=dataset, drop_small=drop_small)
+            return replace(fed, images=recipe)
+        if size is not None:
+            raise InputError(f"{folder} holds no folders of images, so image_size has nothing to resize. Leave it out.")
         files = sorted(folder.glob("*.npz"))
         if not files:
-            raise InputError(f"{folder} holds no .npz file. Put one there for each client, with x_train and y_train.")
+            raise InputError(
+                f"{folder} holds no .npz file. Put one there for each client, with x_train and y_train; or a folder of "
+                "images for each, as client/class/image.png."
+            )
         clients = [read_client(file) for file in files]
         return cls.from_arrays(
             [(c["x_train"], c["y_train"]) for c in clients],
@@ -302,8 +331,8 @@ class Federation:
             "sizes": {split: self.rows(split).counts[:shown].tolist() for split in SPLITS},
             "counts": {split: self.label_counts(split)[:shown].tolist() for split in SPLITS},
         }
-        if self.recipe and self.recipe.class_names:
-            facts["class_names"] = list(self.recipe.class_names)
+        if (recipe := self.recipe or self.images) and recipe.class_names:
+            facts["class_names"] = list(recipe.class_names)
         if not rows or too_many or len(self.y) > MAX_ROWS:
             return {**facts, "rows": None}
         lists = {split: [self.rows(split)[i].tolist() for i in range(self.clients)] for split in SPLITS}

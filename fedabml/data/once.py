@@ -53,10 +53,10 @@ def once(path: str | os.PathLike[str], options: Hashable, read: Callable[[], T])
 
 
 def _fingerprint(path: Path) -> Hashable:
-    """Return what changes with a file, or with the client files in a folder; None where it cannot be read."""
+    """Return what changes with a file, or with the clients' files or images in a folder; None if it is unreadable."""
     try:
-        files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
-        facts = [(file.name, file.stat()) for file in files]
+        files = (sorted(path.glob("*.npz")) or sorted(path.rglob("*.*"))) if path.is_dir() else [path]
+        facts = [(str(file), file.stat()) for file in files]
     except OSError:
         return None
     return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in facts)

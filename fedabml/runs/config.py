@@ -53,7 +53,7 @@ COMMANDS = ("train", "compare", "tune", "evaluate", "personalize", "predict", "i
 
 # Keys that apply only to a dataset by name, and keys that apply only to the user's own data.
 _DATASET_KEYS = ("dataset", "clients", "classes_per_client", "distinct", "dirichlet_alpha", "data_dir")
-_USER_DATA_KEYS = ("data", "client_column", "target_column", "drop_columns", "task", "test_share")
+_USER_DATA_KEYS = ("data", "client_column", "target_column", "drop_columns", "task", "test_share", "image_size")
 _TRAIN_KEYS = (
     *("rounds", "participation", "epochs", "batch_size", "seed", "device", "dtype", "backend", "chunk", "compile"),
     *("model_options", "pretrained"),
@@ -70,12 +70,16 @@ class RunConfig:
     """Everything that decides a run. Every field is a key of the TOML file, and most are flags of `fedabml train`."""
 
     dataset: str | None = key(None, "dataset by name, see `fedabml data list` (default: digits)")
-    data: str | None = key(None, "your own data: a folder with one .npz file per client, or a .csv or .parquet table")
+    data: str | None = key(
+        None,
+        "your own data: a folder with one .npz file or one folder of images per client, or a .csv or .parquet table",
+    )
     client_column: str | None = key(None, "table column that names the client of each row")
     target_column: str | None = key(None, "table column to predict")
     drop_columns: str | None = key(None, "table columns to leave out, such as patient,date")
     task: str | None = key(None, "classification or regression (default: derived from the targets)", TASKS)
     test_share: float = key(0.2, "share of each client's table rows kept for testing")
+    image_size: int | None = key(None, "resize a folder's images to N×N pixels (default: all must have one size)")
     partition: str = key(
         "auto",
         "how a dataset is divided among clients: classes, dirichlet (drawn per class), dirichlet-clients (drawn per "
@@ -141,6 +145,10 @@ class RunConfig:
                 f"{stray} is for a table (--data with a .csv or .parquet file), but {data}. Leave "
                 f"--{stray.replace('_', '-')} out."
             )
+        if self.image_size is not None and (is_table(self.data) or not self.data):
+            raise InputError(f"image_size is for a folder of images (--data), but {data}. Leave --image-size out.")
+        if self.image_size is not None and self.image_size < 1:
+            raise InputError("image_size must be 1 or more.")
         if not self.data and self.task == "regression":
             raise InputError(f"task regression is for your own data (--data), but {data}, which has classes.")
         if min(self.seed, self.partition_seed or 0) < 0:
@@ -257,7 +265,8 @@ class RunConfig:
 
         def read() -> Federation:
             if not is_table(path):  # the same federation for every seed
-                return once(path, ("folder", *common.values()), lambda: data.Federation.from_folder(path, **common))
+                folder: Table = {**common, "image_size": self.image_size}
+                return once(path, ("folder", *folder.values()), lambda: data.Federation.from_folder(path, **folder))
             if client and target:
                 drop = [name.strip() for name in (self.drop_columns or "").split(",") if name.strip()]
                 split: Table = {"test_share": self.test_share, "seed": seed}
@@ -267,7 +276,8 @@ class RunConfig:
                 "--target-column."
             )
 
-        options = (client, target, self.drop_columns, *common.values(), self.test_share, self.validation, seed)
+        options = (client, target, self.drop_columns, *common.values(), self.test_share, self.image_size)
+        options += (self.validation, seed)
         return once(path, options, lambda: read().hold_out(self.validation, seed))
 
     def algorithm_object(self) -> Algorithm:

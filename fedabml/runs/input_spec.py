@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from .. import likelihoods, models
 from ..data import Federation, TableRecipe
 from ..data.arrays import as_features, as_numpy, as_targets, check_finite
+from ..data.images import ImageRecipe
 from ..data.table import as_frame, targets
 from ..errors import InputError, short
 from ..files.sealed import group, prefixed
@@ -59,13 +60,15 @@ class InputSpec:
     dtype: str = "float32"  # type of the samples: uint8 or float32
     dataset: str = ""
     recipe: TableRecipe | None = None
+    images: ImageRecipe | None = None
 
     @classmethod
     def of(cls, fed: Federation, network: Network, likelihood: Likelihood, model: dict[str, Any] | None) -> InputSpec:
         """Return the specification of a federation and a network."""
         norm = (fed.shift, fed.scale, fed.y_shift, fed.y_scale)
         shape, dtype = tuple(fed.x.shape[1:]), str(fed.x.dtype)
-        return cls(network.to("cpu", torch.float32), likelihood, model, shape, *norm, dtype, fed.dataset, fed.recipe)
+        network = network.to("cpu", torch.float32)
+        return cls(network, likelihood, model, shape, *norm, dtype, fed.dataset, fed.recipe, fed.images)
 
     @property
     def description(self) -> str:
@@ -93,14 +96,17 @@ class InputSpec:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes in the table; empty if there was none."""
-        return self.recipe.class_names if self.recipe else ()
+        """The names of the classes in the table, or of the folders of images; empty if there was neither."""
+        recipe = self.recipe or self.images
+        return recipe.class_names if recipe else ()
 
     def table(self, x: Any, encoded: bool) -> Any:
-        """Return the DataFrame of a table, if the prior reads one; None for arrays."""
+        """Return the DataFrame of a table, if the prior reads one; None for arrays and folders of images."""
         named = isinstance(x, str | os.PathLike)
-        if self.recipe is None and named:
-            raise InputError(f"'{x}': the prior was not trained on a table. Give the inputs as an array.")
+        if self.recipe is None and named and self.images is None:
+            raise InputError(
+                f"'{x}': the prior was not trained on a table or a folder of images. Give the inputs as an array."
+            )
         if self.recipe is None or encoded:
             return None
         if not named and not (hasattr(x, "iloc") and hasattr(x, "columns")):
@@ -108,8 +114,10 @@ class InputSpec:
         return as_frame(x)
 
     def inputs(self, x: Any, what: str = "The array of inputs", encoded: bool = False) -> np.ndarray:
-        """Return checked inputs [n, *shape] from an array or, if the prior reads one, a table."""
+        """Return checked inputs [n, *shape] from an array or, if the prior reads one, a table or a folder of images."""
         frame = self.table(x, encoded)
+        if self.images and isinstance(x, str | os.PathLike):
+            x = self.images.inputs(x)[0]
         raw = as_features(x, what) if frame is None or self.recipe is None else self.recipe.apply(frame)
         if not len(raw):
             raise InputError(f"{what} is empty: it has no rows.")
@@ -155,6 +163,10 @@ class InputSpec:
         frame = self.table(x, encoded)
         if frame is not None and self.recipe is not None:
             return self.inputs(frame), targets(frame, self.recipe, y)
+        if self.images and isinstance(x, str | os.PathLike):
+            if y is not None:
+                raise InputError(f"'{x}' names the class of each image by its folder, so leave y out.")
+            x, y = self.images.site(x)["train"]
         if y is None:
             raise InputError("There is no y. Give the targets of the inputs.")
         inputs, outputs = self.inputs(x, f"x{end}", encoded=True), self.targets(y, f"y{end}")
@@ -187,6 +199,7 @@ class InputSpec:
             "dtype": self.dtype,
             "dataset": self.dataset,
             "recipe": self.recipe.to_json() if self.recipe else None,
+            **({"images": self.images.to_json()} if self.images else {}),
             **({"tokens": True} if self.network.tokens else {}),
         }
         return prefixed("norm", norm) | prefixed("constant", self.network.constants), facts
@@ -225,6 +238,7 @@ class InputSpec:
             network.with_tokens(facts.get("tokens") is True), likelihood, facts["model"],
             tuple(int(v) for v in facts["shape"]), **{n: norm[n].numpy() for n in _NORM}, dtype=str(facts["dtype"]),
             dataset=str(facts["dataset"]), recipe=TableRecipe.from_json(facts["recipe"]) if facts["recipe"] else None,
+            images=ImageRecipe.from_json(facts["images"]) if facts.get("images") else None,
         )  # fmt: skip
         input_spec._check()
         return input_spec
@@ -242,6 +256,9 @@ class InputSpec:
             expected = (len(self.recipe.feature_names),), self.recipe.task, len(self.recipe.class_names)
             if (self.shape, self.task, self.classes or 0) != expected:
                 raise InputError("Its recipe for tables is not that of its network; it is damaged.")
+        images = self.images
+        if images and (images.shape, len(images.class_names), "uint8") != (self.shape, self.classes, self.dtype):
+            raise InputError("Its recipe for images is not that of its network; it is damaged.")
 
 
 def warn_if_code_differs(name: str, digest: str | None, code: UserCode | None) -> None:

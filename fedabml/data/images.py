@@ -1,0 +1,260 @@
+"""Folders of images as data: `client/class/*.png`, or `client/train/class/*.png` and `client/test/class/*.png`.
+
+The headers of all files are checked first, without decoding a pixel. Then each file is decoded once, into one array of
+uint8 [n, C, H, W]. The `ImageRecipe` keeps what later images must agree with; it travels with the prior.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import InputError, nearest
+from ..files.limits import host_memory
+from ..files.paths import explain_errors, open_regular, readable_name
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+SPLIT_FOLDERS = ("train", "test")
+MOST_PIXELS = 50_000_000  # of one image; a file of a few kilobytes can claim far more
+LARGEST_SIZE = 4096  # pixels that --image-size may ask for
+_MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGBA"}  # Pillow's modes, and what each is read as
+_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
+_UPRIGHT, _ORIENTATION = 5, 274  # EXIF: the tag of the orientation; from this value on, width and height are swapped
+_IGNORED = ("thumbs.db", "desktop.ini")  # what file managers leave behind, beside hidden files
+# What Pillow raises for damaged bytes.
+_DAMAGE = (
+    *(OSError, SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, MemoryError, Warning),
+    *(zlib.error, struct.error),
+)
+
+
+class Labelled(NamedTuple):
+    """An image file, the name of its class, and whether it is for testing."""
+
+    file: Path
+    label: str
+    test: bool
+
+
+@dataclass(frozen=True)
+class ImageRecipe:
+    """What the images of a federation have in common: their classes, mode (L, RGB or RGBA) and size in pixels."""
+
+    class_names: tuple[str, ...]
+    mode: str
+    height: int
+    width: int
+    resized: bool = False  # whether images of other sizes are resized, as --image-size asked for
+
+    @classmethod
+    def fit(cls, files: Sequence[Labelled], size: int | None = None) -> ImageRecipe:
+        """Return the recipe of training images. Raises InputError for images of different modes or sizes."""
+        names = tuple(sorted({each.label for each in files}))
+        if len(names) < 2:
+            raise InputError(
+                f"All images are of the class '{names[0]}'. A federation needs two or more folders of classes, as "
+                "client/class/image.png."
+            )
+        first = files[0].file
+        mode, height, width = _header(first)
+        recipe = cls(names, mode, size or height, size or width, size is not None)
+        recipe.check(each.file for each in files)
+        return recipe
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of one image, (C, H, W)."""
+        return _CHANNELS[self.mode], self.height, self.width
+
+    def check(self, files: Iterator[Path] | Sequence[Path]) -> None:
+        """Refuse files that are no images, or not of this mode and size; only their headers are read."""
+        for file in files:
+            mode, height, width = _header(file)
+            if mode != self.mode:
+                raise InputError(
+                    f"'{file}' is of mode {mode}, but other images are {self.mode}. Convert all images to one mode, "
+                    "as Pillow's image.convert('RGB') does."
+                )
+            if not self.resized and (height, width) != (self.height, self.width):
+                raise InputError(
+                    f"'{file}' has {width}×{height} pixels, but other images have {self.width}×{self.height}. Train "
+                    "with images resized to one size: --image-size 64 (image_size=64)."
+                )
+
+    def read(self, files: Sequence[Path]) -> np.ndarray:
+        """Decode files into uint8 [n, C, H, W]."""
+        self.check(files)
+        needed, free = len(files) * int(np.prod(self.shape)), host_memory()[1]
+        if 0 < free < needed:
+            raise InputError(
+                f"{len(files):,} images of {self.width}×{self.height} pixels need {needed:,} bytes of memory, and "
+                f"{free:,} are free. Train with smaller images: --image-size 64 (image_size=64)."
+            )
+        images = np.empty((len(files), *self.shape), np.uint8)
+        for image, file in zip(images, files, strict=True):
+            image[...] = self._decoded(file)
+        return images
+
+    def _decoded(self, file: Path) -> np.ndarray:
+        from PIL import Image, ImageOps
+
+        with _opened(file) as opened:
+            image = ImageOps.exif_transpose(opened).convert(self.mode)
+            if image.size != (self.width, self.height):
+                image = image.resize((self.width, self.height), Image.Resampling.BILINEAR)
+            pixels = np.asarray(image)
+        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+    def inputs(self, folder: str | os.PathLike[str]) -> tuple[np.ndarray, list[str]]:
+        """Return all images in a folder and its subfolders, uint8 [n, C, H, W], and their names, in sorted order."""
+        files = _images(Path(folder), deep=True)
+        if not files:
+            raise InputError(f"'{folder}' holds no image. Put .png or .jpg files there.")
+        return self.read(files), [readable_name(str(file.relative_to(folder))) for file in files]
+
+    def site(self, folder: str | os.PathLike[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Return one client's images and class numbers by split: "train" and, if it has such a folder, "test"."""
+        files = site_files(Path(folder))
+        number = {name: i for i, name in enumerate(self.class_names)}
+        unknown = next((each for each in files if each.label not in number), None)
+        if unknown is not None:
+            raise InputError(
+                f"'{folder}' has a folder of the class '{unknown.label}', which the prior does not know."
+                f"{nearest(unknown.label, number)}"
+            )
+        splits = {split: [each for each in files if each.test == (split == "test")] for split in SPLIT_FOLDERS}
+        if not splits["train"]:
+            raise InputError(f"'{folder}' has test images only. Put images to train on into {folder}/train/CLASS/.")
+        return {
+            split: (self.read([each.file for each in part]), np.array([number[each.label] for each in part]))
+            for split, part in splits.items()
+            if part
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the recipe as plain data, for files."""
+        return {**vars(self), "class_names": list(self.class_names)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> ImageRecipe:
+        """Return the recipe that `to_json` wrote; raises InputError for anything else."""
+        match content:
+            case {"class_names": list(names), "mode": str(mode), "height": int(h), "width": int(w), "resized": bool(r)}:
+                if mode in _CHANNELS and h > 0 and w > 0 and all(isinstance(name, str) for name in names):
+                    return cls(tuple(names), mode, h, w, r)
+        raise InputError("Its recipe for images is damaged.")
+
+
+def read_images(
+    folder: Path, size: int | None = None
+) -> tuple[ImageRecipe, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Read a federation of images, one folder per client: the recipe, x, y, the owner's name and test mark of each."""
+    if size is not None and size > LARGEST_SIZE:
+        raise InputError(f"image_size is {size}; at most {LARGEST_SIZE} pixels are read.")
+    clients = {readable_name(each.name): site_files(each) for each in _entries(folder) if each.is_dir()}
+    files = [each for part in clients.values() for each in part]
+    recipe = ImageRecipe.fit(files, size)
+    number = {name: i for i, name in enumerate(recipe.class_names)}
+    owner = np.repeat([*clients], [len(part) for part in clients.values()])
+    x = recipe.read([each.file for each in files])
+    return recipe, x, np.array([number[f.label] for f in files]), owner, np.array([f.test for f in files])
+
+
+def is_image_folder(folder: Path) -> bool:
+    """Return whether a folder has subfolders and no .npz file, so that it may be a federation of images."""
+    return not any(folder.glob("*.npz")) and any(entry.is_dir() for entry in _entries(folder))
+
+
+def site_files(folder: Path) -> list[Labelled]:
+    """Return the images of one client's folder, whose subfolders are classes, or train and test with classes inside."""
+    folders = [entry for entry in _entries(folder) if entry.is_dir()]
+    loose = _images(folder)
+    if loose:
+        raise InputError(f"'{loose[0]}' is in no folder of a class. Put each image into {folder}/CLASS/.")
+    split = any(each.name in SPLIT_FOLDERS for each in folders)
+    if split and (other := next((each for each in folders if each.name not in SPLIT_FOLDERS), None)):
+        raise InputError(f"'{other}' stands beside train and test. Put folders of classes into these two.")
+    files = []
+    for part in folders:
+        for label in [entry for entry in _entries(part) if entry.is_dir()] if split else [part]:
+            deeper = next((entry for entry in _entries(label) if entry.is_dir()), None)
+            if deeper is not None:
+                raise InputError(f"'{deeper}' is a folder inside the folder of a class. Put images there alone.")
+            marks = split and part.name == "test"
+            files += [Labelled(file, readable_name(label.name), marks) for file in _images(label)]
+        if split and (loose := _images(part)):
+            raise InputError(f"'{loose[0]}' is in no folder of a class. Put each image into {part}/CLASS/.")
+    if not files:
+        raise InputError(f"'{folder}' holds no image. Put .png or .jpg files into {folder}/CLASS/.")
+    return files
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return what a folder holds, sorted by name, without hidden files."""
+    with explain_errors(folder, "read"):
+        found = sorted(folder.iterdir())
+    return [entry for entry in found if not entry.name.startswith(".") and entry.name.lower() not in _IGNORED]
+
+
+def _images(folder: Path, deep: bool = False) -> list[Path]:
+    """Return the image files of a folder, also of its subfolders if `deep`; any other file is refused."""
+    files = []
+    for entry in _entries(folder):
+        if entry.is_dir():
+            files += _images(entry, deep) if deep else []
+        elif entry.suffix.lower() not in SUFFIXES:
+            raise InputError(f"'{entry}' is neither .png nor .jpg. Convert it, or keep other files elsewhere.")
+        else:
+            files.append(entry)
+    return files
+
+
+def _header(file: Path) -> tuple[str, int, int]:
+    """Return the mode, height and width of an image. Raises InputError for one that cannot be read without a loss."""
+    with _opened(file) as image:
+        width, height = image.size
+        if image.getexif().get(_ORIENTATION, 1) >= _UPRIGHT:
+            width, height = height, width
+        mode, layers = _MODES.get(image.mode), str(image.tile[0][3]) if image.tile else ""
+        if mode is None or ";16" in layers:
+            raise InputError(
+                f"'{file}' is of mode {image.mode} with {'16' if '16' in layers + image.mode else 'other'} bits. "
+                "Convert it to 8-bit grey or RGB first, so that you choose how values are scaled."
+            )
+        if "transparency" in image.info:
+            raise InputError(f"'{file}' has a transparent colour. Convert it to RGBA, or to RGB without transparency.")
+    return mode, height, width
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Open an image with Pillow; damage and images that claim too many pixels are InputErrors that name the file."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InputError("Folders of images need Pillow: pip install fedabml[images].") from error
+    with open_regular(file) as content, warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            with Image.open(content, formats=("PNG", "JPEG")) as image:
+                if (pixels := image.size[0] * image.size[1]) > MOST_PIXELS:
+                    raise InputError(f"'{file}' claims {pixels:,} pixels; at most {MOST_PIXELS:,} are decoded.")
+                yield image
+        except InputError:
+            raise
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise InputError(f"'{file}' claims more than {MOST_PIXELS:,} pixels, which are not decoded.") from error
+        except _DAMAGE as error:
+            reason = str(error).split("\n")[0].split("<")[0].strip().rstrip(".")
+            raise InputError(
+                f"'{file}' is no PNG or JPEG image, or is damaged ({reason}). Remove or replace it."
+            ) from error
