@@ -345,7 +345,7 @@ def predict(
         if name != "x":
             note(f"'{data}' has no array x, so the command predicts {name}.")
         x = arrays[name]
-    columns = {"file": files} if files else {}
+    columns: dict[str, Any] = {"file": files} if files else {}
     columns |= output_columns(loaded.predict(x, samples=samples, seed=seed, device=device), loaded.input_spec)
     rows = enumerate(zip(*columns.values(), strict=True))
     texts = ([i, *map(as_text, columns, row)] for i, row in rows)
