@@ -4,11 +4,10 @@ import os
 from concurrent.futures import Future
 
 import pytest
-import torch
 
-if "OMP_NUM_THREADS" not in os.environ:  # `make` says so, too: tests run side by side, and some count threads
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
+# `make` sets it, too: tests run side by side, and some count threads. torch reads it when the first test imports it;
+# it is not imported here, because the process that hands out the tests would wait seconds for it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest.register_assert_rewrite("tests.cli.command", "tests.algorithms.problem")
 
@@ -24,6 +23,8 @@ def own_cache(tmp_path_factory):
 @pytest.fixture
 def one_thread_here(tmp_path, monkeypatch):
     """An empty working folder and one thread, whatever the command line under test sets."""
+    import torch
+
     monkeypatch.chdir(tmp_path)
     before = torch.get_num_threads()
     torch.set_num_threads(1)

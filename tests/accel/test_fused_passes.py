@@ -187,9 +187,8 @@ def trained(algorithm, dtype="float32", workers=1):
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    "name", [name if name == "fedabml" else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_fused_steps_have_the_same_bits(name, eager, monkeypatch, caplog):
     with caplog.at_level(logging.DEBUG, "fedabml"):
         losses, shared, programs = trained(ALGORITHMS[name])
@@ -226,6 +225,7 @@ def test_without_a_compiler_all_goes_on_as_before(command, eager, monkeypatch, c
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_pass_that_differs_is_not_used(eager, monkeypatch, caplog):
     monkeypatch.setitem(fused_passes.EXPRESSIONS, "relu", "{self} < 0 ? 1 : {self}")
     with caplog.at_level(logging.DEBUG, "fedabml"):

@@ -129,7 +129,7 @@ def assert_gaussian(z, mean, std, bias=0.0):
     assert (u**4).mean() == pytest.approx(3, abs=5 * np.sqrt(24 / WIDE))
 
 
-@pytest.mark.parametrize(("gamma", "steps"), [(0.02, 300), (0.5, 12), (100.0, 1)])
+@pytest.mark.parametrize(("gamma", "steps"), [pytest.param(0.02, 300, marks=pytest.mark.slow), (0.5, 12), (100.0, 1)])
 def test_a_flat_loss_gives_the_population_for_every_step_size(gamma, steps):
     assert_gaussian(run_chain(lambda q, *_: 0 * q.mean.sum(), gamma, steps), 1.5, 0.7)
 
@@ -188,6 +188,7 @@ def test_a_few_drawn_clients_do_not_narrow_a_population_that_the_data_leave_alon
     assert (2 * shared["logstd"]).exp().mean() == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_population_of_one_head_keeps_a_width_and_goes_on_learning():
     """One client and M = 1: the spread of a single head is 0, whatever the rounds."""
     algorithm = FedPop(lr=0.1, gamma=1e-3, burn=0, chain=1, floor=-5.0)
@@ -201,6 +202,7 @@ def test_a_population_of_one_head_keeps_a_width_and_goes_on_learning():
     assert (heads[1] - heads[0]).abs().max() > 0.03  # without a floor z is μ, and stays
 
 
+@pytest.mark.slow
 def test_the_personal_step_size_is_on_the_mean_loss():
     """γ = personal_lr/n: a client's own chain, and nothing of the rounds, depends on it."""
     words = {"lr": 0.1, "gamma": 0.004, "chain": 2, "nu0": -1.0, "personal_epochs": 3}

@@ -84,6 +84,7 @@ def test_train_evaluate_personalize_predict(client, tmp_path):
     assert "predicts x_test" in run("predict", "p.safetensors", "--data", client).stderr
 
 
+@pytest.mark.slow
 def test_a_run_of_before_on_whole_float_targets_is_still_a_regression(tmp_path):
     (tmp_path / "own").mkdir()
     x, y = np.random.default_rng(0).normal(size=(8, 3)).astype("f"), np.arange(8.0) % 4
@@ -142,6 +143,7 @@ def test_kept_states_are_evaluated_from_the_checkpoint(tmp_path):
     assert "that of round 3 is missing or damaged" in run("evaluate", "run", code=2).stderr
 
 
+@pytest.mark.slow
 def test_validation_data_are_scored_until_test_data_are_asked_for(tmp_path):
     run("train", *SMALL, "--validation", 0.25, "--out", "run")
     assert json.loads((tmp_path / "run/summary.json").read_text())["split"] == "val"
@@ -407,6 +409,7 @@ def test_every_flag_is_described():
     assert len(commands) == 17
 
 
+@pytest.mark.slow
 def test_a_table_at_a_site_is_one_clients_and_is_never_overwritten(tmp_path, monkeypatch):
     table = pd.DataFrame({"site": ["a", "b"] * 20, "x": np.arange(40) % 7, "y": ["no", "yes", "no", "no"] * 10})
     table.to_csv("t.csv", index=False)

@@ -130,6 +130,7 @@ def test_a_dataset_that_is_not_here_and_no_network(tmp_path, monkeypatch):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_foreign_truncated_and_pickled_client_files(tmp_path):
     words = folder(tmp_path, a=good())
     file = tmp_path / "folder" / "b.npz"

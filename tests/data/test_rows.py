@@ -44,6 +44,7 @@ def test_offsets_that_do_not_fit_are_refused():
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=30), min_size=1, max_size=5), st.floats(0, 1), st.integers(0, 99))
+@pytest.mark.slow
 def test_draw_meets_its_quota_and_every_labels_share(labels, share, seed):
     rows = Rows.by_owner(np.repeat(np.arange(len(labels)), [len(part) for part in labels]), len(labels))
     y = np.concatenate([np.array(part, np.int64) for part in labels])

@@ -53,6 +53,7 @@ def test_what_lies_around_an_image_is_what_a_network_sees_of_0():
     torch.testing.assert_close(seen.black.expand(1, 16, 16), seen.inputs(torch.tensor([0]))[0], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_steps_see_other_images_and_scores_the_same(monkeypatch):
     """Of mirror images a flip changes nothing; of test rows nothing is ever changed."""
     fed = federation("cnn")
@@ -95,6 +96,7 @@ def test_engines_and_chunks_agree(name):
         np.testing.assert_allclose(a.clients["nll"], b.clients["nll"], atol=1e-8)
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_are_those_alone():
     fed, hyper = federation("cnn"), {"augment": "crop-flip", "personal_epochs": 1}
     runs = [(FedABML(lr=0.03 * (1 + i), **hyper), i) for i in range(2)]

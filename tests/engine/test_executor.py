@@ -75,8 +75,8 @@ def test_captured_rounds_are_eager_ones(graphs, name, sizes):
 
 RESUMED = [
     ("scaffold", {}),
-    ("fedpop", {}),
-    ("pfedbayes", {}),
+    pytest.param("fedpop", {}, marks=pytest.mark.slow),
+    pytest.param("pfedbayes", {}, marks=pytest.mark.slow),
     ("fedabml", {"aggregate": "moments"}),
     ("fedabml", {"prior_every": "batch"}),
 ]

@@ -125,6 +125,7 @@ def test_so_it_is_when_the_prior_itself_is_scored(monkeypatch, caplog):
         np.testing.assert_allclose(found.evaluation.clients[name], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_round_that_fails_midway_is_done_anew(monkeypatch, caplog):
     """The second chunk fails, when the first has been trained: its clients must not be trained twice."""
     small, large = (train(algorithm=make("scaffold"), chunk=chunk, rounds=1) for chunk in (2, 4))
@@ -175,6 +176,7 @@ def test_what_counts_as_too_little_memory(error, halved):
     assert not cohort.executor.graphs and not cohort.executor.refused and cohort.executor.pool is None
 
 
+@pytest.mark.slow
 def test_what_was_captured_is_given_back_once_before_fewer_run_at_once(caplog):
     cohort = SimpleNamespace(limit=ChunkLimit(6), device=torch.device("cpu"), executor=Executor())
     held, tried = cohort.executor.graphs, []

@@ -88,7 +88,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(name, marks=[pytest.mark.slow] * (name == "cnn")) for name in CASES])
 def test_vmap_equals_loop(case):
     kind, model, likelihood = CASES[case]
     fed = federation(kind)

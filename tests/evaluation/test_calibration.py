@@ -31,7 +31,7 @@ def test_a_known_temperature_is_found(truth):
 
 def test_the_temperature_of_two_outcomes_in_closed_form():
     """Of samples with p = .9 a share .75 is right: the best temperature makes .9 into .75."""
-    probs, y = np.tile([0.1, 0.9], (400_000, 1)), np.repeat([1, 0], [300_000, 100_000])
+    probs, y = np.tile([0.1, 0.9], (40_000, 1)), np.repeat([1, 0], [30_000, 10_000])
     expected = math.log(9) / math.log(3)
     assert fit_temperature(probs, y) == pytest.approx(expected, rel=1e-3)
     np.testing.assert_allclose(with_temperature(probs[:1], expected)[0], [0.25, 0.75])

@@ -12,7 +12,6 @@ from scipy.special import softmax
 from scipy.stats import norm
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, mean_squared_error
 from torch import nn
-from torchmetrics.functional.classification import multiclass_accuracy, multiclass_calibration_error
 
 import fedabml
 from fedabml import FedABML, FedAvg, GaussianNoise, Local, Prediction, Regression
@@ -46,6 +45,8 @@ def groups(owner):
 
 
 def test_accuracy_equals_scikit_learn_and_torchmetrics(scored):
+    from torchmetrics.functional.classification import multiclass_accuracy  # takes seconds to import
+
     p, y, owner, clients, pooled, _ = scored
     for c, own in groups(owner):
         assert clients["accuracy"][c] == pytest.approx(accuracy_score(y[own], p.label[own]))
@@ -70,6 +71,8 @@ def test_brier_equals_scikit_learn_and_its_definition(scored):
 
 
 def test_ece_equals_torchmetrics(scored):
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
     p, y, owner, clients, pooled, _ = scored
     ece = lambda own: multiclass_calibration_error(
         torch.tensor(p.probs[own]), torch.tensor(y[own]), CLASSES, n_bins=15, norm="l1"
@@ -266,6 +269,7 @@ def test_the_prior_is_scored_in_pieces_and_joined():
         assert scores.clients["prior_accuracy"][c] == pytest.approx(hit[fed.test.owner == c].mean())
 
 
+@pytest.mark.slow
 def test_pieces_of_test_rows_do_not_matter(monkeypatch):
     fed = data("classification", tests=(5, 300, 4))
     whole, _ = evaluated(fed, FedABML())

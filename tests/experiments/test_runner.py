@@ -94,6 +94,7 @@ def test_runs_of_other_data_are_not_taken_for_one_batch():
     assert Data.of(plain, *place) is not one.cohort.data
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_write_one_ledger(tmp_path):
     first, second = Ledger(tmp_path / "cells"), Ledger(tmp_path / "cells")
 
@@ -126,6 +127,7 @@ def test_a_cell_that_diverges_is_a_result_and_costs_the_others_nothing(tmp_path)
     assert mixed.scores[1].error is None and mixed.scores[1].summary["accuracy"] > 0
 
 
+@pytest.mark.slow
 def test_scoring_is_reported_by_parts_and_never_backwards(tmp_path):
     personal = ({"personal_epochs": 0}, {"personal_epochs": 3}, {"personal_epochs": 1, "personal_lr": 0.02})
     study, reported = Newcomers(0.5, sizes=(2, 4)), []

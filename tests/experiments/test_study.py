@@ -89,6 +89,7 @@ def test_lanes_of_a_study_compute_what_one_run_would(tmp_path):
         assert alone.curve[0]["nll"] == pytest.approx(result.curve[0]["nll"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_what_a_study_finds_is_on_disk(tmp_path):
     class Counting(Study):
         def look(self, sim):

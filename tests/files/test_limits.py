@@ -148,6 +148,7 @@ def test_what_is_no_file_is_named(trained, monkeypatch, target, name, words):
     assert path.name in run(*words, code=2).stderr
 
 
+@pytest.mark.slow
 def test_links_in_a_circle_are_refused(trained):
     Path("loop").symlink_to("loop")
     run("predict", "posterior.safetensors", "--data", "client.npz", "--out", "loop", code=2)
@@ -187,6 +188,7 @@ def test_broken_headers_of_arrays_are_refused(tmp_path, header):
         read_npz(archive(tmp_path / "a.npz", header, b"12"))
 
 
+@pytest.mark.slow
 def test_an_archive_that_declares_more_than_it_could_hold_is_refused_unread(tmp_path):
     big = 100 << 20
     path = archive(tmp_path / "a.npz", head(f"({big},)"), bytes(big), zipfile.ZIP_DEFLATED)
@@ -223,6 +225,7 @@ def test_sound_archives_are_read_as_numpy_reads_them(tmp_path):
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_damaged_parquet_is_refused(tmp_path):
     import pyarrow as pa
     from pyarrow import parquet

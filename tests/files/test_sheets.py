@@ -46,6 +46,7 @@ def test_errors_of_trials_and_records_of_experiments_are_quoted():
 
 
 @pytest.mark.usefixtures("one_thread_here")
+@pytest.mark.slow
 def test_every_command_writes_names_that_no_spreadsheet_runs():
     rng = np.random.default_rng(0)
     clients, classes = ("=cmd|' /C calc'!A0", "@north", "plain"), ("-yes", "=no")

@@ -414,12 +414,14 @@ def test_a_run_resumed_otherwise_is_refused(tmp_path, change, words):
     assert (tmp_path / "checkpoints/round-000001.safetensors").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_the_chunk_of_the_first_start_is_reused(tmp_path):
     run(tmp_path, rounds=1, chunk=1, backend="loop")
     assert run(tmp_path, rounds=2, resume=True).config["chunk"] == 1
     assert sealed.read_json(tmp_path / "config.json")["backend"] == "loop"
 
 
+@pytest.mark.slow
 def test_a_run_of_a_version_without_a_hyperparameter_goes_on(tmp_path):
     plain = FedABML(server_momentum=0)  # as all were then
     whole = run(tmp_path / "whole", 2, plain)

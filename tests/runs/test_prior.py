@@ -49,6 +49,7 @@ def probs(posterior, x, **words):
 
 
 # -- tables -----------------------------------------------------
+@pytest.mark.slow
 def test_a_prior_of_a_table_reads_tables_in_every_form(tmp_path):
     prior = table_prior(tmp_path)
     recipe, new = prior.input_spec.recipe, patients(30, 1)

@@ -57,6 +57,7 @@ def test_every_public_object_prints_a_short_line_without_weights_or_rows():
         assert not re.search(r"tensor\(|array\(|object at", text) and text.count(".") <= 8, text
 
 
+@pytest.mark.slow
 def test_what_is_printed_says_what_it_is():
     fed = fedabml.federate(fedabml.load("digits"), clients=4, classes_per_client=5)
     assert repr(fed) == "Federation(digits: 4 clients, 1442 train / 0 val / 355 test, shape (1, 8, 8), 10 classes)"

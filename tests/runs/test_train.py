@@ -179,6 +179,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(algorithm):
     assert scores["nll"] != other["nll"] and not any(torch.equal(a[k], c[k]) for k in a if k == "mean")
 
 
+@pytest.mark.slow
 def test_evaluating_along_the_way_does_not_change_the_training():
     a = fedabml.train(federation(), "mlr", FedABML(), chunk=4, **QUICK)
     b = fedabml.train(federation(), "mlr", FedABML(), chunk=4, eval_every=1, **QUICK)
@@ -288,6 +289,7 @@ def test_regression_in_the_units_of_the_data():
     assert sum(t.numel() for t in module.parameters()) == 4  # without the learned noise
 
 
+@pytest.mark.slow
 def test_images_stay_bytes_until_they_are_needed():
     g = np.random.default_rng(0)
     make = lambda n: (g.integers(0, 256, (n, 16, 16)).astype(np.uint8), g.integers(0, 2, n))

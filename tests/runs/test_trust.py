@@ -137,6 +137,7 @@ def test_a_report_names_what_serves_a_site_best(hospital):
     assert "serves this site best: NLL" in report.sentence and "training alone is worse by" in report.sentence
 
 
+@pytest.mark.slow
 def test_a_client_of_the_run_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = hospitals.patients(1).drop(columns="risk")
@@ -184,6 +185,7 @@ def test_a_regression_has_intervals():
     assert far.alarm.all() and checks.alarm.mean() < 0.1
 
 
+@pytest.mark.slow
 def test_the_command_line_says_what_it_found(hospital, tmp_path):
     prior, rows, new = hospital
     prior.save(tmp_path / "prior.safetensors")
