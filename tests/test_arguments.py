@@ -127,9 +127,22 @@ def calls(t):
     divided = {"dataset": t["digits"], "partition": "classes", "clients": 10, "classes_per_client": 2, "alpha": 0.5}
     divided |= {"distinct": False, "min_samples": 2, "groups": None, "drop_small": False, "seed": 0}
     table = {"path": f / "table.csv", "client": "who", "target": "y", "task": None, "test_share": 0.0, "seed": 0}
+    columns = {"drop": [], "id": None, "dates": [], "split_by": None, "drop_small": False}
+    frame = {**table, "frame": t["frame"], "dataset": "table"}
+    del frame["path"]
     site = {"prior": prior, "x": x, "y": y, "validation": 0.4, "seed": 0, "device": "cpu", "encoded": False}
-    own = {"x": x, "y": y, "epochs": 1, "seed": 0, "lr": 0.1, "batch_size": 4, "device": "cpu", "encoded": False}
-    asked = {"x": x, "samples": 2, "seed": 0, "device": "cpu", "encoded": False}
+    own = {
+        "x": x,
+        "y": y,
+        "epochs": 1,
+        "seed": 0,
+        "lr": 0.1,
+        "batch_size": 4,
+        "device": "cpu",
+        "encoded": False,
+        "id": None,
+    }
+    asked = {"x": x, "samples": 2, "seed": 0, "device": "cpu", "encoded": False, "id": None}
     hyper = {"lr": 0.1, "momentum": 0.0, "personal_epochs": 1, "weights": "uniform", "label_alpha": 0.1}
     return {
         "train": (fedabml.train, run | scoring),
@@ -137,7 +150,8 @@ def calls(t):
         "from_arrays": (fedabml.Federation.from_arrays, arrays | told),
         "from_owners": (fedabml.Federation.from_owners, owned | told),
         "from_folder": (fedabml.Federation.from_folder, {"path": f / "clients", **read}),
-        "read_table": (fedabml.read_table, table | {"drop": [], "drop_small": False}),
+        "read_table": (fedabml.read_table, table | columns),
+        "from_frame": (fedabml.Federation.from_frame, frame | columns),
         "load": (fedabml.load, {"name": "digits", "data_dir": None, "offline": True, "progress": None}),
         "federate": (fedabml.federate, divided),
         "federate dirichlet": (fedabml.federate, divided | {"partition": "dirichlet"}),
@@ -214,8 +228,8 @@ def campaign(function, good):
 
 
 NAMES = (
-    *("train", "prepare", "from_arrays", "from_owners", "from_folder", "read_table", "load", "federate"),
-    *("federate dirichlet", "federate natural", "rows", "label_counts", "hold_out", "select", "load_prior"),
+    *("train", "prepare", "from_arrays", "from_owners", "from_folder", "read_table", "from_frame", "load"),
+    *("federate", "federate dirichlet", "federate natural", "rows", "label_counts", "hold_out", "select", "load_prior"),
     *("load_posterior", "personalize", "compare_at_site", "predict", "prior.save", "posterior.save", "Prior"),
     *("Posterior", "FedABML"),
     *("make", "build", "with_weights", "Categorical", "GaussianNoise", "replace_batchnorm", "report.write"),

@@ -23,8 +23,8 @@ app = typer.Typer(
 FOLDER = {DATA: ("data_dir",)}
 DIVISION = {
     DATA: (
-        *("client_column", "target_column", "drop_columns", "task", "test_share", "image_size"),
-        *("partition", "clients", "classes_per_client"),
+        *("client_column", "target_column", "drop_columns", "id_column", "date_columns", "split_by"),
+        *("task", "test_share", "image_size", "partition", "clients", "classes_per_client"),
         *("distinct", "dirichlet_alpha", "seed", "validation", "drop_small", "data_dir"),
     )
 }

@@ -23,8 +23,8 @@ DATA, LEARNING, MACHINE = "Data and clients", "Learning", "Machine"
 # The keys of a run that are flags, by panel and in the order of the help.
 PANELS: dict[str, tuple[str, ...]] = {
     DATA: (
-        *("dataset", "data", "client_column", "target_column", "drop_columns", "task", "test_share", "image_size"),
-        *("partition", "clients"),
+        *("dataset", "data", "client_column", "target_column", "drop_columns", "id_column", "date_columns", "split_by"),
+        *("task", "test_share", "image_size", "partition", "clients"),
         *("classes_per_client", "distinct", "dirichlet_alpha", "partition_seed", "validation", "drop_small"),
         "data_dir",
     ),

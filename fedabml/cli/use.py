@@ -129,6 +129,7 @@ def personalize(
     epochs: int | None = None,
     lr: float | None = None,
     batch_size: int | None = None,
+    id_column: str | None = None,
     validation: float = 0.0,
     aim: str = "",
     coverage: float = 0.9,
@@ -160,6 +161,7 @@ def personalize(
         epochs: Epochs on the client's data. [default: the algorithm's]
         lr: Step size. [default: the algorithm's]
         batch_size: Samples in a minibatch. [default: as in training]
+        id_column (NAME): Table column of identifiers, which predictions carry. [default: as in training]
         validation: Share of the client's rows held out to calibrate and check the posterior.
         aim (AIM): Goal of the threshold between two classes: f1, recall>=0.8, precision>=0.8 or cost:MISS,ALARM.
         coverage: Probability with which a prediction set or interval contains the truth.
@@ -183,13 +185,13 @@ def personalize(
     import_code(algorithm, model)
     loaded = load_prior(source)
     if data is not None:
-        x, y, test, encoded = *_client_data(data, loaded.input_spec), False
+        x, y, test, encoded = *_client_data(data, loaded.input_spec.with_id(id_column)), False
     else:
         plan, saved = saved_config(prior)
         (x, y), test, encoded = client_rows(_data_of(prior, plan, saved), loaded, str(client)), None, True
     posterior = loaded.personalize(
         x, y, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, device=device, validation=validation, aim=aim,
-        coverage=coverage, false_alarms=false_alarms, encoded=encoded,
+        coverage=coverage, false_alarms=false_alarms, encoded=encoded, id=id_column,
     )  # fmt: skip
     scores = _scores(posterior.predict(test[0], seed=seed, device=device), test[1]) if test else {}
     posterior.save(out)
@@ -255,7 +257,7 @@ def _check_apart(out: Path, *read: Path) -> None:
 
 def _read_table(path: Path, input_spec: InputSpec) -> Any:
     """Return the DataFrame of a table, or None for an .npz. Raises InputError if the prior needs the other kind."""
-    from ..data.table import read_frame
+    from ..data.frames import read_frame
     from ..runs.input_spec import TABLE_WANTED
 
     table = is_table(path)
@@ -265,7 +267,8 @@ def _read_table(path: Path, input_spec: InputSpec) -> Any:
         )
     if input_spec.recipe and not table:
         raise InputError(f"'{path}' is not a table. {TABLE_WANTED}")
-    return read_frame(path) if table else None
+    recipe = input_spec.recipe
+    return read_frame(path, (recipe.id,) if recipe and recipe.id else ()) if table else None
 
 
 def _image_recipe(path: Path, input_spec: InputSpec) -> ImageRecipe | None:
@@ -294,6 +297,7 @@ def predict(
     *,
     data: Path,
     out: Path = Path("predictions.csv"),
+    id_column: str | None = None,
     samples: int | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -321,6 +325,7 @@ def predict(
         posterior (POSTERIOR): A file that `fedabml personalize` wrote.
         data: Inputs: an .npz with x, or a table or a folder of images if the prior was trained on such.
         out: CSV file to write, with one row per input.
+        id_column (NAME): Table column of identifiers to carry into the CSV. [default: as in training]
         samples (N): Number of weight samples to average (0: the mean weights). [default: as in training]
         seed: Seed of the weight samples.
         device: auto, cpu or cuda.
@@ -335,8 +340,8 @@ def predict(
     check_new(out, force=force)
     import_code(model=model)
     loaded = load_posterior(posterior)
-    images = _image_recipe(data, loaded.input_spec)
-    x, files = images.inputs(data) if images else (_read_table(data, loaded.input_spec), [])
+    images, spec = _image_recipe(data, loaded.input_spec), loaded.input_spec.with_id(id_column)
+    x, files = images.inputs(data) if images else (_read_table(data, spec), [])
     if x is None:
         arrays = read_npz(data)
         name = next((name for name in ("x", "x_test", "x_train") if name in arrays), None)
@@ -346,7 +351,7 @@ def predict(
             note(f"'{data}' has no array x, so the command predicts {name}.")
         x = arrays[name]
     columns: dict[str, Any] = {"file": files} if files else {}
-    columns |= output_columns(loaded.predict(x, samples=samples, seed=seed, device=device), loaded.input_spec)
+    columns |= output_columns(loaded.predict(x, samples=samples, seed=seed, device=device, id=id_column), spec)
     rows = enumerate(zip(*columns.values(), strict=True))
     texts = ([i, *map(as_text, columns, row)] for i, row in rows)
     write(out, csv_text(["row", *columns], texts))

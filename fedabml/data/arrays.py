@@ -94,10 +94,10 @@ def as_targets(y: np.ndarray, task: str, what: str) -> np.ndarray:
     return y.astype(np.int64, copy=False)
 
 
-def check_task(task: str | None, labels: list[np.ndarray]) -> str:
+def check_task(task: str | None, labels: list[np.ndarray], what: str = "The targets") -> str:
     """Return the task, where it is None that of the labels: integers are classes, floats are measurements.
 
-    A few whole numbers of a float type may be either, so the task must be given.
+    A few whole numbers of a float type may be either, so the task must be given; `what` names the targets in the error.
     """
     if task is not None and task not in TASKS:
         raise InputError(f"The task is {task!r}; it must be classification or regression.{nearest(str(task), TASKS)}")
@@ -106,7 +106,7 @@ def check_task(task: str | None, labels: list[np.ndarray]) -> str:
     values = few_whole_numbers(labels)
     if values is not None:
         raise InputError(
-            f"The targets are of a float type but hold only {len(values)} different whole numbers, such as "
+            f"{what} are of a float type but hold only {len(values)} different whole numbers, such as "
             f"{values[-1]:g}: are they classes or measurements? Give task='classification' (--task classification) "
             "or labels of an integer type (of one-hot rows y.argmax(1)); for measurements task='regression'."
         )

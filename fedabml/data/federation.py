@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,11 +17,16 @@ from ..errors import InputError, nearest, short
 from ..files.paths import readable_name
 from . import arrays
 from .arrays import SPLITS, large_enough
+from .encode import TableOptions, encode
 from .files import read_client
+from .frames import as_frame
 from .images import ImageRecipe, is_image_folder, read_images
 from .recipe import TableRecipe
 from .rows import HOLD_OUT, Rows, check_share, take_share
 from .statistics import moments
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MAX_COUNTS, MAX_ROWS = 1_000_000, 2_000_000  # counts by client and class, and samples, that a manifest lists at most
 LISTED = 1000  # clients that a manifest lists where it cannot list all of them
@@ -179,6 +184,47 @@ class Federation:
         classes = arrays.check_values(x, targets, rows[0].index, task, classes, where)
         manifest = {"partition": {"kind": "natural"}}
         return cls.assemble(x, targets, rows, names, classes, dataset=dataset, normalize=normalize, manifest=manifest)
+
+    @classmethod
+    @checks_arguments
+    def from_frame(
+        cls,
+        frame: pd.DataFrame,
+        *,
+        client: str,
+        target: str,
+        task: str | None = None,
+        test_share: float = 0.2,
+        seed: int = 0,
+        drop_small: bool = False,
+        drop: Sequence[str] | str = (),
+        id: str | None = None,
+        dates: Sequence[str] | str = (),
+        split_by: str | None = None,
+        dataset: str = "table",
+    ) -> Federation:
+        """Make a federation from a DataFrame: each value of `client` is a client, the column `target` is predicted.
+
+        A share of each client's rows is kept for testing: spread over its labels, or its newest rows by the dates (or
+        numbers) of the column `split_by`. At least two rows always train. Words and truth values become one column
+        each, numbers are standardised, gaps are filled and marked; ISO dates of the columns `dates` become numbers
+        (`data.dates`). All of it is learned from training rows (the names of the classes alone come from the whole
+        table) and kept in `federation.recipe`. The columns `drop` are left out. So is the column `id`, which
+        predictions for later tables carry, and `split_by`, unless it is one of `dates`.
+        """
+        options = TableOptions(client, target, task, test_share, seed, drop_small, drop, id, dates, split_by)
+        return cls.from_encoded(as_frame(frame), options, dataset=dataset)
+
+    @classmethod
+    def from_encoded(
+        cls, frame: pd.DataFrame, options: TableOptions, where: str = "The table", dataset: str = "table"
+    ) -> Federation:
+        """Encode a frame and assemble its federation; `where` names the table in errors."""
+        x, y, rows, names, recipe, manifest = encode(frame, options, where)
+        return cls.assemble(
+            x, y, rows, names, len(recipe.class_names), dataset=dataset, normalize="targets", manifest=manifest,
+            recipe=recipe,
+        )  # fmt: skip
 
     @classmethod
     @checks_arguments

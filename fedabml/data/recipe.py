@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from types import ModuleType
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import InputError, nearest, short
 from .arrays import FEW_CLASSES, TASKS, check_task, few_whole_numbers
+from .dates import CIRCLES, has_times, parse_dates, part_names, usual_names, usual_values, with_parts
+from .frames import pandas
 from .ranges import NumberRange, Ranges
 
 if TYPE_CHECKING:
@@ -23,17 +24,11 @@ DATE = (
     r"(?:\d{4}([./-])\d{1,2}\1\d{1,2}|\d{1,2}([./-])\d{1,2}\2\d{4}|\d{2}([./-])\d{2}\3\d{2})(?:[T ,]+\d{1,2}:\d{2}.*)?"
 )
 COMMA_NUMBER = r"[+-]?\d+(?:[. ]\d{3})*,\d+|[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?"  # 3,14 or 1.234,5 or 1,234.5
-NO_DATES = "Turn it into numbers (a year, days since) or leave it out."
+NO_DATES = (
+    "To learn from ISO dates (2024-01-31), name the column in --date-columns (in Python dates=); to test on the newest "
+    "rows, name it in --split-by (split_by=). Otherwise leave it out (--drop-columns, drop=)."
+)
 MOSTLY = 0.8  # a column of words with a larger share of numbers is a column of numbers with mistakes
-
-
-def pandas() -> ModuleType:
-    """Return pandas; without it, raise an InputError with the command that installs it."""
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise InputError("Tables need pandas: pip install fedabml[tables].") from error
-    return pd
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ class TableRecipe:
     """The columns of a table in order, the rule that encodes each, and the target with its classes.
 
     A column is in `numeric`, or in `categories` with its known values: one output column per value and one for
-    everything else (unknown or missing).
+    everything else (unknown or missing). A column of dates stands here as its parts, which are numbers (`data.dates`).
     """
 
     columns: tuple[str, ...]
@@ -71,14 +66,27 @@ class TableRecipe:
     task: str
     class_names: tuple[str, ...] = ()
     ranges: Ranges | None = None  # what the columns usually hold, over all sites; recipes of before have none
+    dates: Mapping[str, bool] = field(default_factory=dict)  # columns of dates, whose parts are numeric; with times?
+    id: str | None = None  # the column of identifiers, which predictions carry
 
     def __repr__(self) -> str:
         kinds = f"{len(self.numeric)} columns of numbers, {len(self.categories)} of words"
         return short(f"TableRecipe({self.task} of '{self.target}' from {kinds})")
 
     @classmethod
-    def fit(cls, frame: pd.DataFrame, client: str, target: str, task: str, class_names: Sequence[str]) -> TableRecipe:
-        """Learn medians, means, deviations and categories from a frame of training rows."""
+    def fit(
+        cls,
+        frame: pd.DataFrame,
+        client: str,
+        target: str,
+        task: str,
+        class_names: Sequence[str],
+        dates: Sequence[str] = (),
+    ) -> TableRecipe:
+        """Learn medians, means, deviations and categories from a frame of training rows; `dates` name columns."""
+        raw, times = frame, {name: has_times(parse_dates(frame[name], name)) for name in dates}
+        frame = with_parts(frame, times)
+        circles = {part for name in dates for part in part_names(name, times[name])[1:]}
         columns = tuple(str(name) for name in frame.columns if name not in (client, target))
         if not columns:
             raise InputError(f"There is no column besides '{client}' and '{target}', so nothing to predict from.")
@@ -88,7 +96,8 @@ class TableRecipe:
             if column.isna().all():
                 raise InputError(f"Column '{name}' has no value in any training row. Leave it out or fill it.")
             if is_numeric(column, name):
-                numeric[name] = Numeric.fit(numbers(column, name))
+                rule = Numeric.fit(numbers(column, name))
+                numeric[name] = replace(rule, gaps=False) if name in circles else rule  # the year marks a date's gaps
                 continue
             categories[name] = tuple(sorted(set(as_text(column.dropna())) - {""}))
             if len(categories[name]) > MAX_CATEGORIES:
@@ -97,17 +106,29 @@ class TableRecipe:
                     f"seems. Leave it out (--drop-columns, in Python drop=['{name}']), or turn it into numbers or "
                     f"at most {MAX_CATEGORIES} categories."
                 )
-        recipe = cls(columns, numeric, categories, client, target, task, tuple(class_names))
-        return replace(recipe, ranges=Ranges.fit(recipe.raw_columns(frame)))
+        recipe = cls(columns, numeric, categories, client, target, task, tuple(class_names), dates=times)
+        return replace(recipe, ranges=Ranges.fit(recipe.raw_columns(raw)))
 
     def raw_columns(self, frame: pd.DataFrame) -> dict[str, np.ndarray]:
-        """Return the values of a frame's known columns: float64 [n] with NaN, or words, object [n] with None."""
+        """Return the values of a frame's known columns: float64 [n] with NaN, or words, object [n] with None.
+
+        A column of dates is its year, and the names of its month and weekday (and hour).
+        """
         self._check_columns(frame)
         words = {name: [text or None for text in as_text(frame[name])] for name in self.categories}
-        return {n: numbers(frame[n], n) if n in self.numeric else np.array(words[n], object) for n in self.columns}
+        plain = [name for name in self.columns if name not in self._date_parts]
+        raw = {n: numbers(frame[n], n) if n in self.numeric else np.array(words[n], object) for n in plain}
+        for name, times in self.dates.items():
+            raw |= usual_values(name, parse_dates(frame[name], name), times)
+        return raw
+
+    @property
+    def _date_parts(self) -> set[str]:
+        return {part for name, times in self.dates.items() for part in part_names(name, times)}
 
     def _check_columns(self, frame: pd.DataFrame) -> None:
-        for name in self.columns:
+        parts = self._date_parts
+        for name in (*(each for each in self.columns if each not in parts), *self.dates):
             if name not in frame.columns:
                 raise InputError(f"The table has no column '{name}'.{nearest(name, map(str, frame.columns))}")
 
@@ -125,6 +146,7 @@ class TableRecipe:
     def apply(self, frame: pd.DataFrame) -> np.ndarray:
         """Return the features of every row, float32 [n, features]. Columns that were not learned are ignored."""
         self._check_columns(frame)
+        frame = with_parts(frame, self.dates)
         parts: list[np.ndarray] = []
         for name in self.columns:
             if name in self.numeric:
@@ -161,6 +183,8 @@ class TableRecipe:
     def to_json(self) -> dict[str, Any]:
         """Return the recipe as plain dictionaries, lists, numbers and words."""
         content = {"version": 1, **asdict(replace(self, ranges=None))}
+        for name in ("dates", "id"):  # without them a recipe is what earlier versions wrote
+            content |= {name: value} if (value := content.pop(name)) else {}
         return content | {"ranges": self.ranges.to_json() if self.ranges else None}
 
     @classmethod
@@ -180,23 +204,42 @@ class TableRecipe:
                 raise ValueError("another version or task")
             if sorted(columns) != sorted([*numeric, *categories]):
                 raise ValueError("columns without a rule")
+            dates = {str(name): times for name, times in content.get("dates", {}).items()}
+            if not all(type(times) is bool for times in dates.values()):
+                raise ValueError("dates whose times are neither true nor false")
+            if not {part for name, times in dates.items() for part in part_names(name, times)} <= numeric.keys():
+                raise ValueError("dates without their parts")
+            id = content.get("id")
+            if id is not None and not isinstance(id, str):
+                raise ValueError("an ID column without a name")
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"This is not the recipe of a table ({error!r}). Take it from a saved model.") from error
         ranges = Ranges.from_json(content["ranges"]) if content.get("ranges") is not None else None
+        recipe = cls(columns, numeric, categories, client, target, task, class_names, ranges, dates, id)
+        words = {*categories, *(f"{name} {part}" for name in dates for part in CIRCLES)}
+        known = [name for name in columns if name not in recipe._date_parts]
+        known += [each for name, times in dates.items() for each in usual_names(name, times)]
         if ranges and (
-            sorted(ranges.columns) != sorted(columns)
-            or any(isinstance(ranges.columns[name], NumberRange) for name in categories)
+            sorted(ranges.columns) != sorted(known)
+            or any(isinstance(rule, NumberRange) for name, rule in ranges.columns.items() if name in words)
         ):
             raise InputError("The ranges of the recipe are not those of its columns. Take it from a saved model.")
-        return cls(columns, numeric, categories, client, target, task, class_names, ranges)
+        return recipe
 
 
 def choose_task(values: pd.Series, name: str, task: str | None) -> str:
-    """Return classification for words, truth values and few whole numbers, else regression; `task` overrides."""
+    """Return classification for words, truth values and few integers, else regression; `task` overrides.
+
+    A few whole numbers of a float type, such as 0.0 and 1.0, may be either, so the task must be given.
+    """
     if task is not None:
         return check_task(task, [])
-    measured = is_numeric(values, name) and few_whole_numbers([numbers(values, name)]) is None
-    return "regression" if measured else "classification"
+    if not is_numeric(values, name):
+        return "classification"
+    known = numbers(values, name)
+    if values.dtype.kind == "f":
+        return check_task(None, [known], f"The values of the target '{name}'")
+    return "regression" if few_whole_numbers([known]) is None else "classification"
 
 
 def refuse_gaps(column: pd.Series, what: str) -> None:

@@ -116,10 +116,26 @@ def take_share(rows: Rows, share: float, least: int, labels: np.ndarray, seed: i
 
     At least `least` samples stay. Where there are more, at least one is taken unless the share is 0.
     """
+    return rows.split(draw(rows, _quota(rows, share, least), labels, seed, purpose))
+
+
+def take_newest(rows: Rows, share: float, least: int, time: np.ndarray) -> tuple[Rows, Rows]:
+    """Return (what stays, what is taken) as `take_share` does, but take the samples with the largest `time` [n].
+
+    Of samples at the same time, the one with the larger number counts as newer.
+    """
+    owner = rows.owner
+    order = np.lexsort((rows.index, time[rows.index], owner))
+    taken = np.empty(len(owner), bool)
+    taken[order] = np.arange(len(owner)) >= (rows.offsets[1:] - _quota(rows, share, least))[owner]
+    return rows.split(taken)
+
+
+def _quota(rows: Rows, share: float, least: int) -> np.ndarray:
+    """Return how many samples of every client a share of them is, int64 [N]; at least `least` stay."""
     counts = rows.counts
     wanted = np.rint(share * counts).astype(np.int64)
-    quota = np.clip(wanted, np.minimum(1, counts // (least + 1)), np.maximum(counts - least, 0)) * (share > 0)
-    return rows.split(draw(rows, quota, labels, seed, purpose))
+    return np.clip(wanted, np.minimum(1, counts // (least + 1)), np.maximum(counts - least, 0)) * (share > 0)
 
 
 def draw(rows: Rows, quota: np.ndarray, labels: np.ndarray, seed: int, purpose: int) -> np.ndarray:

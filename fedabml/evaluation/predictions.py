@@ -67,6 +67,7 @@ class Prediction:
     surprise: np.ndarray | None = None  # [n]: see `surprise`; None without a label level
     threshold: float | None = None  # of class 1, where two classes are decided by one; None: the more probable class
     checks: Checks | None = None  # None without validation data
+    ids: list[str] | None = None  # of a table's rows, if it has a column of identifiers
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.probs)} inputs, {self.probs.shape[-1]} classes)"
@@ -128,6 +129,7 @@ class Regression:
     model_std: np.ndarray  # the part that is due to the weights
     draws: np.ndarray  # [draws, n, 2·targets]: mean and noise deviation under each weight sample
     checks: Checks | None = None  # None without validation data
+    ids: list[str] | None = None  # of a table's rows, if it has a column of identifiers
 
     def __repr__(self) -> str:
         return f"Regression({len(self.mean)} inputs, {self.mean.shape[-1]} target(s))"

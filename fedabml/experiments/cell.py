@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 # Keys of a configuration that say where and how a cell runs, not what it computes.
 MACHINE = ("device", "backend", "chunk", "compile", "data_dir", "evaluate", "eval_every", "eval_clients", "eval_all")
 
-LATER = ("drop_columns",)  # keys that earlier versions did not have: without a value they are no part of an identity
+# Keys that earlier versions did not have: without a value they are no part of an identity.
+LATER = ("drop_columns", "id_column", "date_columns", "split_by")
 
 
 @dataclass(frozen=True, eq=False)

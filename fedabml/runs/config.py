@@ -46,14 +46,15 @@ Table = dict[str, Any]
 PARTITIONS = ("auto", "classes", "dirichlet", "dirichlet-classes", "dirichlet-clients", "iid", "natural")
 TASKS = ("classification", "regression")
 DTYPES, BACKENDS = ("float32", "tf32", "bf16", "float64"), ("auto", "vmap", "loop")
-TABLES = (".csv", ".parquet", ".pq")
-TABLE_KEYS = ("client_column", "target_column", "drop_columns", "test_share")  # keys for tables only
+TABLES = (".csv", ".parquet", ".pq", ".xlsx", ".xls", ".xlsm", ".xlsb", ".ods")  # the last four are refused by name
+# Keys for tables only.
+TABLE_KEYS = ("client_column", "target_column", "drop_columns", "id_column", "date_columns", "split_by", "test_share")
 # The commands that may have a table of their own in a TOML file.
 COMMANDS = ("train", "compare", "tune", "evaluate", "personalize", "predict", "inspect", "get")
 
 # Keys that apply only to a dataset by name, and keys that apply only to the user's own data.
 _DATASET_KEYS = ("dataset", "clients", "classes_per_client", "distinct", "dirichlet_alpha", "data_dir")
-_USER_DATA_KEYS = ("data", "client_column", "target_column", "drop_columns", "task", "test_share", "image_size")
+_USER_DATA_KEYS = ("data", "task", "image_size", *TABLE_KEYS)
 _TRAIN_KEYS = (
     *("rounds", "participation", "epochs", "batch_size", "seed", "device", "dtype", "backend", "chunk", "compile"),
     *("model_options", "pretrained"),
@@ -72,11 +73,15 @@ class RunConfig:
     dataset: str | None = key(None, "dataset by name, see `fedabml data list` (default: digits)")
     data: str | None = key(
         None,
-        "your own data: a folder with one .npz file or one folder of images per client, or a .csv or .parquet table",
+        "your own data: a folder with one .npz file or one folder of images per client, or a .csv, .parquet or .xlsx "
+        "table",
     )
     client_column: str | None = key(None, "table column that names the client of each row")
     target_column: str | None = key(None, "table column to predict")
     drop_columns: str | None = key(None, "table columns to leave out, such as patient,date")
+    id_column: str | None = key(None, "table column of identifiers: never a feature, carried into predictions")
+    date_columns: str | None = key(None, "table columns of ISO dates to learn from: year, month, weekday, hour")
+    split_by: str | None = key(None, "table column of dates or numbers: each client's newest rows are its test rows")
     task: str | None = key(None, "classification or regression (default: derived from the targets)", TASKS)
     test_share: float = key(0.2, "share of each client's table rows kept for testing")
     image_size: int | None = key(None, "resize a folder's images to N×N pixels (default: all must have one size)")
@@ -142,7 +147,7 @@ class RunConfig:
         stray = next((name for name in TABLE_KEYS if getattr(self, name) != getattr(type(self), name)), None)
         if stray and not is_table(self.data):
             raise InputError(
-                f"{stray} is for a table (--data with a .csv or .parquet file), but {data}. Leave "
+                f"{stray} is for a table (--data with a .csv, .parquet or .xlsx file), but {data}. Leave "
                 f"--{stray.replace('_', '-')} out."
             )
         if self.image_size is not None and (is_table(self.data) or not self.data):
@@ -268,15 +273,16 @@ class RunConfig:
                 folder: Table = {**common, "image_size": self.image_size}
                 return once(path, ("folder", *folder.values()), lambda: data.Federation.from_folder(path, **folder))
             if client and target:
-                drop = [name.strip() for name in (self.drop_columns or "").split(",") if name.strip()]
-                split: Table = {"test_share": self.test_share, "seed": seed}
-                return data.read_table(path, client=client, target=target, drop=drop, **split, **common)
+                drop, dates = _words(self.drop_columns), _words(self.date_columns)
+                split: Table = {"test_share": self.test_share, "seed": seed, "split_by": self.split_by}
+                split |= {"drop": drop, "dates": dates, "id": self.id_column}
+                return data.read_table(path, client=client, target=target, **split, **common)
             raise InputError(
                 f"'{path}' is a table. Name the column of clients with --client-column and the column to predict with "
                 "--target-column."
             )
 
-        options = (client, target, self.drop_columns, *common.values(), self.test_share, self.image_size)
+        options = (*(getattr(self, name) for name in TABLE_KEYS), *common.values(), self.image_size)
         options += (self.validation, seed)
         return once(path, options, lambda: read().hold_out(self.validation, seed))
 
@@ -293,6 +299,11 @@ class RunConfig:
 
         noise = GaussianNoise(fed.y.shape[1], self.noise, self.learn_noise) if fed.task == "regression" else None
         return {name: getattr(self, name) for name in _TRAIN_KEYS} | {"likelihood": noise}
+
+
+def _words(text: str | None) -> list[str]:
+    """Return the words of a list such as `a, b,c`."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
 def stored(content: Mapping[str, Any]) -> Table:

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from .. import likelihoods, models
 from ..data import Federation, TableRecipe
 from ..data.arrays import as_features, as_numpy, as_targets, check_finite
+from ..data.encode import targets
+from ..data.frames import as_frame
 from ..data.images import ImageRecipe
-from ..data.table import as_frame, targets
-from ..errors import InputError, short
+from ..data.recipe import as_text
+from ..errors import InputError, nearest, short
 from ..files.sealed import group, prefixed
 from ..files.user_code import UserCode
 from ..likelihoods import Categorical, Likelihood
@@ -33,8 +35,8 @@ log = logging.getLogger("fedabml")
 FORMAT = 1
 _NORM = ("shift", "scale", "y_shift", "y_scale")
 TABLE_WANTED = (
-    "The prior was trained on a table. Give the table itself: a DataFrame, or a .csv or .parquet file. In Python, give "
-    "features that recipe.apply has encoded with encoded=True."
+    "The prior was trained on a table. Give the table itself: a DataFrame, or a .csv, .parquet or .xlsx file. In "
+    "Python, give features that recipe.apply has encoded with encoded=True."
 )
 
 
@@ -100,6 +102,24 @@ class InputSpec:
         recipe = self.recipe or self.images
         return recipe.class_names if recipe else ()
 
+    def with_id(self, name: str | None) -> InputSpec:
+        """Return the specification with another column of identifiers; None changes nothing."""
+        if name is None:
+            return self
+        if self.recipe is None:
+            raise InputError(f"The ID column '{name}' belongs to a table, but the prior was not trained on one.")
+        return dataclasses.replace(self, recipe=dataclasses.replace(self.recipe, id=name))
+
+    def ids(self, frame: Any, needed: bool = False) -> list[str] | None:
+        """Return the identifiers of a table's rows; None if there are none, which is an error if they are `needed`."""
+        name = self.recipe.id if self.recipe else None
+        if frame is None or name not in frame.columns:
+            if needed:
+                known = nearest(str(name), map(str, frame.columns)) if frame is not None else " Give the table itself."
+                raise InputError(f"The table has no column '{name}'.{known}")
+            return None
+        return as_text(frame[name])
+
     def table(self, x: Any, encoded: bool) -> Any:
         """Return the DataFrame of a table, if the prior reads one; None for arrays and folders of images."""
         named = isinstance(x, str | os.PathLike)
@@ -111,7 +131,7 @@ class InputSpec:
             return None
         if not named and not (hasattr(x, "iloc") and hasattr(x, "columns")):
             raise InputError(TABLE_WANTED)
-        return as_frame(x)
+        return as_frame(x, (self.recipe.id,) if self.recipe.id else ())
 
     def inputs(self, x: Any, what: str = "The array of inputs", encoded: bool = False) -> np.ndarray:
         """Return checked inputs [n, *shape] from an array or, if the prior reads one, a table or a folder of images."""

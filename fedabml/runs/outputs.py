@@ -26,7 +26,15 @@ def output_columns(p: Prediction | Regression, input_spec: InputSpec) -> dict[st
     """Return the columns of a prediction by name, each with a value per input.
 
     They are probabilities of classes and their uncertainty, or means and deviations; then the checks, if there are any.
+    The identifiers of a table's rows come first, under the name of their column.
     """
+    columns, recipe = _output_columns(p, input_spec), input_spec.recipe
+    if p.ids is None or recipe is None or recipe.id is None:
+        return columns
+    return {f"id {recipe.id}" if recipe.id in ("row", *columns) else recipe.id: p.ids, **columns}
+
+
+def _output_columns(p: Prediction | Regression, input_spec: InputSpec) -> dict[str, Sequence[Any]]:
     if isinstance(p, Prediction):
         names = class_names(input_spec)
         columns: dict[str, Sequence[Any]] = {"label": [names[i] for i in p.label]}

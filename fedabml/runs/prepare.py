@@ -167,7 +167,8 @@ def _fitting(likelihood: Likelihood | None, fed: Federation) -> Likelihood:
 
 def _notes(cohort: Cohort) -> list[str]:
     """Return what is worth knowing about the federation before a run."""
-    fed, notes = cohort.fed, []
+    fed = cohort.fed
+    notes = list(fed.manifest.get("notes", ()))
     if fed.clients > 1 and cohort_size(fed.clients, cohort.setting.participation) == 1:
         notes.append(f"Only 1 of {fed.clients} clients takes part in a round; a larger participation learns faster.")
     small = int((fed.train.counts < cohort.batch_size).sum())

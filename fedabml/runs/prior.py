@@ -97,6 +97,7 @@ class Prior:
         device: str = "auto",
         *,
         encoded: bool = False,
+        id: str | None = None,
         validation: float = 0.0,
         aim: str = "",
         coverage: float = COVERAGE,
@@ -105,9 +106,10 @@ class Prior:
         """Make a client's posterior from its training data: φ = θ, then a few epochs of steps.
 
         `epochs`, `lr` and `batch_size` default to those of the algorithm. `x` and `y` are arrays of n rows. If the
-        prior was trained on a table, `x` is a DataFrame or a path to a .csv or .parquet file, and `y` are raw values of
-        the target, or None if the table has its column. With `encoded`, `x` and `y` are arrays that the prior's recipe
-        has encoded.
+        prior was trained on a table, `x` is a DataFrame or a path to a .csv, .parquet or .xlsx file, and `y` are raw
+        values of the target, or None if the table has its column. With `encoded`, `x` and `y` are arrays that the
+        prior's recipe has encoded. `id` is the table's column of identifiers, which predictions carry; unless given, it
+        is the one named in training.
 
         With `validation`, this share of the rows is held out. On it the posterior is calibrated, a threshold is chosen
         for the `aim` (`f1`, `recall>=0.8`, `precision>=0.8`, `cost:MISS,ALARM`), sets or intervals get the `coverage`,
@@ -120,8 +122,9 @@ class Prior:
         changes: dict[str, Any] = {"personal_epochs": epochs, "personal_lr": lr}
         algorithm = dataclasses.replace(self.algorithm, **{k: v for k, v in changes.items() if v is not None})
         batch_size = self.batch_size if batch_size is None else whole(batch_size, "batch_size")
-        place, spec = Place(device_of(device), torch.float32, backend="loop"), self.input_spec
+        place, spec = Place(device_of(device), torch.float32, backend="loop"), self.input_spec.with_id(id)
         frame, seed = spec.table(x, encoded), whole(seed, "seed", 0)
+        spec.ids(frame, needed=id is not None)
         fed = spec.federation(x if frame is None else frame, y, encoded)
         fed = _held_out(fed, validation, seed) if validation else fed
         cohort = Cohort(Setting(algorithm, spec.network, spec.likelihood, fed, batch_size, seed), place)
@@ -202,14 +205,26 @@ class Posterior:
     @borrowed()
     @torch.no_grad()
     def predict(
-        self, x: Any, samples: int | None = None, seed: int = 0, device: str = "auto", *, encoded: bool = False
+        self,
+        x: Any,
+        samples: int | None = None,
+        seed: int = 0,
+        device: str = "auto",
+        *,
+        encoded: bool = False,
+        id: str | None = None,
     ) -> Prediction | Regression:
         """Predict by averaging over weight samples (0: the posterior mean, in one pass), with uncertainty.
 
-        If the prior was trained on a table, `x` is one, as for `personalize`, and `decode()` names the classes.
+        If the prior was trained on a table, `x` is one, as for `personalize`, and `decode()` names the classes. The
+        prediction's `ids` are those of the column `id`, by default the one that training or `personalize` named.
         """
         samples = self.samples if samples is None else _samples(samples)
-        return self.predict_inputs(self.read(x, encoded), samples, seed, device)
+        spec = self.input_spec.with_id(id)
+        frame = spec.table(x, encoded)
+        ids = spec.ids(frame, needed=id is not None)
+        read = self.read(x if frame is None else frame, encoded)
+        return dataclasses.replace(self.predict_inputs(read, samples, seed, device), ids=ids)
 
     def read(self, x: Any, encoded: bool = False) -> Inputs:
         """Check and encode inputs, as the first half of `predict`; the inputs of several callers can be joined."""

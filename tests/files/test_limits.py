@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 import fedabml
 from fedabml.data.files import read_npz
-from fedabml.data.table import read_frame
+from fedabml.data.frames import read_frame
 from fedabml.engine import autotune
 from fedabml.errors import InputError
 from fedabml.experiments.ledger import Ledger

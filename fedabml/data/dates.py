@@ -1,0 +1,129 @@
+"""Columns of dates and times: how they become numbers that a network can use, and how they order a table's rows.
+
+A date becomes the year with its fraction, and the month, the weekday and (if the column has times) the hour, each as
+sine and cosine of its place on a circle, so that December is next to January:
+
+    year: 2024.5 in the middle of 2024      month: sin and cos of 2π (m − 1)/12, January is 0
+    hour: sin and cos of 2π h/24            weekday: sin and cos of 2π d/7, Monday is 0
+
+Dates are ISO 8601: 2024-01-31, 2024-01-31 10:30 or 2024-01-31T10:30:00Z. The clock at the place counts: the offset of a
+time zone is left out, so 10:30+02:00 is 10:30.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import InputError, nearest
+from .frames import pandas
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ISO = r"^(\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?)?)\s*(?:Z|[+-]\d{2}:?\d{2})?$"  # 1: without zone
+NAMES = {
+    "month": (
+        *("January", "February", "March", "April", "May", "June"),
+        *("July", "August", "September", "October", "November", "December"),
+    ),
+    "weekday": ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"),
+    "hour": tuple(str(hour) for hour in range(24)),
+}
+CIRCLES = {part: len(names) for part, names in NAMES.items()}
+
+
+def parse_dates(column: pd.Series, name: str) -> np.ndarray:
+    """Return the values of a column, datetime64[s] [n] with NaT in the gaps. Anything but ISO dates is refused."""
+    pd = pandas()
+    if pd.api.types.is_datetime64_any_dtype(column):
+        plain = column.dt.tz_localize(None) if column.dt.tz is not None else column
+        return plain.to_numpy().astype("datetime64[s]")
+    texts = column.map(lambda value: str(value).strip(), na_action="ignore").astype(object)
+    known = texts.notna().to_numpy() & (texts != "").to_numpy()
+    out = np.full(len(texts), np.datetime64("NaT"), "datetime64[s]")
+    clocks = texts[known].astype(str).str.extract(ISO, expand=False)
+    values = pd.to_datetime(clocks.str.replace(",", "."), format="ISO8601", errors="coerce")
+    if (wrong := values.isna().to_numpy()).any():
+        row = np.flatnonzero(known)[np.argmax(wrong)]
+        raise InputError(
+            f"Column '{name}' has {texts.iloc[row]!r} in row {row + 1}, which is no ISO date such as 2024-01-31 or "
+            "2024-01-31T10:30. Write its dates like this (pandas.to_datetime reads others), or leave the column out."
+        )
+    out[known] = values.to_numpy().astype("datetime64[s]")
+    return out
+
+
+def has_times(values: np.ndarray) -> bool:
+    """Return whether any of the dates has a time of day other than midnight."""
+    known = values[~np.isnat(values)]
+    return bool((known.astype("datetime64[D]") != known).any())
+
+
+def clock(values: np.ndarray) -> dict[str, np.ndarray]:
+    """Return year with its fraction, month 0 to 11, weekday 0 to 6 and hour 0 to 24, float64 [n] with NaN in gaps."""
+    gaps = np.isnat(values)
+    seconds = np.where(gaps, np.datetime64(0, "s"), values)
+    years, months, days = (seconds.astype(f"datetime64[{unit}]") for unit in "YMD")
+    start, end = years.astype("datetime64[s]"), (years + 1).astype("datetime64[s]")
+    parts = {
+        "year": 1970 + years.astype(np.int64) + (seconds - start) / (end - start),
+        "month": (months - years.astype("datetime64[M]")).astype(np.float64),
+        "weekday": (days.astype(np.int64) + 3.0) % 7,  # day 0, 1970-01-01, was a Thursday
+        "hour": (seconds - days) / np.timedelta64(3600, "s"),
+    }
+    return {part: np.where(gaps, np.nan, each) for part, each in parts.items()}
+
+
+def part_names(name: str, times: bool) -> tuple[str, ...]:
+    """Return the names of the columns of numbers that `name` becomes; the first is its year."""
+    circles = [part for part in CIRCLES if times or part != "hour"]
+    return f"{name} year", *(f"{name} {part} {side}" for part in circles for side in ("sine", "cosine"))
+
+
+def part_values(values: np.ndarray, times: bool) -> list[np.ndarray]:
+    """Return the columns of numbers of dates, float64 [n] each, in the order of `part_names`."""
+    parts = clock(values)
+    angles = [2 * np.pi * parts[part] / size for part, size in CIRCLES.items() if times or part != "hour"]
+    return [parts["year"], *(side(angle) for angle in angles for side in (np.sin, np.cos))]
+
+
+def usual_names(name: str, times: bool) -> tuple[str, ...]:
+    """Return the names of what the ranges of a table remember of dates."""
+    return tuple(f"{name} {part}" for part in ("year", *CIRCLES) if times or part != "hour")
+
+
+def usual_values(name: str, values: np.ndarray, times: bool) -> dict[str, np.ndarray]:
+    """Return what the ranges of a table remember of dates: the year as a number; month, weekday and hour as words."""
+    parts = clock(values)
+
+    def words(part: str) -> np.ndarray:
+        return np.array([None if number != number else NAMES[part][int(number)] for number in parts[part]], object)
+
+    return {
+        each: parts["year"] if each == f"{name} year" else words(each[len(name) + 1 :])
+        for each in usual_names(name, times)
+    }
+
+
+def with_parts(frame: pd.DataFrame, dates: Mapping[str, bool]) -> pd.DataFrame:
+    """Return a frame with the columns of numbers in place of each column of dates; `dates` tells which have times."""
+    if not dates:
+        return frame
+    for name in dates:
+        if name not in frame.columns:
+            raise InputError(f"The table has no column '{name}'.{nearest(name, map(str, frame.columns))}")
+    columns: dict[str, pd.Series | np.ndarray] = {}
+    for name in map(str, frame.columns):
+        if name not in dates:
+            columns[name] = frame[name]
+            continue
+        names = part_names(name, dates[name])
+        if taken := next((part for part in names if part in frame.columns), None):
+            raise InputError(
+                f"The table has both dates in '{name}' and a column '{taken}'. Rename or drop one of them."
+            )
+        columns |= zip(names, part_values(parse_dates(frame[name], name), dates[name]), strict=True)
+    return pandas().DataFrame(columns, index=frame.index)

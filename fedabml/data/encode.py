@@ -1,0 +1,203 @@
+"""From a frame of pandas to samples, targets and the rows of every client; `Federation.from_frame` assembles them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..arguments import checks_arguments
+from ..errors import InputError, nearest
+from .arrays import as_array, large_enough
+from .dates import parse_dates
+from .frames import as_frame, pandas
+from .recipe import TableRecipe, as_text, choose_task, is_numeric, numbers, refuse_gaps
+from .rows import TABLE, Rows, check_share, take_newest, take_share
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LEAST_ROWS = 20  # fewer rows do not show that a column is one of identifiers
+DIFFERENT, LONG = 0.98, 6  # share of an identifier's values that differ; digits of one whose numbers do not run on
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What the columns of a table are for, and how its rows are split; see `Federation.from_frame`."""
+
+    client: str
+    target: str
+    task: str | None = None
+    test_share: float = 0.2
+    seed: int = 0
+    drop_small: bool = False
+    drop: Sequence[str] = ()
+    id: str | None = None
+    dates: Sequence[str] = ()
+    split_by: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("drop", "dates"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+
+    def check(self, frame: pd.DataFrame, where: str) -> None:
+        """Refuse columns that are not there, and columns with two purposes. `where` names the table in errors."""
+        check_share(self.test_share, "test")
+        uses: dict[str, Sequence[str]]
+        uses = {"the client": [self.client], "the target": [self.target], "the ID": [self.id] if self.id else []}
+        uses |= {"left out": self.drop, "a date to learn from": self.dates}
+        split = {"what rows are split by": [self.split_by] if self.split_by else []}
+        for name in (each for names in (uses | split).values() for each in names):
+            if name not in frame.columns:
+                raise InputError(f"{where} has no column '{name}'.{nearest(str(name), map(str, frame.columns))}")
+        seen: dict[str, str] = {}
+        for use, names in (uses | ({} if self.split_by in (self.id, *self.dates) else split)).items():
+            for name in names:
+                if seen.setdefault(name, use) != use:
+                    raise InputError(f"'{name}' cannot be both {seen[name]} and {use}.")
+
+
+class Encoded(NamedTuple):
+    """A table as arrays: what `Federation.assemble` needs."""
+
+    x: np.ndarray
+    y: np.ndarray
+    rows: tuple[Rows, Rows, Rows]
+    names: tuple[str, ...]
+    recipe: TableRecipe
+    manifest: dict[str, Any]
+
+
+def encode(frame: pd.DataFrame, options: TableOptions, where: str = "The table") -> Encoded:
+    """Divide the rows of a frame, learn the recipe from training rows, and apply it to all of them."""
+    options.check(frame, where)
+    client, target = options.client, options.target
+    for name in (client, target):
+        refuse_gaps(frame[name], f"{where}: column '{name}' has no value")
+    names, owners = clients_of(frame[client])
+    kept = large_enough(owners.counts.tolist(), names, options.drop_small)
+    owners, names = owners.select(kept), tuple(names[i] for i in kept)
+    task = choose_task(frame[target], target, options.task)
+    classes = _class_names(frame[target], target) if task == "classification" else ()
+    if len(classes) == 1:
+        raise InputError(f"{where}: the target '{target}' is '{classes[0]}' in every row; there is nothing to learn.")
+    partition = {"kind": "natural", "column": client, "test_share": options.test_share}
+    if options.split_by:
+        train, test = take_newest(owners, options.test_share, 2, time_order(frame[options.split_by], options.split_by))
+        partition["split_by"] = options.split_by
+    else:
+        labels = (
+            np.unique(as_text(frame[target]), return_inverse=True)[1] if classes else np.zeros(len(frame), np.int64)
+        )
+        train, test = take_share(owners, options.test_share, 2, labels, options.seed, TABLE)
+    unused = {*options.drop, options.id, options.split_by} - {None, *options.dates}
+    frame = frame.drop(columns=list(unused)) if unused else frame
+    recipe = TableRecipe.fit(frame.iloc[np.sort(train.index)], client, target, task, classes, options.dates)
+    recipe = replace(recipe, id=options.id)
+    manifest: dict[str, Any] = {"partition": partition, "seed": int(options.seed)}
+    if notes := [identifier_note(name) for name in identifiers(frame, owners, recipe)]:
+        manifest["notes"] = notes
+    rows = train, Rows.empty(len(names)), test
+    return Encoded(recipe.apply(frame), recipe.encode_target(frame[target]), rows, names, recipe, manifest)
+
+
+def clients_of(column: pd.Series) -> tuple[tuple[str, ...], Rows]:
+    """Return the names of the clients in their order, and the rows of each."""
+    numbered = column.dtype.kind in "iu"  # whole numbers keep their order, 9 before 10
+    values = column.to_numpy() if numbered else np.array([text.strip() for text in as_text(column)])
+    owners, number = np.unique(values, return_inverse=True)
+    return tuple(map(str, owners.tolist())), Rows.by_owner(number.reshape(-1), len(owners))
+
+
+def time_order(column: pd.Series, name: str) -> np.ndarray:
+    """Return float64 [n] that grows with time: the seconds of ISO dates, or plain numbers such as a year."""
+    refuse_gaps(column, f"Column '{name}', by which rows are split, has no value")
+    types = pandas().api.types
+    if types.is_numeric_dtype(column) and not types.is_bool_dtype(column):
+        return numbers(column, name)
+    return parse_dates(column, name).astype(np.int64).astype(np.float64)
+
+
+@checks_arguments
+def features(table: str | os.PathLike[str] | pd.DataFrame, recipe: TableRecipe) -> np.ndarray:
+    """Return the model's inputs, float32 [n, features], of a file or frame."""
+    return recipe.apply(as_frame(table))
+
+
+def targets(frame: pd.DataFrame, recipe: TableRecipe, values: Any = None) -> np.ndarray:
+    """Return the model's targets of a frame's rows: from its target column, or from raw `values` [n] beside it."""
+    if values is None:
+        if recipe.target not in frame.columns:
+            raise InputError(
+                f"The table has no column '{recipe.target}', and no y was given: there is nothing to learn from."
+                + nearest(recipe.target, map(str, frame.columns))
+            )
+        return recipe.encode_target(frame[recipe.target])
+    raw = as_array(values, "y")
+    raw = raw[:, 0] if raw.ndim == 2 and raw.shape[1] == 1 else raw
+    if raw.ndim != 1 or len(raw) != len(frame):
+        raise InputError(
+            f"The table has {len(frame)} rows, but y has the shape {list(raw.shape)}: give one value of "
+            f"'{recipe.target}' for each row."
+        )
+    return recipe.encode_target(pandas().Series(raw, name=recipe.target))
+
+
+def _class_names(values: pd.Series, target: str) -> tuple[str, ...]:
+    """Return the different values of the target as words, numbers in their order."""
+    if is_numeric(values, target):
+        classes = np.unique(numbers(values, target))
+        if not (np.floor(classes) == classes).all():
+            raise InputError(f"The target '{target}' has fractions, so it is no class. Use task='regression'.")
+        return tuple(str(int(value)) for value in classes)
+    names = set(as_text(values))
+    if len(names) > 1000:
+        raise InputError(f"The target '{target}' has {len(names)} different values: too many to be classes.")
+    return tuple(sorted(names))
+
+
+def identifiers(frame: pd.DataFrame, owners: Rows, recipe: TableRecipe) -> list[str]:
+    """Return the features that look like identifiers: whole numbers, nearly all different, that run on or are long.
+
+    Numbers that run on within each client count, too, because a hospital numbers its own patients.
+    """
+    index, owner = owners.index, owners.owner
+    found = []
+    for name in recipe.numeric:
+        if name not in frame.columns or len(index) < LEAST_ROWS:
+            continue
+        values = numbers(frame[name], name)[index]
+        known = ~np.isnan(values)
+        if (values[known] != np.floor(values[known])).any():
+            continue
+        for group in (np.zeros(len(index), np.int64), owner):
+            if _runs_on(values[known], group[known]):
+                found.append(name)
+                break
+    return found
+
+
+def _runs_on(values: np.ndarray, group: np.ndarray) -> bool:
+    """Return whether whole numbers are nearly all different within their group, and running or of many digits."""
+    order = np.lexsort((values, group))
+    same = group[order][1:] == group[order][:-1]
+    steps = np.diff(values[order])[same]
+    if len(steps) < LEAST_ROWS // 2 or (steps == 0).mean() > 1 - DIFFERENT:
+        return False
+    running = np.median(steps) == 1 and (steps <= 2).mean() > 0.9
+    rising = (np.diff(values[np.argsort(group, kind="stable")])[same] > 0).mean() > DIFFERENT
+    lengths = np.floor(np.log10(np.maximum(np.abs(values), 1))) + 1
+    return bool(running or rising or (lengths.min() >= LONG and lengths.min() == lengths.max()))
+
+
+def identifier_note(name: str) -> str:
+    """Return the sentence that names a feature which looks like an identifier, and the way out."""
+    return (
+        f"Column '{name}' looks like an identifier: whole numbers that are nearly all different. It is used as a "
+        f"feature. Name it with --id-column {name} (in Python id='{name}') to carry it into predictions, or leave it "
+        f"out with --drop-columns {name} (drop=['{name}'])."
+    )

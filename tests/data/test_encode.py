@@ -1,0 +1,121 @@
+"""Identifiers, roles of columns, and the federation of a frame."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fedabml
+from fedabml.data import read_table
+from fedabml.errors import InputError
+
+pd = pytest.importorskip("pandas")
+
+
+def frame(n=120, seed=0, **columns):
+    rng = np.random.default_rng(seed)
+    base = {"site": [f"s{i % 3}" for i in range(n)], "age": rng.integers(20, 90, n), "dose": rng.normal(3, 1, n)}
+    return pd.DataFrame({**base, "ill": np.where(rng.random(n) < 0.4, "yes", "no"), **columns})
+
+
+def read(table, **options):
+    return read_table(table, **{"client": "site", "target": "ill", **options})
+
+
+def test_a_frame_gives_what_its_table_gives():
+    options = {"client": "site", "target": "ill", "test_share": 0.3, "seed": 4, "drop": ["dose"]}
+    here = fedabml.Federation.from_frame(frame(), **options, dataset="study")
+    there = read_table(frame(), **options)
+    assert here.hash == there.hash and here.recipe == there.recipe and here.dataset == "study"
+    with pytest.raises(InputError, match="DataFrame of pandas; it is"):
+        fedabml.Federation.from_frame([[1, 2]], client="a", target="b")
+
+
+def test_an_id_is_no_feature_but_part_of_the_recipe():
+    plain, named = read(frame()), read(frame(patient=[f"p{i}" for i in range(120)]), id="patient")
+    np.testing.assert_array_equal(plain.x, named.x)
+    assert named.recipe.id == "patient" and "patient" not in named.recipe.feature_names
+    assert plain.rows_hash == named.rows_hash and "id" not in plain.recipe.to_json()
+
+
+@pytest.mark.parametrize("role", ["client", "target", "drop", "dates"])
+def test_an_id_has_no_second_role(role):
+    options = {"id": "site", "client": "age"} | {role: ["site"] if role in ("drop", "dates") else "site"}
+    with pytest.raises(InputError, match="'site' cannot be both"):
+        read(frame(), **options)
+
+
+rng = np.random.default_rng(1)
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (np.arange(120), True),
+        (rng.permutation(120) + 1000, True),
+        (np.arange(120) // 3, True),  # numbered within each client
+        (np.cumsum(rng.integers(1, 9, 120)), True),  # rising, with holes
+        (rng.choice(np.arange(10_000_000, 99_999_999), 120, replace=False), True),
+        (rng.integers(20, 90, 120), False),
+        (rng.integers(100, 99_999, 120), False),  # an income
+        (np.arange(120) + 0.5, False),
+        (np.arange(120) % 2, False),
+        (2020 + np.arange(120) % 5, False),
+        (np.full(120, 7), False),
+    ],
+)
+def test_whole_numbers_that_look_like_identifiers_are_named(values, found):
+    notes = read(frame(number=values)).manifest.get("notes", [])
+    assert ["'number' looks like an identifier" in note for note in notes] == [True] * found
+    if found:
+        assert "--id-column number" in notes[0] and "--drop-columns number" in notes[0]
+        assert "notes" not in read(frame(number=values), id="number").manifest
+
+
+def test_the_note_is_one_of_the_run():
+    fed = read(frame(number=np.arange(120)))
+    setup = fedabml.prepare(fed, "mlr", rounds=1, participation=1.0, device="cpu")
+    assert any("'number' looks like an identifier" in note for note in setup.notes)
+
+
+@pytest.mark.parametrize("values", [[0.0, 1.0], [1.0, 2.0, 3.0]])
+def test_whole_numbers_of_a_float_type_are_asked_about_in_tables_folders_and_arrays(tmp_path, values):
+    y = np.array(values * 20)
+    x = rng.normal(size=(len(y), 2))
+    frame = pd.DataFrame({"site": ["a", "b"] * (len(y) // 2), "x": x[:, 0], "y": y})
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    ways = {
+        "table": lambda **task: read_table(frame, client="site", target="y", **task),
+        "folder": lambda **task: fedabml.Federation.from_folder(tmp_path, **task),
+        "arrays": lambda **task: fedabml.Federation.from_arrays([(x, y)], **task),
+        "owners": lambda **task: fedabml.Federation.from_owners(x.astype("f4"), y, np.zeros(len(y)), **task),
+    }
+    for name, way in ways.items():
+        with pytest.raises(InputError, match=r"float type.*classes or measurements\?.*--task classification") as error:
+            way()
+        assert ("'y'" in str(error.value)) == (name == "table")
+        assert way(task="regression").classes == 0
+        assert way(task="classification").task == "classification"
+
+
+def test_leading_zeros_of_an_id_are_kept(tmp_path):
+    table = frame(patient=[f"{i:05d}" for i in range(120)])
+    table.to_csv(tmp_path / "t.csv", index=False)
+    fed = read_table(tmp_path / "t.csv", client="site", target="ill", id="patient")
+    run = fedabml.train(
+        fed, "mlr", fedabml.FedAvg(), rounds=1, participation=1.0, epochs=1, device="cpu", evaluate=False
+    )
+    mine = table[table.site == "s1"]
+    posterior = run.prior.personalize(mine.drop(columns="patient"))
+    assert posterior.predict(mine.drop(columns="patient")).ids is None
+    mine.to_csv(tmp_path / "mine.csv", index=False)
+    assert posterior.predict(tmp_path / "mine.csv").ids == mine.patient.tolist()
+    renamed = mine.rename(columns={"patient": "case"})
+    assert posterior.predict(renamed, id="case").ids == mine.patient.tolist()
+    other = run.prior.personalize(renamed, id="case")
+    other.save(tmp_path / "posterior.safetensors")
+    assert fedabml.load_posterior(tmp_path / "posterior.safetensors").predict(renamed).ids == mine.patient.tolist()
+    with pytest.raises(InputError, match=r"no column 'cas'\. Did you mean 'case'"):
+        posterior.predict(renamed, id="cas")
+    with pytest.raises(InputError, match="no column 'patient'"):
+        run.prior.personalize(renamed, id="patient")
