@@ -9,8 +9,9 @@ and each value of a new row gets its tail probability: how often training rows h
     flags = ranges.flags(columns)           # for each row a sentence per column that is beyond the false-alarm rate
 
 What is remembered here may be shared: a quantile has at least `LEAST` rows on either side and is rounded to about a
-thousandth of the column's spread; a category or a gap that fewer rows have is not remembered at all. A column of few
-different numbers, such as 0 and 1 or a year, is remembered by its values' shares, like one of words.
+thousandth of the column's spread; a category or a gap that fewer rows have is not remembered at all. Of 100 rows or
+more it is also remembered whether any is below zero. A column of few different numbers, such as 0 and 1 or a year, is
+remembered by its values' shares, like one of words.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class NumberRange:
     quantiles: tuple[float, ...]
     missing: float
     rows: int
+    signed: bool = True  # whether a value is below zero; a negative age or count is impossible, not only rare
 
     @classmethod
     def fit(cls, values: np.ndarray) -> NumberRange:
@@ -46,12 +48,13 @@ class NumberRange:
         known = values[~np.isnan(values)]
         gaps = len(values) - len(known)
         share = gaps / len(values) if gaps >= LEAST else 0.0
+        signed = len(known) < FEW_ROWS or bool(known.min() < 0)
         probs = tuple(p for p in PROBS if min(p, 1 - p) * len(known) >= LEAST)
         if len(probs) < 3:  # too few rows to know both tails
-            return cls((), (), share, len(values))
+            return cls((), (), share, len(values), signed)
         quantiles = np.quantile(known, probs)
         step = 10.0 ** math.floor(math.log10(max((quantiles[-1] - quantiles[0]) / 1000, 1e-300)))
-        return cls(probs, tuple(float(q) for q in np.round(quantiles / step) * step), share, len(values))
+        return cls(probs, tuple(float(q) for q in np.round(quantiles / step) * step), share, len(values), signed)
 
     def tails(self, values: np.ndarray) -> np.ndarray:
         """Return the two-sided tail probability of each value [n].
@@ -68,12 +71,16 @@ class NumberRange:
         lower = _log_tail(values[known], q, np.log(probs))
         upper = _log_tail(-values[known], -q[::-1], np.log1p(-probs[::-1]))
         out[known] = np.exp(np.minimum(np.minimum(lower, upper) + math.log(2), 0))
+        if not self.signed:
+            out[known & (values < 0)] = 0.0
         return out
 
     def reason(self, value: float) -> str:
         """Say in words what is unusual about a value."""
         if math.isnan(value):
             return "is missing, which it never was" if not self.missing else "is missing"
+        if value < 0 and not self.signed:
+            return f"is {value:g}; no value is below zero"
         if not self.quantiles:
             return f"is {value:g}"
         side = "below" if value < self.quantiles[len(self.quantiles) // 2] else "above"
@@ -212,4 +219,7 @@ def _from_json(content: Any) -> NumberRange | WordRange:
         raise ValueError("probabilities without quantiles, or out of order")
     if not all(map(math.isfinite, quantiles)) or list(quantiles) != sorted(quantiles):
         raise ValueError("quantiles out of order")
-    return NumberRange(probs, quantiles, missing, rows)
+    signed = content.get("signed", True)  # files of earlier versions do not say it
+    if not isinstance(signed, bool):
+        raise ValueError("whether values are below zero is neither true nor false")
+    return NumberRange(probs, quantiles, missing, rows, signed)

@@ -127,11 +127,12 @@ class Trust:
         sites' columns usually hold.
         """
         rows = len(p.mean) if isinstance(p, Regression) else len(p.probs)
-        alarm, flags, distance = np.zeros(rows, bool), None, None
+        alarm, score, flags, distance = np.zeros(rows, bool), np.zeros(rows), None, None
         usual = federation or self.ranges
         if columns is not None and usual is not None:
             by_row = usual.flags(columns, self.range_limit)
             alarm = np.array([bool(texts) for texts in by_row])
+            score = usual.novelty(columns) / self.range_limit
             if federation and self.ranges:  # what is usual elsewhere, but not at this client, is named without an alarm
                 client_flags = self.ranges.flags(columns, self.ranges.threshold(self.false_alarms / 2))
                 for texts, more in zip(by_row, client_flags, strict=True):
@@ -140,7 +141,8 @@ class Trust:
         if self.density is not None and features is not None:
             distance = self.density.distance(features)
             alarm = alarm | (distance > self.density_limit)
-        checks = Checks(self.coverage, alarm, distance, flags)
+            score = np.maximum(score, distance / self.density_limit)
+        checks = Checks(self.coverage, alarm, distance, flags, score=score)
         if isinstance(p, Regression):
             low, high = calibration.intervals(p.mean, p.std, self.quantile)
             return replace(p, checks=replace(checks, low=low, high=high))

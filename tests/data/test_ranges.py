@@ -120,3 +120,17 @@ def test_corruptions_of_the_hospital_table_are_noticed(name):
     assert roc_auc_score(np.repeat([0, 1], len(test)), scores) > 0.95
     assert np.mean([bool(f) for f in ranges.flags(clean)]) < 0.07
     assert np.mean([bool(f) for f in ranges.flags(spoiled)]) > 0.9
+
+
+def test_below_zero_is_impossible_where_it_never_was():
+    """One wild value of a usual row must not hide a negative count: nothing is as unusual as the impossible."""
+    values = np.random.default_rng(0).lognormal(3, 1, 400)
+    ranges = Ranges.fit({"count": values})
+    assert ranges.novelty({"count": np.array([-1.0])}) > ranges.novelty({"count": np.array([values.max() * 10])})
+    (flags,) = ranges.flags({"count": np.array([-1.0])})
+    assert flags["count"] == "count is -1; no value is below zero"
+    assert Ranges.from_json(ranges.to_json()) == ranges
+    old = {"count": {k: v for k, v in ranges.to_json()["count"].items() if k != "signed"}}
+    assert Ranges.from_json(old).columns["count"].signed  # a file of before: only the quantiles count
+    assert Ranges.fit({"count": values - 20}).columns["count"].signed
+    assert Ranges.fit({"count": values[:50]}).columns["count"].signed  # too few rows to know

@@ -1,0 +1,81 @@
+"""The tutorials on trust: what the study of both tables promises holds, and its arithmetic is right."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def study():
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        import trust_study
+
+        yield trust_study
+    finally:
+        sys.path.remove(str(EXAMPLES))
+
+
+def test_the_number_of_positive_rows_has_the_binomials_tails(study):
+    """With equal probabilities the number is binomial, whose tails scipy knows."""
+    chance = stats.binom(60, 0.2)
+    for count in (0, 5, 12, 25):
+        assert study.count_p(np.full(60, 0.2), count) == pytest.approx(
+            min(1, 2 * min(chance.cdf(count), chance.sf(count - 1)))
+        )
+
+
+def test_a_site_outside_of_its_interval_is_counted(study):
+    facts = {"seed": 0, "small": True, "train": 90, "test": 60, "covered": 50, "alarms": 3, "coverage_p": 0.5}
+    sites = [facts | dict.fromkeys(study.METHODS, 0.7) | {"calibration_p": p} for p in (0.001, 0.04, 0.5, 1.0)]
+    verdict = study.judge(sites, [])
+    assert verdict["calibration"]["outside"] == 2 and verdict["calibration"]["outside_at_once"] == 1
+    assert verdict["coverage"]["outside"] == 0 and verdict["false_alarms"] == pytest.approx(0.05)
+    assert verdict["small_gain_over_alone"] == (0.0, None)
+
+
+def test_the_sites_of_the_real_table_are_the_same_for_a_seed(study):
+    one, again, other = (study.breast_cancer.tumours(seed) for seed in (0, 0, 1))
+    assert one.equals(again) and not one.equals(other) and len(one) == 569
+    assert one.groupby("site").size().tolist() == list(study.breast_cancer.SIZES)
+    shares = (one.diagnosis == "malignant").groupby(one.site).mean()
+    assert shares.max() - shares.min() > 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hospitals", "tumours"])
+def test_one_seed_of_a_tutorial(study, name):
+    """A short run already ranks better than small sites do alone, keeps its coverage, and finds spoiled values."""
+    verdict = study.judge(*study.measure(study.STUDIES[name], 100, rounds=8))
+    assert verdict["small_fedabml"] > max(verdict["small_alone"], verdict["small_alone_lr"])
+    assert verdict["calibration"]["outside_at_once"] == verdict["coverage"]["outside_at_once"] == 0
+    assert min(own["auroc"] for own in verdict["spoiled"].values()) > 0.95
+    assert min(own["flagged"] for own in verdict["spoiled"].values()) > 0.9
+    assert verdict["false_alarms"] < 0.08
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["hospitals", "tumours"])
+def test_the_tutorials_over_seeds(study, name):
+    """What the study's page says, on other seeds than the page's: every point of trust holds over five seeds."""
+    sites, alarms = [], []
+    for seed in range(30, 35):
+        for kept, new in zip((sites, alarms), study.measure(study.STUDIES[name], seed), strict=True):
+            kept += new
+    verdict = study.judge(sites, alarms)
+    for rival in ("alone", "alone_lr"):
+        mean, half = verdict[f"small_gain_over_{rival}"]
+        assert mean - half > 0
+    for group in ("small", "all"):
+        mean, half = verdict[f"{group}_gain_over_pooled_lr"]
+        assert mean + half > 0
+    for part in ("calibration", "coverage"):
+        assert verdict[part]["outside_at_once"] == 0 and verdict[part]["p_of_so_many"] > 0.01
+    assert verdict["false_alarms"] <= 0.05
+    assert all(own["auroc"] > 0.95 and own["flagged"] > 0.9 for own in verdict["spoiled"].values())
+    assert "| unit:" in study.shown(name, verdict)
