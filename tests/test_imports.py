@@ -21,7 +21,7 @@ FLOORS = (
     ("evaluation",),
     ("report",),
     ("runs",),
-    ("experiments", "bench"),
+    ("experiments", "bench", "serve"),
     ("cli",),
     ("__main__",),
 )

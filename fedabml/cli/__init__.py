@@ -13,7 +13,7 @@ from ..accel import own_process
 from ..engine import processes
 from ..errors import InputError, TrainingError
 from ..version import __version__
-from . import about, bench, compare, data, demo, doctor, reproduce, train, tune, use
+from . import about, bench, compare, data, demo, doctor, reproduce, serve, train, tune, use
 from .console import print_error
 
 UsageError: Any = typer.BadParameter.__base__  # click's, wherever typer has it from
@@ -100,7 +100,7 @@ def program(
 
 COMMANDS = {
     "Train": (demo.demo, train.train, compare.compare, tune.tune, reproduce.reproduce),
-    "Use a trained prior": (use.evaluate, use.personalize, use.predict, about.report),
+    "Use a trained prior": (use.evaluate, use.personalize, use.predict, serve.serve, about.report),
     "Inspect": (about.algorithms, doctor.doctor, bench.bench),
 }
 for panel, commands in COMMANDS.items():

@@ -20,11 +20,11 @@ MAX_ITEMS = 10_000_000  # entries of a JSON text: a list needs thirty times the 
 SMALL, MOST_PACKED = 64 << 20, 100  # a file may declare this many bytes, or this multiple of its own size
 
 
-def parse_json(text: str, where: str) -> Any:
-    """Parse JSON of bounded depth, length and numbers. Raises InputError for anything else."""
+def parse_json(text: str, where: str, loads: Callable[[str], Any] = json.loads) -> Any:
+    """Parse JSON of bounded depth, length and numbers. Raises InputError for anything else; `loads` may be stricter."""
     if sum(map(text.count, ",[{")) > MAX_ITEMS:
         raise InputError(f"{where} has more than {MAX_ITEMS:,} entries, more than fedabml writes.")
-    return _parse(json.loads, text, where, "is not valid JSON; it is truncated or of another program")
+    return _parse(loads, text, where, "is not valid JSON; it is truncated or of another program")
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:

@@ -1,0 +1,275 @@
+"""The application: routes, limits of requests, the token, and how requests reach the thread that predicts.
+
+Every refusal is `{"detail": sentence}` with a status from 400 to 429. A request is read in a thread, so that a large
+one does not keep others from being received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ..arguments import checks_arguments
+from ..errors import InputError
+from ..files.sheets import csv_text
+from ..runs.outputs import as_text
+from .batching import Columns
+from .bodies import READERS, TooManyRows
+from .openapi import json_value
+from .page import PAGE
+from .service import Served, ServeOptions, Service
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Request, Response
+
+log = logging.getLogger("fedabml")
+LEAST_TOKEN = 16  # characters of a token
+LOCAL = ("localhost", "127.0.0.1", "[::1]", "::1")
+OPEN = ("/", "/docs", "/health", "/ready")  # paths that need no token: they hold nothing of the posterior
+PATHS = (*OPEN, "/predict", "/reload", "/metrics", "/openapi.json")
+NO_PACKAGES = "Serving needs FastAPI and uvicorn: pip install fedabml[serve]."
+
+
+class Refusal(Exception):
+    """A request that is refused, with its status and the sentence."""
+
+    def __init__(self, status: int, sentence: str, **headers: str) -> None:
+        super().__init__(sentence)
+        self.status, self.headers = status, {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+@checks_arguments
+def create_app(
+    path: str | os.PathLike[str],
+    options: ServeOptions | None = None,
+    token: str | None = None,
+    model: nn.Module | None = None,
+) -> FastAPI:
+    """Return an ASGI application that predicts with the posterior in a file.
+
+    With a `token`, every request needs the header `Authorization: Bearer TOKEN`; without one, only requests addressed
+    to this machine (localhost) are answered, and /reload is refused. `model` is the module, if the prior was trained
+    with the user's own.
+    """
+    try:
+        from fastapi import FastAPI
+    except ImportError as error:
+        raise InputError(NO_PACKAGES) from error
+    if token is not None and (len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable()):
+        raise InputError(f"The token must have {LEAST_TOKEN} or more printable ASCII characters.")
+    service = Service(path, options or ServeOptions(), model)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        watching = asyncio.create_task(_watch(service)) if service.options.watch else None
+        yield
+        if watching:
+            watching.cancel()
+        await asyncio.to_thread(service.stop)
+
+    app = FastAPI(title="fedabml", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.state.service = service
+    _add_routes(app, service)
+    _add_gate(app, service, token)
+    return app
+
+
+def _add_routes(app: FastAPI, service: Service) -> None:
+    from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
+
+    async def predict(request: Request) -> Response:
+        return await _predict(request, service)
+
+    async def reload(request: Request) -> Response:
+        try:
+            replaced = await asyncio.to_thread(service.reload)
+        except InputError as error:
+            raise Refusal(409, str(error)) from error
+        return _json({"posterior": service.served.digest[:16], "replaced": replaced})
+
+    async def health(request: Request) -> Response:
+        return _json({"status": "alive"})
+
+    async def ready(request: Request) -> Response:
+        return _json({"status": "ready" if service.ready else "not ready"}, 200 if service.ready else 503)
+
+    async def metrics(request: Request) -> Response:
+        service.metrics.replace("requests_in_flight", service.in_flight)
+        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def openapi(request: Request) -> Response:
+        return _json(service.served.openapi)
+
+    async def docs(request: Request) -> Response:
+        policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+        return HTMLResponse(PAGE, headers={"content-security-policy": policy, "x-frame-options": "DENY"})
+
+    async def root(request: Request) -> Response:
+        return RedirectResponse("docs")
+
+    app.add_route("/predict", predict, methods=["POST"])
+    app.add_route("/reload", reload, methods=["POST"])
+    for name, function in {"health": health, "ready": ready, "metrics": metrics, "docs": docs}.items():
+        app.add_route(f"/{name}", function, methods=["GET"])
+    app.add_route("/openapi.json", openapi, methods=["GET"])
+    app.add_route("/", root, methods=["GET"])
+
+
+def _add_gate(app: FastAPI, service: Service, token: str | None) -> None:
+    """Check every request before its route, count it afterwards, and turn errors into sentences."""
+    from fastapi import HTTPException
+    from starlette.exceptions import HTTPException as NotRouted
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Refusal)
+        return _json({"detail": str(error)}, error.status, error.headers)
+
+    async def not_routed(request: Request, error: Exception) -> Response:
+        assert isinstance(error, NotRouted)
+        sentences = {404: "There is no such page; see /docs.", 405: "This page takes another method; see /docs."}
+        return _json({"detail": sentences.get(error.status_code, str(error.detail))}, error.status_code, error.headers)
+
+    app.add_exception_handler(Refusal, refused)
+    app.add_exception_handler(NotRouted, not_routed)
+    app.add_exception_handler(HTTPException, not_routed)
+
+    @app.middleware("http")
+    async def gate(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        begun, path = time.perf_counter(), request.url.path
+        try:
+            _check_caller(request, token)
+            response = await call_next(request)
+        except Refusal as error:
+            response = await refused(request, error)
+        except Exception:
+            log.exception("A request to %s failed", path if path in PATHS else "an unknown page")
+            response = _json({"detail": "The service failed; its log says why."}, 500)
+        if path == "/predict":
+            service.metrics.observe("request_seconds", time.perf_counter() - begun)
+        known = path if path in PATHS else "other"
+        service.metrics.count("requests_total", path=known, status=str(response.status_code))
+        return response
+
+
+def _check_caller(request: Request, token: str | None) -> None:
+    """Refuse a request without the token; without one in use, a request that names another machine.
+
+    The name is what a browser was told to connect to: a page of a stranger's that resolves its own name to this
+    machine must not reach a service without a token.
+    """
+    path = request.url.path
+    if token is None:
+        host = request.headers.get("host", "")
+        name = host if host.endswith("]") or (host.count(":") != 1 and "]" not in host) else host.rpartition(":")[0]
+        if name.lower() not in LOCAL:
+            raise Refusal(403, "Without a token the service answers requests to localhost only.")
+        if path == "/reload":
+            raise Refusal(403, "/reload needs a token. Start the service with --token-file.")
+        return
+    if path in OPEN:
+        return
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode())
+    if scheme.lower() != "bearer" or not same:
+        sentence = "The token is missing or wrong. Send it in the header Authorization: Bearer TOKEN."
+        raise Refusal(401, sentence, www_authenticate="Bearer")
+
+
+async def _predict(request: Request, service: Service) -> Response:
+    options = service.options
+    if service.in_flight >= options.max_requests:
+        sentence = f"The service answers {options.max_requests} requests at once. Try again in a moment."
+        raise Refusal(429, sentence, retry_after="1")
+    service.in_flight += 1
+    try:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in READERS:
+            raise Refusal(415, f"Send application/json or text/csv as the content-type, not '{kind[:60]}'.")
+        body, served = await _body(request, options), service.served
+        try:
+            refuse = options.unknown == "refuse"
+            read = await asyncio.to_thread(READERS[kind], served.posterior, body, options.max_rows, refuse)
+            assert service.batcher is not None
+            answer = asyncio.wrap_future(service.batcher.submit(served.posterior, read.inputs))
+            columns = await asyncio.wait_for(answer, options.timeout)
+        except InputError as error:
+            raise Refusal(413 if isinstance(error, TooManyRows) else 422, str(error)) from error
+        except TimeoutError as error:
+            sentence = f"The prediction took longer than {options.timeout:g} seconds. Send fewer rows, or try again."
+            raise Refusal(503, sentence, retry_after="1") from error
+    finally:
+        service.in_flight -= 1
+    rows = len(next(iter(columns.values())))
+    service.metrics.count("rows_total", rows)
+    service.metrics.count("alarms_total", sum(columns.get("alarm", ())))
+    return _answer(columns, served, read.ignored, "text/csv" in request.headers.get("accept", ""))
+
+
+async def _body(request: Request, options: ServeOptions) -> bytes:
+    """Return the body; refuse one that is too large before it is in memory, or too slow."""
+    from starlette.requests import ClientDisconnect
+
+    sentence = f"The body has more than {options.max_bytes:,} bytes, the most for one request. Send it in parts."
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and len(declared) < 20 and int(declared) > options.max_bytes:
+        raise Refusal(413, sentence, connection="close")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(options.timeout):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > options.max_bytes:
+                    raise Refusal(413, sentence, connection="close")
+    except TimeoutError as error:
+        raise Refusal(
+            408, f"The body did not arrive within {options.timeout:g} seconds.", connection="close"
+        ) from error
+    except ClientDisconnect as error:
+        raise Refusal(400, "The client closed the connection before its body was complete.") from error
+    if not body:
+        raise Refusal(422, 'The body is empty. Send {"rows": [...]} or a CSV; /docs has an example.')
+    return bytes(body)
+
+
+def _answer(columns: Columns, served: Served, ignored: list[str], as_csv: bool) -> Response:
+    """Return the columns as rows of JSON, or as the CSV that `fedabml predict` writes."""
+    from fastapi import Response
+
+    headers = {"x-posterior": served.digest[:16]}
+    rows = list(zip(*columns.values(), strict=True))
+    if as_csv:
+        text = csv_text(["row", *columns], ([i, *map(as_text, columns, row)] for i, row in enumerate(rows)))
+        return Response(text.encode("utf-8", "backslashreplace"), media_type="text/csv", headers=headers)
+    records = [dict(zip(columns, map(json_value, row), strict=True)) for row in rows]
+    content: dict[str, Any] = {"posterior": served.digest[:16], "predictions": records}
+    return _json(content | ({"ignored": ignored} if ignored else {}), headers=headers)
+
+
+def _json(content: Any, status: int = 200, headers: Any = None) -> Response:
+    """Return JSON in ASCII: a client's words may hold characters that no encoding takes."""
+    from fastapi import Response
+
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    return Response(text, status, headers=dict(headers or {}), media_type="application/json")
+
+
+async def _watch(service: Service) -> None:
+    """Take a newer posterior into use when its file changes."""
+    while True:
+        await asyncio.sleep(service.options.watch)
+        if service.changed():
+            with suppress(OSError):
+                try:
+                    await asyncio.to_thread(service.reload)
+                except InputError as error:
+                    log.warning("The newer posterior is not used: %s", error)

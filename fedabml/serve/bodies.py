@@ -1,0 +1,198 @@
+"""The bodies of requests: JSON or CSV from a stranger becomes checked inputs, or an InputError with a sentence.
+
+    {"rows": [{"age": 61, "sex": "f"}, ...]}        a table's columns by name; null is a missing value
+    {"rows": [[0.1, 0.2], ...]}                     arrays: each row has the shape of the posterior's inputs
+
+A CSV has the table's columns in its first line; for arrays of one axis it has a row of numbers per line. Nothing is
+guessed: a number is not read from a word, and a row must have every column.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..data import TableRecipe
+from ..data.recipe import as_text, pandas
+from ..data.table import MAX_COLUMNS
+from ..errors import InputError, nearest, short, shown
+from ..files.limits import parse_json
+from ..runs.input_spec import Inputs, InputSpec
+from ..runs.prior import Posterior
+
+MOST_NAMED = 20  # known values, or ignored columns, that a sentence or an answer lists
+Cells = dict[str, list[Any]]
+
+
+class TooManyRows(InputError):
+    """A request has more rows than the service takes at once."""
+
+
+class Body(NamedTuple):
+    """What a request asks for: its inputs, and the names of columns that the posterior does not read."""
+
+    inputs: Inputs
+    ignored: list[str]
+
+
+def read_json_body(posterior: Posterior, body: bytes, max_rows: int, refuse_unknown: bool) -> Body:
+    """Read a JSON body."""
+    text = _text(body)
+    content = parse_json(text, "The body", loads=_strict)
+    if not isinstance(content, dict) or "rows" not in content:
+        raise InputError('The body must be a JSON object with a list of rows: {"rows": [...]}.')
+    if others := sorted(set(content) - {"rows"}):
+        raise InputError(f"The body has '{short(others[0], 60)}' beside 'rows', which is not known. Leave it out.")
+    rows, spec = content["rows"], posterior.input_spec
+    if not isinstance(rows, list):
+        raise InputError('"rows" must be a list, with an entry for each row.')
+    _check_count(len(rows), max_rows)
+    if spec.recipe is None:
+        if "true" in text or "false" in text:  # numpy would make numbers of them
+            raise InputError("The rows hold true or false, where numbers are needed.")
+        return Body(posterior.read(_array(rows, spec)), [])
+    names = spec.recipe.columns
+    frame = pandas().DataFrame({name: _column(rows, name, spec.recipe) for name in names}, dtype=object)
+    ignored = sorted({name for row in rows for name in row} - set(names))
+    return _read_table(posterior, frame, ignored, refuse_unknown)
+
+
+def read_csv_body(posterior: Posterior, body: bytes, max_rows: int, refuse_unknown: bool) -> Body:
+    """Read a CSV body."""
+    text, spec = _text(body), posterior.input_spec
+    if not text.strip():
+        raise InputError("The body is empty. Send rows as CSV.")
+    if spec.recipe is None:
+        if len(spec.shape) != 1:
+            raise InputError(f"Inputs of shape {spec.shape} do not fit into a CSV. Send JSON.")
+        return Body(posterior.read(_array(_numbers(text, max_rows), spec)), [])
+    head = text.lstrip().partition("\n")[0]
+    if head.count(",") >= MAX_COLUMNS:
+        raise InputError(f"The first line has more than {MAX_COLUMNS:,} columns.")
+    try:
+        frame = pandas().read_csv(io.StringIO(text), nrows=max_rows + 1)
+    except Exception as error:  # pandas has errors of nearly every type for damaged text
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise InputError(f"The body is not a CSV table: {short(reason)}.") from error
+    if twice := _twice(next(csv.reader([head]), [])):
+        raise InputError(f"The first line has the column '{short(twice, 60)}' twice.")
+    _check_count(len(frame), max_rows)
+    if not isinstance(frame.index, pandas().RangeIndex):
+        raise InputError("The rows have more cells than the first line has columns.")
+    ignored = sorted({str(name) for name in frame.columns} - set(spec.recipe.columns))
+    return _read_table(posterior, frame, ignored, refuse_unknown)
+
+
+READERS: dict[str, Callable[[Posterior, bytes, int, bool], Body]] = {
+    "application/json": read_json_body,
+    "text/csv": read_csv_body,
+}
+
+
+def _text(body: bytes) -> str:
+    try:
+        return body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"The body is not UTF-8 text: its byte {error.start} does not fit.") from error
+
+
+def _strict(text: str) -> Any:
+    """Parse JSON without NaN and Infinity, which are no JSON, and without a name that stands twice in an object."""
+
+    def refuse(word: str) -> Any:
+        raise InputError(f"The body has {word}, which is not a number of JSON. Send null for a missing value.")
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        entries = dict(pairs)
+        if len(entries) < len(pairs):
+            raise InputError(f"An object has '{short(_twice([name for name, _ in pairs]), 60)}' twice.")
+        return entries
+
+    return json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
+
+
+def _twice(names: list[str]) -> str:
+    """Return the first name that stands there before; an empty text if all differ."""
+    return next((name for i, name in enumerate(names) if name in names[:i]), "")
+
+
+def _check_count(rows: int, most: int) -> None:
+    if rows == 0:
+        raise InputError("There are no rows. Send at least one.")
+    if rows > most:
+        raise TooManyRows(f"There are more than {most:,} rows, the most for one request. Send them in parts.")
+
+
+def _column(rows: list[Any], name: str, recipe: TableRecipe) -> list[Any]:
+    """Return one column of rows, each an object; its cells must be of the column's kind."""
+    cells = []
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise InputError(f"Row {number} is {shown(row)}; it must be an object with the table's columns.")
+        if name not in row:
+            others = [str(other) for other in row if other not in recipe.columns]
+            hint = nearest(name, others) if others else ""
+            hint = hint if "Did you mean" in hint else " Send null for a missing value."
+            raise InputError(f"Row {number} has no column '{name}'.{hint}")
+        cell = row[name]
+        if (
+            cell is not None
+            and name in recipe.numeric
+            and (isinstance(cell, bool) or not isinstance(cell, int | float))
+        ):
+            raise InputError(f"Column '{name}' has {shown(cell)} in row {number}, where a number is needed.")
+        if isinstance(cell, dict | list):
+            raise InputError(f"Column '{name}' has {shown(cell)} in row {number}, where one value is needed.")
+        cells.append(cell)
+    return cells
+
+
+def _read_table(posterior: Posterior, frame: Any, ignored: list[str], refuse_unknown: bool) -> Body:
+    """Return the inputs of a frame; a word that no training row had is refused if asked for."""
+    inputs = posterior.read(frame)  # this names a column that is missing
+    recipe = posterior.input_spec.recipe
+    for name, known in recipe.categories.items() if recipe and refuse_unknown else ():
+        for row, text in enumerate(as_text(frame[name]), 1):
+            if text and text not in known:
+                some = ", ".join(known[:MOST_NAMED]) + (", …" if len(known) > MOST_NAMED else "")
+                raise InputError(
+                    f"Column '{name}' has '{short(text, 60)}' in row {row}, which is no known value: "
+                    f"{short(some, 300)}. Send a known value, or null if it is missing."
+                )
+    return Body(inputs, [short(name, 60) for name in ignored[:MOST_NAMED]])
+
+
+def _numbers(text: str, max_rows: int) -> list[list[float]]:
+    """Return the rows of a CSV without a header, numbers in each."""
+    rows: list[list[float]] = []
+    try:
+        for line in csv.reader(io.StringIO(text)):
+            rows += [[float(cell) for cell in line]] if line else []
+            _check_count(len(rows) or 1, max_rows)
+    except (ValueError, csv.Error) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"Row {len(rows) + 1} of the CSV is not one of numbers alone: {short(str(error))}.") from error
+    return rows
+
+
+def _array(rows: list[Any], spec: InputSpec) -> np.ndarray:
+    """Return rows as an array of the posterior's type, whole numbers from 0 to 255 for images."""
+    try:
+        array = np.array(rows)
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"The rows are not all of the shape {spec.shape}.") from error
+    if array.dtype.kind not in "iuf":
+        raise InputError(f"The rows hold something else than numbers; each must be numbers of shape {spec.shape}.")
+    if tuple(array.shape[1:]) != spec.shape:
+        raise InputError(f"The rows have the shape {tuple(array.shape[1:])}; the posterior takes {spec.shape}.")
+    if spec.dtype != "uint8":
+        return array
+    if not ((array >= 0) & (array <= 255) & (np.floor(array) == array)).all():
+        raise InputError("The rows hold other values than the whole numbers from 0 to 255, which images have.")
+    return array.astype(np.uint8)
