@@ -19,7 +19,7 @@ import numpy as np
 
 from ..data import TableRecipe
 from ..data.recipe import as_text, pandas
-from ..data.table import MAX_COLUMNS
+from ..data.frames import MAX_COLUMNS
 from ..errors import InputError, nearest, short, shown
 from ..files.limits import parse_json
 from ..runs.input_spec import Inputs, InputSpec
