@@ -3,9 +3,9 @@
 | part | what it does | where |
 |---|---|---|
 | `recorder` | replays a step's plain operations, without the transforms of `torch.func` | recorder.py |
-| `passes` | computes elementwise operations of a recorded step in few passes over memory, in C | fused_passes.py |
+| `passes` | computes elementwise operations of a recorded step in few passes, in C | fused_passes.py, fusible.py |
 | `twister` | draws torch's random numbers on a CPU several at a time, in C | mersenne.py, mersenne.c |
-| `convolutions` | computes many clients' convolutions and products as batched matrix products | convolutions.py |
+| `convolutions` | computes many clients' products as batched ones | convolutions.py, narrow.py, pooling.py |
 | `triton` | has GPU kernels for noise, keys, convolutions and products | triton_kernels.py |
 | `graphs` | captures steps and rounds as CUDA graphs | engine/programs.py |
 | `threads` | gives worker threads on a CPU clients of their own | engine/workers.py |

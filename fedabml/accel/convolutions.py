@@ -12,13 +12,12 @@ further `vmap` makes more lanes or, where all share their images, more output ch
 A linear layer is x wᵀ, and its derivatives are such products, too: ∂x = g (wᵀ)ᵀ and ∂w = gᵀ (xᵀ)ᵀ, all by one kernel,
 which reads operands of any strides and writes ∂w in the layout of the weights.
 
-The engine enters `Products` on a GPU and `Narrow` on a CPU while a network runs; modules are not rewritten.
+The engine enters `Products` on a GPU, and `narrow.Narrow` on a CPU, while a network runs; modules are not rewritten.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -26,9 +25,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from .operators import compiler_is_tracing, gpu_operator, triton_usable
+from .pooling import max_pool2d
+from .replacing import Replacing, pair
 
 Pair = Sequence[int]
 
@@ -38,10 +38,7 @@ LARGE = 3 << 29  # operations from which one lane's convolution fills a GPU
 LONG = 512  # terms from which a sum is cut in pieces, where there are few such sums
 BUSY = 512  # products that keep a GPU busy; with fewer, sums are cut in pieces
 GRID = 65_000  # lanes that one kernel can have
-TILE = 16  # largest tile of a pooling, each entry of which is an operation
 SMALL = 1 << 27  # operations of a lane's matrix product from which a library is faster than our kernel
-NARROW = 16  # most outputs, and
-DEEP = 256  # least inputs, of a layer that a CPU multiplies faster with the weights first
 
 
 class Shape(NamedTuple):
@@ -65,8 +62,8 @@ class Shape(NamedTuple):
 def _images_per_turn(x: Tensor, length: int, shape: Shape) -> list[int]:
     """Return how many images to take in each turn, for patches of a length within `LIMIT`."""
     lanes, n = x.shape[:2]
-    each = lanes * shape.out[0] * shape.out[1] * length * x.element_size()
-    turns = min(n, -(-n * each // LIMIT))
+    bytes_per_image = lanes * shape.out[0] * shape.out[1] * length * x.element_size()
+    turns = min(n, -(-n * bytes_per_image // LIMIT))
     return [n * (i + 1) // turns - n * i // turns for i in range(turns)]
 
 
@@ -292,10 +289,10 @@ class Convolution(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         names = OPERANDS[ctx.result]
-        known = {ctx.result: g, **dict(zip(names, ctx.saved_tensors, strict=True))}
+        tensors = {ctx.result: g, **dict(zip(names, ctx.saved_tensors, strict=True))}
         derivatives = []
         for name, needed in zip(names, ctx.needs_input_grad, strict=False):
-            a, b = (known[operand] for operand in OPERANDS[name])
+            a, b = (tensors[operand] for operand in OPERANDS[name])
             derivatives.append(Convolution.apply(a, b, name, ctx.shape) if needed else None)
         return *derivatives, None, None
 
@@ -361,14 +358,9 @@ def conv2d(
     """Compute `torch.nn.functional.conv2d` of one client; its vmap is a batched matrix product."""
     if groups != 1 or input.ndim != 4 or isinstance(padding, str):
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    shape = Shape(*map(_pair, (weight.shape[2:], stride, padding, dilation, input.shape[2:])))
+    shape = Shape(*map(pair, (weight.shape[2:], stride, padding, dilation, input.shape[2:])))
     out = Convolution.apply(input.unsqueeze(0), weight.unsqueeze(0), "y", shape).squeeze(0)
     return out if bias is None else out + bias.view(-1, 1, 1)
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    """Return (v, v) for a number, else the sequence as a tuple."""
-    return (value, value) if isinstance(value, int) else tuple(value)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -390,95 +382,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out if bias is None else out + bias
 
 
-def max_pool2d(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: Any = False,
-) -> Any:
-    """Compute `torch.nn.functional.max_pool2d`; for a compiler by `Pool`, if small tiles cover the images once."""
-    tile = _pair(kernel_size)
-    if (
-        compiler_is_tracing()
-        and not return_indices
-        and len(tile) == 2
-        and math.prod(tile) <= TILE
-        and (_pair(stride or kernel_size), _pair(padding), _pair(dilation)) == (tile, (0, 0), (1, 1))
-        and all(size % step == 0 for size, step in zip(input.shape[-2:], tile, strict=True))
-    ):
-        return Pool.apply(input, *tile)[0]
-    return F.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-
-
-def narrow_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute `torch.nn.functional.linear`, with the weights first in the product of a layer that `Narrow.suits`."""
-    if input.ndim != 2 or not Narrow.suits(weight.shape):
-        return F.linear(input, weight, bias)
-    out = torch.mm(weight, input.t()).t()
-    return (out if bias is None else out + bias).contiguous()
-
-
-class Pool(Function):
-    """Returns the largest number of each tile and its index in the tile, row by row; the first one, as torch does.
-
-    It is written as plain arithmetic, because a compiler makes a slow kernel with lookups of torch's own derivative.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, a: int, b: int) -> tuple[Tensor, Tensor]:
-        tiles = x.unflatten(-1, (-1, b)).unflatten(-3, (-1, a))  # [..., down, a, across, b]
-        best, *others = (tiles[..., i, :, j] for i, j in itertools.product(range(a), range(b)))
-        index = torch.zeros_like(best, dtype=torch.uint8)
-        for number, other in enumerate(others, 1):
-            more = (other > best) | other.isnan()
-            best, index = torch.where(more, other, best), torch.where(more, number, index)
-        return best, index
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.tile = inputs[1:]
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor, _: Tensor) -> Any:
-        (index,), (a, b) = ctx.saved_tensors, ctx.tile
-        numbers = torch.arange(a * b, dtype=torch.uint8, device=g.device).view(a, 1, b)
-        index, g = (t.unsqueeze(-1).unsqueeze(-3) for t in (index, g))
-        tiles = torch.where(index == numbers, g, 0)
-        return tiles.flatten(-2).flatten(-3, -2), None, None
-
-
-class _Replacing(TorchFunctionMode):
-    """Calls other functions in place of some of torch's, wherever a module calls those."""
-
-    replacements: ClassVar[dict[Any, Callable[..., Any]]]
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.replacements.get(func, func)(*args, **(kwargs or {}))
-
-
-class Products(_Replacing):
+class Products(Replacing):
     """Replaces `conv2d`, `linear` and, for a compiler, `max_pool2d`."""
 
     replacements: ClassVar = {F.conv2d: conv2d, F.linear: linear, F.max_pool2d: max_pool2d}
-
-
-class Narrow(_Replacing):
-    """Replaces `linear`, on a CPU, in layers with few outputs and many inputs.
-
-    There x wᵀ has few columns, and a library's kernels, which compute several columns at once, have little to do; w xᵀ
-    has a column for every example. The result is contiguous, as a library's is: a module may `view` it.
-    """
-
-    replacements: ClassVar = {F.linear: narrow_linear}
-
-    @staticmethod
-    def suits(shape: Sequence[int]) -> bool:
-        """Return whether weights of this shape may belong to such a layer. A network without any needs no such mode."""
-        return len(shape) == 2 and shape[0] <= NARROW and shape[1] >= DEEP

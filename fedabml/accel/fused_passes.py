@@ -3,13 +3,13 @@
 On a CPU such operations wait for memory: each reads its operands and writes its result, for the next one to read. Here
 a group of them becomes one loop that reads every operand once and writes only what others need; pieces that are to be
 concatenated (`cat`) are read where they lie. Only operations whose rounding in torch is known exactly are taken
-(`EXPRESSIONS`), so results have the same bits, and it does not matter when, or whether, a step is compiled. The
+(`fusible.EXPRESSIONS`), so results have the same bits, and it does not matter when, or whether, a step is compiled. The
 compiler works in the background while steps go on without it, and passes must give the same bits in a few steps before
 they are used (`FusedFunction`). One difference is known: the sign of a zero that a lerp of weight 1 ends at, in a few
 entries. Functions such as exp, and sqrt, which is not exact in torch, remain torch's own.
 
-`_groups` chooses the operations, `_Pass` lays a group out, writes its C and calls it, `_rewritten` puts calls into the
-graph.
+`fusible.groups` chooses the operations, `_Pass` lays a group out, writes its C and calls it, `_rewritten` puts calls
+into the graph.
 """
 
 from __future__ import annotations
@@ -31,37 +31,15 @@ from torch.utils._pytree import tree_leaves
 
 from . import enabled
 from .c_library import compiler, in_background, library, run_in_threads
+from .fusible import REAL, arguments_of, broadcast_strides, expression_of, groups, is_cat
 from .recorder import Spec, has_side_effects, item, reuse_memory
 
 log = logging.getLogger("fedabml")
 
-LEAST = 1 << 14  # entries of a tensor from which a pass saves more than it costs
 WORTH = 1 << 20  # entries of all operations from which a step is worth compiling
 CUT = 1 << 14  # entries of a row at a time, so that what all lanes read stays in the cache
 TRIALS = 6  # steps in which passes must give the same bits; in the first of a phase some differences are 0
 HEAD = Path(__file__).with_name("passes.h").read_text(encoding="utf-8")
-REAL = {torch.float32: "float", torch.float64: "double"}
-
-# What torch's kernels compute, in C, by the names of their arguments; FMA rounds once, as theirs do.
-EXPRESSIONS = {
-    "add": "{self} + {other}",
-    "sub": "{self} - {other}",
-    "rsub": "{other} - {self}",
-    "add alpha": "FMA({alpha}, {other}, {self})",
-    "sub alpha": "FMA(-{alpha}, {other}, {self})",
-    "rsub alpha": "FMA(-{alpha}, {self}, {other})",
-    "mul": "{self} * {other}",
-    "div": "{self} / {other}",
-    "neg": "-{self}",
-    "reciprocal": "1 / {self}",
-    "addcmul": "FMA({value} * {tensor1}, {tensor2}, {self})",
-    "addcdiv": "{self} + {value} * {tensor1} / {tensor2}",
-    "lerp": "FMA(FABS({weight}) < HALF ? {weight} : {weight} - 1, {end} - {self}, "
-    "FABS({weight}) < HALF ? {self} : {end})",
-    "relu": "{self} < 0 ? 0 : {self}",
-    "threshold_backward": "{self} <= {threshold} ? 0 : {grad_output}",
-}
-OVERLOADS = ("default", "Tensor", "Scalar")
 
 
 class FusedFunction:
@@ -109,18 +87,20 @@ def fused(tape: fx.GraphModule, owned: int = 0) -> Callable[[], fx.GraphModule] 
     """
     if not enabled("passes") or compiler() is None or any(has_side_effects(node) for node in tape.graph.nodes):
         return None
-    groups = _groups(tape.graph)
-    if sum(len(group) * group[0].meta["spec"].shape.numel() for group in groups) < WORTH:
+    chosen = groups(tape.graph)
+    if sum(len(group) * group[0].meta["spec"].shape.numel() for group in chosen) < WORTH:
         return None
-    passes = [each for i, group in enumerate(groups) if (each := _Pass(group, f"pass{i}")).reads_recorded_strides()]
+    passes = [
+        one_pass for i, group in enumerate(chosen) if (one_pass := _Pass(group, f"pass{i}")).reads_recorded_strides()
+    ]
     function = fx.GraphModule(tape, _rewritten(tape.graph, passes))
     reuse_memory(function, owned)
-    source = "\n".join([HEAD, *(each.source() for each in passes)])
+    source = "\n".join([HEAD, *(one_pass.source() for one_pass in passes)])
 
     def compile_passes() -> fx.GraphModule:
         code = library(source)
-        for each in passes:
-            each.load(code)
+        for one_pass in passes:
+            one_pass.load(code)
         return function
 
     return compile_passes
@@ -138,110 +118,6 @@ def _bits(x: Tensor) -> Tensor:
     return x.masked_fill(x.isnan(), torch.nan).view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize])
 
 
-# -- which operations -------------------------------------------------------------------------------------------------
-def _groups(graph: fx.Graph) -> list[list[fx.Node]]:
-    """Return the groups of operations that become one pass each, in the order of the graph.
-
-    A node joins the group of an operand unless some other node depends on the one and feeds the other.
-    """
-    fusible = [node for node in graph.nodes if _is_fusible(node)]
-    group = {node: [node] for node in fusible}
-    for node in (n for n in fusible if not _is_cat(n)):
-        for operand in node.all_input_nodes:
-            ours, theirs = group[node], group.get(operand)
-            if theirs is None or theirs is ours or operand.meta["spec"] != node.meta["spec"]:
-                continue
-            if not _negates_rounded_sum(node, operand) and not _has_path_between(theirs, ours, group):
-                theirs.extend(ours)
-                group.update(dict.fromkeys(ours, theirs))
-    position = {node: i for i, node in enumerate(graph.nodes)}
-    groups = {id(members): sorted(members, key=position.__getitem__) for members in group.values()}
-    return [members for members in groups.values() if len(members) > 1]
-
-
-def _has_path_between(first: list[fx.Node], last: list[fx.Node], group: dict[fx.Node, list[fx.Node]]) -> bool:
-    """Return whether a path leads from one group to another through other nodes; a joint pass would wait for itself."""
-    ends = {*first, *last}
-    stack = [user for node in first for user in node.users if user not in ends]
-    met = set(stack)
-    while stack:
-        for member in group.get(node := stack.pop(), [node]):
-            for user in member.users:
-                if user in last:
-                    return True
-                if user not in met and user not in ends:
-                    met.add(user)
-                    stack.append(user)
-    return False
-
-
-def _negates_rounded_sum(node: fx.Node, operand: fx.Node) -> bool:
-    """Return whether a node negates a sum that is rounded once: GCC turns -(ab + c) into -ab - c, another zero."""
-    negative = str(node.target) == "aten.neg.default" or -1 in node.args
-    return negative and "FMA" in _expression(operand)
-
-
-def _expression(node: fx.Node) -> str:
-    """Return what an operation computes, in C; an empty string if it is not one of `EXPRESSIONS`."""
-    space, _, name = str(node.target).partition(".")
-    name, _, overload = name.partition(".")
-    if space != "aten" or overload not in OVERLOADS:
-        return ""
-    alpha = _arguments(node).get("alpha", 1)
-    return EXPRESSIONS.get(name if alpha == 1 else f"{name} alpha", "")
-
-
-def _is_cat(node: fx.Node) -> bool:
-    return str(node.target) == "aten.cat.default"
-
-
-def _is_fusible(node: fx.Node) -> bool:
-    """Return whether a node is a known elementwise operation whose result has a size and layout that a pass writes."""
-    spec: Spec | None = node.meta.get("spec")
-    if node.op != "call_function" or spec is None or spec.dtype not in REAL or spec.shape.numel() < LEAST:
-        return False
-    shape, strides, dtype = spec
-    specs: list[Any] = [n.meta.get("spec") for n in node.all_input_nodes]
-    if strides != _dense(shape) or shape[-1] == 1 or any(s is None or s.dtype != dtype for s in specs):
-        return False
-    arguments = _arguments(node)
-    if _is_cat(node):
-        covers = all(s.shape[:-1] == shape[:-1] and 0 < s.shape[-1] < shape[-1] and _inner(s) for s in specs)
-        return arguments["dim"] % len(shape) == len(shape) - 1 and len(arguments["tensors"]) == len(specs) and covers
-    if not _expression(node) or any(_strides(shape, s)[-1] not in (0, 1) for s in specs):
-        return False
-    numbers = [value for value in arguments.values() if not isinstance(value, fx.Node)]
-    if any(isinstance(v, (bool, str)) or not math.isfinite(v) for v in numbers):
-        return False
-    # With alpha and other operands torch's kernels round the entries at the end of a row differently.
-    dense = isinstance(arguments.get("other"), fx.Node) and all(s.shape == shape and _inner(s) for s in specs)
-    return arguments.get("alpha", 1) == 1 or dense
-
-
-def _inner(spec: Spec) -> bool:
-    """Return whether entries of the last axis lie side by side."""
-    return spec.shape[-1] == 1 or spec.strides[-1] == 1
-
-
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    """Return the arguments of an operation by name, with defaults."""
-    operation: Any = node.target
-    schema = operation._schema.arguments
-    defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
-    return defaults | {a.name: value for a, value in zip(schema, node.args, strict=False)} | dict(node.kwargs)
-
-
-def _dense(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor."""
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-
-
-def _strides(shape: Sequence[int], spec: Spec) -> tuple[int, ...]:
-    """Return a tensor's strides when it is broadcast to a shape."""
-    inner = [0 if size == 1 else stride for size, stride in zip(spec.shape, spec.strides, strict=True)]
-    return (0,) * (len(shape) - len(inner)) + tuple(inner)
-
-
 # -- one pass ---------------------------------------------------------------------------------------------------------
 class _Pass:
     """Computes a group of operations by one function in C: operands → results, into the tensors `out` or new ones.
@@ -254,7 +130,7 @@ class _Pass:
         self.nodes, self.__name__ = nodes, name
         self.calls: list[Any] = [(n, n.target, n.args, n.kwargs) for n in nodes]  # the graph may change later
         self.shape, self.strides, self.dtype = nodes[0].meta["spec"]
-        inside, cats = set(nodes), [n for n in nodes if _is_cat(n)]
+        inside, cats = set(nodes), [n for n in nodes if is_cat(n)]
         outside = {n: [o for o in n.all_input_nodes if o not in inside] for n in nodes}
         self.operands = list(dict.fromkeys(o for n in nodes for o in outside[n]))
         self.results = [n for n in nodes if any(user not in inside for user in n.users)]
@@ -263,7 +139,7 @@ class _Pass:
         self.read = {node: i for i, node in enumerate([*single, *cats])}
         # What is read and written: a tensor each, or the pieces of a `cat`.
         self.slots = [n.all_input_nodes if n in cats else [n] for n in self.read] + [[n] for n in self.results]
-        strides = [_strides(self.shape, slot[0].meta["spec"]) for slot in self.slots]
+        strides = [broadcast_strides(self.shape, slot[0].meta["spec"]) for slot in self.slots]
         self.axes = _axes(self.shape, [s for s, slot in zip(strides, self.slots, strict=True) if len(slot) == 1], cats)
         self.sizes = [math.prod(self.shape[i] for i in axis) for axis in self.axes]
         starts = {0, *range(CUT, self.sizes[-1], CUT)}.union(*(_starts(slot) for slot in self.slots))
@@ -293,9 +169,9 @@ class _Pass:
         for i, node in enumerate(n for n in self.nodes if n not in self.read):
             operands = {
                 k: variable[v] if isinstance(v, fx.Node) else f"({real}){float(v).hex()}"
-                for k, v in _arguments(node).items()
+                for k, v in arguments_of(node).items()
             }
-            text = _expression(node).format(**operands)
+            text = expression_of(node).format(**operands)
             for name, builtin in names.items():
                 text = text.replace(name, builtin)
             variable[node] = f"x{i}"
@@ -332,7 +208,7 @@ class _Pass:
                 which = sum(s <= start for s in starts) - 1
                 piece = slot[which]
                 size = piece.meta["spec"].shape
-                outer = _strides(self.shape, Spec(size, strides_of[piece], self.dtype))
+                outer = broadcast_strides(self.shape, Spec(size, strides_of[piece], self.dtype))
                 step = 1 if len(slot) > 1 and size[-1] == 1 else outer[-1]
                 if step != self.steps[i] or not _keeps_axes_together(outer, self.shape, self.axes):
                     return None
@@ -393,7 +269,7 @@ def _keeps_axes_together(strides: Sequence[int], shape: Sequence[int], axes: lis
 
 def _rewritten(graph: fx.Graph, passes: list[_Pass]) -> fx.Graph:
     """Return the graph with a call in place of every group, where the last of its operations stood or earlier."""
-    pass_of = {node: each for each in passes for node in each.nodes}
+    pass_of = {node: one_pass for one_pass in passes for node in one_pass.nodes}
     new, copies = fx.Graph(), dict[fx.Node, fx.Node]()
 
     def write(node: fx.Node) -> None:

@@ -27,10 +27,10 @@ def _processor() -> str:
     with contextlib.suppress(OSError, ValueError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         pairs = (line.partition(":") for line in reversed(lines))  # the first of several processors comes last
-        facts = {key.strip(): value.strip() for key, colon, value in pairs if colon}
-        if "model name" in facts:
-            return facts["model name"]
-        if numbers := [f"{key[4:]} {facts[key]}" for key in ("CPU implementer", "CPU part") if key in facts]:
+        fields = {key.strip(): value.strip() for key, colon, value in pairs if colon}
+        if "model name" in fields:
+            return fields["model name"]
+        if numbers := [f"{key[4:]} {fields[key]}" for key in ("CPU implementer", "CPU part") if key in fields]:
             return f"{platform.machine()}, {', '.join(numbers)}"
     return platform.processor() or platform.machine()
 

@@ -66,9 +66,9 @@ class _Recorder(TorchDispatchMode):
         if isinstance(out, Tensor):
             self._note(out, node)
         elif isinstance(out, (tuple, list)):
-            for i, each in enumerate(out):
-                if isinstance(each, Tensor):
-                    self._note(each, self.graph.call_function(item, (node, i)))
+            for i, result in enumerate(out):
+                if isinstance(result, Tensor):
+                    self._note(result, self.graph.call_function(item, (node, i)))
         return out
 
 
@@ -123,11 +123,11 @@ def merge_duplicates(graph: fx.Graph) -> None:
     """Do an operation with the same operands once, and leave out operations that return their operand."""
     if any(has_side_effects(node) for node in graph.nodes):
         return
-    known: dict[str, fx.Node] = {}
+    node_by_operation: dict[str, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "call_function":
             operation = repr((str(node.target), node.args, node.kwargs))
-            equal = node.all_input_nodes[0] if _is_identity(node) else known.setdefault(operation, node)
+            equal = node.all_input_nodes[0] if _is_identity(node) else node_by_operation.setdefault(operation, node)
             equal = _before_two_transposes(node) or equal
             if equal is not node:
                 node.replace_all_uses_with(equal)
@@ -199,12 +199,12 @@ def reuse_memory(tape: fx.GraphModule, owned: int = 0) -> int:
         makes = getattr(node.target, "makes", None)
         if node not in allocated or (makes is None and torch.Tag.pointwise not in getattr(node.target, "tags", ())):
             continue
-        shown = [owner[n] for n in node.all_input_nodes]
+        memories = [owner[n] for n in node.all_input_nodes]
         spec = makes[0] if makes else node.meta.get("spec")
         free = [
             n
-            for n, memory in zip(node.all_input_nodes, shown, strict=True)
-            if memory in writable and last_reader[memory] is node and shown.count(memory) == 1
+            for n, memory in zip(node.all_input_nodes, memories, strict=True)
+            if memory in writable and last_reader[memory] is node and memories.count(memory) == 1
             if spec is not None and n.meta.get("spec") == spec
         ]
         if makes is not None:

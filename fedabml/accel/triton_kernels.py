@@ -210,7 +210,7 @@ def _convolve(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[misc, unused-ignore]
 def _to_weights(  # type: ignore[no-untyped-def]
-    x, g, w, lane, image, wide, rows, outs, pieces, share,
+    x, g, w, lane, image, wide, rows, outs, pieces, rows_per_piece,
     LENGTH: tl.constexpr, ACROSS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DOWN: tl.constexpr,
     RIGHT: tl.constexpr, RUN: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -222,8 +222,8 @@ def _to_weights(  # type: ignore[no-untyped-def]
     g += index * rows * outs
     inside = _patch(k, wide, ACROSS, RUN)
     total = tl.zeros((K, N), tl.float32)
-    last = tl.minimum(rows, (piece + 1) * share)
-    for first in range(piece * share, last, M):
+    last = tl.minimum(rows, (piece + 1) * rows_per_piece)
+    for first in range(piece * rows_per_piece, last, M):
         m = first + tl.arange(0, M)
         begin = _corner(m, image, wide, HEIGHT, WIDTH, DOWN, RIGHT, RUN)
         a = tl.load(x + inside[:, None] + begin[None, :], mask=(k < LENGTH)[:, None] & (m < last)[None, :], other=0.0)
@@ -260,8 +260,8 @@ def convolve(x: Tensor, w: Tensor, kernel: Pair, stride: Pair, out: Pair, coarse
     # Measured on an H200: exact products are faster in smaller blocks where there are few, short sums in small pieces.
     length, across = constants["LENGTH"], triton.cdiv(outs, wide)
     tall = 128 if coarse or lanes * triton.cdiv(rows, 128) * across >= MANY else 64
-    short = 16 if x.dtype == torch.bfloat16 else 32
-    tile = {"M": tall, "K": 64 if x.dtype == torch.bfloat16 and length > 128 else short}
+    shallow = 16 if x.dtype == torch.bfloat16 else 32
+    tile = {"M": tall, "K": 64 if x.dtype == torch.bfloat16 and length > 128 else shallow}
     grid = (triton.cdiv(rows, tall), across, lanes)
     warps = 8 if wide > 64 or (not coarse and tall == 128 and length > 128) else 4
     options = {"PRECISION": "tf32" if coarse else "tf32x3", "num_warps": warps, "num_stages": 3}
@@ -277,11 +277,11 @@ def to_weights(x: Tensor, g: Tensor, kernel: Pair, stride: Pair, out: Pair) -> T
     tile, small = {"M": 32, "K": 128}, x.dtype == torch.bfloat16
     blocks = triton.cdiv(length, tile["K"]), triton.cdiv(outs, wide)
     pieces = max(1, min(triton.cdiv(rows, 512), triton.cdiv(BUSY if small else 2 * BUSY, lanes * math.prod(blocks))))
-    share = triton.cdiv(triton.cdiv(rows, pieces), tile["M"]) * tile["M"]
+    rows_per_piece = triton.cdiv(triton.cdiv(rows, pieces), tile["M"]) * tile["M"]
     w = torch.empty(lanes, pieces, length, outs, dtype=torch.float32, device=x.device)
     # For TF32 alone a transposed operand must be rearranged, which takes longer than three products.
     options = {"PRECISION": "tf32x3", "num_warps": 4 if wide <= 64 else 8, "num_stages": 4 if small else 3}
-    _to_weights[(*blocks, lanes * pieces)](x, g, w, *numbers, pieces, share, **constants, **tile, **options)
+    _to_weights[(*blocks, lanes * pieces)](x, g, w, *numbers, pieces, rows_per_piece, **constants, **tile, **options)
     return w.sum(1).to(x.dtype)
 
 
@@ -317,7 +317,7 @@ def _multiply(  # type: ignore[no-untyped-def]
     else:
         part = tl.arange(0, SPLIT)[:, None] * K + tl.arange(0, K)[None, :]
         row, column = a + m[None, :, None] * (a_row * RUNS[4]), b + n[None, None, :] * (b_row * RUNS[7])
-        each = tl.zeros((SPLIT, M, N), tl.float32)
+        warp_sums = tl.zeros((SPLIT, M, N), tl.float32)
         for first in range(0, length, SPLIT * K):
             k = first + part
             u = tl.load(
@@ -330,8 +330,8 @@ def _multiply(  # type: ignore[no-untyped-def]
                 mask=(n < outs)[None, None, :] & (k < length)[:, :, None],
                 other=0.0,
             )
-            each = tl.dot(u, v, each, input_precision=PRECISION)
-        total = tl.sum(each, 0)
+            warp_sums = tl.dot(u, v, warp_sums, input_precision=PRECISION)
+        total = tl.sum(warp_sums, 0)
     target = y + lane * rows * outs + m[:, None] * outs + n[None, :]
     tl.store(target, total.to(y.dtype.element_ty), mask=(m < rows)[:, None] & (n < outs)[None, :])
 
@@ -346,8 +346,8 @@ def _blocks(rows: int, outs: int, length: int, lanes: int) -> dict[str, int]:
     neither on another kernel nor on the order of events.
     """
 
-    def side(most: int, size: int) -> int:
-        return min(most, max(16, triton.next_power_of_2(size)))
+    def side(limit: int, size: int) -> int:
+        return min(limit, max(16, triton.next_power_of_2(size)))
 
     if length <= 64:
         return {"M": side(32, rows), "N": side(32, outs), "K": 32, "SPLIT": 1, "num_warps": 2, "num_stages": 2}

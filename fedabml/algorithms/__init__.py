@@ -83,10 +83,10 @@ def make(name: str, **hyper: Any) -> Algorithm:
         way = f" If it is your own, name its file: FILE.py:{name}." if name.isidentifier() else ""
         raise InputError(f"There is no algorithm '{name}'.{nearest(name, REGISTRY)}{way}")
     kind, defaults = REGISTRY[name].kind, REGISTRY[name].defaults
-    known = {field.name for field in dataclasses.fields(kind)}
+    names = {field.name for field in dataclasses.fields(kind)}
     for word in hyper:
-        if word not in known:
-            raise InputError(f"Algorithm '{name}' has no hyperparameter '{word}'.{nearest(word, known)}")
+        if word not in names:
+            raise InputError(f"Algorithm '{name}' has no hyperparameter '{word}'.{nearest(word, names)}")
     return kind(**{**defaults, **hyper})
 
 

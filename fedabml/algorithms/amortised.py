@@ -44,19 +44,20 @@ class Amortised(Variational):
         One recursion runs backwards through the steps. `move` is in closed form, so its derivative is exact. The
         likelihood's Hessian enters only as H·v. The derivative in φ_0 is added to that in θ.
         """
-        share = self.step_fraction(batch, site.n)
+        fraction = self.step_fraction(batch, site.n)
 
         def gradient(j: int, phi: State) -> State:
             return self.gradient(phi, batch, rng.fold(key, j), loss)[0]
 
         def move(phi: State, gradient: State, theta: State) -> State:
-            return self.move(phi, gradient, theta, site.n, self.lr, share)
+            return self.move(phi, gradient, theta, site.n, self.lr, fraction)
 
         def outer(theta: State, phi: State) -> tuple[Tensor, Tensor]:
             q, prior = self.distribution(phi), self.distribution(theta)
             value = loss(q, batch, rng.fold(key, self.k), self.s)
-            both = isinstance(q, Gaussian) and isinstance(prior, Gaussian)
-            return (value + self.lam / site.n * kl(q, prior) if both else value), value  # type: ignore[arg-type]
+            are_gaussian = isinstance(q, Gaussian) and isinstance(prior, Gaussian)
+            pull = self.lam / site.n * kl(q, prior) if are_gaussian else None  # type: ignore[arg-type]
+            return (value if pull is None else value + pull), value
 
         with needs_second_derivative("curvature hessian_free or first_order"):
             path, gradients = [{**theta, **self.zero_momentum(theta["mean"])}], []
@@ -70,7 +71,7 @@ class Amortised(Variational):
                 back = {name: b + product.get(name, 0) for name, b in back.items()}
                 total = {name: t + direct[name] for name, t in total.items()}
         learned = ("mean", "logstd") if self.prior_std == "learned" else ("mean",)
-        rate = self.theta_lr * share
+        rate = self.theta_lr * fraction
         return {
             name: v - rate * (total[name] + back[name]) if name in learned else v for name, v in theta.items()
         }, value

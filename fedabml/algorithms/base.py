@@ -152,8 +152,10 @@ class Algorithm:
 
     def __repr__(self) -> str:
         """Show the hyperparameters that are not the class's defaults."""
-        usual = {f.name: f.default for f in dataclasses.fields(self)}
-        changed = (f"{k}={v!r}" for k, v in self.values().items() if type(v) is not type(usual[k]) or v != usual[k])
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        changed = (
+            f"{k}={v!r}" for k, v in self.values().items() if type(v) is not type(defaults[k]) or v != defaults[k]
+        )
         return short(f"{type(self).__name__}({', '.join(changed)})")
 
     # -- the server -------------------------------------------------------------------------------------------------

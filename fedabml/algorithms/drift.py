@@ -83,18 +83,21 @@ class Steered(Amortised):
         length = carry["length"] / (1 - self.momentum)
         if not self.keeps:
             return {"length": length}, {}
-        taken = self.drift_share * (shared["control"] - kept["control"])
-        control = (shared["mean"] - carry["mean"]) / length - taken
+        correction = self.drift_share * (shared["control"] - kept["control"])
+        control = (shared["mean"] - carry["mean"]) / length - correction
         change = control - kept["control"]
         if self.weights == "uniform":
             return {"control": change}, {"control": control}
         # As in SCAFFOLD, c is the mean over clients, whatever their weights.
         return {"control": change / site.n, "share": 1 / site.n}, {"control": control}
 
-    def next_server_control(self, shared: State, update: State, step: float, share: float) -> State:
-        """Return the server's new c; `step` is the part of m − m_θ that an update's mean has, `share` is |A|/N."""
+    def next_server_control(self, shared: State, update: State, step: float, participation: float) -> State:
+        """Return the server's new c.
+
+        `step` is the part of m − m_θ that an update's mean has, `participation` is |A|/N.
+        """
         if self.drift == "none":
             return {}
         if not self.keeps:
             return {"control": (shared["mean"] - update["mean"]) / (step * update["length"])}
-        return {"control": shared["control"] + share * update["control"] / update.get("share", 1)}
+        return {"control": shared["control"] + participation * update["control"] / update.get("share", 1)}

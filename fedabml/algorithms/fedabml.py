@@ -94,16 +94,16 @@ class FedABML(Steered):
     def step(self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss) -> Stepped:
         theta = shared | group(carry, "prior")
         phi = {name: value for name, value in carry.items() if not name.startswith("prior.")}
-        share = self.step_fraction(batches[0], site.n)
+        fraction = self.step_fraction(batches[0], site.n)
         if self.prior_step == "amortised":
             theta, value = self.amortised(theta, batches[0], site, key, loss)
             phi |= theta
         else:
             for j in range(self.k):
                 gradient, value = self.gradient(phi, batches[0], rng.fold(key, j), loss)
-                phi = self.move(phi, self.corrected_gradient(gradient, carry, shared), theta, site.n, self.lr, share)
+                phi = self.move(phi, self.corrected_gradient(gradient, carry, shared), theta, site.n, self.lr, fraction)
             if self.drift != "none":
-                phi["length"] = carry["length"] + self.k * self.lr * share
+                phi["length"] = carry["length"] + self.k * self.lr * fraction
             theta = self.theta_step(theta, phi, site.n) if self.prior_every == "batch" else theta
         return phi | (prefixed("prior", theta) if self.prior_every == "batch" else {}), value
 
@@ -139,8 +139,8 @@ class FedABML(Steered):
     @property
     def own_lr(self) -> float:
         # With the label level θ is already good for a client; steps at the training rate would undo that.
-        usual = 0.01 if self.label_prior == "none" else 0.003
-        return usual if self.personal_lr is None else self.personal_lr
+        default = 0.01 if self.label_prior == "none" else 0.003
+        return default if self.personal_lr is None else self.personal_lr
 
     def theta_step(self, theta: State, phi: State, n: Tensor) -> State:
         """Return θ_i after one step towards the posterior φ."""

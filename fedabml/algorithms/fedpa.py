@@ -25,12 +25,12 @@ from .hyper import SERVER_LR, Range, hyper
 from .steps import Number
 
 
-def posterior_correction(theta: Tensor, samples: Tensor, taken: Tensor, rho: Number) -> Tensor:
-    """Return Σ̂⁻¹(θ − μ̂), [d], of the last `taken` rows of `samples` [ℓ, d], by dynamic programming; 0 for none."""
+def posterior_correction(theta: Tensor, samples: Tensor, count: Tensor, rho: Number) -> Tensor:
+    """Return Σ̂⁻¹(θ − μ̂), [d], of the last `count` rows of `samples` [ℓ, d], by dynamic programming; 0 for none."""
     mean, delta = theta, torch.zeros_like(theta)
     past: list[tuple[Tensor, Tensor]] = []  # v_k = Σ̃_{k−1}⁻¹ u_k, and γ_k/(1 + γ_k u_k·v_k)
     for j, x in enumerate(samples):
-        k = taken - (len(samples) - 1 - j)  # the number of this sample; not taken where it is below 1
+        k = count - (len(samples) - 1 - j)  # the number of this sample; not taken where it is below 1
         u = torch.where(k > 0, x - mean, 0)
         k = k.clamp_min(1)
         v = u - sum(c * (w @ u) * w for w, c in past)
@@ -39,7 +39,7 @@ def posterior_correction(theta: Tensor, samples: Tensor, taken: Tensor, rho: Num
         delta = delta - v * (1 / k + gamma * (u @ delta)) / scale
         mean = mean + u / k
         past.append((v, gamma / scale))
-    return delta * (1 + (taken - 1).clamp_min(0) * rho)
+    return delta * (1 + (count - 1).clamp_min(0) * rho)
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,11 +80,11 @@ class FedPA(Algorithm):
         return {**carry, "step": carry["step"] + 1, "sum": torch.where(full, 0, total), "samples": samples}, value
 
     def end(self, carry: State, shared: State, kept: State, site: Site, steps: Tensor) -> tuple[State, State]:
-        taken = torch.floor((steps - self.burn) / self.window).clamp(0, self.samples)
+        count = torch.floor((steps - self.burn) / self.window).clamp(0, self.samples)
         if self.warm:
-            taken = torch.where(shared["round"] < self.warm, 0, taken)
-        delta = posterior_correction(shared["mean"], carry["samples"], taken, self.rho)
-        return {"delta": torch.where(taken > 0, delta, shared["mean"] - carry["mean"])}, {}
+            count = torch.where(shared["round"] < self.warm, 0, count)
+        delta = posterior_correction(shared["mean"], carry["samples"], count, self.rho)
+        return {"delta": torch.where(count > 0, delta, shared["mean"] - carry["mean"])}, {}
 
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
         mean = shared["mean"] - self.server_lr * update["delta"]

@@ -103,9 +103,9 @@ class FedPop(Headed):
         return {"body": carry["body"], "mu": heads.mean(0), "second": second}, {"head": carry["head"]}
 
     def merge(self, shared: State, update: State, sampled: int, clients: int) -> State:
-        share = sampled / clients
-        mean = shared["mu"] + share * (update["mu"] - shared["mu"])
-        second = torch.exp(2 * shared["logstd"]) * (1 - share) + share * update["second"]
+        participation = sampled / clients
+        mean = shared["mu"] + participation * (update["mu"] - shared["mu"])
+        second = torch.exp(2 * shared["logstd"]) * (1 - participation) + participation * update["second"]
         fitted = moments(mean, second, shared["mu"])
         return {"body": update["body"], "mu": fitted.mean, "logstd": fitted.logstd.clamp_min(self.floor)}
 

@@ -53,13 +53,13 @@ def hyper(
 
 def checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
     """Return the value in the field's type; an InputError gives the type, the choices or the range."""
-    meta, where = field.metadata, f"{owner}: hyperparameter '{field.name}' ({field.metadata['doc']})"
+    meta, subject = field.metadata, f"{owner}: hyperparameter '{field.name}' ({field.metadata['doc']})"
     hint = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
     if value is None and "None" in hint:
         return None
     if meta["choices"]:
         if not isinstance(value, str) or value not in meta["choices"]:
-            raise InputError(f"{where} is {shown(value)}.{nearest(str(value), meta['choices'])}")
+            raise InputError(f"{subject} is {shown(value)}.{nearest(str(value), meta['choices'])}")
         return value
     base = next((base for base in ("str", "bool", "int") if hint.startswith(base)), "float")
     if base == "str" and type(value) is int:
@@ -74,11 +74,11 @@ def checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
         "float": ("a finite number" if isinstance(value, float) else "a number", finite),
     }[base]
     if not fits:
-        raise InputError(f"{where} must be {wanted}; it is {shown(value)}.")
+        raise InputError(f"{subject} must be {wanted}; it is {shown(value)}.")
     if base in ("str", "bool"):
         return value
     number, low, high = int(value) if base == "int" else float(value), meta["low"], meta["high"]
     if not low <= number <= high:
         allowed = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
-        raise InputError(f"{where} is {shown(value)}; it must be {allowed}.")
+        raise InputError(f"{subject} is {shown(value)}; it must be {allowed}.")
     return number

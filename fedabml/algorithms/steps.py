@@ -32,8 +32,8 @@ def proximal_step(mean: Tensor, direction: Tensor, centre: Tensor, kappa: Tensor
     m ← (m − η g + ηκ·centre)/(1 + ηκ): the fixed point of the explicit step m − η(g + κ(m − centre)), but stable for
     every κ, where the explicit one diverges at ηκ ≥ 2.
     """
-    share = plus(kappa.new_ones(()), lr, kappa).reciprocal()
-    return torch.lerp(centre, plus(mean, lr, direction, -1), share)
+    weight = plus(kappa.new_ones(()), lr, kappa).reciprocal()
+    return torch.lerp(centre, plus(mean, lr, direction, -1), weight)
 
 
 def proximal_momentum_step(
@@ -50,9 +50,9 @@ def proximal_momentum_step(
     return proximal_step(carry["mean"], rest * direction, centre, kappa, lr / rest), buffer
 
 
-def blend(old: State, new: State, share: Number) -> State:
-    """Return (1 − β)·old + β·new, β = `share`."""
-    return {name: (1 - share) * old[name] + share * new[name] for name in old}
+def blend(old: State, new: State, beta: Number) -> State:
+    """Return (1 − β)·old + β·new, β = `beta`."""
+    return {name: (1 - beta) * old[name] + beta * new[name] for name in old}
 
 
 def natural_logstd(logstd: Tensor, gradient: Tensor, prior: Tensor, weight: Number, rho: Number) -> Tensor:

@@ -95,12 +95,12 @@ class Variational(Algorithm):
         """Return the factor on the step sizes for this minibatch."""
         return batch_fraction(batch, n) if self.short_batch == "rows" else 1.0
 
-    def move(self, phi: State, gradient: State, theta: State, n: Tensor, lr: Number, share: Number = 1.0) -> State:
+    def move(self, phi: State, gradient: State, theta: State, n: Tensor, lr: Number, fraction: Number = 1.0) -> State:
         """Return φ after a step by the likelihood's gradient and the KL's pull towards θ, all in closed form.
 
-        `share` multiplies the step sizes; it is the minibatch's part of a whole one.
+        `fraction` multiplies the step sizes; it is the minibatch's part of a whole one.
         """
-        lr = lr * share
+        lr = lr * fraction
         if self.posterior == "point":
             direction, buffer = self.momentum_step(phi, gradient["mean"])
             return {**phi, "mean": phi["mean"] - lr * direction, **buffer}
@@ -111,7 +111,7 @@ class Variational(Algorithm):
         else:
             direction, buffer = self.momentum_step(phi, gradient["mean"] + kappa * (phi["mean"] - theta["mean"]))
             mean = phi["mean"] - lr * direction
-        logstd, rate = phi["logstd"], lr if self.lr_std is None else self.lr_std * share
+        logstd, rate = phi["logstd"], lr if self.lr_std is None else self.lr_std * fraction
         if self.posterior_std == "sgd":
             excess = plus(-precision.new_ones(()), torch.exp(2 * logstd), precision)
             logstd = plus(logstd, rate, plus(gradient["logstd"], weight, excess), -1)

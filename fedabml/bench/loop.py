@@ -149,9 +149,9 @@ class Loop:
         layout = torch.channels_last if self.channels_last and x.ndim == 4 else torch.contiguous_format
         if x.device.type == "cpu":
             return ((x[index].contiguous(memory_format=layout), y[index]) for index in steps)
-        everything = torch.cat(steps)
-        x, sizes = x[everything].contiguous(memory_format=layout), [len(index) for index in steps]
-        return zip(x.split(sizes), y[everything].split(sizes), strict=True)
+        order = torch.cat(steps)
+        x, sizes = x[order].contiguous(memory_format=layout), [len(index) for index in steps]
+        return zip(x.split(sizes), y[order].split(sizes), strict=True)
 
     def loss(self, x: Tensor, y: Tensor, offset: Tensor | None, key: Tensor | None) -> Tensor:
         """Return the mean −log p(y|x) under the weights in the module."""

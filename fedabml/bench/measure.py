@@ -99,7 +99,7 @@ class Engine:
 
     def _is_warm(self) -> bool:
         often = self.executor.policy.record_after
-        return self.executor.settled and all(count >= often for count in self.executor.taken.values())
+        return self.executor.settled and all(count >= often for count in self.executor.times_taken.values())
 
     def timed(self) -> float:
         """Return the seconds of a round, as the mean of a block; raises TrainingError if training diverges."""
@@ -277,9 +277,9 @@ def race_setups(
 
 def race_steps(terms: Terms) -> dict[str, Any]:
     """Race a FedABML step at its defaults against a FedAvg step, both ours."""
-    raced = {name: each for name, each in algorithms(terms.work.lr).items() if name != "fedabml5"}
+    raced = {name: algorithm for name, algorithm in algorithms(terms.work.lr).items() if name != "fedabml5"}
     suffixes = ("", " compiled") if terms.compile else ("",)
-    setups = {n + suffix: terms.setup(each, bool(suffix)) for suffix in suffixes for n, each in raced.items()}
+    setups = {n + suffix: terms.setup(algorithm, bool(suffix)) for suffix in suffixes for n, algorithm in raced.items()}
     bases = {f"{n}{suffix}": f"fedavg{suffix}" for suffix in suffixes for n in ("fedabml", "fedabml-batch")}
     hyper = setups["fedabml"].cohort.algorithm.values()
     return race_setups(terms, setups, bases) | {"hyper": {k: hyper[k] for k in ("s", "estimator") if k in hyper}}
@@ -386,7 +386,7 @@ def floor(record: Mapping[str, Any], ceiling: Mapping[str, float]) -> tuple[floa
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Return where a measurement was made: versions, processor, cores, load, GPU."""
-    facts: dict[str, Any] = {
+    description: dict[str, Any] = {
         "fedabml": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -395,4 +395,4 @@ def machine(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else math.nan,
     }
-    return facts | ({"gpu": hardware(device)} if device.type == "cuda" else {})
+    return description | ({"gpu": hardware(device)} if device.type == "cuda" else {})

@@ -21,7 +21,7 @@ class Workload:
     """Describes a federation of equal clients, a network, and the local work of a round."""
 
     name: str
-    about: str
+    layers: str  # of the network, in words
     model: str
     shape: tuple[int, ...]
     classes: int
@@ -41,7 +41,7 @@ class Workload:
     def description(self) -> str:
         """Return the workload in one line of text."""
         return (
-            f"{self.about}; {self.clients} clients × {self.samples} samples, {self.cohort} a round, "
+            f"{self.layers}; {self.clients} clients × {self.samples} samples, {self.cohort} a round, "
             f"{self.epochs} epoch(s), batch {self.batch}: {self.steps} steps a round"
         )
 

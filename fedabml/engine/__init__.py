@@ -9,7 +9,8 @@ graph, compiled) → `client` (one client's round, for many at once) → the alg
     client        client_round, personalise, predict: functions over lanes
     server        draw_clients, client_weights, weighted_sum, server_step: pure functions of a ServerState
     rounds        Simulation: one round of one run or of several side by side
-    checkpoint    the state between two rounds · client_states: what clients keep · processes: torch.distributed
+    checkpoint    the state between two rounds · client_states: what clients keep
+    processes     torch.distributed · exchange: what processes send each other in a round
     programs      functions of tensors that are captured, compiled or recorded
     minibatches, samples, augment, loss, noise      what a step reads and computes
     autotune, compiling, diagnose                   how to run, and why a module cannot

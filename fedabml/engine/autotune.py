@@ -209,11 +209,11 @@ class _Trial:
         A run's batch size and algorithm do not count, because the trial has its own minibatch and gradient.
         """
         layers = [f"{type(m).__name__} {m.extra_repr()}" for m in self.network.module.modules()]
-        here = torch.__version__, torch.get_num_threads(), platform.machine(), hardware(torch.device("cpu"))
+        machine = torch.__version__, torch.get_num_threads(), platform.machine(), hardware(torch.device("cpu"))
         products = [torch._C._get_mkldnn_enabled()] * uses_arm_library()
         left_out = [part for part in PARTS if not enabled(part)]
-        facts = (*layers, (ROWS, *self.x.shape[1:]), *here, *products, *left_out)
-        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+        parts = (*layers, (ROWS, *self.x.shape[1:]), *machine, *products, *left_out)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def _fastest(trial: _Trial, backends: tuple[str, ...]) -> Way:

@@ -82,8 +82,8 @@ def broadcast(
         lists = {"velocity": list(state.velocity), "kept": list(state.kept)}
         return {name: getattr(state, name) for name in names} | lists
 
-    facts = world.decide(describe)
-    if facts is None:
+    description = world.decide(describe)
+    if description is None:
         return None
 
     def send(part: State | None) -> State:
@@ -93,13 +93,22 @@ def broadcast(
     shared, average, velocity = (
         send(getattr(state, name) if state else None) for name in ("shared", "average", "velocity")
     )
-    velocity = {name: value for name, value in velocity.items() if name in facts["velocity"]}
+    velocity = {name: value for name, value in velocity.items() if name in description["velocity"]}
     blank = packed(kept_like, kept_like)
-    for clients in zip_longest(*([c for c in facts["kept"] if c in own] for own in map(set, owned))):
+    for clients in zip_longest(
+        *([c for c in description["kept"] if c in owned_here] for owned_here in map(set, owned))
+    ):
         rows = [blank if c is None else packed(state.kept[c], kept_like) for c in clients] if state else []
         row, client = world.scatter(rows, blank), clients[world.rank]
         if client is not None:
             restore({client: unpacked(row, kept_like)})
     return Checkpoint(
-        facts["round"], shared, average, {}, facts["seconds"], facts["chunk"], velocity, facts["compiled"]
+        description["round"],
+        shared,
+        average,
+        {},
+        description["seconds"],
+        description["chunk"],
+        velocity,
+        description["compiled"],
     )

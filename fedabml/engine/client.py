@@ -46,7 +46,7 @@ def initial_kept(lanes: Lanes) -> State:
     params = lanes.per_lane([{"w": group.cohort.network.initial} for group in lanes.groups])["w"]
     keys = lanes.gather(lambda tables, clients: tables.keys(clients, rng.KEEP, 0))
     dims = (lanes.run_axis, lanes.run_axis, 0, 0)
-    return lanes.each(lanes.methods.keep, dims, params, lanes.shared, lanes.site, keys)
+    return lanes.for_each_lane(lanes.methods.keep, dims, params, lanes.shared, lanes.site, keys)
 
 
 def client_round(lanes: Lanes, kept: State, epochs: int) -> ClientResult:
@@ -63,19 +63,19 @@ def client_round(lanes: Lanes, kept: State, epochs: int) -> ClientResult:
 def begin_round(lanes: Lanes, kept: State) -> State:
     """Return the carry that a round starts from."""
     dims = (lanes.run_axis, 0, 0, 0)
-    return lanes.each(lanes.methods.begin, dims, lanes.shared, kept, lanes.site, lanes.keys(rng.NOISE))
+    return lanes.for_each_lane(lanes.methods.begin, dims, lanes.shared, kept, lanes.site, lanes.keys(rng.NOISE))
 
 
 def begin_personal(lanes: Lanes, kept: State) -> State:
     """Return the carry that personalising starts from."""
     dims = (lanes.run_axis, 0, 0, 0)
-    return lanes.each(lanes.methods.personal, dims, lanes.shared, kept, lanes.site, lanes.keys(rng.PERSONAL))
+    return lanes.for_each_lane(lanes.methods.personal, dims, lanes.shared, kept, lanes.site, lanes.keys(rng.PERSONAL))
 
 
 def end_round(lanes: Lanes, carry: State, kept: State, steps: Tensor) -> tuple[State, State]:
     """Return the updates of a round, and what clients keep."""
     dims = (0, lanes.run_axis, 0, 0, 0)
-    return lanes.each(lanes.methods.end, dims, carry, lanes.shared, kept, lanes.site, steps)
+    return lanes.for_each_lane(lanes.methods.end, dims, carry, lanes.shared, kept, lanes.site, steps)
 
 
 def no_update(cohort: Cohort, shared: State) -> State:
@@ -101,7 +101,9 @@ def _takes_equal_steps(lanes: Lanes, epochs: int) -> bool:
     phases, sizes = lanes.cohort.algorithm.phases(epochs), np.array([lanes.shortest, lanes.longest])
     steps = [steps_of(sizes, p.epochs, min(lanes.cohort.batch_size, lanes.longest), p.batches) for p in phases]
     limit = lanes.executor.policy.round_steps
-    return all(fewest == most for fewest, most in steps) and sum(int(most) for _, most in steps) <= limit
+    return (
+        all(fewest == greatest for fewest, greatest in steps) and sum(int(greatest) for _, greatest in steps) <= limit
+    )
 
 
 def whole_round(lanes: Lanes, kept: State, weights: list[Tensor], epochs: int) -> tuple[list[State], State, Tensor]:
@@ -141,9 +143,9 @@ def take_steps(
     """
     if lanes.cohort.backend == "loop" and not lanes.cohort.executor.capture and len(lanes) > 1:
         # All steps of one client before the next: its weights stay in the cache.
-        each = [Lanes([group._replace(clients=[client])]) for group in lanes.groups for client in group.clients]
-        carries = split_state(carry, [1] * len(each))
-        results = [take_steps(*pair, phases, purpose, epochs_done) for pair in zip(each, carries, strict=True)]
+        single_lanes = [Lanes([group._replace(clients=[client])]) for group in lanes.groups for client in group.clients]
+        carries = split_state(carry, [1] * len(single_lanes))
+        results = [take_steps(*pair, phases, purpose, epochs_done) for pair in zip(single_lanes, carries, strict=True)]
         return tree_map(lambda *t: torch.cat(t), *results)
     carry = {name: value.contiguous() for name, value in carry.items()}  # a recorded step is made for such
     sizes = tuple((phase.epochs, phase.batches) for phase in phases)
@@ -157,10 +159,10 @@ def take_steps(
         inputs, plan = ready
         steps = steps_of(lanes.sizes, phase.epochs, plan.shape[-1], phase.batches)
         name = StepName(phase.step.__name__, lanes.several_runs, lanes.unpadded, options)  # type: ignore[attr-defined]
-        done = int(steps_of(lanes.sizes, epochs_done, plan.shape[-1], phase.batches).max()) if epochs_done else 0
-        first = inputs.first + done if done else inputs.first
+        steps_done = int(steps_of(lanes.sizes, epochs_done, plan.shape[-1], phase.batches).max()) if epochs_done else 0
+        first = inputs.first + steps_done if steps_done else inputs.first
         inputs = inputs._replace(carry=carry, losses=losses, samples=lanes.samples, first=first)
-        plan, steps = plan[done : steps.max()], steps - done
+        plan, steps = plan[steps_done : steps.max()], steps - steps_done
         carry, losses = lanes.executor.run(name, batched_step(lanes, phase.step), inputs, plan, steps)
     return carry, losses / schedule.steps.clamp_min(1), schedule.steps
 
@@ -168,7 +170,7 @@ def take_steps(
 def schedule_steps(lanes: Lanes, purpose: int, phases: tuple[tuple[int, int], ...]) -> Schedule:
     """Return the inputs of phases that have so many epochs, and minibatches in a step, each."""
     keys, batch_size = lanes.keys(purpose), lanes.cohort.batch_size
-    none = done = torch.zeros_like(lanes.site.n)  # losses and steps, which nothing writes to
+    none = total_steps = torch.zeros_like(lanes.site.n)  # losses and steps, which nothing writes to
     ready: list[tuple[Inputs, Tensor] | None] = []
     sizes = lanes.gather(lambda tables, clients: tables.sizes(clients))
     for number, (epochs, per_step) in enumerate(phases):
@@ -178,13 +180,13 @@ def schedule_steps(lanes: Lanes, purpose: int, phases: tuple[tuple[int, int], ..
         shuffle = lanes.keys(purpose, number, rng.SHUFFLE)
         plan = minibatches(lanes.source[1], sizes, shuffle, epochs, batch_size, per_step, lanes.shortest)
         width = plan.shape[-1]
-        fewest, most = steps_of(np.array([lanes.shortest, lanes.longest]), epochs, width, per_step)
-        steps = steps_of(sizes, epochs, width, per_step) if fewest < most else torch.full_like(keys, most)
+        fewest, greatest = steps_of(np.array([lanes.shortest, lanes.longest]), epochs, width, per_step)
+        steps = steps_of(sizes, epochs, width, per_step) if fewest < greatest else torch.full_like(keys, greatest)
         by_lane = LaneInputs(lanes.site, lanes.offset, rng.fold(keys, number), steps)
         runs = RunInputs(lanes.hyper, lanes.shared)
         ready.append((Inputs({}, none, by_lane, runs, (), torch.zeros_like(steps[0])), plan))
-        done = done + steps
-    return Schedule(ready, none, done)
+        total_steps = total_steps + steps
+    return Schedule(ready, none, total_steps)
 
 
 def batched_step(lanes: Lanes, step: Step) -> BatchedStep:
@@ -226,18 +228,18 @@ def personalise(lanes: Lanes, kept: State) -> Distribution:
 
 def personalise_after(lanes: Lanes, kept: State, epochs: Sequence[int]) -> Iterator[Distribution]:
     """Yield the same after each of these numbers of epochs, ascending: on the way, where lanes take equal steps."""
-    start, done = captured(lanes, begin_personal, kept), 0
-    alone = lanes.cohort.backend == "loop" and not lanes.cohort.executor.capture
-    each = steps_of(lanes.sizes, 1, min(lanes.cohort.batch_size, lanes.longest), 1)
-    even = alone or each.min() == each.max()
+    start, epochs_done = captured(lanes, begin_personal, kept), 0
+    one_by_one = lanes.cohort.backend == "loop" and not lanes.cohort.executor.capture
+    steps_per_epoch = steps_of(lanes.sizes, 1, min(lanes.cohort.batch_size, lanes.longest), 1)
+    even = one_by_one or steps_per_epoch.min() == steps_per_epoch.max()
     carry = start
     for target in epochs:
         phases = dataclasses.replace(lanes.cohort.algorithm, personal_epochs=target).personal_phases()
         if not (even and [(p.epochs, p.batches) for p in phases] == [(target, 1)]):
-            carry, done = start, 0
-        carry, _, _ = take_steps(lanes, carry, phases, rng.PERSONAL, done)
-        done = target
-        yield lanes.each(lanes.methods.own_model, (0,), carry)
+            carry, epochs_done = start, 0
+        carry, _, _ = take_steps(lanes, carry, phases, rng.PERSONAL, epochs_done)
+        epochs_done = target
+        yield lanes.for_each_lane(lanes.methods.own_model, (0,), carry)
 
 
 def predict(lanes: Lanes, models: Distribution, rows: Sequence[np.ndarray]) -> Tensor:
@@ -251,7 +253,7 @@ def outputs(
     """Return the same for any models, such as the prior itself, with label levels and keys of their own."""
     cohort, samples, policy = lanes.cohort, lanes.cohort.algorithm.predict_samples, lanes.cohort.place.policy
     firsts = [group.cohort.first for group in lanes.groups for _ in group.clients]
-    numbers = padded([some + first for some, first in zip(rows, firsts, strict=True)])
+    numbers = padded([row_numbers + first for row_numbers, first in zip(rows, firsts, strict=True)])
     index = to_device(torch.as_tensor(numbers), cohort.device)
     real = to_device(torch.as_tensor(np.flatnonzero(numbers >= 0)), cohort.device)  # a mask would make the host wait
     on_cpu = policy.activations_on_cpu // cohort.network.activations

@@ -134,7 +134,7 @@ class Kept:
     def _store_for(self, like: State) -> MutableMapping[int, State]:
         """Return where to hold states like this one."""
         clients, world = self.cohort.fed.clients, self.world
-        size = state_bytes(like) * clients * world.here // world.size  # of all processes on this machine
+        size = state_bytes(like) * clients * world.local_size // world.size  # of all processes on this machine
         free = host_memory()[1]
         if not free or size <= free // 4 or any(v.is_cuda for v in like.values()):
             return {}

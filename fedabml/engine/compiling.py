@@ -18,6 +18,8 @@ import torch
 
 from ..algorithms.base import Algorithm
 from ..vectors import Layout
+from .processes import World
+from .setting import Cohort
 
 GAIN_CONV, GAIN_DENSE, GAIN_BF16 = 1.5, 2.0, 2.3  # the CNN; the MLP (MLR 3.2); ResNet-18 in bf16 (the CNN 3)
 SECONDS, SECONDS_PER_TENSOR = 5.0, 0.9  # for a shape of a step: 10 s with an MLP's 6 tensors, 60 s with ResNet-18's 62
@@ -48,3 +50,29 @@ def usual_seconds(times: Sequence[float]) -> float:
 def steps_of_rounds(algorithm: Algorithm, epochs: int) -> frozenset[str]:
     """Return the names of the steps that a round takes."""
     return frozenset(phase.step.__name__ for phase in algorithm.phases(epochs))  # type: ignore[attr-defined]
+
+
+def decide(cohorts: Sequence[Cohort], world: World, times: Sequence[float], done: int, rounds: int) -> str | None:
+    """Decide whether the rounds after the first `done` of runs side by side are compiled; return a note if so.
+
+    All processes of the run decide alike. Where steps are not compiled, the executors are told so; where they are, the
+    caller tells them, when nothing runs on the device any more.
+    """
+    one, executors = cohorts[0], [cohort.executor for cohort in cohorts]
+    if not executors[0].undecided:
+        return None
+    steps = steps_of_rounds(one.algorithm, one.setting.epochs)
+    gain = expected_gain(one.network.layout, one.network.dtype)
+    shapes = max(1, sum(executor.shapes_of(steps) for executor in executors))
+    cost, left = expected_cost(one.network.layout, shapes), rounds - done
+    if not world.decide(lambda: pays(times, left, gain, cost)):
+        for executor in executors:
+            executor.decide(None)
+        return None
+    if one.device.type == "cuda":
+        torch.cuda.synchronize(one.device)
+    seconds = left * usual_seconds(times)
+    return (
+        f"From round {done + 1} on steps are compiled: the {left} rounds left would take about {seconds:.0f} s, "
+        f"compiled {seconds / gain:.0f} s after about {cost:.0f} s for compiling. --no-compile leaves it out."
+    )

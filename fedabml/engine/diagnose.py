@@ -74,9 +74,9 @@ COMPILER: tuple[Rule, ...] = (
 
 def refusal(error: BaseException) -> str:
     """Return where a network failed and at what (the end of a sentence), and a sentence that says what to do."""
-    where, code = _locate(error) or ("it", "")
-    what, fix = _apply(MODEL, f"{error}\n{code or where}") or (f"fails ({_first_sentence(error)})", OTHERWISE)
-    return f"{where} {what}{f', in `{code}`' if code else ''}. {fix}."
+    place, code = _locate(error) or ("it", "")
+    problem, fix = _apply(MODEL, f"{error}\n{code or place}") or (f"fails ({_first_sentence(error)})", OTHERWISE)
+    return f"{place} {problem}{f', in `{code}`' if code else ''}. {fix}."
 
 
 def uncompiled(error: BaseException) -> str:
@@ -90,9 +90,9 @@ def uncompiled(error: BaseException) -> str:
 
 def _apply(rules: tuple[Rule, ...], text: str) -> tuple[str, str] | None:
     """Return what the first rule that matches a text says: the meaning, and what to do."""
-    for pattern, what, fix in rules:
+    for pattern, meaning, fix in rules:
         if met := re.search(pattern, text):
-            return what.format(*(group.strip(" .") for group in met.groups())), fix
+            return meaning.format(*(group.strip(" .") for group in met.groups())), fix
     return None
 
 

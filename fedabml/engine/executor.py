@@ -77,8 +77,8 @@ def segments(steps: np.ndarray, least: int, shrink: float = thresholds.DEFAULT.s
 def padding(steps: np.ndarray, least: int) -> float:
     """Return the share of the steps taken that belong to lanes which were done."""
     order = np.sort(steps)[::-1]
-    taken = sum((cut.last - cut.first) * cut.lanes for cut in segments(order, least))
-    return 1 - float(order.sum()) / taken
+    steps_taken = sum((cut.last - cut.first) * cut.lanes for cut in segments(order, least))
+    return 1 - float(order.sum()) / steps_taken
 
 
 def _by_number(step: BatchedStep, ragged: bool) -> NumberedStep:
@@ -128,7 +128,7 @@ class Executor:
         self.refused: set[Hashable] = set()  # names of what cannot be captured
         self.warned: set[str] = set()
         self.compiled: dict[Hashable, NumberedStep] = {}
-        self.taken: dict[Hashable, int] = {}  # how often a step was taken
+        self.times_taken: dict[Hashable, int] = {}  # how often a step was taken
         self.recordings: dict[Hashable, Recording | None] = {}
         self.pool: Any = None
         self._released = False
@@ -149,7 +149,7 @@ class Executor:
     def settled(self) -> bool:
         """Whether no recorded step will become faster any more."""
         played = [recording[1] for recording in self.recordings.values() if recording is not None]
-        return not any(isinstance(each, FusedFunction) and each.pending is not None for each in played)
+        return not any(isinstance(program, FusedFunction) and program.pending is not None for program in played)
 
     @property
     def inside(self) -> Executor:
@@ -165,7 +165,7 @@ class Executor:
 
     def forget(self) -> None:
         """Drop all that was captured, compiled or recorded, and what is known of it."""
-        for store in (self.graphs, self.refused, self.compiled, self.taken, self.recordings):
+        for store in (self.graphs, self.refused, self.compiled, self.times_taken, self.recordings):
             store.clear()
         self.pool = None
 
@@ -271,11 +271,11 @@ class Executor:
             return eager
         any_number = inputs._replace(samples=tuple(t[:0] for t in inputs.samples))  # however many samples there are
         key = (name, ragged, shapes(any_number), tuple(plan.shape[1:]))
-        self.taken[key] = self.taken.get(key, 0) + len(plan)
-        if self.taken[key] < self.policy.record_after and not self.compile:
+        self.times_taken[key] = self.times_taken.get(key, 0) + len(plan)
+        if self.times_taken[key] < self.policy.record_after and not self.compile:
             return eager
         if key not in self.recordings:
-            with programs.RECORDING.alone():
+            with programs.RECORDING.exclusive():
                 if key not in self.recordings and len(self.recordings) < self.policy.programs:
                     self.recordings[key] = programs.record_step(step, inputs, plan, self.compile, self._warn)
         recording = self.recordings.get(key)

@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .. import rng
 from ..accel import enabled
-from ..accel.convolutions import Narrow, Products
+from ..accel.convolutions import Products
+from ..accel.narrow import Narrow
 from ..accel.process import quiet_vmap, set_products
 from ..algorithms.base import Algorithm, Site, State
 from .executor import Executor
@@ -134,7 +135,7 @@ class Lanes:
         """The label level log π of every lane; None without one."""
         if label_offset(self.cohort.algorithm, self.site) is None:
             return None
-        return self.each(label_offset, (0,), self.site)
+        return self.for_each_lane(label_offset, (0,), self.site)
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -207,7 +208,7 @@ class Lanes:
         narrow = any(map(Narrow.suits, self.cohort.network.layout.shapes))
         return Narrow() if narrow else contextlib.nullcontext()  # every operation of a network passes through a mode
 
-    def each(self, function: Callable[..., Any], in_dims: tuple[int | None, ...], *args: Any) -> Any:
+    def for_each_lane(self, function: Callable[..., Any], in_dims: tuple[int | None, ...], *args: Any) -> Any:
         """Apply `function(algorithm, *args)` to every lane, the continuous hyperparameters bound as tensors."""
 
         def one(hyper: State, *args: Any) -> Any:

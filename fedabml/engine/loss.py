@@ -51,7 +51,7 @@ class ClientLoss:
         keys = rng.folds(key, len(draws))
         if self.batched and isinstance(draws, Tensor):
             return torch.vmap(one)(draws, keys, *more).mean()
-        return torch.stack([one(*each) for each in zip(draws, keys, *more, strict=True)]).mean()
+        return torch.stack([one(*arguments) for arguments in zip(draws, keys, *more, strict=True)]).mean()
 
     def _noisy(self, q: Gaussian, batch: Batch, key: Tensor, drop: Tensor, sign: Tensor | None = None) -> Tensor:
         """Return the loss of one pass with noise on activations."""
@@ -64,8 +64,8 @@ class ClientLoss:
         return self._cost(outputs, self.network.tail(weights), batch)
 
     def _cost(self, outputs: Tensor, tail: Tensor, batch: Batch) -> Tensor:
-        each = self.likelihood.nll(outputs, batch.y, tail, self.offset)
-        return (each * batch.mask).sum() / batch.mask.sum().clamp_min(1)
+        losses = self.likelihood.nll(outputs, batch.y, tail, self.offset)
+        return (losses * batch.mask).sum() / batch.mask.sum().clamp_min(1)
 
 
 def output(network: Network, likelihood: Likelihood, weights: Tensor, x: Tensor, offset: Tensor | None) -> Tensor:

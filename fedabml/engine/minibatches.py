@@ -37,23 +37,23 @@ def minibatches(
     """
     lanes, longest = rows.shape
     width = min(batch, longest)
-    most = -(-longest // width)  # batches of an epoch
+    batches_per_epoch = -(-longest // width)  # batches of an epoch
     block = max(1, _BLOCK // rows.numel())
     full = least == longest
     stream = cat([_shuffled(rows, keys, e, min(e + block, epochs), full) for e in range(0, epochs, block)], 1)
     if longest % width:
-        stream = torch.nn.functional.pad(stream, (0, most * width - longest), value=-1)
+        stream = torch.nn.functional.pad(stream, (0, batches_per_epoch * width - longest), value=-1)
     stream = stream.view(lanes, -1, width)
-    count = max(1, epochs * most // per_step) * per_step
-    if -(-least // width) == most and count <= epochs * most:
+    count = max(1, epochs * batches_per_epoch // per_step) * per_step
+    if -(-least // width) == batches_per_epoch and count <= epochs * batches_per_epoch:
         return stream[:, :count].transpose(0, 1).contiguous().view(-1, per_step, lanes, width)
     # A lane's s-th batch is batch s mod c of epoch s div c, c its own count: an epoch has room for the largest count.
     per_epoch = (sizes + width - 1) // width
     s = torch.arange(count, device=rows.device).unsqueeze(-1)
     epoch, number = s % (epochs * per_epoch) // per_epoch, s % per_epoch
-    batches = stream[torch.arange(lanes, device=rows.device), epoch * most + number]
-    taken = (s // per_step < steps_of(sizes, epochs, width, per_step)).unsqueeze(-1)
-    return torch.where(taken, batches, -1).view(-1, per_step, lanes, width)
+    batches = stream[torch.arange(lanes, device=rows.device), epoch * batches_per_epoch + number]
+    is_taken = (s // per_step < steps_of(sizes, epochs, width, per_step)).unsqueeze(-1)
+    return torch.where(is_taken, batches, -1).view(-1, per_step, lanes, width)
 
 
 _BLOCK = 1 << 24  # sample numbers that are shuffled at once

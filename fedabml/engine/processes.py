@@ -46,12 +46,12 @@ class PeerLost(TrainingError):
 
 
 class World:
-    """The processes of a run: this one is `rank` of `size`, and `local` of the `here` on this machine.
+    """The processes of a run: this one is `rank` of `size`, and `local` of the `local_size` on this machine.
 
     A `World` is one process alone: nothing is sent, and torch.distributed is not needed. `Processes` connects several.
     """
 
-    rank, size, local, here = 0, 1, 0, 1
+    rank, size, local, local_size = 0, 1, 0, 1
     host: Any = None  # the group for what lies on the host, once processes are connected
     fast: Any = None  # NCCL's group, where every process has a GPU of its own
     broken = False  # whether the connection to another process was lost
@@ -70,7 +70,7 @@ class World:
             load, rank = heapq.heappop(loads)
             shares[rank].append(client)
             heapq.heappush(loads, (load + int(counts[client]), rank))
-        return [sorted(share) for share in shares]
+        return [sorted(clients) for clients in shares]
 
     def device_name(self, device: str) -> str:
         """Return the name of this process's device."""
@@ -84,9 +84,9 @@ class World:
 
     def use_device(self, device: torch.device) -> None:
         """Prepare sums of tensors that lie on a device."""
-        alone = device.type == "cuda" and self.here <= _torch().cuda.device_count()
-        facts = _torch().tensor([alone, device.type == "cuda"], dtype=_torch().float64)
-        with_own_gpu, with_gpu = self.sum(facts).tolist()
+        has_own_gpu = device.type == "cuda" and self.local_size <= _torch().cuda.device_count()
+        flags = _torch().tensor([has_own_gpu, device.type == "cuda"], dtype=_torch().float64)
+        with_own_gpu, with_gpu = self.sum(flags).tolist()
         if with_gpu not in (0, self.size):
             raise InputError(f"{with_gpu:.0f} of the {self.size} processes have a GPU. Give all of them one, or none.")
         if with_own_gpu == self.size and self.fast is None:  # two processes on one GPU cannot use NCCL
@@ -191,8 +191,8 @@ class Processes(World):
 
     meeting = ""  # the name of the meeting at which they were connected, once they are
 
-    def __init__(self, rank: int, size: int, local: int, here: int):
-        self.rank, self.size, self.local, self.here = rank, size, local, here
+    def __init__(self, rank: int, size: int, local: int, local_size: int):
+        self.rank, self.size, self.local, self.local_size = rank, size, local, local_size
         try:
             if _dist().is_initialized():  # a script of the user's own has done it, for whatever it needs
                 self.host = _dist().new_group(backend="gloo", timeout=PATIENCE)
@@ -288,22 +288,22 @@ def world() -> World:
 
 @cache
 def _connect(rank: int, size: int) -> Processes:
-    local, here = os.environ.get("LOCAL_RANK", rank), os.environ.get("LOCAL_WORLD_SIZE", size)
-    return Processes(rank, size, int(local), int(here))
+    local, local_size = os.environ.get("LOCAL_RANK", rank), os.environ.get("LOCAL_WORLD_SIZE", size)
+    return Processes(rank, size, int(local), int(local_size))
 
 
 def torchrun_job() -> tuple[str, int, int]:
     """Return torchrun's name for this job, if any, how often it has restarted its processes, and how often it may."""
-    facts = ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS")
-    name, restarts, allowed = (os.environ.get(f"TORCHELASTIC_{fact}", "0") for fact in facts)
+    variables = ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS")
+    name, restarts, allowed = (os.environ.get(f"TORCHELASTIC_{variable}", "0") for variable in variables)
     return "" if name in ("0", "none") else name, int(restarts), int(allowed)
 
 
-def refuse(what: str) -> None:
-    """Refuse to do `what` in several processes."""
+def refuse(command: str) -> None:
+    """Refuse to run `command` in several processes."""
     if rank_and_size()[1] > 1:
         raise InputError(
-            f"{what} runs in one process; only training is spread by torchrun. Call it without torchrun. Several "
+            f"{command} runs in one process; only training is spread by torchrun. Call it without torchrun. Several "
             "comparisons may run at once, each on its GPU (CUDA_VISIBLE_DEVICES) and in its own folder."
         )
 
@@ -313,9 +313,9 @@ def agree(world: World, config: dict[str, Any], chunk: int) -> int:
     import torch
 
     names, text = sorted(config), json.dumps(config)
-    first, here = json.loads(world.broadcast_text(text)), json.loads(text)
+    first, own_config = json.loads(world.broadcast_text(text)), json.loads(text)
     table = torch.zeros(world.size, len(names) + 1, dtype=torch.float64)
-    table[world.rank] = torch.tensor([*(float(first.get(name) != here[name]) for name in names), float(chunk)])
+    table[world.rank] = torch.tensor([*(float(first.get(name) != own_config[name]) for name in names), float(chunk)])
     table = world.sum(table)
     for rank, row in enumerate(table[:, :-1].tolist()):
         if differ := [name for name, other in zip(names, row, strict=True) if other]:
@@ -326,7 +326,7 @@ def agree(world: World, config: dict[str, Any], chunk: int) -> int:
     return int(table[:, -1].min())
 
 
-def should_report(what: str, patience: float = 0.5) -> bool:
+def should_report(message: str, patience: float = 0.5) -> bool:
     """Return whether a process that is about to end should report why: of those that fail together, one reports.
 
     Rank 0 knows more, so the others give it `patience` seconds to report. From here on nothing interrupts this process,
@@ -342,7 +342,7 @@ def should_report(what: str, patience: float = 0.5) -> bool:
     try:
         store = _store(timedelta(seconds=3))
         meeting = Processes.meeting or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        key = f"fedabml/{meeting}/{zlib.crc32(what.encode())}"
+        key = f"fedabml/{meeting}/{zlib.crc32(message.encode())}"
         while time.monotonic() < end and not store.check([key]):
             time.sleep(0.02)
         return store.add(key, 1) == 1
@@ -350,11 +350,11 @@ def should_report(what: str, patience: float = 0.5) -> bool:
         return True
 
 
-def with_folder_lock(alone: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
+def with_folder_lock(single_process: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator: the function runs while rank 0 holds the lock of its folder, the argument `out`.
 
-    There is no lock without `out`, or if the argument `closed` says that nothing is written. If `alone` names the
-    function, several processes are refused.
+    There is no lock without `out`, or if the argument `closed` says that nothing is written. If
+    `single_process` names the function, several processes are refused.
     """
 
     def decorate(call: Callable[P, T]) -> Callable[P, T]:
@@ -366,8 +366,8 @@ def with_folder_lock(alone: str = "") -> Callable[[Callable[P, T]], Callable[P, 
                 arguments = signature.bind(*args, **options).arguments
             except TypeError:
                 return call(*args, **options)  # its own error names the function
-            if alone:
-                refuse(alone)
+            if single_process:
+                refuse(single_process)
             with ExitStack() as stack:
                 if arguments.get("out") is not None and not arguments.get("closed"):
                     world().on_rank_0(lambda: stack.enter_context(folder_lock(arguments["out"])))

@@ -208,7 +208,7 @@ class Gate:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Wait for a thread that is alone."""
+        """Wait for a thread that works exclusively."""
         with self._lock:
             self._inside += 1
         try:
@@ -219,7 +219,7 @@ class Gate:
                 self._lock.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Wait for all other threads, which then wait until this one is done."""
         with self._lock:
             self._lock.wait_for(lambda: self._inside == 0)

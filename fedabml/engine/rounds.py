@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import cached_property, partial
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +24,10 @@ from ..accel import owns_process
 from ..algorithms.base import State
 from ..errors import TrainingError
 from . import compiling
-from .checkpoint import Checkpoint, broadcast, check_like, fingerprint, packed, unpacked
-from .client import initial_kept, no_update, weighted_round
+from .checkpoint import Checkpoint, broadcast, check_like
+from .client import initial_kept, weighted_round
 from .client_states import Kept
+from .exchange import Work, combine, gather_kept, may_overlap, positions
 from .lanes import ClientGroup, Lanes, join_states, split_state
 from .processes import ALONE, PeerLost, World
 from .server import ServerState, client_weights, draw_clients, initial_state, server_step, state_bytes, theta
@@ -36,15 +37,6 @@ from .workers import chunks, fit_in_memory, map_in_threads
 log = logging.getLogger("fedabml")
 Line = dict[str, Any]  # of a round in the history
 Save = Callable[[Line, Checkpoint, dict[int, State]], None]  # a round's line, the state after it, what its clients keep
-
-
-class Work(NamedTuple):
-    """What some clients of a run have done in a round."""
-
-    clients: list[int]
-    update: State  # their part of the weighted mean of all updates
-    kept: State  # one row per client, like the losses
-    losses: Tensor  # not finite where anything of the client is not
 
 
 class RunInFlight(NamedTuple):
@@ -79,12 +71,6 @@ class RoundInFlight(NamedTuple):
                 run.sim.return_to(run.before)
 
 
-def _positions(some: list[int], clients: list[int]) -> list[int]:
-    """Return where some of the clients stand among all."""
-    position = {client: i for i, client in enumerate(clients)}
-    return [position[client] for client in some]
-
-
 class Simulation:
     """A run: its server's state, and what its clients keep between rounds.
 
@@ -101,7 +87,7 @@ class Simulation:
         self.compiled = 1 if cohort.executor.compile else None  # the first round whose steps are compiled
         self.server = initial_state(cohort.algorithm, cohort.network)
         self.kept = Kept(cohort, folder, world)
-        world.on_rank_0(lambda: self._check(state))
+        world.on_rank_0(lambda: self._check(state) if state is not None else None)
         if world.size > 1:
             state = broadcast(state, world, self.shared, self._kept_like, self.owned, self.kept.restore)
         if state is not None:
@@ -109,10 +95,8 @@ class Simulation:
         self.changed: dict[int, State] = {}  # what this process's clients of the last round keep now
         self.shares: list[list[int]] = [[] for _ in range(world.size)]  # the clients of the last round by process
 
-    def _check(self, state: Checkpoint | None) -> None:
+    def _check(self, state: Checkpoint) -> None:
         """Refuse a checkpoint of another algorithm or network."""
-        if state is None:
-            return
         check_like(self.shared, state.shared)
         check_like(self.shared, state.average)
         if state.round:
@@ -186,43 +170,14 @@ class Simulation:
         cohort, counts = self.cohort, self.cohort.fed.train.counts
         if self.kept.needed and self.world.size > 1:
             drawn = set(clients)
-            self.shares = [[c for c in own if c in drawn] for own in self.owned]
+            self.shares = [[c for c in owned if c in drawn] for owned in self.owned]
         else:
             self.shares = self.world.assign_clients(clients, counts)
-        share = self.shares[self.world.rank]
+        own_clients = self.shares[self.world.rank]
         weights = client_weights(cohort.algorithm, counts[clients], cohort.network.initial)
-        if len(share) < len(clients):
-            weights = weights[_positions(share, clients)]
-        return share, weights
-
-    def combine(self, clients: list[int], work: list[Work]) -> tuple[State, Tensor]:
-        """Return the weighted mean of all updates of a round, and the losses of its clients, of all processes."""
-        update = work[0].update if work else no_update(self.cohort, self.shared)
-        for part in work[1:]:
-            update = {name: value + part.update[name] for name, value in update.items()}
-        losses = torch.cat([self.cohort.network.initial.new_zeros(0), *(part.losses for part in work)])
-        return (update, losses.double()) if self.world.size == 1 else self._reduce(clients, update, losses)
-
-    def _reduce(self, clients: list[int], update: State, losses: Tensor) -> tuple[State, Tensor]:
-        """Combine updates and losses by one sum over the processes.
-
-        With them goes a fingerprint of the server's state, by which processes that have drifted apart are found.
-        """
-        world, cohort, count = self.world, self.cohort, len(clients)
-        tail = torch.zeros(count + 4 * world.size, dtype=cohort.dtype, device=cohort.device)
-        tail[_positions(self.shares[world.rank], clients)] = losses
-        tail[count:].view(-1, 4)[world.rank] = fingerprint(self.shared, cohort.dtype, cohort.device)
-        flat = world.sum(torch.cat([*(v.reshape(-1).to(cohort.dtype) for v in update.values()), tail]))
-        *parts, tail = flat.split([*(v.numel() for v in update.values()), len(tail)])
-        numbers = tail.double().cpu()
-        marks = numbers[count:].view(-1, 4).tolist()
-        if apart := [rank for rank, mark in enumerate(marks) if mark != marks[0]]:
-            raise TrainingError(
-                f"In round {self.round + 1} process(es) {', '.join(map(str, apart))} no longer have the server's state "
-                "of process 0. All need the same kind of device and the same versions; the last round saved is sound."
-            )
-        means = {name: part.view(v.shape).to(v.dtype) for (name, v), part in zip(update.items(), parts, strict=True)}
-        return means, numbers[:count]
+        if len(own_clients) < len(clients):
+            weights = weights[positions(own_clients, clients)]
+        return own_clients, weights
 
     def merge(self, sampled: int, update: State) -> None:
         """Take in the weighted mean of the updates of the `sampled` clients of a round."""
@@ -304,22 +259,13 @@ class Simulation:
 
     def save(self, write: Save, line: Line) -> None:
         """Have process 0 write a round's line and the state after it."""
-        changed = self._collect_changed()
+        changed = self.changed
+        if self.world.size > 1 and self.kept.needed:
+            changed = gather_kept(self.world, self.shares, changed, self._kept_like)
         self.cohort.limit.set(self.world.minimum(self.cohort.chunk))
         round, shared, average, velocity = self.server
         state = Checkpoint(round, shared, average, {}, self.seconds, self.cohort.chunk, velocity, self.compiled)
         self.world.on_rank_0(lambda: write(line, state, changed))
-
-    def _collect_changed(self) -> dict[int, State]:
-        """Return what the clients of the last round keep: in process 0 of all, elsewhere of this process's own."""
-        if self.world.size == 1 or not self.kept.needed:
-            return self.changed
-        changed, like = dict(self.changed), self._kept_like
-        for clients in zip_longest(*self.shares):  # one of every process at a time
-            client = clients[self.world.rank]
-            rows = self.world.gather(packed(like if client is None else self.changed[client], like))
-            changed |= {c: unpacked(row, like) for c, row in zip(clients, rows, strict=False) if c is not None}
-        return changed
 
 
 @torch.no_grad()
@@ -330,7 +276,10 @@ def start_round(sims: Sequence[Simulation]) -> RoundInFlight:
     shares = [sim.own_share(clients) for sim, clients in zip(sims, drawn, strict=True)]
     count = sum(len(clients) for clients, _ in shares)
     work = fit_in_memory([sim.cohort for sim in sims], count, partial(_work, sims, shares))
-    combined = [sim.combine(clients, parts) for sim, clients, parts in zip(sims, drawn, work, strict=True)]
+    combined = [
+        combine(sim.world, sim.cohort, sim.server, clients, sim.shares[sim.world.rank], parts)
+        for sim, clients, parts in zip(sims, drawn, work, strict=True)
+    ]
     losses, copied = torch.cat([losses for _, losses in combined]), None
     if losses.is_cuda:
         device, losses = losses.device, losses.to("cpu", non_blocking=True)
@@ -406,16 +355,16 @@ def run_rounds(
     `finish_round` remembers. Then the servers are ahead, but never after rounds that are `watched`. A run that diverged
     has ended.
     """
-    going, since, policy = dict(enumerate(sims)), 0.0, sims[0].cohort.place.policy
+    one, going, since = sims[0], dict(enumerate(sims)), 0.0
     times: list[float] = []  # of the rounds so far, by which compiling is decided
     ended: list[Simulation] = []
     ahead: RoundInFlight | None = None
-    for round in range(sims[0].round + 1, rounds + 1):
+    for round in range(one.round + 1, rounds + 1):
         now = ahead or start_round([*going.values()])
         in_flight = [now]
         try:
-            decides = round == policy.decide_round and sims[0].cohort.executor.undecided
-            early = round < rounds and _may_start_early(sims) and not watched(round) and not decides
+            decides = round == one.cohort.place.policy.decide_round and one.cohort.executor.undecided
+            early = round < rounds and may_overlap(one.world, one.kept) and not watched(round) and not decides
             ahead = start_round([*going.values()]) if early else None
             in_flight += [ahead] if ahead else []
             lines = dict(zip(going, finish_round(now, since, ended), strict=True))
@@ -435,38 +384,15 @@ def run_rounds(
             return
 
 
-def _may_start_early(sims: Sequence[Simulation]) -> bool:
-    """Return whether a round may start before the host knows the losses of the last one."""
-    one = sims[0]
-    return one.cohort.device.type == "cuda" and one.world.size == 1 and not one.kept.needed
-
-
 def consider_compiling(sims: Sequence[Simulation], times: Sequence[float], rounds: int) -> str | None:
     """Decide whether the next rounds of runs side by side are compiled; return a note, which is logged, if they are.
 
     `times` are the seconds of the rounds so far. No round may be in flight, because captured graphs are dropped.
-    Nothing happens where it is decided already, or where nothing can be compiled.
     """
-    one, executors = sims[0], [sim.cohort.executor for sim in sims]
-    if not executors[0].undecided:
-        return None
-    cohort, done = one.cohort, one.round
-    steps = compiling.steps_of_rounds(cohort.algorithm, one.setting.epochs)
-    gain = compiling.expected_gain(cohort.network.layout, cohort.network.dtype)
-    shapes = max(1, sum(each.shapes_of(steps) for each in executors))
-    cost = compiling.expected_cost(cohort.network.layout, shapes)
-    if not one.world.decide(lambda: compiling.pays(times, rounds - done, gain, cost)):
-        for executor in executors:
-            executor.decide(None)
-        return None
-    if cohort.device.type == "cuda":
-        torch.cuda.synchronize(cohort.device)
-    for sim in sims:
-        sim.compile_from(done + 1)
-    slow = (rounds - done) * compiling.usual_seconds(times)
-    note = (
-        f"From round {done + 1} on steps are compiled: the {rounds - done} rounds left would take about {slow:.0f} s, "
-        f"compiled {slow / gain:.0f} s after about {cost:.0f} s for compiling. --no-compile leaves it out."
-    )
-    log.log(logging.INFO if owns_process() else logging.WARNING, "%s", note)  # the command line prints it
+    one = sims[0]
+    note = compiling.decide([sim.cohort for sim in sims], one.world, times, one.round, rounds)
+    if note:
+        for sim in sims:
+            sim.compile_from(one.round + 1)
+        log.log(logging.INFO if owns_process() else logging.WARNING, "%s", note)  # the command line prints it
     return note

@@ -37,8 +37,8 @@ class Samples:
 
         If the numbers are `unpadded`, the mask depends on nothing, and a recorded step computes once what follows.
         """
-        some = index if unpadded else index.clamp_min(0)
-        x, y = self.inputs(some), select_rows(self.y, some)
+        numbers = index if unpadded else index.clamp_min(0)
+        x, y = self.inputs(numbers), select_rows(self.y, numbers)
         mask = torch.ones(index.shape, dtype=x.dtype, device=x.device) if unpadded else (index >= 0).to(x.dtype)
         return Batch(x, y, mask)
 
@@ -116,18 +116,18 @@ class Data(Samples):
         """Return samples of the host on the device."""
         return to_device(select_rows(self.x, index.cpu()), self.device)
 
-    def local(self, rows: Tensor, most: int) -> tuple[Samples, Tensor]:
+    def local(self, rows: Tensor, max_bytes: int) -> tuple[Samples, Tensor]:
         """Return where to take minibatches of these samples from, and their numbers there.
 
         On a CPU normalising a sample costs more than a step of a small model, so it is done once for all epochs, where
-        the result has at most `most` bytes. A GPU does it on the way. Samples on the host are moved at once.
+        the result has at most `max_bytes` bytes. A GPU does it on the way. Samples on the host are moved at once.
         """
         if self.hosted:
             real = rows >= 0
-            here = copy.copy(self)
-            here.x, here.y, here.hosted = self._moved(rows[real]), self.y[rows[real]], False
-            return here.local(torch.where(real, real.view(-1).cumsum(0).view(rows.shape) - 1, -1), most)
-        if self.device.type != "cpu" or rows.numel() * self.x[0].numel() * self.dtype.itemsize > most:
+            moved = copy.copy(self)
+            moved.x, moved.y, moved.hosted = self._moved(rows[real]), self.y[rows[real]], False
+            return moved.local(torch.where(real, real.view(-1).cumsum(0).view(rows.shape) - 1, -1), max_bytes)
+        if self.device.type != "cpu" or rows.numel() * self.x[0].numel() * self.dtype.itemsize > max_bytes:
             return self, rows
         index, numbers = rows.clamp_min(0).view(-1), torch.arange(rows.numel()).view(rows.shape)
         return Samples(self.inputs(index), self.y[index]), torch.where(rows >= 0, numbers, -1)

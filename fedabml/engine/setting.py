@@ -118,12 +118,12 @@ class Cohort:
         self.limit = ChunkLimit(place.chunk)
         self.shortest, self.longest = int(fed.train.counts.min()), int(fed.train.counts.max())
         # A captured or compiled program would read samples where they lay when it was made.
-        here, batched, cpu = not self.data.hosted, place.backend == "vmap", place.device.type == "cpu"
+        on_device, batched, cpu = not self.data.hosted, place.backend == "vmap", place.device.type == "cpu"
         outputs = self.network.activations * min(setting.batch_size, self.longest)
         self.executor = Executor(
-            capture=here and not cpu and place.graphs and enabled("graphs"),
-            compile=bool(place.compile) and here and batched,
-            undecided=place.compile is None and here and batched and not cpu,
+            capture=on_device and not cpu and place.graphs and enabled("graphs"),
+            compile=bool(place.compile) and on_device and batched,
+            undecided=place.compile is None and on_device and batched and not cpu,
             record=batched and cpu,
             # One by one, or with this much to compute, every lane takes its time.
             lanes_cost_time=not batched or outputs >= place.policy.heavy_outputs,

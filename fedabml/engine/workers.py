@@ -54,7 +54,7 @@ class Chunked(Protocol):
 
 def chunks(clients: Sequence[Sequence[int]], size: int, workers: int = 1) -> Iterator[dict[int, list[int]]]:
     """Yield the clients of several runs by the number of the run, at most `size` at a time in all threads together."""
-    pairs = [(run, int(client)) for run, some in enumerate(clients) for client in some]
+    pairs = [(run, int(client)) for run, run_clients in enumerate(clients) for client in run_clients]
     size = max(1, -(-min(size, len(pairs)) // workers))
     for begin in range(0, len(pairs), size):
         part: dict[int, list[int]] = {}

@@ -206,7 +206,7 @@ def _agreed(world: World, setup: Setup, chunk: int | None) -> Setup:
         return dataclasses.replace(setup, config=config)
     world.use_device(cohort.device)
     config["device"] = cohort.device.type
-    sharing = -(-world.here // torch.cuda.device_count()) if config["device"] == "cuda" else 1
+    sharing = -(-world.local_size // torch.cuda.device_count()) if config["device"] == "cuda" else 1
     fitting = cohort.chunk if chunk else max(1, cohort.chunk // sharing)  # the processes on one GPU share its memory
     config["backend"] = world.broadcast_text(cohort.backend)  # every process has measured and chosen for itself
     same = {name: v for name, v in config.items() if name not in ("chunk", "workers", "versions")}

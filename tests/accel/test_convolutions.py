@@ -8,7 +8,6 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from fedabml import FedAvg, Federation, train
 from fedabml.accel import convolutions
 from fedabml.accel.convolutions import Multiply, Products, Shape, conv2d
 from fedabml.accel.operators import compiler_tracing
@@ -223,75 +222,3 @@ def test_bfloat16_sums_in_float32():
     image = convolutions._scatter(patches, 1, 1, (3, 3), (1, 1), (0, 0), (1, 1), (32, 32), (30, 30))
     assert image.dtype == torch.bfloat16
     assert image[0, 5, 5, 0].float() == pytest.approx(9 * float(patches[0, 0]), rel=2**-8)
-
-
-@pytest.mark.parametrize(
-    ("size", "kernel", "ours"),
-    [((8, 6), 2, True), ((9, 6), (3, 2), True), ((9, 6), 2, False), ((18, 36), 18, False), ((8, 6), [2], False)],
-)
-def test_pooling_for_a_compiler_is_that_of_torch(size, kernel, ours):
-    x = torch.randn(3, 5, 4, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).round(decimals=1)
-    x[0] = 0  # the first of many that are the largest
-
-    def value(x):
-        return torch.tanh(nn.MaxPool2d(kernel)(torch.relu(x))).pow(2).sum() + nn.functional.max_pool2d(x, kernel).sum()
-
-    with compiler_tracing(), Products():
-        made = torch.vmap(torch.func.grad_and_value(value))(x)
-        trace = make_fx(torch.vmap(torch.func.grad(value)))(x)
-    for one, other in zip(made, torch.vmap(torch.func.grad_and_value(value))(x), strict=True):
-        assert torch.equal(one, other)
-    assert ours != any("max_pool" in str(node.target) for node in trace.graph.nodes)
-
-
-def test_pooling_for_a_compiler_keeps_what_is_not_a_number():
-    x = torch.zeros(1, 1, 2, 4)
-    x[0, 0, 0, 1] = torch.nan
-    with compiler_tracing(), Products():
-        assert nn.functional.max_pool2d(x, 2).isnan().flatten().tolist() == [True, False]
-        values, places = nn.functional.max_pool2d(x, 2, return_indices=True)
-    assert places.flatten().tolist() == [1, 2]
-    assert values[0, 0, 0, 1] == 0
-
-
-class TestNarrow:
-    """Few outputs of many inputs, on a CPU: the weights come first in the product, and nothing else changes."""
-
-    @staticmethod
-    def products(rows, outs, length, bias=True):
-        """What is multiplied in a layer of such a shape, whose value and derivatives must be torch's own."""
-        operands = matrices((LANES, *rows, length), (LANES, outs, length), (LANES, outs))[: 2 + bias]
-        value = lambda *operands: torch.tanh(F.linear(*operands)).view(-1).pow(3).sum()
-        made = torch.vmap(torch.func.grad_and_value(value, tuple(range(2 + bias))))
-        with convolutions.Narrow():
-            found = made(*operands)
-            traced = make_fx(torch.vmap(value))(*operands)
-        same(found, made(*operands))
-        found = [n for n in traced.graph.nodes if "mm" in str(n.target)]
-        return [tuple(n.args[0].meta["val"].shape[1:]) for n in found]
-
-    @pytest.mark.parametrize("bias", [True, False])
-    @pytest.mark.parametrize("outs", [1, 10, 16])
-    def test_weights_first(self, outs, bias):
-        assert self.products((6,), outs, 256, bias) == [(outs, 256)]
-
-    @pytest.mark.parametrize(("rows", "outs", "length"), [((6,), 17, 256), ((6,), 10, 255), ((2, 3), 10, 300)])
-    def test_other_layers_are_left_alone(self, rows, outs, length):
-        (first,) = self.products(rows, outs, length)
-        assert first in ((*rows, length), (6, length))
-
-    def test_a_module_may_view_what_it_gets(self):
-        x, w, b = matrices((6, 300), (5, 300), (5,))
-        with convolutions.Narrow():
-            assert F.linear(x, w, b).view(2, -1).shape == (2, 15) and F.linear(x, w).is_contiguous()
-
-    @pytest.mark.parametrize(("model", "wanted"), [(nn.Linear(784, 10), True), (nn.Linear(32, 10), False)])
-    def test_only_networks_with_such_layers_have_the_mode(self, model, wanted, monkeypatch):
-        """Every operation of a network passes through it, in Python, which takes longer than a small one's products."""
-        entered = []
-        monkeypatch.setattr(convolutions.Narrow, "__enter__", lambda self: entered.append(self))
-        monkeypatch.setattr(convolutions.Narrow, "__exit__", lambda self, *error: None)
-        x, y = torch.randn(20, model.in_features).numpy(), torch.arange(20).numpy() % 10
-        fed = Federation.from_arrays([(x, y)] * 2, normalize="none")
-        train(fed, model, FedAvg(), rounds=1, participation=1, epochs=1, evaluate=False, backend="vmap", device="cpu")
-        assert bool(entered) == wanted

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedabml import FedABML, FedAvg, Federation, prepare
-from fedabml.accel import c_library, fused_passes
+from fedabml.accel import c_library, fused_passes, fusible
 from fedabml.accel.recorder import record, reuse_memory, split_fixed
 from fedabml.algorithms.ditto import Ditto
 from fedabml.algorithms.pfedme import PFedMe
@@ -24,7 +24,7 @@ needs_compiler = pytest.mark.skipif(c_library.compiler() is None, reason="no C c
 @pytest.fixture
 def eager(monkeypatch, at_once):
     """However small, everything is fused, and at once."""
-    monkeypatch.setattr(fused_passes, "LEAST", 2)
+    monkeypatch.setattr(fusible, "LEAST", 2)
     monkeypatch.setattr(fused_passes, "WORTH", 1)
     monkeypatch.setattr(fused_passes, "CUT", 50)
     monkeypatch.setattr(fused_passes, "in_background", at_once)
@@ -227,7 +227,7 @@ def test_without_a_compiler_all_goes_on_as_before(command, eager, monkeypatch, c
 @needs_compiler
 @pytest.mark.slow
 def test_a_pass_that_differs_is_not_used(eager, monkeypatch, caplog):
-    monkeypatch.setitem(fused_passes.EXPRESSIONS, "relu", "{self} < 0 ? 1 : {self}")
+    monkeypatch.setitem(fusible.EXPRESSIONS, "relu", "{self} < 0 ? 1 : {self}")
     with caplog.at_level(logging.DEBUG, "fedabml"):
         losses, _, _ = trained(FedAvg(lr=0.1))
     assert "differ in some bits" in caplog.text

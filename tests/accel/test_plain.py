@@ -23,11 +23,11 @@ SCRIPT = """
 import json, os, sys
 import numpy as np
 import fedabml
-from fedabml.accel import fused_passes, mersenne
+from fedabml.accel import fused_passes, fusible, mersenne
 from fedabml.algorithms import make
 import torch
 
-fused_passes.LEAST, fused_passes.WORTH, mersenne.WORTH = 64, 1024, 1024
+fusible.LEAST, fused_passes.WORTH, mersenne.WORTH = 64, 1024, 1024
 draw = np.random.default_rng(0)
 rows = [(draw.normal(size=(24, 300)).astype(np.float32), draw.integers(0, 3, 24)) for _ in range(4)]
 fed = fedabml.Federation.from_arrays(rows, rows, classes=3)

@@ -9,6 +9,7 @@ import torch
 import fedabml
 from fedabml.algorithms import make
 from fedabml.engine import rounds
+from fedabml.engine.exchange import may_overlap
 from fedabml.engine.rounds import Simulation, run_rounds
 from fedabml.errors import TrainingError
 
@@ -45,7 +46,7 @@ def early(monkeypatch):
         in_flight.remove(round)
         return finish(round, *args)
 
-    monkeypatch.setattr(rounds, "_may_start_early", lambda sims: True)
+    monkeypatch.setattr(rounds, "may_overlap", lambda world, kept: True)
     monkeypatch.setattr(rounds, "start_round", started)
     monkeypatch.setattr(rounds, "finish_round", finished)
     return counts
@@ -131,7 +132,7 @@ def test_which_runs_start_a_round_early():
     """A host is not ahead of itself, and what clients keep must be written down first."""
     fed = federation()
     plain, keeping = simulation(fed, fedabml.FedAvg()), simulation(fed, make("ditto"))
-    assert not rounds._may_start_early([plain])
+    assert not may_overlap(plain.world, plain.kept)
     for sim in (plain, keeping):
         sim.cohort.device = torch.device("cuda")
-    assert rounds._may_start_early([plain]) and not rounds._may_start_early([keeping])
+    assert may_overlap(plain.world, plain.kept) and not may_overlap(keeping.world, keeping.kept)

@@ -64,7 +64,7 @@ def test_one_alone_waits_for_those_who_share_and_they_for_it():
             order.append(f"{name} out")
 
     def trace():
-        with gate.alone():
+        with gate.exclusive():
             order.append("alone in")
             alone.set()
             time.sleep(0.05)
@@ -89,10 +89,10 @@ def test_one_alone_waits_for_those_who_share_and_they_for_it():
 
 def test_who_fails_inside_lets_others_in():
     gate = Gate()
-    for way in (gate.shared, gate.alone, gate.shared):
+    for way in (gate.shared, gate.exclusive, gate.shared):
         with pytest.raises(ZeroDivisionError), way():
             _ = 1 / 0
-    with gate.alone():
+    with gate.exclusive():
         pass
 
 
