@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from .data import Federation, federate, load, read_table
     from .errors import InputError, TrainingError
     from .evaluation.predictions import Prediction, Regression
-    from .likelihoods import Categorical, GaussianNoise
+    from .evaluation.structured import MultiPrediction
+    from .likelihoods import Bernoulli, Categorical, GaussianNoise, StepCategorical
     from .runs.prepare import prepare
     from .runs.prior import Posterior, Prior, TablePrediction, load_posterior, load_prior
     from .runs.site import SiteReport, compare_at_site
@@ -28,7 +29,8 @@ _HOMES = {
     "data": ("Federation", "federate", "load", "read_table"),
     "errors": ("InputError", "TrainingError"),
     "evaluation.predictions": ("Prediction", "Regression"),
-    "likelihoods": ("Categorical", "GaussianNoise"),
+    "evaluation.structured": ("MultiPrediction",),
+    "likelihoods": ("Bernoulli", "Categorical", "GaussianNoise", "StepCategorical"),
     "runs.prepare": ("prepare",),
     "runs.prior": ("Posterior", "Prior", "TablePrediction", "load_posterior", "load_prior"),
     "runs.site": ("SiteReport", "compare_at_site"),
@@ -38,8 +40,9 @@ _HOMES = {
 _MODULES = ("algorithms", "data", "errors", "likelihoods", "models", "report", "vectors")
 
 __all__ = [
-    "Algorithm", "Categorical", "FedABML", "FedAvg", "Federation", "GaussianNoise", "InputError", "Local", "Posterior",
-    "Prediction", "Prior", "Regression", "Run", "SiteReport", "TablePrediction", "TrainingError", "__version__",
+    "Algorithm", "Bernoulli", "Categorical", "FedABML", "FedAvg", "Federation", "GaussianNoise", "InputError", "Local",
+    "MultiPrediction", "Posterior", "Prediction", "Prior", "Regression", "Run", "SiteReport", "StepCategorical",
+    "TablePrediction", "TrainingError", "__version__",
     "compare_at_site", "federate", "load", "load_posterior", "load_prior", "prepare", "read_table",
     "replace_batchnorm", "train",
 ]  # fmt: skip

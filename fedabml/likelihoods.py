@@ -1,4 +1,4 @@
-"""Likelihoods p(y|x, w) of a network's outputs f_w(x): categorical and Gaussian.
+"""Likelihoods p(y|x, w) of a network's outputs f_w(x): categorical, Gaussian, several labels, a label per step.
 
 A likelihood may have entries in the weight vector (a learned noise level). They stand behind the network's, so they
 have a prior, a posterior and a client's own value like every other weight. In all methods `outputs` is [..., outputs],
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .arguments import check_fields, whole
 from .errors import InputError
@@ -24,9 +25,15 @@ class Categorical:
 
     classes: int
     entries = 0  # how many entries of the weight vector belong to the likelihood
+    task = "classification"
 
     def __post_init__(self) -> None:
         whole(self.classes, "Categorical: classes")
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs the network has per example."""
+        return self.classes
 
     def nll(self, outputs: Tensor, y: Tensor, tail: Tensor, offset: Tensor | None) -> Tensor:
         """Return −log p(y|x) of every example, [...]; y holds class numbers, [...]."""
@@ -52,12 +59,18 @@ class GaussianNoise:
     targets: int
     noise: float = 0.5
     learn: bool = True
+    task = "regression"
 
     def __post_init__(self) -> None:
         check_fields(self)
         whole(self.targets, "GaussianNoise: targets")
         if not (self.noise > 0 and math.isfinite(self.noise)):
             raise InputError(f"The noise deviation must be a positive number; it is {self.noise}.")
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs the network has per example."""
+        return self.targets
 
     @property
     def entries(self) -> int:
@@ -84,13 +97,98 @@ class GaussianNoise:
         _check_outputs(outputs, self.targets, "target(s)")
 
 
+@dataclass(frozen=True)
+class Bernoulli:
+    """Several labels of 0 or 1, independent given x: p(y|x, w) = Π_j σ(f_w(x)_j)^y_j (1 − σ(f_w(x)_j))^(1 − y_j).
+
+    A label of −1 is not known and has no factor.
+    """
+
+    labels: int
+    entries = 0
+    task = "multilabel"
+
+    def __post_init__(self) -> None:
+        whole(self.labels, "Bernoulli: labels")
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs the network has per example."""
+        return self.labels
+
+    def nll(self, outputs: Tensor, y: Tensor, tail: Tensor, offset: Tensor | None) -> Tensor:
+        """Return −log p(y|x) of every example, summed over the known labels, [...]; y is [..., labels]."""
+        each = functional.softplus(torch.where(y > 0, -outputs, outputs))
+        return (each * (y >= 0)).sum(-1)
+
+    def predict(self, outputs: Tensor, tail: Tensor, offset: Tensor | None) -> Tensor:
+        """Return the probabilities of 0 and of 1 of every label, [..., labels, 2]."""
+        return torch.sigmoid(torch.stack([-outputs, outputs], -1))
+
+    def check(self, outputs: Tensor) -> None:
+        """Raise InputError for a network whose outputs [batch, ...] do not fit."""
+        _check_outputs(outputs, self.labels, "labels", ": one logit per label, without a sigmoid")
+
+
+@dataclass(frozen=True)
+class StepCategorical:
+    """A sequence with one class per step: p(y|x, w) = Π_t softmax(f_w(x)_t)_(y_t) over the steps with y_t ≥ 0.
+
+    A network returns logits [batch, steps, classes], or the same flat, [batch, steps · classes].
+    """
+
+    classes: int
+    steps: int
+    entries = 0
+    task = "sequence"
+
+    def __post_init__(self) -> None:
+        whole(self.classes, "StepCategorical: classes")
+        whole(self.steps, "StepCategorical: steps")
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs the network has per example."""
+        return self.steps * self.classes
+
+    def _logits(self, outputs: Tensor) -> Tensor:
+        return outputs if outputs.ndim == 3 else outputs.unflatten(-1, (self.steps, self.classes))
+
+    def nll(self, outputs: Tensor, y: Tensor, tail: Tensor, offset: Tensor | None) -> Tensor:
+        """Return −log p(y|x) of every example, summed over its labelled steps, [batch]; y is [batch, steps]."""
+        logits = self._logits(outputs)
+        true = logits.gather(-1, y.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+        return ((torch.logsumexp(logits, -1) - true) * (y >= 0)).sum(-1)
+
+    def predict(self, outputs: Tensor, tail: Tensor, offset: Tensor | None) -> Tensor:
+        """Return class probabilities of every step, [batch, steps, classes]."""
+        return torch.softmax(self._logits(outputs), -1)
+
+    def check(self, outputs: Tensor) -> None:
+        """Raise InputError for a network whose outputs [batch, ...] do not fit."""
+        if tuple(outputs.shape[1:]) not in ((self.steps, self.classes), (self.outputs,)):
+            raise InputError(
+                f"The model's output has shape {tuple(outputs.shape[1:])} per example; {self.steps} steps of "
+                f"{self.classes} classes need ({self.steps}, {self.classes}): logits per step, without a softmax."
+            )
+
+
 def _check_outputs(outputs: Tensor, count: int, what: str, hint: str = "") -> None:
     if outputs.ndim != 2 or outputs.shape[1] != count:
         shape = tuple(outputs.shape[1:])
         raise InputError(f"The model's output has shape {shape} per example; {count} {what} need ({count},){hint}.")
 
 
-Likelihood = Categorical | GaussianNoise
+Likelihood = Categorical | GaussianNoise | Bernoulli | StepCategorical
+
+
+def default(task: str, classes: int, targets: int) -> Likelihood:
+    """Return the likelihood of a task with this many classes and columns of targets, labels or steps."""
+    if task == "classification":
+        return Categorical(classes)
+    if task == "regression":
+        return GaussianNoise(targets)
+    return Bernoulli(targets) if task == "multilabel" else StepCategorical(classes, targets)
 
 
 def to_json(likelihood: Likelihood) -> dict[str, Any]:
@@ -105,4 +203,8 @@ def from_json(data: dict[str, Any]) -> Likelihood:
             return Categorical(classes)
         case {"kind": "GaussianNoise", "targets": int(targets), "noise": float(noise), "learn": bool(learn)}:
             return GaussianNoise(targets, noise, learn)
+        case {"kind": "Bernoulli", "labels": int(labels)}:
+            return Bernoulli(labels)
+        case {"kind": "StepCategorical", "classes": int(classes), "steps": int(steps)}:
+            return StepCategorical(classes, steps)
     raise InputError(f"Unknown likelihood {data!r} in the file; it was not written by this version of fedabml.")

@@ -193,6 +193,8 @@ def calls(t):
         "build": (models.build, {"name": "mlp", "shape": [3], "outputs": 2, "seed": 0, "most": 100, "hidden": [4]}),
         "with_weights": (models.with_weights, {"model": nn.Linear(3, 2), "path": f / "none.safetensors"}),
         "Categorical": (fedabml.Categorical, {"classes": 2}),
+        "Bernoulli": (fedabml.Bernoulli, {"labels": 2}),
+        "StepCategorical": (fedabml.StepCategorical, {"classes": 2, "steps": 3}),
         "GaussianNoise": (fedabml.GaussianNoise, {"targets": 1, "noise": 0.5, "learn": True}),
         "replace_batchnorm": (fedabml.replace_batchnorm, {"module": nn.BatchNorm2d(4), "groups": 2}),
         "report.write": (report.write, {"runs": [f / "run"], "out": Path("report.html"), "title": None}),
@@ -232,7 +234,17 @@ NAMES = (
     *("federate", "federate dirichlet", "federate natural", "rows", "label_counts", "hold_out", "select", "load_prior"),
     *("load_posterior", "personalize", "compare_at_site", "predict", "prior.save", "posterior.save", "Prior"),
     *("Posterior", "FedABML"),
-    *("make", "build", "with_weights", "Categorical", "GaussianNoise", "replace_batchnorm", "report.write"),
+    *(
+        "make",
+        "build",
+        "with_weights",
+        "Categorical",
+        "Bernoulli",
+        "StepCategorical",
+        "GaussianNoise",
+        "replace_batchnorm",
+        "report.write",
+    ),
     *("datasets", "features", "report.save_heat_map", "read_client", "save_manifest", "Rows", "Rows.of"),
 )
 

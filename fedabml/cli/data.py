@@ -137,22 +137,22 @@ def overview(fed: Federation, show: int) -> None:
     """Print a federation as two tables; the second one has the first `show` clients."""
     facts = fed.describe()
     rows = [
-        ("task", fed.task + (f", {fed.classes} classes" if fed.classes else f", {fed.y.shape[1]} target(s)")),
+        ("task", f"{fed.task}, {fed.outcomes}"),
         ("clients", client_sizes(fed)),
         ("samples", ", ".join(f"{count:,} {split}" for split, count in facts["samples"].items())),
         ("one sample", f"{facts['dtype']} of shape {tuple(facts['sample_shape'])}"),
     ]
-    if fed.classes:
+    if fed.task == "classification":
         rows.append(("classes per client", f"{facts['classes_per_client']:.2f} on average"))
     table(("", ""), rows, title=fed.dataset)
     splits = ("train", "val", "test")
     columns: list[Any] = [fed.names, *(fed.rows(split).counts for split in splits)]
-    if fed.classes:
+    if fed.task == "classification":
         recipe = fed.recipe or fed.images
         labels = (recipe and recipe.class_names) or range(fed.classes)
         counts = fed.label_counts("train")
         columns.append([" ".join(f"{c}:{n}" for c, n in zip(labels, row, strict=True) if n) for row in counts])
-    head = ("client", *splits, *(("training samples by class",) if fed.classes else ()))
+    head = ("client", *splits, *(("training samples by class",) if fed.task == "classification" else ()))
     table(head, zip(*(column[:show] for column in columns), strict=True))
     if fed.clients > show:
         print_line(f"and {fed.clients - show} more clients (--show)")

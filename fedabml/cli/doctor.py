@@ -141,9 +141,8 @@ def facts(setup: Setup) -> list[tuple[str, str]]:
     lanes = min(cohort.chunk, fed.clients)
     chunk = size(setup.lane * min(lanes, sampled))
     hyper = ", ".join(f"{name}={'none' if v is None else v}" for name, v in config["algorithm"]["hyper"].items())
-    what = f"{fed.classes} classes" if fed.classes else f"{fed.y.shape[1]} target(s)"
     return [
-        ("data", f"{fed.dataset}: {samples} samples of shape {tuple(fed.x.shape[1:])}, {what}"),
+        ("data", f"{fed.dataset}: {samples} samples of shape {tuple(fed.x.shape[1:])}, {fed.outcomes}"),
         ("clients", client_sizes(fed)),
         ("scored on", "validation data" if fed.val.counts.any() else "test data"),
         ("model", f"{config['model']}, {config['parameters']:,} parameters, {config['dtype']}"),

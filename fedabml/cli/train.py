@@ -176,7 +176,7 @@ def describe(summary: dict[str, Any]) -> str:
 
 # The rows of the scores, by their keys in `evaluation.measures`.
 ROWS = (
-    *("accuracy_pooled", "accuracy", "accuracy_worst_decile", "rmse_pooled", "rmse"),
+    *("accuracy_pooled", "accuracy", "accuracy_worst_decile", "exact_match", "rmse_pooled", "rmse"),
     *("nll", "ece", "brier", "auroc", "balanced_accuracy", "f1", "recall", "precision", "mae", "coverage_pooled"),
 )
 # The columns of the scores: their headings, and the prefixes of the summary's keys.

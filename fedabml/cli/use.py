@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.arrays import STRUCTURED
 from ..errors import InputError
 from ..runs.config import is_table, saved_config
 from ..runs.request import resume_command
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ..data.images import ImageRecipe
     from ..evaluation.predictions import Prediction, Regression
     from ..evaluation.scoring import Evaluation
+    from ..evaluation.structured import MultiPrediction
     from ..runs.config import RunConfig
     from ..runs.input_spec import InputSpec
     from ..runs.prepare import Setup
@@ -198,7 +200,7 @@ def personalize(
     print_line(f"samples     {len(x)}")
     for name, value in scores.items():
         print_line(f"{name:<11} {number(value)} on {len(test[1]) if test else 0} test samples")
-    for line in _trust_lines(posterior.trust):
+    for line in _trust_lines(posterior.trust, posterior.input_spec.task in STRUCTURED):
         print_line(line)
     if compare:
         print_line(compare_at_site(loaded, x, y, validation, seed, device, encoded=encoded).sentence)
@@ -227,8 +229,8 @@ def _client_data(data: Path, spec: InputSpec) -> tuple[Any, Any, tuple[np.ndarra
     return frame, None, None
 
 
-def _trust_lines(trust: Trust | None) -> list[str]:
-    """Return what was found on the validation rows, a line each."""
+def _trust_lines(trust: Trust | None, several: bool) -> list[str]:
+    """Return what was found on the validation rows, a line each; predictions may have `several` answers per input."""
     if trust is None:
         return []
     lines = [f"validation  {trust.rows} rows, held out"]
@@ -243,7 +245,8 @@ def _trust_lines(trust: Trust | None) -> list[str]:
     enough = trust.quantile < float("inf")
     what = "sets" if trust.nll_before is not None else "intervals"
     needed = "" if enough else f": {trust.rows} validation rows are too few, so they hold everything"
-    lines.append(f"coverage    {trust.coverage:.0%} {what}{needed}")
+    several_answers = "no sets: they are made for one label per input, and here are several"
+    lines.append("coverage    " + (several_answers if several else f"{trust.coverage:.0%} {what}{needed}"))
     if trust.density is None or trust.density_limit == float("inf"):
         lines.append("alarms      of values only: too few validation rows, or no linear layer, to judge distances")
     return lines
@@ -280,14 +283,18 @@ def _image_recipe(path: Path, input_spec: InputSpec) -> ImageRecipe | None:
     return input_spec.images if path.is_dir() else None
 
 
-def _scores(p: Prediction | Regression, y: np.ndarray) -> dict[str, float]:
+def _scores(p: Prediction | Regression | MultiPrediction, y: np.ndarray) -> dict[str, float]:
     import numpy as np
 
     from ..evaluation.predictions import Prediction
+    from ..evaluation.structured import MultiPrediction
 
     if isinstance(p, Prediction):
         true = p.probs[np.arange(len(y)), y]
         return {"accuracy": float((p.label == y).mean()), "NLL": float(-np.log(np.clip(true, 1e-30, None)).mean())}
+    if isinstance(p, MultiPrediction):
+        flat, known, _ = p.flat(y, np.arange(len(y)))
+        return {"accuracy": float((flat.label == known).mean()), "NLL": float(p.nll(y).mean())}
     return {"RMSE": float(np.sqrt(((p.mean - y) ** 2).mean())), "NLL": float(p.nll(y).mean())}
 
 

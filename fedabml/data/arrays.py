@@ -10,7 +10,8 @@ import numpy as np
 from ..arguments import whole
 from ..errors import InputError, nearest
 
-TASKS = ("classification", "regression")
+TASKS = ("classification", "regression", "multilabel", "sequence")
+STRUCTURED = ("multilabel", "sequence")  # tasks with several whole numbers per sample; −1 is not known
 SPLITS = ("train", "val", "test")
 SPLIT_WORDS = {"train": "training", "val": "validation", "test": "test"}
 FEW_CLASSES = 20  # whole numbers of a float type with at most this many values may be classes
@@ -78,15 +79,26 @@ def channels_first(x: np.ndarray) -> np.ndarray:
 
 
 def as_targets(y: np.ndarray, task: str, what: str) -> np.ndarray:
-    """Return int64 [n] for classification, float32 [n, targets] for regression."""
+    """Return int64 [n] for classification, float32 [n, targets] for regression.
+
+    For several labels and for labelled steps it is int64 [n, labels] or [n, steps].
+    """
     if task == "regression":
         if y.ndim not in (1, 2):
             raise InputError(f"{what} has {y.ndim} axes; regression needs [n] or [n, targets].")
         with np.errstate(over="ignore"):
             return y.reshape(len(y), -1).astype(np.float32, copy=False)
-    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-    if y.ndim != 1:
-        raise InputError(f"{what} has the shape {list(y.shape)}; classification needs one class number per sample.")
+    if task in STRUCTURED:
+        if y.ndim != 2 or not y.shape[1]:
+            need = "[n, labels] of 0 and 1" if task == "multilabel" else "[n, steps], a class number per step"
+            raise InputError(f"{what} has the shape {list(y.shape)}; the task {task} needs {need}.")
+    else:
+        y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+        if y.ndim != 1:
+            raise InputError(
+                f"{what} has the shape {list(y.shape)}; classification needs one class number per sample. For several "
+                "labels of 0 and 1 give task='multilabel' (--task multilabel), for a class per step task='sequence'."
+            )
     if y.dtype.kind == "f" and not (good := np.isfinite(y) & (np.floor(y) == y)).all():
         raise InputError(
             f"{what} has the label {y[~good][0]}; classes are whole numbers. For measurements, task='regression'."
@@ -100,7 +112,7 @@ def check_task(task: str | None, labels: list[np.ndarray], what: str = "The targ
     A few whole numbers of a float type may be either, so the task must be given; `what` names the targets in the error.
     """
     if task is not None and task not in TASKS:
-        raise InputError(f"The task is {task!r}; it must be classification or regression.{nearest(str(task), TASKS)}")
+        raise InputError(f"The task is {task!r}; it must be one of {', '.join(TASKS)}.{nearest(str(task), TASKS)}")
     if task is not None or not any(y.dtype.kind == "f" for y in labels):
         return task or "classification"
     values = few_whole_numbers(labels)
@@ -212,6 +224,8 @@ def check_values(
     check_finite(y, where)
     if task == "regression":
         return 0
+    if task in STRUCTURED:
+        return _check_structured(y, train, task, classes, where)
     count = int(y[train].max()) + 1 if classes is None else whole(classes, "classes")
     if classes is None and count > max(1000, len(y)):
         raise InputError(
@@ -225,4 +239,24 @@ def check_values(
             f"{where(sample)} has the label {y[sample]}, outside 0..{count - 1}. Number the classes from 0; "
             f"if there are classes that no training sample shows, give their number as classes=."
         )
+    return count
+
+
+def _check_structured(
+    y: np.ndarray, train: np.ndarray, task: str, classes: int | None, where: Callable[[int], str]
+) -> int:
+    """Check several labels per sample, int64 [n, labels or steps]; return the number of classes that each may have."""
+    if task == "multilabel":
+        count, known = 2, "0 and 1 (and -1 where a label is not known)"
+    else:
+        count = int(y[train].max()) + 1 if classes is None else whole(classes, "classes")
+        known = f"0..{count - 1} (and -1 for steps to leave out)"
+    bad = ((y < -1) | (y >= count)).any(1)
+    if bad.any():
+        sample = int(np.argmax(bad))
+        value = next(v for v in y[sample] if not -1 <= v < count)
+        raise InputError(f"{where(sample)} has the label {value}; the labels of the task {task} are {known}.")
+    empty = (y < 0).all(1)
+    if empty.any():
+        raise InputError(f"{where(int(np.argmax(empty)))} has no label: all of them are -1. Leave the sample out.")
     return count

@@ -37,7 +37,8 @@ class Federation:
     """Samples, targets, and the rows of every client.
 
     `x` is uint8 [n, C, H, W] for images and float32 [n, ...] for anything else; a model gets (x - shift) / scale.
-    `y` is int64 [n] for classification; for regression float32 [n, targets], and a model gets (y - y_shift) / y_scale.
+    `y` is int64 [n] for classification; for regression float32 [n, targets], and a model gets (y - y_shift) / y_scale;
+    for several labels int64 [n, labels] of 0 and 1, for labelled steps int64 [n, steps], with -1 for what is unknown.
     The four statistics come from training samples only. `val` and `test` may be empty.
     """
 
@@ -71,6 +72,7 @@ class Federation:
         manifest: dict[str, Any],
         normalize: str = "auto",
         recipe: TableRecipe | None = None,
+        task: str | None = None,
     ) -> Federation:
         """Make a federation of checked samples: take the statistics, and complete the manifest.
 
@@ -82,10 +84,11 @@ class Federation:
         train, val, test = rows
         fit = np.concatenate([train.index, val.index])
         shift, scale = moments(x, fit) if normalize == "auto" else (np.float32(0), np.float32(1))
-        y_shift, y_scale = np.zeros(y.shape[1:], np.float32), np.ones(y.shape[1:], np.float32)
-        if not classes and normalize != "none":
+        task = task or ("classification" if classes else "regression")
+        targets = y.shape[1:] if task == "regression" else ()
+        y_shift, y_scale = np.zeros(targets, np.float32), np.ones(targets, np.float32)
+        if task == "regression" and normalize != "none":
             y_shift, y_scale = moments(y, fit)
-        task = "classification" if classes else "regression"
         return cls(
             x, y, train, val, test, task, classes, np.asarray(shift), np.asarray(scale), y_shift, y_scale,
             tuple(names), dataset, manifest, recipe,
@@ -133,8 +136,8 @@ class Federation:
         rows = _rows(owner, split, len(kept))
         classes = arrays.check_values(x, y, rows[0].index, task, classes, where)
         manifest = {"partition": {"kind": "given"}}
-        clients = [clients[i] for i in kept]
-        return cls.assemble(x, y, rows, clients, classes, dataset=dataset, normalize=normalize, manifest=manifest)
+        clients, common = [clients[i] for i in kept], _options(dataset, normalize, task)
+        return cls.assemble(x, y, rows, clients, classes, manifest=manifest, **common)
 
     @classmethod
     @checks_arguments
@@ -183,7 +186,8 @@ class Federation:
 
         classes = arrays.check_values(x, targets, rows[0].index, task, classes, where)
         manifest = {"partition": {"kind": "natural"}}
-        return cls.assemble(x, targets, rows, names, classes, dataset=dataset, normalize=normalize, manifest=manifest)
+        common = _options(dataset, normalize, task)
+        return cls.assemble(x, targets, rows, names, classes, manifest=manifest, **common)
 
     @classmethod
     @checks_arguments
@@ -276,9 +280,19 @@ class Federation:
     def __repr__(self) -> str:
         """Show sizes only: a federation's data must not end up in a notebook or a log."""
         sizes = " / ".join(f"{self.rows(s).counts.sum()} {s}" for s in SPLITS)
-        what = f"{self.classes} classes" if self.classes else f"{self.y.shape[1]} targets"
         shape = tuple(self.x.shape[1:])
-        return short(f"Federation({self.dataset}: {self.clients} clients, {sizes}, shape {shape}, {what})")
+        return short(f"Federation({self.dataset}: {self.clients} clients, {sizes}, shape {shape}, {self.outcomes})")
+
+    @property
+    def outcomes(self) -> str:
+        """What is predicted, in words: 3 classes, 1 target, 5 labels, or 3 classes at each of 8 steps."""
+        if self.task == "classification":
+            return f"{self.classes} classes"
+        count = self.y.shape[1]
+        if self.task == "sequence":
+            return f"{self.classes} classes at each of {count} steps"
+        word = "label" if self.task == "multilabel" else "target"
+        return f"{count} {word}{'s' * (count != 1)}"
 
     @property
     def clients(self) -> int:
@@ -294,9 +308,9 @@ class Federation:
 
     @checks_arguments
     def label_counts(self, split: str = "train") -> np.ndarray:
-        """Count each client's samples of each class, int64 [N, classes]; [N, 0] for regression."""
+        """Count each client's samples of each class, int64 [N, classes]; [N, 0] for other tasks."""
         rows = self.rows(split)
-        if not self.classes:
+        if self.task != "classification":
             return np.zeros((self.clients, 0), np.int64)
         cells = rows.owner * self.classes + self.y[rows.index]
         return np.bincount(cells, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
@@ -314,7 +328,7 @@ class Federation:
             "samples": {split: len(self.rows(split).index) for split in SPLITS},
             "training_samples_per_client": [int(sizes.min()), float(np.median(sizes)), int(sizes.max())],
         }
-        if self.classes:
+        if self.task == "classification":
             facts["classes_per_client"] = float((self.label_counts() > 0).sum(1).mean())
         return facts
 
@@ -328,7 +342,7 @@ class Federation:
         check_share(share, "validation")
         if share == 0:
             return self
-        labels = self.y if self.classes else np.zeros(len(self.y), np.int64)
+        labels = self.y if self.task == "classification" else np.zeros(len(self.y), np.int64)
         train, moved = take_share(self.train, share, 1, labels, seed, HOLD_OUT)
         note = {"hold_out": {"share": share, "seed": int(seed)}}
         return self._with(note, train=train, val=self.val.merge(moved))
@@ -405,3 +419,7 @@ def _rows(owner: np.ndarray, split: np.ndarray, clients: int) -> list[Rows]:
     """Return the rows of each split from the client number and the split's number of every sample, [n] each."""
     samples = [np.flatnonzero(split == number) for number in range(len(SPLITS))]
     return [Rows.by_owner(owner[chosen], clients, chosen) for chosen in samples]
+
+
+def _options(dataset: str, normalize: str, task: str) -> dict[str, Any]:
+    return {"dataset": dataset, "normalize": normalize, "task": task}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InputError, nearest, short
-from .arrays import FEW_CLASSES, TASKS, check_task, few_whole_numbers
+from .arrays import FEW_CLASSES, STRUCTURED, TASKS, check_task, few_whole_numbers
 from .dates import CIRCLES, has_times, parse_dates, part_names, usual_names, usual_values, with_parts
 from .frames import pandas
 from .ranges import NumberRange, Ranges
@@ -232,6 +232,11 @@ def choose_task(values: pd.Series, name: str, task: str | None) -> str:
 
     A few whole numbers of a float type, such as 0.0 and 1.0, may be either, so the task must be given.
     """
+    if task in STRUCTURED:
+        raise InputError(
+            f"The task {task} needs several targets per row, but a table has one target column. Give arrays, as "
+            "Federation.from_arrays reads them, with a column of y per label or step."
+        )
     if task is not None:
         return check_task(task, [])
     if not is_numeric(values, name):

@@ -54,7 +54,7 @@ class Data(Samples):
         self.hosted = too_large(x, device)
         self.x = x if self.hosted else x.to(device)
         y = torch.as_tensor(fed.y)
-        self.y = y.to(device) if fed.task == "classification" else y.to(device, dtype)
+        self.y = y.to(device) if y.dtype == torch.int64 else y.to(device, dtype)
 
         def put(values: object) -> Tensor:
             return torch.as_tensor(np.asarray(values)).to(device, dtype)

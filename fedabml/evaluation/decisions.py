@@ -152,11 +152,11 @@ def decision_measures(
     ranked = [_ranking(probs[:, c], y == c, owner, clients, specificity) for c in positive]
     recall, precision, f1 = rates(*class_counts(probs.argmax(1), y, owner, clients, classes))
     measures = {
-        "auroc": _mean([each["auroc"] for each in ranked]),
-        "average_precision": _mean([each["average_precision"] for each in ranked]),
-        "balanced_accuracy": _mean(recall.T),
-        "f1": _mean(f1.T[list(positive)]),
-        "classwise_ece": _mean([_ece(probs[:, c], y == c, owner, clients) for c in range(classes)]),
+        "auroc": mean([each["auroc"] for each in ranked]),
+        "average_precision": mean([each["average_precision"] for each in ranked]),
+        "balanced_accuracy": mean(recall.T),
+        "f1": mean(f1.T[list(positive)]),
+        "classwise_ece": mean([_ece(probs[:, c], y == c, owner, clients) for c in range(classes)]),
     }
     if classes == 2:
         measures |= {"recall": recall[:, 1], "precision": precision[:, 1], "sensitivity": ranked[0]["sensitivity"]}
@@ -188,7 +188,7 @@ def rates(found: np.ndarray, true: np.ndarray, predicted: np.ndarray) -> tuple[n
     return recall, precision, f1
 
 
-def _mean(values: list[np.ndarray] | np.ndarray) -> np.ndarray:
+def mean(values: list[Any] | np.ndarray) -> np.ndarray:
     """Average over the first axis, without NaN; NaN where nothing is defined."""
     stacked = np.asarray(values, dtype=float)
     known = ~np.isnan(stacked)

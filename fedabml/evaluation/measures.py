@@ -106,6 +106,8 @@ MEASURES = {
                 "mean over clients, each with its own model", "percent", HIGHER, 2),
         Measure("accuracy_worst_decile", "worst tenth", "accuracy, worst tenth of clients",
                 "mean accuracy of the worst-off tenth of clients", "percent", HIGHER, 1, "worst tenth"),
+        Measure("exact_match", "exact match", "inputs with every answer right, mean over clients",
+                "share of inputs whose labels, or steps, are all right", "percent", HIGHER, 1),
         Measure("rmse_pooled", "pooled RMSE", "RMSE, all samples pooled",
                 "over the samples of all clients together", digits=4),
         Measure("rmse", "RMSE", "RMSE, mean over clients",
@@ -161,12 +163,16 @@ MEASURES = {
 COMPARED = {
     "classification": ("accuracy", "accuracy_worst_decile", "nll", "ece", "brier"),
     "regression": ("rmse", "nll", "coverage"),
+    "multilabel": ("accuracy", "exact_match", "nll", "ece", "brier"),
+    "sequence": ("accuracy", "exact_match", "nll", "ece", "brier"),
 }
 DECISIONS = ("auroc", "f1", "recall")  # further columns of a comparison where there are two classes
 # The measures that `tune` may decide by.
 TUNED = {
     "classification": ("accuracy", "nll", "auroc", "average_precision", "balanced_accuracy", "f1", "brier"),
     "regression": ("rmse", "nll", "mae", "pinball"),
+    "multilabel": ("accuracy", "exact_match", "nll", "auroc", "average_precision", "f1", "brier"),
+    "sequence": ("accuracy", "exact_match", "nll", "balanced_accuracy", "f1", "brier"),
 }
 # The pooled measure that stands for a mean over clients where many clients have too few rows to be judged alone.
 POOLED = {"accuracy": "accuracy_pooled", "rmse": "rmse_pooled", "coverage": "coverage_pooled"}

@@ -30,17 +30,17 @@ from ..engine.setting import Cohort
 from ..engine.workers import chunks, fit_in_memory, map_in_threads
 from ..errors import InputError, TrainingError
 from ..gaussian import Distribution
-from ..likelihoods import Categorical
-from . import decisions
+from . import decisions, structured
 from .decisions import BINS
 from .predictions import Prediction, Regression, with_label_level
+from .structured import MultiPrediction
 
 SOME = 10_000  # clients that are scored while a run trains, by default
 COVERAGE = 0.9  # nominal coverage of the interval that a regression is tested against
 _Z90 = 1.6448536269514722
 FEW, ROWS = 64, 4096  # samples in a batch of the server's own model: at least, and where memory allows
 ENDS = ("_low", "_high")  # columns that hold the ends of a client's interval, which have no mean
-Predictions = Prediction | Regression
+Predictions = Prediction | Regression | MultiPrediction
 Stage = tuple[list[list[Any]], list[list[int]]]  # after some epochs: the predictions and diverged clients of every run
 Scores = tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]  # by client, pooled, diagrams
 
@@ -60,14 +60,14 @@ class Evaluation:
 
 def prediction(cohort: Cohort, draws: Tensor) -> Predictions:
     """Average the engine's outputs [draws, rows, ...] into predictions in the data's own units."""
-    if isinstance(cohort.likelihood, Categorical):
-        return Prediction.of(draws)
-    return Regression.of(draws, cohort.fed.y_shift, cohort.fed.y_scale)
+    if cohort.fed.task == "regression":
+        return Regression.of(draws, cohort.fed.y_shift, cohort.fed.y_scale)
+    return _kind(cohort).of(draws)
 
 
 def _kind(cohort: Cohort) -> Any:
     """Return the class of the cohort's predictions, whose static methods join batches and read tables."""
-    return Prediction if isinstance(cohort.likelihood, Categorical) else Regression
+    return {"classification": Prediction, "regression": Regression}.get(cohort.fed.task, MultiPrediction)
 
 
 def check_rows(fed: Federation, split: str) -> Rows:
@@ -215,15 +215,18 @@ def _score_run(
         return _diverged(cohort, client[wrong > 0], "weights")
     if not personal.finite.all():  # finite weights, but too large for the network
         return _diverged(cohort, client[~personal.finite], "predictions")
-    y, score = fed.y[rows.index], _classification if _kind(cohort) is Prediction else _regression
+    y, score = fed.y[rows.index], _SCORES[_kind(cohort)]
     values, pooled, details = score(personal, y, owner, len(scored))
     small = rows.counts < FEW_ROWS
     summary: dict[str, Any] = {name: float(v.mean()) for name, v in values.items()}
     if not entry.brief and _kind(cohort) is Regression:
         values |= decisions.base_regression(y, owner, fed.y[fed.train.index], fed.train.owner, scored)
     elif not entry.brief:
-        decided, decided_pooled, decided_details = decisions.report(
-            personal.probs, y, owner, fed.label_counts()[scored]
+        several = _kind(cohort) is MultiPrediction
+        decided, decided_pooled, decided_details = (
+            structured.decide(personal, y, owner, fed, scored)
+            if several
+            else decisions.report(personal.probs, y, owner, fed.label_counts()[scored])
         )
         values, pooled, details = values | decided, pooled | decided_pooled, details | decided_details
     summary |= {k: _mean(v) for k, v in values.items() if k not in summary and not k.endswith(ENDS)} | pooled
@@ -358,6 +361,14 @@ def _classification(p: Prediction, y: np.ndarray, owner: np.ndarray, clients: in
     return by_client, pooled, details
 
 
+def _structured(p: MultiPrediction, y: np.ndarray, owner: np.ndarray, clients: int) -> Scores:
+    """Return the measures over all known answers, and how often all answers of an input are right."""
+    by_client, pooled, details = _classification(*p.flat(y, owner), clients)
+    exact = p.exact(y).astype(float)
+    by_client["exact_match"] = _mean_by(owner, clients, exact)
+    return by_client, pooled | {"exact_match_pooled": float(exact.mean())}, details
+
+
 def _regression(p: Regression, y: np.ndarray, owner: np.ndarray, clients: int) -> Scores:
     """Return the measures of each client and the pooled measures; a regression has no diagrams."""
     squared = ((p.mean - y) ** 2).mean(-1)
@@ -380,3 +391,10 @@ def _regression(p: Regression, y: np.ndarray, owner: np.ndarray, clients: int) -
     if y.shape[1] > 1:  # targets may have different units: each its own
         pooled |= {f"rmse_target_{j}": v for j, v in enumerate(np.sqrt(((p.mean - y) ** 2).mean(0)))}
     return by_client, {k: float(v) for k, v in pooled.items()} | {"interval": COVERAGE}, {}
+
+
+_SCORES: dict[Any, Callable[..., Scores]] = {
+    Prediction: _classification,
+    Regression: _regression,
+    MultiPrediction: _structured,
+}

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Table = dict[str, Any]
 
 PARTITIONS = ("auto", "classes", "dirichlet", "dirichlet-classes", "dirichlet-clients", "iid", "natural")
-TASKS = ("classification", "regression")
+TASKS = ("classification", "regression", "multilabel", "sequence")
 DTYPES, BACKENDS = ("float32", "tf32", "bf16", "float64"), ("auto", "vmap", "loop")
 TABLES = (".csv", ".parquet", ".pq", ".xlsx", ".xls", ".xlsm", ".xlsb", ".ods")  # the last four are refused by name
 # Keys for tables only.
@@ -82,7 +82,12 @@ class RunConfig:
     id_column: str | None = key(None, "table column of identifiers: never a feature, carried into predictions")
     date_columns: str | None = key(None, "table columns of ISO dates to learn from: year, month, weekday, hour")
     split_by: str | None = key(None, "table column of dates or numbers: each client's newest rows are its test rows")
-    task: str | None = key(None, "classification or regression (default: derived from the targets)", TASKS)
+    task: str | None = key(
+        None,
+        "classification, regression, multilabel (y of 0 and 1 per label) or sequence (a class per step); default: "
+        "classification or regression, derived from the targets",
+        TASKS,
+    )
     test_share: float = key(0.2, "share of each client's table rows kept for testing")
     image_size: int | None = key(None, "resize a folder's images to N×N pixels (default: all must have one size)")
     partition: str = key(
@@ -154,8 +159,13 @@ class RunConfig:
             raise InputError(f"image_size is for a folder of images (--data), but {data}. Leave --image-size out.")
         if self.image_size is not None and self.image_size < 1:
             raise InputError("image_size must be 1 or more.")
-        if not self.data and self.task == "regression":
-            raise InputError(f"task regression is for your own data (--data), but {data}, which has classes.")
+        if not self.data and self.task not in (None, "classification"):
+            raise InputError(f"task {self.task} is for your own data (--data), but {data}, which has classes.")
+        if is_table(self.data) and self.task in ("multilabel", "sequence"):
+            raise InputError(
+                f"task {self.task} needs several targets per row, but a table has one target column. Give a folder "
+                "with one .npz file per client, whose y has a column per label or step."
+            )
         if min(self.seed, self.partition_seed or 0) < 0:
             raise InputError("seed and partition_seed must be 0 or more.")
 

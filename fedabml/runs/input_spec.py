@@ -26,13 +26,14 @@ from ..data.recipe import as_text
 from ..errors import InputError, nearest, short
 from ..files.sealed import group, prefixed
 from ..files.user_code import UserCode
-from ..likelihoods import Categorical, Likelihood
+from ..likelihoods import Bernoulli, Categorical, Likelihood, StepCategorical
 from ..vectors import Network
 from .tokens import check_tokens
 
 log = logging.getLogger("fedabml")
 
 FORMAT = 1
+_OUTPUTS = {"regression": "target(s)", "multilabel": "labels", "sequence": "outputs of steps"}
 _NORM = ("shift", "scale", "y_shift", "y_scale")
 TABLE_WANTED = (
     "The prior was trained on a table. Give the table itself: a DataFrame, or a .csv, .parquet or .xlsx file. In "
@@ -76,7 +77,7 @@ class InputSpec:
     def description(self) -> str:
         """Data, network, inputs and outputs in one line."""
         name = self.model["name"] if self.model else type(self.network.module).__name__
-        outputs = f"{self.classes} classes" if self.classes else f"{self.outputs} target(s)"
+        outputs = f"{self.classes} classes" if self.classes else f"{self.outputs} {_OUTPUTS[self.task]}"
         return f"{self.dataset}: {name} with {self.network.layout.size:,} weights, inputs {self.shape}, {outputs}"
 
     def __repr__(self) -> str:
@@ -84,17 +85,18 @@ class InputSpec:
 
     @property
     def classes(self) -> int | None:
-        """The number of classes; None for a regression."""
+        """The number of classes; None for other tasks than classification."""
         return self.likelihood.classes if isinstance(self.likelihood, Categorical) else None
 
     @property
     def outputs(self) -> int:
-        """The number of the network's outputs: classes or targets."""
-        return self.likelihood.classes if isinstance(self.likelihood, Categorical) else self.likelihood.targets
+        """The number of the network's outputs: classes, targets, labels, or steps times classes."""
+        return self.likelihood.outputs
 
     @property
     def task(self) -> str:
-        return "classification" if self.classes else "regression"
+        """The task that the likelihood belongs to."""
+        return self.likelihood.task
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -163,6 +165,12 @@ class InputSpec:
         raw = as_numpy(y, what)
         if raw.ndim == 0:
             raise InputError(f"{what} is a single number. Give one value for each row of the inputs.")
+        if isinstance(self.likelihood, Bernoulli | StepCategorical):
+            raw = as_targets(raw, self.task, what)
+            steps = self.likelihood.labels if isinstance(self.likelihood, Bernoulli) else self.likelihood.steps
+            if raw.shape[1] != steps:
+                raise InputError(f"{what} has {raw.shape[1]} columns; the prior has {steps} {_OUTPUTS[self.task]}.")
+            return raw
         if self.classes is None:
             raw = as_targets(raw, "regression", what)
             if raw.shape[1] != self.outputs:
@@ -199,7 +207,8 @@ class InputSpec:
         x, y = self.samples(x, y, encoded)
         if len(x) < 2:
             raise InputError("There is a single sample. Personalisation needs two or more.")
-        fed = Federation.from_arrays([(x, y)], task=self.task, classes=self.classes, normalize="none", names=["client"])
+        classes = getattr(self.likelihood, "classes", None)
+        fed = Federation.from_arrays([(x, y)], task=self.task, classes=classes, normalize="none", names=["client"])
         return dataclasses.replace(fed, **{name: getattr(self, name) for name in _NORM}, recipe=self.recipe)
 
     def normalised(self, raw: np.ndarray, device: torch.device) -> Tensor:
@@ -265,7 +274,7 @@ class InputSpec:
 
     def _check(self) -> None:
         """Refuse a normalisation or a recipe that does not fit the inputs and outputs."""
-        targets = () if self.classes else (self.outputs,)
+        targets = (self.outputs,) if self.task == "regression" else ()
         for name, full in zip(_NORM, (self.shape, self.shape, targets, targets), strict=True):
             shape = getattr(self, name).shape
             if len(shape) > len(full) or any(a not in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)):

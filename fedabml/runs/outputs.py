@@ -12,6 +12,7 @@ from typing import Any
 
 from ..data.catalogue import SOURCES
 from ..evaluation.predictions import Checks, Prediction, Regression
+from ..evaluation.structured import MultiPrediction
 from .input_spec import InputSpec
 
 
@@ -22,11 +23,12 @@ def class_names(input_spec: InputSpec) -> tuple[str, ...]:
     return input_spec.class_names or (known if len(known) == classes else tuple(map(str, range(classes))))
 
 
-def output_columns(p: Prediction | Regression, input_spec: InputSpec) -> dict[str, Sequence[Any]]:
+def output_columns(p: Prediction | Regression | MultiPrediction, input_spec: InputSpec) -> dict[str, Sequence[Any]]:
     """Return the columns of a prediction by name, each with a value per input.
 
     They are probabilities of classes and their uncertainty, or means and deviations; then the checks, if there are any.
-    The identifiers of a table's rows come first, under the name of their column.
+    Of several labels they are those that apply and the probability of each; of steps the class of each step, with its
+    probability. The identifiers of a table's rows come first, under the name of their column.
     """
     columns, recipe = _output_columns(p, input_spec), input_spec.recipe
     if p.ids is None or recipe is None or recipe.id is None:
@@ -34,10 +36,21 @@ def output_columns(p: Prediction | Regression, input_spec: InputSpec) -> dict[st
     return {f"id {recipe.id}" if recipe.id in ("row", *columns) else recipe.id: p.ids, **columns}
 
 
-def _output_columns(p: Prediction | Regression, input_spec: InputSpec) -> dict[str, Sequence[Any]]:
+def _output_columns(p: Prediction | Regression | MultiPrediction, input_spec: InputSpec) -> dict[str, Sequence[Any]]:
+    columns: dict[str, Sequence[Any]]
+    if isinstance(p, MultiPrediction):
+        numbers = range(p.probs.shape[1])
+        if input_spec.task == "multilabel":
+            columns = {"labels": [[str(j) for j in row.nonzero()[0]] for row in p.label]}
+            columns |= {f"p_{j}": p.positive[:, j].tolist() for j in numbers}
+        else:
+            columns = {f"label_{t}": [str(label) for label in p.label[:, t]] for t in numbers}
+            columns |= {f"p_{t}": p.probs[:, t].max(1).tolist() for t in numbers}
+        columns |= {"entropy": p.entropy.sum(1).tolist(), "mutual_information": p.mutual_information.sum(1).tolist()}
+        return columns | _check_columns(p.checks)
     if isinstance(p, Prediction):
         names = class_names(input_spec)
-        columns: dict[str, Sequence[Any]] = {"label": [names[i] for i in p.label]}
+        columns = {"label": [names[i] for i in p.label]}
         columns |= {f"p_{name}": p.probs[:, i].tolist() for i, name in enumerate(names)}
         columns |= {"entropy": p.entropy.tolist(), "mutual_information": p.mutual_information.tolist()}
         columns |= {} if p.surprise is None else {"surprise": p.surprise.tolist()}
@@ -67,5 +80,5 @@ def as_text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return ("|" if name == "set" else "; ").join(value)
+        return ("|" if name in ("set", "labels") else "; ").join(value)
     return value if isinstance(value, str) else f"{value:.6g}"

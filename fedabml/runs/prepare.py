@@ -22,7 +22,7 @@ from ..engine.autotune import COARSE, backend_of, chunk_of, device_of, dtype_of,
 from ..engine.server import cohort_size
 from ..engine.setting import Cohort, Place, Setting
 from ..errors import InputError, short
-from ..likelihoods import Categorical, GaussianNoise, Likelihood
+from ..likelihoods import Likelihood
 from ..vectors import Network
 from ..version import __version__
 from .input_spec import InputSpec
@@ -74,8 +74,8 @@ def prepare(
 ) -> Setup:
     """Check everything that a run needs, and decide where and how it will run. The arguments are those of `train`."""
     algorithm = FedABML() if algorithm is None else algorithm
-    if fed.task == "regression" and algorithm.label_prior != "none":
-        algorithm = dataclasses.replace(algorithm, label_prior="none")  # there are no labels to have a prior over
+    if fed.task != "classification" and algorithm.label_prior != "none":
+        algorithm = dataclasses.replace(algorithm, label_prior="none")  # no single label that has a prior
     rounds, epochs = whole(rounds, "rounds", 0), whole(epochs, "epochs", 1)
     batch_size = whole(batch_size, "batch_size", 1)
     seed, chunk = whole(seed, "seed", 0), None if chunk is None else whole(chunk, "chunk", 1)
@@ -87,7 +87,7 @@ def prepare(
     likelihood = _fitting(likelihood, fed)
     spec: dict[str, Any] | None = None  # how to build the network again
     if isinstance(model, str):
-        outputs, shape, options = fed.classes or fed.y.shape[1], list(fed.x.shape[1:]), model_options or {}
+        outputs, shape, options = likelihood.outputs, list(fed.x.shape[1:]), model_options or {}
         model = models.named(model)
         spec = {"name": model, "shape": shape, "outputs": outputs, "options": options}
         spec |= {"code": models.OWN[model].digest} if model in models.OWN else {}
@@ -155,13 +155,10 @@ def prepare(
 
 def _fitting(likelihood: Likelihood | None, fed: Federation) -> Likelihood:
     """Return the likelihood, or the default of the task. Raises InputError if it does not fit the targets."""
-    outputs = fed.classes or fed.y.shape[1]
-    default: type[Likelihood] = Categorical if fed.task == "classification" else GaussianNoise
-    likelihood = default(outputs) if likelihood is None else likelihood
-    size = likelihood.classes if isinstance(likelihood, Categorical) else likelihood.targets
-    if not isinstance(likelihood, default) or size != outputs:
-        need = f"{outputs} {'classes' if fed.classes else 'target(s)'}"
-        raise InputError(f"The likelihood {likelihood} does not fit this data: a {fed.task} with {need}.")
+    default = likelihoods.default(fed.task, fed.classes, 0 if fed.task == "classification" else fed.y.shape[1])
+    likelihood = default if likelihood is None else likelihood
+    if likelihood.task != default.task or likelihood.outputs != default.outputs:
+        raise InputError(f"The likelihood {likelihood} does not fit this data: a {fed.task} with {fed.outcomes}.")
     return likelihood
 
 

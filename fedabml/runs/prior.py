@@ -39,6 +39,7 @@ from ..engine.setting import Cohort, Place, Setting
 from ..errors import InputError, short
 from ..evaluation.density import FeatureDensity
 from ..evaluation.predictions import Prediction, Regression
+from ..evaluation.structured import MultiPrediction
 from ..files.limits import host_memory
 from ..files.sealed import group, packed_tensors, prefixed, read_tensors, tensors_digest, write_tensors
 from ..gaussian import Distribution, Gaussian, Point, Samples
@@ -213,7 +214,7 @@ class Posterior:
         *,
         encoded: bool = False,
         id: str | None = None,
-    ) -> Prediction | Regression:
+    ) -> Prediction | Regression | MultiPrediction:
         """Predict by averaging over weight samples (0: the posterior mean, in one pass), with uncertainty.
 
         If the prior was trained on a table, `x` is one, as for `personalize`, and `decode()` names the classes. The
@@ -234,7 +235,7 @@ class Posterior:
     @torch.no_grad()
     def predict_inputs(
         self, read: Inputs, samples: int | None = None, seed: int = 0, device: str = "auto"
-    ) -> Prediction | Regression:
+    ) -> Prediction | Regression | MultiPrediction:
         """Predict for what `read` returned, as the second half of `predict`.
 
         The weight samples are kept for the next call with the same seed, unless they need more than `MOST_KEPT` bytes.
@@ -254,12 +255,14 @@ class Posterior:
                 "The predictions are not finite: the posterior or the inputs are out of range. Compare the inputs with "
                 "the training data, or personalise again with a smaller lr."
             )
-        p: Prediction | Regression
+        p: Prediction | Regression | MultiPrediction
         if spec.classes:
             p, names = Prediction.of(outputs, offset), spec.class_names
             p = TablePrediction(p.probs, p.mutual_information, p.surprise, classes=names) if names else p
-        else:
+        elif spec.task == "regression":
             p = Regression.of(outputs, spec.y_shift, spec.y_scale)
+        else:
+            p = MultiPrediction.of(outputs)
         if self.trust is None:
             return p
         features = self._hidden(inputs, network) if self.trust.density else None

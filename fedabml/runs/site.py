@@ -19,7 +19,7 @@ from ..accel.process import borrowed
 from ..algorithms.local import Local
 from ..arguments import checks_arguments
 from ..errors import InputError
-from ..evaluation.predictions import Regression
+from ..evaluation.predictions import Prediction
 from .prior import Posterior, Prior
 
 ALONE_EPOCHS = (20, 100)  # that training alone tries; the better one counts, which favours it
@@ -89,7 +89,7 @@ def compare_at_site(
 def _losses(posterior: Posterior, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return −log p(y | x) of every row."""
     p = posterior.predict(x, encoded=True)
-    if isinstance(p, Regression):
+    if not isinstance(p, Prediction):
         return p.nll(y)
     return -np.log(np.clip(p.probs[np.arange(len(y)), y], 1e-30, None))
 

@@ -22,12 +22,18 @@ if TYPE_CHECKING:
     from .prepare import Setup
 
 # The scores of a summary, null where a run was not evaluated.
+_STRUCTURED = (
+    *("accuracy", "exact_match", "nll", "ece", "brier", "entropy", "mutual_information", "accuracy_pooled"),
+    *("accuracy_last10", "accuracy_worst_decile", "prior_accuracy", "prior_nll"),
+)
 SCORES = {
     "classification": (
         *("accuracy", "nll", "ece", "brier", "entropy", "mutual_information", "accuracy_pooled", "accuracy_last10"),
         *("accuracy_worst_decile", "prior_accuracy", "prior_nll", "prior_level_accuracy", "prior_level_nll"),
     ),
     "regression": ("rmse", "nll", "coverage", "rmse_pooled", "rmse_last10", "prior_rmse", "prior_nll"),
+    "multilabel": _STRUCTURED,
+    "sequence": _STRUCTURED,
 }
 
 

@@ -26,6 +26,7 @@ from ..errors import InputError
 from ..evaluation import calibration
 from ..evaluation.density import FeatureDensity
 from ..evaluation.predictions import Checks, Prediction, Regression
+from ..evaluation.structured import MultiPrediction
 
 COVERAGE = 0.9
 Columns = Mapping[str, np.ndarray]
@@ -53,7 +54,7 @@ class Trust:
     @classmethod
     def fit(
         cls,
-        p: Prediction | Regression,
+        p: Prediction | Regression | MultiPrediction,
         y: np.ndarray,
         *,
         coverage: float = COVERAGE,
@@ -87,6 +88,15 @@ class Trust:
         if isinstance(p, Regression):
             scores = calibration.interval_scores(p.mean, p.std, y).max(1)
             return cls(quantile=calibration.conformal_quantile(scores, coverage), **common)
+        if isinstance(p, MultiPrediction):  # one temperature for every known answer; sets are of a single answer
+            flat, known, _ = p.flat(y, np.arange(len(y)))
+            temperature = calibration.fit_temperature(flat.probs, known)
+            scaled = replace(flat, probs=calibration.with_temperature(flat.probs, temperature))
+            nll = [
+                -float(np.log(np.clip(1 - calibration.label_scores(q.probs, known), 1e-30, None)).mean())
+                for q in (flat, scaled)
+            ]
+            return cls(quantile=math.inf, temperature=temperature, nll_before=nll[0], nll_after=nll[1], **common)
         temperature = calibration.fit_temperature(p.probs, y)
         probs = calibration.with_temperature(p.probs, temperature)
         threshold = calibration.choose_threshold(probs[:, 1], y, calibration.Aim.parse(aim)) if aim else None
@@ -111,16 +121,16 @@ class Trust:
         if aim:
             calibration.Aim.parse(aim)
             if classes != 2:
-                here = f"here are {classes}" if classes else "this posterior is a regression"
+                here = f"here are {classes}" if classes else "this posterior predicts numbers, or several labels"
                 raise InputError(f"An aim for the threshold belongs to two classes; {here}.")
 
     def apply(
         self,
-        p: Prediction | Regression,
+        p: Prediction | Regression | MultiPrediction,
         features: np.ndarray | None,
         columns: Columns | None,
         federation: Ranges | None,
-    ) -> Prediction | Regression:
+    ) -> Prediction | Regression | MultiPrediction:
         """Return a prediction that is calibrated and checked.
 
         `features` [n, h] are the inputs' last hidden layer, `columns` their raw values by name, `federation` what all
@@ -147,6 +157,8 @@ class Trust:
             low, high = calibration.intervals(p.mean, p.std, self.quantile)
             return replace(p, checks=replace(checks, low=low, high=high))
         probs = calibration.with_temperature(p.probs, self.temperature)
+        if isinstance(p, MultiPrediction):
+            return replace(p, probs=probs, checks=checks)
         sets = calibration.label_sets(probs, self.quantile)
         return replace(p, probs=probs, threshold=self.threshold, checks=replace(checks, sets=sets))
 
