@@ -82,7 +82,7 @@ def _intervals(comparison: Comparison, scored: list[Row]) -> Figure:
         series.append(Series(row.label, ends, [i + 1.0] * 3, tips, sizes=(1.5, 5.0, 1.5), slot=i))
     y = Axis(main.label, "percent" if main.unit == "percent" else "number")
     x = Axis("algorithms, the best first", "whole", (0.5, len(scored) + 0.5))
-    svg = scatter(series, title="Means and intervals", x=x, y=y, look=replace(PAGE, height=350), connect=True)
+    svg = scatter(series, title="Means and intervals", x=x, y=y, theme=replace(PAGE, height=350), connect=True)
     reading = (
         "A dot is the mean over seeds, its line the 95% interval. Seeds differ in their partition, which all "
         "algorithms share, so overlapping intervals do not mean equal: the table's marks come from paired tests."

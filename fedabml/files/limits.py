@@ -20,31 +20,31 @@ MAX_ITEMS = 10_000_000  # entries of a JSON text: a list needs thirty times the 
 SMALL, MOST_PACKED = 64 << 20, 100  # a file may declare this many bytes, or this multiple of its own size
 
 
-def parse_json(text: str, where: str, loads: Callable[[str], Any] = json.loads) -> Any:
+def parse_json(text: str, subject: str, loads: Callable[[str], Any] = json.loads) -> Any:
     """Parse JSON of bounded depth, length and numbers. Raises InputError for anything else; `loads` may be stricter."""
     if sum(map(text.count, ",[{")) > MAX_ITEMS:
-        raise InputError(f"{where} has more than {MAX_ITEMS:,} entries, more than fedabml writes.")
-    return _parse(loads, text, where, "is not valid JSON; it is truncated or of another program")
+        raise InputError(f"{subject} has more than {MAX_ITEMS:,} entries, more than fedabml writes.")
+    return _parse(loads, text, subject, "is not valid JSON; it is truncated or of another program")
 
 
-def parse_toml(text: str, where: str) -> dict[str, Any]:
+def parse_toml(text: str, subject: str) -> dict[str, Any]:
     """Parse TOML of bounded depth and numbers. Raises TOMLDecodeError for wrong grammar, InputError otherwise."""
     if any(line.count(".") > MAX_DEPTH and _parts(line) > MAX_DEPTH for line in text.split("\n")):
-        raise InputError(_too_deep(where))  # tomllib's time and memory are quadratic in a key's parts
-    result: dict[str, Any] = _parse(tomllib.loads, text, where, "has a value that cannot be read")
+        raise InputError(_too_deep(subject))  # tomllib's time and memory are quadratic in a key's parts
+    result: dict[str, Any] = _parse(tomllib.loads, text, subject, "has a value that cannot be read")
     return result
 
 
-def _parse(loads: Callable[[str], Any], text: str, where: str, problem: str) -> Any:
+def _parse(loads: Callable[[str], Any], text: str, subject: str, problem: str) -> Any:
     """Return `loads(text)`, if it is bounded. `problem` describes other errors than those of TOML's grammar."""
     try:
-        return _bounded(loads(text), where)
+        return _bounded(loads(text), subject)
     except RecursionError as error:
-        raise InputError(_too_deep(where)) from error
+        raise InputError(_too_deep(subject)) from error
     except (InputError, tomllib.TOMLDecodeError):
         raise
     except ValueError as error:  # in TOML a number with thousands of digits, or an impossible date
-        raise InputError(f"{where} {problem} ({str(error).split(';')[0]}).") from error
+        raise InputError(f"{subject} {problem} ({str(error).split(';')[0]}).") from error
 
 
 def _parts(line: str) -> int:
@@ -63,26 +63,26 @@ def _parts(line: str) -> int:
     return parts
 
 
-def _too_deep(where: str) -> str:
-    return f"{where} has lists or tables nested more than {MAX_DEPTH} deep. Write it flatter."
+def _too_deep(subject: str) -> str:
+    return f"{subject} has lists or tables nested more than {MAX_DEPTH} deep. Write it flatter."
 
 
-def _bounded(data: Any, where: str) -> Any:
+def _bounded(data: Any, subject: str) -> Any:
     """Return the data. Raises InputError if they are nested too deeply or have a whole number beyond 64 bits."""
     level = [data]
     for _ in range(MAX_DEPTH + 2):
         below: list[Any] = []
-        for each in level:
-            if isinstance(each, dict):
-                below += each.values()
-            elif isinstance(each, list):
-                below += each
-            elif type(each) is int and abs(each) > MOST:
-                raise InputError(f"{where} has a whole number beyond {MOST}, the largest that fedabml accepts.")
+        for value in level:
+            if isinstance(value, dict):
+                below += value.values()
+            elif isinstance(value, list):
+                below += value
+            elif type(value) is int and abs(value) > MOST:
+                raise InputError(f"{subject} has a whole number beyond {MOST}, the largest that fedabml accepts.")
         if not below:
             return data
         level = below
-    raise InputError(_too_deep(where))
+    raise InputError(_too_deep(subject))
 
 
 def check_unpacked(path: str | os.PathLike[str], packed: int, unpacked: int) -> None:

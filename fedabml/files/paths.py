@@ -215,8 +215,8 @@ def folder_lock(folder: Name, name: str = ".lock", *, shared: bool = False) -> I
         with lock.file, suppress(OSError):
             if lock.stands() and (not shared or _acquire(lock.file, False, folder)):
                 lock.path.unlink()
-                for each in new_folders:  # the folders that stayed empty, because nothing was begun
-                    each.rmdir()
+                for new_folder in new_folders:  # the folders that stayed empty, because nothing was begun
+                    new_folder.rmdir()
 
 
 def _acquire(file: IO[bytes], shared: bool, folder: Name) -> bool:
@@ -255,6 +255,6 @@ def _make_folder(folder: Path) -> list[Path]:
     while not folder.exists() and all(folder != lock.folder for lock in held):
         missing.append(folder)
         folder = folder.parent
-    for each in reversed(missing):
-        each.mkdir(exist_ok=True)
+    for new_folder in reversed(missing):
+        new_folder.mkdir(exist_ok=True)
     return missing

@@ -38,11 +38,11 @@ def sealed(data: dict[str, Any]) -> dict[str, Any]:
     return {**_seal(hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()), **data}
 
 
-def unsealed(data: dict[str, Any], where: str) -> dict[str, Any]:
+def unsealed(data: dict[str, Any], subject: str) -> dict[str, Any]:
     """Return a dictionary without its seal. Raises InputError if its content does not fit its digest."""
     content = _content(data)
     if len(content) < len(data) and data != sealed(content):
-        raise InputError(damaged(where))
+        raise InputError(damaged(subject))
     return content
 
 
@@ -54,9 +54,9 @@ def _content(data: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in data.items() if name not in SEAL}
 
 
-def damaged(where: str) -> str:
+def damaged(subject: str) -> str:
     """Return the sentence for a file whose content does not fit its digest."""
-    return f"{where} is damaged or was changed: its content does not fit its SHA-256 digest. Restore it from a copy."
+    return f"{subject} is damaged or was changed: its content does not fit its SHA-256 digest. Restore it from a copy."
 
 
 def write_json(path: Name, data: Any, indent: int | None = 2) -> Path:
@@ -69,10 +69,10 @@ def sealed_line(data: dict[str, Any]) -> str:
     return json.dumps(sealed(data)) + "\n"
 
 
-def parse_sealed(text: str, where: str) -> Any:
+def parse_sealed(text: str, subject: str) -> Any:
     """Parse JSON and check the seal of a dictionary."""
-    data = parse_json(text, where)
-    return unsealed(data, where) if isinstance(data, dict) else data
+    data = parse_json(text, subject)
+    return unsealed(data, subject) if isinstance(data, dict) else data
 
 
 def read_json(path: Name) -> Any:
@@ -103,26 +103,26 @@ def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     return result
 
 
-def check_digest(content: bytes, digest: Any, where: str) -> bytes:
+def check_digest(content: bytes, digest: Any, subject: str) -> bytes:
     """Return the content if it has this digest, or if no digest was kept (None). Raises InputError otherwise."""
     if digest is not None and hashlib.sha256(content).hexdigest() != digest:
-        raise InputError(damaged(where))
+        raise InputError(damaged(subject))
     return content
 
 
 # -- tensors --------------------------------------------------------------------------------------------------------
-def write_tensors(path: Name, tensors: dict[str, Tensor], facts: dict[str, Any], *, private: bool = False) -> Path:
+def write_tensors(path: Name, tensors: dict[str, Tensor], metadata: dict[str, Any], *, private: bool = False) -> Path:
     """Write tensors to a safetensors file, with JSON facts and the digest of the whole file in the header."""
-    raw, digest = packed_tensors(tensors, facts)
+    raw, digest = packed_tensors(tensors, metadata)
     return write(path, raw.replace(_UNSEALED.encode(), digest.encode(), 1), private=private)
 
 
-def packed_tensors(tensors: dict[str, Tensor], facts: dict[str, Any]) -> tuple[bytes, str]:
+def packed_tensors(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> tuple[bytes, str]:
     """Return the content of a tensor file before it is sealed, and the digest that seals it."""
     from safetensors.torch import save
 
     copies = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    raw = save(copies, {FACTS: json.dumps(facts | _seal(_UNSEALED))})
+    raw = save(copies, {FACTS: json.dumps(metadata | _seal(_UNSEALED))})
     return raw, hashlib.sha256(raw).hexdigest()
 
 
@@ -133,10 +133,10 @@ def read_tensors(path: Name) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     from safetensors import SafetensorError, safe_open
 
-    facts = check_tensors(path)
+    metadata = check_tensors(path)
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
     except (SafetensorError, ValueError, OSError, RuntimeError) as error:
         raise InputError(_foreign(path, type(error).__name__)) from error
 
@@ -144,9 +144,9 @@ def read_tensors(path: Name) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def check_tensors(path: Name) -> dict[str, Any]:
     """Check the digest of a file that `write_tensors` wrote, and return its facts."""
     with open_regular(path) as file:
-        start, header, facts = _header(file, path)
-        content, digest = _content(facts), facts.get("sha256")
-        if len(content) == len(facts):
+        start, header, metadata = _header(file, path)
+        content, digest = _content(metadata), metadata.get("sha256")
+        if len(content) == len(metadata):
             log.info("'%s' was written before files carried a digest, so it cannot be checked for damage.", path)
             return content
         if not isinstance(digest, str) or header.count(digest.encode()) != 1:
@@ -154,7 +154,7 @@ def check_tensors(path: Name) -> dict[str, Any]:
         computed = hashlib.sha256(start + header.replace(digest.encode(), _UNSEALED.encode()))
         while part := file.read(1 << 20):
             computed.update(part)
-    if facts != content | _seal(computed.hexdigest()):
+    if metadata != content | _seal(computed.hexdigest()):
         raise InputError(damaged(f"'{path}'"))
     return content
 
@@ -172,12 +172,12 @@ def _header(file: IO[bytes], path: Name) -> tuple[bytes, bytes, dict[str, Any]]:
     header = file.read(length) if length <= MAX_HEADER else b""
     try:
         entries = parse_json(header.decode(), "its header")
-        facts = parse_json(entries["__metadata__"][FACTS], "its header")
-        facts.get("sha256")
+        metadata = parse_json(entries["__metadata__"][FACTS], "its header")
+        metadata.get("sha256")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         reason = str(error).rstrip(".") if isinstance(error, InputError) else type(error).__name__
         raise InputError(_foreign(path, reason)) from error
-    return start, header, facts
+    return start, header, metadata
 
 
 def _foreign(path: Name, reason: str) -> str:

@@ -59,7 +59,7 @@ class Style(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Look:
+class Theme:
     """The colours and size of a picture. `embedded`: the page around it gives the heading and shows hover texts."""
 
     ink: str = "#1c2128"
@@ -77,9 +77,9 @@ class Look:
         return Style(self.colours[hue], *_PASSES[turn % len(_PASSES)])
 
 
-LIGHT = Look()
-DARK = Look(ink="#e8ebef", muted="#a3adb8", grid="#333a44", paper="#171b21", colours=_ON_BLACK)
-PAGE = Look(
+LIGHT = Theme()
+DARK = Theme(ink="#e8ebef", muted="#a3adb8", grid="#333a44", paper="#171b21", colours=_ON_BLACK)
+PAGE = Theme(
     ink="var(--ink)",
     muted="var(--muted)",
     grid="var(--grid)",
@@ -114,8 +114,8 @@ class Axis:
 
     def cover(self, values: Iterable[float | None]) -> Span:
         """Return the axis' own range, or that of the values; it is never empty."""
-        known = [v for v in values if v is not None] or [0.0, 1.0]
-        low, high = self.span or (min(known), max(known))
+        numbers = [v for v in values if v is not None] or [0.0, 1.0]
+        low, high = self.span or (min(numbers), max(numbers))
         if high - low > 1e-9 * max(abs(low), abs(high)):
             return low, high
         if self.kind == "percent":
@@ -127,7 +127,7 @@ class Axis:
         """Return where labels stand on the axis, and the labels; of names all."""
         if self.names:
             return [(i + 0.5, name) for i, name in enumerate(self.names)]
-        values = ticks(*span, whole=self.kind == "whole", count=8 if self.kind == "mirror" else 5)
+        values = ticks(*span, integers=self.kind == "whole", count=8 if self.kind == "mirror" else 5)
         return list(zip(values, tick_labels(values, self.kind), strict=True))
 
 
@@ -155,26 +155,26 @@ def without_control_characters(value: str) -> str:
     return _FORBIDDEN.sub("", value)
 
 
-def ticks(low: float, high: float, whole: bool = False, count: int = 5) -> list[float]:
+def ticks(low: float, high: float, integers: bool = False, count: int = 5) -> list[float]:
     """Return round numbers, 1, 2 or 5 times a power of ten apart, that cover [low, high]; low < high."""
     power = 10.0 ** math.floor(math.log10((high - low) / count))
     step = next(m * power for m in (1, 2, 5, 10, 20) if (high - low) / (m * power) <= count + 1e-9)
-    step = max(step, 1.0) if whole else step
+    step = max(step, 1.0) if integers else step
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [i * step for i in range(first, last + 1)]
 
 
 def tick_labels(values: Sequence[float], kind: str) -> list[str]:
     """Format ticks with just the decimals that distinguish them."""
-    step, most = values[1] - values[0], max(map(abs, values))
+    step, largest = values[1] - values[0], max(map(abs, values))
     decimals = max(0, -math.floor(math.log10(step * (100 if kind == "percent" else 1)) + 1e-9))
     if kind == "power":
         return [f"{float(f'{10**v:.2g}'):g}" for v in values]
     if kind == "mirror":
         return [f"{v * v:.3g}" for v in values]
     form = f".{decimals}{'%' if kind == 'percent' else 'f'}"
-    if kind != "percent" and (most >= 1e6 or decimals > 5):
-        form = f".{max(3, math.ceil(math.log10(most / step)) + 1)}g"
+    if kind != "percent" and (largest >= 1e6 or decimals > 5):
+        form = f".{max(3, math.ceil(math.log10(largest / step)) + 1)}g"
     return [format(v, form) for v in values]
 
 
@@ -198,21 +198,21 @@ class Frame:
     """
 
     def __init__(
-        self, look: Look, title: str, x: Axis, y: Axis, spans: tuple[Span, Span],
+        self, theme: Theme, title: str, x: Axis, y: Axis, spans: tuple[Span, Span],
         legend: Sequence[str] = (), head: float = 0.0, aside: float = 0.0,
     ) -> None:  # fmt: skip
         """Lay out the margins and draw the axes; `spans` are the ranges of x and y, unless an axis has names."""
-        self.look, self.title, self.parts = look, title, list[str]()
+        self.theme, self.title, self.parts = theme, title, list[str]()
         rows = y.ticks(spans[1])
         self.x_span = (0.0, float(len(x.names))) if x.names else spans[0]
         self.y_span = spans[1] if y.span else (rows[0][0], rows[-1][0])
         self.y_span = (float(len(y.names)), 0.0) if y.names else self.y_span
-        self.left = min(16 + CHARACTER * max(len(label) for _, label in rows), look.width * 0.4)
-        self.right = look.width - 16.0 - aside
+        self.left = min(16 + CHARACTER * max(len(label) for _, label in rows), theme.width * 0.4)
+        self.right = theme.width - 16.0 - aside
         self.top = 12.0
-        if title and not look.embedded:
+        if title and not theme.embedded:
             self.top += 25
-            self.write(4, self.top - 15, title, look.ink, 'font-size="15" font-weight="600"')
+            self.write(4, self.top - 15, title, theme.ink, 'font-size="15" font-weight="600"')
         self.keyed = len(legend) > 1
         if self.keyed:
             self._legend(legend)
@@ -221,17 +221,19 @@ class Frame:
         if y.label:
             self.top += 14
             self.write(4, self.top - 11, y.label, extra='data-label="y"')
-        self.bottom = self.look.height - (42.0 if x.label else 24.0)
+        self.bottom = self.theme.height - (42.0 if x.label else 24.0)
         self._x_labels(x)
         for value, label in rows[:: _step((self.bottom - self.top) / len(rows), 13) if y.names else 1]:
             if _within(value, self.y_span):
                 if not y.names:
-                    self.rule(self.y(value), look.grid)
+                    self.rule(self.y(value), theme.grid)
                 self.write(self.left - 6, self.y(value) + 4, label, anchor="end")
-        self.rule(self.bottom, look.muted)
+        self.rule(self.bottom, theme.muted)
         if y.kind == "mirror":
-            self.rule(self.y(0.0), look.muted)
-        self.write((self.left + self.right) / 2, self.look.height - 8, x.label, extra='data-label="x"', anchor="middle")
+            self.rule(self.y(0.0), theme.muted)
+        self.write(
+            (self.left + self.right) / 2, self.theme.height - 8, x.label, extra='data-label="x"', anchor="middle"
+        )
 
     def _x_labels(self, x: Axis) -> None:
         """Draw the labels under the horizontal axis; names that are wider than their column stand upright."""
@@ -240,7 +242,7 @@ class Frame:
             column, longest = self.x(1) - self.x(0), CHARACTER * max(map(len, x.names))
             step = _step(column, 13 if any(not name.isdecimal() for name in x.names) else longest + 6)
             upright = longest + 6 > column * step
-            self.look = replace(self.look, height=self.look.height + round(longest) * upright)
+            self.theme = replace(self.theme, height=self.theme.height + round(longest) * upright)
         for value, label in columns[::step]:
             if _within(value, self.x_span):
                 across, down = self.x(value) + 4 * upright, self.bottom + (8 if upright else 16)
@@ -264,27 +266,29 @@ class Frame:
         """
         across = 4.0
         for i, name in enumerate(names):
-            style = self.look.style(i)
+            style = self.theme.style(i)
             key = 16 if style.solid else 25
             width = key + 24 + CHARACTER * len(name)
-            if across > 4 and across + width > self.look.width:
+            if across > 4 and across + width > self.theme.width:
                 across, self.top = 4.0, self.top + 17
-                self.look = replace(self.look, height=self.look.height + 17)
-            if self.look.embedded:
-                about = f'role="button" tabindex="0" aria-pressed="true" aria-label="{text(name)}" data-series="{i}"'
+                self.theme = replace(self.theme, height=self.theme.height + 17)
+            if self.theme.embedded:
+                attributes = (
+                    f'role="button" tabindex="0" aria-pressed="true" aria-label="{text(name)}" data-series="{i}"'
+                )
                 box = f'x="{across - 3:.1f}" y="{self.top - 12:.1f}" width="{width - 10:.1f}" height="18"'
-                self.parts.append(f'<g class="entry" {about}><rect {box} rx="4" fill="transparent"/>')
+                self.parts.append(f'<g class="entry" {attributes}><rect {box} rx="4" fill="transparent"/>')
             self.parts.append(style.key(across, self.top - 8))
             self.write(across + key, self.top + 2, name)
-            self.parts.append("</g>" if self.look.embedded else "")
+            self.parts.append("</g>" if self.theme.embedded else "")
             across += width
         self.top += 16
 
     def write(self, x: float, y: float, label: str, fill: str = "", extra: str = "", anchor: str = "start") -> None:
         """Add a text."""
         if label:
-            about = f'x="{x:.1f}" y="{y:.1f}" fill="{fill or self.look.muted}" text-anchor="{anchor}"'
-            self.parts.append(f"<text {about} {extra}>{text(label)}</text>")
+            attributes = f'x="{x:.1f}" y="{y:.1f}" fill="{fill or self.theme.muted}" text-anchor="{anchor}"'
+            self.parts.append(f"<text {attributes} {extra}>{text(label)}</text>")
 
     def line(self, x1: float, y1: float, x2: float, y2: float, colour: str, extra: str = "") -> None:
         """Add a straight line between two places, in pixels."""
@@ -297,14 +301,14 @@ class Frame:
     def dashed(self, start: Span, end: Span) -> None:
         """Add a dashed line between two data points, as a reference."""
         ends = (self.x(start[0]), self.y(start[1]), self.x(end[0]), self.y(end[1]))
-        self.line(*ends, self.look.muted, 'stroke-dasharray="4 4"')
+        self.line(*ends, self.theme.muted, 'stroke-dasharray="4 4"')
 
     def _steps(self, points: Iterable[Span]) -> str:
         return "M" + "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
 
     def area(self, points: Sequence[Span], slot: int) -> str:
         """Draw a pale area with this outline, or a pale bar between two points."""
-        steps, colour = self._steps(points), self.look.style(slot).colour
+        steps, colour = self._steps(points), self.theme.style(slot).colour
         if len(points) == 2:
             return f'<path d="{steps}" stroke="{colour}" stroke-width="8" stroke-opacity=".18"/>'
         return f'<path d="{steps}Z" fill="{colour}" fill-opacity=".18"/>'
@@ -313,45 +317,45 @@ class Frame:
         self, points: Iterable[Span], slot: int, opacity: float = 1, tip: str = "", who: str = "", strong: bool = False
     ) -> str:
         """Draw a line through data points. One that is not opaque is thin; a `strong` one stands out from others."""
-        style, extra = self.look.style(slot), f' stroke-opacity="{opacity:.2g}"' if opacity < 1 else ""
-        strokes = [style._replace(colour=self.look.paper).stroke(5)] if strong else []
+        style, extra = self.theme.style(slot), f' stroke-opacity="{opacity:.2g}"' if opacity < 1 else ""
+        strokes = [style._replace(colour=self.theme.paper).stroke(5)] if strong else []
         strokes.append(style.stroke(1 if opacity < 1 else 2, extra))
         line = f'<path d="{self._steps(points)}" fill="none"'
         return "".join(f'{line} {stroke} stroke-linejoin="round"{self._tip(tip, who)}/>' for stroke in strokes)
 
     def dot(self, x: float, y: float, slot: int, radius: float, tip: str = "", who: str = "") -> str:
         """Draw a data point."""
-        return self.look.style(slot).mark(self.x(x), self.y(y), radius, f' fill-opacity=".8"{self._tip(tip, who)}')
+        return self.theme.style(slot).mark(self.x(x), self.y(y), radius, f' fill-opacity=".8"{self._tip(tip, who)}')
 
     def box(self, x: float, y: float, width: float, height: float, slot: int) -> str:
         """Draw a filled rectangle, such as a bar."""
         size = f'width="{max(width, 0):.1f}" height="{max(height, 0):.1f}"'
-        style = self.look.style(slot)
+        style = self.theme.style(slot)
         edge = "" if style.solid else f' fill-opacity="{style.opacity:g}" {style.stroke(1)}'
         return f'<rect x="{x:.1f}" y="{y:.1f}" {size} rx="1.5" fill="{style.colour}"{edge}/>'
 
-    def hit(self, x: float, y: float, width: float, height: float, tip: str) -> None:
+    def hover(self, x: float, y: float, width: float, height: float, tip: str) -> None:
         """Add an invisible rectangle that shows `tip` while the pointer is over it."""
-        if self.look.embedded:
+        if self.theme.embedded:
             size = f'x="{x:.1f}" y="{y:.1f}" width="{max(width, 1):.1f}" height="{max(height, 1):.1f}"'
             self.parts.append(f'<rect class="hit" {size}{self._tip(tip)}/>')
 
     def _tip(self, tip: str, who: str = "") -> str:
         """Return the attributes that the page's script reads: a mark's hover text, and the client it shows."""
-        data = {"tip": tip, "client": who} if self.look.embedded else {}
+        data = {"tip": tip, "client": who} if self.theme.embedded else {}
         return "".join(f' data-{key}="{text(value)}"' for key, value in data.items() if value)
 
     def svg(self) -> str:
         """Return the whole picture."""
-        look, plot, head = self.look, "", f"<title>{text(self.title)}</title>"
-        role = "group" if look.embedded and self.keyed else "img"  # screen readers skip what is inside an image
-        if look.embedded:  # a <title> would show a second tooltip; the aria-label has the same words
+        theme, plot, head = self.theme, "", f"<title>{text(self.title)}</title>"
+        role = "group" if theme.embedded and self.keyed else "img"  # screen readers skip what is inside an image
+        if theme.embedded:  # a <title> would show a second tooltip; the aria-label has the same words
             numbers = (self.left, self.top, self.right, self.bottom, *self.x_span, *self.y_span)
             plot, head = f' data-plot="{" ".join(f"{v:.6g}" for v in numbers)}"', ""
         else:
-            head += f'<rect width="100%" height="100%" fill="{look.paper}"/>'
+            head += f'<rect width="100%" height="100%" fill="{theme.paper}"/>'
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {look.width} {look.height}" role="{role}"'
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {theme.width} {theme.height}" role="{role}"'
             f' aria-label="{text(self.title)}" font-family="system-ui, sans-serif" font-size="12"{plot}>'
             f"{head}{''.join(self.parts)}</svg>"
         )

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import TypeVar
 
-from .canvas import DARK, LIGHT, NUMBERS, PAGE, Axis, Frame, Look, Span, finite, ticks
+from .canvas import DARK, LIGHT, NUMBERS, PAGE, Axis, Frame, Span, Theme, finite, ticks
 
-__all__ = ["DARK", "LIGHT", "PAGE", "Axis", "Look", "Series", "bars", "histogram", "line_chart", "ranges", "scatter"]
+__all__ = ["DARK", "LIGHT", "PAGE", "Axis", "Series", "Theme", "bars", "histogram", "line_chart", "ranges", "scatter"]
 
 T = TypeVar("T")
 _HITS = 240  # at most this many hover columns in a chart
@@ -64,7 +64,7 @@ class Series:
 
 
 def line_chart(
-    series: Sequence[Series], *, title: str, x: Axis = NUMBERS, y: Axis = NUMBERS, look: Look = LIGHT,
+    series: Sequence[Series], *, title: str, x: Axis = NUMBERS, y: Axis = NUMBERS, theme: Theme = LIGHT,
     diagonal: bool = False,
 ) -> str:  # fmt: skip
     """Draw lines over a common x. A missing value is a gap; a value without neighbours is a dot.
@@ -72,7 +72,7 @@ def line_chart(
     `diagonal` draws y = x, for axes of the same range.
     """
     around = [line for s in series for line in (*s.bands(), *s.lines())]
-    frame = _plane(series, [*(s.points() for s in series), *around], title, x, y, look, diagonal)
+    frame = _plane(series, [*(s.points() for s in series), *around], title, x, y, theme, diagonal)
     columns: dict[float, list[str]] = {}
 
     def parts(s: Series, slot: int, index: int) -> Iterable[str]:
@@ -94,7 +94,7 @@ def line_chart(
     edges = [frame.left, *(frame.x((a + b) / 2) for a, b in pairwise(at)), frame.right]
     for value, left, right in zip(at, edges, edges[1:], strict=False):
         tip = "\n".join([f"{x.label} {x.write(value)}".strip(), *columns[value]])
-        frame.hit(left, frame.top, right - left, frame.bottom - frame.top, tip)
+        frame.hover(left, frame.top, right - left, frame.bottom - frame.top, tip)
     return frame.svg()
 
 
@@ -104,7 +104,7 @@ def usual_radius(count: int) -> float:
 
 
 def scatter(
-    series: Sequence[Series], *, title: str, x: Axis = NUMBERS, y: Axis = NUMBERS, look: Look = LIGHT,
+    series: Sequence[Series], *, title: str, x: Axis = NUMBERS, y: Axis = NUMBERS, theme: Theme = LIGHT,
     diagonal: bool = False, connect: bool = False, level: float | None = None,
 ) -> str:  # fmt: skip
     """Draw points; `diagonal` draws y = x and gives both axes one range, `connect` joins the points of a series.
@@ -112,7 +112,7 @@ def scatter(
     `level` draws a dashed line at that height.
     """
     points = [s.points() for s in series]
-    frame = _plane(series, points, title, x, y, look, diagonal, level)
+    frame = _plane(series, points, title, x, y, theme, diagonal, level)
     radius = usual_radius(sum(point is not None for row in points for point in row))
 
     def parts(s: Series, slot: int, index: int) -> Iterable[str]:
@@ -128,17 +128,17 @@ def scatter(
 
 
 def _plane(
-    series: Sequence[Series], points: Iterable[Sequence[Span | None]], title: str, x: Axis, y: Axis, look: Look,
+    series: Sequence[Series], points: Iterable[Sequence[Span | None]], title: str, x: Axis, y: Axis, theme: Theme,
     diagonal: bool, level: float | None = None,
 ) -> Frame:  # fmt: skip
     """Return a frame that holds all points, with its dashed lines."""
-    known = [point for row in points for point in row if point]
+    drawn = [point for row in points for point in row if point]
     if diagonal:
-        outer = ticks(*x.cover(v for point in known for v in point))
+        outer = ticks(*x.cover(v for point in drawn for v in point))
         x = replace(x, span=x.span or (outer[0], outer[-1]))
         y = replace(y, span=x.span)
-    spans = x.cover(p[0] for p in known), y.cover([*(p[1] for p in known), level])
-    frame = Frame(look, title, x, y, spans, _legend(series))
+    spans = x.cover(p[0] for p in drawn), y.cover([*(p[1] for p in drawn), level])
+    frame = Frame(theme, title, x, y, spans, _legend(series))
     low, high = frame.x_span
     if diagonal:
         frame.dashed((low, low), (high, high))
@@ -147,7 +147,9 @@ def _plane(
     return frame
 
 
-def bars(labels: Sequence[str], series: Sequence[Series], *, title: str, x: Axis = NUMBERS, look: Look = LIGHT) -> str:
+def bars(
+    labels: Sequence[str], series: Sequence[Series], *, title: str, x: Axis = NUMBERS, theme: Theme = LIGHT
+) -> str:
     """Draw horizontal bars from zero: a row per label with a bar per series. The picture grows with the rows."""
     span = x.cover([0.0, *(finite(v) for s in series for v in s.y)])
 
@@ -156,11 +158,11 @@ def bars(labels: Sequence[str], series: Sequence[Series], *, title: str, x: Axis
         left, right = sorted((frame.x(max(span[0], 0.0)), frame.x(value)))
         return frame.box(left, top, right - left, thick - 1, slot), x.write(value)
 
-    return _rows(labels, series, title, x, span, look, bar)
+    return _rows(labels, series, title, x, span, theme, bar)
 
 
 def ranges(
-    labels: Sequence[str], series: Sequence[Series], *, title: str, x: Axis = NUMBERS, look: Look = LIGHT
+    labels: Sequence[str], series: Sequence[Series], *, title: str, x: Axis = NUMBERS, theme: Theme = LIGHT
 ) -> str:
     """Draw horizontal lines from `low` to `high` with a dot at the value: a row per label with a line per series."""
     span = x.cover(finite(v) for s in series for part in (s.low, s.y, s.high) for v in part)
@@ -173,19 +175,19 @@ def ranges(
         drawn = frame.path([(low, row), (high, row)], slot) + frame.dot(middle, row, slot, 3.5)
         return drawn, f"{x.write(middle)} ({x.write(low)} to {x.write(high)})"
 
-    return _rows(labels, series, title, x, span, look, line)
+    return _rows(labels, series, title, x, span, theme, line)
 
 
 def _rows(
-    labels: Sequence[str], series: Sequence[Series], title: str, x: Axis, span: Span, look: Look,
+    labels: Sequence[str], series: Sequence[Series], title: str, x: Axis, span: Span, theme: Theme,
     mark: Callable[[Frame, Series, int, int, float, float], tuple[str, str]],
 ) -> str:  # fmt: skip
     """Draw a picture that grows with its rows, one per label, with a mark per series in each.
 
     `mark(frame, series, row, slot, top, height)` returns the mark of a value and the hover text.
     """
-    look = replace(look, height=max(_ROW, 9 * len(series) + 8) * max(len(labels), 1) + 96)
-    frame = Frame(look, title, x, Axis(names=labels or ("",)), (span, (0.0, 1.0)), _legend(series))
+    theme = replace(theme, height=max(_ROW, 9 * len(series) + 8) * max(len(labels), 1) + 96)
+    frame = Frame(theme, title, x, Axis(names=labels or ("",)), (span, (0.0, 1.0)), _legend(series))
     height = frame.y(1) - frame.y(0)
     thick = (height - 6) / max(len(series), 1)
     tips = [[label] for label in labels]
@@ -199,17 +201,17 @@ def _rows(
 
     _draw(frame, series, parts)
     for i, lines in enumerate(tips):
-        frame.hit(frame.left, frame.y(i), frame.right - frame.left, height, "\n".join(lines))
+        frame.hover(frame.left, frame.y(i), frame.right - frame.left, height, "\n".join(lines))
     return frame.svg()
 
 
 def histogram(
     edges: Sequence[float], series: Sequence[Series], *, title: str, x: Axis = NUMBERS, y: Axis = NUMBERS,
-    look: Look = LIGHT,
+    theme: Theme = LIGHT,
 ) -> str:  # fmt: skip
     """Draw vertical bars from zero, side by side in each bin between two neighbouring edges."""
     spans = (x.cover(edges), y.cover([0.0, *(finite(v) for s in series for v in s.y)]))
-    frame = Frame(look, title, x, y, spans, _legend(series))
+    frame = Frame(theme, title, x, y, spans, _legend(series))
     bins = [(low, high, [f"{x.label} {x.write(low)} to {x.write(high)}"]) for low, high in pairwise(edges)]
 
     def parts(s: Series, slot: int, index: int) -> Iterable[str]:
@@ -222,7 +224,7 @@ def histogram(
 
     _draw(frame, series, parts)
     for low, high, tips in bins:
-        frame.hit(frame.x(low), frame.top, frame.x(high) - frame.x(low), frame.bottom - frame.top, "\n".join(tips))
+        frame.hover(frame.x(low), frame.top, frame.x(high) - frame.x(low), frame.bottom - frame.top, "\n".join(tips))
     return frame.svg()
 
 
@@ -232,7 +234,7 @@ def _legend(series: Sequence[Series]) -> list[str]:
 
 def _pieces(row: Iterable[T | None]) -> list[list[T]]:
     """Split a row of points at its gaps."""
-    return [[point for point in piece if point] for known, piece in groupby(row, bool) if known]
+    return [[point for point in piece if point] for has_points, piece in groupby(row, bool) if has_points]
 
 
 def _draw(frame: Frame, series: Sequence[Series], parts: Callable[[Series, int, int], Iterable[str]]) -> None:
@@ -241,7 +243,7 @@ def _draw(frame: Frame, series: Sequence[Series], parts: Callable[[Series, int, 
     `parts(series, slot, index)` draws the series with the style of that slot; `index` is its number in the list.
     """
     for index, s in enumerate(series):
-        entry = f' data-of="{index}"' if frame.keyed and frame.look.embedded else ""
+        entry = f' data-of="{index}"' if frame.keyed and frame.theme.embedded else ""
         group = entry if s.slot is None else f' data-run="{s.slot}"'
         drawn = "".join(parts(s, index if s.slot is None else s.slot, index))
         frame.parts.append(f"<g{group}>{drawn}</g>")

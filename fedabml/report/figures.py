@@ -12,7 +12,7 @@ import numpy as np
 
 from ..data.rows import FEW_ROWS
 from . import thin
-from .canvas import PAGE, Axis, Look, finite, ticks
+from .canvas import PAGE, Axis, Theme, finite, ticks
 from .charts import Series, bars, histogram, line_chart, ranges, scatter, usual_radius
 from .heat_map import Partition, heat_map
 from .page import Figure
@@ -31,9 +31,9 @@ def _figure(
     return Figure(title, chart(series, title=title, **options), reading) if series else None
 
 
-def _slot(runs: Sequence[Run], i: int, look: Look | None = None) -> int | None:
-    """Return the run's entry in the page's legend; `None` where a picture in a look of its own has its own legend."""
-    return i if len(runs) > 1 and look is None else None
+def _slot(runs: Sequence[Run], i: int, theme: Theme | None = None) -> int | None:
+    """Return the run's entry in the page's legend; `None` where a picture in a theme of its own has its own legend."""
+    return i if len(runs) > 1 and theme is None else None
 
 
 def _axis(run: Run, label: str = "") -> Axis:
@@ -48,12 +48,12 @@ def loss(runs: Sequence[Run]) -> Figure | None:
     """Draw the training loss per round."""
     reading = "The mean training loss of the clients that took part in each round. It should fall and level off."
     axes = {"x": Axis("round", "whole"), "y": Axis("training loss")}
-    return _figure(line_chart, _curves(runs, "loss"), "Loss per round", reading, look=PAGE, **axes)
+    return _figure(line_chart, _curves(runs, "loss"), "Loss per round", reading, theme=PAGE, **axes)
 
 
-def progress(runs: Sequence[Run], look: Look | None = None) -> Figure | None:
+def progress(runs: Sequence[Run], theme: Theme | None = None) -> Figure | None:
     """Draw accuracy (or RMSE) per evaluated round, with bands over seeds; a single run also shows its prior alone."""
-    metric, word, series = runs[0].metric, _word(runs[0]), _curves(runs, runs[0].metric, look)
+    metric, word, series = runs[0].metric, _word(runs[0]), _curves(runs, runs[0].metric, theme)
     if len(runs) == 1 and series:
         series = [replace(series[0], name="personal models")]
         for key, name in ((f"prior_level_{metric}", "prior + label level"), (f"prior_{metric}", "prior alone")):
@@ -67,27 +67,27 @@ def progress(runs: Sequence[Run], look: Look | None = None) -> Figure | None:
     if missed := sum("eval_error" in line for run in runs for line in run.rounds):
         reading += f" {missed} evaluation{'s' * (missed != 1)} failed and {'are' if missed > 1 else 'is'} left out."
     axes = {"x": Axis("round", "whole"), "y": _axis(runs[0], f"{runs[0].split} {word}, mean over clients")}
-    return _figure(line_chart, series, f"{word[0].upper()}{word[1:]} per round", reading, look=look or PAGE, **axes)
+    return _figure(line_chart, series, f"{word[0].upper()}{word[1:]} per round", reading, theme=theme or PAGE, **axes)
 
 
-def _curves(runs: Sequence[Run], key: str, look: Look | None = None) -> list[Series]:
+def _curves(runs: Sequence[Run], key: str, theme: Theme | None = None) -> list[Series]:
     """Return every run's values per round, with a band of half width `key`_half where that is known."""
-    series, most = [], 1.0 if key == "accuracy" else math.inf
+    series, ceiling = [], 1.0 if key == "accuracy" else math.inf
     for i, run in enumerate(runs):
         x, y = run.curve(key)
         middle, half = np.array(y, float), np.array(run.curve(f"{key}_half")[1], float)  # None becomes NaN: a gap
         band = {}
         if np.isfinite(half).any():
-            band = {"low": np.maximum(middle - half, 0.0).tolist(), "high": np.minimum(middle + half, most).tolist()}
+            band = {"low": np.maximum(middle - half, 0.0).tolist(), "high": np.minimum(middle + half, ceiling).tolist()}
         if np.isfinite(middle).any():
-            series.append(Series(run.name, y, x, slot=_slot(runs, i, look), **band))
+            series.append(Series(run.name, y, x, slot=_slot(runs, i, theme), **band))
     return series
 
 
-def people(runs: Sequence[Run]) -> list[list[str]]:
+def client_names(runs: Sequence[Run]) -> list[list[str]]:
     """Return the names of every run's clients; where the runs' data differ, a name includes its run."""
     data = [(run.dataset, str(run.config.get("partition_hash"))) for run in runs]
-    owners = [f" of {runs[data.index(each)].name}" if len({*data}) > 1 else "" for each in data]
+    owners = [f" of {runs[data.index(key)].name}" if len({*data}) > 1 else "" for key in data]
     return [[f"{client.name}{owner}" for client in run.clients] for run, owner in zip(runs, owners, strict=True)]
 
 
@@ -96,7 +96,7 @@ def _scored(runs: Sequence[Run], key: str) -> list[list[tuple[float, Client, str
     return [
         [(v, client, name) for client, name in zip(run.clients, names, strict=True)
          if (v := client.values.get(key)) is not None]
-        for run, names in zip(runs, people(runs), strict=True)
+        for run, names in zip(runs, client_names(runs), strict=True)
     ]  # fmt: skip
 
 
@@ -109,20 +109,20 @@ def _client_dots(
     The dots of small clients are smaller. `tip` formats a dot's x and y for its hover text.
     """
     drawn = [[row[i] for i in choose(len(row), thin.room(len(runs)))] for row in rows]
-    shown, total = sum(map(len, drawn)), sum(map(len, rows))
-    radius, series = usual_radius(shown), []
+    drawn_count, total = sum(map(len, drawn)), sum(map(len, rows))
+    radius, series = usual_radius(drawn_count), []
     for i, (run, row) in enumerate(zip(runs, drawn, strict=True)):
         if row:
             x, y, clients, who = zip(*row, strict=True)
             tips = [_tip(run, client, f"{run.name}: {tip(a, b)}") for a, b, client, _ in row]
             sizes = [radius / 2 if run.small(client) else radius for client in clients]
             series.append(Series(run.name, y, x, tips, sizes, _slot(runs, i), who=who))
-    if shown < total:
-        reading += f" {shown:,} of {total:,} dots are drawn: {which}. The file clients.csv holds every client."
+    if drawn_count < total:
+        reading += f" {drawn_count:,} of {total:,} dots are drawn: {which}. The file clients.csv holds every client."
     if any(run.small_clients for run in runs):
         few = f"fewer than {FEW_ROWS} {runs[0].split} rows"
         reading += f" Smaller dots are clients with {few}; chance decides where they lie."
-    return _figure(scatter, series, title, reading, look=_TALL, **options)
+    return _figure(scatter, series, title, reading, theme=_TALL, **options)
 
 
 def _tip(run: Run, client: Client, line: str) -> str:
@@ -136,8 +136,8 @@ def _ranked(
     """Draw every client's measure, sorted by it; of very many clients, both ends and even steps between them."""
     rows = []
     for row in _scored(runs, key):
-        ranked = sorted(row, key=lambda each: each[0], reverse=falling)
-        rows.append([(rank, *each) for rank, each in enumerate(ranked, 1)])
+        ranked = sorted(row, key=lambda scored: scored[0], reverse=falling)
+        rows.append([(rank, *scored) for rank, scored in enumerate(ranked, 1)])
     options |= {"x": Axis(x, "whole"), "y": y, "tip": lambda rank, value: y.write(value)}
     return _client_dots(runs, rows, thin.ranks, "both ends, and even steps between", title, reading, **options)
 
@@ -206,10 +206,10 @@ def duel(runs: Sequence[Run]) -> Figure | None:
     values = [[c.values.get(runs[0].metric) for c in runs[i].clients] for i in group]
     outer = ticks(*axis.cover(v for row in values for v in row))  # of all runs: the axes stay when the choice changes
     x, y = (replace(axis, label=runs[i].name, span=(outer[0], outer[-1])) for i in group[:2])
-    names, drawn = people(runs)[group[0]], thin.sample(len(values[0]), thin.PER_RUN)
+    names, drawn = client_names(runs)[group[0]], thin.sample(len(values[0]), thin.PER_RUN)
     who = [names[i] for i in drawn]
     points = Series("clients", [values[1][i] for i in drawn], [values[0][i] for i in drawn], tips=who, who=who)
-    svg = scatter([points], title=title, x=x, y=y, look=_TALL, diagonal=True)
+    svg = scatter([points], title=title, x=x, y=y, theme=_TALL, diagonal=True)
     reading = (
         "Each dot is a client, scored under both runs. It has the colour and shape of the run that is better for it."
     )
@@ -218,7 +218,7 @@ def duel(runs: Sequence[Run]) -> Figure | None:
     return Figure(title, svg, reading, choices=[(i, runs[i].name) for i in group])
 
 
-def reliability(runs: Sequence[Run], look: Look | None = None) -> Figure | None:
+def reliability(runs: Sequence[Run], theme: Theme | None = None) -> Figure | None:
     """Draw how often predictions of a given confidence are right."""
     series = []
     for i, run in enumerate(runs):
@@ -227,11 +227,11 @@ def reliability(runs: Sequence[Run], look: Look | None = None) -> Figure | None:
         ]
         bins = [(c, a, n or 0.0) for c, a, n in table if c is not None and a is not None and n != 0]
         if bins:
-            most = max(count for *_, count in bins) or 1.0
+            largest = max(count for *_, count in bins) or 1.0
             tips = [f"{run.name}: {a:.1%} right at confidence {c:.1%}\n{n:.0f} predictions" for c, a, n in bins]
-            sizes = [2.5 + 6.5 * (n / most) ** 0.5 for *_, n in bins]
+            sizes = [2.5 + 6.5 * (n / largest) ** 0.5 for *_, n in bins]
             confidences, accuracies, _ = zip(*bins, strict=True)
-            series.append(Series(run.name, accuracies, confidences, tips, sizes, _slot(runs, i, look)))
+            series.append(Series(run.name, accuracies, confidences, tips, sizes, _slot(runs, i, theme)))
     reading = (
         "On the dashed line confidence equals accuracy; below it the models are overconfident. "
         "Larger dots stand for more predictions."
@@ -240,8 +240,8 @@ def reliability(runs: Sequence[Run], look: Look | None = None) -> Figure | None:
         "x": Axis("confidence of the prediction", "percent", (0.0, 1.0)),
         "y": Axis("share that is right", "percent"),
     }
-    tall = replace(look or PAGE, height=_TALL.height)
-    return _figure(scatter, series, "Reliability", reading, look=tall, diagonal=True, connect=True, **axes)
+    tall = replace(theme or PAGE, height=_TALL.height)
+    return _figure(scatter, series, "Reliability", reading, theme=tall, diagonal=True, connect=True, **axes)
 
 
 def entropy(runs: Sequence[Run]) -> list[Figure]:
@@ -261,8 +261,8 @@ def entropies(
     `counts` holds the edges of the bins and the predictions of each group in each bin; `groups` names the groups.
     """
     edges, *rows = ([finite(v) for v in counts.get(key) or []] for key in ("edges", *groups))
-    known = [edge for edge in edges if edge is not None]
-    if len(known) < 2 or len(known) < len(edges) or any(len(row) != len(edges) - 1 for row in rows):
+    bin_edges = [edge for edge in edges if edge is not None]
+    if len(bin_edges) < 2 or len(bin_edges) < len(edges) or any(len(row) != len(edges) - 1 for row in rows):
         return None
     several, series = len(runs) > 1, []
     title += f": {runs[i].name}" * several
@@ -270,8 +270,8 @@ def entropies(
         total = sum(count or 0.0 for count in row) or 1.0
         series.append(Series(name, [(count or 0.0) / total for count in row]))
     x, y = Axis("entropy (nats)"), Axis("share of the predictions of each group", "percent")
-    look = replace(_TALL, colours=(PAGE.style(i).colour, PAGE.ink if several else PAGE.colours[1]))
-    return Figure(title, histogram(known, series, title=title, x=x, y=y, look=look), reading, run=_slot(runs, i))
+    theme = replace(_TALL, colours=(PAGE.style(i).colour, PAGE.ink if several else PAGE.colours[1]))
+    return Figure(title, histogram(bin_edges, series, title=title, x=x, y=y, theme=theme), reading, run=_slot(runs, i))
 
 
 def prior_width(runs: Sequence[Run]) -> list[Figure]:
@@ -290,7 +290,7 @@ def prior_width(runs: Sequence[Run]) -> list[Figure]:
         if row
     ]
     x = Axis("mean standard deviation of the prior")
-    figure = _figure(partial(bars, layers), series, "Where the prior is wide", _WIDE, x=x, look=PAGE)
+    figure = _figure(partial(bars, layers), series, "Where the prior is wide", _WIDE, x=x, theme=PAGE)
     return [figure] if figure else []
 
 
@@ -299,7 +299,7 @@ def _layers(run: Run) -> list[Figure]:
     layers, figures = read_layers(run.folder), []
     if not _differ([v for parts in layers.values() for v in parts["σ"]]):
         return []
-    for name, title, label, reading, look in (
+    for name, title, label, reading, theme in (
         ("σ", "Where the prior is wide", "standard deviation σ of the prior", _WIDE, PAGE),
         (
             "|mean|",
@@ -314,7 +314,7 @@ def _layers(run: Run) -> list[Figure]:
         wide = min(ends) > 0 and max(ends) > 20 * min(ends)  # then the axis has powers of ten
         low, middle, high = zip(*([math.log10(v) if wide else v for v in row] for row in rows), strict=True)
         series, x = [Series(name, middle, low=low, high=high)], Axis(label, "power" if wide else "number")
-        svg = ranges(list(layers), series, title=title, x=x, look=look)
+        svg = ranges(list(layers), series, title=title, x=x, theme=theme)
         reading += " A dot is the median of a layer, its line the middle half of the weights."
         figures.append(Figure(title, svg, reading))
     return figures
@@ -335,7 +335,7 @@ def partitions(runs: Sequence[Run]) -> list[Figure]:
         run = group[0]
         held = "how many training samples it has" if run.regression else "the classes of its training samples"
         reading = f"Each row is a client and shows {held}. Clients with similar rows have similar data."
-        reading += f" Used by {', '.join(each.name for each in group)}." * (len(holders) > 1)
+        reading += f" Used by {', '.join(holder.name for holder in group)}." * (len(holders) > 1)
         reading += f" {run.divided}" * bool(run.divided)
         figures.append(Figure("Who holds what" + f": {run.partition_kind}" * bool(run.partition_kind), svg, reading))
     return figures

@@ -13,7 +13,7 @@ import numpy as np
 from ..arguments import checks_arguments
 from ..data import Federation
 from ..files.paths import write
-from .canvas import LIGHT, Axis, Frame, Look
+from .canvas import LIGHT, Axis, Frame, Theme
 
 LEVELS = 16  # shades of a cell
 MOST_ROWS, MOST_CELLS = 1000, 20_000  # drawn at most: thinner rows vanish, and a cell takes up to 31 bytes
@@ -39,26 +39,32 @@ class Partition:
         try:
             counts, sizes, rows = (_by_split(manifest, key) for key in ("counts", "sizes", "rows"))
             classes = len(counts[0][0]) if counts and counts[0] else 0
-            shown = max(100, min(MOST_ROWS, MOST_CELLS // max(classes, 1)))
-            sizes = sizes or [[len(each) for each in part] for part in rows]  # older manifests list no sizes
-            total = _sum(sizes, shown) if sizes else _sum(counts, shown).sum(1)
-            table = _sum(counts, shown) if classes else np.zeros((len(total), 0), np.int64)
+            row_count = max(100, min(MOST_ROWS, MOST_CELLS // max(classes, 1)))
+            sizes = sizes or [
+                [len(client_rows) for client_rows in part] for part in rows
+            ]  # older manifests list no sizes
+            total = _sum(sizes, row_count) if sizes else _sum(counts, row_count).sum(1)
+            table = _sum(counts, row_count) if classes else np.zeros((len(total), 0), np.int64)
             clients, samples = int(manifest["clients"]), sum(int(manifest["samples"][s]) for s in ("train", "val"))
             names = [str(name) for name in manifest.get("names") or ()]
             class_names = [str(name) for name in manifest.get("class_names") or ()]
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
             return None
-        if not 0 < len(total) == len(table) == min(clients, shown) or total.min() < 0 or (classes and table.min() < 0):
+        if (
+            not 0 < len(total) == len(table) == min(clients, row_count)
+            or total.min() < 0
+            or (classes and table.min() < 0)
+        ):
             return None
         return cls(str(manifest.get("dataset", "")), clients, samples, total, table, names, class_names)
 
     @property
-    def facts(self) -> str:
+    def headline(self) -> str:
         """How many clients and training samples there are, in a line."""
-        least, middle, most = int(self.sizes.min()), float(np.median(self.sizes)), int(self.sizes.max())
-        span = f", {most:,} each" if least == most else f", {least:,} to {most:,} each, median {middle:,.0f}"
-        some = f" (the first {len(self.sizes):,} shown)" if len(self.sizes) < self.clients else ""
-        clients = f"{self.clients:,} client{'s' * (self.clients != 1)}{some}"
+        least, middle, largest = int(self.sizes.min()), float(np.median(self.sizes)), int(self.sizes.max())
+        span = f", {largest:,} each" if least == largest else f", {least:,} to {largest:,} each, median {middle:,.0f}"
+        shortened = f" (the first {len(self.sizes):,} shown)" if len(self.sizes) < self.clients else ""
+        clients = f"{self.clients:,} client{'s' * (self.clients != 1)}{shortened}"
         return f"{clients} · {self.samples:,} training samples{span if self.clients > 1 else ''}"
 
     @property
@@ -69,8 +75,8 @@ class Partition:
         return _names_or_numbers(names, len(self.sizes), NAMED_CLIENTS)
 
 
-def _names_or_numbers(names: Sequence[str], count: int, most: int) -> list[str]:
-    fit = len(names) == count <= most and all(len(name) <= LONGEST for name in names)
+def _names_or_numbers(names: Sequence[str], count: int, limit: int) -> list[str]:
+    fit = len(names) == count <= limit and all(len(name) <= LONGEST for name in names)
     return list(names) if fit else [str(i) for i in range(count)]
 
 
@@ -80,9 +86,9 @@ def _by_split(manifest: Mapping[str, Any], key: str) -> list[list[Any]]:
     return [part[split] for split in ("train", "val") if split in part]
 
 
-def _sum(parts: Sequence[Sequence[Any]], shown: int) -> np.ndarray:
-    """Add up the first `shown` entries of each part."""
-    return np.sum([np.array(part[:shown], np.int64) for part in parts], 0)
+def _sum(parts: Sequence[Sequence[Any]], count: int) -> np.ndarray:
+    """Add up the first `count` entries of each part."""
+    return np.sum([np.array(part[:count], np.int64) for part in parts], 0)
 
 
 @checks_arguments
@@ -93,41 +99,41 @@ def save_heat_map(federation: Federation, path: str | os.PathLike[str]) -> Path:
     return write(Path(path), heat_map(partition))
 
 
-def heat_map(partition: Partition, look: Look = LIGHT) -> str:
+def heat_map(partition: Partition, theme: Theme = LIGHT) -> str:
     """Draw one row per client: the share of its training samples in each class, and how many samples it has.
 
     A regression has no classes, so only the sizes are drawn.
     """
-    shown, classes = partition.counts.shape
-    most, row_names = max(int(partition.sizes.max()), 1), partition.row_names
-    look = replace(look, height=round(float(np.clip(600 / shown, 1, 18)) * shown) + (150 if classes else 112))
+    row_count, classes = partition.counts.shape
+    largest, row_names = max(int(partition.sizes.max()), 1), partition.row_names
+    theme = replace(theme, height=round(float(np.clip(600 / row_count, 1, 18)) * row_count) + (150 if classes else 112))
     title = f"{partition.dataset}: {'who has which classes' if classes else 'samples per client'}"
     columns = Axis("class", names=_names_or_numbers(partition.class_names, classes, NAMED_CLASSES))
     x = columns if classes else Axis("training samples", "whole")
     frame = Frame(
-        look, title, x, Axis("client", names=row_names), ((0.0, float(most)), (0.0, 1.0)),
+        theme, title, x, Axis("client", names=row_names), ((0.0, float(largest)), (0.0, 1.0)),
         head=46.0 if classes else 20.0, aside=BARS + 16 if classes else 0.0,
     )  # fmt: skip
-    frame.write(4, frame.head + 12, partition.facts)
+    frame.write(4, frame.head + 12, partition.headline)
     left, width = frame.left, frame.right - frame.left
     if classes:
         _cells(frame, partition.counts / np.maximum(partition.counts.sum(1, keepdims=True), 1))
         left, width = frame.right + 16, BARS
         frame.write(left, frame.top - 20, "training samples")
         frame.write(left, frame.top - 6, "0")
-        frame.write(left + width, frame.top - 6, f"{most:,}", anchor="end")
+        frame.write(left + width, frame.top - 6, f"{largest:,}", anchor="end")
     row = frame.y(1) - frame.y(0)
-    thick, lengths = row - 1 if row >= 5 else row, partition.sizes / most * width
+    thick, lengths = row - 1 if row >= 5 else row, partition.sizes / largest * width
     bars = "".join(f"M{left:.1f} {frame.y(i):.2f}h{n:.2f}v{thick:.2f}H{left:.1f}z" for i, n in enumerate(lengths))
-    frame.parts.append(f'<path fill="{look.muted}" fill-opacity=".6"{_edges(thick)} d="{bars}"/>')
-    for i, (name, size) in enumerate(zip(row_names, partition.sizes.tolist(), strict=True) if shown <= 100 else ()):
-        frame.hit(frame.left, frame.y(i), look.width - 16 - frame.left, row, f"client {name}\n{size:,} samples")
+    frame.parts.append(f'<path fill="{theme.muted}" fill-opacity=".6"{_edges(thick)} d="{bars}"/>')
+    for i, (name, size) in enumerate(zip(row_names, partition.sizes.tolist(), strict=True) if row_count <= 100 else ()):
+        frame.hover(frame.left, frame.y(i), theme.width - 16 - frame.left, row, f"client {name}\n{size:,} samples")
     return frame.svg()
 
 
-def _cells(frame: Frame, share: np.ndarray) -> None:
+def _cells(frame: Frame, shares: np.ndarray) -> None:
     """Draw the filled cells as one path per shade, so that many cells stay a small file, and the legend of shades."""
-    level = np.where(share > 0, np.minimum((share / max(share.max(), 1e-9) * LEVELS).astype(int), LEVELS - 1), -1)
+    level = np.where(shares > 0, np.minimum((shares / max(shares.max(), 1e-9) * LEVELS).astype(int), LEVELS - 1), -1)
     column, row = frame.x(1) - frame.x(0), frame.y(1) - frame.y(0)
     width, height = (side - 1 if side >= 5 else side for side in (column, row))  # a gap where there is room
     box = f"h{width:.2f}v{height:.2f}h{-width:.2f}z"
@@ -135,14 +141,14 @@ def _cells(frame: Frame, share: np.ndarray) -> None:
     x = 4 + 6.2 * len(label)
     frame.write(4, y + 10, label)
     for shade in range(LEVELS):
-        fill = f'fill="{frame.look.colours[0]}" fill-opacity="{0.12 + 0.88 * shade / (LEVELS - 1):.2f}"'
+        fill = f'fill="{frame.theme.colours[0]}" fill-opacity="{0.12 + 0.88 * shade / (LEVELS - 1):.2f}"'
         frame.parts.append(f'<rect x="{x + size * shade:.1f}" y="{y}" width="{size}" height="11" {fill}/>')
         cells = np.argwhere(level == shade).tolist()
         moves = "".join(f"M{frame.x(c):.2f} {frame.y(i):.2f}{box}" for i, c in cells)
         if moves:
             edges = _edges(min(width, row))
             frame.parts.append(f'<path data-cells="{len(cells)}" {fill}{edges} d="{moves}"/>')
-    frame.write(x + size * LEVELS + 6, y + 10, f"{share.max():.0%}")
+    frame.write(x + size * LEVELS + 6, y + 10, f"{shares.max():.0%}")
 
 
 def _edges(size: float) -> str:

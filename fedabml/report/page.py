@@ -100,8 +100,8 @@ class PageData:
 
 def document(title: str, subtitle: str, sections: Sequence[Section], data: PageData | None = None) -> str:
     """Return a complete HTML document; the runs of `data` get a legend whose names hide and show them."""
-    shown = {"title": title, "subtitle": subtitle, "sections": sections, "data": vars(data or PageData())}
-    return _environment().get_template("page.html").render(shown)
+    context = {"title": title, "subtitle": subtitle, "sections": sections, "data": vars(data or PageData())}
+    return _environment().get_template("page.html").render(context)
 
 
 @cache

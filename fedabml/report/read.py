@@ -109,8 +109,8 @@ class Run:
     @cached_property
     def _worst_decile(self) -> float | None:
         """The accuracy of the worst-off tenth of the clients that are not small; `None` where all are small."""
-        known = [v for c in self.clients if (v := c.values.get("accuracy")) is not None and not self.small(c)]
-        return worst_decile(np.array(known)) if known else None
+        accuracies = [v for c in self.clients if (v := c.values.get("accuracy")) is not None and not self.small(c)]
+        return worst_decile(np.array(accuracies)) if accuracies else None
 
     def fact(self, key: str) -> Any:
         """Return a value of the summary or, failing that, of the configuration."""
@@ -193,8 +193,8 @@ def _read(folder: Path) -> Run:
     )
 
 
-def _damaged(path: Path, what: str) -> InputError:
-    return InputError(f"{path} is damaged: {what}. Restore it, or train the run again.")
+def _damaged(path: Path, problem: str) -> InputError:
+    return InputError(f"{path} is damaged: {problem}. Restore it, or train the run again.")
 
 
 def _text(path: Path, optional: bool = True, digest: Any = None) -> str | None:
@@ -208,10 +208,10 @@ def _text(path: Path, optional: bool = True, digest: Any = None) -> str | None:
         raise _damaged(path, "it is not UTF-8 text") from None
 
 
-def _json(source: str, path: Path, where: str = "it") -> dict[str, Any]:
-    value = parse_sealed(source, f"{path}: {where}")
+def _json(source: str, path: Path, subject: str = "it") -> dict[str, Any]:
+    value = parse_sealed(source, f"{path}: {subject}")
     if not isinstance(value, dict):
-        raise _damaged(path, f"{where} is not a JSON object")
+        raise _damaged(path, f"{subject} is not a JSON object")
     return value
 
 
@@ -269,14 +269,14 @@ def read_layers(folder: Path) -> dict[str, dict[str, Quartiles]]:
     path = folder / "shared.safetensors"
     if not os.path.lexists(path):
         return {}
-    facts = check_tensors(path)
+    metadata = check_tensors(path)
     try:
         with safe_open(path, framework="np") as file:
             if not {"shared.mean", "shared.logstd"} <= {*file.keys()}:
                 return {}
             parts = {"|mean|": np.abs(file.get_tensor("shared.mean")), "σ": np.exp(file.get_tensor("shared.logstd"))}
-        names = [str(name) for name, _ in facts["layout"]]
-        ends = np.cumsum([math.prod(shape) for _, shape in facts["layout"]], dtype=np.int64)
+        names = [str(name) for name, _ in metadata["layout"]]
+        ends = np.cumsum([math.prod(shape) for _, shape in metadata["layout"]], dtype=np.int64)
         layers: dict[str, dict[str, Quartiles]] = {name: {} for name in names if name != "likelihood"}
         for part, values in parts.items():
             if len(values) != ends[-1]:

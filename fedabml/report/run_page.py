@@ -33,8 +33,8 @@ def render(runs: Sequence[Run], title: str | None = None, summary: Sequence[Sect
     `summary` replaces the table of several runs, for a caller that knows more about them.
     """
     first = [_tiles(runs[0])] if len(runs) == 1 else summary or [_comparison(runs)]
-    width, most = figures.prior_width(runs), thin.room(len(runs)) // 2
-    clients = [_client_table(run, len(runs) > 1, most) for run in runs if run.clients]
+    width, limit = figures.prior_width(runs), thin.room(len(runs)) // 2
+    clients = [_client_table(run, len(runs) > 1, limit) for run in runs if run.clients]
     uncertainty = [figures.reliability(runs), *figures.entropy(runs), *unseen.figures(runs), figures.coverage(runs)]
     sections = [
         *first,
@@ -57,7 +57,7 @@ def _data(runs: Sequence[Run]) -> PageData:
     group = figures.comparable(runs)
     data: dict[str, Any] = {}
     if group:
-        drawn, names = thin.sample(len(runs[group[0]].clients), thin.PER_RUN), figures.people(runs)[group[0]]
+        drawn, names = thin.sample(len(runs[group[0]].clients), thin.PER_RUN), figures.client_names(runs)[group[0]]
         scores = {i: [client.values.get(runs[0].metric) for client in runs[i].clients] for i in group}
         values = {i: [row[client] for client in drawn] for i, row in scores.items()}
         data = {"clients": [names[i] for i in drawn], "values": values, "tally": tally(scores, runs[0].regression)}
@@ -76,21 +76,21 @@ def tally(values: Mapping[int, Sequence[float | None]], regression: bool) -> dic
 
 def _title(runs: Sequence[Run]) -> str:
     data = sorted({run.dataset for run in runs if run.dataset})
-    what = runs[0].algorithm if len(runs) == 1 else f"{len(runs)} runs"
-    return f"{what} on {', '.join(data)}" if data else what
+    subject = runs[0].algorithm if len(runs) == 1 else f"{len(runs)} runs"
+    return f"{subject} on {', '.join(data)}" if data else subject
 
 
 def _subtitle(runs: Sequence[Run]) -> str:
     """Return the facts that all runs share, in a line."""
-    facts = []
+    parts = []
     forms = {"dataset": "{}", "model": "{}", "clients": "{} client", "rounds": "{} round", "seed": "seed {}"}
     for key, form in forms.items():
         values = {str(value) for run in runs if (value := run.fact(key)) is not None}
         if len(values) == 1:
             value, counted = values.pop(), form.startswith("{} ")
-            shown = f"{int(value):,}" if counted and value.isdecimal() else value
-            facts.append(form.format(shown) + "s" * (counted and value != "1"))
-    return " · ".join(facts)
+            written = f"{int(value):,}" if counted and value.isdecimal() else value
+            parts.append(form.format(written) + "s" * (counted and value != "1"))
+    return " · ".join(parts)
 
 
 def _tiles(run: Run) -> Section:
@@ -136,18 +136,18 @@ def _small_note(run: Run) -> list[str]:
 
 def _comparison(runs: Sequence[Run]) -> Section:
     """Show every measure of every run, with a star at the best."""
-    shown = [m for m in MEASURES.values() if any(run.number(m.key) is not None for run in runs)]
-    facts = [key for key in ("dataset", "model", "seed", "rounds") if len({str(run.fact(key)) for run in runs}) > 1]
-    best = {measure.key: _best_runs(runs, measure) for measure in shown}
+    measures = [m for m in MEASURES.values() if any(run.number(m.key) is not None for run in runs)]
+    settings = [key for key in ("dataset", "model", "seed", "rounds") if len({str(run.fact(key)) for run in runs}) > 1]
+    best = {measure.key: _best_runs(runs, measure) for measure in measures}
     rows = []
     for i, run in enumerate(runs):
-        cells = [Cell(run.name, i), *(Cell(str(MISSING if run.fact(k) is None else run.fact(k))) for k in facts)]
-        for measure in shown:
+        cells = [Cell(run.name, i), *(Cell(str(MISSING if run.fact(k) is None else run.fact(k))) for k in settings)]
+        for measure in measures:
             star = run.name in best[measure.key]
             cells.append(Cell(_shown(run, measure) + " ★" * star, run.number(measure.key), star))
         rows.append(Row(cells, run=i))
-    head = ["Run", *(key.capitalize() for key in facts), *(measure.title for measure in shown)]
-    hints = [*[""] * (1 + len(facts)), *(measure.meaning for measure in shown)]
+    head = ["Run", *(key.capitalize() for key in settings), *(measure.title for measure in measures)]
+    hints = [*[""] * (1 + len(settings)), *(measure.meaning for measure in measures)]
     notes = ["★ marks the best run of a column among runs on the same data. Press a heading to sort by it."]
     if len({run.dataset for run in runs}) > 1:
         notes.append("The runs use different data: the charts show them together, but their numbers do not compare.")
@@ -158,17 +158,17 @@ def _best_runs(runs: Sequence[Run], measure: Measure) -> set[str]:
     """Return the names of the best runs by a measure, each among the runs on the same data."""
     winners = set[str]()
     for data in {run.dataset for run in runs} if measure.target is not None else ():
-        known = [(run.name, v) for run in runs if run.dataset == data and (v := run.number(measure.key)) is not None]
-        distances = {name: measure.distance(value) for name, value in known}
+        scores = [(run.name, v) for run in runs if run.dataset == data and (v := run.number(measure.key)) is not None]
+        distances = {name: measure.distance(value) for name, value in scores}
         least = min(distances.values(), default=0.0)
         winners |= {name for name, distance in distances.items() if distance == least < max(distances.values())}
     return winners
 
 
-def _client_table(run: Run, several: bool, most: int) -> Table:
-    """List a run's clients; of more than `most` the worst-off, the best-off and some of the others."""
+def _client_table(run: Run, several: bool, limit: int) -> Table:
+    """List a run's clients; of more than `limit` the worst-off, the best-off and some of the others."""
     keys = [key for key in (*_SAMPLES, *_CLIENT_MEASURES) if any(c.values.get(key) is not None for c in run.clients)]
-    listed, rows = thin.ends_and_sample([client.values.get(run.metric) for client in run.clients], most), []
+    listed, rows = thin.ends_and_sample([client.values.get(run.metric) for client in run.clients], limit), []
     formats = {key: MEASURES[key].format if key in MEASURES else "{:.0f}".format for key in keys}
     for i in listed:
         client = run.clients[i]
@@ -176,8 +176,12 @@ def _client_table(run: Run, several: bool, most: int) -> Table:
         cells = [Cell(MISSING if value is None else formats[key](value), value) for key, value in values]
         rows.append(Row([Cell(client.name + " °" * run.small(client), i), *cells]))
     count = f"{len(run.clients):,} client{'s' * (len(run.clients) != 1)}"
-    each = run.fact("clients")  # in a comparison of several seeds: the clients of one seed
-    seeds = f" ({each} in each seed)" if isinstance(each, int) and each < len(run.clients) else ""
+    clients_per_seed = run.fact("clients")  # in a comparison of several seeds: the clients of one seed
+    seeds = (
+        f" ({clients_per_seed} in each seed)"
+        if isinstance(clients_per_seed, int) and clients_per_seed < len(run.clients)
+        else ""
+    )
     notes = [*_small_note(run), *_chance(run)]
     if len(listed) < len(run.clients):
         notes.append(

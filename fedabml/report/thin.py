@@ -14,31 +14,31 @@ def room(runs: int) -> int:
     return max(50, min(PER_RUN, PER_FIGURE // max(runs, 1)))
 
 
-def sample(count: int, most: int) -> list[int]:
-    """Draw at most `most` of the numbers 0 to `count` - 1, in ascending order; equal arguments give equal numbers."""
-    if count <= most:
+def sample(count: int, limit: int) -> list[int]:
+    """Draw at most `limit` of the numbers 0 to `count` - 1, in ascending order; equal arguments give equal numbers."""
+    if count <= limit:
         return list(range(count))
-    return np.sort(np.random.default_rng(0).choice(count, most, replace=False)).tolist()
+    return np.sort(np.random.default_rng(0).choice(count, limit, replace=False)).tolist()
 
 
-def ranks(count: int, most: int) -> list[int]:
-    """Choose at most `most` positions of a sorted list: a tenth at each end, the others in even steps between."""
-    if count <= most:
+def ranks(count: int, limit: int) -> list[int]:
+    """Choose at most `limit` positions of a sorted list: a tenth at each end, the others in even steps between."""
+    if count <= limit:
         return list(range(count))
-    end = most // 10
-    middle = np.linspace(end, count - end - 1, most - 2 * end).round().astype(int).tolist()
+    end = limit // 10
+    middle = np.linspace(end, count - end - 1, limit - 2 * end).round().astype(int).tolist()
     return [*range(end), *middle, *range(count - end, count)]
 
 
-def ends_and_sample(values: Sequence[float | None], most: int) -> list[int]:
-    """Choose at most `most` positions: a quarter with the lowest values, a quarter with the highest, the others drawn.
+def ends_and_sample(values: Sequence[float | None], limit: int) -> list[int]:
+    """Choose at most `limit` positions: a quarter with the lowest values, a quarter with the highest, the others drawn.
 
     Positions without a value (`None`) are only drawn. Positions are returned in ascending order.
     """
-    if len(values) <= most:
+    if len(values) <= limit:
         return list(range(len(values)))
-    known = sorted((v, i) for i, v in enumerate(values) if v is not None)
-    end = min(most // 4, len(known) // 2)
-    chosen = {i for _, i in [*known[:end], *known[len(known) - end :]]}
+    ranked = sorted((v, i) for i, v in enumerate(values) if v is not None)
+    end = min(limit // 4, len(ranked) // 2)
+    chosen = {i for _, i in [*ranked[:end], *ranked[len(ranked) - end :]]}
     others = [i for i in range(len(values)) if i not in chosen]
-    return sorted(chosen | {others[i] for i in sample(len(others), most - len(chosen))})
+    return sorted(chosen | {others[i] for i in sample(len(others), limit - len(chosen))})

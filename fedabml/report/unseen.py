@@ -46,30 +46,30 @@ def densities(runs: Sequence[Run]) -> list[Figure]:
 
 def samples(runs: Sequence[Run]) -> Figure | None:
     """Draw images of one client's own classes and of others, with every run's prediction and its entropy."""
-    known = {i: run.unseen for i, run in enumerate(runs) if run.unseen.get("samples")}
-    if not known:
+    records = {i: run.unseen for i, run in enumerate(runs) if run.unseen.get("samples")}
+    if not records:
         return None
-    first = next(iter(known.values()))
-    row_height, most, parts = _IMAGE + _LINE * (2 + len(known)) + 14, 0, []
-    for row, (own, title) in enumerate(((True, "its own classes"), (False, "classes it never saw"))):
+    first = next(iter(records.values()))
+    row_height, columns, parts = _IMAGE + _LINE * (2 + len(records)) + 14, 0, []
+    for row, (is_own, title) in enumerate(((True, "its own classes"), (False, "classes it never saw"))):
         top = row * row_height + 13
         parts.append(f'<text x="0" y="{top}" fill="{PAGE.ink}" font-weight="600">{title}</text>')
-        numbers = [n for n, sample in enumerate(first["samples"]) if bool(sample.get("own")) is own]
-        most = max(most, len(numbers))
+        numbers = [n for n, sample in enumerate(first["samples"]) if bool(sample.get("own")) is is_own]
+        columns = max(columns, len(numbers))
         for column, n in enumerate(numbers):
             left, below = column * _CELL, top + 8 + _IMAGE
             parts.append(_image(first["samples"][n]["pixels"], left, top + 8))
             lines = [(f"is {text(first['samples'][n].get('label'))}", PAGE.muted)]
-            lines += [(_prediction(unseen["samples"][n]), PAGE.style(i).colour) for i, unseen in known.items()]
+            lines += [(_prediction(unseen["samples"][n]), PAGE.style(i).colour) for i, unseen in records.items()]
             for k, (line, colour) in enumerate(lines, 1):
                 parts.append(f'<text x="{left}" y="{below + k * _LINE}" fill="{colour}">{line}</text>')
     heading = f"Predictions of {first.get('client', 'a client')} for single samples"
     svg = (
-        f'<svg viewBox="0 0 {_CELL * most} {2 * row_height}" role="img" aria-label="{text(heading)}" font-size="13" '
+        f'<svg viewBox="0 0 {_CELL * columns} {2 * row_height}" role="img" aria-label="{text(heading)}" font-size="13" '
         f'font-family="system-ui, sans-serif">{"".join(parts)}</svg>'
     )
     reading = (
-        f"Under each image are its class and the predictions of {' and '.join(runs[i].name for i in known)}, in this "
+        f"Under each image are its class and the predictions of {' and '.join(runs[i].name for i in records)}, in this "
         f"order, with the entropy in brackets. {first.get('client', 'The client')} trained on "
         f"{first.get('classes', 'some classes')} alone, so every prediction in the second row is wrong or a guess. A "
         "high entropy reveals that."

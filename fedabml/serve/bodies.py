@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..data import TableRecipe
-from ..data.recipe import as_text, pandas
 from ..data.frames import MAX_COLUMNS
+from ..data.recipe import as_text, pandas
 from ..errors import InputError, nearest, short, shown
 from ..files.limits import parse_json
 from ..runs.input_spec import Inputs, InputSpec

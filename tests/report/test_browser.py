@@ -133,7 +133,7 @@ def test_a_run_opens_without_complaint(make_run: MakeRun, tmp_path: Path) -> Non
 
 
 def test_runs_of_one_colour_differ_in_their_shapes(make_run: MakeRun, tmp_path: Path) -> None:
-    look = """
+    theme = """
     one("#up").value = "6"; one("#up").dispatchEvent(new Event("change"));
     const dots = [...one("#up").closest("figure").querySelectorAll("[data-tip]")];
     const of = (shape) => dots.filter((dot) => dot.getAttribute("d").includes(shape));
@@ -145,13 +145,13 @@ def test_runs_of_one_colour_differ_in_their_shapes(make_run: MakeRun, tmp_path: 
     note("tip", one("#tip").innerText.replaceAll("\\n", "|")); note("key", one("#tip i path") !== null);
     """
     runs = [make_run(f"r{i}", algorithm=f"r{i}", clients=9, seed=i, skill=0.9) for i in range(7)]
-    saw, complaints = visit(acting(write(runs, tmp_path / "r.html"), HELPERS + look), tmp_path / "profile")
+    saw, complaints = visit(acting(write(runs, tmp_path / "r.html"), HELPERS + theme), tmp_path / "profile")
     assert complaints == "" and {saw["data-saw-round"], saw["data-saw-pointed"]} == {"var(--c0)"}
     assert re.match(r"clinic \d+\|r6: [\d.]+%", saw["data-saw-tip"]) and saw["data-saw-key"] == "true"
 
 
 def test_a_picture_hides_the_series_whose_name_is_pressed(make_run: MakeRun, tmp_path: Path) -> None:
-    look = """
+    theme = """
     const svg = one("svg[aria-label='Accuracy per round']"), entry = svg.querySelector("[aria-label='prior alone']");
     const seen = (g) => getComputedStyle(g).display !== "none";
     const shown = () => [...svg.querySelectorAll("[data-of]")].map(seen).join();
@@ -171,7 +171,7 @@ def test_a_picture_hides_the_series_whose_name_is_pressed(make_run: MakeRun, tmp
     const others = [...document.querySelectorAll("[data-of]")].filter((g) => !svg.contains(g));
     note("others", others.length && others.every(seen));
     """
-    page = acting(write([make_run()], tmp_path / "r.html"), HELPERS + look)
+    page = acting(write([make_run()], tmp_path / "r.html"), HELPERS + theme)
     saw, complaints = visit(page, tmp_path / "profile", width=500)
     assert complaints == "" and saw["data-saw-focus"] == saw["data-saw-taken"] == saw["data-saw-others"] == "true"
     assert saw["data-saw-before"] == "true,true" and "|prior alone: " in saw["data-saw-tip-before"]
@@ -197,7 +197,7 @@ def test_a_comparison_answers_its_reader_on_a_phone(make_run: MakeRun, tmp_path:
 
 @pytest.mark.parametrize("width", [1100, 500])
 def test_a_legend_of_many_wraps_where_there_is_room(make_run: MakeRun, tmp_path: Path, width: int) -> None:
-    look = """
+    theme = """
     const nav = one(".legend"), buttons = [...nav.querySelectorAll("button")];
     const rows = new Set(buttons.map((button) => Math.round(button.getBoundingClientRect().top)));
     note("rows", rows.size);
@@ -205,7 +205,7 @@ def test_a_legend_of_many_wraps_where_there_is_room(make_run: MakeRun, tmp_path:
     note("over", nav.scrollWidth - nav.clientWidth); note("wide", document.documentElement.scrollWidth - innerWidth);
     """
     runs = [make_run(f"r{i}", algorithm=f"algorithm-{i}", clients=3, rounds=2) for i in range(16)]
-    saw, complaints = visit(acting(write(runs, tmp_path / "r.html"), HELPERS + look), tmp_path / "profile", width)
+    saw, complaints = visit(acting(write(runs, tmp_path / "r.html"), HELPERS + theme), tmp_path / "profile", width)
     assert complaints == "" and float(saw["data-saw-wide"]) <= 0
     wraps = width == 1100
     assert (saw["data-saw-seen"] == "16") == wraps == (saw["data-saw-over"] == "0") == (int(saw["data-saw-rows"]) > 1)
@@ -213,14 +213,14 @@ def test_a_legend_of_many_wraps_where_there_is_room(make_run: MakeRun, tmp_path:
 
 @pytest.mark.parametrize(("theme", "paper"), [("dark", "rgb(23, 27, 33)"), ("light", "rgb(255, 255, 255)")])
 def test_a_partition_is_no_white_sheet_in_the_dark(make_run: MakeRun, tmp_path: Path, theme: str, paper: str) -> None:
-    look = """
+    theme = """
     const svg = one("svg[aria-label^='digits: who has']"), fill = (part) => getComputedStyle(part).fill;
     note("paper", getComputedStyle(svg.closest("figure")).backgroundColor);
     note("words", fill(svg.querySelector("text")));
     const shades = [...svg.querySelectorAll("[data-cells]")].map((part) => Number(part.getAttribute("fill-opacity")));
     note("rising", shades.length > 3 && shades.every((shade, i) => !i || shade > shades[i - 1]));
     """
-    page = acting(write([make_run()], tmp_path / "r.html"), HELPERS + look)
+    page = acting(write([make_run()], tmp_path / "r.html"), HELPERS + theme)
     saw, complaints = visit(page, tmp_path / "profile", fragment=f"#{theme}")
     assert complaints == "" and saw["data-saw-paper"] == paper and saw["data-saw-rising"] == "true"
     light = sum(map(int, re.findall(r"\d+", saw["data-saw-words"]))) / 3
@@ -228,7 +228,7 @@ def test_a_partition_is_no_white_sheet_in_the_dark(make_run: MakeRun, tmp_path: 
 
 
 def test_the_legend_hides_a_band_with_its_line(make_run: MakeRun, tmp_path: Path) -> None:
-    look = """
+    theme = """
     const bands = [...document.querySelectorAll("svg[aria-label='Accuracy per round'] path[fill-opacity='.18']")];
     const shown = () => bands.map((band) => band.getClientRects().length > 0).join();
     note("before", shown()); one("[data-legend='0']").click(); note("after", shown());
@@ -237,12 +237,12 @@ def test_the_legend_hides_a_band_with_its_line(make_run: MakeRun, tmp_path: Path
     for run in runs:
         lines = [{"round": t, "accuracy": 0.5, "accuracy_half": 0.1} for t in (1, 2)]
         (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    saw, complaints = visit(acting(write(runs, tmp_path / "r.html"), HELPERS + look), tmp_path / "profile")
+    saw, complaints = visit(acting(write(runs, tmp_path / "r.html"), HELPERS + theme), tmp_path / "profile")
     assert complaints == "" and saw["data-saw-before"] == "true,true" and saw["data-saw-after"] == "false,true"
 
 
 def test_a_client_is_lit_in_all_figures(make_run: MakeRun, tmp_path: Path) -> None:
-    look = """
+    theme = """
     const lit = () => [...document.querySelectorAll(".chosen")].map((mark) => mark.dataset.tip.split("\\n")[0]);
     const where = () => new Set([...document.querySelectorAll(".chosen")].map((mark) => mark.closest("svg"))).size;
     const say = (name) => note(name, [lit().length, where(), ...new Set(lit())].join());
@@ -264,7 +264,7 @@ def test_a_client_is_lit_in_all_figures(make_run: MakeRun, tmp_path: Path) -> No
     note("wide", document.documentElement.scrollWidth - innerWidth);
     """
     runs = [make_run(n, algorithm=n, clients=12) for n in ("a", "bb", "ccc")]
-    page = acting(write(runs, tmp_path / "r.html"), f"{HELPERS}{{{look}}}")
+    page = acting(write(runs, tmp_path / "r.html"), f"{HELPERS}{{{theme}}}")
     saw, complaints = visit(page, tmp_path / "profile", width=500)
     saw = {key.removeprefix("data-saw-"): value for key, value in saw.items()}
     assert complaints == "" and saw["focus"] == saw["top"] == "true" and saw["label"].startswith("Client")
@@ -278,10 +278,10 @@ def test_a_press_on_a_legend_chooses_nobody_and_curves_say_whose_they_are(tmp_pa
     names = [f"client {i}" for i in range(40)]
     rows = [Series(w, [0, s, 0], [0, 1, 2], members=[[0, s * i / 20, 0] for i in range(40)], who=names)
             for w, s in (("in", 1), ("out", -1))]  # fmt: skip
-    svg = line_chart(rows, title="t", y=Axis("", "mirror"), look=PAGE)
+    svg = line_chart(rows, title="t", y=Axis("", "mirror"), theme=PAGE)
     page = tmp_path / "r.html"
     page.write_text(document("t", "", [Section("s", figures=[Figure("f", svg, "r"), Figure("g", svg, "r")])]))
-    look = """
+    theme = """
     const svg = one("figure svg"), curve = svg.querySelectorAll("[data-client='client 30']")[1];
     const at = curve.getPointAtLength(curve.getTotalLength() / 3).matrixTransform(curve.getScreenCTM());
     const under = { bubbles: true, clientX: at.x, clientY: at.y };
@@ -292,6 +292,6 @@ def test_a_press_on_a_legend_chooses_nobody_and_curves_say_whose_they_are(tmp_pa
     svg.dispatchEvent(new MouseEvent("click", under));
     note("value", one("#client").value); note("lit", document.querySelectorAll(".chosen").length);
     """
-    saw, complaints = visit(acting(page, f"{HELPERS}{{{look}}}"), tmp_path / "profile")
+    saw, complaints = visit(acting(page, f"{HELPERS}{{{theme}}}"), tmp_path / "profile")
     assert complaints == "" and saw["data-saw-tip"] == "client 30|out" and saw["data-saw-nobody"] == "true"
     assert saw["data-saw-value"] == "client 30" and saw["data-saw-lit"] == "4"

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from fedabml.errors import InputError
 from fedabml.report import write
-from fedabml.report.figures import people
+from fedabml.report.figures import client_names
 from fedabml.report.read import read_runs
 
 MakeRun = Callable[..., Path]
@@ -353,9 +353,9 @@ def test_places_that_cannot_be_used(make_run: MakeRun, tmp_path: Path) -> None:
 
 def test_clients_of_other_partitions_are_others(make_run: MakeRun) -> None:
     runs = read_runs([make_run(name, algorithm=name, clients=n) for name, n in (("a", 3), ("b", 3), ("c", 4))])
-    assert people(runs[:2]) == [["clinic 0", "clinic 1", "clinic 2"]] * 2
-    assert people(runs)[1] == ["clinic 0 of a", "clinic 1 of a", "clinic 2 of a"]
-    assert people(runs)[2][0] == "clinic 0 of c"
+    assert client_names(runs[:2]) == [["clinic 0", "clinic 1", "clinic 2"]] * 2
+    assert client_names(runs)[1] == ["clinic 0 of a", "clinic 1 of a", "clinic 2 of a"]
+    assert client_names(runs)[2][0] == "clinic 0 of c"
 
 
 def data_of(page: str) -> dict[str, Any]:

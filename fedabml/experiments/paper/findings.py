@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ...files.paths import write
 from ...files.sheets import csv_records, markdown_table
 from ...report import page as layout
-from ...report.charts import LIGHT, PAGE, Look, Series
+from ...report.charts import LIGHT, PAGE, Series, Theme
 from ...runs.config import Table
 from ...version import __version__
 from ..statistics import SEEDS_TO_TEST, mean
@@ -73,10 +73,10 @@ class Picture:
     series: Sequence[Any]
     options: Table = field(default_factory=dict)
 
-    def draw(self, look: Look) -> str:
+    def draw(self, theme: Theme) -> str:
         """Return the picture as SVG."""
         options: Table = {"title": self.heading} | self.options
-        return self.chart(self.series, look=replace(look, height=options.pop("height", look.height)), **options)
+        return self.chart(self.series, theme=replace(theme, height=options.pop("height", theme.height)), **options)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from functools import partial
 from statistics import fmean
 
 from ...report import figures
-from ...report.charts import Axis, Look, Series, bars, scatter
+from ...report.charts import Axis, Series, Theme, bars, scatter
 from ...report.read import Run
 from ...runs.config import Table
 from ..cell import Cell, along
@@ -198,7 +198,7 @@ def _of_comparison(column: str, comparison: Comparison) -> list[Picture]:
     return pictures
 
 
-def _svg(figure: Callable[..., figures.Figure | None], runs: Sequence[Run], *, look: Look, title: str) -> str:
+def _svg(figure: Callable[..., figures.Figure | None], runs: Sequence[Run], *, theme: Theme, title: str) -> str:
     """Return a figure of the page of runs, which has a title of its own."""
-    drawn = figure(runs, look)
+    drawn = figure(runs, theme)
     return drawn.svg if drawn else ""

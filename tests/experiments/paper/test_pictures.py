@@ -46,7 +46,7 @@ def test_a_band_is_drawn_and_counts_for_the_range():
 
 def test_a_thin_line_has_no_hover_text_and_gaps_cut_it():
     thin = Series("many", [1, 2, None, 2, 3], [0, 1, None, 0, 1], thin=True)
-    svg = line_chart([thin, Series("one", [1, 2], [0, 1])], title="t", look=PAGE)
+    svg = line_chart([thin, Series("one", [1, 2], [0, 1])], title="t", theme=PAGE)
     assert svg.count("<path") == 3 and "many: " not in svg and "one: " in svg
 
 
@@ -63,7 +63,7 @@ CLIENTS = ["ann", "<bob>", "cid"]
 
 def test_many_lines_lie_pale_around_a_strong_one_and_say_whose_they_are():
     strong = Series("inside", [1.5, 3.0], [0, 1], members=MANY, who=CLIENTS)
-    svg = line_chart([strong], title="t", look=PAGE)
+    svg = line_chart([strong], title="t", theme=PAGE)
     thin = re.findall(r'stroke-opacity="([\d.]+)"[^>]* data-tip="([^"]*)" data-client="([^"]*)"', svg)
     assert thin == [
         ("0.5", "ann&#10;inside", "ann"),
@@ -75,14 +75,14 @@ def test_many_lines_lie_pale_around_a_strong_one_and_say_whose_they_are():
         ("var(--paper)", "5"),
         ("var(--c0)", "2"),
     ]
-    assert "data-" not in line_chart([strong], title="t", look=LIGHT).replace("data-label", "")
-    crowd = line_chart([replace(strong, members=MANY[:2] * 100, who=())], title="t", look=PAGE)
+    assert "data-" not in line_chart([strong], title="t", theme=LIGHT).replace("data-label", "")
+    crowd = line_chart([replace(strong, members=MANY[:2] * 100, who=())], title="t", theme=PAGE)
     assert 'stroke-opacity="0.14"' in crowd and "data-client" not in crowd
 
 
 def test_a_mirror_axis_has_its_zero_in_the_middle_and_says_squares():
     y = Axis("density", "mirror", (-2.0, 3.0))
-    svg = line_chart([Series("x", [-2, 3], [0, 1])], title="t", y=y, look=PAGE)
+    svg = line_chart([Series("x", [-2, 3], [0, 1])], title="t", y=y, theme=PAGE)
     labels = re.findall(r'text-anchor="end" >([\d.]+)<', svg)
     assert [float(v) for v in labels if float(v) in (0, 1, 4, 9)] == [4, 1, 0, 1, 4, 9]
     assert y.write(-2.0) == "4" and Axis("", "number").write(-2.0) == "-2"
@@ -93,11 +93,11 @@ def test_a_mirror_axis_has_its_zero_in_the_middle_and_says_squares():
 
 def test_a_line_chart_may_have_a_diagonal():
     axes = {"x": Axis("x", span=(0.0, 1.0)), "y": Axis("y", span=(0.0, 1.0))}
-    svg = line_chart([Series("x", [0.2, 1.0], [0, 1])], title="t", **axes, look=PAGE, diagonal=True)
+    svg = line_chart([Series("x", [0.2, 1.0], [0, 1])], title="t", **axes, theme=PAGE, diagonal=True)
     left, top, right, bottom = map(float, re.search(r'data-plot="([^"]*)"', svg)[1].split()[:4])
     ends = re.search(r'<line x1="(\S+)" y1="(\S+)" x2="(\S+)" y2="(\S+)"[^>]*stroke-dasharray', svg).groups()
     assert [float(v) for v in ends] == pytest.approx([left, bottom, right, top], abs=0.1)
-    assert "stroke-dasharray" not in line_chart([Series("x", [0.2, 1.0], [0, 1])], title="t", **axes, look=PAGE)
+    assert "stroke-dasharray" not in line_chart([Series("x", [0.2, 1.0], [0, 1])], title="t", **axes, theme=PAGE)
 
 
 def _finished(density, clients):
