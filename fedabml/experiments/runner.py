@@ -173,7 +173,7 @@ def _run_batch(cells: Sequence[Cell], setups: Sequence[Setup], on_round: OnRound
     scores = _score([cells[i] for i in alive], [sims[i] for i in alive], study, split, on_round) if alive else []
     scores_of = dict(zip(alive, scores, strict=True))
     errors |= {i: str(each[0].error) for i, each in scores_of.items() if each and all(s.error for s in each)}
-    looks = {i: study.look(sim) for i, sim in enumerate(sims) if i not in errors}
+    observations = {i: study.observe(sim) for i, sim in enumerate(sims) if i not in errors}
     common = {
         "split": split, "together": len(cells), "code": revision, "hardware": hardware(first.cohort.device),
         "ended": f"{datetime.now(UTC):%FT%H:%MZ}", "seconds": (time.perf_counter() - start) / len(cells),
@@ -186,7 +186,9 @@ def _run_batch(cells: Sequence[Cell], setups: Sequence[Setup], on_round: OnRound
         if cell.config.data or cell.config.drop_small:  # else they are numbered
             facts["names"] = list(setup.cohort.fed.names)
         own_scores, config = [] if i in errors else scores_of[i], cell.config.to_dict()
-        yield Result(cell.identity, cell.label, config, own_scores, facts, errors.get(i), curves[i], looks.get(i, {}))
+        yield Result(
+            cell.identity, cell.label, config, own_scores, facts, errors.get(i), curves[i], observations.get(i, {})
+        )
 
 
 def _train(

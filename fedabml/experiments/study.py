@@ -63,7 +63,7 @@ class Study:
             for outcome in evaluate_after((epochs,), [entry(sim, sim.cohort) for sim in sims], split)[0]
         ]
 
-    def look(self, sim: Simulation) -> Table:
+    def observe(self, sim: Simulation) -> Table:
         """Return what else is measured on a trained federation, ready for JSON."""
         return {}
 

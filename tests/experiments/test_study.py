@@ -92,7 +92,7 @@ def test_lanes_of_a_study_compute_what_one_run_would(tmp_path):
 @pytest.mark.slow
 def test_what_a_study_finds_is_on_disk(tmp_path):
     class Counting(Study):
-        def look(self, sim):
+        def observe(self, sim):
             return {"round": sim.round}
 
     ledger = Ledger(tmp_path / "cells.jsonl")

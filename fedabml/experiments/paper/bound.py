@@ -69,7 +69,7 @@ class Teachers(Study):
     def network(self, config: RunConfig, fed: Federation) -> nn.Module:
         return student(self, self.width, config.seed + 1)
 
-    def look(self, sim: Simulation) -> Table:
+    def observe(self, sim: Simulation) -> Table:
         cohort, everyone = sim.cohort, list(range(CLIENTS))
         rows = [np.concatenate([cohort.fed.test[c], cohort.fed.train[c]]) for c in everyone]
         with torch.no_grad():
@@ -167,8 +167,8 @@ class Bound(Experiment):
         ).with_changes(hyper=hyper)  # fmt: skip
         return [cell for label, study in studies.items() for cell in context.seeded(label, config, study=study)]
 
-    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
-        unsorted = by([_record(label.rpartition(" ")[0], cells) for label, cells in by_label(done).items()], "arm")
+    def findings(self, context: Context, finished: Sequence[Done]) -> Findings:
+        unsorted = by([_record(label.rpartition(" ")[0], cells) for label, cells in by_label(finished).items()], "arm")
         records = {arm: unsorted[arm] for arm in (*ARMS, *SWEEPS)}
         lines = {arm: records[arm] for arm in ARMS}
         points = {arm: [(r["n"], v) for r in line for v in r["d2"].by_seed.values()] for arm, line in lines.items()}
@@ -184,9 +184,9 @@ def _record(arm: str, cells: Sequence[Done]) -> Table:
     study, weights = cells[0].cell.study, cells[0].result.found["weights"]
     assert isinstance(study, Teachers)
     means = {key: Mean({d.result.seed: d.result.found[key] for d in cells}) for key in PARTS.values()}
-    known = rate(study.n, weights, max(study.width, 2), study.depth, study.inputs)
+    bound = rate(study.n, weights, max(study.width, 2), study.depth, study.inputs)
     sizes = {"weights": weights, "width": study.width, "depth": study.depth}
-    return {"arm": arm, "n": study.n, **means, "rate": known, **sizes}
+    return {"arm": arm, "n": study.n, **means, "rate": bound, **sizes}
 
 
 def _fit(fit: Fit) -> str:
@@ -219,8 +219,8 @@ def _swept(sweeps: Lines) -> Sheet:
     """Return the table of students of several widths and depths."""
     formats = {"weights": ".0f", "d2": ".5f", "loss": ".4f", "kl": ".4f"}
     table = [
-        [f"{what} {record[what]:.0f}", *(f"{record[key]:{form}}" for key, form in formats.items())]
-        for what, swept in sweeps.items()
+        [f"{parameter} {record[parameter]:.0f}", *(f"{record[key]:{form}}" for key, form in formats.items())]
+        for parameter, swept in sweeps.items()
         for record in swept
     ]
     note = f"n = {sweeps['width'][0]['n']:.0f}; the teacher has width {TEACHER} and the student's depth. "

@@ -59,7 +59,7 @@ class Strangers(Study):
         everyone, strange = _mixed(config, self.other)
         return {name: everyone.select(np.flatnonzero(strange == (name == "strangers")).tolist()) for name in GROUPS}
 
-    def look(self, sim: Simulation) -> Table:
+    def observe(self, sim: Simulation) -> Table:
         """Return the mean entropy of the server's model on every client's training inputs."""
         cohort, prior = sim.cohort, sim.cohort.algorithm.prior(sim.theta)
         assert prior is not None
@@ -115,9 +115,9 @@ class Clients(Experiment):
             for cell in context.seeded(f"{column} {name} all", config, study=Strangers(OUTSIDE[column]))
         ]
 
-    def then(self, context: Context, done: Sequence[Done]) -> list[Cell]:
+    def then(self, context: Context, finished: Sequence[Done]) -> list[Cell]:
         cells = []
-        for cell, result in done:
+        for cell, result in finished:
             if result.error:
                 continue
             column, name, _ = cell.label.split()
@@ -129,9 +129,9 @@ class Clients(Experiment):
                     cells.append(Cell(f"{column} {name} {arm}", cell.config, study=study))
         return cells
 
-    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
+    def findings(self, context: Context, finished: Sequence[Done]) -> Findings:
         conclusions, records, pictures = [], [], []
-        for column, groups in by_column(done).items():
+        for column, groups in by_column(finished).items():
             for name, cells in groups.items():
                 arms = {label.split()[2]: arm for label, arm in by_label(cells).items()}
                 detected = np.mean([_detection(d, OUTSIDE[column]) for d in arms["all"]], axis=0).tolist()
@@ -143,18 +143,18 @@ class Clients(Experiment):
                     f"{record['auroc']:.3f}; {record['found']:.0%} of them are flagged."
                 )
                 pictures.append(_entropies(context, column, name, arms["all"][0]))
-        shown = [r | {key: 100 * r[key] for key in ("found", "false")} for r in records]
+        percentages = [r | {key: 100 * r[key] for key in ("found", "false")} for r in records]
         heads = {head: (key, digits) for key, (head, digits) in DETECTION.items()}
         heads |= {head: (key, 2) for key, (_, _, head) in SCORES.items()}
-        grid = listed(shown, "", lambda r: f"{TITLES[r['column']]}, {context.named(r)}", heads)
+        grid = listed(percentages, "", lambda r: f"{TITLES[r['column']]}, {context.named(r)}", heads)
         note = "Accuracies in percent, mean over clients and seeds; a dash where nobody, or only one, was flagged"
         note += ", or runs are missing."
         return Findings(conclusions, [Sheet("Before and after", *grid, [note])], pictures, records)
 
 
-def _detection(done: Done, other: str) -> tuple[float, float, float]:
+def _detection(finished: Done, other: str) -> tuple[float, float, float]:
     """Return the AUROC of entropy, the share of strangers flagged, and the share of the others flagged."""
-    entropy, strange = np.array(done.result.found["entropy"]), _mixed(done.cell.config, other)[1]
+    entropy, strange = np.array(finished.result.found["entropy"]), _mixed(finished.cell.config, other)[1]
     bad = np.isin(np.arange(len(entropy)), flagged(entropy.tolist()))
     return auroc(entropy[~strange], entropy[strange]), float(bad[strange].mean()), float(bad[~strange].mean())
 
@@ -165,10 +165,10 @@ def _accuracy(cells: Sequence[Done], group: str) -> Mean | None:
     return Mean({seed: 100 * s.summary["accuracy"] for seed, s in scores.items()}) if scores else None
 
 
-def _entropies(context: Context, column: str, name: str, done: Done) -> Picture:
+def _entropies(context: Context, column: str, name: str, finished: Done) -> Picture:
     """Draw the entropy of every client of a run, with the threshold above which it is flagged."""
     title = f"{context.name(name)}, {TITLES[column]}"
-    entropy, strange = np.array(done.result.found["entropy"]), _mixed(done.cell.config, OUTSIDE[column])[1]
+    entropy, strange = np.array(finished.result.found["entropy"]), _mixed(finished.cell.config, OUTSIDE[column])[1]
     rank = np.empty(len(entropy))
     rank[np.argsort(entropy)] = np.arange(1, len(entropy) + 1)
     series = []

@@ -157,23 +157,23 @@ class Experiment(ABC):
     def cells(self, context: Context) -> list[Cell]:
         """Return the cells to run."""
 
-    def then(self, context: Context, done: Sequence[Done]) -> list[Cell]:
+    def then(self, context: Context, finished: Sequence[Done]) -> list[Cell]:
         """Return the further cells that the results of the first ones lead to."""
         return []
 
     @abstractmethod
-    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
+    def findings(self, context: Context, finished: Sequence[Done]) -> Findings:
         """Return what the finished cells show."""
 
 
-def by_label(done: Sequence[Done]) -> dict[str, list[Done]]:
+def by_label(finished: Sequence[Done]) -> dict[str, list[Done]]:
     """Group finished cells, which are those of all seeds, by their labels."""
-    return grouped(done, lambda d: d.cell.label)
+    return grouped(finished, lambda d: d.cell.label)
 
 
-def by_column(done: Sequence[Done]) -> dict[str, dict[str, list[Done]]]:
+def by_column(finished: Sequence[Done]) -> dict[str, dict[str, list[Done]]]:
     """Group finished cells by column and then by algorithm, the first two words of their labels."""
-    columns = grouped(done, lambda d: d.cell.label.split()[0])
+    columns = grouped(finished, lambda d: d.cell.label.split()[0])
     return {column: grouped(cells, lambda d: d.cell.label.split()[1]) for column, cells in columns.items()}
 
 

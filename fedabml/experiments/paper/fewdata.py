@@ -51,17 +51,20 @@ class FewData(Experiment):
             cells += context.seeded(f"{column} {name}", config, study=study)
         return cells
 
-    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
+    def findings(self, context: Context, finished: Sequence[Done]) -> Findings:
         conclusions, sheets, pictures, records = [], [], [], []
-        for column, groups in by_column(done).items():
-            here = [record for name, cells in groups.items() for record in _records(column, name, cells)]
-            best = [max(same, key=lambda r: (r["accuracy"], r["algorithm"])) for same in by(here, "samples").values()]
+        for column, groups in by_column(finished).items():
+            column_records = [record for name, cells in groups.items() for record in _records(column, name, cells)]
+            best = [
+                max(same, key=lambda r: (r["accuracy"], r["algorithm"]))
+                for same in by(column_records, "samples").values()
+            ]
             firsts = "; ".join(f"{r['samples']}: {context.named(r)}" for r in best)
             conclusions.append(f"{TITLES[column]}, first in accuracy by the number of samples: {firsts}.")
-            views = [_views(context, here, key) for key in SHOWN]
+            views = [_views(context, column_records, key) for key in SHOWN]
             sheets += [sheet for sheet, _ in views]
             pictures += [picture for _, picture in views]
-            records += here
+            records += column_records
         return Findings(conclusions, sheets, pictures, records)
 
 
@@ -87,7 +90,7 @@ def _views(context: Context, records: Sequence[Table], key: str) -> tuple[Sheet,
     series = []
     for line in by(records, "algorithm").values():
         x, means = [power(r["samples"]) for r in line], [r[key] for r in line]
-        series.append(band(context.named(line[0]), x, means, most=math.inf if key == "nll" else 1.0))
+        series.append(band(context.named(line[0]), x, means, greatest=math.inf if key == "nll" else 1.0))
     y = Axis(measure.label, "percent" if key == "accuracy" else "number")
     axes = {"x": Axis("training samples of a new client", "power"), "y": y}
     caption = f"{measure.label} of new clients against the number of their training samples, on a logarithmic axis."

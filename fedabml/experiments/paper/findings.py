@@ -153,32 +153,32 @@ def band(
     *,
     log: bool = False,
     least: float = 0.0,
-    most: float = math.inf,
+    greatest: float = math.inf,
 ) -> Series:
-    """Return means as a line and their intervals as a band around it, which ends at `least` and `most`.
+    """Return means as a line and their intervals as a band around it, which ends at `least` and `greatest`.
 
     With `log` the values are logarithms, for a `power` axis. A mean without an interval has no band.
     """
     scale = power if log else (lambda value: value)
     low = [None if m.half is None else scale(max(m - m.half, 1e-3 * m if log else least)) for m in means]
-    high = [None if m.half is None else scale(min(m + m.half, most)) for m in means]
+    high = [None if m.half is None else scale(min(m + m.half, greatest)) for m in means]
     return Series(name, [scale(m) for m in means], x, low=low, high=high)
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
-def publish(findings: Findings, folder: Path, command: str, facts: Mapping[str, Sequence[Any]]) -> None:
+def publish(findings: Findings, folder: Path, command: str, provenance: Mapping[str, Sequence[Any]]) -> None:
     """Write table.md, table.csv, figures/*.svg and report.html into a folder."""
-    write(folder / "table.md", _markdown(findings, command, _provenance(facts)))
+    write(folder / "table.md", _markdown(findings, command, _provenance_line(provenance)))
     write(folder / "table.csv", csv_records(findings.records))
     for picture in findings.pictures:
         write(folder / "figures" / f"{picture.name}.svg", picture.draw(LIGHT))
-    write(folder / "report.html", page(findings, command, facts))
+    write(folder / "report.html", page(findings, command, provenance))
 
 
-def _provenance(facts: Mapping[str, Sequence[Any]]) -> str:
+def _provenance_line(provenance: Mapping[str, Sequence[Any]]) -> str:
     """Say when, with what and on what the cells were made."""
-    known = [f"{name} {', '.join(map(str, values))}" for name, values in facts.items() if values]
-    return "; ".join([time.strftime("%Y-%m-%d %H:%M"), f"written by fedabml {__version__}", *known])
+    parts = [f"{name} {', '.join(map(str, values))}" for name, values in provenance.items() if values]
+    return "; ".join([time.strftime("%Y-%m-%d %H:%M"), f"written by fedabml {__version__}", *parts])
 
 
 def _markdown(findings: Findings, command: str, provenance: str) -> str:
@@ -197,7 +197,7 @@ def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}".replace("- * ", "- \\* ", 1) for line in lines)
 
 
-def page(findings: Findings, command: str, facts: Mapping[str, Sequence[Any]]) -> str:
+def page(findings: Findings, command: str, provenance: Mapping[str, Sequence[Any]]) -> str:
     """Return the page of an experiment as one HTML document."""
     sections = [layout.Section(points=findings.conclusions)]
     for sheet in findings.sheets:
@@ -205,6 +205,6 @@ def page(findings: Findings, command: str, facts: Mapping[str, Sequence[Any]]) -
         sections.append(layout.Section(sheet.title, tables=[layout.Table(sheet.head, rows)], notes=sheet.notes))
     figures = [layout.Figure(p.heading, p.draw(PAGE), p.caption) for p in findings.pictures]
     sections.append(layout.Section("Figures", figures=figures))
-    notes = [*findings.notes, _provenance(facts)]
+    notes = [*findings.notes, _provenance_line(provenance)]
     sections.append(layout.Section("How it was made", commands=[command], notes=notes))
     return layout.document(findings.title, f"The paper: {findings.claim}", sections)

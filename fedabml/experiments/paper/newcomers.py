@@ -43,5 +43,5 @@ class Newcomers(Study):
 
 def few(fed: Federation, n: int, seed: int) -> Federation:
     """Return a federation of the same clients with at most n training samples each, spread over their labels."""
-    taken = draw(fed.train, np.minimum(n, fed.train.counts), fed.y, seed, FEW)
-    return replace(fed, train=fed.train.split(taken)[1])
+    chosen = draw(fed.train, np.minimum(n, fed.train.counts), fed.y, seed, FEW)
+    return replace(fed, train=fed.train.split(chosen)[1])

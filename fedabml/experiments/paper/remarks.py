@@ -43,7 +43,7 @@ LOGSTDS = (-3.0, -4.0, -5.0, -6.0, -7.0)
 class Weights:
     """A study that records the server's weights in the end."""
 
-    def look(self, sim: Simulation) -> Table:
+    def observe(self, sim: Simulation) -> Table:
         return {"weights": sim.shared["mean"].double().cpu().tolist()}
 
 
@@ -83,16 +83,18 @@ class Remarks(Experiment):
                 cells.append(Cell(f"{problem} {label}", config, study=study))
         return cells
 
-    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
-        facts = _facts({d.cell.label: np.array(d.result.found["weights"]) for d in done})
-        table = [[f["fact"], f["where"], f["with"], f"{f['difference']:.1e}", f["holds"]] for f in facts]
+    def findings(self, context: Context, finished: Sequence[Done]) -> Findings:
+        comparisons = _comparisons({d.cell.label: np.array(d.result.found["weights"]) for d in finished})
+        table = [[f["fact"], f["where"], f["with"], f"{f['difference']:.1e}", f["holds"]] for f in comparisons]
         head = ["FedABML is", "on", "with", "relative difference", "as claimed"]
         note = f"Largest difference of the server's weights after {ROUNDS} rounds, as a share of the largest weight."
-        conclusions = [f"{sum(f['holds'] != 'no' for f in facts)} of {len(facts)} comparisons come out as claimed."]
+        conclusions = [
+            f"{sum(f['holds'] != 'no' for f in comparisons)} of {len(comparisons)} comparisons come out as claimed."
+        ]
         for name, (symbol, _) in LIMITS.items():
-            orders = ", ".join(f"{order:.2f}" for order in _orders(name, facts))
+            orders = ", ".join(f"{order:.2f}" for order in _orders(name, comparisons))
             conclusions.append(f"{name}, logistic: the difference falls with order {orders} of {symbol}.")
-        return Findings(conclusions, [Sheet("Differences", head, table, [note])], [_picture(facts)], facts)
+        return Findings(conclusions, [Sheet("Differences", head, table, [note])], [_picture(comparisons)], comparisons)
 
 
 def _arms(problem: str, n: int) -> dict[str, tuple[str, Table, int]]:
@@ -111,35 +113,41 @@ def _arms(problem: str, n: int) -> dict[str, tuple[str, Table, int]]:
     return {label: (name, {"personal_lr": "none"} | hyper, epochs) for label, (name, hyper, epochs) in arms.items()}
 
 
-def _facts(weights: Mapping[str, np.ndarray]) -> list[Table]:
+def _comparisons(weights: Mapping[str, np.ndarray]) -> list[Table]:
     """Return every comparison, and whether it comes out as the remark says: exactly, or in the limit."""
-    facts: list[Table] = []
+    comparisons: list[Table] = []
     for problem in (QUADRATIC, LOGISTIC):
         pairs = [("Per-FedAvg, Hessian-free", delta, "amortised", f"perfedavg {delta}") for delta in DELTAS]
         pairs += [("pFedMe", math.exp(nu), f"explicit {nu}", "pfedme") for nu in LOGSTDS]
         for name, value, ours, theirs in pairs:
             a, b = weights[f"{problem} {ours}"], weights[f"{problem} {theirs}"]
-            difference, shown = float(np.abs(a - b).max() / np.abs(b).max()), f"{LIMITS[name][0]} = {value:.3g}"
-            fact: Table = {"fact": name, "where": problem, "with": shown, "value": value, "difference": difference}
-            facts.append(fact | {"holds": "yes" if difference < SAME else "no"})
-    for fact in facts:
-        if fact["where"] == LOGISTIC:
-            limit = all(order > LIMITS[fact["fact"]][1] for order in _orders(fact["fact"], facts))
-            fact["holds"] = "yes, in the limit" if limit else "no"
-    return facts
+            difference, limit_text = float(np.abs(a - b).max() / np.abs(b).max()), f"{LIMITS[name][0]} = {value:.3g}"
+            comparison: Table = {
+                "fact": name,
+                "where": problem,
+                "with": limit_text,
+                "value": value,
+                "difference": difference,
+            }
+            comparisons.append(comparison | {"holds": "yes" if difference < SAME else "no"})
+    for comparison in comparisons:
+        if comparison["where"] == LOGISTIC:
+            limit = all(order > LIMITS[comparison["fact"]][1] for order in _orders(comparison["fact"], comparisons))
+            comparison["holds"] = "yes, in the limit" if limit else "no"
+    return comparisons
 
 
-def _orders(name: str, facts: Sequence[Table]) -> list[float]:
+def _orders(name: str, comparisons: Sequence[Table]) -> list[float]:
     """Return the powers of δ or σ with which the difference falls, between neighbouring values."""
-    points = sorted((f["value"], f["difference"]) for f in facts if f["fact"] == name and f["where"] == LOGISTIC)
+    points = sorted((f["value"], f["difference"]) for f in comparisons if f["fact"] == name and f["where"] == LOGISTIC)
     return [math.log(b[1] / a[1]) / math.log(b[0] / a[0]) for a, b in pairwise(points)]
 
 
-def _picture(facts: Sequence[Table]) -> Picture:
+def _picture(comparisons: Sequence[Table]) -> Picture:
     """Draw how the differences fall."""
     series = []
     for name, problem in product(LIMITS, (QUADRATIC, LOGISTIC)):
-        points = [f for f in facts if f["fact"] == name and f["where"] == problem]
+        points = [f for f in comparisons if f["fact"] == name and f["where"] == problem]
         y = [power(max(f["difference"], 1e-17)) for f in points]
         label = f"{name.split(',')[0]}, over {LIMITS[name][0]}, {problem}"
         series.append(Series(label, y, [power(f["value"]) for f in points]))

@@ -61,9 +61,10 @@ def run(
         request = context.request
         if not request.chosen and request.protocol == "tuned":  # the command names those of an earlier call, too
             request = replace(request, chosen=tuple(map(str, sorted(context.tuning.glob("*.toml")))))
-        findings, facts = _findings(experiment, context)
+        findings, provenance = _findings(experiment, context)
         more = [word for file in context.finished for word in ("--finished", str(file))] + ["--so-far"]
-        publish(findings, context.folder, request.command(context.folder) + f" {shlex.join(more)}" * partial, facts)
+        command = request.command(context.folder) + f" {shlex.join(more)}" * partial
+        publish(findings, context.folder, command, provenance)
         return findings
 
 
@@ -85,8 +86,8 @@ def run_part(
         others = [file for file in files if file.exists() and file != share_file]
         once = {cell.identity: cell for cell in experiment.cells(context)}
         cells = [cell for group in groups(list(once.values())) for cell in group]
-        share = slice(len(cells) * (number - 1) // parts, len(cells) * number // parts)
-        execute(cells[share], Ledger(share_file, [*context.finished, *others]), context.callbacks)
+        own_cells = slice(len(cells) * (number - 1) // parts, len(cells) * number // parts)
+        execute(cells[own_cells], Ledger(share_file, [*context.finished, *others]), context.callbacks)
 
 
 def page(experiment: Experiment, request: Request, folder: Path, title: str | None = None) -> str:
@@ -95,13 +96,15 @@ def page(experiment: Experiment, request: Request, folder: Path, title: str | No
     if request.protocol == "tuned" and tuning is None:
         raise InputError(f"The searches of the reproduction in '{folder}' are gone: '{folder / 'tune'}' is missing.")
     try:
-        findings, facts = _findings(experiment, Context(request, folder, tuning or folder / "tune", mode="finished"))
+        findings, provenance = _findings(
+            experiment, Context(request, folder, tuning or folder / "tune", mode="finished")
+        )
     except Unfinished as error:
         raise InputError(
             f"The reproduction in '{folder}' is not finished: runs are missing, or of other defaults. Resume it: "
             f"{request.command(folder)}"
         ) from error
-    return drawn(replace(findings, title=title or findings.title), request.command(folder), facts)
+    return drawn(replace(findings, title=title or findings.title), request.command(folder), provenance)
 
 
 def _parts(folder: Path) -> list[Path]:
@@ -132,8 +135,10 @@ def _context(
         raise InputError(f"--{flag} is for experiments on datasets with --protocol tuned, where methods are searched.")
     check_seeds(request.seed_list)
     search_seeds = {request.first_search_seed, request.first_search_seed + 1}  # the second one confirms the winner
-    if searches and (both := search_seeds & {*request.seed_list}):
-        raise InputError(f"Seed {min(both)} belongs to the tests and to the searches: give another --search-seed.")
+    if searches and (shared_seeds := search_seeds & {*request.seed_list}):
+        raise InputError(
+            f"Seed {min(shared_seeds)} belongs to the tests and to the searches: give another --search-seed."
+        )
     for choice in ("columns", "algorithms"):
         if getattr(request, choice) and not getattr(experiment, choice):
             raise InputError(f"'{request.experiment}' has no {choice} to choose from; leave --{choice} out.")
@@ -156,24 +161,25 @@ def _findings(experiment: Experiment, context: Context) -> tuple[Findings, dict[
             return _complete(experiment, cells, ledger, context)
         return list(map(Done, cells, execute(cells, ledger, context.callbacks)))
 
-    done = have(experiment.cells(context))
-    done += have(experiment.then(context, done))
-    if context.mode == "partial" and not done:
+    finished = have(experiment.cells(context))
+    finished += have(experiment.then(context, finished))
+    if context.mode == "partial" and not finished:
         raise Unfinished(f"Nothing of '{request.experiment}' is finished in '{folder}': there is nothing to draw.")
-    facts = _facts([each.result.facts for each in done])
-    if len(facts["cells of fedabml"]) > 1:
+    provenance = _provenance([cell.result.facts for cell in finished])
+    if len(provenance["cells of fedabml"]) > 1:
         context.note(
-            f"The cells were made by versions {', '.join(facts['cells of fedabml'])} of fedabml: their numbers may "
-            "not compare. To have all of the present one, give another folder with --out."
+            f"The cells were made by versions {', '.join(provenance['cells of fedabml'])} of fedabml: their numbers "
+            "may not compare. To have all of the present one, give another folder with --out."
         )
-    for cell, result in done:
+    for cell, result in finished:
         if result.error:
             context.note(f"{cell.label}, seed {result.seed}, has no numbers: {result.error}")
-    findings = experiment.findings(context, [each for each in done if not each.result.error])
+    findings = experiment.findings(context, [cell for cell in finished if not cell.result.error])
     protocol = f", protocol {request.protocol}" if experiment.columns else ""
     title = experiment.title + protocol + " (quick)" * request.quick
     conclusions = [*([QUICK] if request.quick else []), *findings.conclusions]
-    return replace(findings, conclusions=conclusions, title=title, claim=experiment.claim, notes=context.notes), facts
+    findings = replace(findings, conclusions=conclusions, title=title, claim=experiment.claim, notes=context.notes)
+    return findings, provenance
 
 
 def _complete(experiment: Experiment, cells: Sequence[Cell], ledger: Ledger, context: Context) -> list[Done]:
@@ -190,15 +196,15 @@ def _complete(experiment: Experiment, cells: Sequence[Cell], ledger: Ledger, con
     return [Done(cell, ledger[cell]) for cell in cells if cell.label not in missing]
 
 
-def _facts(facts: Sequence[Table]) -> dict[str, list[str]]:
+def _provenance(records: Sequence[Table]) -> dict[str, list[str]]:
     """Return with what and on what the cells were made, each value once."""
     values = {
-        "cells of fedabml": [f"{f['fedabml']} ({f['code']})" if "code" in f else f["fedabml"] for f in facts],
-        "with": [", ".join(f"{k} {v}" for k, v in f["versions"].items()) for f in facts],
-        "on": [f.get("hardware", f["device"]) for f in facts],
-        "in": [f["dtype"] for f in facts],
-        "partitions": [f["partition_hash"][:12] for f in facts],
-        "run on": sorted(f["ended"][:10] for f in facts if "ended" in f),
+        "cells of fedabml": [f"{f['fedabml']} ({f['code']})" if "code" in f else f["fedabml"] for f in records],
+        "with": [", ".join(f"{k} {v}" for k, v in f["versions"].items()) for f in records],
+        "on": [f.get("hardware", f["device"]) for f in records],
+        "in": [f["dtype"] for f in records],
+        "partitions": [f["partition_hash"][:12] for f in records],
+        "run on": sorted(f["ended"][:10] for f in records if "ended" in f),
     }
-    once = {name: list(dict.fromkeys(map(str, each))) for name, each in values.items()}
+    once = {name: list(dict.fromkeys(map(str, occurrences))) for name, occurrences in values.items()}
     return once | {"partitions": once["partitions"][:12]}

@@ -41,33 +41,33 @@ class Sensitivity(Experiment):
             curve = tuple(range(step, config.rounds + 1, step))
             for key, values in (QUICK_GRID if context.request.quick else GRID).items():
                 for value in values:
-                    each = config.with_changes(hyper=base | {key: value})
-                    cells += context.seeded(f"{column} {name} {key} {value:g}", each, curve=curve)
+                    changed = config.with_changes(hyper=base | {key: value})
+                    cells += context.seeded(f"{column} {name} {key} {value:g}", changed, curve=curve)
         return cells
 
-    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
+    def findings(self, context: Context, finished: Sequence[Done]) -> Findings:
         conclusions, sheets, pictures, records = [], [], [], []
-        for (column, key), swept in grouped(done, _swept).items():
-            title, symbol, here, series = TITLES[column], SYMBOLS[key], [], []
+        for (column, key), swept in grouped(finished, _swept).items():
+            title, symbol, parameter_records, series = TITLES[column], SYMBOLS[key], [], []
             for label, cells in by_label(swept).items():
                 accuracy, value = scored(cells, "accuracy", 100), label.split()[3]
                 record: Table = {"column": column, "parameter": key, "value": value, "accuracy": accuracy}
-                here.append(record | {"half": accuracy.half, "nll": scored(cells, "nll")})
+                parameter_records.append(record | {"half": accuracy.half, "nll": scored(cells, "nll")})
                 series.append(over_rounds(f"{symbol} = {value}", cells, "accuracy"))
-            grid = listed(here, symbol, lambda r: f"{SYMBOLS[r['parameter']]} = {r['value']}", SHOWN)
+            grid = listed(parameter_records, symbol, lambda r: f"{SYMBOLS[r['parameter']]} = {r['value']}", SHOWN)
             sheets.append(Sheet(f"{title}: {symbol}", *grid))
             caption = "Personal test accuracy after the given round, mean over seeds."
             axes = {"x": Axis("round", "whole"), "y": Axis("accuracy", "percent")}
             pictures.append(Picture(f"{key}-{column}", f"{symbol}, {title}", caption, line_chart, series, axes))
-            records += here
-            if len(here) > 1:  # else the others are not finished, or diverged: nothing to compare
-                conclusions.append(f"{title}: {_matters(symbol, here)}")
+            records += parameter_records
+            if len(parameter_records) > 1:  # else the others are not finished, or diverged: nothing to compare
+                conclusions.append(f"{title}: {_matters(symbol, parameter_records)}")
         return Findings(conclusions, sheets, pictures, records)
 
 
-def _swept(done: Done) -> tuple[str, str]:
+def _swept(finished: Done) -> tuple[str, str]:
     """Return the column and the hyperparameter of a cell."""
-    column, _, key, _ = done.cell.label.split()
+    column, _, key, _ = finished.cell.label.split()
     return column, key
 
 

@@ -62,19 +62,19 @@ def person(column: str, client: int) -> str:
 # -- checks before anything is done ---------------------------------------------------------------------------------
 def check(columns: Sequence[str], algorithms: Sequence[str]) -> None:
     """Refuse columns and algorithms that do not exist."""
-    known = (*names("algorithm"), *(name + numbers.LABELS for name in ("fedavg", "fedabml")))
-    for what, wanted, have in (("column", columns, tuple(COLUMNS)), ("algorithm", algorithms, known)):
+    algorithm_names = (*names("algorithm"), *(name + numbers.LABELS for name in ("fedavg", "fedabml")))
+    for kind, wanted, have in (("column", columns, tuple(COLUMNS)), ("algorithm", algorithms, algorithm_names)):
         for name in (name for name in wanted if name not in have):
-            raise InputError(f"There is no {what} '{name}'.{nearest(name, have)}")
+            raise InputError(f"There is no {kind} '{name}'.{nearest(name, have)}")
 
 
 def check_grid(grid: Sequence[str], algorithms: Sequence[str]) -> None:
     """Refuse a grid (`NAME=A,B,C`, `ALGORITHM.NAME=A,B,C`) with values that no search of the algorithms would try."""
     values, searched = read_grid(grid), [name for name in algorithms if not name.endswith(numbers.LABELS)]
-    hyper = sorted({each for name in searched for each in searchable(name)})
+    hyper = sorted({parameter for name in searched for parameter in searchable(name)})
     for name, tried in values.items():
-        if name not in (known := searched if isinstance(tried, dict) else hyper):
-            raise InputError(f"The grid has values for '{name}', which no search has.{nearest(name, known)}")
+        if name not in (allowed := searched if isinstance(tried, dict) else hyper):
+            raise InputError(f"The grid has values for '{name}', which no search has.{nearest(name, allowed)}")
     for name in searched:
         own_grid(name, values)
 
@@ -90,10 +90,10 @@ def read_chosen(files: Sequence[str | Path]) -> dict[str, str]:
             raise InputError(f"'{file}' has no table of an algorithm's settings. Give a tuned.toml of `fedabml tune`.")
         try:
             RunConfig.of({k: v for k, v in content.items() if k not in tables})
-            for each in tables:
-                if each not in names("algorithm"):
-                    raise InputError(f"there is no algorithm '{each}'.{nearest(each, names('algorithm'))}")
-                configs([each], {each: content[each]})[each].algorithm_object()
+            for algorithm in tables:
+                if algorithm not in names("algorithm"):
+                    raise InputError(f"there is no algorithm '{algorithm}'.{nearest(algorithm, names('algorithm'))}")
+                configs([algorithm], {algorithm: content[algorithm]})[algorithm].algorithm_object()
         except InputError as error:
             raise InputError(f"'{file}': {error}") from error
         name = next((name for name in COLUMNS if _is_of(content, name)), None)
@@ -121,10 +121,10 @@ def keep_chosen(chosen: Mapping[str, str], folder: Path) -> None:
 
 
 # -- systems of a table---------------------------------------------------------------------------------------------
-def _columns(context: Context, usual: Sequence[str], check: Check) -> list[str]:
+def _columns(context: Context, default: Sequence[str], check: Check) -> list[str]:
     """Return the requested columns whose data are here; for the others a note says how to get them."""
     request, missing = context.request, {}
-    wanted = tuple(dict.fromkeys(request.columns or (QUICK if request.quick else usual)))
+    wanted = tuple(dict.fromkeys(request.columns or (QUICK if request.quick else default)))
     for name in wanted:
         try:
             dataset(COLUMNS[name].dataset, request.machine.get("data_dir"))

@@ -52,12 +52,12 @@ class Table1(Experiment):
             cells += context.seeded(f"{column} {name}", config, curve=curve)
         return cells
 
-    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
-        groups = by_column(done)
+    def findings(self, context: Context, finished: Sequence[Done]) -> Findings:
+        groups = by_column(finished)
         records = [_record(context, c, name, cells) for c, methods in groups.items() for name, cells in methods.items()]
         conclusions, sheets, pictures = [], [_accuracies(context, records)], [_beside(context, records)]
-        for column, here in by(records, "column").items():
-            ranked = sorted(here, key=lambda r: -r["accuracy"])
+        for column, column_records in by(records, "column").items():
+            ranked = sorted(column_records, key=lambda r: -r["accuracy"])
             conclusions.append(_verdict(context, ranked))
             standings = _standings(context, groups[column])
             sheets += _sheets(column, standings)
@@ -76,9 +76,9 @@ def _record(context: Context, column: str, name: str, cells: Sequence[Done]) -> 
     """Return the record of a system in a column; accuracies are in percent."""
     last = averaged(context, name, cells[0].cell.config.rounds)
 
-    def score(done: Done) -> float:
-        curve = [line for line in done.result.curve if line["round"] in last]
-        lines = curve if last else [done.result.scores[0].summary]
+    def score(finished: Done) -> float:
+        curve = [line for line in finished.result.curve if line["round"] in last]
+        lines = curve if last else [finished.result.scores[0].summary]
         return 100 * fmean(line["accuracy"] for line in lines if "accuracy" in line)
 
     accuracy, paper = Mean({d.result.seed: score(d) for d in cells}), numbers.table1(name, column)
@@ -100,11 +100,11 @@ def beside_paper(record: Table) -> str:
 def _accuracies(context: Context, records: Sequence[Table]) -> Sheet:
     """Return the table of all systems in all columns."""
     columns = by(records, "column")
-    best = {column: max(r["accuracy"] for r in here) for column, here in columns.items()}
+    best = {column: max(r["accuracy"] for r in column_records) for column, column_records in columns.items()}
     missing = [
         {"column": column, "algorithm": name, "accuracy": None, "paper": numbers.table1(name, column)}
-        for column, here in columns.items()
-        for name in by(records, "algorithm").keys() - by(here, "algorithm").keys()
+        for column, column_records in columns.items()
+        for name in by(records, "algorithm").keys() - by(column_records, "algorithm").keys()
     ]
 
     def cell(record: Table) -> str:
@@ -146,9 +146,9 @@ def _verdict(context: Context, ranked: Sequence[Table]) -> str:
 def _beside(context: Context, records: Sequence[Table]) -> Picture:
     """Draw every cell of the table: the paper's number across, ours up."""
     series = []
-    for column, known in by((r for r in records if r["paper"] is not None), "column").items():
-        tips = [f"{context.named(r)}, {TITLES[column]}: {r['accuracy']:.2f}, paper {r['paper']}" for r in known]
-        y, x = ([r[key] / 100 for r in known] for key in ("accuracy", "paper"))
+    for column, compared in by((r for r in records if r["paper"] is not None), "column").items():
+        tips = [f"{context.named(r)}, {TITLES[column]}: {r['accuracy']:.2f}, paper {r['paper']}" for r in compared]
+        y, x = ([r[key] / 100 for r in compared] for key in ("accuracy", "paper"))
         series.append(Series(TITLES[column], y, x, tips))
     options = {"x": Axis("the paper's accuracy", "percent"), "y": Axis("ours", "percent"), "diagonal": True}
     caption = "A dot is a system in a column. Above the line it does better here than in the paper."
@@ -179,8 +179,8 @@ def _duel(column: str, groups: Mapping[str, Sequence[Done]]) -> Picture:
             NONE if a is None or b is None else f"client {i}\nFedABML: {b:.1%}\n{rival}: {a:.1%}"
             for i, (a, b) in enumerate(zip(across, up, strict=True))
         ]
-        people = [person(column, i) for i in range(len(up))]
-        series.append(Series(f"against {rival}", up, across, tips, who=people))
+        names = [person(column, i) for i in range(len(up))]
+        series.append(Series(f"against {rival}", up, across, tips, who=names))
     options = {"x": Axis("the rival's accuracy", "percent"), "y": Axis("FedABML's", "percent"), "diagonal": True}
     options["title"] = f"Clients, {TITLES[column]}"
     caption = "A dot is a client of the first seed. Above the line FedABML serves it better."

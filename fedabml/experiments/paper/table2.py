@@ -46,13 +46,13 @@ class Table2(Experiment):
             for cell in context.seeded(f"{column} {name}", config, personal=options, study=study)
         ]
 
-    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
+    def findings(self, context: Context, finished: Sequence[Done]) -> Findings:
         conclusions, sheets, pictures, records = [], [], [], []
-        for column, groups in by_column(done).items():
+        for column, groups in by_column(finished).items():
             means = {name: _means(cells) for name, cells in groups.items()}
             for name, row in means.items():
-                known = paper.table2(name, column) or (None,) * len(row)
-                for epochs, value, p in zip(paper.EPOCHS, row, known, strict=True):
+                paper_row = paper.table2(name, column) or (None,) * len(row)
+                for epochs, value, p in zip(paper.EPOCHS, row, paper_row, strict=True):
                     record: Table = {"column": column, "algorithm": name, "epochs": epochs, "accuracy": value}
                     records.append(record | {"half": value.half, "paper": p, "difference": p and value - p})
             sheets += _sheets(context, column, means)
@@ -89,12 +89,12 @@ def _leads(means: Rows) -> dict[str, Rows]:
 def _sheets(context: Context, column: str, means: Rows) -> list[Sheet]:
     """Return the accuracies of a column, the leads over the best rival, and the differences to the paper."""
     title, seeds = TITLES[column], over(len(context.request.seed_list))
-    known = {name: row for name in means if (row := paper.table2(name, column))}
+    paper_rows = {name: row for name in means if (row := paper.table2(name, column))}
     accuracies = {name: [number(value) for value in row] for name, row in means.items()}
-    leads = {name: _smallest(context, each) for name, each in _leads(means).items() if each}
+    leads = {name: _smallest(context, lead) for name, lead in _leads(means).items() if lead}
     beside = {
         name: [f"{value - p:+.2f} ({p:.2f})" for value, p in zip(means[name], row, strict=True)]
-        for name, row in known.items()
+        for name, row in paper_rows.items()
     }
     lead_note = "FedABML less its best rival, who is named, in points: differences of the same partitions, mean over "
     tables = (
@@ -104,8 +104,8 @@ def _sheets(context: Context, column: str, means: Rows) -> list[Sheet]:
     )
     head = ["epochs", *map(str, paper.EPOCHS)]
     return [
-        Sheet(title + what, head, [[context.name(name), *cells] for name, cells in table.items()], [note])
-        for what, table, note in tables
+        Sheet(title + suffix, head, [[context.name(name), *cells] for name, cells in table.items()], [note])
+        for suffix, table, note in tables
     ]
 
 
@@ -113,9 +113,11 @@ def _smallest(context: Context, leads: Rows) -> list[str]:
     """Return the smallest lead after every number of epochs, and over whom."""
     texts = []
     for i in range(len(paper.EPOCHS)):
-        here = {name: row[i] for name, row in leads.items() if math.isfinite(row[i])}
-        name = min(here, key=lambda name: here[name], default="")
-        texts.append(f"{'+' * (here[name] >= 0)}{number(here[name])} ({context.name(name)})" if name else NONE)
+        finite_leads = {name: row[i] for name, row in leads.items() if math.isfinite(row[i])}
+        name = min(finite_leads, key=lambda name: finite_leads[name], default="")
+        texts.append(
+            f"{'+' * (finite_leads[name] >= 0)}{number(finite_leads[name])} ({context.name(name)})" if name else NONE
+        )
     return texts
 
 
@@ -138,7 +140,7 @@ def _verdict(context: Context, column: str, means: Rows) -> str:
         return f"{title}: FedABML was not run."
     if not any(leads.values()):
         return f"{title}: no rival was run."
-    text = f"{title}: {'; '.join(_ahead(context, name, each) for name, each in leads.items())}."
+    text = f"{title}: {'; '.join(_ahead(context, name, lead) for name, lead in leads.items())}."
     none, one = map(paper.EPOCHS.index, (0, 1))
     others = {name: row[one] for name, row in means.items() if not _ours(name) and not name.endswith(paper.LABELS)}
     others = {name: value for name, value in others.items() if math.isfinite(value)}
@@ -150,16 +152,24 @@ def _verdict(context: Context, column: str, means: Rows) -> str:
 
 
 def _ahead(context: Context, name: str, leads: Rows) -> str:
-    known = {
+    leads_by_epochs = {
         str(epochs): [row[i] for row in leads.values() if math.isfinite(row[i])]
         for i, epochs in enumerate(paper.EPOCHS)
     }
-    first = [epochs for epochs, each in known.items() if each and all(lead > 0 for lead in each)]
-    sure = [e for e, each in known.items() if each and all(v.half is not None and v > v.half for v in each)]
+    first = [
+        epochs
+        for epochs, epoch_leads in leads_by_epochs.items()
+        if epoch_leads and all(lead > 0 for lead in epoch_leads)
+    ]
+    significant = [
+        e
+        for e, epoch_leads in leads_by_epochs.items()
+        if epoch_leads and all(v.half is not None and v > v.half for v in epoch_leads)
+    ]
     text = f"{context.name(name)} is ahead of every rival after {', '.join(first) or 'no number of'} epochs"
-    if not first or not any(lead.half is not None for each in known.values() for lead in each):
+    if not first or not any(lead.half is not None for epoch_leads in leads_by_epochs.values() for lead in epoch_leads):
         return text
-    after = "all of them" if sure == first else ", ".join(sure) or "none"
+    after = "all of them" if significant == first else ", ".join(significant) or "none"
     return f"{text}, by more than the 95% interval after {after}"
 
 
@@ -173,7 +183,7 @@ def _accuracies(context: Context, column: str, means: Rows) -> Picture:
     series = []
     for name, row in means.items():
         shares = [Mean({seed: percent / 100 for seed, percent in value.by_seed.items()}) for value in row]
-        series.append(band(context.name(name), paper.EPOCHS, shares, most=1.0))
+        series.append(band(context.name(name), paper.EPOCHS, shares, greatest=1.0))
     seeds = over(len(context.request.seed_list), " with its 95% band")
     part = "half" if context.request.quick else "a fifth"
     caption = f"New clients personalise what {part} of the clients has learned; mean over {seeds}."
@@ -190,9 +200,9 @@ def _distances(context: Context, column: str, means: Rows) -> list[Picture]:
         return []
     best = max(levels, key=lambda name: fmean(levels[name]))
     ahead = {name: _differences(row[start:], levels[best]) for name, row in means.items()}
-    known = {name: [value for value in row if math.isfinite(value)] for name, row in ahead.items()}
-    far = [name for name, row in known.items() if row and max(row) < -FAR]
-    if not any(row and name not in (best, *far) for name, row in known.items()):
+    finite_rows = {name: [value for value in row if math.isfinite(value)] for name, row in ahead.items()}
+    far = [name for name, row in finite_rows.items() if row and max(row) < -FAR]
+    if not any(row and name not in (best, *far) for name, row in finite_rows.items()):
         return []  # the best rival alone is no picture
     near = {name: [value if value >= -FAR else Mean({}) for value in row] for name, row in ahead.items()}
     series = [band(context.name(name), paper.EPOCHS[start:], row, least=-math.inf) for name, row in near.items()]

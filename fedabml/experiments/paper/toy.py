@@ -68,21 +68,23 @@ class Quadratics(Study):
         return model
 
     def watch(self, sims: Sequence[Simulation]) -> list[Table]:
-        both = [0, 1]
+        clients = [0, 1]
         with torch.no_grad():
-            lanes = Lanes([ClientGroup(sim.cohort, sim.theta, both, sim.round) for sim in sims])
-            tuned = personalise(lanes, join_states([sim.kept_for(both) for sim in sims])).mean.double().cpu().numpy()
+            lanes = Lanes([ClientGroup(sim.cohort, sim.theta, clients, sim.round) for sim in sims])
+            tuned = personalise(lanes, join_states([sim.kept_for(clients) for sim in sims])).mean.double().cpu().numpy()
         seen = []
         for sim, means in zip(sims, tuned.reshape(-1, 2, 2), strict=True):
             at = sim.theta["mean"].double().cpu().numpy()
             away = float(np.linalg.norm(at - TARGET))
-            seen.append({"x": at.tolist(), "distance": away, "loss": float(np.mean([loss(i, means[i]) for i in both]))})
+            seen.append(
+                {"x": at.tolist(), "distance": away, "loss": float(np.mean([loss(i, means[i]) for i in clients]))}
+            )
         return seen
 
 
 def _federation() -> Federation:
     x = [math.sqrt(2) * np.linalg.cholesky(a).T for a in A]
-    pairs = [(each, 2 * np.linalg.solve(each.T, b)[:, None]) for each, b in zip(x, B, strict=True)]
+    pairs = [(inputs, 2 * np.linalg.solve(inputs.T, b)[:, None]) for inputs, b in zip(x, B, strict=True)]
     return Federation.from_arrays(pairs, pairs, task="regression", normalize="none", dataset="toy")
 
 
@@ -125,8 +127,8 @@ class Toy(Experiment):
             cells += context.seeded(label, config, curve=tuple(range(1, rounds + 1)), study=Quadratics())
         return cells
 
-    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
-        groups, records = by_label(done), []
+    def findings(self, context: Context, finished: Sequence[Done]) -> Findings:
+        groups, records = by_label(finished), []
         for label, cells in groups.items():
             ends = {d.result.seed: d.result.curve[-1] for d in cells}
             distance, after = (Mean({n: end[key] for n, end in ends.items()}) for key in ("distance", "loss"))
@@ -137,11 +139,11 @@ class Toy(Experiment):
                 "arm": label, "distance": distance, "closed_form": exact, "paper": theirs,
                 "difference": None if theirs is None else distance - theirs, "loss": after,
             })  # fmt: skip
-        shown = {"distance to x*": ("distance", 3), "closed form": ("closed_form", 3), "the paper's": ("paper", 3)}
-        grid = listed(records, "", lambda r: r["arm"], shown | {"loss after 10 steps": ("loss", 2)})
+        columns = {"distance to x*": ("distance", 3), "closed form": ("closed_form", 3), "the paper's": ("paper", 3)}
+        grid = listed(records, "", lambda r: r["arm"], columns | {"loss after 10 steps": ("loss", 2)})
         note = (
-            f"After {done[0].cell.config.rounds} rounds, mean over {over(len(groups['FedAvg']), unit='start')}; the "
-            "loss is above the client's own minimum, mean of both clients. x* = (1.364, 1.364)."
+            f"After {finished[0].cell.config.rounds} rounds, mean over {over(len(groups['FedAvg']), unit='start')}; "
+            "the loss is above the client's own minimum, mean of both clients. x* = (1.364, 1.364)."
         )
         pictures = [_contours(groups), *(_rounds(groups, key) for key in ("distance", "loss"))]
         return Findings(_conclusions(records), [Sheet("Where they settle", *grid, [note])], pictures, records)
@@ -194,10 +196,10 @@ def _contours(groups: Mapping[str, Sequence[Done]]) -> Picture:
 
 def _rounds(groups: Mapping[str, Sequence[Done]], key: str) -> Picture:
     """Draw the distance or the loss per round."""
-    title, what = {
+    title, description = {
         "distance": ("Distance to x* per round", "The distance of the server's mean to x*"),
         "loss": ("Local loss after 10 steps", "A client's loss above its minimum after fine-tuning, mean of both"),
     }[key]
     series = [over_rounds(name, cells, key) for name, cells in groups.items() if name != LONG_ROUNDS]
-    caption = f"{what}; mean over {over(len(groups['FedAvg']), ' with its 95% band', 'start')}."
+    caption = f"{description}; mean over {over(len(groups['FedAvg']), ' with its 95% band', 'start')}."
     return Picture(key, title, caption, line_chart, series, {"x": Axis("round", "whole"), "y": Axis(key)})

@@ -62,23 +62,25 @@ class Outside(Study):
     def federation(self, config: RunConfig) -> Federation:
         return with_outside(config, self.other)[0]
 
-    def look(self, sim: Simulation) -> Table:
+    def observe(self, sim: Simulation) -> Table:
         cohort = sim.cohort
-        seen = [_looks(cohort.fed, client) for client in range(cohort.fed.clients)]
+        seen = [_samples_of(cohort.fed, client) for client in range(cohort.fed.clients)]
         clients: list[dict[str, dict[str, np.ndarray]]] = []
         for begin in range(0, len(seen), cohort.chunk):
-            some = list(range(begin, min(begin + cohort.chunk, len(seen))))
-            rows = [np.concatenate(seen[client]) for client in some]
+            chunk_clients = list(range(begin, min(begin + cohort.chunk, len(seen))))
+            rows = [np.concatenate(seen[client]) for client in chunk_clients]
             with torch.no_grad():
-                lanes = Lanes.of(cohort, sim.theta, some, sim.round)
-                models = personalise(lanes, sim.kept_for(some))
+                lanes = Lanes.of(cohort, sim.theta, chunk_clients, sim.round)
+                models = personalise(lanes, sim.kept_for(chunk_clients))
                 draws = predict(lanes, models, rows)
-                alone = draws if lanes.offset is None else outputs(lanes, models, rows, None, lanes.keys(rng.PREDICT))
+                without_level = (
+                    draws if lanes.offset is None else outputs(lanes, models, rows, None, lanes.keys(rng.PREDICT))
+                )
             p = Prediction.of(draws)
             table = {"entropy": p.entropy, "mutual_information": p.mutual_information, "doubt": 1 - p.probs.max(-1)}
-            table["surprise"] = _surprise(cohort, some, list(map(len, rows)), alone)
+            table["surprise"] = _surprise(cohort, chunk_clients, list(map(len, rows)), without_level)
             table["right"] = p.label == cohort.fed.y[np.concatenate(rows)]
-            cuts = np.cumsum([0, *(len(part) for client in some for part in seen[client])])
+            cuts = np.cumsum([0, *(len(part) for client in chunk_clients for part in seen[client])])
             parts = [{name: values[a:b] for name, values in table.items()} for a, b in pairwise(cuts)]
             clients += [
                 dict(zip(KINDS, parts[i : i + len(KINDS)], strict=True)) for i in range(0, len(parts), len(KINDS))
@@ -86,14 +88,14 @@ class Outside(Study):
         return _summary(clients, math.log(cohort.fed.classes))
 
 
-def _looks(fed: Federation, client: int) -> list[np.ndarray]:
+def _samples_of(fed: Federation, client: int) -> list[np.ndarray]:
     """Return the samples of each kind that a client looks at."""
     dice = np.random.Generator(np.random.PCG64(client))
     first = int(fed.train.index.max(initial=0))
     first = max(first, int(fed.test.index.max()), int(fed.val.index.max(initial=0))) + 1
-    known = fed.label_counts()[client] > 0
-    outside = first + np.flatnonzero(known[fed.y[first:]])
-    others = fed.test.index[~known[fed.y[fed.test.index]]]
+    own_labels = fed.label_counts()[client] > 0
+    outside = first + np.flatnonzero(own_labels[fed.y[first:]])
+    others = fed.test.index[~own_labels[fed.y[fed.test.index]]]
     return [dice.permutation(rows)[:MOST] for rows in (fed.test[client], outside, others)]
 
 
@@ -102,8 +104,8 @@ def _surprise(cohort: Cohort, clients: Sequence[int], rows: Sequence[int], draws
     counts = torch.as_tensor(cohort.fed.label_counts()[list(clients)]).double()
     counts = counts + cohort.algorithm.smoothing(counts.shape[-1])
     labels = torch.log(counts / counts.sum(-1, keepdim=True))
-    each = labels.repeat_interleave(torch.as_tensor(rows), 0)
-    return surprise(draws.mean(0, dtype=torch.float64).cpu(), each).numpy()
+    row_labels = labels.repeat_interleave(torch.as_tensor(rows), 0)
+    return surprise(draws.mean(0, dtype=torch.float64).cpu(), row_labels).numpy()
 
 
 def _summary(clients: Sequence[dict[str, dict[str, np.ndarray]]], top: float) -> Table:
@@ -112,8 +114,11 @@ def _summary(clients: Sequence[dict[str, dict[str, np.ndarray]]], top: float) ->
     pooled = {k: {m: np.concatenate([f[k][m] for f in clients]) for m in MEASURES} for k in KINDS}
     scores = {}
     for kind, m in product(("out", "other"), MEASURES):
-        each = [auroc(f["in"][m], f[kind][m]) for f in clients if len(f["in"][m]) and len(f[kind][m])]
-        scores[f"{kind} {m}"] = {"pooled": auroc(pooled["in"][m], pooled[kind][m]), "clients": float(np.mean(each))}
+        client_aurocs = [auroc(f["in"][m], f[kind][m]) for f in clients if len(f["in"][m]) and len(f[kind][m])]
+        scores[f"{kind} {m}"] = {
+            "pooled": auroc(pooled["in"][m], pooled[kind][m]),
+            "clients": float(np.mean(client_aurocs)),
+        }
     return {
         "auroc": scores,
         "entropy": {k: float(pooled[k]["entropy"].mean()) for k in KINDS},
@@ -155,19 +160,19 @@ class Uncertainty(Experiment):
             for cell in context.seeded(f"{column} {name}", config, study=Outside(OUTSIDE[column]))
         ]
 
-    def findings(self, context: Context, done: Sequence[Done]) -> Findings:
+    def findings(self, context: Context, finished: Sequence[Done]) -> Findings:
         conclusions, sheets, pictures, records = [], [], [], []
-        for column, groups in by_column(done).items():
+        for column, groups in by_column(finished).items():
             title = f"{TITLES[column]} against {OUTSIDE_TITLES[OUTSIDE[column]]}"
-            here = [_record(column, name, cells) for name, cells in groups.items()]
-            sheets += _sheets(context, title, here)
+            column_records = [_record(column, name, cells) for name, cells in groups.items()]
+            sheets += _sheets(context, title, column_records)
             first = {name: cells[0] for name, cells in groups.items()}
-            pictures += [_rocs(context, column, title, first), _shifts(context, here)]
+            pictures += [_rocs(context, column, title, first), _shifts(context, column_records)]
             pictures += _densities(context, column, first)
-            orders = {m: _order(context, here, m) for m in CONCLUDED}
+            orders = {m: _order(context, column_records, m) for m in CONCLUDED}
             conclusions += [f"{title}, AUROC of {m}, pooled: {order}." for m, order in orders.items() if order]
-            conclusions += _pays(context, here)
-            records += here
+            conclusions += _pays(context, column_records)
+            records += column_records
         return Findings(conclusions, sheets, pictures, records)
 
 
@@ -265,19 +270,19 @@ def _rocs(context: Context, column: str, title: str, first: Mapping[str, Done]) 
 def _densities(context: Context, column: str, first: Mapping[str, Done]) -> list[Picture]:
     """Draw the densities of entropy, a picture per method, all with the same axes."""
     roots = {name: _roots(d.result.found["density"]) for name, d in first.items()}
-    ends = [v for each in roots.values() for curves in each.values() for v in (np.nanmin(curves), np.nanmax(curves))]
+    ends = [v for kinds in roots.values() for curves in kinds.values() for v in (np.nanmin(curves), np.nanmax(curves))]
     span = (1.02 * min(ends, default=-1.0), 1.02 * max(ends, default=1.0))
     caption = (
         "A thin curve per client of the first seed, and their mean: low entropies inside, high ones outside are"
         " what is wanted. Heights are drawn as square roots, so that a peak leaves room for the rest."
     )
     pictures = []
-    for name, done in first.items():
-        edges, series = done.result.found["edges"], []
+    for name, finished in first.items():
+        edges, series = finished.result.found["edges"], []
         middles = [(a + b) / 2 for a, b in pairwise(edges)]
         for kind, (*curves, middle) in roots[name].items():
             # Cells of earlier versions leave clients without such samples out: then nobody knows whose curve is whose.
-            complete = len(curves) == done.cell.config.clients
+            complete = len(curves) == finished.cell.config.clients
             who = [person(column, client) for client in range(len(curves))] if complete else ()
             series.append(Series(KINDS[kind], middle.tolist(), middles, members=[c.tolist() for c in curves], who=who))
         title, file = f"{context.name(name)}, {TITLES[column]}", f"entropy-{column}-{name.replace('+', '-')}"

@@ -25,7 +25,7 @@ def test_a_band_is_the_interval_and_needs_three_curves():
     half = 4.302653 / math.sqrt(3)
     assert list(line.y) == [2, 2] and line.high == pytest.approx([2 + half, 2]) and line.low == pytest.approx([0, 2])
     assert not band("x", [1], [Mean({0: 1.0, 1: 2.0})]).bands()
-    assert list(band("x", [1, 2], means, most=3.0).high) == [3, 2]
+    assert list(band("x", [1, 2], means, greatest=3.0).high) == [3, 2]
     logs = band("x", [1, 2], means, log=True)
     assert list(logs.y) == [power(2), power(2)] and logs.low[0] == pytest.approx(power(2e-3))
     below = band("x", [1, 2], [Mean({0: -2.0, 1: -1.0, 2: 0.0}), Mean({})], least=-math.inf)
