@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 # Keys of a configuration that say where and how a cell runs, not what it computes.
 MACHINE = ("device", "backend", "chunk", "compile", "data_dir", "evaluate", "eval_every", "eval_clients", "eval_all")
 
-# Keys that earlier versions did not have: without a value they are no part of an identity.
-LATER = ("drop_columns", "id_column", "date_columns", "split_by")
+# Keys that earlier versions did not have: with their default value they are no part of an identity.
+LATER = ("drop_columns", "id_column", "date_columns", "split_by", "image_size")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Cell:
         other cells. It leaves the label out, so that a cell that one experiment has trained serves another.
         """
         config = {k: v for k, v in self.config.to_dict(everything=True).items() if k not in MACHINE}
-        config = {k: v for k, v in config.items() if v is not None or k not in LATER}
+        config = {k: v for k, v in config.items() if k not in LATER or v != getattr(RunConfig, k)}
         algorithm = self.config.algorithm_object()
         config |= {"lr": None, self.config.algorithm: algorithm.identity()}
         if code := digest_of(algorithm) | ({name: OWN[name].digest} if (name := self.config.model) in OWN else {}):
