@@ -124,6 +124,9 @@ def calls(t):
     arrays = {"train": pairs(), "test": pairs(seed=1), "val": None, "names": ["a", "b", "c"]}
     told = {"task": "classification", "classes": 2, "normalize": "auto", "dataset": "arrays", "drop_small": False}
     read = {"task": None, "drop_small": False, "image_size": None}
+    columns = [{"value": row, "label": int(label)} for row, label in zip(x, y, strict=True)]
+    sets = {"train": {"a": columns, "b": columns}, "test": None, "val": None, "x": "value", "y": "label"}
+    sets |= {"padding": None}
     divided = {"dataset": t["digits"], "partition": "classes", "clients": 10, "classes_per_client": 2, "alpha": 0.5}
     divided |= {"distinct": False, "min_samples": 2, "groups": None, "drop_small": False, "seed": 0}
     table = {"path": f / "table.csv", "client": "who", "target": "y", "task": None, "test_share": 0.0, "seed": 0}
@@ -148,6 +151,7 @@ def calls(t):
         "train": (fedabml.train, run | scoring),
         "prepare": (fedabml.prepare, run | {"workers": None}),
         "from_arrays": (fedabml.Federation.from_arrays, arrays | told),
+        "from_datasets": (fedabml.Federation.from_datasets, sets | told),
         "from_owners": (fedabml.Federation.from_owners, owned | told),
         "from_folder": (fedabml.Federation.from_folder, {"path": f / "clients", **read}),
         "read_table": (fedabml.read_table, table | columns),
@@ -230,7 +234,17 @@ def campaign(function, good):
 
 
 NAMES = (
-    *("train", "prepare", "from_arrays", "from_owners", "from_folder", "read_table", "from_frame", "load"),
+    *(
+        "train",
+        "prepare",
+        "from_arrays",
+        "from_datasets",
+        "from_owners",
+        "from_folder",
+        "read_table",
+        "from_frame",
+        "load",
+    ),
     *("federate", "federate dirichlet", "federate natural", "rows", "label_counts", "hold_out", "select", "load_prior"),
     *("load_posterior", "personalize", "compare_at_site", "predict", "prior.save", "posterior.save", "Prior"),
     *("Posterior", "FedABML"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +14,13 @@ import numpy as np
 
 from ..arguments import checks_arguments, whole
 from ..errors import InputError, nearest, short
-from ..files.paths import readable_name
 from . import arrays
 from .arrays import SPLITS, large_enough
+from .client_datasets import read_datasets
 from .encode import TableOptions, encode
-from .files import read_client
+from .folders import read_folder
 from .frames import as_frame
-from .images import ImageRecipe, is_image_folder, read_images
+from .images import ImageRecipe
 from .recipe import TableRecipe
 from .rows import HOLD_OUT, Rows, check_share, take_share
 from .statistics import moments
@@ -58,6 +58,7 @@ class Federation:
     manifest: dict[str, Any] = field(default_factory=dict)
     recipe: TableRecipe | None = None
     images: ImageRecipe | None = None  # of a folder of images
+    padding: int | None = None  # the token number that fills short sequences; None: there is none
 
     @classmethod
     def assemble(
@@ -245,37 +246,41 @@ class Federation:
         folder of .png or .jpg files per class, or such folders inside `train` and `test`. Images of different sizes
         are refused, unless `image_size` asks for all of them to be resized to so many pixels in width and height.
         """
-        folder = Path(path)
-        if not folder.is_dir():
-            raise InputError(
-                f"{folder} is not a folder. A federation is a folder with one .npz file, or one folder of images, per "
-                "client."
-            )
-        size = None if image_size is None else whole(image_size, "image_size")
-        if is_image_folder(folder):
-            if task not in (None, "classification"):
-                raise InputError(f"{folder} holds folders of classes, so the task is classification, not {task!r}.")
-            recipe, x, y, owner, test = read_images(folder, size)
-            classes, dataset = len(recipe.class_names), readable_name(folder.resolve().name)
-            fed = cls.from_owners(x, y, owner, test, classes=classes, dataset=dataset, drop_small=drop_small)
-            return replace(fed, images=recipe)
-        if size is not None:
-            raise InputError(f"{folder} holds no folders of images, so image_size has nothing to resize. Leave it out.")
-        files = sorted(folder.glob("*.npz"))
-        if not files:
-            raise InputError(
-                f"{folder} holds no .npz file. Put one there for each client, with x_train and y_train; or a folder of "
-                "images for each, as client/class/image.png."
-            )
-        clients = [read_client(file) for file in files]
-        return cls.from_arrays(
-            [(c["x_train"], c["y_train"]) for c in clients],
-            [(c["x_test"], c["y_test"]) if "x_test" in c else None for c in clients],
-            names=[readable_name(file.stem) for file in files],
-            task=task,
-            dataset=readable_name(folder.resolve().name),
-            drop_small=drop_small,
-        )
+        return read_folder(cls, Path(path), task, drop_small, image_size)
+
+    @classmethod
+    @checks_arguments
+    def from_datasets(
+        cls,
+        train: Mapping[str, Any],
+        test: Mapping[str, Any] | None = None,
+        val: Mapping[str, Any] | None = None,
+        *,
+        x: str | None = None,
+        y: str | None = None,
+        padding: int | None = None,
+        task: str | None = None,
+        classes: int | None = None,
+        normalize: str = "auto",
+        dataset: str = "datasets",
+        drop_small: bool = False,
+    ) -> Federation:
+        """Make a federation from one map-style dataset per client, by name: a torch Dataset, a Hugging Face dataset.
+
+        An item is a pair (x, y), or a dictionary whose entries `x` and `y` name; x is a number, array, tensor or PIL
+        image. A client's dictionary of datasets (a DatasetDict) has splits train, validation and test. Sequences of
+        whole numbers (tokens) of different lengths are filled up with the number `padding`; such inputs are not
+        standardised, and a model whose forward takes `attention_mask` gets 1 for tokens and 0 for padding. Labels of
+        steps are filled up with -1. The other arguments are those of `from_arrays`.
+        """
+        padding = None if padding is None else whole(padding, "padding", 0)
+        names, parts = read_datasets(train, test, val, x, y, padding)
+        normalize = "targets" if padding is not None and normalize == "auto" else normalize
+        fed = cls.from_arrays(
+            [pair or ([], []) for pair in parts["train"]], parts["test"], parts["val"], names=names, task=task,
+            classes=classes, normalize=normalize, dataset=dataset, drop_small=drop_small,
+        )  # fmt: skip
+        return replace(fed, padding=padding)
 
     def __repr__(self) -> str:
         """Show sizes only: a federation's data must not end up in a notebook or a log."""

@@ -111,8 +111,7 @@ class ImageRecipe:
             image = ImageOps.exif_transpose(opened).convert(self.mode)
             if image.size != (self.width, self.height):
                 image = image.resize((self.width, self.height), Image.Resampling.BILINEAR)
-            pixels = np.asarray(image)
-        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+            return image_pixels(image, str(file))
 
     def inputs(self, folder: str | os.PathLike[str]) -> tuple[np.ndarray, list[str]]:
         """Return all images in a folder and its subfolders, uint8 [n, C, H, W], and their names, in sorted order."""
@@ -152,6 +151,15 @@ class ImageRecipe:
                 if mode in _CHANNELS and h > 0 and w > 0 and all(isinstance(name, str) for name in names):
                     return cls(tuple(names), mode, h, w, r)
         raise InputError("Its recipe for images is damaged.")
+
+
+def image_pixels(image: Any, what: str) -> np.ndarray:
+    """Return a Pillow image as uint8 [C, H, W]; modes that would lose values are refused."""
+    mode = _MODES.get(image.mode)
+    if mode is None:
+        raise InputError(f"{what} is an image of mode {image.mode}. Convert it to 8-bit grey or RGB first.")
+    pixels = np.asarray(image.convert(mode))
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def read_images(

@@ -1,0 +1,196 @@
+"""Map-style datasets of clients as arrays: torch Datasets, Hugging Face datasets, and lists of (x, y).
+
+An item is a pair (x, y), or a dictionary whose entries the caller names. Neither library is imported: a dataset needs
+only a length and items by number. Items are read once, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError, nearest, shown
+from .arrays import Pair
+from .images import image_pixels
+
+SPLIT_NAMES = {"train": "train", "validation": "val", "val": "val", "test": "test"}
+MOST_EXACT = 1 << 24  # whole numbers up to which float32 is exact
+MASK = "attention_mask"  # a column that tokenizers add
+Items = dict[str, tuple[list[Any], list[Any]]]  # x and y of every item, by split
+
+
+def read_datasets(
+    train: Mapping[str, Any],
+    test: Mapping[str, Any] | None,
+    val: Mapping[str, Any] | None,
+    x: str | None,
+    y: str | None,
+    padding: int | None,
+) -> tuple[list[str], dict[str, list[Pair | None]]]:
+    """Return the clients' names and one (x, y) of arrays per split and client, None for a client without any.
+
+    `x` and `y` name the entries of items that are dictionaries. Sequences of different lengths are padded to the
+    longest: whole numbers of x with `padding`, labels of y with −1. Raises InputError for anything else.
+    """
+    if not train:
+        raise InputError("There are no clients: the dictionary of training data is empty.")
+    names = [str(name) for name in train]
+    items: list[Items] = []
+    for name, whole in train.items():
+        splits = _splits(name, whole)
+        for split, more in (("test", test), ("val", val)):
+            if more is not None and name in more:
+                splits[split] = more[name]
+        items.append(
+            {split: _read(part, f"client '{name}', {split} data", x, y, padding) for split, part in splits.items()}
+        )
+    for word, more in (("test", test), ("validation", val)):
+        stray = next((name for name in more or () if name not in train), None)
+        if stray is not None:
+            raise InputError(f"There are {word} data of '{stray}', but no training data.{nearest(str(stray), names)}")
+    length = max((len(v) for each in items for xs, _ in each.values() for v in xs if v.ndim), default=0)
+    steps = max((len(v) for each in items for _, ys in each.values() for v in ys if v.ndim), default=0)
+    arrays: dict[str, list[Pair | None]] = {split: [] for split in ("train", "test", "val")}
+    for name, each in zip(names, items, strict=True):
+        for split, entries in arrays.items():
+            if split not in each:
+                entries.append(None)
+                continue
+            what = f"client '{name}', {split} data"
+            xs, ys = each[split]
+            ragged = len({v.shape for v in xs}) > 1 or padding is not None
+            stacked = pad_tokens(xs, padding, length, f"x of {what}") if ragged else np.stack(xs) if xs else np.empty(0)
+            labels = _padded_labels(ys, steps, f"y of {what}")
+            entries.append((stacked, labels))
+    return names, arrays
+
+
+def pad_tokens(sequences: Sequence[Any], padding: int | None, length: int, what: str) -> np.ndarray:
+    """Return sequences of whole numbers as one array [n, length], filled up with the number `padding`."""
+    sequences = [np.asarray(each) for each in sequences]
+    wrong = next((each for each in sequences if each.ndim != 1 or each.dtype.kind not in "iu"), None)
+    if wrong is not None:
+        shapes = sorted({tuple(each.shape) for each in sequences})
+        if padding is None or wrong.ndim != 1:
+            raise InputError(
+                f"{what}: samples have different shapes, {shapes[0]} and {shapes[-1]} among them. Make them alike "
+                "first: resize images, cut or fill series. Only sequences of whole numbers (tokens) are padded."
+            )
+        raise InputError(f"{what}: padding is for sequences of whole numbers (tokens), but here are {wrong.dtype}.")
+    if padding is None:
+        raise InputError(
+            f"{what}: sequences have different lengths. Give the token number that fills short ones, as padding=0."
+        )
+    for i, each in enumerate(sequences):
+        if len(each) > length:
+            raise InputError(f"{what}: sequence {i} has {len(each)} tokens; at most {length} are taken. Shorten it.")
+        if not (each != padding).any():
+            raise InputError(f"{what}: sequence {i} has no token but padding ({padding}). Leave it out.")
+        if each.max() >= MOST_EXACT or each.min() < 0:
+            raise InputError(f"{what}: sequence {i} has a token outside 0..{MOST_EXACT - 1:,}. Number tokens from 0.")
+    out = np.full((len(sequences), length), padding, np.int64)
+    for row, each in zip(out, sequences, strict=True):
+        row[: len(each)] = each
+    return out
+
+
+def _padded_labels(labels: list[np.ndarray], steps: int, what: str) -> np.ndarray:
+    """Return labels as one array; those of sequences with different lengths are filled up with −1."""
+    if not labels:
+        return np.empty(0, np.int64)
+    if all(each.ndim == 1 and each.dtype.kind in "iu" for each in labels):
+        if all(len(each) == steps for each in labels):
+            return np.stack(labels)
+        out = np.full((len(labels), steps), -1, np.int64)
+        for row, each in zip(out, labels, strict=True):
+            row[: len(each)] = each
+        return out
+    if len({each.shape for each in labels}) > 1:
+        raise InputError(f"{what}: targets have different shapes. Give each sample a target of one shape.")
+    return np.stack(labels)
+
+
+def _splits(name: str, dataset: Any) -> dict[str, Any]:
+    """Return a client's datasets by split: a dictionary, such as a DatasetDict, has several."""
+    if not isinstance(dataset, Mapping):
+        return {"train": dataset}
+    unknown = next((key for key in dataset if key not in SPLIT_NAMES), None)
+    if unknown is not None or "train" not in dataset:
+        raise InputError(
+            f"client '{name}' has a dictionary of datasets with {', '.join(map(str, dataset)) or 'nothing'}; its "
+            "splits must be called train, validation and test, and train is needed."
+        )
+    return {SPLIT_NAMES[key]: part for key, part in dataset.items()}
+
+
+def _read(dataset: Any, what: str, x: str | None, y: str | None, padding: int | None) -> tuple[list[Any], list[Any]]:
+    """Return x and y of every item of a dataset, as arrays."""
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or isinstance(dataset, str | bytes):
+        kind = type(dataset).__name__
+        raise InputError(
+            f"{what}: {kind} has no length or no items by number, as iterable (streaming) datasets. A federation "
+            "draws samples by number: give a map-style dataset, or list(dataset) if it fits into memory."
+        )
+    xs, ys = [], []
+    for i in range(_length(dataset, what)):
+        try:
+            item = dataset[i]
+        except Exception as error:  # a dataset's own code fails in many ways
+            raise InputError(
+                f"{what}: item {i} cannot be read: {type(error).__name__}: {error}".rstrip(".") + "."
+            ) from error
+        value, label = _pair(item, f"{what}, item {i}", x, y)
+        xs.append(_array(value, f"{what}, item {i}: x"))
+        ys.append(_array(label, f"{what}, item {i}: y"))
+        if isinstance(item, Mapping) and MASK in item and x != MASK and xs[-1].ndim == 1:
+            _check_mask(np.asarray(item[MASK]), xs[-1], padding, f"{what}, item {i}")
+    return xs, ys
+
+
+def _length(dataset: Any, what: str) -> int:
+    try:
+        return len(dataset)
+    except TypeError as error:  # torch's IterableDataset may have a length by name alone
+        raise InputError(f"{what}: the dataset has no length. Give a map-style dataset, or list(dataset).") from error
+
+
+def _pair(item: Any, what: str, x: str | None, y: str | None) -> tuple[Any, Any]:
+    """Return x and y of an item."""
+    if isinstance(item, Mapping):
+        if x is None or y is None:
+            keys = ", ".join(map(str, item))
+            raise InputError(f"{what} is a dictionary with {keys}. Name the two to use, as x='image', y='label'.")
+        for name in (x, y):
+            if name not in item:
+                raise InputError(f"{what} has no entry '{name}'.{nearest(name, map(str, item))}")
+        return item[x], item[y]
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[0], item[1]
+    raise InputError(f"{what} is {shown(item)}; a pair (x, y) is needed, or a dictionary with names x= and y=.")
+
+
+def _array(value: Any, what: str) -> np.ndarray:
+    """Return a number, list, array, tensor or PIL image as an array; images are uint8 [C, H, W]."""
+    if hasattr(value, "getbands") and hasattr(value, "convert"):
+        return image_pixels(value, what)
+    try:
+        array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{what} cannot be read as an array: {error}.") from error
+    if array.dtype.kind not in "buif":
+        raise InputError(f"{what} is {shown(value)}; numbers are needed. Encode words as numbers first.")
+    return array
+
+
+def _check_mask(mask: np.ndarray, tokens: np.ndarray, padding: int | None, what: str) -> None:
+    """Refuse a tokenizer's mask that hides other tokens than the padding, because fedabml makes the mask itself."""
+    hidden = mask == 0
+    if hidden.any() and padding is None:
+        raise InputError(f"{what} has padding (its {MASK} has zeros). Give the token number of padding, as padding=0.")
+    if padding is not None and not np.array_equal(hidden, tokens == padding):
+        raise InputError(
+            f"{what}: its {MASK} does not mark the tokens that are {padding}. Give the token number that the tokenizer "
+            "pads with as padding=, and one that no text has."
+        )

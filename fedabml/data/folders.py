@@ -1,0 +1,52 @@
+"""A folder as a federation: one .npz file, or one folder of images, per client."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..arguments import whole
+from ..errors import InputError
+from ..files.paths import readable_name
+from .files import read_client
+from .images import is_image_folder, read_images
+
+if TYPE_CHECKING:
+    from .federation import Federation
+
+
+def read_folder(
+    kind: type[Federation], folder: Path, task: str | None, drop_small: bool, image_size: int | None
+) -> Federation:
+    """Return a folder's federation; `Federation.from_folder`, whose class is `kind`, describes the folder."""
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder} is not a folder. A federation is a folder with one .npz file, or one folder of images, per "
+            "client."
+        )
+    size = None if image_size is None else whole(image_size, "image_size")
+    if is_image_folder(folder):
+        if task not in (None, "classification"):
+            raise InputError(f"{folder} holds folders of classes, so the task is classification, not {task!r}.")
+        recipe, x, y, owner, test = read_images(folder, size)
+        classes, dataset = len(recipe.class_names), readable_name(folder.resolve().name)
+        fed = kind.from_owners(x, y, owner, test, classes=classes, dataset=dataset, drop_small=drop_small)
+        return replace(fed, images=recipe)
+    if size is not None:
+        raise InputError(f"{folder} holds no folders of images, so image_size has nothing to resize. Leave it out.")
+    files = sorted(folder.glob("*.npz"))
+    if not files:
+        raise InputError(
+            f"{folder} holds no .npz file. Put one there for each client, with x_train and y_train; or a folder of "
+            "images for each, as client/class/image.png."
+        )
+    clients = [read_client(file) for file in files]
+    return kind.from_arrays(
+        [(c["x_train"], c["y_train"]) for c in clients],
+        [(c["x_test"], c["y_test"]) if "x_test" in c else None for c in clients],
+        names=[readable_name(file.stem) for file in files],
+        task=task,
+        dataset=readable_name(folder.resolve().name),
+        drop_small=drop_small,
+    )
