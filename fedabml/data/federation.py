@@ -246,7 +246,8 @@ class Federation:
         folder of .png or .jpg files per class, or such folders inside `train` and `test`. Images of different sizes
         are refused, unless `image_size` asks for all of them to be resized to so many pixels in width and height.
         """
-        return read_folder(cls, Path(path), task, drop_small, image_size)
+        fed: Federation = read_folder(cls, Path(path), task, drop_small, image_size)
+        return fed
 
     @classmethod
     @checks_arguments

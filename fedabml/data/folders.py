@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..arguments import whole
 from ..errors import InputError
@@ -12,13 +12,8 @@ from ..files.paths import readable_name
 from .files import read_client
 from .images import is_image_folder, read_images
 
-if TYPE_CHECKING:
-    from .federation import Federation
 
-
-def read_folder(
-    kind: type[Federation], folder: Path, task: str | None, drop_small: bool, image_size: int | None
-) -> Federation:
+def read_folder(kind: Any, folder: Path, task: str | None, drop_small: bool, image_size: int | None) -> Any:
     """Return a folder's federation; `Federation.from_folder`, whose class is `kind`, describes the folder."""
     if not folder.is_dir():
         raise InputError(
