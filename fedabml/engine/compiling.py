@@ -5,8 +5,7 @@ and `left` rounds to go, compiling pays where left · t · (1 − 1/gain) exceed
 are compiled then; personalising runs as before, because a score or two would not pay for it.
 
 The figures are of one H200: gains from results/speed/h200.md ("against the eager loop", compiled and not), costs from
-docs/speed.md. On a CPU `--compile` gained nothing or little (3.9× in place of 3.2× in one race, nothing in another), so
-`auto` means no there.
+the first rounds in results/speed/h200.jsonl. On a CPU compiling gains little, so `auto` means no there.
 """
 
 from __future__ import annotations
