@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .algorithms import Algorithm, FedABML, FedAvg, Local
     from .data import Federation, federate, load, read_table
     from .errors import InputError, TrainingError
+    from .evaluation.inspection import Inspection, inspect_table
     from .evaluation.predictions import Prediction, Regression
     from .evaluation.structured import MultiPrediction
     from .likelihoods import Bernoulli, Categorical, GaussianNoise, StepCategorical
@@ -28,6 +29,7 @@ _HOMES = {
     "algorithms": ("Algorithm", "FedABML", "FedAvg", "Local"),
     "data": ("Federation", "federate", "load", "read_table"),
     "errors": ("InputError", "TrainingError"),
+    "evaluation.inspection": ("Inspection", "inspect_table"),
     "evaluation.predictions": ("Prediction", "Regression"),
     "evaluation.structured": ("MultiPrediction",),
     "likelihoods": ("Bernoulli", "Categorical", "GaussianNoise", "StepCategorical"),
@@ -40,10 +42,10 @@ _HOMES = {
 _MODULES = ("algorithms", "data", "errors", "likelihoods", "models", "report", "vectors")
 
 __all__ = [
-    "Algorithm", "Bernoulli", "Categorical", "FedABML", "FedAvg", "Federation", "GaussianNoise", "InputError", "Local",
-    "MultiPrediction", "Posterior", "Prediction", "Prior", "Regression", "Run", "SiteReport", "StepCategorical",
+    "Algorithm", "Bernoulli", "Categorical", "FedABML", "FedAvg", "Federation", "GaussianNoise", "InputError",
+    "Inspection", "Local", "MultiPrediction", "Posterior", "Prediction", "Prior", "Regression", "Run", "SiteReport", "StepCategorical",
     "TablePrediction", "TrainingError", "__version__",
-    "compare_at_site", "federate", "load", "load_posterior", "load_prior", "prepare", "read_table",
+    "compare_at_site", "federate", "inspect_table", "load", "load_posterior", "load_prior", "prepare", "read_table",
     "replace_batchnorm", "train",
 ]  # fmt: skip
 __getattr__ = import_on_use(__name__, {m: (m, *_HOMES.get(m, ())) for m in (*_HOMES, *_MODULES)})

@@ -9,8 +9,8 @@ import typer
 
 from ..arguments import whole
 from ..errors import InputError, nearest
-from ..runs.config import RunConfig, names, saved_config
-from .console import downloads, print_line, table
+from ..runs.config import RunConfig, is_table, names, saved_config
+from .console import downloads, print_line, print_paragraph, table
 from .doctor import client_sizes
 from .options import DATA, Config, command, file_keys, run_flags
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, help="List datasets, download them, and inspect how data are divided among clients."
 )
+COLUMNS = 4  # of a table, side by side for the first clients
 FOLDER = {DATA: ("data_dir",)}
 DIVISION = {
     DATA: (
@@ -90,6 +91,9 @@ def inspect(
 ) -> None:
     """Show how data are divided among clients, and check them as training would.
 
+    For a table, the command first shows its columns, their values at every client, and warnings: a column that tells
+    the target by itself, clients that share rows or IDs, and a client whose numbers seem to have another unit.
+
     With --config and without WHAT, the command inspects the data of that configuration.
 
     Examples:
@@ -99,7 +103,7 @@ def inspect(
 
     Flags:
         what (WHAT): A dataset's name, a folder of .npz files or images, a table, or a run's folder.
-        out: Write manifest.json and partition.svg (a heat map) into this folder.
+        out: Write manifest.json, partition.svg (a heat map) and, for a table, inspection.json and inspection.html.
         show: Number of clients to list.
     """
     from ..data import save_manifest
@@ -107,8 +111,6 @@ def inspect(
     from ..report import save_heat_map
 
     whole(show, "--show", 0)
-    files = [out / "manifest.json", out / "partition.svg"] if out else []
-    check_new(*files, force=force)
     keys, base = file_keys(ctx), {}
     if what is None and not (keys.get("dataset") or keys.get("data")):
         raise InputError(
@@ -122,6 +124,12 @@ def inspect(
             named = what in names("dataset") or not (Path(what).suffix or "/" in what or Path(what).exists())
             base = {"dataset" if named else "data": what}
     plan = RunConfig.of(base, keys, run_flags(ctx))
+    looked = is_table(plan.data)
+    names_out = ["manifest.json", "partition.svg", *(["inspection.json", "inspection.html"] if looked else [])]
+    files = [out / name for name in names_out] if out else []
+    check_new(*files, force=force)
+    if looked:
+        _inspect_table(plan, files[2:], show)
     with downloads(what or plan.dataset or "") as on_download:
         fed = plan.federation(on_download)
     overview(fed, show)
@@ -131,6 +139,35 @@ def inspect(
             save_heat_map(fed, files[1])
         print_line(f"manifest  {files[0]}")
         print_line(f"heat map  {files[1]}")
+
+
+def _inspect_table(plan: RunConfig, files: list[Path], show: int) -> None:
+    """Show the columns of a table and the warnings about it, also if training would refuse it; write both `files`."""
+    from ..evaluation.inspection import inspect_table
+    from ..files.paths import folder_lock
+    from ..files.sealed import write_json
+    from ..report import save
+    from ..report.inspection_page import render_inspection
+
+    found = inspect_table(**plan.table_columns())
+    rows = [(c.name, c.use, c.kind, f"{c.total.gaps:.1%}", c.total.without_gaps.text) for c in found.columns]
+    table(("column", "use", "kind", "gaps", "values"), rows, title=f"{found.dataset}: columns")
+    held = [column for column in found.columns if column.use != "client"]
+    for first in range(0, len(held), COLUMNS) if show else ():
+        some = held[first : first + COLUMNS]
+        cells = (column.clients[:show] for column in some)
+        lines = zip(found.clients[:show], *([each.text for each in column] for column in cells), strict=True)
+        table(("client", *(column.name for column in some)), lines)
+    for text in found.warnings:
+        print_paragraph(f"Warning: {text}")
+    print_line(f"warnings  {len(found.warnings)}")
+    if files:
+        with folder_lock(files[0].parent):
+            write_json(files[0], found.to_json())
+            save(render_inspection(found), files[1])
+        print_line(f"columns   {files[0]}")
+        print_line(f"page      {files[1]}")
+    print_line()
 
 
 def overview(fed: Federation, show: int) -> None:

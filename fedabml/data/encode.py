@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -98,8 +98,9 @@ def encode(frame: pd.DataFrame, options: TableOptions, where: str = "The table")
     frame = frame.drop(columns=list(unused)) if unused else frame
     recipe = TableRecipe.fit(frame.iloc[np.sort(train.index)], client, target, task, classes, options.dates)
     recipe = replace(recipe, id=options.id)
+    whole = [name for name in recipe.numeric if name in frame.columns]  # not the parts of dates
     manifest: dict[str, Any] = {"partition": partition, "seed": int(options.seed)}
-    if notes := [identifier_note(name) for name in identifiers(frame, owners, recipe)]:
+    if notes := [identifier_note(name) for name in identifiers(frame, owners, whole)]:
         manifest["notes"] = notes
     rows = train, Rows.empty(len(names)), test
     return Encoded(recipe.apply(frame), recipe.encode_target(frame[target]), rows, names, recipe, manifest)
@@ -160,16 +161,14 @@ def _class_names(values: pd.Series, target: str) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def identifiers(frame: pd.DataFrame, owners: Rows, recipe: TableRecipe) -> list[str]:
-    """Return the features that look like identifiers: whole numbers, nearly all different, that run on or are long.
+def identifiers(frame: pd.DataFrame, owners: Rows, names: Iterable[str]) -> list[str]:
+    """Return which of the columns look like identifiers: whole numbers, nearly all different, that run on or are long.
 
     Numbers that run on within each client count, too, because a hospital numbers its own patients.
     """
     index, owner = owners.index, owners.owner
     found = []
-    for name in recipe.numeric:
-        if name not in frame.columns or len(index) < LEAST_ROWS:
-            continue
+    for name in names if len(index) >= LEAST_ROWS else ():
         values = numbers(frame[name], name)[index]
         known = ~np.isnan(values)
         if (values[known] != np.floor(values[known])).any():

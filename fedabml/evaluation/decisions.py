@@ -80,6 +80,12 @@ def wilson(hits: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return middle - half, middle + half
 
 
+def auroc(score: np.ndarray, positive: np.ndarray) -> float:
+    """Return the AUROC of one score [n] for the samples marked in `positive` [n]; NaN if all or none are."""
+    owner = np.zeros(len(score), np.int64)
+    return float(_ranking(score, positive, owner, 1, SPECIFICITY)["auroc"][0])
+
+
 def bootstrap_auroc(score: np.ndarray, positive: np.ndarray, seed: int = 0) -> tuple[float, float]:
     """Return the ends of the 95% bootstrap interval of an AUROC; NaN with fewer than five samples of either class."""
     n = len(score)

@@ -275,26 +275,29 @@ class RunConfig:
                 classes_per_client=self.classes_per_client, alpha=self.dirichlet_alpha, distinct=self.distinct,
                 drop_small=self.drop_small, seed=seed,
             ).hold_out(self.validation, seed)  # fmt: skip
-        path, client, target = self.data, self.client_column, self.target_column
+        path = self.data
         common: Table = {"task": self.task, "drop_small": self.drop_small}
 
         def read() -> Federation:
             if not is_table(path):  # the same federation for every seed
                 folder: Table = {**common, "image_size": self.image_size}
                 return once(path, ("folder", *folder.values()), lambda: data.Federation.from_folder(path, **folder))
-            if client and target:
-                drop, dates = _words(self.drop_columns), _words(self.date_columns)
-                split: Table = {"test_share": self.test_share, "seed": seed, "split_by": self.split_by}
-                split |= {"drop": drop, "dates": dates, "id": self.id_column}
-                return data.read_table(path, client=client, target=target, **split, **common)
-            raise InputError(
-                f"'{path}' is a table. Name the column of clients with --client-column and the column to predict with "
-                "--target-column."
-            )
+            return data.read_table(**self.table_columns(), test_share=self.test_share, seed=seed, **common)
 
         options = (*(getattr(self, name) for name in TABLE_KEYS), *common.values(), self.image_size)
         options += (self.validation, seed)
         return once(path, options, lambda: read().hold_out(self.validation, seed))
+
+    def table_columns(self) -> Table:
+        """Return the path of the run's table and what its columns are for: keywords of `fedabml.read_table`."""
+        if not (self.client_column and self.target_column):
+            raise InputError(
+                f"'{self.data}' is a table. Name the column of clients with --client-column and the column to predict "
+                "with --target-column."
+            )
+        columns: Table = {"path": self.data, "client": self.client_column, "target": self.target_column}
+        columns |= {"drop": _words(self.drop_columns), "dates": _words(self.date_columns)}
+        return columns | {"id": self.id_column, "split_by": self.split_by}
 
     def algorithm_object(self) -> Algorithm:
         """Make the algorithm with its hyperparameters; the word none stands for a missing value."""

@@ -1,0 +1,52 @@
+"""`fedabml data inspect` on tables, and the way of an ID column from training to predictions."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.cli.command import run
+
+pd = pytest.importorskip("pandas")
+
+
+def table(n=90):
+    rng = np.random.default_rng(0)
+    days = pd.date_range("2023-01-01", periods=n, freq="5D").strftime("%Y-%m-%d")
+    columns = {"site": [f"s{i % 3}" for i in range(n)], "case": [f"{i:04d}" for i in range(n)], "admitted": days}
+    return pd.DataFrame({**columns, "age": rng.normal(50, 9, n).round(1), "ill": rng.choice(["no", "yes"], n)})
+
+
+WORDS = ("--client-column", "site", "--target-column", "ill", "--id-column", "case")
+
+
+def test_inspect_shows_columns_and_warnings_even_where_training_would_refuse(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table().assign(leak=table().ill).to_csv("t.csv", index=False)
+    refused = run("data", "inspect", "t.csv", *WORDS, code=2)
+    assert "'admitted' holds dates" in refused.stderr and "columns" in refused.stdout
+    found = run("data", "inspect", "t.csv", *WORDS, "--split-by", "admitted", "--out", "look")
+    said = " ".join(found.stdout.split())
+    assert "Warning: Column 'leak' equals the target 'ill'" in said and "warnings 1" in said
+    content = json.loads((tmp_path / "look" / "inspection.json").read_text())
+    assert [column["use"] for column in content["columns"]] == ["client", "ID", "split", "feature", "target", "feature"]
+    assert (tmp_path / "look" / "inspection.html").is_file() and (tmp_path / "look" / "manifest.json").is_file()
+    assert "exists" in run("data", "inspect", "t.csv", *WORDS, "--split-by", "admitted", "--out", "look", code=2).stderr
+
+
+@pytest.mark.slow
+def test_an_id_goes_from_the_table_into_the_predictions(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table().to_csv("t.csv", index=False)
+    words = ("--date-columns", "admitted", "--model", "mlr", "--rounds", 1, "--participation", 1, "--device", "cpu")
+    run("train", "--data", "t.csv", *WORDS, *words, "--out", "run")
+    mine = table().query("site == 's1'").rename(columns={"case": "nr"})
+    mine.drop(columns="site").to_csv("mine.csv", index=False)
+    run("personalize", "run", "--data", "mine.csv", "--id-column", "nr", "--out", "posterior.safetensors")
+    run("predict", "posterior.safetensors", "--data", "mine.csv", "--out", "p.csv")
+    found = pd.read_csv("p.csv", dtype=str)
+    assert found.columns[:3].tolist() == ["row", "nr", "label"] and found.nr.tolist() == mine.nr.tolist()
+    other = ("--id-column", "number", "--out", "q.csv")
+    assert "no column 'number'" in run("predict", "posterior.safetensors", "--data", "mine.csv", *other, code=2).stderr
