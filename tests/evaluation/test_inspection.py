@@ -92,13 +92,13 @@ def test_the_areas_are_those_of_scikit_learn():
 
 def test_clients_that_share_rows_and_ids():
     table = frame()
-    copies = table[table.site == "s0"].head(8).assign(site="s1")
+    copies = table[table.site == "s0"].head(15).assign(site="s1")
     found = warnings(pd.concat([table, copies], ignore_index=True))
     assert len(found) == 2
-    assert "Clients share identical rows: 's0' and 's1' (10)" in found[0]  # two agree by chance
-    assert "8 values of the ID column 'case' occur at more than one client" in found[1]
+    assert "Clients share identical rows: 's0' and 's1' (17)" in found[0]  # two agree by chance
+    assert "15 values of the ID column 'case' occur at more than one client" in found[1]
     assert "p0" not in found[1]
-    renamed = copies.assign(case=[f"q{i}" for i in range(8)])  # the same rows under other identifiers
+    renamed = copies.assign(case=[f"q{i}" for i in range(15)])  # the same rows under other identifiers
     assert len(warnings(pd.concat([table, renamed], ignore_index=True))) == 1
 
 
