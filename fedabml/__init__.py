@@ -43,8 +43,8 @@ _MODULES = ("algorithms", "data", "errors", "likelihoods", "models", "report", "
 
 __all__ = [
     "Algorithm", "Bernoulli", "Categorical", "FedABML", "FedAvg", "Federation", "GaussianNoise", "InputError",
-    "Inspection", "Local", "MultiPrediction", "Posterior", "Prediction", "Prior", "Regression", "Run", "SiteReport", "StepCategorical",
-    "TablePrediction", "TrainingError", "__version__",
+    "Inspection", "Local", "MultiPrediction", "Posterior", "Prediction", "Prior", "Regression", "Run", "SiteReport",
+    "StepCategorical", "TablePrediction", "TrainingError", "__version__",
     "compare_at_site", "federate", "inspect_table", "load", "load_posterior", "load_prior", "prepare", "read_table",
     "replace_batchnorm", "train",
 ]  # fmt: skip
