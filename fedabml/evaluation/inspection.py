@@ -186,8 +186,8 @@ def _shared_rows(frame: pd.DataFrame, owners: Rows, names: Sequence[str]) -> lis
     codes = pandas().util.hash_pandas_object(frame, index=False).to_numpy()[owners.index]
     frequency = np.ones(len(frame))
     for name in frame:
-        _, code, count = np.unique(frame[name].to_numpy(str), return_inverse=True, return_counts=True)
-        frequency *= count[code] / len(frame)
+        _, code, times = np.unique(frame[name].to_numpy(str), return_inverse=True, return_counts=True)
+        frequency *= times[code] / len(frame)
     alike = np.bincount(owners.owner, frequency[owners.index], len(owners))  # a row elsewhere that is one of a client's
     order = np.lexsort((owners.owner, codes))
     groups = np.split(owners.owner[order], np.flatnonzero(np.diff(codes[order])) + 1)
