@@ -73,12 +73,12 @@ def options_by_epochs(cells: Sequence[Cell]) -> list[dict[int, list[int]]]:
 
     Options that differ in their epochs alone form one group, because one training scores all of them.
     """
-    usual = cells[0].config.algorithm_object().personal_epochs
+    default_epochs = cells[0].config.algorithm_object().personal_epochs
     trainings: dict[str, dict[int, list[int]]] = {}
     for number, option in enumerate(cells[0].personal):
         rest = [{k: v for k, v in c.personal[number].items() if k != "personal_epochs"} for c in cells]
         training = trainings.setdefault(json.dumps(rest, sort_keys=True), {})
-        training.setdefault(option.get("personal_epochs", usual), []).append(number)
+        training.setdefault(option.get("personal_epochs", default_epochs), []).append(number)
     return [dict(sorted(training.items())) for training in trainings.values()]
 
 
@@ -128,9 +128,9 @@ class Result:
         return sealed_line(asdict(self))
 
     @classmethod
-    def of(cls, line: str, where: str = "The line") -> Result:
+    def of(cls, line: str, subject: str = "The line") -> Result:
         """Read a line of a ledger; lines of earlier versions have no seal."""
-        fields = parse_sealed(line, where)
+        fields = parse_sealed(line, subject)
         identity = json.loads(fields["identity"])
         if isinstance(identity[0], str):  # earlier versions had the label in it
             identity = identity[1:]

@@ -49,9 +49,9 @@ def run_of(comparison: Comparison, row: Row, command: str = "") -> Run:
     summary |= {"task": comparison.task, "split": comparison.split, "seconds": row.seconds, "bytes_up": row.traffic}
     summary["reliability"] = comparison.reliability(row.label)
     sizes = {len(names) for names in comparison.client_names.values()}
-    about: dict[str, Any] = {"dataset": Path(config.data).name if config.data else config.dataset or "digits"}
-    about |= {"command": command} | ({"clients": sizes.pop()} if len(sizes) == 1 else {})
-    settings = {k: v for k, v in config.relevant().items() if k not in ("dataset", "clients", "seed")} | about
+    description: dict[str, Any] = {"dataset": Path(config.data).name if config.data else config.dataset or "digits"}
+    description |= {"command": command} | ({"clients": sizes.pop()} if len(sizes) == 1 else {})
+    settings = {k: v for k, v in config.relevant().items() if k not in ("dataset", "clients", "seed")} | description
     return Run(Path(row.label), settings, summary, comparison.curve(row.label), clients, name=row.label)
 
 

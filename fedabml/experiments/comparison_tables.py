@@ -66,8 +66,8 @@ def _row(comparison: Comparison, row: Row, brief: bool, lead: bool) -> list[Cell
         cells.insert(2, Cell(_mean(comparison.columns[0], mean, half), mean))
     cells.append(Cell(NONE if row.traffic is None else size(row.traffic), row.traffic))
     cells.append(Cell(NONE if row.seconds is None else f"{row.seconds:.1f}", row.seconds))
-    share = row.harm.share if row.harm else None
-    return cells + [Cell(NONE if share is None else f"{share:.0%}", share)] * bool(comparison.local)
+    harmed = row.harm.share if row.harm else None
+    return cells + [Cell(NONE if harmed is None else f"{harmed:.0%}", harmed)] * bool(comparison.local)
 
 
 def _mean(column: Measure, mean: float | None, half: float | None) -> str:
@@ -95,7 +95,7 @@ def _hit(comparison: Comparison, loss: Loss) -> str:
     if (counts := comparison.counts.get(loss.seed)) is not None:
         count = int(counts[list(comparison.client_names[loss.seed]).index(loss.client)])
         rows = f", {_count(count, 'row')}" if count < FEW_ROWS else ""
-    return f"{loss.client} (seed {loss.seed}{rows}): {main.cell(loss.alone)} → {main.cell(loss.here)}"
+    return f"{loss.client} (seed {loss.seed}{rows}): {main.cell(loss.local_value)} → {main.cell(loss.value)}"
 
 
 def _unit(column: Measure) -> str:
@@ -123,8 +123,8 @@ def explained(comparison: Comparison, lead: bool = False) -> list[str]:
     """Explain the numbers and marks, and what is missing, a sentence each; with `lead` the column "behind", too."""
     count, data = len(comparison.seeds), "validation" if comparison.split == "val" else "test"
     pooled = " (ECE: all predictions together)" if comparison.task == "classification" else ""
-    alone = f"seed {comparison.seeds[0]} alone"
-    of = f"mean of {count} seeds ± half of its 95% interval (Student)" if count > 1 else alone
+    one_seed = f"seed {comparison.seeds[0]} alone"
+    of = f"mean of {count} seeds ± half of its 95% interval (Student)" if count > 1 else one_seed
     lines = [
         f"Every client's own model on its own {data} data, averaged over clients{pooled}; {of}.",
         "Traffic, up and down, is per client and round; seconds are per run.",
@@ -158,8 +158,8 @@ def explained(comparison: Comparison, lead: bool = False) -> list[str]:
 def _test(comparison: Comparison, rivals: int) -> str:
     """Explain the marks: which tests they come from, and how large a difference must be for the tests to see it."""
     count, main = len(comparison.seeds), comparison.columns[0]
-    each = [len(names) for names in comparison.client_names.values()]
-    clients = each[0] if comparison.same_clients else sum(each)
+    client_counts = [len(names) for names in comparison.client_names.values()]
+    clients = client_counts[0] if comparison.same_clients else sum(client_counts)
     best = f"* best {main.label}; ≈ not distinguishable from it"
     level = f"at {LEVEL:.0%}" + (f", Holm-corrected for {rivals} rivals" if rivals > 1 else "")
     if count < SEEDS_TO_TEST:
@@ -191,14 +191,16 @@ def write_all(comparison: Comparison, folder: Path, command: str) -> None:
 
 def markdown(comparison: Comparison, command: str) -> str:
     """Return the comparison as a page of Markdown."""
-    versions = "; ".join(", ".join(f"{k} {v}" for k, v in each.items()) for each in comparison.facts("versions"))
-    devices, types = (", ".join(map(str, comparison.facts(name))) for name in ("device", "dtype"))
-    further = {name: comparison.facts(name) for name in ("code", "hardware")}
+    versions = "; ".join(
+        ", ".join(f"{k} {v}" for k, v in packages.items()) for packages in comparison.distinct("versions")
+    )
+    devices, types = (", ".join(map(str, comparison.distinct(name))) for name in ("device", "dtype"))
+    further = {name: comparison.distinct(name) for name in ("code", "hardware")}
     more = "".join(f"; {name} {', '.join(values)}" for name, values in further.items() if values)
     head, rows = grid(comparison, lead=True)
-    for row, shown in zip(comparison.rows, rows, strict=True):
+    for row, cells in zip(comparison.rows, rows, strict=True):
         if row.best:  # Markdown would read a star as its own
-            shown[1] = f"**{shown[1].removeprefix('* ')}**"
+            cells[1] = f"**{cells[1].removeprefix('* ')}**"
     parts = [
         f"# {described(comparison)}",
         f"```\n{command}\n```",
@@ -210,7 +212,7 @@ def markdown(comparison: Comparison, command: str) -> str:
     if harm_rows:
         parts += ["## Against Local only", markdown_table(harm_head, harm_rows)]
         losses = [(row.label, loss) for row in comparison.rows if row.harm for loss in row.harm.worst]
-        losses = sorted(losses, key=lambda each: -abs(each[1].here - each[1].alone))[:WORST]
+        losses = sorted(losses, key=lambda item: -abs(item[1].value - item[1].local_value))[:WORST]
         parts.append(f"The {len(losses)} largest losses:")
         parts.append("\n".join(f"- {label}, {_hit(comparison, loss)}" for label, loss in losses))
     chosen = {row.label: ", ".join(f"{k} = {v}" for k, v in row.config.hyper.items()) for row in comparison.rows}
@@ -224,10 +226,12 @@ def to_json(comparison: Comparison, command: str) -> Table:
     """Return everything about the comparison as table.json keeps it."""
     first = comparison.rows[0].config
     setting = {k: v for k, v in first.relevant().items() if k not in ("algorithm", "seed", first.algorithm)}
-    facts = {name: comparison.facts(name) for name in ("versions", "device", "dtype", "fedabml", "code", "hardware")}
+    provenance = {
+        name: comparison.distinct(name) for name in ("versions", "device", "dtype", "fedabml", "code", "hardware")
+    }
     hashes = {str(seed): digest for seed, digest in comparison.partition_hashes.items()}
     return {
-        "command": command, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **facts, "setting": setting,
+        "command": command, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **provenance, "setting": setting,
         "seeds": list(comparison.seeds), "split": comparison.split, "partition_hashes": hashes,
         "rows": [_object(comparison, row) for row in comparison.rows], "notes": explained(comparison, lead=True),
     }  # fmt: skip
@@ -265,11 +269,11 @@ def _clients(comparison: Comparison) -> Iterable[Table]:
     for row in comparison.rows:
         for seed in comparison.seeds:
             values, nll = comparison.values(row.label, seed, main), comparison.values(row.label, seed, "nll")
-            alone = comparison.values(comparison.local or "", seed, main)
+            local_values = comparison.values(comparison.local or "", seed, main)
             if values is None or nll is None:
                 continue
             for i, name in enumerate(comparison.client_names[seed]):
-                local = None if alone is None else alone[i]
+                local = None if local_values is None else local_values[i]
                 yield {
                     "algorithm": row.label, "seed": seed, "client": i, "name": name, main: values[i], "nll": nll[i],
                     f"local_{main}": local, "difference": None if local is None else values[i] - local,

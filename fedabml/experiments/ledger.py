@@ -46,12 +46,12 @@ class Ledger:
         for number, line in enumerate(content, 1 + self._lines):  # lines end with \n and with nothing else
             if not line.endswith(b"\n"):
                 break
-            where = f"'{self.path}', line {number}: this"
+            subject = f"'{self.path}', line {number}: this"
             try:
-                result = Result.of(line.decode(), where)
+                result = Result.of(line.decode(), subject)
             except (InputError, ValueError, TypeError, LookupError, AttributeError) as error:
-                known = isinstance(error, InputError)
-                reason = error if known else f"{where} is not a finished cell ({type(error).__name__})."
+                is_explained = isinstance(error, InputError)
+                reason = error if is_explained else f"{subject} is not a finished cell ({type(error).__name__})."
                 raise InputError(f"{reason} Remove the line, and its cell is run again.") from error
             self.results[result.identity] = result
             self._end, self._lines = self._end + len(line), number

@@ -30,18 +30,20 @@ def rewrite(
         if (folder / PAGE).is_symlink() and not force:
             raise InputError(f"'{folder / PAGE}' is a link. Remove it, or write to what it points to with --force.")
     modules = {folder: _MODULES.get(_identifying_file(folder)) for folder in folders}
-    own = {folder: module for folder, module in modules.items() if module}
-    at = Path(PAGE) if out is None and len(folders) > 1 and not own else out
+    special = {folder: module for folder, module in modules.items() if module}
+    at = Path(PAGE) if out is None and len(folders) > 1 and not special else out
     if at is not None and os.path.realpath(at) not in {os.path.realpath(folder / PAGE) for folder in folders}:
         check_new(at, force=force)
-    if not own:
+    if not special:
         return [write(folders, at or folders[0] / PAGE, title)]
-    if len(own) < len(modules):
-        run = next(folder for folder in modules if folder not in own)
-        raise InputError(f"'{next(iter(own))}' has a page of its own, and '{run}' is a run: report them separately.")
-    if len(own) > 1 and (out or title):
-        raise InputError(f"These are {len(own)} pages, each in its own folder: leave --out and --title out.")
-    drawn = {folder: import_module(module, __package__).page(folder, title) for folder, module in own.items()}
+    if len(special) < len(modules):
+        run = next(folder for folder in modules if folder not in special)
+        raise InputError(
+            f"'{next(iter(special))}' has a page of its own, and '{run}' is a run: report them separately."
+        )
+    if len(special) > 1 and (out or title):
+        raise InputError(f"These are {len(special)} pages, each in its own folder: leave --out and --title out.")
+    drawn = {folder: import_module(module, __package__).page(folder, title) for folder, module in special.items()}
     return [save(page, out or folder / PAGE) for folder, page in drawn.items()]
 
 

@@ -31,8 +31,8 @@ class Loss(NamedTuple):
 
     seed: int
     client: str
-    alone: float
-    here: float
+    local_value: float  # of the measure, under Local only
+    value: float  # under the method
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ class Comparison:
         """Return a finished run's measure of all clients; the worst tenth leaves small clients out."""
         if measure == WORST_TENTH and self.small_clients and seed in self.counts:
             values, large = self.values(label, seed, "accuracy"), self.counts[seed] >= FEW_ROWS
-            known = values[large & ~np.isnan(values)] if values is not None else np.zeros(0)
-            return worst_decile(known) if len(known) else None
+            accuracies = values[large & ~np.isnan(values)] if values is not None else np.zeros(0)
+            return worst_decile(accuracies) if len(accuracies) else None
         value: float | None = self.results[label, seed].scores[0].summary.get(measure)
         return value
 
@@ -159,8 +159,10 @@ class Comparison:
             return []
         bins = np.array(tables)  # seeds, bins, three
         count = bins[..., 2].sum(0)
-        sure, right = ((bins[..., i] * bins[..., 2]).sum(0) / np.maximum(count, 1) for i in (0, 1))
-        return [{"confidence": c, "accuracy": a, "count": n} for c, a, n in np.stack([sure, right, count], 1).tolist()]
+        confidence, right = ((bins[..., i] * bins[..., 2]).sum(0) / np.maximum(count, 1) for i in (0, 1))
+        return [
+            {"confidence": c, "accuracy": a, "count": n} for c, a, n in np.stack([confidence, right, count], 1).tolist()
+        ]
 
     def curve(self, label: str) -> list[Table]:
         """Return a row's first measure after rounds, mean over seeds with half of its interval; empty without a curve.
@@ -179,7 +181,7 @@ class Comparison:
                 points.append({"round": round, "eval_error": error})
         return points
 
-    def facts(self, name: str) -> list[Any]:
+    def distinct(self, name: str) -> list[Any]:
         """Return the distinct values of a fact over all runs, in their order."""
         return list({str(f): f for r in self.results.values() if (f := r.facts.get(name)) is not None}.values())
 
@@ -228,11 +230,11 @@ def _measured(comparison: Comparison, row: Row) -> Row:
     if not finished:
         return row
     values = {key: [comparison.score(row.label, seed, key) for seed in finished] for key in comparison.measures}
-    known = {key: [v for v in by_seed if v is not None] for key, by_seed in values.items()}
-    scores = {key: interval(by_seed) for key, by_seed in known.items() if by_seed}
-    facts = [result.facts for result in finished.values()]
-    seconds = float(np.mean([each["seconds"] for each in facts]))
-    return replace(row, scores=scores, traffic=facts[0]["bytes_up"] + facts[0]["bytes_down"], seconds=seconds)
+    scored = {key: [v for v in by_seed if v is not None] for key, by_seed in values.items()}
+    scores = {key: interval(by_seed) for key, by_seed in scored.items() if by_seed}
+    records = [result.facts for result in finished.values()]
+    seconds = float(np.mean([record["seconds"] for record in records]))
+    return replace(row, scores=scores, traffic=records[0]["bytes_up"] + records[0]["bytes_down"], seconds=seconds)
 
 
 def _ranked(comparison: Comparison, rows: list[Row]) -> list[Row]:
@@ -254,11 +256,11 @@ def _lead(comparison: Comparison, best: Row, row: Row) -> Paired:
     """Test the lead of the best row over another."""
     main, differences, units = comparison.columns[0], [], []
     for seed in comparison.seeds:
-        a, b = (comparison.values(each.label, seed, main.key) for each in (best, row))
+        a, b = (comparison.values(candidate.label, seed, main.key) for candidate in (best, row))
         assert a is not None and b is not None
-        known = ~(np.isnan(a) | np.isnan(b))
-        differences.append(main.better * (a - b)[known])
-        units.append([name for name, scored in zip(comparison.client_names[seed], known, strict=True) if scored])
+        both_scored = ~(np.isnan(a) | np.isnan(b))
+        differences.append(main.better * (a - b)[both_scored])
+        units.append([name for name, scored in zip(comparison.client_names[seed], both_scored, strict=True) if scored])
     return paired(differences, units if comparison.same_clients else None)
 
 
@@ -268,9 +270,9 @@ def _harm(comparison: Comparison, row: Row) -> Harm | None:
         return None
     main, pairs = comparison.columns[0], []
     for seed in comparison.seeds:
-        alone, here = (comparison.values(label, seed, main.key) for label in (comparison.local, row.label))
-        if alone is not None and here is not None:
-            for name, a, b in zip(comparison.client_names[seed], alone.tolist(), here.tolist(), strict=True):
+        local_values, values = (comparison.values(label, seed, main.key) for label in (comparison.local, row.label))
+        if local_values is not None and values is not None:
+            for name, a, b in zip(comparison.client_names[seed], local_values.tolist(), values.tolist(), strict=True):
                 pairs.append((main.better * (b - a), Loss(seed, name, a, b)))
     pairs = [pair for pair in pairs if not math.isnan(pair[0])]
     if not pairs:

@@ -108,8 +108,8 @@ def _in_common(cell: Cell) -> str:
     apart = {"seed", "partition_seed", "lr", cell.config.algorithm}
     common = {k: v for k, v in cell.config.to_dict(everything=True).items() if k not in apart}
     options = [replace(algorithm, **option).discrete() for option in cell.personal]
-    about = [cell.curve, (cell.study or PLAIN).identity]
-    return json.dumps([type(algorithm).__name__, algorithm.discrete(), common, options, about], sort_keys=True)
+    study = [cell.curve, (cell.study or PLAIN).identity]
+    return json.dumps([type(algorithm).__name__, algorithm.discrete(), common, options, study], sort_keys=True)
 
 
 def run_together(cells: Sequence[Cell], on_round: Callable[[list[Cell], float], None]) -> Iterator[Result]:
@@ -139,10 +139,11 @@ def _fits(cohort: Cohort, others: Sequence[Cohort]) -> bool:
     same_network = cohort.network.layout == first.network.layout and cohort.likelihood == first.likelihood
     if cohort.backend != "vmap" or not same_network:
         return False
-    known = {other.data for other in others}
-    if data in known:
+    loaded = {other.data for other in others}
+    if data in loaded:
         return True
-    return data.alike(first.data) and sum(each.nbytes for each in {data, *known}) <= free_bytes(cohort.device)
+    together = sum(part.nbytes for part in {data, *loaded})
+    return data.alike(first.data) and together <= free_bytes(cohort.device)
 
 
 def refusals(fed: Federation, rows: Mapping[str, RunConfig]) -> tuple[dict[str, str], list[str]]:
@@ -172,7 +173,7 @@ def _run_batch(cells: Sequence[Cell], setups: Sequence[Setup], on_round: OnRound
     alive = [i for i in range(len(sims)) if i not in errors]
     scores = _score([cells[i] for i in alive], [sims[i] for i in alive], study, split, on_round) if alive else []
     scores_of = dict(zip(alive, scores, strict=True))
-    errors |= {i: str(each[0].error) for i, each in scores_of.items() if each and all(s.error for s in each)}
+    errors |= {i: str(scores[0].error) for i, scores in scores_of.items() if scores and all(s.error for s in scores)}
     observations = {i: study.observe(sim) for i, sim in enumerate(sims) if i not in errors}
     common = {
         "split": split, "together": len(cells), "code": revision, "hardware": hardware(first.cohort.device),
@@ -180,14 +181,14 @@ def _run_batch(cells: Sequence[Cell], setups: Sequence[Setup], on_round: OnRound
         "seconds_training": trained / len(cells),
     }  # fmt: skip
     for i, (cell, setup, sim) in enumerate(zip(cells, setups, sims, strict=True)):
-        facts = {name: setup.config[name] for name in FACTS} | common | traffic[i]
-        facts["rows"] = setup.cohort.fed.rows(split).counts.tolist()  # that every client is scored on
-        facts |= {"compiled": sim.compiled} if sim.compiled else {}
+        record = {name: setup.config[name] for name in FACTS} | common | traffic[i]
+        record["rows"] = setup.cohort.fed.rows(split).counts.tolist()  # that every client is scored on
+        record |= {"compiled": sim.compiled} if sim.compiled else {}
         if cell.config.data or cell.config.drop_small:  # else they are numbered
-            facts["names"] = list(setup.cohort.fed.names)
+            record["names"] = list(setup.cohort.fed.names)
         own_scores, config = [] if i in errors else scores_of[i], cell.config.to_dict()
         yield Result(
-            cell.identity, cell.label, config, own_scores, facts, errors.get(i), curves[i], observations.get(i, {})
+            cell.identity, cell.label, config, own_scores, record, errors.get(i), curves[i], observations.get(i, {})
         )
 
 
@@ -234,7 +235,11 @@ def _score(
                 entries.append(entry(sim, cohort.using(replace(cohort.algorithm, **options)) if options else cohort))
             prior = next((epochs for epochs, numbers in training.items() if 0 in numbers), None)
             after = evaluate_after(tuple(training), entries, split, prior, next(parts))
-            outcomes |= {n: each for numbers, each in zip(training.values(), after, strict=True) for n in numbers}
+            outcomes |= {
+                n: option_outcomes
+                for numbers, option_outcomes in zip(training.values(), after, strict=True)
+                for n in numbers
+            }
         for number in sorted(outcomes):
             for scores_of, cell, outcome in zip(scores, cells, outcomes[number], strict=True):
                 scores_of.append(_score_of(cell.personal[number], outcome, len(cell.personal) == 1, name))
@@ -246,9 +251,9 @@ def _part_callbacks(cell: Cell, weights: Sequence[float], on_round: OnRound) -> 
     unit, begin = (cell.work - cell.config.rounds) / sum(weights), float(cell.config.rounds)
     furthest = begin
 
-    def report(begin: float, length: float, share: float) -> None:
+    def report(begin: float, length: float, fraction: float) -> None:
         nonlocal furthest
-        furthest = max(furthest, begin + share * length)  # a part repeated for lack of memory does not count back
+        furthest = max(furthest, begin + fraction * length)  # a part repeated for lack of memory does not count back
         on_round(furthest)
 
     for weight in weights:
@@ -256,11 +261,11 @@ def _part_callbacks(cell: Cell, weights: Sequence[float], on_round: OnRound) -> 
         begin += weight * unit
 
 
-def _score_of(personal: Table, outcome: Evaluation | TrainingError, each: bool, on: str) -> Score:
+def _score_of(personal: Table, outcome: Evaluation | TrainingError, with_clients: bool, on: str) -> Score:
     """Return the score of an evaluation; with `each` also those of every client, and the reliability."""
     if isinstance(outcome, TrainingError):
         return Score(personal, {}, {}, str(outcome), on)
-    if not each:
+    if not with_clients:
         return Score(personal, outcome.summary, {}, on=on)
     clients = {
         name: [None if math.isnan(v) else round(float(v), 5) for v in outcome.clients[name]]

@@ -91,7 +91,9 @@ class AllTraining(Study):
 
     def audiences(self, config: RunConfig, fed: Federation) -> dict[str, Federation]:
         audiences = self.of.audiences(config, fed)
-        return {name: each if each is fed else _scored_on_training(each) for name, each in audiences.items()}
+        return {
+            name: audience if audience is fed else _scored_on_training(audience) for name, audience in audiences.items()
+        }
 
     @property
     def scored(self) -> float:
@@ -115,25 +117,25 @@ class Search:
         grid_only: bool = False,
         study: Study | None = None,
     ):
-        if both := fixed.keys() & grid.keys():
-            raise InputError(f"{config.algorithm}: '{min(both)}' is held at a value, and a grid has it, too.")
+        if repeated := fixed.keys() & grid.keys():
+            raise InputError(f"{config.algorithm}: '{min(repeated)}' is held at a value, and a grid has it, too.")
         self.config, self.fixed, self.seeds, self.batch, self.study = config, fixed, seeds, batch, study
         searched: Space = {} if grid_only else space(config.algorithm, fixed)
         searched |= {name: values for name, values in grid.items() if name not in GRID}
         self.space, self.notes = without_contradictions(config, searched)
         self.personal = personal_options(config, fixed, grid)
-        algorithm, self.given = config.algorithm_object(), Table()
+        algorithm, self.start = config.algorithm_object(), Table()
         for name, values in self.space.items():
             value = getattr(algorithm, name)
             if isinstance(values, Range):
-                self.given[name] = algorithm.lr if value is None else value  # none: it follows lr
+                self.start[name] = algorithm.lr if value is None else value  # none: it follows lr
             else:
-                self.given[name] = values[0] if name in grid and value not in values else value
+                self.start[name] = values[0] if name in grid and value not in values else value
         self.second_seed = max(seeds) + 1  # of the confirmation
 
     def size(self, trials: int) -> int:
         """Return the number of trials: lists alone have no more than their combinations."""
-        return min(trials, len(combinations(self.space, self.given)) or trials)
+        return min(trials, len(combinations(self.space, self.start)) or trials)
 
     def works(self, trials: int) -> tuple[list[float], list[float]]:
         """Return the work (`Cell.work`) of every cell of the trials, and of those expected of the confirmation."""
@@ -147,17 +149,17 @@ class Search:
     def run(self, trials: int, measure: str, ledger: Ledger, callbacks: Callbacks) -> Iterator[Trial]:
         """Yield the trials in order; those of a batch are trained together."""
         seed = hashlib.sha256(f"{self.seeds[0]} {self.config.algorithm}".encode()).digest()
-        points = Points(self.space, self.given, int.from_bytes(seed[:4]), max(EARLY, self.batch))
+        points = Points(self.space, self.start, int.from_bytes(seed[:4]), max(EARLY, self.batch))
         trials = self.size(trials)
         for begin in range(0, trials, self.batch):
             proposed = points.propose(min(self.batch, trials - begin))
             results = iter(execute([cell for point in proposed for cell in self.cells(point)], ledger, callbacks))
-            done = [
+            finished = [
                 self.trial(number, point, [next(results) for _ in self.seeds], measure)
                 for number, point in enumerate(proposed, begin)
             ]
-            points.report([trial.rank[0] for trial in done])
-            yield from done
+            points.report([trial.rank[0] for trial in finished])
+            yield from finished
 
     def cells(self, point: Table) -> list[Cell]:
         """Return the cells of a point, one for every seed."""
@@ -217,18 +219,18 @@ class Search:
         """Return the cells of a trial on the second seed: with validation rows held out, and with all training rows."""
         config = self._config(trial.searched).with_changes(seed=self.second_seed)
         held_out = self._cell(config, (trial.personal,))
-        everything = config.with_changes(validation=0.0)
-        return held_out, replace(held_out, config=everything, study=AllTraining(self.study or PLAIN))
+        all_rows = config.with_changes(validation=0.0)
+        return held_out, replace(held_out, config=all_rows, study=AllTraining(self.study or PLAIN))
 
-    def _refusal(self, measure: str, held_out: Result, everything: Result) -> str | None:
+    def _refusal(self, measure: str, held_out: Result, all_rows: Result) -> str | None:
         """Return why a trial is refused by its results on the second seed alone; None if it is not."""
         seed = f"of seed {self.second_seed}"
-        for result, rows in ((held_out, "training rows without validation rows"), (everything, ALL_ROWS)):
+        for result, rows in ((held_out, "training rows without validation rows"), (all_rows, ALL_ROWS)):
             summary = result.scores[0].summary if result.scores else {}
             if result.error or not math.isfinite(_mean([summary.get(key) for key in (measure, "nll")])):
                 reason = " ".join((result.error or f"{measure} or nll is not finite").split())
                 return f"on {rows} {seed}: {reason}"
-        loss = _clear_loss(measure, everything, held_out)
+        loss = _clear_loss(measure, all_rows, held_out)
         return loss and f"on {ALL_ROWS} {seed}: {loss} on {HELD_OUT}"
 
     def warnings(self, trial: Trial) -> list[str]:
@@ -263,5 +265,5 @@ def _clear_loss(measure: str, result: Result, other: Result) -> str | None:
     gains = [MEASURES[measure].better * (a - b) for a, b in pairs if a is not None and b is not None]
     if len(gains) < 2 or statistics.fmean(gains) >= -3 * statistics.stdev(gains) / math.sqrt(len(gains)):
         return None
-    value, least = (each.scores[0].summary[measure] for each in (result, other))
+    value, least = (one_result.scores[0].summary[measure] for one_result in (result, other))
     return f"{measure} is {value:.4f}, clearly worse than {least:.4f}"

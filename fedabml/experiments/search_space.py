@@ -44,29 +44,29 @@ def space(algorithm: str, fixed: Collection[str] = ()) -> Space:
     return {name: values for name, values in declared.items() if values and name not in (*GRID, *fixed)}
 
 
-def read_grid(words: Sequence[str]) -> dict[str, Any]:
+def read_grid(entries: Sequence[str]) -> dict[str, Any]:
     """Read `lr=0.01,0.1`, `fedprox.mu=0.1,1`, ... as lists by name, and by algorithm; a range stays text."""
     grid: dict[str, Any] = {}
-    for word in words:
-        name, _, text = word.partition("=")
+    for entry in entries:
+        name, _, text = entry.partition("=")
         *algorithm, key = name.strip().split(".")
         if not text.strip() or not key or len(algorithm) > 1:
             raise InputError(
                 "--grid takes NAME=A,B,C or ALGORITHM.NAME=A,B,C, such as lr=0.01,0.1, or a range, such as "
-                f"lr=0.001..3; it is '{word}'."
+                f"lr=0.001..3; it is '{entry}'."
             )
         table = grid.setdefault(algorithm[0], {}) if algorithm else grid
         if key in table:
-            raise InputError(f"--grid {word}: values of '{name.strip()}' have been given already.")
-        table[key] = text.strip() if TO in text else [_value(each.strip()) for each in text.split(",")]
+            raise InputError(f"--grid {entry}: values of '{name.strip()}' have been given already.")
+        table[key] = text.strip() if TO in text else [_value(value.strip()) for value in text.split(",")]
     return grid
 
 
 def _value(word: str) -> Any:
     """Return a word as a number, None, True or False, or as it stands."""
-    known = {"none": None, "true": True, "false": False}
-    if word in known:
-        return known[word]
+    constants = {"none": None, "true": True, "false": False}
+    if word in constants:
+        return constants[word]
     for number in (int, float):
         with suppress(ValueError):
             return number(word)
@@ -83,15 +83,15 @@ def own_grid(algorithm: str, grid: Mapping[str, Any]) -> Grid:
     """Return the values of a grid that are for an algorithm; those under its name override the common ones."""
     if not isinstance(grid.get(algorithm, {}), Mapping):
         raise InputError(f"'{algorithm}' is an algorithm: name a hyperparameter, such as {algorithm}.lr=0.01,0.1.")
-    known = searchable(algorithm)
-    shared = {name: values for name, values in grid.items() if name not in REGISTRY and name in known}
+    fields = searchable(algorithm)
+    shared = {name: values for name, values in grid.items() if name not in REGISTRY and name in fields}
     merged = {**shared, **grid.get(algorithm, {})}
     for name, values in merged.items():
-        if name not in known:
-            raise InputError(f"{algorithm} has no hyperparameter '{name}' to search.{nearest(name, known)}")
+        if name not in fields:
+            raise InputError(f"{algorithm} has no hyperparameter '{name}' to search.{nearest(name, fields)}")
         if not values or not (isinstance(values, list | tuple) or (isinstance(values, str) and TO in values)):
             raise InputError(f"A grid has a list of values for every hyperparameter; '{name}' has {values!r}.")
-    return {name: _parsed(algorithm, known[name], values) for name, values in merged.items()}
+    return {name: _parsed(algorithm, fields[name], values) for name, values in merged.items()}
 
 
 def _parsed(algorithm: str, field: Field[Any], values: Any) -> Values:
@@ -103,18 +103,18 @@ def _parsed(algorithm: str, field: Field[Any], values: Any) -> Values:
         named = ["none" if v is None and "none" in field.metadata["choices"] else v for v in values]
         return tuple(dict.fromkeys(checked(algorithm, field, v) for v in named))
     text = as_flag(values) if isinstance(values, Range) else values
-    where = f"{algorithm}: the range '{field.name}={text}'"
+    subject = f"{algorithm}: the range '{field.name}={text}'"
     if field.name in GRID or field.metadata["choices"]:
-        raise InputError(f"{where}: '{field.name}' has no range. Give a list of values, as {field.name}=A,B,C.")
+        raise InputError(f"{subject}: '{field.name}' has no range. Give a list of values, as {field.name}=A,B,C.")
     low, high = (checked(algorithm, field, _value(end.strip())) for end in text.split(TO, 1))
     if not low < high:
-        raise InputError(f"{where} must rise, as {field.name}=0.001{TO}3.")
+        raise InputError(f"{subject} must rise, as {field.name}=0.001{TO}3.")
     if isinstance(low, int):
         return tuple(dict.fromkeys(round(low + i * (high - low) / 4) for i in range(5)))
     declared = field.metadata["tune"]
     log = declared.log if isinstance(declared, Range) else low > 0 and high >= 10 * low
     if log and low <= 0:
-        raise InputError(f"{where} is logarithmic: it must begin above 0.")
+        raise InputError(f"{subject} is logarithmic: it must begin above 0.")
     return Range(low, high, log)
 
 
@@ -126,13 +126,13 @@ def personal_options(
     Each of the two is the grid's list, the declared list, or the fixed value. A step size that the configuration has,
     as from a preset, comes first with its epochs. None, whose meaning depends on the algorithm, is in no declared list.
     """
-    known, algorithm = searchable(config.algorithm), config.algorithm_object()
-    given = [getattr(algorithm, name) for name in GRID]
+    fields, algorithm = searchable(config.algorithm), config.algorithm_object()
+    defaults = [getattr(algorithm, name) for name in GRID]
     lists = []
-    for name, value in zip(GRID, given, strict=True):
-        declared = known[name].metadata["tune"] if name in known and name not in fixed else ()
+    for name, value in zip(GRID, defaults, strict=True):
+        declared = fields[name].metadata["tune"] if name in fields and name not in fixed else ()
         lists.append(grid.get(name) or declared or (value,))
-    first = [] if given[1] is None or any(name in grid for name in GRID) else [given]
+    first = [] if defaults[1] is None or any(name in grid for name in GRID) else [defaults]
     pairs = dict.fromkeys((epochs, lr if epochs else None) for epochs, lr in [*first, *itertools.product(*lists)])
     return tuple({"personal_epochs": epochs} | ({"personal_lr": lr} if epochs else {}) for epochs, lr in pairs)
 
@@ -144,15 +144,15 @@ def without_contradictions(config: RunConfig, space: Space) -> tuple[Space, list
     a few points of the space. A hyperparameter with no choice left but its given value is not searched.
     """
     algorithm = config.algorithm_object()
-    given = {name: getattr(algorithm, name) for name in space}
-    points = [given, *around(space, given, [1.0] * 8, seed=0)] if space else []
+    setting = {name: getattr(algorithm, name) for name in space}
+    points = [setting, *around(space, setting, [1.0] * 8, seed=0)] if space else []
     kept, notes = dict(space), []
     for name, values in space.items():
         if isinstance(values, Range):
             continue
         reasons = {value: _contradiction(config, [point | {name: value} for point in points]) for value in values}
         kept[name] = tuple(value for value in values if reasons[value] is None)
-        if {*kept[name]} <= {given[name]}:
+        if {*kept[name]} <= {setting[name]}:
             del kept[name]
         notes += [
             f"{config.algorithm}: {name} = {value} is not searched, because it contradicts a fixed value: {reason}"
@@ -201,17 +201,17 @@ class Points:
     A space of lists alone has no more points than combinations: each is tried once, in random order.
     """
 
-    def __init__(self, space: Space, given: Table, seed: int, early: int):
-        self.space, self.known = space, combinations(space, given)  # points to try before TPE proposes any
+    def __init__(self, space: Space, start: Table, seed: int, early: int):
+        self.space, self.planned = space, combinations(space, start)  # points to try before TPE proposes any
         self.study: Any = None  # Optuna's
         self.pending: list[Any] = []  # its trials without a score; None for a point outside its space
-        if self.known:
-            self.known[1:] = random.Random(seed).sample(self.known[1:], len(self.known) - 1)
+        if self.planned:
+            self.planned[1:] = random.Random(seed).sample(self.planned[1:], len(self.planned) - 1)
             return
         optuna = need_optuna()
         sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=1)
         self.study = optuna.create_study(direction="maximize", sampler=sampler)
-        self.known = [given, *around(space, given, [i / (early - 1) for i in range(1, early)], seed)]
+        self.planned = [start, *around(space, start, [i / (early - 1) for i in range(1, early)], seed)]
         self.distributions = {
             name: optuna.distributions.FloatDistribution(values.low, values.high, log=values.log)
             if isinstance(values, Range)
@@ -226,10 +226,10 @@ class Points:
         return [point for point, _ in pairs]
 
     def _next(self) -> tuple[Table, Any]:
-        if not self.known:
+        if not self.planned:
             trial = self.study.ask(self.distributions)
             return {name: _rounded(trial.params[name]) for name in self.space}, trial
-        point = self.known.pop(0)
+        point = self.planned.pop(0)
         if self.study is None or not all(_contains(values, point[name]) for name, values in self.space.items()):
             return point, None
         self.study.enqueue_trial(point)
@@ -242,34 +242,34 @@ class Points:
                 self.study.tell(trial, score)
 
 
-def combinations(space: Space, given: Table) -> list[Table]:
+def combinations(space: Space, start: Table) -> list[Table]:
     """Return all points of a space of lists alone, the given one first; none of a space with a range."""
     if any(isinstance(values, Range) for values in space.values()):
         return []
     points = (dict(zip(space, values, strict=True)) for values in itertools.product(*space.values()))
-    return [given, *(point for point in points if point != given)]
+    return [start, *(point for point in points if point != start)]
 
 
-def around(space: Space, centre: Table, shares: Sequence[float], seed: int) -> list[Table]:
+def around(space: Space, centre: Table, widths: Sequence[float], seed: int) -> list[Table]:
     """Return a point for each share, drawn from the box around the centre that covers this share of the space."""
-    draws = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=seed).draw(len(shares), dtype=torch.float64)
+    draws = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=seed).draw(len(widths), dtype=torch.float64)
     return [
-        {name: _drawn(space[name], centre[name], u, share) for name, u in zip(space, row, strict=True)}
-        for row, share in zip(draws.tolist(), shares, strict=True)
+        {name: _drawn(space[name], centre[name], u, width) for name, u in zip(space, row, strict=True)}
+        for row, width in zip(draws.tolist(), widths, strict=True)
     ]
 
 
-def _drawn(values: Values, centre: Any, u: float, share: float) -> Any:
+def _drawn(values: Values, centre: Any, u: float, width: float) -> Any:
     """Return the value that u in [0, 1) picks from the box around the centre."""
     if isinstance(values, Range):
         middle = min(max(position(values, centre), 0.0), 1.0)
         low, high = _scale(values, values.low), _scale(values, values.high)
-        drawn = low + (middle + share * (u - middle)) * (high - low)
+        drawn = low + (middle + width * (u - middle)) * (high - low)
         return _rounded(math.exp(drawn) if values.log else drawn)
     if centre in values:
-        if u < 1 - share:
+        if u < 1 - width:
             return centre
-        u = 1 - (1 - u) / share
+        u = 1 - (1 - u) / width
     return values[min(int(u * len(values)), len(values) - 1)]
 
 

@@ -140,7 +140,7 @@ def test_a_choice_at_an_end_has_the_flag_to_widen(name, values, chosen, flag):
 def test_how_far_personalising_goes_is_epochs_times_step_size(epochs, rate, flags):
     search = Search(SMALL.with_changes(algorithm="ditto"), {}, [100], 8)
     personal = {"personal_epochs": epochs} | ({"personal_lr": rate} if epochs else {})
-    trial = Trial("ditto", 0, search.given, personal, "accuracy", 0.5, 1.0, (0.5, -1.0), 1.0)
+    trial = Trial("ditto", 0, search.start, personal, "accuracy", 0.5, 1.0, (0.5, -1.0), 1.0)
     assert [text.split("--grid ditto.")[1] for text in search.warnings(trial)] == flags
 
 

@@ -82,7 +82,7 @@ def test_what_several_algorithms_have_is_searched_alike(name):
 def test_no_default_lies_at_an_end_of_what_is_searched(name):
     search = Search(SMALL.with_changes(algorithm=name), {}, [100], 8)
     usual = {"personal_epochs": 5, "personal_lr": 0.03}
-    given = trial(search, search.given, usual if usual in search.personal else search.personal[0])
+    given = trial(search, search.start, usual if usual in search.personal else search.personal[0])
     assert search.warnings(given) == []
 
 
@@ -93,7 +93,7 @@ def trial(search, searched, personal):
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_point_of_every_space_makes_its_algorithm(name):
     search = Search(SMALL.with_changes(algorithm=name), {}, [100], 8)
-    points = Points(search.space, search.given, seed=1, early=8)
+    points = Points(search.space, search.start, seed=1, early=8)
     for batch in range(3):
         asked = points.propose(8)
         for point in asked:
@@ -585,4 +585,4 @@ def test_whatever_is_searched_changes_something(name):
 @pytest.mark.parametrize(("name", "step"), [("pfedme", "inner_lr"), ("apfl", "alpha_lr")])
 def test_a_step_size_that_follows_lr_is_searched_from_lr(name, step):
     search = Search(SMALL.with_changes(algorithm=name), {}, [100], 8)
-    assert search.given[step] == search.config.algorithm_object().lr
+    assert search.start[step] == search.config.algorithm_object().lr
