@@ -53,12 +53,15 @@ class Categorical:
 class GaussianNoise:
     """y = f_w(x) + N(0, σ²), with one σ per target: σ = noise·exp(tail), or σ = noise where it is not learned.
 
-    `noise` is in units of the standardised target.
+    With `by_input` the noise depends on the input. The network then has two outputs per target, all means f and then
+    all h, and σ(x) is multiplied by exp(3·tanh(h/3)): near 0 that is exp(h), and it stays between 1/20 and 20, so that
+    no step meets an infinite precision. `noise` is in units of the standardised target.
     """
 
     targets: int
     noise: float = 0.5
     learn: bool = True
+    by_input: bool = False
     task = "regression"
 
     def __post_init__(self) -> None:
@@ -68,33 +71,41 @@ class GaussianNoise:
             raise InputError(f"The noise deviation must be a positive number; it is {self.noise}.")
 
     @property
-    def outputs(self) -> int:
-        """How many outputs the network has per example."""
-        return self.targets
-
-    @property
     def entries(self) -> int:
         """How many entries of the weight vector belong to the likelihood."""
         return self.targets if self.learn else 0
 
-    def log_noise(self, tail: Tensor) -> Tensor | float:
-        """Return log σ of each target; `tail` is the log of its ratio to the starting value."""
-        return math.log(self.noise) + tail if self.learn else math.log(self.noise)
+    @property
+    def outputs(self) -> int:
+        """How many outputs the network needs: the means and, with `by_input`, as many log deviations."""
+        return 2 * self.targets if self.by_input else self.targets
+
+    def mean_and_log_noise(self, outputs: Tensor, tail: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Return the mean [..., targets] and log σ, which is one per target if the noise does not depend on the input.
+
+        `tail` is the log of its ratio to the starting value.
+        """
+        log = math.log(self.noise) + tail if self.learn else math.log(self.noise)
+        if not self.by_input:
+            return outputs, log
+        mean, head = outputs.split(self.targets, -1)
+        return mean, log + MOST_LOG * torch.tanh(head / MOST_LOG)
 
     def nll(self, outputs: Tensor, y: Tensor, tail: Tensor, offset: Tensor | None) -> Tensor:
         """Return −log p(y|x) of every example, summed over the targets, [...]; y is [..., targets]."""
-        log = self.log_noise(tail)
-        z = (y - outputs) * (torch.exp(-log) if isinstance(log, Tensor) else math.exp(-log))
+        mean, log = self.mean_and_log_noise(outputs, tail)
+        z = (y - mean) * (torch.exp(-log) if isinstance(log, Tensor) else math.exp(-log))
         return (0.5 * z**2 + log + 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def predict(self, outputs: Tensor, tail: Tensor, offset: Tensor | None) -> Tensor:
         """Return the mean and log σ of every target side by side, [..., 2·targets]."""
-        log = self.log_noise(tail)
-        return torch.cat([outputs, torch.zeros_like(outputs) + log], -1)
+        mean, log = self.mean_and_log_noise(outputs, tail)
+        return torch.cat([mean, torch.zeros_like(mean) + log], -1)
 
     def check(self, outputs: Tensor) -> None:
         """Raise InputError for a network whose outputs [batch, ...] do not fit."""
-        _check_outputs(outputs, self.targets, "target(s)")
+        hint = ": the means, then a log deviation for each" if self.by_input else ""
+        _check_outputs(outputs, self.targets, "target(s)", hint, self.outputs)
 
 
 @dataclass(frozen=True)
@@ -173,10 +184,14 @@ class StepCategorical:
             )
 
 
-def _check_outputs(outputs: Tensor, count: int, what: str, hint: str = "") -> None:
-    if outputs.ndim != 2 or outputs.shape[1] != count:
+MOST_LOG = 3.0  # how far the log of an input's deviation may be from that of all inputs
+
+
+def _check_outputs(outputs: Tensor, count: int, what: str, hint: str = "", needed: int | None = None) -> None:
+    needed = count if needed is None else needed
+    if outputs.ndim != 2 or outputs.shape[1] != needed:
         shape = tuple(outputs.shape[1:])
-        raise InputError(f"The model's output has shape {shape} per example; {count} {what} need ({count},){hint}.")
+        raise InputError(f"The model's output has shape {shape} per example; {count} {what} need ({needed},){hint}.")
 
 
 Likelihood = Categorical | GaussianNoise | Bernoulli | StepCategorical
@@ -192,8 +207,9 @@ def default(task: str, classes: int, targets: int) -> Likelihood:
 
 
 def to_json(likelihood: Likelihood) -> dict[str, Any]:
-    """Return a likelihood as plain data, for files."""
-    return {"kind": type(likelihood).__name__, **vars(likelihood)}
+    """Return a likelihood as plain data, for files; `by_input` only if it is set, as in files of earlier versions."""
+    facts = {"kind": type(likelihood).__name__, **vars(likelihood)}
+    return {name: value for name, value in facts.items() if name != "by_input" or value}
 
 
 def from_json(data: dict[str, Any]) -> Likelihood:
@@ -202,7 +218,8 @@ def from_json(data: dict[str, Any]) -> Likelihood:
         case {"kind": "Categorical", "classes": int(classes)}:
             return Categorical(classes)
         case {"kind": "GaussianNoise", "targets": int(targets), "noise": float(noise), "learn": bool(learn)}:
-            return GaussianNoise(targets, noise, learn)
+            if isinstance(by_input := data.get("by_input", False), bool):
+                return GaussianNoise(targets, noise, learn, by_input)
         case {"kind": "Bernoulli", "labels": int(labels)}:
             return Bernoulli(labels)
         case {"kind": "StepCategorical", "classes": int(classes), "steps": int(steps)}:

@@ -115,6 +115,8 @@ def things(tmp_path_factory):
 def calls(t):
     """Every public function with good arguments, by name."""
     f, fed, x, y, prior, posterior = t["folder"], t["fed"], t["x"], t["y"], t["run"].prior, t["posterior"]
+    measured = fedabml.Federation.from_arrays([(x, np.abs(x[:, 0]) + 0.1)])
+    predicted = fedabml.Regression.of(torch.zeros(2, 3, 2), np.zeros(1), np.ones(1))
     owned = {"x": x.astype(np.float32), "y": y, "owner": np.array([0, 0, 0, 1, 1, 1]), "test": np.zeros(6, bool)}
     run = {"fed": fed, "model": "mlr", "algorithm": fedabml.FedAvg(personal_epochs=1), **t["quick"], "batch_size": 5}
     run |= {"seed": 0, "dtype": "float32", "chunk": 2, "compile": False, "likelihood": fedabml.Categorical(2)}
@@ -169,6 +171,7 @@ def calls(t):
         "label_counts": (fed.label_counts, {"split": "test"}),
         "hold_out": (fed.hold_out, {"share": 0.2, "seed": 0}),
         "select": (fed.select, {"clients": [0, 1]}),
+        "with_positive_target": (measured.with_positive_target, {"transform": "log"}),
         "load_prior": (
             fedabml.load_prior,
             {"path": f / "run" / "shared.safetensors", "model": None, "algorithm": None},
@@ -177,6 +180,7 @@ def calls(t):
         "personalize": (prior.personalize, own | {"validation": 0.4, "aim": "", "coverage": 0.5, "false_alarms": 0.1}),
         "compare_at_site": (fedabml.compare_at_site, site),
         "predict": (posterior.predict, asked),
+        "quantile": (predicted.quantile, {"level": 0.5}),
         "prior.save": (prior.save, {"path": "prior.safetensors"}),
         "posterior.save": (posterior.save, {"path": "posterior.safetensors"}),
         "Prior": (
@@ -201,7 +205,7 @@ def calls(t):
         "Categorical": (fedabml.Categorical, {"classes": 2}),
         "Bernoulli": (fedabml.Bernoulli, {"labels": 2}),
         "StepCategorical": (fedabml.StepCategorical, {"classes": 2, "steps": 3}),
-        "GaussianNoise": (fedabml.GaussianNoise, {"targets": 1, "noise": 0.5, "learn": True}),
+        "GaussianNoise": (fedabml.GaussianNoise, {"targets": 1, "noise": 0.5, "learn": True, "by_input": False}),
         "replace_batchnorm": (fedabml.replace_batchnorm, {"module": nn.BatchNorm2d(4), "groups": 2}),
         "report.write": (report.write, {"runs": [f / "run"], "out": Path("report.html"), "title": None}),
         "datasets": (datasets, {"folder": None}),
@@ -238,8 +242,9 @@ def campaign(function, good):
 NAMES = (
     *("train", "prepare", "from_arrays", "from_datasets", "from_owners", "from_folder", "read_table", "from_frame"),
     *("inspect_table", "load"),
-    *("federate", "federate dirichlet", "federate natural", "rows", "label_counts", "hold_out", "select", "load_prior"),
-    *("load_posterior", "personalize", "compare_at_site", "predict", "prior.save", "posterior.save", "Prior"),
+    *("federate", "federate dirichlet", "federate natural", "rows", "label_counts", "hold_out", "select"),
+    *("with_positive_target", "load_prior", "load_posterior", "personalize", "compare_at_site", "predict", "quantile"),
+    *("prior.save", "posterior.save", "Prior"),
     *("Posterior", "FedABML"),
     *(
         "make",

@@ -63,6 +63,47 @@ def test_gaussian_with_learned_noise():
     torch.testing.assert_close(at_start, GaussianNoise(2, 0.3, learn=False).nll(MEANS, TARGETS, NONE, None))
 
 
+HEADS = torch.tensor([[0.0, 0.4], [-1.0, 50.0]]).double()
+
+
+def test_gaussian_with_noise_by_input():
+    """Each row has its own deviation, exp(h) near h = 0, never beyond a factor of e³."""
+    noise = GaussianNoise(2, 0.3, by_input=True)
+    assert (noise.entries, noise.outputs) == (2, 4)
+    own, outputs = torch.tensor([0.7, -0.2]).double(), torch.cat([MEANS, HEADS], -1)
+    sigma = 0.3 * torch.exp(own + 3 * torch.tanh(HEADS / 3))
+    torch.testing.assert_close(noise.nll(outputs, TARGETS, own, None), -Normal(MEANS, sigma).log_prob(TARGETS).sum(-1))
+    torch.testing.assert_close(noise.predict(outputs, own, None), torch.cat([MEANS, sigma.log()], -1))
+    assert sigma.max() <= 0.3 * math.exp(-0.2 + 3)
+    fixed = GaussianNoise(2, 0.3, learn=False, by_input=True)
+    expected = -Normal(MEANS, 0.3 * torch.exp(3 * torch.tanh(HEADS / 3))).log_prob(TARGETS).sum(-1)
+    torch.testing.assert_close(fixed.nll(outputs, TARGETS, NONE, None), expected)
+
+
+def test_the_gradient_of_noise_by_input_by_hand():
+    """∂/∂f = −(y − f)/σ², ∂/∂h = (1 − (y − f)²/σ²)·(1 − tanh²(h/3)), and the tail's is the sum of (1 − z²)."""
+    noise, own = GaussianNoise(2, 0.3, by_input=True), torch.tensor([0.7, -0.2]).double()
+    outputs = torch.cat([MEANS, HEADS / 10], -1)
+    slope, tail = torch.func.grad(lambda o, t: noise.nll(o, TARGETS, t, None).sum(), (0, 1))(outputs, own)
+    sigma = 0.3 * torch.exp(own + 3 * torch.tanh(HEADS / 30))
+    z = (TARGETS - MEANS) / sigma
+    torch.testing.assert_close(slope[:, :2], -z / sigma)
+    torch.testing.assert_close(slope[:, 2:], (1 - z**2) * (1 - torch.tanh(HEADS / 30) ** 2))
+    torch.testing.assert_close(tail, (1 - z**2).sum(0))
+
+
+def test_a_network_without_a_head_for_the_noise_is_refused():
+    GaussianNoise(2, by_input=True).check(torch.zeros(3, 4))
+    with pytest.raises(InputError, match=r"2 target\(s\) need \(4,\): the means, then a log deviation"):
+        GaussianNoise(2, by_input=True).check(torch.zeros(3, 2))
+
+
+def test_files_of_earlier_versions_and_for_them_have_no_noise_by_input():
+    old = {"kind": "GaussianNoise", "targets": 1, "noise": 0.5, "learn": True}
+    assert likelihoods.to_json(GaussianNoise(1)) == old
+    assert likelihoods.from_json(old) == GaussianNoise(1)
+
+
 @pytest.mark.parametrize("noise", [0.0, -1.0, math.nan, math.inf])
 def test_a_noise_that_is_none_is_refused(noise):
     with pytest.raises(InputError, match="positive number"):
@@ -77,12 +118,17 @@ def test_outputs_that_do_not_fit_are_refused(likelihood, outputs):
         likelihood.check(outputs)
 
 
-@pytest.mark.parametrize("likelihood", [Categorical(7), GaussianNoise(2, 0.25, learn=False), GaussianNoise(1)])
+@pytest.mark.parametrize(
+    "likelihood", [Categorical(7), GaussianNoise(2, 0.25, learn=False), GaussianNoise(1, by_input=True)]
+)
 def test_likelihoods_survive_json(likelihood):
     assert likelihoods.from_json(likelihoods.to_json(likelihood)) == likelihood
 
 
-@pytest.mark.parametrize("data", [{}, {"kind": "Poisson"}, {"kind": "Categorical", "classes": "3"}])
+FOREIGN = {"kind": "GaussianNoise", "targets": 1, "noise": 0.5, "learn": True, "by_input": "yes"}
+
+
+@pytest.mark.parametrize("data", [{}, {"kind": "Poisson"}, {"kind": "Categorical", "classes": "3"}, FOREIGN])
 def test_foreign_json_is_refused(data):
     with pytest.raises(InputError, match="Unknown likelihood"):
         likelihoods.from_json(data)

@@ -24,13 +24,13 @@ DATA, LEARNING, MACHINE = "Data and clients", "Learning", "Machine"
 PANELS: dict[str, tuple[str, ...]] = {
     DATA: (
         *("dataset", "data", "client_column", "target_column", "drop_columns", "id_column", "date_columns", "split_by"),
-        *("task", "test_share", "image_size", "partition", "clients"),
+        *("task", "target_transform", "positive_target", "test_share", "image_size", "partition", "clients"),
         *("classes_per_client", "distinct", "dirichlet_alpha", "partition_seed", "validation", "drop_small"),
         "data_dir",
     ),
     LEARNING: (
         *("algorithm", "model", "pretrained", "rounds", "participation", "epochs", "batch_size", "lr", "noise"),
-        *("learn_noise", "seed", "evaluate", "eval_every", "eval_clients", "eval_all"),
+        *("learn_noise", "noise_by_input", "seed", "evaluate", "eval_every", "eval_clients", "eval_all"),
     ),
     MACHINE: ("device", "dtype", "backend", "chunk", "compile"),
 }

@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..runs.config import is_table, saved_config
 from ..runs.request import resume_command
 from .console import downloads, note, number, print_line, table
-from .options import Config, command, import_code
+from .options import Config, command, import_code, split_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -306,6 +306,7 @@ def predict(
     out: Path = Path("predictions.csv"),
     id_column: str | None = None,
     samples: int | None = None,
+    quantiles: str = "",
     seed: int = 0,
     device: str = "auto",
     model: str | None = None,
@@ -317,7 +318,8 @@ def predict(
     For classification the CSV has these columns: the label; a probability per class; the entropy in nats; the mutual
     information, which is the part of the entropy that is due to the weights; and, with a label level, the surprise. The
     mutual information is often high for inputs unlike the client's data. The surprise is above 0 for inputs that look
-    like other clients' data. For regression the columns are mean, std and model_std.
+    like other clients' data. For regression the columns are mean, std and model_std, all in the target's own unit, and
+    for a transformed target also the median. --quantiles adds a column for each level, such as q_0.9.
 
     A value far outside its range can still look certain. A posterior made with --validation flags it. Its predictions
     have further columns: set, the classes that contain the truth with the stated coverage (for regression low and
@@ -334,6 +336,7 @@ def predict(
         out: CSV file to write, with one row per input.
         id_column (NAME): Table column of identifiers to carry into the CSV. [default: as in training]
         samples (N): Number of weight samples to average (0: the mean weights). [default: as in training]
+        quantiles (0.1,0.5,0.9): Regression: levels of the predictive distribution to report.
         seed: Seed of the weight samples.
         device: auto, cpu or cuda.
     """
@@ -346,7 +349,9 @@ def predict(
     _check_apart(out, data, posterior)
     check_new(out, force=force)
     import_code(model=model)
-    loaded = load_posterior(posterior)
+    loaded, levels = load_posterior(posterior), _levels(quantiles)
+    if levels and loaded.input_spec.task != "regression":
+        raise InputError("--quantiles are for a regression, but this posterior predicts classes. Leave them out.")
     images, spec = _image_recipe(data, loaded.input_spec), loaded.input_spec.with_id(id_column)
     x, files = images.inputs(data) if images else (_read_table(data, spec), [])
     if x is None:
@@ -358,7 +363,7 @@ def predict(
             note(f"'{data}' has no array x, so the command predicts {name}.")
         x = arrays[name]
     columns: dict[str, Any] = {"file": files} if files else {}
-    columns |= output_columns(loaded.predict(x, samples=samples, seed=seed, device=device, id=id_column), spec)
+    columns |= output_columns(loaded.predict(x, samples=samples, seed=seed, device=device, id=id_column), spec, levels)
     rows = enumerate(zip(*columns.values(), strict=True))
     texts = ([i, *map(as_text, columns, row)] for i, row in rows)
     write(out, csv_text(["row", *columns], texts))
@@ -366,3 +371,14 @@ def predict(
     if loaded.prior:
         print_line(f"prior         {loaded.prior[:16]} (digest)")
     print_line(f"predictions   {out}")
+
+
+def _levels(text: str) -> list[float]:
+    """Return the levels of quantiles, such as 0.1,0.5,0.9."""
+    try:
+        levels = [float(word) for word in split_words(text)]
+    except ValueError:
+        levels = []
+    if text and not (levels and all(0 < level < 1 for level in levels)):
+        raise InputError(f"--quantiles needs numbers between 0 and 1, such as 0.1,0.5,0.9; it is '{text}'.")
+    return levels

@@ -24,6 +24,7 @@ from .images import ImageRecipe
 from .recipe import TableRecipe
 from .rows import HOLD_OUT, Rows, check_share, take_share
 from .statistics import moments
+from .target_transform import TargetTransform
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,9 +38,10 @@ class Federation:
     """Samples, targets, and the rows of every client.
 
     `x` is uint8 [n, C, H, W] for images and float32 [n, ...] for anything else; a model gets (x - shift) / scale.
-    `y` is int64 [n] for classification; for regression float32 [n, targets], and a model gets (y - y_shift) / y_scale;
-    for several labels int64 [n, labels] of 0 and 1, for labelled steps int64 [n, steps], with -1 for what is unknown.
-    The four statistics come from training samples only. `val` and `test` may be empty.
+    `y` is int64 [n] for classification; for regression float32 [n, targets], and a model gets (y - y_shift) / y_scale,
+    of the transformed y if there is a `transform`; for several labels int64 [n, labels] of 0 and 1, for labelled steps
+    int64 [n, steps], with -1 for what is unknown. The four statistics come from training samples only. `val` and `test`
+    may be empty.
     """
 
     x: np.ndarray
@@ -59,6 +61,7 @@ class Federation:
     recipe: TableRecipe | None = None
     images: ImageRecipe | None = None  # of a folder of images
     padding: int | None = None  # the token number that fills short sequences; None: there is none
+    transform: TargetTransform | None = None  # of a target that is never below 0
 
     @classmethod
     def assemble(
@@ -354,6 +357,33 @@ class Federation:
         return self._with(note, train=train, val=self.val.merge(moved))
 
     @checks_arguments
+    def with_positive_target(self, transform: str | None = None) -> Federation:
+        """Declare that a regression's targets are never below 0, so that no interval is; perhaps transform them.
+
+        `transform` is "log" or "boxcox", whose λ is learned from training rows (`fedabml.data.target_transform`). The
+        model then learns the transformed target, standardised. `y`, predictions and scores keep the original unit.
+        """
+        if self.task != "regression":
+            raise InputError("The targets are classes; a positive target and a transform are for a regression.")
+        used, owner = (
+            np.concatenate([getattr(self.rows(split), name) for split in SPLITS]) for name in ("index", "owner")
+        )
+        domain = TargetTransform((1.0,), (1.0,)) if transform else TargetTransform()
+        domain.check(self.y[used], lambda row: f"A row of client '{self.names[owner[row]]}'")
+        fit = np.concatenate([self.train.index, self.val.index])
+        changed = replace(self, transform=TargetTransform.fit(self.y[fit], transform))
+        if not transform:
+            return changed
+        y_shift, y_scale = moments(changed.model_targets(), fit)
+        return replace(changed, y_shift=y_shift, y_scale=y_scale)
+
+    def model_targets(self) -> np.ndarray:
+        """Return the targets on the scale that a model learns, before they are standardised."""
+        if self.transform is None or not self.transform.powers:
+            return self.y
+        return self.transform.forward(np.where(self.y > 0, self.y, 1))  # samples of no client may be anything
+
+    @checks_arguments
     def select(self, clients: Sequence[int]) -> Federation:
         """Return the federation of these clients alone, in this order; it shares the arrays."""
         wrong = next((c for c in clients if not 0 <= c < self.clients), None)
@@ -372,6 +402,7 @@ class Federation:
         for array in (self.x, self.y, self.shift, self.scale, self.y_shift, self.y_scale):
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
+        digest.update(repr(self.transform).encode() if self.transform else b"")
         return digest.hexdigest()
 
     @cached_property

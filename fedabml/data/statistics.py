@@ -1,8 +1,9 @@
-"""Means and standard deviations of training samples, in passes over small chunks; the mean of the worst clients."""
+"""Means and standard deviations of training samples, in passes over small chunks; small tools of statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -12,6 +13,23 @@ CHUNK = 512  # samples per pass: no wide copy of a whole dataset is made, and a 
 def worst_decile(values: np.ndarray) -> float:
     """Return the mean of the lowest tenth of `values` [N], at least one."""
     return float(np.sort(values)[: max(1, len(values) // 10)].mean())
+
+
+def lowest(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return where a function with one minimum is lowest between two bounds, by golden-section search."""
+    golden = (math.sqrt(5) - 1) / 2
+    a, b = high - golden * (high - low), low + golden * (high - low)
+    at_a, at_b = function(a), function(b)
+    while high - low > 1e-7 * max(1.0, high):
+        if at_a <= at_b:
+            high, b, at_b = b, a, at_a
+            a = high - golden * (high - low)
+            at_a = function(a)
+        else:
+            low, a, at_a = a, b, at_b
+            b = low + golden * (high - low)
+            at_b = function(b)
+    return (low + high) / 2
 
 
 def moments(x: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -53,7 +53,7 @@ class Data(Samples):
             x = torch.as_tensor(fed.x)
         self.hosted = too_large(x, device)
         self.x = x if self.hosted else x.to(device)
-        y = torch.as_tensor(fed.y)
+        y = torch.as_tensor(fed.model_targets())
         self.y = y.to(device) if y.dtype == torch.int64 else y.to(device, dtype)
 
         def put(values: object) -> Tensor:
@@ -78,7 +78,7 @@ class Data(Samples):
     def key(fed: Federation, device: torch.device, dtype: torch.dtype) -> tuple[object, ...]:
         """Return what tells the data of two federations apart: their arrays, and how they are normalised."""
         statistics = (fed.shift, fed.scale, fed.y_shift, fed.y_scale)
-        return id(fed.x), id(fed.y), str(device), dtype, *(np.asarray(a).tobytes() for a in statistics)
+        return id(fed.x), id(fed.y), str(device), dtype, fed.transform, *(np.asarray(a).tobytes() for a in statistics)
 
     def alike(self, other: Data) -> bool:
         """Return whether the samples of both may lie in one array: of one kind and normalisation, on the device."""

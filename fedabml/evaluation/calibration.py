@@ -13,11 +13,11 @@ They are fitted on samples that the model was not trained on, and travel with th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..data.statistics import lowest
 from ..errors import InputError
 
 LOG_T_STD = 0.3  # standard deviation of the prior of log T
@@ -36,24 +36,7 @@ def fit_temperature(probs: np.ndarray, y: np.ndarray) -> float:
         nll = (np.log(np.exp(scaled - top).sum(1)) + top[:, 0] - scaled[np.arange(len(y)), y]).sum()
         return float(nll + 0.5 * (log_t / LOG_T_STD) ** 2)
 
-    return math.exp(_lowest(loss, -LOG_T_MOST, LOG_T_MOST))
-
-
-def _lowest(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function with one minimum is lowest between two bounds, by golden-section search."""
-    golden = (math.sqrt(5) - 1) / 2
-    a, b = high - golden * (high - low), low + golden * (high - low)
-    at_a, at_b = function(a), function(b)
-    while high - low > 1e-7 * max(1.0, high):
-        if at_a <= at_b:
-            high, b, at_b = b, a, at_a
-            a = high - golden * (high - low)
-            at_a = function(a)
-        else:
-            low, a, at_a = a, b, at_b
-            b = low + golden * (high - low)
-            at_b = function(b)
-    return (low + high) / 2
+    return math.exp(lowest(loss, -LOG_T_MOST, LOG_T_MOST))
 
 
 def with_temperature(probs: np.ndarray, temperature: float) -> np.ndarray:

@@ -14,6 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.target_transform import TargetTransform
+from ..errors import InputError, shown
+
+BISECTIONS = 60  # halvings of an interval, after which a double cannot tell its ends apart
+
 
 def entropy(probs: np.ndarray) -> np.ndarray:
     """Return H = −Σ p log p along the last axis, in nats."""
@@ -123,14 +128,19 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Regression:
-    """Predicted means and standard deviations, one row per input and one column per target, in the data's own units."""
+    """Predicted means and standard deviations, one row per input and one column per target, in the data's own units.
+
+    The predictive distribution is a mixture of one Gaussian per weight sample or, where the target is transformed, of
+    what the transform's inverse makes of them.
+    """
 
     mean: np.ndarray
     std: np.ndarray  # of the predictive distribution: noise and weights together
-    model_std: np.ndarray  # the part that is due to the weights
-    draws: np.ndarray  # [draws, n, 2·targets]: mean and noise deviation under each weight sample
+    model_std: np.ndarray  # the part that is due to the weights: the deviation of the mean from sample to sample
+    draws: np.ndarray  # [draws, n, 2·targets]: mean and noise deviation of the (transformed) target by weight sample
     checks: Checks | None = None  # None without validation data
     ids: list[str] | None = None  # of a table's rows, if it has a column of identifiers
+    transform: TargetTransform | None = None  # of a target that is never below 0
 
     def __repr__(self) -> str:
         return f"Regression({len(self.mean)} inputs, {self.mean.shape[-1]} target(s))"
@@ -140,27 +150,63 @@ class Regression:
         """Which rows hold finite means and deviations [n]."""
         return np.isfinite(self.mean).all(1) & np.isfinite(self.std).all(1)
 
+    @property
+    def transformed(self) -> bool:
+        """Whether the target is transformed, so that the predictive distribution is skewed."""
+        return self.transform is not None and bool(self.transform.powers)
+
+    @property
+    def median(self) -> np.ndarray:
+        """The median of the predictive distribution [n, targets]."""
+        return self.quantile(0.5)
+
+    def quantile(self, level: float | Sequence[float]) -> np.ndarray:
+        """Return quantiles of the predictive distribution: [n, targets] for a level, [levels, n, targets] for several.
+
+        A mixture's quantile lies between those of its parts, and is found by bisection; a single Gaussian's is exact.
+        """
+        try:
+            levels = np.asarray(level, np.float64)
+        except (TypeError, ValueError):
+            levels = np.full(1, np.nan)
+        if not levels.size or levels.ndim > 1 or not ((levels > 0) & (levels < 1)).all():
+            raise InputError(f"A quantile's level is a number between 0 and 1, such as 0.9; it is {shown(level)}.")
+        found = np.stack([self.original(_mixture_quantile(self.draws, each)) for each in levels.reshape(-1).tolist()])
+        return found if levels.ndim else found[0]
+
+    def gaussian(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and deviation on the scale where the noise is Gaussian: that of the transformed target."""
+        return _moments(self.draws)[:2] if self.transformed else (self.mean, self.std)
+
+    def latent(self, y: np.ndarray) -> np.ndarray:
+        """Return targets [..., targets] on the scale of `gaussian`."""
+        return y if self.transform is None else self.transform.forward(y)
+
+    def original(self, z: np.ndarray) -> np.ndarray:
+        """Return values on the scale of `gaussian` in the data's own units, none below 0 if the target is positive."""
+        return z if self.transform is None else self.transform.inverse(z)
+
     def nll(self, y: np.ndarray) -> np.ndarray:
         """Return −log of the mixture density of every row of `y` [n, targets], summed over targets."""
         mean, std = np.split(self.draws, 2, -1)
-        log = (-0.5 * ((y - mean) / std) ** 2 - np.log(std) - 0.5 * math.log(2 * math.pi)).sum(-1)
+        log = (-0.5 * ((self.latent(y) - mean) / std) ** 2 - np.log(std) - 0.5 * math.log(2 * math.pi)).sum(-1)
         top = log.max(0)
-        return -(top + np.log(np.exp(log - top).mean(0)))
+        nll = -(top + np.log(np.exp(log - top).mean(0)))
+        return nll if self.transform is None else nll - self.transform.log_slope(y)
 
     @staticmethod
-    def of(draws: Tensor, shift: np.ndarray, scale: np.ndarray) -> Regression:
+    def of(draws: Tensor, shift: np.ndarray, scale: np.ndarray, transform: TargetTransform | None = None) -> Regression:
         """Average over weight samples: `draws` [draws, n, mean and log noise deviation] is in standardised units."""
         mean, log = np.split(draws.double().cpu().numpy(), 2, -1)
-        mean, std = mean * scale + shift, np.exp(log) * scale
-        model = mean.std(0)
-        total = np.sqrt((std**2).mean(0) + model**2)
-        return Regression(mean.mean(0), total, model, np.concatenate([mean, std], -1))
+        parts = np.concatenate([mean * scale + shift, np.exp(log) * scale], -1)
+        return Regression(*_moments(parts, transform), parts, transform=transform)
 
     @staticmethod
     def concatenate(parts: Sequence[Regression]) -> Regression:
         """Join predictions for several batches."""
         mean, std, model = (np.concatenate([getattr(p, n) for p in parts]) for n in ("mean", "std", "model_std"))
-        return Regression(mean, std, model, np.concatenate([p.draws for p in parts], 1))
+        draws = np.concatenate([p.draws for p in parts], 1)
+        return Regression(mean, std, model, draws, transform=parts[0].transform)
 
     def columns(self) -> np.ndarray:
         """Return the predictions as a table with one row per input."""
@@ -168,6 +214,30 @@ class Regression:
 
     @staticmethod
     def from_columns(table: np.ndarray, targets: int) -> Regression:
-        """Invert `columns` for a given number of targets."""
+        """Invert `columns` for a given number of targets; the caller adds the transform."""
         mean, std, model, draws = np.split(table, np.arange(1, 4) * targets, 1)
         return Regression(mean, std, model, np.stack(np.split(draws, draws.shape[1] // (2 * targets), 1)))
+
+
+def _moments(draws: np.ndarray, transform: TargetTransform | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return a mixture's mean, its deviation, and the part of it that is due to the weights, [n, targets] each.
+
+    Var y = E_w[Var(y | w)] + Var_w(E[y | w]); `draws` [draws, n, mean and deviation] has one Gaussian per sample w.
+    """
+    mean, std = np.split(draws, 2, -1)
+    if transform is not None:
+        mean, std = transform.moments(mean, std)
+    model = mean.std(0)
+    return mean.mean(0), np.sqrt((std**2).mean(0) + model**2), model
+
+
+def _mixture_quantile(draws: np.ndarray, level: float) -> np.ndarray:
+    """Return the quantile [n, targets] of mixtures of Gaussians [draws, n, mean and deviation]."""
+    mean, std = torch.from_numpy(draws).chunk(2, -1)
+    each = mean + std * torch.special.ndtri(torch.tensor(level, dtype=mean.dtype))
+    low, high = each.amin(0), each.amax(0)
+    for _ in range(BISECTIONS if len(draws) > 1 else 0):
+        middle = (low + high) / 2
+        below = torch.special.ndtr((middle - mean) / std).mean(0) < level
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return ((low + high) / 2).numpy()

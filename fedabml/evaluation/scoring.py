@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -61,7 +61,7 @@ class Evaluation:
 def prediction(cohort: Cohort, draws: Tensor) -> Predictions:
     """Average the engine's outputs [draws, rows, ...] into predictions in the data's own units."""
     if cohort.fed.task == "regression":
-        return Regression.of(draws, cohort.fed.y_shift, cohort.fed.y_scale)
+        return Regression.of(draws, cohort.fed.y_shift, cohort.fed.y_scale, cohort.fed.transform)
     return _kind(cohort).of(draws)
 
 
@@ -265,7 +265,9 @@ def _gather(
         table[positions, 1:] = own
     table[:, 0] = flags
     total = world.sum(torch.from_numpy(table)).numpy()
-    return kind.from_columns(np.ascontiguousarray(total[:, 1:]), entry.cohort.fed.y.shape[-1]), total[:, 0]
+    fed = entry.cohort.fed
+    p = kind.from_columns(np.ascontiguousarray(total[:, 1:]), fed.y.shape[-1])
+    return replace(p, transform=fed.transform) if fed.transform else p, total[:, 0]
 
 
 def _diverged(cohort: Cohort, owner: np.ndarray, what: str) -> TrainingError:
@@ -372,18 +374,20 @@ def _structured(p: MultiPrediction, y: np.ndarray, owner: np.ndarray, clients: i
 def _regression(p: Regression, y: np.ndarray, owner: np.ndarray, clients: int) -> Scores:
     """Return the measures of each client and the pooled measures; a regression has no diagrams."""
     squared = ((p.mean - y) ** 2).mean(-1)
-    inside = (np.abs(p.mean - y) <= _Z90 * p.std).mean(-1)
+    gaps, width = _interval_gaps(p, y)
+    inside = ((gaps[0] >= 0) & (gaps[1] <= 0)).mean(-1)
     nll = p.nll(y)
     # The pinball loss of the interval's two ends, at the levels 5% and 95%: it rewards narrow intervals that cover.
-    gaps = [(y - p.mean - z * p.std, level) for z, level in ((-_Z90, 0.05), (_Z90, 0.95))]
-    pinball = np.mean([np.maximum(level * gap, (level - 1) * gap) for gap, level in gaps], axis=0).mean(-1)
+    losses = [np.maximum(level * gap, (level - 1) * gap) for gap, level in zip(gaps, (0.05, 0.95), strict=True)]
+    pinball = np.mean(losses, axis=0).mean(-1)
+    middle = p.median if p.transformed else p.mean  # of a skewed distribution the median has the lowest absolute error
     by_client = {
         "rmse": np.sqrt(_mean_by(owner, clients, squared)),
         "nll": _mean_by(owner, clients, nll),
-        "mae": _mean_by(owner, clients, np.abs(p.mean - y).mean(-1)),
+        "mae": _mean_by(owner, clients, np.abs(middle - y).mean(-1)),
         "pinball": _mean_by(owner, clients, pinball),
         "coverage": _mean_by(owner, clients, inside),
-        "interval_width": _mean_by(owner, clients, 2 * _Z90 * p.std.mean(-1)),
+        "interval_width": _mean_by(owner, clients, width),
         "std": _mean_by(owner, clients, p.std.mean(-1)),
         "model_std": _mean_by(owner, clients, p.model_std.mean(-1)),
     }
@@ -391,6 +395,18 @@ def _regression(p: Regression, y: np.ndarray, owner: np.ndarray, clients: int) -
     if y.shape[1] > 1:  # targets may have different units: each its own
         pooled |= {f"rmse_target_{j}": v for j, v in enumerate(np.sqrt(((p.mean - y) ** 2).mean(0)))}
     return by_client, {k: float(v) for k, v in pooled.items()} | {"interval": COVERAGE}, {}
+
+
+def _interval_gaps(p: Regression, y: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return how far targets [n, targets] lie above both ends of their 90% intervals, and the intervals' widths [n].
+
+    The interval of a transformed target is between the quantiles 5% and 95%, that of any other is mean ± 1.64 std.
+    """
+    if p.transform is None:
+        return [y - p.mean - z * p.std for z in (-_Z90, _Z90)], 2 * _Z90 * p.std.mean(-1)
+    ends = p.original(p.mean + np.multiply.outer((-_Z90, _Z90), p.std))
+    low, high = p.quantile((0.05, 0.95)) if p.transformed else ends
+    return [y - low, y - high], (high - low).mean(-1)
 
 
 _SCORES: dict[Any, Callable[..., Scores]] = {

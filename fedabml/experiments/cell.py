@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 MACHINE = ("device", "backend", "chunk", "compile", "data_dir", "evaluate", "eval_every", "eval_clients", "eval_all")
 
 # Keys that earlier versions did not have: with their default value they are no part of an identity.
-LATER = ("drop_columns", "id_column", "date_columns", "split_by", "image_size")
+LATER = (
+    *("drop_columns", "id_column", "date_columns", "split_by", "image_size"),
+    *("target_transform", "positive_target", "noise_by_input"),
+)
 
 
 @dataclass(frozen=True, eq=False)

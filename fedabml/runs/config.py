@@ -45,6 +45,7 @@ Table = dict[str, Any]
 
 PARTITIONS = ("auto", "classes", "dirichlet", "dirichlet-classes", "dirichlet-clients", "iid", "natural")
 TASKS = ("classification", "regression", "multilabel", "sequence")
+TARGET_TRANSFORMS = ("log", "boxcox")
 DTYPES, BACKENDS = ("float32", "tf32", "bf16", "float64"), ("auto", "vmap", "loop")
 TABLES = (".csv", ".parquet", ".pq", ".xlsx", ".xls", ".xlsm", ".xlsb", ".ods")  # the last four are refused by name
 # Keys for tables only.
@@ -54,7 +55,8 @@ COMMANDS = ("train", "compare", "tune", "evaluate", "personalize", "predict", "i
 
 # Keys that apply only to a dataset by name, and keys that apply only to the user's own data.
 _DATASET_KEYS = ("dataset", "clients", "classes_per_client", "distinct", "dirichlet_alpha", "data_dir")
-_USER_DATA_KEYS = ("data", "task", "image_size", *TABLE_KEYS)
+_TARGET_KEYS = ("target_transform", "positive_target")
+_USER_DATA_KEYS = ("data", "task", "image_size", *TABLE_KEYS, *_TARGET_KEYS)
 _TRAIN_KEYS = (
     *("rounds", "participation", "epochs", "batch_size", "seed", "device", "dtype", "backend", "chunk", "compile"),
     *("model_options", "pretrained"),
@@ -88,6 +90,10 @@ class RunConfig:
         "classification or regression, derived from the targets",
         TASKS,
     )
+    target_transform: str | None = key(
+        None, "regression: learn a positive target's log, or its Box-Cox transform (boxcox)", TARGET_TRANSFORMS
+    )
+    positive_target: bool = key(False, "regression: the target is never below 0, and so is no interval")
     test_share: float = key(0.2, "share of each client's table rows kept for testing")
     image_size: int | None = key(None, "resize a folder's images to N×N pixels (default: all must have one size)")
     partition: str = key(
@@ -115,6 +121,7 @@ class RunConfig:
     lr: float | None = key(None, "η: step size, short for the hyperparameter lr (personalisation uses personal_lr)")
     noise: float = key(0.5, "regression: initial standard deviation of the noise, for a standardised target")
     learn_noise: bool = key(True, "learn the noise of a regression")
+    noise_by_input: bool = key(False, "regression: the network also predicts the noise of each input")
     seed: int = key(0, "seed of every random number")
     device: str = key("auto", "auto, cpu or cuda")
     dtype: str = key(
@@ -159,8 +166,11 @@ class RunConfig:
             raise InputError(f"image_size is for a folder of images (--data), but {data}. Leave --image-size out.")
         if self.image_size is not None and self.image_size < 1:
             raise InputError("image_size must be 1 or more.")
-        if not self.data and self.task not in (None, "classification"):
-            raise InputError(f"task {self.task} is for your own data (--data), but {data}, which has classes.")
+        wanted = {f"task {self.task}": self.task not in (None, "classification")}
+        wanted |= {name: bool(getattr(self, name)) for name in _TARGET_KEYS}
+        stray = next((name for name, value in wanted.items() if value), None)
+        if not self.data and stray:
+            raise InputError(f"{stray} is for your own data (--data), but {data}, which has classes.")
         if is_table(self.data) and self.task in ("multilabel", "sequence"):
             raise InputError(
                 f"task {self.task} needs several targets per row, but a table has one target column. Give a folder "
@@ -284,9 +294,13 @@ class RunConfig:
                 return once(path, ("folder", *folder.values()), lambda: data.Federation.from_folder(path, **folder))
             return data.read_table(**self.table_columns(), test_share=self.test_share, seed=seed, **common)
 
-        options = (*(getattr(self, name) for name in TABLE_KEYS), *common.values(), self.image_size)
+        def transformed(fed: Federation) -> Federation:
+            positive = self.target_transform or self.positive_target
+            return fed.with_positive_target(self.target_transform) if positive else fed
+
+        options = (*(getattr(self, name) for name in (*TABLE_KEYS, *_TARGET_KEYS)), *common.values(), self.image_size)
         options += (self.validation, seed)
-        return once(path, options, lambda: read().hold_out(self.validation, seed))
+        return once(path, options, lambda: transformed(read()).hold_out(self.validation, seed))
 
     def table_columns(self) -> Table:
         """Return the path of the run's table and what its columns are for: keywords of `fedabml.read_table`."""
@@ -310,8 +324,12 @@ class RunConfig:
         """Return the keywords of `fedabml.prepare` and `fedabml.train` for this configuration and its federation."""
         from ..likelihoods import GaussianNoise
 
-        noise = GaussianNoise(fed.y.shape[1], self.noise, self.learn_noise) if fed.task == "regression" else None
-        return {name: getattr(self, name) for name in _TRAIN_KEYS} | {"likelihood": noise}
+        likelihood = None
+        if fed.task == "regression":
+            likelihood = GaussianNoise(fed.y.shape[1], self.noise, self.learn_noise, self.noise_by_input)
+        elif self.noise_by_input:
+            raise InputError("noise_by_input is for a regression, but the targets are classes. Leave it out.")
+        return {name: getattr(self, name) for name in _TRAIN_KEYS} | {"likelihood": likelihood}
 
 
 def _words(text: str | None) -> list[str]:

@@ -23,16 +23,17 @@ from ..data.encode import targets
 from ..data.frames import as_frame
 from ..data.images import ImageRecipe
 from ..data.recipe import as_text
+from ..data.target_transform import TargetTransform
 from ..errors import InputError, nearest, short
 from ..files.sealed import group, prefixed
 from ..files.user_code import UserCode
-from ..likelihoods import Bernoulli, Categorical, Likelihood, StepCategorical
+from ..likelihoods import Bernoulli, Categorical, GaussianNoise, Likelihood, StepCategorical
 from ..vectors import Network
 from .tokens import check_tokens
 
 log = logging.getLogger("fedabml")
 
-FORMAT = 1
+FORMATS = (1, 2)  # 2: with a transform of the target or noise by input, which earlier versions would leave out
 _OUTPUTS = {"regression": "target(s)", "multilabel": "labels", "sequence": "outputs of steps"}
 _NORM = ("shift", "scale", "y_shift", "y_scale")
 TABLE_WANTED = (
@@ -64,20 +65,22 @@ class InputSpec:
     dataset: str = ""
     recipe: TableRecipe | None = None
     images: ImageRecipe | None = None
+    transform: TargetTransform | None = None  # of a target that is never below 0
 
     @classmethod
     def of(cls, fed: Federation, network: Network, likelihood: Likelihood, model: dict[str, Any] | None) -> InputSpec:
         """Return the specification of a federation and a network."""
-        norm = (fed.shift, fed.scale, fed.y_shift, fed.y_scale)
         shape, dtype = tuple(fed.x.shape[1:]), str(fed.x.dtype)
         network = network.to("cpu", torch.float32)
-        return cls(network, likelihood, model, shape, *norm, dtype, fed.dataset, fed.recipe, fed.images)
+        norm = (fed.shift, fed.scale, fed.y_shift, fed.y_scale, dtype, fed.dataset)
+        return cls(network, likelihood, model, shape, *norm, fed.recipe, fed.images, fed.transform)
 
     @property
     def description(self) -> str:
         """Data, network, inputs and outputs in one line."""
         name = self.model["name"] if self.model else type(self.network.module).__name__
         outputs = f"{self.classes} classes" if self.classes else f"{self.outputs} {_OUTPUTS[self.task]}"
+        outputs += f" ({self.transform.description})" if self.transform else ""
         return f"{self.dataset}: {name} with {self.network.layout.size:,} weights, inputs {self.shape}, {outputs}"
 
     def __repr__(self) -> str:
@@ -90,8 +93,8 @@ class InputSpec:
 
     @property
     def outputs(self) -> int:
-        """The number of the network's outputs: classes, targets, labels, or steps times classes."""
-        return self.likelihood.outputs
+        """The number of classes, targets, labels, or steps times classes."""
+        return self.likelihood.targets if isinstance(self.likelihood, GaussianNoise) else self.likelihood.outputs
 
     @property
     def task(self) -> str:
@@ -190,7 +193,8 @@ class InputSpec:
         """Return checked inputs and targets; a table may contain `y`. `end` is added to the names x and y in errors."""
         frame = self.table(x, encoded)
         if frame is not None and self.recipe is not None:
-            return self.inputs(frame), targets(frame, self.recipe, y)
+            outputs = targets(frame, self.recipe, y)
+            return self.inputs(frame), self._in_domain(outputs, f"The column '{self.recipe.target}'")
         if self.images and isinstance(x, str | os.PathLike):
             if y is not None:
                 raise InputError(f"'{x}' names the class of each image by its folder, so leave y out.")
@@ -200,7 +204,13 @@ class InputSpec:
         inputs, outputs = self.inputs(x, f"x{end}", encoded=True), self.targets(y, f"y{end}")
         if len(inputs) != len(outputs):
             raise InputError(f"x{end} has {len(inputs)} rows, y{end} has {len(outputs)}. Give one y for each row of x.")
-        return inputs, outputs
+        return inputs, self._in_domain(outputs, f"y{end}")
+
+    def _in_domain(self, y: np.ndarray, what: str) -> np.ndarray:
+        """Return targets; refuse those that the prior's transform cannot have."""
+        if self.transform is not None:
+            self.transform.check(y, lambda row: f"{what}: row {row}")
+        return y
 
     def federation(self, x: Any, y: Any = None, encoded: bool = False) -> Federation:
         """Return one client's data as a federation with the prior's normalisation."""
@@ -209,7 +219,7 @@ class InputSpec:
             raise InputError("There is a single sample. Personalisation needs two or more.")
         classes = getattr(self.likelihood, "classes", None)
         fed = Federation.from_arrays([(x, y)], task=self.task, classes=classes, normalize="none", names=["client"])
-        return dataclasses.replace(fed, **{name: getattr(self, name) for name in _NORM}, recipe=self.recipe)
+        return dataclasses.replace(fed, **{name: getattr(self, name) for name in (*_NORM, "recipe", "transform")})
 
     def normalised(self, raw: np.ndarray, device: torch.device) -> Tensor:
         """Return checked inputs as float32, normalised for the network."""
@@ -219,8 +229,9 @@ class InputSpec:
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return tensors and JSON facts for a file."""
         norm = {n: torch.as_tensor(np.asarray(getattr(self, n), np.float32)) for n in _NORM}
+        noise_by_input = isinstance(self.likelihood, GaussianNoise) and self.likelihood.by_input
         facts = {
-            "format": FORMAT,
+            "format": FORMATS[bool(self.transform or noise_by_input)],
             "model": self.model,
             "layout": _layout(self.network),
             "likelihood": likelihoods.to_json(self.likelihood),
@@ -230,6 +241,7 @@ class InputSpec:
             "recipe": self.recipe.to_json() if self.recipe else None,
             **({"images": self.images.to_json()} if self.images else {}),
             **({"tokens": True} if self.network.tokens else {}),
+            **({"transform": self.transform.to_json()} if self.transform else {}),
         }
         return prefixed("norm", norm) | prefixed("constant", self.network.constants), facts
 
@@ -239,8 +251,9 @@ class InputSpec:
 
         The caller adds the file's name to errors.
         """
-        if facts.get("format") != FORMAT:
-            raise InputError(f"The file has format {facts.get('format')!r}; this version of fedabml reads {FORMAT}.")
+        if facts.get("format") not in FORMATS:
+            known = " and ".join(map(str, FORMATS))
+            raise InputError(f"The file has format {facts.get('format')!r}; this version of fedabml reads {known}.")
         likelihood, spec = likelihoods.from_json(facts["likelihood"]), facts["model"]
         if module is None and spec is None:
             raise InputError(
@@ -268,6 +281,7 @@ class InputSpec:
             tuple(int(v) for v in facts["shape"]), **{n: norm[n].numpy() for n in _NORM}, dtype=str(facts["dtype"]),
             dataset=str(facts["dataset"]), recipe=TableRecipe.from_json(facts["recipe"]) if facts["recipe"] else None,
             images=ImageRecipe.from_json(facts["images"]) if facts.get("images") else None,
+            transform=TargetTransform.from_json(facts["transform"]) if "transform" in facts else None,
         )  # fmt: skip
         input_spec._check()
         return input_spec
@@ -281,6 +295,8 @@ class InputSpec:
                 raise InputError(f"Its {name} has the shape {shape}, the data have {full}; it is damaged.")
         if (self.scale <= 0).any() or (self.y_scale <= 0).any():
             raise InputError("Its normalisation has a scale that is not positive; it is damaged.")
+        if self.transform and (self.task != "regression" or len(self.transform.powers) not in (0, self.outputs)):
+            raise InputError("Its target transform does not fit its targets; it is damaged.")
         if self.recipe:
             expected = (len(self.recipe.feature_names),), self.recipe.task, len(self.recipe.class_names)
             if (self.shape, self.task, self.classes or 0) != expected:

@@ -23,20 +23,25 @@ def class_names(input_spec: InputSpec) -> tuple[str, ...]:
     return input_spec.class_names or (known if len(known) == classes else tuple(map(str, range(classes))))
 
 
-def output_columns(p: Prediction | Regression | MultiPrediction, input_spec: InputSpec) -> dict[str, Sequence[Any]]:
+def output_columns(
+    p: Prediction | Regression | MultiPrediction, input_spec: InputSpec, quantiles: Sequence[float] = ()
+) -> dict[str, Sequence[Any]]:
     """Return the columns of a prediction by name, each with a value per input.
 
-    They are probabilities of classes and their uncertainty, or means and deviations; then the checks, if there are any.
-    Of several labels they are those that apply and the probability of each; of steps the class of each step, with its
-    probability. The identifiers of a table's rows come first, under the name of their column.
+    They are probabilities of classes and their uncertainty, or means and deviations, with the median of a transformed
+    target and a column such as q_0.9 for each of the `quantiles`; then the checks, if there are any. Of several labels
+    they are those that apply and the probability of each; of steps the class of each step, with its probability. The
+    identifiers of a table's rows come first, under the name of their column.
     """
-    columns, recipe = _output_columns(p, input_spec), input_spec.recipe
+    columns, recipe = _output_columns(p, input_spec, quantiles), input_spec.recipe
     if p.ids is None or recipe is None or recipe.id is None:
         return columns
     return {f"id {recipe.id}" if recipe.id in ("row", *columns) else recipe.id: p.ids, **columns}
 
 
-def _output_columns(p: Prediction | Regression | MultiPrediction, input_spec: InputSpec) -> dict[str, Sequence[Any]]:
+def _output_columns(
+    p: Prediction | Regression | MultiPrediction, input_spec: InputSpec, quantiles: Sequence[float]
+) -> dict[str, Sequence[Any]]:
     columns: dict[str, Sequence[Any]]
     if isinstance(p, MultiPrediction):
         numbers = range(p.probs.shape[1])
@@ -59,7 +64,8 @@ def _output_columns(p: Prediction | Regression | MultiPrediction, input_spec: In
         return columns | _check_columns(p.checks)
     targets = p.mean.shape[1]
     ends = [""] if targets == 1 else [f"_{j}" for j in range(targets)]
-    parts = {"mean": p.mean, "std": p.std, "model_std": p.model_std}
+    parts = {"mean": p.mean, "std": p.std, "model_std": p.model_std} | ({"median": p.median} if p.transformed else {})
+    parts |= {f"q_{level:g}": p.quantile(level) for level in quantiles}
     if p.checks and p.checks.low is not None and p.checks.high is not None:
         parts |= {"low": p.checks.low, "high": p.checks.high}
     columns = {f"{name}{end}": part[:, j].tolist() for j, end in enumerate(ends) for name, part in parts.items()}

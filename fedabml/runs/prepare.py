@@ -22,7 +22,7 @@ from ..engine.autotune import COARSE, backend_of, chunk_of, device_of, dtype_of,
 from ..engine.server import cohort_size
 from ..engine.setting import Cohort, Place, Setting
 from ..errors import InputError, short
-from ..likelihoods import Likelihood
+from ..likelihoods import GaussianNoise, Likelihood
 from ..vectors import Network
 from ..version import __version__
 from .input_spec import InputSpec
@@ -157,7 +157,8 @@ def _fitting(likelihood: Likelihood | None, fed: Federation) -> Likelihood:
     """Return the likelihood, or the default of the task. Raises InputError if it does not fit the targets."""
     default = likelihoods.default(fed.task, fed.classes, 0 if fed.task == "classification" else fed.y.shape[1])
     likelihood = default if likelihood is None else likelihood
-    if likelihood.task != default.task or likelihood.outputs != default.outputs:
+    sizes = {each.targets if isinstance(each, GaussianNoise) else each.outputs for each in (likelihood, default)}
+    if likelihood.task != default.task or len(sizes) > 1:
         raise InputError(f"The likelihood {likelihood} does not fit this data: a {fed.task} with {fed.outcomes}.")
     return likelihood
 

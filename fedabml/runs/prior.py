@@ -260,7 +260,7 @@ class Posterior:
             p, names = Prediction.of(outputs, offset), spec.class_names
             p = TablePrediction(p.probs, p.mutual_information, p.surprise, classes=names) if names else p
         elif spec.task == "regression":
-            p = Regression.of(outputs, spec.y_shift, spec.y_scale)
+            p = Regression.of(outputs, spec.y_shift, spec.y_scale, spec.transform)
         else:
             p = MultiPrediction.of(outputs)
         if self.trust is None:
@@ -318,7 +318,7 @@ class Posterior:
 
         The module expects normalised inputs, (x − input_spec.shift) / input_spec.scale; the inputs of a table are what
         `input_spec.recipe.apply` returns. It returns the network's bare outputs: without log π of the client's label
-        level and, for regression, in units of the standardised target.
+        level and, for regression, in units of the standardised target (with `input_spec.transform`, the transformed).
         """
         return self.input_spec.network.to_module(self.q.mean)
 

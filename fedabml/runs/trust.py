@@ -86,7 +86,7 @@ class Trust:
         common: dict[str, Any] = {"false_alarms": false_alarms, "density": density, "density_limit": density_limit}
         common |= {"rows": len(y), "coverage": coverage, "ranges": ranges, "range_limit": range_limit}
         if isinstance(p, Regression):
-            scores = calibration.interval_scores(p.mean, p.std, y).max(1)
+            scores = calibration.interval_scores(*p.gaussian(), p.latent(y)).max(1)
             return cls(quantile=calibration.conformal_quantile(scores, coverage), **common)
         if isinstance(p, MultiPrediction):  # one temperature for every known answer; sets are of a single answer
             flat, known, _ = p.flat(y, np.arange(len(y)))
@@ -154,8 +154,8 @@ class Trust:
             score = np.maximum(score, distance / self.density_limit)
         checks = Checks(self.coverage, alarm, distance, flags, score=score)
         if isinstance(p, Regression):
-            low, high = calibration.intervals(p.mean, p.std, self.quantile)
-            return replace(p, checks=replace(checks, low=low, high=high))
+            low, high = calibration.intervals(*p.gaussian(), self.quantile)
+            return replace(p, checks=replace(checks, low=p.original(low), high=p.original(high)))
         probs = calibration.with_temperature(p.probs, self.temperature)
         if isinstance(p, MultiPrediction):
             return replace(p, probs=probs, checks=checks)
