@@ -348,8 +348,11 @@ def predict(
 
     _check_apart(out, data, posterior)
     check_new(out, force=force)
+    levels = _levels(quantiles)
     import_code(model=model)
-    loaded, levels = load_posterior(posterior), _levels(quantiles)
+    levels = _levels(quantiles)
+    import_code(model=model)
+    loaded = load_posterior(posterior)
     if levels and loaded.input_spec.task != "regression":
         raise InputError("--quantiles are for a regression, but this posterior predicts classes. Leave them out.")
     images, spec = _image_recipe(data, loaded.input_spec), loaded.input_spec.with_id(id_column)

@@ -96,6 +96,7 @@ def test_scores_are_in_the_original_unit(fed, run):
         assert run.summary[name] == pytest.approx(np.mean(each), rel=0.15, abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", [None, "log", "boxcox"])
 def test_intervals_of_a_positive_target_cover_and_never_begin_below_zero(fed, transform):
     prior = fedabml.train(fed.with_positive_target(transform), "mlp", evaluate=False, **QUICK).prior
