@@ -350,8 +350,6 @@ def predict(
     check_new(out, force=force)
     levels = _levels(quantiles)
     import_code(model=model)
-    levels = _levels(quantiles)
-    import_code(model=model)
     loaded = load_posterior(posterior)
     if levels and loaded.input_spec.task != "regression":
         raise InputError("--quantiles are for a regression, but this posterior predicts classes. Leave them out.")
