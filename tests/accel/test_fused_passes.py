@@ -188,7 +188,10 @@ def trained(algorithm, dtype="float32", workers=1):
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name not in ("fedabml", "scaffold"))) for name in ALGORITHMS],
+)
 def test_fused_steps_have_the_same_bits(name, eager, monkeypatch, caplog):
     with caplog.at_level(logging.DEBUG, "fedabml"):
         losses, shared, programs = trained(ALGORITHMS[name])

@@ -73,6 +73,7 @@ def ran(script, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_is_the_same_after_training_as_before(tmp_path):
     script = f"""{SETUP}
 import torch
@@ -114,6 +115,7 @@ assert "torch" in sys.modules and dict(os.environ) == before
 
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="this system has no fork")
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_forked_child_trains_as_its_parent_does(tmp_path):
     script = f"""
 import os, sys, torch, warnings

@@ -56,7 +56,8 @@ def wait_for_round(process, run, round):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["fedabml", pytest.param("local", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("algorithm", ["fedabml", "local"])
 def test_killed_twice_and_resumed_is_bit_equal(tmp_path, algorithm):
     words = [*TRAIN, "--algorithm", algorithm]
     whole = start(tmp_path, *words, "--out", "whole", "--quiet")
@@ -81,7 +82,7 @@ def test_killed_twice_and_resumed_is_bit_equal(tmp_path, algorithm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("word", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_ctrl_c_says_how_to_go_on(tmp_path, word):
     process = start(tmp_path, *TRAIN, "--rounds", "100000", "--out", "my run")
     saved = wait_for_round(process, tmp_path / "my run", 3)

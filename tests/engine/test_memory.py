@@ -388,7 +388,7 @@ def test_the_memory_of_a_client_is_known_to_a_factor_of_two(model, lanes):
 
 # -- samples on the host --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("local", [1 << 28, 0])
-@pytest.mark.parametrize("task", ["images", "regression"])
+@pytest.mark.parametrize("task", ["images", pytest.param("regression", marks=pytest.mark.nightly)])
 @pytest.mark.slow
 def test_samples_on_the_host_give_the_same_run(monkeypatch, task, local):
     g = np.random.default_rng(0)

@@ -488,6 +488,7 @@ def test_a_run_says_its_estimator_and_refuses_another():
         FedABML(antithetic=1)
 
 
+@pytest.mark.nightly
 def test_the_loss_compiles_in_one_graph():
     """No Python of it depends on values, so it can also be captured."""
     loss, q, batch = setting("norm", "local")

@@ -159,6 +159,7 @@ def test_several_processes_get_what_one_gets(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_with_too_little_memory(tmp_path):
     _, said = finish(2, ROOT / "tests/engine/many.py", "crowded", tmp_path)
     assert said.count("does not suffice for") == 1  # the resumed run knows

@@ -86,7 +86,7 @@ def cells(own, algorithms=("fedabml", "fedavg-ft"), seeds=3, **more):
 
 
 @pytest.mark.parametrize("kind", ["folder", "csv", "amounts"])
-@pytest.mark.parametrize("validation", [0.0, 0.3])
+@pytest.mark.parametrize("validation", [pytest.param(0.0, marks=pytest.mark.nightly), 0.3])
 @pytest.mark.slow
 def test_seeds_form_one_batch_with_the_numbers_of_each_alone(kind, validation, request, tmp_path, monkeypatch):
     own = request.getfixturevalue(kind)

@@ -32,8 +32,13 @@ def flipped(path, chance):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "kind"),
-    [(FedAvg(), "round"), (Scaffold(), "round"), (Scaffold(), "kept"), (Ditto(), "round"), (Ditto(), "kept")],
-    ids=["fedavg-round", "scaffold-round", "scaffold-kept", "ditto-round", "ditto-kept"],
+    [
+        pytest.param(FedAvg(), "round", id="fedavg-round"),
+        pytest.param(Scaffold(), "kept", id="scaffold-kept"),
+        pytest.param(Scaffold(), "round", id="scaffold-round", marks=pytest.mark.nightly),
+        pytest.param(Ditto(), "round", id="ditto-round", marks=pytest.mark.nightly),
+        pytest.param(Ditto(), "kept", id="ditto-kept", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_run_resumed_from_the_checkpoint_before_ends_with_the_same_bits(tmp_path, caplog, algorithm, kind):
     whole, chance = tmp_path / "whole", random.Random(kind)

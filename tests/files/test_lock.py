@@ -94,6 +94,7 @@ def test_the_lock_ends_with_the_process(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_of_two_runs_started_at_once_in_one_folder_one_runs(tmp_path):
     pair = [start(tmp_path, *TRAIN[:-1], seed, "--out", "run", "--quiet") for seed in (1, 2)]
     said = [process.communicate(timeout=MOST)[1] for process in pair]

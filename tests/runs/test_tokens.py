@@ -66,7 +66,9 @@ def sentences(seed=0, clients=4, dtype=np.int64):
 
 
 @pytest.mark.parametrize("backend", ["vmap", "loop"])
-@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.float64])
+@pytest.mark.parametrize(
+    "dtype", [np.int64, *(pytest.param(kind, marks=pytest.mark.nightly) for kind in (np.int32, np.float64))]
+)
 @pytest.mark.slow
 def test_tokens_are_looked_up_as_they_are(backend, dtype):
     fed = fedabml.Federation.from_arrays(sentences(dtype=dtype), sentences(1, dtype=dtype))
