@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from .console import note, print_line
-from .options import Config, command
+from .options import Config, command, import_code
 
 TOKEN = "FEDABML_TOKEN"  # the environment variable that may hold the token
 
@@ -33,6 +33,7 @@ def serve(
     samples: int | None = None,
     seed: int = 0,
     device: str = "auto",
+    model: str | None = None,
     config: Config = None,
 ) -> None:
     """Answer predictions over HTTP with a client's posterior.
@@ -71,6 +72,7 @@ def serve(
         raise InputError("Serving needs FastAPI and uvicorn: pip install fedabml[serve].") from error
     from ..serve import ServeOptions, create_app
 
+    import_code(model=model)
     token = _token(token_file)
     if token is None and not _is_loopback(host):
         raise InputError(

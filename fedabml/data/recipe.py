@@ -126,9 +126,14 @@ class TableRecipe:
     def _date_parts(self) -> set[str]:
         return {part for name, times in self.dates.items() for part in part_names(name, times)}
 
-    def _check_columns(self, frame: pd.DataFrame) -> None:
+    @property
+    def table_columns(self) -> tuple[str, ...]:
+        """The columns that a table must have: those of numbers, words and dates."""
         parts = self._date_parts
-        for name in (*(each for each in self.columns if each not in parts), *self.dates):
+        return (*(name for name in self.columns if name not in parts), *self.dates)
+
+    def _check_columns(self, frame: pd.DataFrame) -> None:
+        for name in self.table_columns:
             if name not in frame.columns:
                 raise InputError(f"The table has no column '{name}'.{nearest(name, map(str, frame.columns))}")
 

@@ -33,10 +33,15 @@ def output_columns(
     they are those that apply and the probability of each; of steps the class of each step, with its probability. The
     identifiers of a table's rows come first, under the name of their column.
     """
-    columns, recipe = _output_columns(p, input_spec, quantiles), input_spec.recipe
-    if p.ids is None or recipe is None or recipe.id is None:
+    return with_ids(_output_columns(p, input_spec, quantiles), p.ids, input_spec)
+
+
+def with_ids(columns: dict[str, Sequence[Any]], ids: Sequence[str] | None, spec: InputSpec) -> dict[str, Sequence[Any]]:
+    """Return the columns with the identifiers of their rows, if there are any, before them."""
+    if ids is None or spec.recipe is None or spec.recipe.id is None:
         return columns
-    return {f"id {recipe.id}" if recipe.id in ("row", *columns) else recipe.id: p.ids, **columns}
+    name = spec.recipe.id
+    return {f"id {name}" if name in ("row", *columns) else name: ids, **columns}
 
 
 def _output_columns(

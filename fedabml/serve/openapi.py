@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..data import TableRecipe
+from ..data.dates import part_names
 from ..runs.input_spec import InputSpec
 from ..runs.prior import Posterior
 from ..version import __version__
@@ -24,7 +25,7 @@ SIGNIFICANT = 6  # digits of an example's numbers
 def example_row(spec: InputSpec) -> Any:
     """Return a usual row: an object with the table's columns, or nested lists of the inputs' shape."""
     if spec.recipe is not None:
-        return {name: _example_cell(spec.recipe, name) for name in spec.recipe.columns}
+        return {name: _example_cell(spec.recipe, name) for name in spec.recipe.table_columns}
     if spec.network.tokens:
         return np.zeros(spec.shape, int).tolist()
     usual = np.broadcast_to(np.asarray(spec.shift, np.float64), spec.shape)
@@ -109,7 +110,10 @@ def _rounded(value: float) -> float:
 def _example_cell(recipe: TableRecipe, name: str) -> Any:
     if name in recipe.numeric:
         return _rounded(recipe.numeric[name].median)
-    return next(iter(recipe.categories[name]), None) if name in recipe.categories else None
+    if name in recipe.dates:
+        year = int(recipe.numeric[part_names(name, recipe.dates[name])[0]].median)
+        return f"{year:04d}-07-01T12:00" if recipe.dates[name] else f"{year:04d}-07-01"
+    return next(iter(recipe.categories[name]), None)
 
 
 def _example_csv(spec: InputSpec) -> str:
@@ -136,8 +140,10 @@ def _row(spec: InputSpec) -> dict[str, Any]:
         return schema
     kinds = {name: {"type": ["number", "null"]} for name in recipe.numeric}
     words = {name: {"enum": [*known, None]} for name, known in recipe.categories.items()}
-    every: dict[str, Any] = {name: {} for name in recipe.columns} | kinds | words
-    return {"type": "object", "required": list(recipe.columns), "properties": every}
+    dates = {n: {"type": ["string", "null"], "format": "date-time" if t else "date"} for n, t in recipe.dates.items()}
+    every: dict[str, Any] = kinds | words | dates
+    names = recipe.table_columns
+    return {"type": "object", "required": list(names), "properties": {name: every[name] for name in names}}
 
 
 def _operation(summary: str, name: str, *errors: str) -> dict[str, Any]:

@@ -46,7 +46,8 @@ async function load() {
   at("paths").replaceChildren();
   const row = content.schema.properties.rows.items;
   for (const [name, kind] of Object.entries(row.properties || {}))
-    line(at("columns"), name, kind.enum ? kind.enum.map(v => v === null ? "null" : v).join(", ") : "number, or null");
+    line(at("columns"), name,
+         kind.enum ? kind.enum.map(v => v === null ? "null" : v).join(", ") : (kind.format || "number") + ", null");
   if (!row.properties) line(at("columns"), "numbers", JSON.stringify(row));
   for (const [path, methods] of Object.entries(spec.paths))
     for (const [method, about] of Object.entries(methods)) line(at("paths"), method.toUpperCase(), path, about.summary);

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from torch import nn
 
@@ -15,14 +16,16 @@ from ..arguments import check_fields, whole
 from ..errors import InputError
 from ..files.paths import open_regular
 from ..files.sealed import tensors_digest
-from ..runs.input_spec import InputSpec
-from ..runs.outputs import class_names
+from ..runs.input_spec import Inputs, InputSpec
+from ..runs.outputs import class_names, output_columns, with_ids
 from ..runs.prior import Posterior, load_posterior
-from .batching import Batcher, Columns, predictor
-from .bodies import read_json_body
+from .batching import Answer, Batcher, Columns, Job
+from .bodies import PARSERS, Rows, read_rows
 from .metrics import Metrics
 from .openapi import description, example_body
 
+P = ParamSpec("P")
+R = TypeVar("R")
 UNKNOWN = ("refuse", "other")  # what to do with a word that no training row had
 ATTEMPTS = 3  # to read a file that is being replaced
 
@@ -73,15 +76,14 @@ class Service:
         self.path, self.options, self.metrics, self._model = Path(path), options, Metrics(), model
         self.in_flight = 0  # requests to /predict; the event loop alone changes it
         self._lock = threading.Lock()
-        self._predict = predictor(options.samples, options.seed, options.device)
         self._seen = self._signature()
         self.served = self._load()
-        self.batcher: Batcher | None = None
+        self.batcher: Batcher[Posterior] | None = None
         self._use(self.served)
 
     def start(self) -> None:
         """Start the thread that predicts."""
-        self.batcher = Batcher(self._predict, self.options.batch_wait, lambda: self.in_flight, self._count_batch)
+        self.batcher = Batcher(self._answer, self.options.batch_wait, lambda: self.in_flight)
 
     def stop(self) -> None:
         """Answer what waits, and end the thread."""
@@ -137,9 +139,42 @@ class Service:
                 break
         else:
             raise InputError(f"'{self.path}' is replaced again and again while it is read.")
-        example = example_body(posterior.input_spec)
-        answer: Columns = self._predict(posterior, read_json_body(posterior, example, 1, False).inputs)
-        return Served(posterior, digest, description(posterior, answer, self.options.max_rows))
+        spec = posterior.input_spec
+        example = PARSERS["application/json"](spec, example_body(spec), 1)
+        columns = self._predict(posterior, read_rows(posterior, [example], False))
+        return Served(posterior, digest, description(posterior, columns, self.options.max_rows))
+
+    def _predict(self, posterior: Posterior, inputs: Inputs) -> Columns:
+        options = self.options
+        p = posterior.predict_inputs(inputs, options.samples, options.seed, options.device)
+        return output_columns(p, posterior.input_spec)
+
+    def _answer(self, posterior: Posterior, jobs: Sequence[Job[Posterior]]) -> list[Answer | Exception]:
+        """Return the answers of a batch, whose rows are predicted together, and the errors of jobs that do not fit."""
+        spec, refuse = posterior.input_spec, self.options.unknown == "refuse"
+        parsed = [_attempt(PARSERS[job.kind], spec, job.body, self.options.max_rows) for job in jobs]
+        good = [part for part in parsed if isinstance(part, Rows)]
+        inputs = _attempt(read_rows, posterior, good, refuse) if good else None
+        if isinstance(inputs, InputError):  # find out whose rows do not fit, and read the others together
+            alone = {id(part): _attempt(read_rows, posterior, [part], refuse) for part in good}
+            parsed = [e if isinstance(e := alone.get(id(part)), InputError) else part for part in parsed]
+            good = [part for part in parsed if isinstance(part, Rows)]
+            inputs = read_rows(posterior, good, refuse) if good else None
+        columns = self._predict(posterior, inputs) if inputs else {}
+        answers: list[Answer | Exception] = []
+        start = 0
+        for part in parsed:
+            if isinstance(part, InputError):
+                answers.append(part)
+                continue
+            rows = slice(start, start := start + len(part.x))
+            own = {name: values[rows] for name, values in columns.items()}
+            ids = spec.ids(part.x) if spec.recipe else None
+            answers.append(Answer(with_ids(own, ids, spec), part.ignored))
+        if good:
+            self.metrics.observe("batch_requests", len(good))
+            self.metrics.observe("batch_rows", start)
+        return answers
 
     def _signature(self) -> tuple[int, int, int]:
         """Return what changes when a file is replaced or written to; zeros if there is none."""
@@ -149,9 +184,13 @@ class Service:
             return 0, 0, 0
         return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
-    def _count_batch(self, requests: int, rows: int) -> None:
-        self.metrics.observe("batch_requests", requests)
-        self.metrics.observe("batch_rows", rows)
+
+def _attempt(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | InputError:
+    """Return what a function returns, or the InputError that it raises."""
+    try:
+        return function(*args, **kwargs)
+    except InputError as error:
+        return error
 
 
 def _digest(path: str | os.PathLike[str]) -> str:
@@ -165,7 +204,7 @@ def _digest(path: str | os.PathLike[str]) -> str:
 def _difference(old: InputSpec, new: InputSpec) -> str:
     """Return what differs in what clients send or get; an empty text if nothing does."""
     recipes = [spec.recipe for spec in (old, new)]
-    columns = [sorted((n, n in r.numeric) for n in r.columns) if r else None for r in recipes]
+    columns = [sorted((n, n in r.numeric) for n in r.table_columns) if r else None for r in recipes]
     if columns[0] != columns[1] or ((old.shape, old.dtype) != (new.shape, new.dtype) and recipes[0] is None):
         return "inputs"
     same = old.task == new.task and old.outputs == new.outputs and class_names(old) == class_names(new)

@@ -1,0 +1,233 @@
+"""Measure a service under load: `fedabml serve` as a process of its own, and many clients at once.
+
+    python -m benchmarks.serve [--seconds 60] [--clients 50] [--rows 1] [--out results/reliability/serving.jsonl]
+
+Half of the requests are JSON and half CSV; one in twenty is malformed and must be refused. Halfway a newer posterior
+takes the place of the first, without a lost request. Every answer is compared with `Posterior.predict`. The record has
+requests per second, quantiles of the latency seen by clients, statuses and the memory of the service.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+import fedabml
+from fedabml.files.sealed import tensors_digest
+from fedabml.runs.outputs import output_columns
+from fedabml.runs.provenance import code, hardware
+
+TOKEN = "a token for a benchmark"
+BAD = b'{"rows": [{"age": "old"}]}'
+WORST = 1e-6  # difference of a probability from `predict`
+
+
+def patients(n: int, seed: int) -> pd.DataFrame:
+    """Return a synthetic table: numbers with gaps, words, and a class that depends on them."""
+    g = np.random.default_rng(seed)
+    age, sex = g.normal(60, 10, n).round(), g.choice(["f", "m"], n)
+    frame = pd.DataFrame({"site": g.choice([*"abc"], n), "age": age, "bmi": g.normal(25, 3, n), "sex": sex})
+    frame["smoker"] = g.choice(["no", "yes", "former"], n)
+    frame["ill"] = np.where(age + 5 * (sex == "m") + g.normal(0, 4, n) > 62, "yes", "no")
+    frame.loc[g.random(n) < 0.05, "bmi"] = np.nan
+    return frame
+
+
+def posteriors() -> list[fedabml.Posterior]:
+    """Return two posteriors of one prior, an MLP on the synthetic table."""
+    fed = fedabml.read_table(patients(600, 0), client="site", target="ill")
+    run = fedabml.train(fed, "mlp", fedabml.FedABML(lr=0.05), rounds=5, participation=1.0, epochs=1, evaluate=False)
+    own = patients(200, 1)
+    return [run.prior.personalize(own, validation=0.3, seed=seed, epochs=seed + 1) for seed in (0, 1)]
+
+
+@contextmanager
+def service(path: Path, folder: Path) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """Start the service; yields its port and process."""
+    token = folder / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    command = [sys.executable, "-m", "fedabml", "serve", str(path), "--port", "0", "--token-file", str(token)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = next(line.split()[1] for line in process.stdout if line.startswith("serving"))
+        yield int(address.rpartition(":")[2].removesuffix("/docs")), process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@dataclass
+class Tally:
+    """What clients saw."""
+
+    seconds: list[float] = field(default_factory=list)
+    statuses: Counter[int] = field(default_factory=Counter)
+    lost: int = 0  # requests without an answer
+    wrong: int = 0  # answers that differ from `predict`
+    worst: float = 0.0
+    used: Counter[str] = field(default_factory=Counter)  # answers by posterior
+
+
+async def call(
+    stream: tuple[asyncio.StreamReader, asyncio.StreamWriter], method: str, path: str, body: bytes, kind: str
+) -> tuple[int, bytes]:
+    """Send a request on a connection that is kept, and return its status and body."""
+    reader, writer = stream
+    head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {TOKEN}\r\n"
+    writer.write(f"{head}content-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+    top = await reader.readuntil(b"\r\n\r\n")
+    status, length = int(top.split(b" ", 2)[1]), 0
+    for line in top.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        length = int(value) if name.lower() == b"content-length" else length
+    return status, await reader.readexactly(length)
+
+
+async def client(port: int, number: int, end: float, cases: list[Any], tally: Tally) -> None:
+    """Ask until the end, one request after another."""
+    g = np.random.default_rng(number)
+    stream = await asyncio.open_connection("127.0.0.1", port)
+    while time.perf_counter() < end:
+        case, bad, csv = g.integers(len(cases)), g.random() < 0.05, g.random() < 0.5
+        bodies, expected = cases[case]
+        body, kind = (
+            (BAD, "application/json") if bad else (bodies[int(csv)], ("application/json", "text/csv")[int(csv)])
+        )
+        begun = time.perf_counter()
+        try:
+            status, answer = await call(stream, "POST", "/predict", body, kind)
+        except (OSError, asyncio.IncompleteReadError):
+            tally.lost += 1
+            stream = await asyncio.open_connection("127.0.0.1", port)
+            continue
+        tally.seconds.append(time.perf_counter() - begun)
+        tally.statuses[status] += 1
+        if status == 200:
+            reply = json.loads(answer)
+            tally.used[reply["posterior"]] += 1
+            got = [row["p_yes"] for row in reply["predictions"]]
+            off = float(np.abs(np.subtract(got, expected[reply["posterior"]])).max())
+            tally.worst, tally.wrong = max(tally.worst, off), tally.wrong + (off > WORST)
+        else:
+            tally.wrong += not bad
+    stream[1].close()
+
+
+def memory(process: int) -> int:
+    """Return the resident bytes of a process; 0 where the system does not say."""
+    try:
+        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+async def load(
+    port: int, process: int, path: Path, newer: bytes, args: argparse.Namespace, cases: Any
+) -> dict[str, Any]:
+    """Run all clients, replace the posterior halfway, and return what was seen."""
+    warm, tally, sizes = Tally(), Tally(), []
+    await client(port, 10**6, time.perf_counter() + min(2.0, args.seconds / 4), cases, warm)
+    begun = time.perf_counter()
+    end = begun + args.seconds
+    clients = [asyncio.create_task(client(port, i, end, cases, tally)) for i in range(args.clients)]
+    swapped = False
+    while time.perf_counter() < end:
+        await asyncio.sleep(min(0.5, args.seconds / 10))
+        sizes.append(memory(process))
+        if not swapped and time.perf_counter() > begun + args.seconds / 2:
+            aside = path.with_suffix(".part")
+            aside.write_bytes(newer)
+            aside.replace(path)
+            stream = await asyncio.open_connection("127.0.0.1", port)
+            status, answer = await call(stream, "POST", "/reload", b"", "application/json")
+            assert status == 200 and json.loads(answer)["replaced"], answer
+            stream[1].close()
+            swapped = True
+    await asyncio.gather(*clients)
+    seconds = time.perf_counter() - begun
+    p50, p90, p99 = (1000 * float(q) for q in np.quantile(tally.seconds, [0.5, 0.9, 0.99]))
+    return {
+        "requests": len(tally.seconds), "per_second": len(tally.seconds) / seconds, "p50_ms": p50, "p90_ms": p90,
+        "p99_ms": p99, "most_ms": 1000 * max(tally.seconds), "lost": tally.lost, "wrong": tally.wrong,
+        "worst_difference": tally.worst, "statuses": {str(k): v for k, v in sorted(tally.statuses.items())},
+        "answers_by_posterior": list(tally.used.values()), "memory_first": sizes[0], "memory_last": sizes[-1],
+        "memory_most": max(sizes), "seconds": seconds,
+    }  # fmt: skip
+
+
+def keeping(posterior: fedabml.Posterior, turns: int = 30) -> dict[str, float]:
+    """Return the milliseconds of a prediction of one row with weight samples drawn anew and kept, in turn."""
+    frame, times = patients(1, 3), {"drawn_ms": [0.0] * 0, "kept_ms": [0.0] * 0}
+    read = posterior.read(frame)
+    for _ in range(turns):
+        vars(posterior).pop("_kept", None)
+        for name in times:
+            begun = time.perf_counter()
+            posterior.predict_inputs(read)
+            times[name].append(1000 * (time.perf_counter() - begun))
+    medians = {name: float(np.median(each)) for name, each in times.items()}
+    return medians | {"ratio": medians["drawn_ms"] / medians["kept_ms"]}
+
+
+def main() -> None:
+    """Measure, print the record, and add it to a file of JSON lines."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--rows", type=int, default=1, help="rows of a request")
+    parser.add_argument("--out", type=Path, help="file of JSON lines to add the record to")
+    args = parser.parse_args()
+    old, new = posteriors()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path, newer = old.save(folder / "posterior.safetensors"), new.save(folder / "newer.safetensors")
+        digests = [tensors_digest(each) for each in (path, newer)]
+        cases = []
+        for seed in range(20):
+            frame = patients(args.rows, 100 + seed).drop(columns=["site", "ill"])
+            rows = [{k: None if v != v else v for k, v in row.items()} for row in frame.to_dict("records")]
+            expected = {
+                str(digest)[:16]: output_columns(each.predict(frame), each.input_spec)["p_yes"]
+                for digest, each in zip(digests, (old, new), strict=True)
+            }
+            cases.append(((json.dumps({"rows": rows}).encode(), frame.to_csv(index=False).encode()), expected))
+        with service(path, folder) as (port, process):
+            seen = asyncio.run(load(port, process.pid, path, newer.read_bytes(), args, cases))
+    record = {"command": " ".join(["python -m benchmarks.serve", *sys.argv[1:]]), "clients": args.clients}
+    record |= {
+        "rows": args.rows,
+        **seen,
+        "weights": keeping(old),
+        "cores": os.cpu_count(),
+        "code": code(),
+        "hardware": hardware(torch.device("cpu")),
+    }
+    print(json.dumps(record, indent=1))
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        with args.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+    assert not record["lost"] and not record["wrong"] and not any(int(s) >= 500 for s in seen["statuses"])
+
+
+if __name__ == "__main__":
+    main()
