@@ -35,8 +35,10 @@ class TooManyRows(InputError):
 class Rows(NamedTuple):
     """The rows of a request before they are read, and the columns among them that the posterior does not read."""
 
-    x: Any  # a frame for a table, else an array [n, *shape]
+    size: int
+    x: Any  # a table's columns by name, a list of cells each; else an array [n, *shape]
     ignored: list[str]
+    ids: list[str] | None = None
 
 
 def parse_json_body(spec: InputSpec, body: bytes, max_rows: int) -> Rows:
@@ -54,12 +56,11 @@ def parse_json_body(spec: InputSpec, body: bytes, max_rows: int) -> Rows:
     if recipe is None:
         if "true" in text or "false" in text:  # numpy would make numbers of them
             raise InputError("The rows hold true or false, where numbers are needed.")
-        return Rows(_array(rows, spec), [])
+        return Rows(len(rows), _array(rows, spec), [])
     cells = {name: _column(rows, name, recipe) for name in recipe.table_columns}
     others = sorted({name for row in rows for name in row} - set(cells))
-    if recipe.id is not None and recipe.id in others:
-        cells[recipe.id] = _column(rows, recipe.id, recipe)
-    return Rows(pandas().DataFrame(cells, dtype=object), _ignored(others, recipe))
+    ids = _ids(_column(rows, recipe.id, recipe)) if recipe.id is not None and recipe.id in others else None
+    return Rows(len(rows), cells, _ignored(others, recipe), ids)
 
 
 def parse_csv_body(spec: InputSpec, body: bytes, max_rows: int) -> Rows:
@@ -70,7 +71,8 @@ def parse_csv_body(spec: InputSpec, body: bytes, max_rows: int) -> Rows:
     if recipe is None:
         if len(spec.shape) != 1:
             raise InputError(f"Inputs of shape {spec.shape} do not fit into a CSV. Send JSON.")
-        return Rows(_array(_numbers(text, max_rows), spec), [])
+        array = _array(_numbers(text, max_rows), spec)
+        return Rows(len(array), array, [])
     head = text.lstrip().partition("\n")[0]
     if head.count(",") >= MAX_COLUMNS:
         raise InputError(f"The first line has more than {MAX_COLUMNS:,} columns.")
@@ -84,11 +86,12 @@ def parse_csv_body(spec: InputSpec, body: bytes, max_rows: int) -> Rows:
     _check_count(len(frame), max_rows)
     if not isinstance(frame.index, pandas().RangeIndex):
         raise InputError("The rows have more cells than the first line has columns.")
-    frame, needed = frame.rename(columns=str), recipe.table_columns
-    if missing := next((name for name in needed if name not in frame), None):
-        raise InputError(f"The table has no column '{missing}'.{nearest(missing, frame.columns)}")
-    kept = [*needed, recipe.id] if recipe.id in frame else [*needed]
-    return Rows(frame[kept].astype(object), _ignored(sorted(set(frame.columns) - set(kept)), recipe))
+    names = [str(name) for name in frame.columns]
+    if missing := next((name for name in recipe.table_columns if name not in names), None):
+        raise InputError(f"The table has no column '{missing}'.{nearest(missing, names)}")
+    cells = {name: frame.iloc[:, names.index(name)].tolist() for name in recipe.table_columns}
+    ids = _ids(frame[recipe.id].tolist()) if recipe.id in names else None
+    return Rows(len(frame), cells, _ignored(sorted(set(names) - set(cells)), recipe), ids)
 
 
 PARSERS: dict[str, Callable[[InputSpec, bytes, int], Rows]] = {
@@ -100,13 +103,14 @@ PARSERS: dict[str, Callable[[InputSpec, bytes, int], Rows]] = {
 def read_rows(posterior: Posterior, parts: Sequence[Rows], refuse_unknown: bool) -> Inputs:
     """Return the inputs of several requests as one; a word that no training row had is refused if asked for.
 
-    Reading a frame takes pandas milliseconds for one row and for fifty, so requests are joined before.
+    A frame takes pandas milliseconds for one row and for fifty, so requests are joined before. Its cells stay what they
+    are in each request: pandas would choose a type for the whole column.
     """
     recipe = posterior.input_spec.recipe
     if recipe is None:
         return posterior.read(np.concatenate([part.x for part in parts]) if len(parts) > 1 else parts[0].x)
-    names = list(recipe.table_columns)
-    frame = pandas().concat([part.x[names] for part in parts], ignore_index=True) if len(parts) > 1 else parts[0].x
+    joined = {name: [cell for part in parts for cell in part.x[name]] for name in recipe.table_columns}
+    frame = pandas().DataFrame(joined, dtype=object)
     for name, known in recipe.categories.items() if refuse_unknown else ():
         for row, text in enumerate(as_text(frame[name]), 1):
             if text and text not in known:
@@ -116,6 +120,10 @@ def read_rows(posterior: Posterior, parts: Sequence[Rows], refuse_unknown: bool)
                     f"{short(some, 300)}. Send a known value, or null if it is missing."
                 )
     return posterior.read(frame)
+
+
+def _ids(cells: list[Any]) -> list[str]:
+    return as_text(pandas().Series(cells, dtype=object))
 
 
 def _ignored(names: list[str], recipe: TableRecipe) -> list[str]:

@@ -167,10 +167,9 @@ class Service:
             if isinstance(part, InputError):
                 answers.append(part)
                 continue
-            rows = slice(start, start := start + len(part.x))
+            rows = slice(start, start := start + part.size)
             own = {name: values[rows] for name, values in columns.items()}
-            ids = spec.ids(part.x) if spec.recipe else None
-            answers.append(Answer(with_ids(own, ids, spec), part.ignored))
+            answers.append(Answer(with_ids(own, part.ids, spec), part.ignored))
         if good:
             self.metrics.observe("batch_requests", len(good))
             self.metrics.observe("batch_rows", start)

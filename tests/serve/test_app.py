@@ -15,6 +15,7 @@ from fedabml.serve import ServeOptions, create_app
 from tests.cli.command import run
 from tests.serve.running import BEARER, TOKEN, array_posterior, patients, running, table_posterior
 
+pytestmark = pytest.mark.slow
 JSON, CSV = {"content-type": "application/json"}, {"content-type": "text/csv"}
 ROW = {"age": 60, "bmi": None, "sex": "f"}
 
@@ -295,7 +296,6 @@ def test_a_watched_file_is_taken_when_it_changes(files, tmp_path):
 
 
 # -- the command ----------------------------------------------------------------------------------------------
-@pytest.mark.slow
 def test_the_command_serves_and_ends_at_a_signal(files, tmp_path):
     token = tmp_path / "token"
     token.write_text(TOKEN + "\n")
