@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .evaluation.inspection import Inspection, inspect_table
     from .evaluation.predictions import Prediction, Regression
     from .evaluation.structured import MultiPrediction
+    from .experiments.functions import compare, reproduce, tune
     from .likelihoods import Bernoulli, Categorical, GaussianNoise, StepCategorical
     from .runs.prepare import prepare
     from .runs.prior import Posterior, Prior, TablePrediction, load_posterior, load_prior
@@ -32,6 +33,7 @@ _HOMES = {
     "evaluation.inspection": ("Inspection", "inspect_table"),
     "evaluation.predictions": ("Prediction", "Regression"),
     "evaluation.structured": ("MultiPrediction",),
+    "experiments.functions": ("compare", "reproduce", "tune"),
     "likelihoods": ("Bernoulli", "Categorical", "GaussianNoise", "StepCategorical"),
     "runs.prepare": ("prepare",),
     "runs.prior": ("Posterior", "Prior", "TablePrediction", "load_posterior", "load_prior"),
@@ -45,8 +47,8 @@ __all__ = [
     "Algorithm", "Bernoulli", "Categorical", "FedABML", "FedAvg", "Federation", "GaussianNoise", "InputError",
     "Inspection", "Local", "MultiPrediction", "Posterior", "Prediction", "Prior", "Regression", "Run", "SiteReport",
     "StepCategorical", "TablePrediction", "TrainingError", "__version__",
-    "compare_at_site", "federate", "inspect_table", "load", "load_posterior", "load_prior", "prepare", "read_table",
-    "replace_batchnorm", "train",
+    "compare", "compare_at_site", "federate", "inspect_table", "load", "load_posterior", "load_prior", "prepare",
+    "read_table", "replace_batchnorm", "reproduce", "train", "tune",
 ]  # fmt: skip
 __getattr__ = import_on_use(__name__, {m: (m, *_HOMES.get(m, ())) for m in (*_HOMES, *_MODULES)})
 

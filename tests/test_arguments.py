@@ -123,6 +123,7 @@ def calls(t):
     run |= {"model_options": {}, "pretrained": None}
     scoring = {"evaluate": True, "eval_every": 0, "eval_clients": 2, "eval_all": True, "split": "test", "out": None}
     scoring |= {"resume": False, "extra": {}, "on_start": lambda setup, sim: None, "on_round": lambda line: None}
+    scoring |= {"progress": False}
     arrays = {"train": pairs(), "test": pairs(seed=1), "val": None, "names": ["a", "b", "c"]}
     told = {"task": "classification", "classes": 2, "normalize": "auto", "dataset": "arrays", "drop_small": False}
     read = {"task": None, "drop_small": False, "image_size": None}
@@ -150,6 +151,12 @@ def calls(t):
     }
     asked = {"x": x, "samples": 2, "seed": 0, "device": "cpu", "encoded": False, "id": None}
     hyper = {"lr": 0.1, "momentum": 0.0, "personal_epochs": 1, "weights": "uniform", "label_alpha": 0.1}
+    experiment = {"fed": fed, "model": "mlr", "config": None, "preset": None, "out": None, "resume": False}
+    experiment |= {"finished": [], "progress": False, **t["quick"]}
+    paper = {"experiment": "toy", "protocol": "paper", "quick": True, "columns": [], "algorithms": [], "seeds": 1}
+    paper |= {"trials": None, "grid": [], "search_seed": None, "chosen": [], "out": None, "tuning": None}
+    paper |= {"finished": [], "part": None, "so_far": False, "device": "cpu", "dtype": "float32", "compile": None}
+    paper |= {"data_dir": None, "progress": False}
     return {
         "train": (fedabml.train, run | scoring),
         "prepare": (fedabml.prepare, run | {"workers": None}),
@@ -183,6 +190,14 @@ def calls(t):
         "quantile": (predicted.quantile, {"level": 0.5}),
         "prior.save": (prior.save, {"path": "prior.safetensors"}),
         "posterior.save": (posterior.save, {"path": "posterior.safetensors"}),
+        "compare": (fedabml.compare, experiment | {"algorithms": ["fedavg"], "seeds": 1}),
+        "tune": (
+            fedabml.tune,
+            experiment
+            | {"algorithms": ["fedavg-ft"], "seeds": [100], "trials": 1, "measure": None, "batch": 1}
+            | {"grid": {"lr": [0.1], "personal_epochs": [1], "personal_lr": [0.1]}, "fixed": None},
+        ),
+        "reproduce": (fedabml.reproduce, paper),
         "Prior": (
             fedabml.Prior,
             {"algorithm": prior.algorithm, "shared": prior.shared, "input_spec": prior.input_spec, "batch_size": 5},
@@ -244,7 +259,7 @@ NAMES = (
     *("inspect_table", "load"),
     *("federate", "federate dirichlet", "federate natural", "rows", "label_counts", "hold_out", "select"),
     *("with_positive_target", "load_prior", "load_posterior", "personalize", "compare_at_site", "predict", "quantile"),
-    *("prior.save", "posterior.save", "Prior"),
+    *("prior.save", "posterior.save", "compare", "tune", "reproduce", "Prior"),
     *("Posterior", "FedABML"),
     *(
         "make",

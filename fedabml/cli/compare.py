@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from ..errors import InputError
+from ..files.user_code import is_user_code
 from ..runs.config import names
-from .console import CellProgress, console, downloads, note, print_line, print_paragraph, table
+from ..runs.request import resume_command
+from .console import console, print_error, print_line, print_paragraph, table
 from .options import command, panels_without, run_options, split_words
 
 if TYPE_CHECKING:
     from ..experiments.compare import Request
     from ..experiments.ranking import Comparison
-    from ..experiments.runner import Callbacks
 
 SEEDS = 5  # where none are given; the help of --seeds names it
 
@@ -64,7 +64,7 @@ def compare(
             Without --resume a folder accepts only the same algorithms and seeds, and prints their table again.
     """
     from ..experiments.compare import Request, configs
-    from ..experiments.compare import compare as run
+    from ..experiments.functions import compare as run
 
     options, saved = run_options(ctx), None
     wanted = None if algorithms is None else parse_algorithms(algorithms)
@@ -76,41 +76,27 @@ def compare(
         raise InputError("Name the algorithms to compare: --algorithms all, or names such as fedabml,fedavg-ft,local.")
     wanted = list(saved.rows) if saved and wanted is None else wanted or []
     rows = configs(wanted, *options.layers, overrides=options.overrides)
-    board = CellProgress("comparing", quiet)
-    with followed(board, options.key("dataset") or "", out, "compare", start=board.start) as callbacks:
-        several = parse_seeds(seeds) if seeds else saved.seeds if saved else SEEDS
-        comparison = run(rows, several, out=out, resume=resume, finished=finished or (), callbacks=callbacks)
+    several = parse_seeds(seeds) if seeds else saved.seeds if saved else SEEDS
+    own = ["--algorithms", algorithms] if algorithms and is_user_code(algorithms) else []
+    with resumable(out, "compare", own + options.model_flags):
+        comparison = run(
+            algorithms=rows, seeds=several, out=out, resume=resume, finished=finished or (), progress=not quiet
+        )
     if not quiet:
         show(comparison, out)
 
 
 @contextmanager
-def followed(
-    board: CellProgress, dataset: str, out: Path, command: str, **displays: Callable[..., None]
-) -> Iterator[Callbacks]:
-    """Yield callbacks for `compare` or `tune` that show downloads and then, on `board`, the progress of the cells.
+def resumable(out: Path, command: str, more: Sequence[str] = ()) -> Iterator[None]:
+    """After Ctrl-C, print the command that goes on in `out`, with the flags `more`, and exit with code 130."""
+    from ..experiments.progress import Stopped
 
-    `displays` are further callbacks by name; they end the display of downloads. Ctrl-C prints the command that resumes
-    the experiment in `out`.
-    """
-    from ..experiments.runner import Callbacks
-
-    with ExitStack() as download, board:
-
-        def show(display: Callable[..., None], *event: Any) -> None:
-            download.close()  # one bar at a time
-            display(*event)
-
-        try:
-            yield Callbacks(
-                download=download.enter_context(downloads(dataset, board.quiet)),
-                note=(lambda text: None) if board.quiet else note,
-                round=board.round,
-                done=board.done,
-                **{name: partial(show, display) for name, display in displays.items()},  # type: ignore[arg-type]
-            )
-        except KeyboardInterrupt:
-            board.stop(out, command)
+    try:
+        yield
+    except Stopped as stop:
+        again = resume_command(command, out, more)
+        print_error(f"Stopped. {stop.finished} of {stop.total} runs are finished in '{out}'. To go on: {again}", "")
+        raise typer.Exit(130) from None
 
 
 def _layer(saved: Request, out: Path) -> dict[str, object]:

@@ -15,8 +15,9 @@ from typing import Annotated, Any, NamedTuple, get_origin
 import typer
 
 from ..errors import InputError, nearest
+from ..files.user_code import is_user_code
 from ..runs import presets
-from ..runs.config import RunConfig, names, parse_set, read_toml, without_commands
+from ..runs.config import RunConfig, as_typed, names, parse_set, read_toml, without_commands
 
 DATA, LEARNING, MACHINE = "Data and clients", "Learning", "Machine"
 
@@ -238,6 +239,12 @@ class RunOptions(NamedTuple):
     def key(self, name: str) -> Any:
         """Return the value of a key in the last layer that has it; None if no layer has it."""
         return next((layer[name] for layer in (self.overrides, *reversed(self.layers)) if name in layer), None)
+
+    @property
+    def model_flags(self) -> list[str]:
+        """The flag that names a network in the user's own file, as a command that goes on needs it again."""
+        model = as_typed(str(self.key("model") or ""))
+        return ["--model", model] if is_user_code(model) else []
 
     def folder(self, ending: str) -> Path:
         """Return the default folder of an experiment on these data: `runs/DATASET-ENDING`."""

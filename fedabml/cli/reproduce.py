@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..arguments import whole
 from ..errors import InputError, nearest
 from .compare import parse_seeds, width
-from .console import CellProgress, console, note, print_error, print_line, print_paragraph, table
+from .console import console, note, print_error, print_line, print_paragraph, table
 from .options import command, split_words
-from .tune import SearchProgress
 
 if TYPE_CHECKING:
-    from ..experiments.cell import Cell
-    from ..experiments.paper import Callbacks, Findings
-    from ..runs.config import RunConfig
+    from ..experiments.paper import Findings
 
 # As fedabml.experiments.paper has them; importing that takes torch.
 NAMES = ("toy", "table1", "table2", "uncertainty", "sensitivity", "bound", "remarks", "fewdata", "clients")
@@ -86,67 +80,47 @@ def reproduce(
             show that it pays]
         data_dir: Folder of datasets. [default: $FEDABML_DATA, or ~/.cache/fedabml/data]
     """
+    from ..experiments.functions import paper_request
+    from ..experiments.functions import reproduce as run
     from ..experiments.ledger import Unfinished
-    from ..experiments.paper import EXPERIMENTS, PROTOCOLS, Request, run, run_part
+    from ..experiments.paper import EXPERIMENTS
 
     if experiment != "all" and experiment not in EXPERIMENTS:
         raise InputError(f"There is no experiment '{experiment}'.{nearest(experiment, [*EXPERIMENTS, 'all'])}")
-    if protocol not in PROTOCOLS:
-        raise InputError(f"There is no protocol '{protocol}'.{nearest(protocol, PROTOCOLS)}")
-    if trials is not None:
-        whole(trials, "--trials")
-    if search_seed is not None:
-        whole(search_seed, "--search-seed", 0)
     share = None if part is None else _part(part)
     if share and so_far:
         raise InputError("--part runs cells and --so-far runs none: give one of them.")
     if grid and experiment == "all":
         raise InputError("--grid is for one experiment: they have different algorithms.")
     out = out or Path("runs") / f"{experiment}-{protocol}{'-quick' * quick}"
-    machine = {"device": device, "data_dir": data_dir and str(data_dir), "compile": compile}
-    several = parse_seeds(seeds) if seeds else None
-    requested = Request(
-        experiment,
-        protocol,
-        quick,
-        columns=tuple(split_words(columns or "")),
-        algorithms=tuple(split_words(algorithms or "")),
-        seeds=tuple(several) if isinstance(several, list) else several,
-        trials=trials,
-        dtype=dtype,
-        machine={name: value for name, value in machine.items() if value is not None},
-        chosen=tuple(map(str, chosen or ())),
-        grid=tuple(grid or ()),
-        search_seed=search_seed,
-    )
+    chosen_by: dict[str, Any] = {"columns": split_words(columns or ""), "chosen": chosen or ()}
+    chosen_by |= {"search_seed": search_seed, "algorithms": split_words(algorithms or "")}
+    options: dict[str, Any] = {"protocol": protocol, "quick": quick, "seeds": parse_seeds(seeds) if seeds else None}
+    options |= {"trials": trials, "grid": grid or (), "device": device, "dtype": dtype, "compile": compile}
+    options["data_dir"] = data_dir
+    again = paper_request(experiment, **options, **chosen_by).command(out)
     for name in EXPERIMENTS if experiment == "all" else [experiment]:
-        request, folder, kind = requested, out, EXPERIMENTS[name]
+        folder, kind, choices = out, EXPERIMENTS[name], chosen_by
         if experiment == "all":  # some have nothing to choose from
-            request, folder = replace(requested, experiment=name), out / name
-            request = request if kind.columns else replace(request, columns=(), chosen=(), search_seed=None)
-            request = request if kind.algorithms else replace(request, algorithms=())
-        with ExitStack() as boards:
-            options: dict[str, Any] = {"tuning": out / "tune", "finished": finished or ()}
-            options["callbacks"] = _callbacks(name, quiet, boards)
-            try:
-                if share:
-                    run_part(kind(), request, folder, share, **options)
-                else:
-                    findings = run(kind(), request, folder, partial=so_far, **options)
-            except KeyboardInterrupt:
-                boards.close()
-                again = requested.command(out) + (f" --part {part}" if part else "")
-                print_error(f"Stopped. What is finished is in '{folder}'. To go on: {again}", "")
-                raise typer.Exit(130) from None
-            except Unfinished as error:
-                if not so_far or experiment != "all":
-                    raise
-                note(str(error))
-                continue
-        if not share and not quiet:
+            folder = out / name
+            choices = choices if kind.columns else choices | {"columns": (), "chosen": (), "search_seed": None}
+            choices = choices if kind.algorithms else choices | {"algorithms": ()}
+        options |= {"tuning": out / "tune", "finished": finished or (), "part": share, "so_far": so_far}
+        try:
+            findings = run(name, **options, **choices, out=folder, progress=not quiet)
+        except KeyboardInterrupt:
+            again += f" --part {part}" if part else ""
+            print_error(f"Stopped. What is finished is in '{folder}'. To go on: {again}", "")
+            raise typer.Exit(130) from None
+        except Unfinished as error:
+            if not so_far or experiment != "all":
+                raise
+            note(str(error))
+            continue
+        if findings and not quiet:
             show(findings, folder)
     if share and not quiet:
-        print_line(f"Part {part} is done. Once all are: {requested.command(out)}")
+        print_line(f"Part {part} is done. Once all are: {again}")
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -155,35 +129,6 @@ def _part(text: str) -> tuple[int, int]:
     if not slash or not all(word.isdecimal() and len(word) < 6 for word in (number, parts)):
         raise InputError(f"--part is I/N, such as 1/4 for the first of four; it is '{text}'.")
     return int(number), int(parts)
-
-
-def _callbacks(label: str, quiet: bool, boards: ExitStack) -> Callbacks:
-    """Return callbacks that show one progress display after another: of each search, then of the cells.
-
-    The present display is on the stack `boards`, whose end closes it.
-    """
-    from ..experiments.paper import Callbacks
-
-    board = CellProgress(label, quiet)
-
-    def start(todo: list[Cell], finished: int) -> None:
-        nonlocal board
-        boards.close()
-        board = boards.enter_context(CellProgress(label, quiet))
-        board.start(todo, finished)
-
-    def search(plan: RunConfig) -> Callbacks:
-        boards.close()
-        progress = boards.enter_context(SearchProgress(quiet))
-        return Callbacks(expect=progress.expect, round=progress.round, done=progress.done, trial=progress.trial)
-
-    return Callbacks(
-        note=(lambda text: None) if quiet else note,
-        start=start,
-        round=lambda cells, round: board.round(cells, round),
-        done=lambda result: board.done(result),
-        search=search,
-    )
 
 
 def show(findings: Findings, folder: Path) -> None:

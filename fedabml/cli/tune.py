@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +12,14 @@ import typer
 
 from ..errors import InputError
 from ..evaluation.measures import TUNED
-from ..runs.config import RunConfig, as_typed, names
-from .compare import followed, parse_algorithms
-from .console import CellProgress, note, number, print_line, table
+from ..files.user_code import is_user_code
+from ..runs.config import as_typed, names
+from .compare import parse_algorithms, resumable
+from .console import note, number, print_line, table
 from .options import command, panels_without, run_options, split_words
 
 if TYPE_CHECKING:
-    from ..experiments.cell import Result
-    from ..experiments.tune import Trial, Tuned
+    from ..experiments.tune import Tuned
 
 SHARE, TRIALS, SEEDS, BATCH = 0.2, 16, (100,), 8  # the defaults, which the help names
 SHOWN = 5  # trials of an algorithm in its table
@@ -87,8 +87,8 @@ def tune(
     """
     from ..experiments import request
     from ..experiments.compare import configs
+    from ..experiments.functions import tune as run
     from ..experiments.search_space import read_grid
-    from ..experiments.tune import tune as run
 
     options, preset = run_options(ctx), ctx.params["preset"]
     named = None if algorithms is None else parse_algorithms(algorithms)
@@ -104,56 +104,25 @@ def tune(
     wanted = list(saved["algorithms"]) if named is None else named
     plan = next(iter(configs(wanted, {"validation": SHARE}, *options.layers, overrides=options.overrides).values()))
     fixed = {name: row.hyper for name, row in configs(wanted, *fixing, overrides=options.overrides).items()}
-    board = SearchProgress(quiet)
-    displays: dict[str, Callable[..., None]] = {"expect": board.expect, "trial": board.trial}
-    with followed(board, options.key("dataset") or "", out, "tune", **displays) as callbacks:
+    own = ["--algorithms", algorithms] if algorithms and is_user_code(algorithms) else []
+    with resumable(out, "tune", own + options.model_flags):
         tuned = run(
-            plan.with_changes(hyper={}, lr=None),
-            None if algorithms and algorithms.strip(" ,") == "all" else wanted,
-            out,
+            algorithms=None if algorithms and algorithms.strip(" ,") == "all" else wanted,
+            config=plan.with_changes(hyper={}, lr=None),
+            out=out,
             trials=saved.get("trials", TRIALS) if trials is None else trials,
             seeds=saved.get("seeds", SEEDS) if seeds is None else _seeds(seeds),
             batch=saved.get("batch", BATCH) if batch is None else batch,
             measure=measure or saved.get("measure"),
             preset=preset or saved.get("preset"),
             fixed=fixed,
-            values=read_grid(grid) if grid else saved.get("grid"),
+            grid=read_grid(grid) if grid else saved.get("grid"),
             resume=resume,
             finished=finished or (),
-            callbacks=callbacks,
+            progress=not quiet,
         )
     if not quiet:
-        show(tuned, out, plan.with_changes(algorithm=RunConfig.algorithm, hyper={}).code_flags)
-
-
-class SearchProgress(CellProgress):
-    """The progress of a search, whose cells become known while it runs and whose trials are shown."""
-
-    def __init__(self, quiet: bool):
-        super().__init__("tuning", quiet)
-
-    def expect(self, works: Sequence[float], finished: int) -> None:
-        """Begin with cells of `works` rounds, the first `finished` of them done; a second call corrects the first."""
-        super().expect(works[finished:], finished)
-
-    def done(self, result: Result) -> None:
-        """Count a finished cell."""
-        self.cell_done(result)
-
-    def trial(self, trial: Trial) -> None:
-        """Show a trial that is finished, refused or confirmed."""
-        result = f"{trial.measure} {number(trial.value)}  ({_settings(trial)})"
-        if trial.refused:
-            result = f"refused {trial.refused}"
-        elif trial.second is not None:
-            result = f"confirmed, on the second seed {trial.measure} {number(trial.second)}"
-        elif trial.error:
-            result = f"diverged ({trial.error.split('. ')[0]})"
-        self.report(f"{trial.algorithm}, trial {trial.number}: {result}", warning=bool(trial.error or trial.refused))
-
-
-def _settings(trial: Trial) -> str:
-    return ", ".join(f"{name}={'none' if value is None else value}" for name, value in trial.hyper.items())
+        show(tuned, out, options.model_flags)
 
 
 def _seeds(text: str) -> list[int]:
@@ -165,6 +134,8 @@ def _seeds(text: str) -> list[int]:
 
 def show(tuned: Tuned, out: Path, more: Sequence[str] = ()) -> None:
     """Print the best trials of every algorithm, the files, and the next command with the flags `more`."""
+    from ..experiments.progress import settings
+
     measures = dict.fromkeys((tuned.measure, "nll"))  # once, where the NLL decides
     for name, trials in tuned.trials.items():
         diverged = sum(trial.error is not None for trial in trials)
@@ -172,7 +143,7 @@ def show(tuned: Tuned, out: Path, more: Sequence[str] = ()) -> None:
         title = f"{name}: {f'the best of {len(trials)} trials' if len(trials) > 1 else 'one trial'} on validation data"
         title += (f", {diverged} diverged" if diverged else "") + (f", {len(refused)} refused" if refused else "")
         rows = [
-            (trial.number, *map(number, (trial.value, trial.nll)[: len(measures)]), _settings(trial))
+            (trial.number, *map(number, (trial.value, trial.nll)[: len(measures)]), settings(trial))
             for trial in tuned.best(name, SHOWN)
         ]
         table(("trial", *measures, "hyperparameters"), rows, title=title)

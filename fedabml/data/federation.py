@@ -14,6 +14,7 @@ import numpy as np
 
 from ..arguments import checks_arguments, whole
 from ..errors import InputError, nearest, short
+from ..files.sheets import frame, html_card
 from . import arrays
 from .arrays import SPLITS, large_enough
 from .client_datasets import read_datasets
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_COUNTS, MAX_ROWS = 1_000_000, 2_000_000  # counts by client and class, and samples, that a manifest lists at most
+CARD = ("dataset", "task", "clients", "classes", "sample_shape", "samples")  # facts that a notebook shows
 LISTED = 1000  # clients that a manifest lists where it cannot list all of them
 
 
@@ -302,6 +304,24 @@ class Federation:
             return f"{self.classes} classes at each of {count} steps"
         word = "label" if self.task == "multilabel" else "target"
         return f"{count} {word}{'s' * (count != 1)}"
+
+    def _repr_html_(self) -> str:
+        """Show a notebook the facts and the clients' sizes; no sample is shown."""
+        facts = self.describe()
+        facts["samples"] = ", ".join(f"{count} {split}" for split, count in facts["samples"].items())
+        return html_card("Federation", {k: v for k, v in facts.items() if k in CARD}, self.records())
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a record per client: its number, name, sizes and, for classification, its number of classes."""
+        sizes = {f"n_{split}": self.rows(split).counts.tolist() for split in SPLITS}
+        if self.classes:
+            sizes["classes"] = (self.label_counts() > 0).sum(1).tolist()
+        columns = {"client": range(self.clients), "name": self.names, **sizes}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def frame(self) -> pd.DataFrame:
+        """Return the records as a DataFrame, a row per client."""
+        return frame(self.records())
 
     @property
     def clients(self) -> int:

@@ -37,6 +37,7 @@ from .ledger import Ledger
 from .ranking import Comparison, make
 from .request import begun, read, real_paths, refuse_changes
 from .runner import SILENT, Callbacks, execute, refusals
+from .study import PLAIN, Given, Study
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -113,16 +114,17 @@ class Request:
     rows: Rows
     seeds: tuple[int, ...]
     former: bool = False  # whether it was written when algorithms had other default step sizes
+    study: Study = PLAIN
 
     @classmethod
-    def of(cls, rows: Mapping[str, RunConfig], seeds: int | Sequence[int]) -> Request:
+    def of(cls, rows: Mapping[str, RunConfig], seeds: int | Sequence[int], study: Study = PLAIN) -> Request:
         """Return a checked request: one setting, valid hyperparameters and seeds."""
         if isinstance(seeds, int):
             seeds = range(seeds)
         if not rows or not seeds:
             raise InputError(f"Nothing to compare: there is no {'seed' if rows else 'algorithm'}.")
         check_seeds(seeds)
-        request = cls({label: _settled(config) for label, config in rows.items()}, tuple(seeds))
+        request = cls({label: _settled(config) for label, config in rows.items()}, tuple(seeds), study=study)
         first, setting = next(iter(rows)), request.setting
         whole(setting.eval_every, "eval_every", 0)
         for label, config in request.rows.items():
@@ -142,19 +144,24 @@ class Request:
     @property
     def same_clients(self) -> bool:
         """Whether the clients are the same with every seed."""
+        if isinstance(self.study, Given) and self.study.same_clients is not None:
+            return self.study.same_clients
         return self.setting.data is not None or self.setting.partition_seed is not None
 
     def cells(self, refused: Collection[str] = ()) -> list[Cell]:
         """Return the runs of all rows but those that are `refused`, the first seed's before the second's."""
+        study = self.study if self.study is not PLAIN else None
         return [
-            Cell(label, config.with_changes(seed=seed), curve=along(config.eval_every, config.rounds))
+            Cell(label, config.with_changes(seed=seed), curve=along(config.eval_every, config.rounds), study=study)
             for seed in self.seeds
             for label, config in self.rows.items()
             if label not in refused
         ]
 
     def command(self, out: Path) -> str:
-        """Return the shell command, which is right where labels are names of algorithms."""
+        """Return the shell command, which is right where labels are names of algorithms; or the call in Python."""
+        if self.study.given:
+            return f"fedabml.compare(federation, ..., algorithms={[*self.rows]}, seeds={[*self.seeds]}, out='{out}')"
         plain = self.setting.with_changes(algorithm=RunConfig.algorithm, hyper={})
         rows = ",".join(map(as_typed, self.rows))
         options: Table = {"algorithms": rows, "seeds": seeds_flag(self.seeds)} | plain.options()
@@ -167,19 +174,25 @@ class Request:
         own = {*OWN, self.setting.algorithm}
         shared = {k: v for k, v in self.setting.to_dict(everything=True).items() if k not in own}
         rows = {label: {"algorithm": c.algorithm, "hyper": dict(c.hyper)} for label, c in self.rows.items()}
-        return {"setting": shared, "rows": rows, "seeds": list(self.seeds), "defaults": DEFAULTS}
+        content = {"setting": shared, "rows": rows, "seeds": list(self.seeds), "defaults": DEFAULTS}
+        return content | ({} if self.study is PLAIN else {"study": self.study.identity})
 
     @classmethod
-    def read(cls, out: Path) -> Request:
-        """Return the request that a folder was made for."""
+    def read(cls, out: Path, study: Study = PLAIN) -> Request:
+        """Return the request that a folder was made for, on the data of this study."""
         content = read(out, "compare")
+        if study.identity != content.get("study", PLAIN.identity):
+            raise InputError(
+                f"The comparison in '{out}' has other data, or data and networks of a Python session. Call "
+                "fedabml.compare there with the same ones, or give another folder with --out."
+            )
         try:
             setting, rows = stored(content["setting"]), {}
             for label, row in content["rows"].items():
                 name = row["algorithm"]
                 rows[label] = RunConfig.of(setting, {"algorithm": name, name: row["hyper"]})
             former = "defaults" not in content
-            return cls(_with_former_defaults(rows) if former else rows, tuple(content["seeds"]), former)
+            return cls(_with_former_defaults(rows) if former else rows, tuple(content["seeds"]), former, study)
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"'{out / REQUEST}' is not a comparison's ({error!r}). Give another folder with --out."
@@ -202,7 +215,7 @@ class Request:
                 f"The comparison in '{out}' has other rows or seeds: {describe(changes)}. Extend it with --resume: the "
                 "table then has both. Or give another folder with --out."
             )
-        return Request({**saved.rows, **rows}, tuple(sorted({*saved.seeds, *self.seeds})))
+        return Request({**saved.rows, **rows}, tuple(sorted({*saved.seeds, *self.seeds})), study=self.study)
 
 
 def _row(config: RunConfig) -> Table:
@@ -232,6 +245,7 @@ def compare(
     out: str | os.PathLike[str],
     resume: bool = False,
     finished: Sequence[str | os.PathLike[str]] = (),
+    study: Study = PLAIN,
     callbacks: Callbacks = SILENT,
 ) -> Comparison:
     """Run every row with every seed, write the comparison into a folder, and return it.
@@ -239,11 +253,12 @@ def compare(
     `rows` are configurations by label, all of one setting (see `configs`). `seeds` are the seeds, or how many. With
     `resume`, a folder's comparison may be extended by rows and seeds, and the table has the old ones, too. A row that
     the model refuses is noted and shown without numbers, unless it refuses all. A row that diverges is a result, not an
-    error. `finished` are cells.jsonl of other folders or machines, whose cells are not run again.
+    error. `finished` are cells.jsonl of other folders or machines, whose cells are not run again. A `study` has other
+    data or networks than the rows' own.
     """
-    folder, request = Path(out), Request.of(rows, seeds)
+    folder, request = Path(out), Request.of(rows, seeds, study)
     if resume or begun(folder, "compare"):
-        request = request.joined(Request.read(folder), folder, resume)
+        request = request.joined(Request.read(folder, study), folder, resume)
     ledger = Ledger(folder / CELLS, finished)
     refused, notes, fed = _refused(request, ledger, callbacks.download)
     for text in notes:
@@ -304,10 +319,12 @@ def _refused(
     if not todo:
         return {}, [], None
     first = todo[0].config
-    fed = first.federation(download)
+    fed = request.study.federation(first) if request.study.given else first.federation(download)
     check_rows(fed, resolve_split(fed, "auto"))
     _check_data([result for result in ledger.results.values() if result.seed == first.seed], {first.seed: fed.hash})
-    refused, notes = refusals(fed, {cell.label: cell.config for cell in todo if cell.config.seed == first.seed})
+    refused, notes = refusals(
+        fed, {cell.label: cell.config for cell in todo if cell.config.seed == first.seed}, request.study
+    )
     if len(refused) == len(request.rows):  # not the algorithms are wrong, but the setting
         raise InputError(next(iter(refused.values())))
     for reason in dict.fromkeys(refused.values()):

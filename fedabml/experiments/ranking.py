@@ -6,19 +6,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..data.rows import FEW_ROWS
 from ..data.statistics import worst_decile
+from ..errors import InputError, short
 from ..evaluation.measures import COMPARED, DECISIONS, MEASURES, POOLED, Measure
+from ..files.sheets import frame, html_card
 from ..runs.config import RunConfig, Table
 from .cell import Result
 from .statistics import Paired, holm, interval, mean, paired
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LEVEL = 0.05  # of the tests
 LOCAL = "local"  # the algorithm that harm is measured against
@@ -73,7 +79,7 @@ class Row:
         return self.p is not None and self.p >= LEVEL
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """A finished comparison. `rows` are sorted, the best first; `results` are by label and seed."""
 
@@ -83,6 +89,51 @@ class Comparison:
     split: str
     results: Mapping[tuple[str, int], Result]
     same_clients: bool  # whether they are the same with every seed
+    folder: Path | None = None
+    warnings: Sequence[str] = ()  # what was worth knowing before the runs, and why rows could not run
+
+    def __repr__(self) -> str:
+        best = f"; best {self.best.label}" if self.best else ""
+        return short(f"Comparison({', '.join(row.label for row in self.rows)}; {len(self.seeds)} seeds{best})")
+
+    def _repr_html_(self) -> str:
+        """Show a notebook the table, the best row first."""
+        facts: Table = {"seeds": ", ".join(map(str, self.seeds)), "scored on": self.split, "folder": self.folder}
+        return html_card(
+            "Comparison", facts | {"warnings": "; ".join(self.warnings) or None}, self.records("algorithm")
+        )
+
+    @property
+    def best(self) -> Row | None:
+        """The best row; None if no row was finished with every seed."""
+        return next((row for row in self.rows if row.scores and not row.diverged), None)
+
+    def records(self, by: str = "client") -> list[Table]:
+        """Return records by "client" (one for each algorithm, seed and client) or by "algorithm" (a row each)."""
+        if by == "client":
+            return list(self._client_records())
+        if by != "algorithm":
+            raise InputError(f"Records are by client or by algorithm, not by {by!r}.")
+        return [
+            {"algorithm": row.label, "best": row.best, **{key: mean for key, (mean, _) in row.scores.items()}}
+            | {f"{key}_half": half for key, (_, half) in row.scores.items() if half is not None}
+            | {"p": row.p, "harmed": row.harm and row.harm.worse, "refused": row.refused}
+            for row in self.rows
+        ]
+
+    def _client_records(self) -> Iterator[Table]:
+        for row in self.rows:
+            for seed, result in self.finished(row.label).items():
+                sizes = {"n_train": result.facts.get("train_rows"), f"n_{self.split}": result.facts.get("rows")}
+                names = self.client_names[seed]
+                columns = {"client": range(len(names)), "name": names, **sizes, **result.scores[0].clients}
+                known = {name: values for name, values in columns.items() if values is not None}
+                for values in zip(*known.values(), strict=True):
+                    yield {"algorithm": row.label, "seed": seed, **dict(zip(known, values, strict=True))}
+
+    def frame(self, by: str = "client") -> pd.DataFrame:
+        """Return the records as a DataFrame: a row per algorithm, seed and client, or per algorithm."""
+        return frame(self.records(by))
 
     def finished(self, label: str) -> dict[int, Result]:
         """Return the results of a row that have scores, by seed."""

@@ -146,13 +146,14 @@ def _fits(cohort: Cohort, others: Sequence[Cohort]) -> bool:
     return data.alike(first.data) and together <= free_bytes(cohort.device)
 
 
-def refusals(fed: Federation, rows: Mapping[str, RunConfig]) -> tuple[dict[str, str], list[str]]:
+def refusals(fed: Federation, rows: Mapping[str, RunConfig], study: Study = PLAIN) -> tuple[dict[str, str], list[str]]:
     """Return by label why rows cannot run on a federation, and the notes of those that can."""
     refused: dict[str, str] = {}
     notes: dict[str, None] = {}
     for label, config in rows.items():
         try:
-            setup = prepare(fed, config.model, config.algorithm_object(), **config.train_options(fed))
+            network = study.network(config, fed)
+            setup = prepare(fed, network, config.algorithm_object(), **config.train_options(fed))
             notes |= dict.fromkeys(setup.notes)
         except InputError as error:
             refused[label] = str(error)
@@ -184,7 +185,8 @@ def _run_batch(cells: Sequence[Cell], setups: Sequence[Setup], on_round: OnRound
         record = {name: setup.config[name] for name in FACTS} | common | traffic[i]
         record["rows"] = setup.cohort.fed.rows(split).counts.tolist()  # that every client is scored on
         record |= {"compiled": sim.compiled} if sim.compiled else {}
-        if cell.config.data or cell.config.drop_small:  # else they are numbered
+        record["train_rows"] = setup.cohort.fed.train.counts.tolist()
+        if cell.config.data or cell.config.drop_small or study.given:  # else they are numbered
             record["names"] = list(setup.cohort.fed.names)
         own_scores, config = [] if i in errors else scores_of[i], cell.config.to_dict()
         yield Result(

@@ -6,12 +6,14 @@ rounds of the cell's `curve`, and what else is measured when training is done. `
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from ..data import Dataset, Federation, load
@@ -30,6 +32,8 @@ WATCHED = ("accuracy", "rmse", "nll")  # recorded after a round of the curve
 @dataclass(frozen=True)
 class Study:
     """The plain case: a configuration's own federation, all clients scored. Fields are part of a cell's identity."""
+
+    given: ClassVar[bool] = False  # whether the data are a caller's, and not the configuration's
 
     @property
     def identity(self) -> list[Any]:
@@ -66,6 +70,43 @@ class Study:
     def observe(self, sim: Simulation) -> Table:
         """Return what else is measured on a trained federation, ready for JSON."""
         return {}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Given(Study):
+    """Data, and perhaps a network, that a caller has in Python: `make` returns the federation of a configuration.
+
+    `data` identifies the data, as a hash does. The federation is made once for every configuration that differs.
+    """
+
+    make: Callable[[RunConfig], Federation]
+    data: str
+    module: nn.Module | None = None
+    same_clients: bool | None = True  # whether they are the same with every seed; None: as the configuration says
+    given: ClassVar[bool] = True
+
+    @cached_property
+    def identity(self) -> list[Any]:
+        return ["Given", {"data": self.data, "module": self.module and fingerprint(self.module)}]
+
+    def __repr__(self) -> str:
+        return f"Given(data {self.data[:12]})"
+
+    def federation(self, config: RunConfig) -> Federation:
+        """Return the federation, its validation rows held out by the configuration's seed."""
+        return self.make(config).hold_out(config.validation, config.seed)
+
+    def network(self, config: RunConfig, fed: Federation) -> nn.Module | str:
+        return self.module or config.model
+
+
+def fingerprint(module: nn.Module) -> str:
+    """Return a hash of a module: its structure as it is printed, and its weights."""
+    digest = hashlib.sha256(repr(module).encode())
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 PLAIN = Study()

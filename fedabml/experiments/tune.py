@@ -25,14 +25,14 @@ from ..algorithms.hyper import Range
 from ..arguments import whole
 from ..data.once import reading_once
 from ..engine.processes import with_folder_lock
-from ..errors import InputError, nearest
+from ..errors import InputError, nearest, short
 from ..evaluation.measures import TUNED
 from ..evaluation.scoring import check_rows
 from ..files.paths import write
 from ..files.sealed import sealed_text
-from ..files.sheets import csv_text
+from ..files.sheets import csv_text, frame, html_card
 from ..runs import presets
-from ..runs.config import RunConfig, Table, as_typed, to_toml
+from ..runs.config import DATA_KEYS, RunConfig, Table, as_typed, to_toml
 from ..runs.request import command, flags, flat
 from .cell import MACHINE
 from .ledger import Ledger
@@ -40,17 +40,20 @@ from .request import claim, read, real_paths
 from .runner import SILENT, Callbacks, refusals
 from .search import Search, Trial
 from .search_space import GRID, as_flag, has_list, need_optuna, own_grid
+from .study import PLAIN, Study
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from ..algorithms import Algorithm
     from ..data import Federation
     from ..data.download import Progress
-    from .study import Study
 
 FREE = ("trials",)  # what a resumed search may change: a longer search begins with the trials of a shorter one
 SEARCH = 2  # which points the same request tries; earlier versions, which wrote none, tried others
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tuned:
     """A finished search: its trials by algorithm, and the file with the best of each.
 
@@ -59,8 +62,48 @@ class Tuned:
 
     trials: dict[str, list[Trial]]
     measure: str
-    file: Path
+    file: Path | None
     warnings: dict[str, list[str]] = field(default_factory=dict)
+    fixed: dict[str, Table] = field(default_factory=dict)  # hyperparameters by algorithm that were given
+    notes: Sequence[str] = ()  # what was worth knowing before the trials
+
+    def __repr__(self) -> str:
+        return short(
+            f"Tuned({', '.join(self.trials)}; by {self.measure}; {sum(map(len, self.trials.values()))} trials)"
+        )
+
+    def _repr_html_(self) -> str:
+        """Show a notebook the best settings, the warnings and the trials."""
+        facts: Table = {"measure": self.measure, "file": self.file}
+        for name in self.trials:
+            facts[name] = str(self.settings(name)) if self.best(name) else nothing_left(self.trials[name])
+        warned = [text for texts in self.warnings.values() for text in texts]
+        return html_card("Tuned", facts | {"warnings": " ".join(warned) or None}, self.records())
+
+    def settings(self, algorithm: str) -> Table:
+        """Return the best hyperparameters of an algorithm, with those that were fixed. Raises InputError if none is."""
+        if algorithm not in self.trials:
+            raise InputError(f"'{algorithm}' was not tuned.{nearest(algorithm, self.trials)}")
+        if not (best := self.best(algorithm)):
+            raise InputError(f"Of {algorithm} {nothing_left(self.trials[algorithm])}.")
+        return self.fixed.get(algorithm, {}) | best[0].hyper
+
+    def algorithm(self, algorithm: str) -> Algorithm:
+        """Return an algorithm with its best hyperparameters, for `fedabml.train`."""
+        return RunConfig(algorithm=algorithm, hyper=self.settings(algorithm)).algorithm_object()
+
+    def records(self) -> list[Table]:
+        """Return a record per trial: algorithm, number, hyperparameters, the measure, and why it was refused."""
+        return [
+            {"algorithm": t.algorithm, "trial": t.number, **t.hyper, "measure": t.measure, "value": t.value}
+            | {"nll": t.nll, "second_seed": t.second, "seconds": t.seconds, "error": t.error, "refused": t.refused}
+            for trials in self.trials.values()
+            for t in trials
+        ]
+
+    def frame(self) -> pd.DataFrame:
+        """Return the records as a DataFrame, a row per trial."""
+        return frame(self.records())
 
     def best(self, algorithm: str, count: int = 1) -> list[Trial]:
         """Return the best trials of an algorithm that neither diverged nor were refused; the first was confirmed."""
@@ -108,8 +151,7 @@ def tune(
         raise InputError(f"Tuning needs at least one {'algorithm' if seeds else 'seed'}.")
     run, held = _without_algorithm(config), _held_values(config, fixed or {}, algorithms or list(REGISTRY))
     grid = _checked_grid(values or {}, held)
-    fed = _data(run.with_changes(seed=seeds[0]), callbacks.download)
-    fed = study.federation(run.with_changes(seed=seeds[0])) if study else fed
+    fed = _data(run.with_changes(seed=seeds[0]), study or PLAIN, callbacks.download)
     known = TUNED[fed.task]
     if measure is not None and measure not in known:
         words = f"{', '.join(known[:-1])} or {known[-1]}"
@@ -120,7 +162,7 @@ def tune(
     for name, hyper in held.items():
         first = run.with_changes(algorithm=name, hyper=start.get(name, {}) | hyper)  # of trial 0
         searches[name] = Search(first, hyper, seeds, batch, own_grid(name, grid), has_list(grid), study)
-    refused, notes = refusals(fed, {name: search.config for name, search in searches.items()})
+    refused, notes = refusals(fed, {name: search.config for name, search in searches.items()}, study or PLAIN)
     if refused and (algorithms is not None or len(refused) == len(searches)):
         raise InputError(next(iter(refused.values())))
     searches = {name: search for name, search in searches.items() if name not in refused}
@@ -141,12 +183,13 @@ def tune(
                 f"--finished {shlex.quote(str(folder / 'cells.jsonl'))} for the runs that both have."
             )
         claim(folder, "tune", request, resume, FREE)
-    tuned = Tuned({name: [] for name in searches}, measure, folder / "tuned.toml")
+    given = {name: search.config.hyper for name, search in searches.items()}
+    tuned = Tuned({name: [] for name in searches}, measure, folder / "tuned.toml", fixed=given)
     _search_all(tuned, searches, trials, Ledger(folder / "cells.jsonl", finished, closed=closed), callbacks)
     if not closed:
         write(folder / "trials.csv", _trials_csv(tuned.trials))
         made_by = tune_command(run, request, folder) + (f" (in Python, with study={study})" if study else "")
-        write(tuned.file, sealed_text(_tuned_toml(tuned, run, searches, made_by)))
+        write(folder / "tuned.toml", sealed_text(_tuned_toml(tuned, run, searches, made_by)))
     return tuned
 
 
@@ -214,16 +257,16 @@ def _as_json(values: Any) -> Any:
     return list(values) if isinstance(values, tuple) else values
 
 
-def _data(config: RunConfig, download: Progress | None) -> Federation:
-    """Return the federation of a run, which must have validation rows."""
+def _data(config: RunConfig, study: Study, download: Progress | None) -> Federation:
+    """Return the federation of a run or a study, which must have validation rows."""
     if config.validation <= 0:
         raise InputError(
             "Tuning reads validation data only, so a share of every client's training data must be held out: "
             f"--validation 0.2 (from Python: validation=0.2); it is {config.validation:g}."
         )
-    fed = config.federation(download)
+    fed = study.federation(config) if study.given else config.federation(download)
     check_rows(fed, "val")
-    return fed
+    return fed if study is PLAIN or study.given else study.federation(config)
 
 
 # -- what is written ----------------------------------------------------------------------------------------------
@@ -267,7 +310,7 @@ def _tuned_toml(tuned: Tuned, config: RunConfig, searches: Mapping[str, Search],
         lines += [f"#   {text}" for text in tuned.warnings.get(name, ())]
     words = ["--config", str(tuned.file), "--algorithm", as_typed(next(iter(searches))), *config.code_flags]
     lines.append(f"# Use it: fedabml train {shlex.join(words)}")
-    left_out = (*MACHINE, "validation", "algorithm", "seed")
+    left_out = (*MACHINE, "validation", "algorithm", "seed", *(DATA_KEYS if first.study and first.study.given else ()))
     run = {k: v for k, v in config.relevant().items() if k not in left_out}
     run |= {name: searches[name].config.hyper | trial.hyper for name, trial in best.items()}
     return "\n".join([*lines, "", to_toml(run)])

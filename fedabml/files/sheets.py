@@ -1,4 +1,4 @@
-"""Tables as text: CSV that is safe to open in a spreadsheet, and Markdown.
+"""Tables as text: CSV that is safe to open in a spreadsheet, Markdown, HTML for notebooks; and as DataFrames.
 
 Every CSV file of the package is written by `csv_text` or `csv_records`, every Markdown table by `markdown_table`.
 Spreadsheets run a cell that begins with =, +, -, @, a tab or a carriage return as a formula. Names of classes and
@@ -9,11 +9,17 @@ changed. `csv_value` removes the apostrophe.
 from __future__ import annotations
 
 import csv
+import html
 import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Apostrophes in front count as part of the pattern, so that `csv_value` is the exact inverse of `csv_cell`. Excel takes
 # the full-width signs for formulas, too.
@@ -57,3 +63,34 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Returns a Markdown table; all columns but the first are aligned to the right."""
     lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return records as a DataFrame, a row each. Raises InputError if pandas is not installed."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise InputError("A DataFrame needs pandas: pip install 'fedabml[tables]'.") from error
+    return pandas.DataFrame(list(records))
+
+
+SHOWN = 20  # rows of a table in a notebook
+
+
+def html_card(
+    title: str, facts: Mapping[str, Any], records: Sequence[Mapping[str, Any]] = (), most: int = SHOWN
+) -> str:
+    """Return what a notebook shows of an object: its kind, facts, and the first records. Every text is escaped."""
+
+    def row(cells: Iterable[Any], tag: str = "td") -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(str(_short(cell)))}</{tag}>" for cell in cells) + "</tr>"
+
+    parts = [f"<strong>{html.escape(title)}</strong>"]
+    parts.append(f"<table>{''.join(row(pair) for pair in facts.items() if pair[1] is not None)}</table>")
+    if records:
+        head = list(dict.fromkeys(name for record in records for name in record))
+        lines = (row(record.get(name) for name in head) for record in records[:most])
+        parts.append(f"<table>{row(head, 'th')}{''.join(lines)}</table>")
+    if len(records) > most:
+        parts.append(f"<p>and {len(records) - most} more: see .frame()</p>")
+    return f"<div>{''.join(parts)}</div>"

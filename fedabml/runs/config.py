@@ -57,6 +57,7 @@ COMMANDS = ("train", "compare", "tune", "evaluate", "personalize", "predict", "i
 _DATASET_KEYS = ("dataset", "clients", "classes_per_client", "distinct", "dirichlet_alpha", "data_dir")
 _TARGET_KEYS = ("target_transform", "positive_target")
 _USER_DATA_KEYS = ("data", "task", "image_size", *TABLE_KEYS, *_TARGET_KEYS)
+DATA_KEYS = (*_DATASET_KEYS, *_USER_DATA_KEYS, "partition", "partition_seed", "drop_small")  # which data, and whose
 _TRAIN_KEYS = (
     *("rounds", "participation", "epochs", "batch_size", "seed", "device", "dtype", "backend", "chunk", "compile"),
     *("model_options", "pretrained"),

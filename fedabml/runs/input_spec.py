@@ -83,6 +83,13 @@ class InputSpec:
         outputs += f" ({self.transform.description})" if self.transform else ""
         return f"{self.dataset}: {name} with {self.network.layout.size:,} weights, inputs {self.shape}, {outputs}"
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Data, network, inputs and outputs, by name."""
+        model = self.model["name"] if self.model else type(self.network.module).__name__
+        sizes = {"weights": self.network.layout.size, "inputs": list(self.shape)}
+        return {"dataset": self.dataset, "model": model, **sizes, "task": self.task, "outputs": self.outputs}
+
     def __repr__(self) -> str:
         return short(f"InputSpec({self.description})")
 

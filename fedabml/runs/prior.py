@@ -42,6 +42,7 @@ from ..evaluation.predictions import Prediction, Regression
 from ..evaluation.structured import MultiPrediction
 from ..files.limits import host_memory
 from ..files.sealed import group, packed_tensors, prefixed, read_tensors, tensors_digest, write_tensors
+from ..files.sheets import html_card
 from ..gaussian import Distribution, Gaussian, Point, Samples
 from ..vectors import Network
 from .input_spec import Inputs, InputSpec, check_fit, warn_if_code_differs
@@ -84,6 +85,11 @@ class Prior:
         return short(
             f"Prior({algorithms.name_of(self.algorithm)}; {self.input_spec.description}; digest {self.digest[:16]})"
         )
+
+    def _repr_html_(self) -> str:
+        """Show a notebook what the prior is, without weights."""
+        facts = {"algorithm": algorithms.name_of(self.algorithm), **self.input_spec.facts, "digest": self.digest[:16]}
+        return html_card("Prior", facts)
 
     @checks_arguments
     @borrowed()
@@ -201,6 +207,12 @@ class Posterior:
 
     def __repr__(self) -> str:
         return short(f"Posterior({type(self.q).__name__}, {self.samples} samples; {self.input_spec.description})")
+
+    def _repr_html_(self) -> str:
+        """Show a notebook what the posterior is, without weights."""
+        checked = f"on {self.trust.rows} validation rows" if self.trust else "no validation rows"
+        facts = {"distribution": type(self.q).__name__, "samples": self.samples, **self.input_spec.facts}
+        return html_card("Posterior", facts | {"prior": self.prior[:16] or None, "checked": checked})
 
     @checks_arguments
     @borrowed()

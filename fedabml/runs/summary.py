@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from ..data import Federation
@@ -95,16 +94,19 @@ def prior_width(setup: Setup, sim: Simulation) -> list[dict[str, Any]]:
     ]
 
 
+def client_records(fed: Federation, final: Evaluation, split: str) -> list[dict[str, Any]]:
+    """Return a record per client: its number, name, sizes and scores, NaN where it has none."""
+    sizes = {"n_train": fed.train.counts, f"n_{split}": fed.rows(split).counts}
+    columns = {"client": range(fed.clients), "name": fed.names}
+    columns |= {name: values.tolist() for name, values in (sizes | final.clients).items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 def clients_csv(fed: Federation, final: Evaluation, split: str) -> str:
     """Return clients.csv: the scores of every client, one row each."""
-    sizes, columns = fed.rows(split).counts, final.clients.values()
-    return csv_text(
-        ["client", "name", "n_train", f"n_{split}" if split == "val" else "n_test", *final.clients],
-        (
-            [i, name, fed.train.counts[i], sizes[i], *("" if np.isnan(c[i]) else f"{c[i]:.6g}" for c in columns)]
-            for i, name in enumerate(fed.names)
-        ),
-    )
+    rows = client_records(fed, final, split)
+    texts = ([f"{v:.6g}" if isinstance(v, float) and v == v else "" if v != v else v for v in r.values()] for r in rows)
+    return csv_text(list(rows[0]), texts)
 
 
 def last_ten(history: list[dict[str, Any]], rounds: int, measure: str, final: float | None) -> float | None:

@@ -11,7 +11,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,16 +30,26 @@ from ..evaluation.scoring import SOME, Evaluation, check_rows
 from ..evaluation.scoring import evaluate as score_clients
 from ..files.paths import write
 from ..files.sealed import digests, write_json
+from ..files.sheets import frame, html_card
 from ..likelihoods import Likelihood
 from .config import read_config
 from .folder import Folder
 from .log import RunLog
 from .prepare import Setup, prepare, resolve_split
 from .prior import Posterior, Prior
-from .summary import clients_csv, summarise
+from .progress import shows_progress
+from .summary import client_records, clients_csv, summarise
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 log = logging.getLogger("fedabml")
 
+# What a notebook shows of a run's summary.
+CARD = (
+    *("algorithm", "dataset", "model", "clients", "rounds", "seed", "split", "accuracy", "auroc", "f1", "rmse", "nll"),
+    *("ece", "prior_accuracy", "prior_nll", "seconds"),
+)
 # Keys that may change when a run is resumed: its length, its scoring, and what is only recorded.
 PERSONAL = ("personal_epochs", "personal_lr", "predict_samples")
 FREE = {"rounds", "eval_every", "eval_clients", "eval_all", "split"}
@@ -72,6 +82,21 @@ class Run:
         keys = ("algorithm", "dataset", "model", "clients", "rounds", "accuracy", "nll")
         return short(f"Run({', '.join(f'{k}={v}' for k in keys if (v := self.summary.get(k)) is not None)})")
 
+    def _repr_html_(self) -> str:
+        """Show a notebook the setting and the scores of the run, and those of its clients."""
+        records = self.records() if self.federation and self.evaluation else []
+        return html_card("Run", {k: self.summary.get(k) for k in CARD}, records)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a record per client: its number, name, sizes and scores. Raises InputError without them."""
+        if self.federation is None or self.evaluation is None:
+            raise InputError("This run has no scores of clients: it was trained with evaluate=False.")
+        return client_records(self.federation, self.evaluation, self.config["split"])
+
+    def frame(self) -> pd.DataFrame:
+        """Return the records as a DataFrame, a row per client."""
+        return frame(self.records())
+
 
 def client_rows(fed: Federation, prior: Prior, client: str | int) -> tuple[np.ndarray, np.ndarray]:
     """Return the training samples (x, y) of a client of a federation, by its name or number."""
@@ -89,6 +114,7 @@ def client_rows(fed: Federation, prior: Prior, client: str | int) -> tuple[np.nd
 
 
 @checks_arguments
+@shows_progress
 @with_folder_lock()
 @borrowed()
 def train(
@@ -119,6 +145,7 @@ def train(
     extra: dict[str, Any] | None = None,
     on_start: Callable[[Setup, Simulation], None] | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
+    progress: bool = False,
 ) -> Run:
     """Train a federation, then personalise and score every client.
 
@@ -136,6 +163,7 @@ def train(
 
     `on_start(setup, simulation)` is called before the first round, `on_round(line)` after every round. `setup.notes`
     says what is worth knowing before a run; without `on_start` the notes are warnings of the logger "fedabml".
+    `progress=True` shows a bar in terminals and notebooks, and plain lines elsewhere.
 
     Under torchrun the processes train one federation together (docs/distributed.md). All of them get the result; only
     process 0 writes the folder and calls `on_start` and `on_round`.

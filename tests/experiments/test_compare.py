@@ -19,12 +19,12 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedabml.cli.console import CellProgress
 from fedabml.errors import InputError
 from fedabml.experiments import runner
 from fedabml.experiments.cell import Cell, Result, Score
 from fedabml.experiments.compare import Request, compare, configs
 from fedabml.experiments.comparison_tables import explained, grid
+from fedabml.experiments.progress import CellProgress
 from fedabml.experiments.ranking import make
 from fedabml.experiments.runner import Callbacks
 from fedabml.files.sealed import parse_sealed, write_json
@@ -457,7 +457,7 @@ def test_the_bar_counts_every_cell_once():
 
 def test_time_left_counts_scoring(capsys, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("fedabml.cli.console.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("fedabml.experiments.progress.time", SimpleNamespace(perf_counter=lambda: now[0]))
     slow, fast = {"personal_epochs": 3, "personal_lr": 0.1}, {"personal_lr": 1.0}
     cell = Cell(
         "local", RunConfig(rounds=10, participation=0.5, epochs=2), ({**slow, "personal_epochs": 0}, slow, fast)

@@ -16,12 +16,12 @@ import fedabml
 from fedabml import data
 from fedabml.algorithms import REGISTRY, make
 from fedabml.algorithms.hyper import Range
-from fedabml.cli import tune as tuning
-from fedabml.cli.tune import SearchProgress
 from fedabml.engine.autotune import lane_bytes
 from fedabml.errors import InputError
+from fedabml.experiments import functions
 from fedabml.experiments.cell import Cell, Result, Score
 from fedabml.experiments.ledger import Ledger
+from fedabml.experiments.progress import SearchProgress
 from fedabml.experiments.runner import Callbacks
 from fedabml.experiments.search import Search, Trial
 from fedabml.experiments.search_space import GRID, Points, around, own_grid, personal_options, read_grid, space
@@ -454,14 +454,14 @@ def test_the_command_tunes_resumes_and_hands_over(tmp_path):
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
-    class Impatient(tuning.SearchProgress):
+    class Impatient(SearchProgress):
         def done(self, result):
             super().done(result)
             if self.finished == 3:
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(tuning, "SearchProgress", Impatient)
+        patch.setattr(functions, "SearchProgress", Impatient)
         output = run("tune", "--algorithms", "fedavg", "--trials", 4, "--batch", 1, *WORDS, code=130).stderr
     assert "3 of 8 runs are finished" in output and "fedabml tune --resume --out runs/digits-tuning" in output
     output = run("tune", "--resume").stdout

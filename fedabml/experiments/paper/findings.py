@@ -11,15 +11,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ...errors import short
 from ...files.paths import write
-from ...files.sheets import csv_records, markdown_table
+from ...files.sheets import csv_records, frame, html_card, markdown_table
 from ...report import page as layout
 from ...report.charts import LIGHT, PAGE, Series, Theme
 from ...runs.config import Table
 from ...version import __version__
 from ..statistics import SEEDS_TO_TEST, mean
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NONE = "–"
 Grid = tuple[list[str], list[list[str]]]  # the heads and the rows of a table
@@ -79,7 +83,7 @@ class Picture:
         return self.chart(self.series, theme=replace(theme, height=options.pop("height", theme.height)), **options)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Findings:
     """The outcome of an experiment: sentences (the answer first), tables, pictures, and records (rows of table.csv).
 
@@ -97,6 +101,18 @@ class Findings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "sheets", [sheet for sheet in self.sheets if sheet.rows])
         object.__setattr__(self, "pictures", [picture for picture in self.pictures if picture.series])
+
+    def __repr__(self) -> str:
+        return short(f"Findings({self.title}; {len(self.records)} records)")
+
+    def _repr_html_(self) -> str:
+        """Show a notebook the conclusions and the records."""
+        facts = {f"{number}.": text for number, text in enumerate(self.conclusions, 1)}
+        return html_card(self.title or "Findings", facts, self.records)
+
+    def frame(self) -> pd.DataFrame:
+        """Return the records as a DataFrame, the rows of table.csv; a mean is its number."""
+        return frame({k: float(v) if isinstance(v, Mean) else v for k, v in r.items()} for r in self.records)
 
 
 # -- views of records -----------------------------------------------------------------------------------------------
