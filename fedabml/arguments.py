@@ -34,11 +34,11 @@ _MADE_BY = {
 }
 
 
-def whole(value: object, what: str, least: int = 1) -> int:
+def whole(value: object, name: str, least: int = 1) -> int:
     """Return a whole number of at least `least` that fits 64 bits. Raises InputError for anything else."""
     number = _index(value)
     if number is None or not least <= number <= MOST:
-        raise InputError(f"{what} must be a whole number, {least} or more, not {shown(value)}.")
+        raise InputError(f"{name} must be a whole number, {least} or more, not {shown(value)}.")
     return number
 
 
@@ -77,10 +77,10 @@ def check_fields(self: Any) -> None:
         check(getattr(self, name), hint, f"{kind.__name__}: {name}")
 
 
-def check(value: Any, hint: Any, what: str) -> None:
+def check(value: Any, hint: Any, name: str) -> None:
     """Raise an InputError unless a type hint allows the value."""
     if wanted := _wanted(value, hint):
-        raise InputError(f"{what} must be {wanted}; it is {shown(value)}.")
+        raise InputError(f"{name} must be {wanted}; it is {shown(value)}.")
 
 
 def _wanted(value: Any, hint: Any) -> str:
@@ -98,7 +98,7 @@ def _wanted(value: Any, hint: Any) -> str:
         return text or _MADE_BY.get(kind.__name__, f"a {kind.__name__}")
     if kind is Sequence and args:
         entries = value.tolist() if hasattr(value, "tolist") else value
-        refusal = next(filter(None, (_wanted(each, args[0]) for each in entries)), "")
+        refusal = next(filter(None, (_wanted(entry, args[0]) for entry in entries)), "")
         return refusal and f"a list whose every entry is {refusal}"
     return ""
 

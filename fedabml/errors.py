@@ -17,11 +17,11 @@ class TrainingError(RuntimeError):
     """Training cannot continue, because a loss is no longer finite. What was saved before stays valid."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, names: Iterable[str]) -> str:
     """Return the end of an error message: ` Did you mean 'x'?`, or the list of known names."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f" Did you mean '{close[0]}'?" if close else f" Known names: {', '.join(known)}."
+    names = sorted(names)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f" Did you mean '{close[0]}'?" if close else f" Known names: {', '.join(names)}."
 
 
 class _Shown(reprlib.Repr):
@@ -49,6 +49,6 @@ def shown(value: Any) -> str:
     return short(_SHOWN.repr(value), 120)
 
 
-def short(text: str, most: int = 200) -> str:
-    """Return a text cut to `most` characters."""
-    return text if len(text) <= most else text[: most - 1] + "…"
+def short(text: str, limit: int = 200) -> str:
+    """Return a text cut to `limit` characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -43,11 +43,11 @@ def derived(function: Callable[[Any], Tensor], at: Any) -> tuple[Any, Tensor]:
     return tree_unflatten(gradients, structure), value.detach()
 
 
-def plus(a: Tensor, share: Tensor | float, b: Tensor, sign: int = 1) -> Tensor:
-    """Return a ± share∘b in one operation."""
-    if isinstance(share, Tensor):
-        return torch.addcmul(a, share, b, value=sign)
-    return torch.add(a, b, alpha=sign * share)
+def plus(a: Tensor, factor: Tensor | float, b: Tensor, sign: int = 1) -> Tensor:
+    """Return a ± factor∘b in one operation."""
+    if isinstance(factor, Tensor):
+        return torch.addcmul(a, factor, b, value=sign)
+    return torch.add(a, b, alpha=sign * factor)
 
 
 @dataclass(frozen=True)

@@ -99,9 +99,9 @@ def named(name: str | type[Algorithm]) -> str:
     if isinstance(name, str) and not is_user_code(name):
         return name
     code = read_user_code(name) if isinstance(name, str) else code_of_class(name)
-    known = next((key for key, entry in REGISTRY.items() if entry.kind is code.value), None)
-    if known is not None:
-        return known
+    registered = next((key for key, entry in REGISTRY.items() if entry.kind is code.value), None)
+    if registered is not None:
+        return registered
     _check_class(code)
     REGISTRY[code.name] = Entry(code.value, {}, code)
     return code.name

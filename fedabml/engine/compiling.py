@@ -51,8 +51,10 @@ def steps_of_rounds(algorithm: Algorithm, epochs: int) -> frozenset[str]:
     return frozenset(phase.step.__name__ for phase in algorithm.phases(epochs))  # type: ignore[attr-defined]
 
 
-def decide(cohorts: Sequence[Cohort], world: World, times: Sequence[float], done: int, rounds: int) -> str | None:
-    """Decide whether the rounds after the first `done` of runs side by side are compiled; return a note if so.
+def decide(
+    cohorts: Sequence[Cohort], world: World, times: Sequence[float], rounds_done: int, rounds: int
+) -> str | None:
+    """Decide whether the rounds after the first `rounds_done` of runs side by side are compiled; return a note if so.
 
     All processes of the run decide alike. Where steps are not compiled, the executors are told so; where they are, the
     caller tells them, when nothing runs on the device any more.
@@ -63,7 +65,7 @@ def decide(cohorts: Sequence[Cohort], world: World, times: Sequence[float], done
     steps = steps_of_rounds(one.algorithm, one.setting.epochs)
     gain = expected_gain(one.network.layout, one.network.dtype)
     shapes = max(1, sum(executor.shapes_of(steps) for executor in executors))
-    cost, left = expected_cost(one.network.layout, shapes), rounds - done
+    cost, left = expected_cost(one.network.layout, shapes), rounds - rounds_done
     if not world.decide(lambda: pays(times, left, gain, cost)):
         for executor in executors:
             executor.decide(None)
@@ -72,6 +74,6 @@ def decide(cohorts: Sequence[Cohort], world: World, times: Sequence[float], done
         torch.cuda.synchronize(one.device)
     seconds = left * usual_seconds(times)
     return (
-        f"From round {done + 1} on steps are compiled: the {left} rounds left would take about {seconds:.0f} s, "
+        f"From round {rounds_done + 1} on steps are compiled: the {left} rounds left would take about {seconds:.0f} s, "
         f"compiled {seconds / gain:.0f} s after about {cost:.0f} s for compiling. --no-compile leaves it out."
     )

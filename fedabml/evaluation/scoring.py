@@ -81,11 +81,13 @@ def check_rows(fed: Federation, split: str) -> Rows:
     return rows
 
 
-def clients_to_score(cohort: Cohort, split: str, most: int | None = None) -> list[int]:
-    """Return the clients that have rows to score, in ascending order; at most `most` of them, drawn by the seed."""
+def clients_to_score(cohort: Cohort, split: str, limit: int | None = None) -> list[int]:
+    """Return the clients that have rows to score, in ascending order; at most `limit` of them, drawn by the seed."""
     able = np.flatnonzero(check_rows(cohort.fed, split).counts)
-    if most is not None and most < len(able):
-        able = np.sort(rng.generator(cohort.seed, rng.SAMPLE, 0).choice(able, most, replace=False))  # rounds begin at 1
+    if limit is not None and limit < len(able):
+        able = np.sort(
+            rng.generator(cohort.seed, rng.SAMPLE, 0).choice(able, limit, replace=False)
+        )  # rounds begin at 1
     return able.tolist()
 
 
@@ -97,7 +99,7 @@ class Entry(NamedTuple):
     kept: Callable[[list[int]], State]  # returns what these clients keep between rounds, one lane each
     round: int = 0
     world: World = ALONE
-    most: int | None = None  # clients to score; None: all
+    limit: int | None = None  # clients to score; None: all
     brief: bool = False  # whether the measures of `decisions` are left out
 
 
@@ -108,7 +110,7 @@ def evaluate(
     split: str = "test",
     round: int = 0,
     world: World = ALONE,
-    most: int | None = None,
+    limit: int | None = None,
     brief: bool = False,
 ) -> Evaluation:
     """Personalise every client from `shared` on its training data and score it on its `split` rows.
@@ -117,14 +119,13 @@ def evaluate(
     the same rows: `prior_*` without the label level and, where the algorithm has one, `prior_level_*` with it. The
     difference to the latter is what personal training gains beyond a client's label frequencies.
 
-    Clients without such rows have no score (NaN) and do not count. At most `most` clients are scored, the same ones for
-    the same seed. If several processes call this function, each personalises the clients that it owns, and all of them
-    return all scores. `brief` leaves out the measures of `decisions`, for scores while a run trains.
-
-    Raises `TrainingError` if a client's model diverges.
+    Clients without such rows have no score (NaN) and do not count. At most `limit` clients are scored, the same ones
+    for the same seed. If several processes call this function, each personalises the clients that it owns, and all of
+    them return all scores. `brief` leaves out the measures of `decisions`, for scores while a run trains. Raises
+    `TrainingError` if a client's model diverges.
     """
     epochs = cohort.algorithm.personal_epochs
-    entry = Entry(cohort, shared, kept, round, world, most, brief)
+    entry = Entry(cohort, shared, kept, round, world, limit, brief)
     ((result,),) = evaluate_after((epochs,), [entry], split, prior=epochs)
     if isinstance(result, TrainingError):
         raise result
@@ -137,14 +138,14 @@ def evaluate_after(
     entries: Sequence[Entry],
     split: str = "test",
     prior: int | None = None,
-    on_progress: Callable[[float], None] = lambda share: None,
+    on_progress: Callable[[float], None] = lambda fraction: None,
 ) -> list[list[Evaluation | TrainingError]]:
     """Evaluate runs that may share a batch after each of the given numbers of personal epochs, which must ascend.
 
     Returns for each number of epochs one evaluation, or the error, per run. The server's own model is scored together
     with the models after `prior` epochs. `on_progress` is called with the share of clients that is done.
     """
-    scored = [clients_to_score(e.cohort, split, e.most) for e in entries]
+    scored = [clients_to_score(e.cohort, split, e.limit) for e in entries]
     owned = [_owned(e, clients) for e, clients in zip(entries, scored, strict=True)]
     work = partial(_predict_clients, epochs, entries, split, owned, on_progress)
     stages = fit_in_memory([e.cohort for e in entries], sum(map(len, owned)), work)
@@ -175,12 +176,12 @@ def _predict_clients(
         rows = [[e.cohort.fed.rows(split)[c] for c in members] for e, members in groups]
         results = []
         for models in personalise_after(lanes, kept, epochs):
-            draws = predict(lanes, models, [*chain(*rows)]).split([sum(map(len, each)) for each in rows], 1)
+            draws = predict(lanes, models, [*chain(*rows)]).split([sum(map(len, run_rows)) for run_rows in rows], 1)
             finite = torch.stack([torch.isfinite(leaf).flatten(1).all(1) for leaf in models]).all(0).tolist()
             results.append(([prediction(e.cohort, d) for (e, _), d in zip(groups, draws, strict=True)], finite))
         return results
 
-    done, total = 0, sum(map(len, clients))
+    finished, total = 0, sum(map(len, clients))
     for part, results in zip(parts, map_in_threads(predict_part, parts, workers), strict=True):
         for (personal, diverged), (predictions, finite) in zip(stages, results, strict=True):
             for i, run_predictions in zip(part, predictions, strict=True):
@@ -188,8 +189,8 @@ def _predict_clients(
             members = ((i, client) for i, members in part.items() for client in members)
             for (i, client), sound in zip(members, finite, strict=True):
                 diverged[i] += [] if sound else [client]
-        done += sum(map(len, part.values()))
-        on_progress(done / total)
+        finished += sum(map(len, part.values()))
+        on_progress(finished / total)
     return stages
 
 
@@ -270,12 +271,12 @@ def _gather(
     return replace(p, transform=fed.transform) if fed.transform else p, total[:, 0]
 
 
-def _diverged(cohort: Cohort, owner: np.ndarray, what: str) -> TrainingError:
+def _diverged(cohort: Cohort, owner: np.ndarray, quantities: str) -> TrainingError:
     """Return the error for the owners of samples without a score, because weights or predictions are not finite."""
     clients = np.unique(owner).tolist()
     names = ", ".join(cohort.fed.names[c] for c in clients[:8])
     return TrainingError(
-        f"Personalising diverged for {len(clients)} client(s), {names} among them: their {what} are not finite. "
+        f"Personalising diverged for {len(clients)} client(s), {names} among them: their {quantities} are not finite. "
         f"A smaller personal_lr or fewer personal_epochs may help. {cohort.algorithm.remedy}"
     )
 
@@ -340,19 +341,24 @@ def _classification(p: Prediction, y: np.ndarray, owner: np.ndarray, clients: in
         "mutual_information": p.mutual_information,
     }
     by_client = {name: _mean_by(owner, clients, v) for name, v in rows.items()}
-    count, sure, hit = calibration(confidence, correct, owner, clients)
-    by_client["ece"] = np.abs(sure - hit).sum(1) / count.sum(1)
-    count, sure, hit = count.sum(0), sure.sum(0), hit.sum(0)
+    count, confidence_sum, right = calibration(confidence, correct, owner, clients)
+    by_client["ece"] = np.abs(confidence_sum - right).sum(1) / count.sum(1)
+    count, confidence_sum, right = count.sum(0), confidence_sum.sum(0), right.sum(0)
     pooled: dict[str, Any] = {f"{name}_pooled": float(v.mean()) for name, v in rows.items()}
     # A client's own calibration error is biased upwards by its few samples; the pooled one is the headline.
-    pooled |= {"ece": float(np.abs(sure - hit).sum() / count.sum()), "ece_clients": float(by_client["ece"].mean())}
+    pooled |= {
+        "ece": float(np.abs(confidence_sum - right).sum() / count.sum()),
+        "ece_clients": float(by_client["ece"].mean()),
+    }
     pooled["accuracy_worst_decile"] = worst_decile(by_client["accuracy"])
     edges = np.linspace(0, math.log(p.probs.shape[1]), 31)
-    some = np.maximum(count, 1)
+    nonzero = np.maximum(count, 1)
     details = {
         "reliability": [
             {"low": i / BINS, "high": (i + 1) / BINS, "confidence": c, "accuracy": h, "count": int(n)}
-            for i, (c, h, n) in enumerate(zip((sure / some).tolist(), (hit / some).tolist(), count, strict=True))
+            for i, (c, h, n) in enumerate(
+                zip((confidence_sum / nonzero).tolist(), (right / nonzero).tolist(), count, strict=True)
+            )
         ],
         "entropy_histogram": {
             "edges": edges.tolist(),

@@ -176,7 +176,7 @@ def _predicting(sim: Simulation) -> float:
 
     def scored(rows: int, epochs: int = 0) -> float:
         brief = cohort.among(_shortened(fed, rows, split))
-        entry = Entry(brief, sim.theta, sim.kept_for, sim.round, most=lanes)
+        entry = Entry(brief, sim.theta, sim.kept_for, sim.round, limit=lanes)
         times = 1 if brief.device.type == "cpu" else 2  # on a GPU the first run captures the programs
         return [_seconds(lambda: evaluate_after((epochs,), [entry], split, prior=epochs)) for _ in range(times)][-1]
 

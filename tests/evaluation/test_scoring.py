@@ -317,7 +317,7 @@ def test_some_clients_score_what_they_do_among_all():
     """Three of six are drawn by the seed alone; clients without test rows are not among them."""
     fed = data("classification", sizes=(12, 30, 8, 9, 10, 11), tests=(5, 9, 0, 4, 3, 7))
     everyone, sim = evaluated(fed, FedABML(personal_epochs=1, predict_samples=2))
-    some = evaluate(sim.cohort, sim.theta, sim.kept_for, most=3)
+    some = evaluate(sim.cohort, sim.theta, sim.kept_for, limit=3)
     chosen = np.flatnonzero(~np.isnan(some.clients["nll"]))
     assert chosen.tolist() == clients_to_score(sim.cohort, "test", 3) and len(chosen) == 3 and 2 not in chosen
     assert (some.summary["clients_scored"], everyone.summary["clients_scored"]) == (3, 5)
