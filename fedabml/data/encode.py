@@ -48,9 +48,13 @@ class TableOptions:
         """Refuse columns that are not there, and columns with two purposes. `where` names the table in errors."""
         check_share(self.test_share, "test")
         uses: dict[str, Sequence[str]]
-        uses = {"the client": [self.client], "the target": [self.target], "the ID": [self.id] if self.id else []}
+        uses = {
+            "the client": [self.client],
+            "the target": [self.target],
+            "the ID": [self.id] if self.id is not None else [],
+        }
         uses |= {"left out": self.drop, "a date to learn from": self.dates}
-        split = {"what rows are split by": [self.split_by] if self.split_by else []}
+        split = {"what rows are split by": [self.split_by] if self.split_by is not None else []}
         for name in (each for names in (uses | split).values() for each in names):
             if name not in frame.columns:
                 raise InputError(f"{where} has no column '{name}'.{nearest(str(name), map(str, frame.columns))}")
@@ -86,7 +90,7 @@ def encode(frame: pd.DataFrame, options: TableOptions, where: str = "The table")
     if len(classes) == 1:
         raise InputError(f"{where}: the target '{target}' is '{classes[0]}' in every row; there is nothing to learn.")
     partition = {"kind": "natural", "column": client, "test_share": options.test_share}
-    if options.split_by:
+    if options.split_by is not None:
         train, test = take_newest(owners, options.test_share, 2, time_order(frame[options.split_by], options.split_by))
         partition["split_by"] = options.split_by
     else:

@@ -83,6 +83,7 @@ def test_dates_become_features_that_the_recipe_keeps():
     again = TableRecipe.from_json(json.loads(json.dumps(fed.recipe.to_json())))
     assert again == fed.recipe
     np.testing.assert_array_equal(features(table(), again), fed.x)
+    assert fed.recipe.table_columns == ("age", "admitted")
     assert sorted(fed.recipe.ranges.columns) == sorted(["age", "admitted year", "admitted month", "admitted weekday"])
 
 
