@@ -8,7 +8,8 @@ have a prior, a posterior and a client's own value like every other weight. In a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,14 +22,23 @@ from .errors import InputError
 
 @dataclass(frozen=True)
 class Categorical:
-    """p(y|x, w) = softmax(f_w(x))_y; with a label level π it is ∝ π(y)·exp f_w(x)_y."""
+    """p(y|x, w) = softmax(f_w(x))_y; with a label level π it is ∝ π(y)·exp f_w(x)_y.
+
+    `weights`, one per class or none, are for training alone: an example of class y counts `weights[y]` times. The
+    engine multiplies `nll` by them; `nll` and `predict` themselves do not know them.
+    """
 
     classes: int
+    weights: tuple[float, ...] = ()
     entries = 0  # how many entries of the weight vector belong to the likelihood
     task = "classification"
 
     def __post_init__(self) -> None:
         whole(self.classes, "Categorical: classes")
+        if self.weights and len(self.weights) != self.classes:
+            raise InputError(f"There are {len(self.weights)} class weights for {self.classes} classes. Give one each.")
+        if not all(isinstance(w, int | float) and 0 < w < math.inf for w in self.weights):
+            raise InputError(f"Class weights must be positive numbers; they are {self.weights}.")
 
     @property
     def outputs(self) -> int:
@@ -47,6 +57,44 @@ class Categorical:
     def check(self, outputs: Tensor) -> None:
         """Raise InputError for a network whose outputs [batch, ...] do not fit."""
         _check_outputs(outputs, self.classes, "classes", ": one logit per class, without a softmax")
+
+
+def weighted(likelihood: Any, given: str | Sequence[float], counts: Sequence[int]) -> Categorical:
+    """Return the likelihood with class weights as a user gives them, for training rows with these counts of classes."""
+    if not isinstance(likelihood, Categorical):
+        raise InputError(
+            "Class weights are for rows with one class each, which these data do not have. Leave them out."
+        )
+    return replace(likelihood, weights=class_weights(given, counts))
+
+
+def class_weights(given: str | Sequence[float], counts: Sequence[int]) -> tuple[float, ...]:
+    """Return the weight of each class, for training rows with these counts of classes.
+
+    `balanced` is N / (K N_c): every class then counts alike. A list such as `1,5`, or numbers, gives ratios. They are
+    scaled so that the mean weight of the training rows is 1, because step sizes and λ are relative to that. `none`
+    gives no weights.
+    """
+    if isinstance(given, str) and given == "none":
+        return ()
+    total, classes = sum(counts), len(counts)
+    if isinstance(given, str) and given == "balanced":
+        if absent := [c for c in range(classes) if not counts[c]]:
+            raise InputError(
+                f"Class weights 'balanced' need training rows of every class; class {absent[0]} has none. Give the "
+                "weights as numbers, such as 1,5."
+            )
+        return tuple(total / (classes * count) for count in counts)
+    try:
+        numbers = [float(word) for word in (given.split(",") if isinstance(given, str) else given)]
+    except (TypeError, ValueError):
+        numbers = []
+    if not numbers or not all(0 < w < math.inf for w in numbers):
+        raise InputError(f"Class weights are 'balanced', 'none', or a positive number per class, 1,5; not {given!r}.")
+    if len(numbers) != classes:
+        raise InputError(f"There are {len(numbers)} class weights for {classes} classes. Give one each, such as 1,5.")
+    mean = sum(w * count for w, count in zip(numbers, counts, strict=True)) / max(total, 1)
+    return tuple(w / mean for w in numbers) if mean > 0 else tuple(numbers)
 
 
 @dataclass(frozen=True)
@@ -207,14 +255,17 @@ def default(task: str, classes: int, targets: int) -> Likelihood:
 
 
 def to_json(likelihood: Likelihood) -> dict[str, Any]:
-    """Return a likelihood as plain data, for files; `by_input` only if it is set, as in files of earlier versions."""
+    """Return a likelihood as plain data, for files; `by_input` and `weights` only if set, as earlier versions wrote."""
     facts = {"kind": type(likelihood).__name__, **vars(likelihood)}
-    return {name: value for name, value in facts.items() if name != "by_input" or value}
+    facts |= {"weights": list(facts["weights"])} if "weights" in facts else {}
+    return {name: value for name, value in facts.items() if name not in ("by_input", "weights") or value}
 
 
 def from_json(data: dict[str, Any]) -> Likelihood:
     """Return the likelihood that `to_json` wrote; raises InputError for anything else."""
     match data:
+        case {"kind": "Categorical", "classes": int(classes), "weights": list(weights)}:
+            return Categorical(classes, tuple(weights))
         case {"kind": "Categorical", "classes": int(classes)}:
             return Categorical(classes)
         case {"kind": "GaussianNoise", "targets": int(targets), "noise": float(noise), "learn": bool(learn)}:

@@ -120,7 +120,8 @@ def calls(t):
     owned = {"x": x.astype(np.float32), "y": y, "owner": np.array([0, 0, 0, 1, 1, 1]), "test": np.zeros(6, bool)}
     run = {"fed": fed, "model": "mlr", "algorithm": fedabml.FedAvg(personal_epochs=1), **t["quick"], "batch_size": 5}
     run |= {"seed": 0, "dtype": "float32", "chunk": 2, "compile": False, "likelihood": fedabml.Categorical(2)}
-    run |= {"model_options": {}, "pretrained": None}
+    run |= {"model_options": {}, "pretrained": None, "class_weights": "balanced"}
+    weights = {"class_weights": [1, 2], "calibration": "none"}
     scoring = {"evaluate": True, "eval_every": 0, "eval_clients": 2, "eval_all": True, "split": "test", "out": None}
     scoring |= {"resume": False, "extra": {}, "on_start": lambda setup, sim: None, "on_round": lambda line: None}
     scoring |= {"progress": False}
@@ -184,7 +185,10 @@ def calls(t):
             {"path": f / "run" / "shared.safetensors", "model": None, "algorithm": None},
         ),
         "load_posterior": (fedabml.load_posterior, {"path": f / "posterior.safetensors", "model": None}),
-        "personalize": (prior.personalize, own | {"validation": 0.4, "aim": "", "coverage": 0.5, "false_alarms": 0.1}),
+        "personalize": (
+            prior.personalize,
+            own | {"validation": 0.4, "aim": "", "coverage": 0.5, "false_alarms": 0.1} | weights,
+        ),
         "compare_at_site": (fedabml.compare_at_site, site),
         "predict": (posterior.predict, asked),
         "quantile": (predicted.quantile, {"level": 0.5}),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import Normal
@@ -132,3 +134,43 @@ FOREIGN = {"kind": "GaussianNoise", "targets": 1, "noise": 0.5, "learn": True, "
 def test_foreign_json_is_refused(data):
     with pytest.raises(InputError, match="Unknown likelihood"):
         likelihoods.from_json(data)
+
+
+def test_class_weights_by_hand():
+    """Balanced: N/(K N_c), as scikit-learn has it. Numbers are ratios, and the mean over the rows is 1."""
+    from sklearn.utils.class_weight import compute_class_weight
+
+    y = np.repeat([0, 1, 2], [70, 20, 10])
+    balanced = compute_class_weight("balanced", classes=np.arange(3), y=y)
+    np.testing.assert_allclose(likelihoods.class_weights("balanced", [70, 20, 10]), balanced)
+    for given in ("1,5", [1, 5], [2.0, 10.0]):
+        weights = likelihoods.class_weights(given, [80, 20])
+        assert weights == pytest.approx((1 / 1.8, 5 / 1.8)) and 80 * weights[0] + 20 * weights[1] == pytest.approx(100)
+    assert likelihoods.class_weights("none", [8, 2]) == ()
+    assert likelihoods.weighted(Categorical(2), "balanced", [8, 2]) == Categorical(2, (0.625, 2.5))
+
+
+@pytest.mark.parametrize(
+    ("given", "counts", "reason"),
+    [
+        ("balanced", [5, 0], "class 1 has none"),
+        ("1,2,3", [5, 5], "3 class weights for 2 classes"),
+        ("1,-2", [5, 5], "positive number"),
+        ("1,nan", [5, 5], "positive number"),
+        ("heavy", [5, 5], "positive number"),
+        ([], [5, 5], "positive number"),
+    ],
+)
+def test_class_weights_that_are_none_are_refused(given, counts, reason):
+    with pytest.raises(InputError, match=reason):
+        likelihoods.weighted(Categorical(2), given, counts)
+    with pytest.raises(InputError, match="Class weights are for rows with one class"):
+        likelihoods.weighted(GaussianNoise(1), given, counts)
+
+
+def test_likelihoods_keep_their_weights_in_json():
+    plain, own = Categorical(2), Categorical(2, (0.5, 3.0))
+    assert likelihoods.to_json(plain) == {"kind": "Categorical", "classes": 2}  # as files of before have it
+    assert likelihoods.from_json(json.loads(json.dumps(likelihoods.to_json(own)))) == own
+    with pytest.raises(InputError):
+        likelihoods.from_json({"kind": "Categorical", "classes": 2, "weights": [1.0, "2"]})

@@ -136,6 +136,8 @@ def personalize(
     aim: str = "",
     coverage: float = 0.9,
     false_alarms: float = 0.05,
+    calibration: str = "temperature",
+    class_weights: str | None = None,
     compare: bool = False,
     seed: int = 0,
     device: str = "auto",
@@ -168,6 +170,10 @@ def personalize(
         aim (AIM): Goal of the threshold between two classes: f1, recall>=0.8, precision>=0.8 or cost:MISS,ALARM.
         coverage: Probability with which a prediction set or interval contains the truth.
         false_alarms: Share of usual inputs that may be flagged as unusual.
+        calibration (WORD): How probabilities are calibrated on the rows held out: temperature, isotonic (100 rows or
+            more) or none. Its effect is shown by cross-validation on these rows.
+        class_weights (WEIGHTS): How much rows of each class count: balanced, none, or numbers such as 1,5.
+            [default: as in training]
         compare: Say whether the prior, the posterior or training alone serves the client best on the rows held out.
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.
@@ -194,6 +200,7 @@ def personalize(
     posterior = loaded.personalize(
         x, y, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, device=device, validation=validation, aim=aim,
         coverage=coverage, false_alarms=false_alarms, encoded=encoded, id=id_column,
+        calibration=calibration, class_weights=class_weights,
     )  # fmt: skip
     scores = _scores(posterior.predict(test[0], seed=seed, device=device), test[1]) if test else {}
     posterior.save(out)
@@ -235,8 +242,10 @@ def _trust_lines(trust: Trust | None, several: bool) -> list[str]:
         return []
     lines = [f"validation  {trust.rows} rows, held out"]
     if trust.nll_before is not None:
-        effect = f"NLL {number(trust.nll_before)} before, {number(trust.nll_after)} after, on the same rows"
-        lines.append(f"calibration temperature {trust.temperature:.3g}: {effect}")
+        how = f"temperature {trust.temperature:.3g}" if trust.kind == "temperature" else trust.kind
+        pairs = [("NLL", trust.nll_before, trust.nll_after), ("ECE", trust.ece_before, trust.ece_after)]
+        effect = ", ".join(f"{name} {number(a)} → {number(b)}" for name, a, b in pairs)
+        lines.append(f"calibration {how}" + ("" if trust.kind == "none" else f": {effect} (cross-validated)"))
     if trust.threshold is not None:
         few = "; so few make it uncertain" if (trust.positives or 0) < 10 else ""
         lines.append(

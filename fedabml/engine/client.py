@@ -202,7 +202,8 @@ def batched_step(lanes: Lanes, step: Step) -> BatchedStep:
     def one(
         hyper: State, carry: State, shared: State, batches: Any, site: Site, key: Tensor, offset: Tensor | None
     ) -> tuple[State, Tensor]:
-        loss = ClientLoss(cohort.network, cohort.likelihood, offset, cohort.backend == "vmap", cohort.noise)
+        batched, weights = cohort.backend == "vmap", cohort.class_weights
+        loss = ClientLoss(cohort.network, cohort.likelihood, offset, batched, cohort.noise, weights)
         return function(cohort.algorithm.bind(hyper), carry, shared, batches, site, key, loss)
 
     def all_lanes(inputs: Inputs, rows: Tensor, keys: Tensor) -> tuple[State, Tensor]:

@@ -25,6 +25,7 @@ class ClientLoss:
     offset: Tensor | None
     batched: bool = True  # weight samples in one batched program, or one after another
     noise: Noise = ON_WEIGHTS  # where the noise of a Gaussian enters
+    class_weights: Tensor | None = None  # [classes]: how often an example of each class counts
 
     def __call__(self, q: Distribution, batch: Batch, key: Tensor, samples: int = 1) -> Tensor:
         if isinstance(q, Point):
@@ -65,6 +66,8 @@ class ClientLoss:
 
     def _cost(self, outputs: Tensor, tail: Tensor, batch: Batch) -> Tensor:
         losses = self.likelihood.nll(outputs, batch.y, tail, self.offset)
+        if self.class_weights is not None:
+            losses = losses * self.class_weights.index_select(0, batch.y)
         return (losses * batch.mask).sum() / batch.mask.sum().clamp_min(1)
 
 

@@ -114,6 +114,8 @@ class Cohort:
         self.device, self.dtype, self.backend, self.workers = place.device, place.dtype, place.backend, place.workers
         self.network = setting.network.to(place.device, place.dtype, place.network_dtype, place.channels_last)
         self.noise = noise or Noise.of(algorithm, setting.network, fed.x.shape[1:])
+        weights = getattr(setting.likelihood, "weights", ())
+        self.class_weights = torch.tensor(weights, dtype=place.dtype, device=place.device) if weights else None
         self.data, self.first = data or Data.of(fed, place.device, place.dtype), first
         self.limit = ChunkLimit(place.chunk)
         self.shortest, self.longest = int(fed.train.counts.min()), int(fed.train.counts.max())

@@ -4,6 +4,9 @@ They are fitted on samples that the model was not trained on, and travel with th
 
 - *Temperature* (Guo et al. 2017): p ∝ p^(1/T), with T of the lowest validation NLL. T > 1 makes a model less sure. A
   prior log T ~ N(0, 0.3²) keeps T near 1 where samples are few: ten right predictions do not make a model certain.
+- *Isotonic regression* (Zadrozny and Elkan 2002): p ← f(p), with the non-decreasing f of the least squared error. It
+  mends any monotone distortion, but needs more rows than one number does. For more than two classes there is an f for
+  each, and the results are normalised.
 - *Threshold*: for two classes, the probability from which class 1 is predicted, chosen for a stated aim.
 - *Conformal sets and intervals* (Vovk et al. 2005): labels or ranges that contain the truth with a stated probability.
   The guarantee is marginal: over new samples of this client, if they are exchangeable with its validation samples. It
@@ -22,6 +25,9 @@ from ..errors import InputError
 
 LOG_T_STD = 0.3  # standard deviation of the prior of log T
 LOG_T_MOST = 3.0  # the largest |log T|
+ISOTONIC_ROWS = 100  # validation rows that an isotonic regression needs; with fewer its steps follow single rows
+KINDS = ("temperature", "isotonic", "none")
+FOLDS = 5  # of the cross-validation that tells what a calibration brings
 
 
 def fit_temperature(probs: np.ndarray, y: np.ndarray) -> float:
@@ -44,6 +50,80 @@ def with_temperature(probs: np.ndarray, temperature: float) -> np.ndarray:
     scaled = np.log(np.clip(probs, 1e-30, None)) / temperature
     scaled = np.exp(scaled - scaled.max(-1, keepdims=True))
     return scaled / scaled.sum(-1, keepdims=True)
+
+
+def isotonic_fit(score: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the knots (x, f(x)) of the non-decreasing function of the least squared error, ascending in x.
+
+    `score` [n] and `target` [n] are numbers; rows of one score count as one row with their mean. Pooled adjacent
+    violators: while a block's mean is below that of the block before it, the two become one. Of a block only the ends
+    are kept, between which f is linear.
+    """
+    x, number, weight = np.unique(score, return_inverse=True, return_counts=True)
+    mean = np.bincount(number, target) / weight
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, number of different scores
+    for value, count in zip(mean.tolist(), weight.tolist(), strict=True):
+        block = (value, float(count), 1)
+        while blocks and blocks[-1][0] >= block[0]:
+            before = blocks.pop()
+            total = before[1] + block[1]
+            block = ((before[0] * before[1] + block[0] * block[1]) / total, total, before[2] + block[2])
+        blocks.append(block)
+    ends = np.cumsum([0, *(size for _, _, size in blocks)])
+    keep = sorted({*ends[:-1].tolist(), *(ends[1:] - 1).tolist()})
+    fitted = np.repeat([value for value, _, _ in blocks], np.diff(ends))
+    return x[keep], fitted[keep]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How a client's probabilities [n, classes] are mended: by a temperature, by curves of knots, or not at all."""
+
+    kind: str = "temperature"
+    temperature: float = 1.0
+    curves: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()  # (x, f(x)) per class; for two: of class 1
+
+    @classmethod
+    def fit(cls, kind: str, probs: np.ndarray, y: np.ndarray) -> Calibration:
+        """Fit a calibration of one of `KINDS` on validation rows.
+
+        The values of curves stay 1/(n + 2) away from 0 and 1: n rows do not show that something never happens.
+        """
+        if kind == "temperature":
+            return cls(kind, fit_temperature(probs, y))
+        if kind == "none":
+            return cls(kind)
+        least, curves = 1 / (len(y) + 2), []
+        for c in (1,) if probs.shape[1] == 2 else range(probs.shape[1]):
+            x, value = isotonic_fit(probs[:, c], (y == c).astype(float))
+            curves.append((tuple(x.tolist()), tuple(np.clip(value, least, 1 - least).tolist())))
+        return cls(kind, curves=tuple(curves))
+
+    def apply(self, probs: np.ndarray) -> np.ndarray:
+        """Return calibrated probabilities; curves go on as constants beyond their ends."""
+        if self.kind == "none":
+            return probs
+        if self.kind == "temperature":
+            return with_temperature(probs, self.temperature)
+        if len(self.curves) == 1:
+            (x, value), score = self.curves[0], probs[:, 1]
+            mended = np.interp(score, x, value)
+            return np.stack([1 - mended, mended], 1)
+        columns = [np.interp(probs[:, c], *curve) for c, curve in enumerate(self.curves)]
+        return np.stack(columns, 1) / np.sum(columns, 0)[:, None]
+
+
+def cross_calibrated(kind: str, probs: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return probabilities [n, classes], each row calibrated by a calibration that was fitted on other rows.
+
+    Rows are dealt to folds class by class, so every fold has its share of a rare class. A single row stays as it is.
+    """
+    fold, out = np.empty(len(y), int), probs.copy()
+    fold[np.argsort(y, kind="stable")] = np.arange(len(y)) % FOLDS
+    for k in range(FOLDS):
+        if (fold == k).any() and (fold != k).any():
+            out[fold == k] = Calibration.fit(kind, probs[fold != k], y[fold != k]).apply(probs[fold == k])
+    return out
 
 
 @dataclass(frozen=True)

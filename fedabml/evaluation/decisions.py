@@ -237,6 +237,12 @@ def _ranking(
         }
 
 
+def classwise_ece(probs: np.ndarray, y: np.ndarray) -> float:
+    """Return the mean over classes of the calibration error of each class's probability, for rows [n, classes]."""
+    owner = np.zeros(len(y), int)
+    return float(np.mean([_ece(probs[:, c], y == c, owner, 1)[0] for c in range(probs.shape[1])]))
+
+
 def _ece(score: np.ndarray, hit: np.ndarray, owner: np.ndarray, clients: int) -> np.ndarray:
     """Return the calibration error of one class's probability [n] for each client, with 15 equal bins."""
     bins = np.clip(np.ceil(score * BINS).astype(int) - 1, 0, BINS - 1)

@@ -60,7 +60,7 @@ _USER_DATA_KEYS = ("data", "task", "image_size", *TABLE_KEYS, *_TARGET_KEYS)
 DATA_KEYS = (*_DATASET_KEYS, *_USER_DATA_KEYS, "partition", "partition_seed", "drop_small")  # which data, and whose
 _TRAIN_KEYS = (
     *("rounds", "participation", "epochs", "batch_size", "seed", "device", "dtype", "backend", "chunk", "compile"),
-    *("model_options", "pretrained"),
+    *("model_options", "pretrained", "class_weights"),
 )  # the keywords of `train`
 
 
@@ -123,6 +123,9 @@ class RunConfig:
     noise: float = key(0.5, "regression: initial standard deviation of the noise, for a standardised target")
     learn_noise: bool = key(True, "learn the noise of a regression")
     noise_by_input: bool = key(False, "regression: the network also predicts the noise of each input")
+    class_weights: str | None = key(
+        None, "how much rows of each class count in training: balanced, or numbers such as 1,5 (default: all alike)"
+    )
     seed: int = key(0, "seed of every random number")
     device: str = key("auto", "auto, cpu or cuda")
     dtype: str = key(

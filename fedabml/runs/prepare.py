@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,7 @@ def prepare(
     likelihood: Likelihood | None = None,
     model_options: dict[str, Any] | None = None,
     pretrained: str | os.PathLike[str] | None = None,
+    class_weights: str | Sequence[float] | None = None,
 ) -> Setup:
     """Check everything that a run needs, and decide where and how it will run. The arguments are those of `train`."""
     algorithm = FedABML() if algorithm is None else algorithm
@@ -85,6 +87,8 @@ def prepare(
         )
     participation = float(participation)
     likelihood = _fitting(likelihood, fed)
+    if class_weights is not None:
+        likelihood = likelihoods.weighted(likelihood, class_weights, fed.label_counts("train").sum(0).tolist())
     spec: dict[str, Any] | None = None  # how to build the network again
     if isinstance(model, str):
         outputs, shape, options = likelihood.outputs, list(fed.x.shape[1:]), model_options or {}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,6 +44,7 @@ from ..files.limits import host_memory
 from ..files.sealed import group, packed_tensors, prefixed, read_tensors, tensors_digest, write_tensors
 from ..files.sheets import html_card
 from ..gaussian import Distribution, Gaussian, Point, Samples
+from ..likelihoods import weighted
 from ..vectors import Network
 from .input_spec import Inputs, InputSpec, check_fit, warn_if_code_differs
 from .trust import COVERAGE, FALSE_ALARMS, Trust
@@ -109,6 +110,8 @@ class Prior:
         aim: str = "",
         coverage: float = COVERAGE,
         false_alarms: float = FALSE_ALARMS,
+        class_weights: str | Sequence[float] | None = None,
+        calibration: str = "temperature",
     ) -> Posterior:
         """Make a client's posterior from its training data: φ = θ, then a few epochs of steps.
 
@@ -120,12 +123,16 @@ class Prior:
 
         With `validation`, this share of the rows is held out. On it the posterior is calibrated, a threshold is chosen
         for the `aim` (`f1`, `recall>=0.8`, `precision>=0.8`, `cost:MISS,ALARM`), sets or intervals get the `coverage`,
-        and unusual inputs are flagged with a share of `false_alarms`: see `runs.trust`.
+        and unusual inputs are flagged with a share of `false_alarms`: see `runs.trust`. `calibration` is `temperature`,
+        `isotonic` (for at least 100 rows held out) or `none`.
+
+        `class_weights` default to those of the federation's training. `none` gives none; `balanced` goes by this
+        client's rows, because a prior does not hold the counts of other clients.
         """
         if aim and not validation:
             raise InputError("An aim needs validation rows: give validation=0.2 (--validation 0.2), or another share.")
         if validation:
-            Trust.check_options(self.input_spec.classes, coverage, aim, false_alarms)
+            Trust.check_options(self.input_spec.classes, coverage, aim, false_alarms, calibration)
         changes: dict[str, Any] = {"personal_epochs": epochs, "personal_lr": lr}
         algorithm = dataclasses.replace(self.algorithm, **{k: v for k, v in changes.items() if v is not None})
         batch_size = self.batch_size if batch_size is None else whole(batch_size, "batch_size")
@@ -134,7 +141,10 @@ class Prior:
         spec.ids(frame, needed=id is not None)
         fed = spec.federation(x if frame is None else frame, y, encoded)
         fed = _held_out(fed, validation, seed) if validation else fed
-        cohort = Cohort(Setting(algorithm, spec.network, spec.likelihood, fed, batch_size, seed), place)
+        likelihood = spec.likelihood
+        if class_weights is not None:
+            likelihood = weighted(likelihood, class_weights, fed.label_counts("train").sum(0).tolist())
+        cohort = Cohort(Setting(algorithm, spec.network, likelihood, fed, batch_size, seed), place)
         shared = {k: v.to(place.device, place.dtype) for k, v in self.shared.items()}
         with torch.no_grad():
             lanes = Lanes.of(cohort, shared, [0])
@@ -158,7 +168,7 @@ class Prior:
             own, checks["columns"] = ({n: v[r] for n, v in columns.items()} for r in (fed.train[0], fed.val[0]))
             checks |= {"ranges": Ranges.fit(own), "federation": spec.recipe.ranges}
         p = posterior.predict(held, seed=seed, device=device, encoded=True)
-        trust = Trust.fit(p, y_held, coverage=coverage, aim=aim, false_alarms=false_alarms, **checks)
+        trust = Trust.fit(p, y_held, coverage=coverage, aim=aim, false_alarms=false_alarms, kind=calibration, **checks)
         return dataclasses.replace(posterior, trust=trust)
 
     def hold_out(

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -142,6 +142,7 @@ def train(
     likelihood: Likelihood | None = None,
     model_options: dict[str, Any] | None = None,
     pretrained: str | os.PathLike[str] | None = None,
+    class_weights: str | Sequence[float] | None = None,
     extra: dict[str, Any] | None = None,
     on_start: Callable[[Setup, Simulation], None] | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
@@ -150,7 +151,8 @@ def train(
     """Train a federation, then personalise and score every client.
 
     `model` is a name from `fedabml.models` or any `nn.Module`, whose weights are where training starts; `pretrained`
-    is a .safetensors file of initial weights. `algorithm` defaults to `FedABML()`.
+    is a .safetensors file of initial weights. `algorithm` defaults to `FedABML()`. `class_weights` makes rows of a rare
+    class count more: `balanced`, or a number per class. It shifts the predicted probabilities towards that class.
 
     With `evaluate` every client is personalised and scored at the end. With `eval_every` N, `eval_clients` clients (by
     default all, up to 10,000; the same ones every time) are scored every N rounds; without `eval_all` only these are
@@ -176,7 +178,7 @@ def train(
     setup = prepare(
         fed, model, algorithm, rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size,
         seed=seed, device=device, dtype=dtype, backend=backend, chunk=chunk, compile=compile, likelihood=likelihood,
-        model_options=model_options, pretrained=pretrained, workers=workers,
+        model_options=model_options, pretrained=pretrained, class_weights=class_weights, workers=workers,
     )  # fmt: skip
     setup = _agreed(world, setup, chunk)
     cohort = setup.cohort

@@ -3,7 +3,7 @@
 `Prior.personalize(..., validation=0.2)` holds out a fifth of the client's rows, trains the posterior on the rest, and
 fits a `Trust` on the rows held out. It stays with the posterior, at the client, and every prediction uses it:
 
-- probabilities are calibrated by a temperature;
+- probabilities are calibrated, by a temperature or an isotonic regression;
 - with an aim (`f1`, `recall>=0.8`, `cost:10,1`) the label of two classes follows a threshold chosen for it;
 - prediction sets, or intervals of a regression, contain the truth with a stated coverage;
 - unusual inputs are flagged: values that a table's columns rarely hold, and inputs far from the client's training data
@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from ..data.ranges import FALSE_ALARMS, Ranges
-from ..errors import InputError
+from ..errors import InputError, nearest
 from ..evaluation import calibration
+from ..evaluation.decisions import classwise_ece
 from ..evaluation.density import FeatureDensity
 from ..evaluation.predictions import Checks, Prediction, Regression
 from ..evaluation.structured import MultiPrediction
@@ -42,14 +43,18 @@ class Trust:
     temperature: float = 1.0
     aim: str = ""
     threshold: float | None = None  # of class 1; None: the most probable class is predicted
-    nll_before: float | None = None  # on the validation rows, before the temperature
-    nll_after: float | None = None
+    nll_before: float | None = None  # on the validation rows, before the calibration
+    nll_after: float | None = None  # after it; each row calibrated by what was fitted on other validation rows
     false_alarms: float = FALSE_ALARMS
     density: FeatureDensity | None = None
     density_limit: float = math.inf  # the distance beyond which an input is flagged
     ranges: Ranges | None = None  # of the client's own columns
     range_limit: float = math.inf  # the novelty beyond which a value is flagged
     positives: int | None = None  # validation rows of class 1, where a threshold was chosen on them
+    ece_before: float | None = None  # the class-wise calibration error, as the NLL
+    ece_after: float | None = None
+    kind: str = "temperature"  # of the calibration
+    curves: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()  # of an isotonic one
 
     @classmethod
     def fit(
@@ -60,6 +65,7 @@ class Trust:
         coverage: float = COVERAGE,
         aim: str = "",
         false_alarms: float = FALSE_ALARMS,
+        kind: str = "temperature",
         density: FeatureDensity | None = None,
         features: np.ndarray | None = None,
         ranges: Ranges | None = None,
@@ -71,7 +77,7 @@ class Trust:
         `density` and `ranges` are those of the client's training rows, `federation` those of all sites; `features` [n,
         h] and `columns` are the validation rows' own. Where both values and distances are checked, each may raise half
         of the false alarms. Their limits are quantiles of the validation rows; a value's is never below the one that
-        the ranges themselves imply.
+        the ranges themselves imply. `kind` is that of the calibration.
         """
         usual = federation or ranges
         checked = [usual is not None and columns is not None, density is not None and features is not None]
@@ -89,32 +95,53 @@ class Trust:
             scores = calibration.interval_scores(*p.gaussian(), p.latent(y)).max(1)
             return cls(quantile=calibration.conformal_quantile(scores, coverage), **common)
         if isinstance(p, MultiPrediction):  # one temperature for every known answer; sets are of a single answer
+            if kind == "isotonic":
+                raise InputError("An isotonic calibration is for one label per row. Choose 'temperature' or 'none'.")
             flat, known, _ = p.flat(y, np.arange(len(y)))
-            temperature = calibration.fit_temperature(flat.probs, known)
+            temperature = calibration.Calibration.fit(kind, flat.probs, known).temperature
             scaled = replace(flat, probs=calibration.with_temperature(flat.probs, temperature))
             nll = [
                 -float(np.log(np.clip(1 - calibration.label_scores(q.probs, known), 1e-30, None)).mean())
                 for q in (flat, scaled)
             ]
-            return cls(quantile=math.inf, temperature=temperature, nll_before=nll[0], nll_after=nll[1], **common)
-        temperature = calibration.fit_temperature(p.probs, y)
-        probs = calibration.with_temperature(p.probs, temperature)
+            return cls(
+                quantile=math.inf, temperature=temperature, nll_before=nll[0], nll_after=nll[1], kind=kind, **common
+            )
+        if kind == "isotonic" and len(y) < calibration.ISOTONIC_ROWS:
+            raise InputError(
+                f"An isotonic calibration needs {calibration.ISOTONIC_ROWS} validation rows; here are {len(y)}. "
+                "Give more rows, a larger validation share, or choose the calibration 'temperature'."
+            )
+        fitted = calibration.Calibration.fit(kind, p.probs, y)
+        probs, crossed = fitted.apply(p.probs), calibration.cross_calibrated(kind, p.probs, y)
         threshold = calibration.choose_threshold(probs[:, 1], y, calibration.Aim.parse(aim)) if aim else None
         if aim and threshold is None:
             raise InputError(
                 f"The {len(y)} validation rows cannot tell a threshold for '{aim}': they have no sample of class 1, or "
                 "no threshold reaches it. Give more rows, a larger validation share, or another aim."
             )
-        nll = [float(-np.log(np.clip(q[np.arange(len(y)), y], 1e-30, None)).mean()) for q in (p.probs, probs)]
-        quantile = calibration.conformal_quantile(calibration.label_scores(probs, y), coverage)
+        nll = [float(-np.log(np.clip(q[np.arange(len(y)), y], 1e-30, None)).mean()) for q in (p.probs, crossed)]
+        # Curves follow the validation rows closely, so these would no longer resemble new rows: sets do without curves.
+        scores = calibration.label_scores(p.probs if fitted.curves else probs, y)
         return cls(
-            quantile=quantile, temperature=temperature, aim=aim, threshold=threshold, nll_before=nll[0],
-            nll_after=nll[1], positives=int((y == 1).sum()) if aim else None, **common,
+            quantile=calibration.conformal_quantile(scores, coverage), temperature=fitted.temperature, aim=aim,
+            threshold=threshold, nll_before=nll[0], nll_after=nll[1], positives=int((y == 1).sum()) if aim else None,
+            ece_before=classwise_ece(p.probs, y), ece_after=classwise_ece(crossed, y), kind=kind, curves=fitted.curves,
+            **common,
         )  # fmt: skip
 
+    @property
+    def calibration(self) -> calibration.Calibration:
+        """How probabilities are calibrated."""
+        return calibration.Calibration(self.kind, self.temperature, self.curves)
+
     @staticmethod
-    def check_options(classes: int | None, coverage: float, aim: str, false_alarms: float) -> None:
+    def check_options(classes: int | None, coverage: float, aim: str, false_alarms: float, kind: str) -> None:
         """Refuse options that no validation data could serve, before anything is trained."""
+        if kind not in calibration.KINDS:
+            raise InputError(f"The calibration is {kind!r}.{nearest(kind, calibration.KINDS)}")
+        if kind == "isotonic" and not classes:
+            raise InputError("An isotonic calibration belongs to classes; this posterior is a regression.")
         for name, share, example in (("coverage", coverage, 0.9), ("share of false alarms", false_alarms, 0.05)):
             if not 0 < share < 1:
                 raise InputError(f"The {name} is {share}; it must lie between 0 and 1, such as {example}.")
@@ -156,27 +183,28 @@ class Trust:
         if isinstance(p, Regression):
             low, high = calibration.intervals(*p.gaussian(), self.quantile)
             return replace(p, checks=replace(checks, low=p.original(low), high=p.original(high)))
-        probs = calibration.with_temperature(p.probs, self.temperature)
+        probs = self.calibration.apply(p.probs)
         if isinstance(p, MultiPrediction):
             return replace(p, probs=probs, checks=checks)
-        sets = calibration.label_sets(probs, self.quantile)
+        sets = calibration.label_sets(p.probs if self.curves else probs, self.quantile)
         return replace(p, probs=probs, threshold=self.threshold, checks=replace(checks, sets=sets))
 
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return tensors and JSON facts for a posterior's file."""
         facts: dict[str, Any] = {
             name: None if isinstance(value := getattr(self, name), float) and math.isinf(value) else value
-            for name in (*_NUMBERS, "aim")
+            for name in (*_NUMBERS, *_LATER, "aim")
         }
         facts["no_positive"] = self.threshold == math.inf
         facts["ranges"] = self.ranges.to_json() if self.ranges else None
+        facts |= {"calibration": self.kind, "curves": [[list(part) for part in curve] for curve in self.curves]}
         tensors = {} if self.density is None else {n: torch.from_numpy(v) for n, v in vars(self.density).items()}
         return {name: value.contiguous() for name, value in tensors.items()}, facts
 
     @classmethod
     def unpack(cls, tensors: Mapping[str, Tensor], facts: Any) -> Trust:
         """Rebuild what `pack` returned; anything else is an error that the caller reports with the file's name."""
-        values = {name: facts[name] for name in _NUMBERS}
+        values = {name: facts[name] for name in _NUMBERS} | {name: facts.get(name) for name in _LATER}
         for name, value in values.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise TypeError(f"{name} is {value!r}")
@@ -196,10 +224,25 @@ class Trust:
             ):
                 raise ValueError("a density of features of another shape")
         ranges = Ranges.from_json(facts["ranges"]) if facts["ranges"] is not None else None
-        return cls(**values, aim=str(facts["aim"]), density=density, ranges=ranges)
+        kind, curves = facts.get("calibration", "temperature"), _curves(facts.get("curves", []))
+        if kind not in calibration.KINDS or (kind == "isotonic") != bool(curves):
+            raise ValueError("an unknown calibration, or one without its curves")
+        return cls(**values, aim=str(facts["aim"]), density=density, ranges=ranges, kind=kind, curves=curves)
+
+
+def _curves(content: Any) -> tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]:
+    """Return the curves of a calibration from a file. Raises ValueError where they are no curves of probabilities."""
+    curves = tuple((tuple(float(v) for v in x), tuple(float(v) for v in value)) for x, value in content)
+    for x, value in curves:
+        if not x or len(x) != len(value) or any(list(part) != sorted(part) for part in (x, value)):
+            raise ValueError("curves out of order")
+        if not all(0 <= v <= 1 for v in (*x, *value)):
+            raise ValueError("curves beyond 0 and 1")
+    return curves
 
 
 _NUMBERS = (
     *("rows", "coverage", "quantile", "temperature", "threshold", "nll_before", "nll_after"),
     *("false_alarms", "density_limit", "range_limit", "positives"),
 )
+_LATER = ("ece_before", "ece_after")  # numbers that files of earlier versions do not have

@@ -5,15 +5,19 @@ import math
 import numpy as np
 import pytest
 from sklearn import metrics
+from sklearn.isotonic import IsotonicRegression
 
 from fedabml.errors import InputError
 from fedabml.evaluation.calibration import (
     Aim,
+    Calibration,
     choose_threshold,
     conformal_quantile,
+    cross_calibrated,
     fit_temperature,
     interval_scores,
     intervals,
+    isotonic_fit,
     label_scores,
     label_sets,
     with_temperature,
@@ -119,3 +123,50 @@ def test_too_few_samples_give_everything():
     assert label_sets(np.array([[0.99, 0.01]]), math.inf).all()
     with pytest.raises(InputError, match="coverage is 1"):
         conformal_quantile(np.arange(9.0), 1.0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_isotonic_curves_are_those_of_sklearn(seed):
+    """Also with scores that are tied, as those of small networks are."""
+    random = np.random.default_rng(seed)
+    score = random.random(300) if seed % 2 else random.integers(0, 12, 300) / 11
+    target = (random.random(300) < score**2).astype(float)
+    x, value = isotonic_fit(score, target)
+    new = np.linspace(-0.1, 1.1, 500)
+    theirs = IsotonicRegression(out_of_bounds="clip").fit(score, target)
+    np.testing.assert_allclose(np.interp(new, x, value), theirs.predict(new), atol=1e-12)
+    assert (np.diff(x) > 0).all() and (np.diff(value) >= 0).all()
+
+
+def distorted(classes, rows, seed=0):
+    """Probabilities that are too sure of themselves in a way that no temperature mends, and labels."""
+    random = np.random.default_rng(seed)
+    right = random.dirichlet(np.ones(classes), rows)
+    y = (random.random((rows, 1)) > right.cumsum(1)).sum(1)
+    wrong = right.copy()
+    wrong[:, -1] = wrong[:, -1] ** 4 * 3
+    return wrong / wrong.sum(1, keepdims=True), y
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_isotonic_calibration_mends_what_a_temperature_does_not(classes):
+    (probs, y), (new, truth) = distorted(classes, 3000), distorted(classes, 3000, seed=1)
+    nll = {}
+    for kind in ("none", "temperature", "isotonic"):
+        mended = Calibration.fit(kind, probs, y).apply(new)
+        np.testing.assert_allclose(mended.sum(1), 1)
+        nll[kind] = -np.log(mended[np.arange(len(truth)), truth]).mean()
+    assert nll["isotonic"] < nll["temperature"] - 0.01 < nll["none"] - 0.01
+
+
+def test_a_row_is_cross_calibrated_by_others():
+    """Labels without any relation to the scores: in sample, isotonic curves seem to help; across folds they do not."""
+    random = np.random.default_rng(0)
+    score = random.random(120)
+    probs, y = np.stack([1 - score, score], 1) * 0.02 + 0.49, random.integers(0, 2, 120)
+    nll = [
+        -np.log(p[np.arange(120), y]).mean()
+        for p in (probs, Calibration.fit("isotonic", probs, y).apply(probs), cross_calibrated("isotonic", probs, y))
+    ]
+    assert nll[1] < nll[0] < nll[2]
+    assert cross_calibrated("isotonic", probs[:1], y[:1]) == pytest.approx(probs[:1])

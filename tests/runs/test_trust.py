@@ -55,8 +55,32 @@ def test_sets_cover_the_truth_as_often_as_stated(hospital, posterior):
     assert checks.sets.any(1).all()
 
 
-def test_the_temperature_does_not_raise_the_nll_of_validation_rows(posterior):
-    assert posterior.trust.nll_after <= posterior.trust.nll_before + 1e-9
+def test_the_effect_of_a_calibration_is_cross_validated(hospital, posterior):
+    prior, rows, new = hospital
+    assert posterior.trust.nll_after <= posterior.trust.nll_before + 0.01
+    assert 0 < posterior.trust.ece_after < 0.2
+    none = prior.personalize(rows, validation=0.3, calibration="none")
+    assert none.trust.nll_after == none.trust.nll_before and none.trust.temperature == 1
+    plain = fedabml.Posterior(none.q, none.input_spec, none.offset, none.samples).predict(new)
+    np.testing.assert_array_equal(none.predict(new).probs, plain.probs)
+
+
+def test_isotonic_calibration_is_kept_and_its_sets_still_cover(hospital, tmp_path):
+    prior, rows, new = hospital
+    posterior = prior.personalize(rows, validation=0.5, calibration="isotonic")
+    truth, p = (new.died == "yes").to_numpy().astype(int), posterior.predict(new)
+    plain = fedabml.Posterior(posterior.q, posterior.input_spec, posterior.offset, posterior.samples).predict(new)
+    order = np.argsort(plain.probs[:, 1])
+    assert (np.diff(p.probs[order, 1]) >= -1e-12).all() and p.probs.min() > 0
+    assert abs(p.probs[:, 1].mean() - truth.mean()) < 3 * math.sqrt(0.2 * 0.8 / len(new)) + 0.03
+    assert p.checks.sets[np.arange(len(new)), truth].mean() > 0.9 - 3 * math.sqrt(0.09 / len(new)) - 0.03
+    again = fedabml.load_posterior(posterior.save(tmp_path / "p.safetensors"))
+    np.testing.assert_array_equal(again.predict(new).probs, p.probs)
+    assert again.trust.curves == posterior.trust.curves
+    with pytest.raises(InputError, match="An isotonic calibration needs 100 validation rows; here are 60"):
+        prior.personalize(rows, validation=0.1, calibration="isotonic")
+    with pytest.raises(InputError, match="The calibration is 'platt'"):
+        prior.personalize(rows, validation=0.1, calibration="platt")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +124,17 @@ def test_it_is_saved_with_the_posterior(hospital, posterior, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage", [{"temperature": -1}, {"coverage": 2}, {"rows": "many"}, {"ranges": {"age": {}}}, {"quantile": True}]
+    "damage",
+    [
+        {"temperature": -1},
+        {"coverage": 2},
+        {"rows": "many"},
+        {"ranges": {"age": {}}},
+        {"quantile": True},
+        {"calibration": "isotonic"},
+        {"calibration": "x"},
+        {"curves": [[[0.5], [2.0]]], "calibration": "isotonic"},
+    ],
 )
 def test_damage_is_refused(posterior, damage):
     tensors, facts = posterior.trust.pack()
@@ -207,3 +241,10 @@ def test_the_command_line_says_what_it_found(hospital, tmp_path):
     assert set(lines[0]) >= {"label", "set", "alarm", "distance", "flags"}
     assert np.mean([line["alarm"] == "yes" for line in lines]) > 0.85  # where creatinine was measured
     assert any("creatinine is" in line["flags"] for line in lines)
+
+
+def test_a_trust_of_an_earlier_version_loads(posterior):
+    tensors, facts = posterior.trust.pack()
+    old = {k: v for k, v in facts.items() if k not in ("calibration", "curves", "ece_before", "ece_after")}
+    trust = Trust.unpack(tensors, old)
+    assert trust.kind == "temperature" and trust.temperature == posterior.trust.temperature
