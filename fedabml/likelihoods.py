@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .arguments import check_fields, whole
-from .errors import InputError
+from .errors import InputError, shown
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Categorical:
 
     def __post_init__(self) -> None:
         whole(self.classes, "Categorical: classes")
+        if not isinstance(self.weights, tuple):
+            raise InputError(f"Categorical: weights must be a tuple of numbers; it is {shown(self.weights)}.")
         if self.weights and len(self.weights) != self.classes:
             raise InputError(f"There are {len(self.weights)} class weights for {self.classes} classes. Give one each.")
         if not all(isinstance(w, int | float) and 0 < w < math.inf for w in self.weights):

@@ -221,7 +221,7 @@ def calls(t):
         "make": (algorithms.make, {"name": "fedavg", **hyper}),
         "build": (models.build, {"name": "mlp", "shape": [3], "outputs": 2, "seed": 0, "most": 100, "hidden": [4]}),
         "with_weights": (models.with_weights, {"model": nn.Linear(3, 2), "path": f / "none.safetensors"}),
-        "Categorical": (fedabml.Categorical, {"classes": 2}),
+        "Categorical": (fedabml.Categorical, {"classes": 2, "weights": ()}),
         "Bernoulli": (fedabml.Bernoulli, {"labels": 2}),
         "StepCategorical": (fedabml.StepCategorical, {"classes": 2, "steps": 3}),
         "GaussianNoise": (fedabml.GaussianNoise, {"targets": 1, "noise": 0.5, "learn": True, "by_input": False}),
