@@ -31,7 +31,8 @@ PANELS: dict[str, tuple[str, ...]] = {
     ),
     LEARNING: (
         *("algorithm", "model", "pretrained", "rounds", "participation", "epochs", "batch_size", "lr", "noise"),
-        *("learn_noise", "noise_by_input", "class_weights", "seed", "evaluate", "eval_every", "eval_clients", "eval_all"),
+        *("learn_noise", "noise_by_input", "class_weights"),
+        *("seed", "evaluate", "eval_every", "eval_clients", "eval_all"),
     ),
     MACHINE: ("device", "dtype", "backend", "chunk", "compile"),
 }
