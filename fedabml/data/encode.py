@@ -102,9 +102,9 @@ def encode(frame: pd.DataFrame, options: TableOptions, where: str = "The table")
     frame = frame.drop(columns=list(unused)) if unused else frame
     recipe = TableRecipe.fit(frame.iloc[np.sort(train.index)], client, target, task, classes, options.dates)
     recipe = replace(recipe, id=options.id)
-    whole = [name for name in recipe.numeric if name in frame.columns]  # not the parts of dates
+    plain = [name for name in recipe.table_columns if name not in recipe.dates]
     manifest: dict[str, Any] = {"partition": partition, "seed": int(options.seed)}
-    if notes := [identifier_note(name) for name in identifiers(frame, owners, whole)]:
+    if notes := [identifier_note(name) for name in identifiers(frame, owners, plain)]:
         manifest["notes"] = notes
     rows = train, Rows.empty(len(names)), test
     return Encoded(recipe.apply(frame), recipe.encode_target(frame[target]), rows, names, recipe, manifest)
@@ -166,21 +166,24 @@ def _class_names(values: pd.Series, target: str) -> tuple[str, ...]:
 
 
 def identifiers(frame: pd.DataFrame, owners: Rows, names: Iterable[str]) -> list[str]:
-    """Return which of the columns look like identifiers: whole numbers, nearly all different, that run on or are long.
+    """Return which of the columns look like identifiers: words, or running or long whole numbers, nearly all different.
 
     Numbers that run on within each client count, too, because a hospital numbers its own patients.
     """
     index, owner = owners.index, owners.owner
     found = []
     for name in names if len(index) >= LEAST_ROWS else ():
+        if not is_numeric(frame[name], name):
+            words = [text for text in as_text(frame[name].iloc[index]) if text]
+            if len(words) >= LEAST_ROWS and len(set(words)) >= DIFFERENT * len(words):
+                found.append(name)
+            continue
         values = numbers(frame[name], name)[index]
         known = ~np.isnan(values)
-        if (values[known] != np.floor(values[known])).any():
-            continue
-        for group in (np.zeros(len(index), np.int64), owner):
-            if _runs_on(values[known], group[known]):
-                found.append(name)
-                break
+        if (values[known] == np.floor(values[known])).all() and any(
+            _runs_on(values[known], group[known]) for group in (np.zeros_like(owner), owner)
+        ):
+            found.append(name)
     return found
 
 
@@ -200,7 +203,7 @@ def _runs_on(values: np.ndarray, group: np.ndarray) -> bool:
 def identifier_note(name: str) -> str:
     """Return the sentence that names a feature which looks like an identifier, and the way out."""
     return (
-        f"Column '{name}' looks like an identifier: whole numbers that are nearly all different. It is used as a "
+        f"Column '{name}' looks like an identifier: its values are nearly all different. It is used as a "
         f"feature. Name it with --id-column {name} (in Python id='{name}') to carry it into predictions, or leave it "
         f"out with --drop-columns {name} (drop=['{name}'])."
     )

@@ -23,6 +23,7 @@ from .rows import Rows
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST_CLIENTS = 1000  # that are summarised one by one
 QUANTILES = (0.05, 0.5, 0.95)
 KINDS = ("numbers", "whole numbers", "words", "dates", "unclear")
 
@@ -68,7 +69,7 @@ class ColumnProfile:
 
 
 def profile_columns(frame: pd.DataFrame, options: TableOptions, owners: Rows) -> list[ColumnProfile]:
-    """Return the profile of every column, in the table's order; the clients are those of `owners`."""
+    """Return the profile of every column, in the table's order, with the first `MOST_CLIENTS` of `owners`."""
     uses: dict[str | None, str]
     uses = {options.client: "client", options.target: "target", options.id: "ID", options.split_by: "split"}
     uses |= {**dict.fromkeys(options.dates, "date"), **dict.fromkeys(options.drop, "left out")}
@@ -82,7 +83,7 @@ def profile_columns(frame: pd.DataFrame, options: TableOptions, owners: Rows) ->
         def summary(rows: np.ndarray, values: Any = values, texts: Any = texts) -> Summary:
             return _quantiles(values[rows]) if texts is None else _commonest(texts[rows])
 
-        per_client = [summary(owners[i]) for i in range(len(owners))]
+        per_client = [summary(owners[i]) for i in range(min(len(owners), MOST_CLIENTS))]
         total = summary(np.arange(len(frame)))
         if use == "ID" or (counted and total.different > MAX_CATEGORIES):  # a page names no person
             total, *per_client = (replace(each, commonest="") for each in (total, *per_client))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from ..data.profile import MOST_CLIENTS
 from ..evaluation.inspection import Inspection
 from . import page
 from .page import Cell, Row, Section, Table
-
-MOST_CLIENTS = 1000  # rows of the table of clients
 
 
 def render_inspection(found: Inspection) -> str:

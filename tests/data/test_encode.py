@@ -56,6 +56,8 @@ rng = np.random.default_rng(1)
         (np.arange(120) // 3, True),  # numbered within each client
         (np.cumsum(rng.integers(1, 9, 120)), True),  # rising, with holes
         (rng.choice(np.arange(10_000_000, 99_999_999), 120, replace=False), True),
+        ([f"p{i}" for i in range(120)], True),
+        ([f"p{i // 2}" for i in range(120)], False),
         (rng.integers(20, 90, 120), False),
         (rng.integers(100, 99_999, 120), False),  # an income
         (np.arange(120) + 0.5, False),
@@ -64,7 +66,7 @@ rng = np.random.default_rng(1)
         (np.full(120, 7), False),
     ],
 )
-def test_whole_numbers_that_look_like_identifiers_are_named(values, found):
+def test_columns_that_look_like_identifiers_are_named(values, found):
     notes = read(frame(number=values)).manifest.get("notes", [])
     assert ["'number' looks like an identifier" in note for note in notes] == [True] * found
     if found:

@@ -26,6 +26,15 @@ def test_a_workbook_is_read_like_its_csv(tmp_path):
     assert book.hash == text.hash and book.recipe == text.recipe and book.dataset == "t"
 
 
+def test_dates_of_a_workbook_are_dates(tmp_path):
+    days = pd.date_range("2024-01-01", periods=12)
+    frame().assign(day=days).to_excel(tmp_path / "t.xlsx", index=False)
+    frame().assign(day=days).to_csv(tmp_path / "t.csv", index=False)
+    options = {"client": "site", "target": "y", "dates": ["day"]}
+    book, text = (read_table(tmp_path / f"t.{kind}", **options) for kind in ("xlsx", "csv"))
+    assert book.hash == text.hash and book.recipe == text.recipe
+
+
 def test_several_sheets_are_refused_by_name(tmp_path):
     with pd.ExcelWriter(tmp_path / "t.xlsx") as book:
         frame().to_excel(book, sheet_name="2023", index=False)
