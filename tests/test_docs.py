@@ -440,6 +440,15 @@ def test_public_names_exist(path):
         assert hasattr(fedabml, name), name
 
 
+def test_the_section_from_python_of_the_guide_runs(capsys):
+    pytest.importorskip("optuna")
+    (block,) = [text for text in blocks(ROOT / "docs/guide.md", "python") if "fedabml.compare(" in text]
+    space = execute(block, {})
+    assert {row.label for row in space["comparison"].rows} == {"fedabml", "fedavg-ft", "local"}
+    assert len(space["comparison"].frame()) == 3 * 2 * 20 and len(space["tuned"].frame()) == 2
+    assert len(space["run"].frame()) == 20 and "n_train" in capsys.readouterr().out
+
+
 # -- the README -----------------------------------------------------------------------------------------------------
 def test_the_quickstart_prints_what_the_readme_shows(tmp_path, monkeypatch, capsys):
     """The numbers may differ a little between machines; the lines may not."""
