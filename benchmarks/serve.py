@@ -4,7 +4,7 @@
 
 Half of the requests are JSON and half CSV; one in twenty is malformed and must be refused. Halfway a newer posterior
 takes the place of the first, without a lost request. Every answer is compared with `Posterior.predict`. The record has
-requests per second, quantiles of the latency seen by clients, statuses and the memory of the service.
+requests per second, quantiles of the latency seen by clients, statuses, and the service's memory and processor time.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import torch
 
 import fedabml
 from fedabml.files.sealed import tensors_digest
+from fedabml.files.sheets import markdown_table
 from fedabml.runs.outputs import output_columns
 from fedabml.runs.provenance import code, hardware
 
@@ -131,6 +132,15 @@ async def client(port: int, number: int, end: float, cases: list[Any], tally: Ta
     stream[1].close()
 
 
+def processor_seconds(process: int) -> float:
+    """Return the processor time that a process has used, which other programs on the machine do not change."""
+    try:
+        words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return float("nan")
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def memory(process: int) -> int:
     """Return the resident bytes of a process; 0 where the system does not say."""
     try:
@@ -146,7 +156,7 @@ async def load(
     """Run all clients, replace the posterior halfway, and return what was seen."""
     warm, tally, sizes = Tally(), Tally(), []
     await client(port, 10**6, time.perf_counter() + min(2.0, args.seconds / 4), cases, warm)
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), processor_seconds(process)
     end = begun + args.seconds
     clients = [asyncio.create_task(client(port, i, end, cases, tally)) for i in range(args.clients)]
     swapped = False
@@ -163,7 +173,7 @@ async def load(
             stream[1].close()
             swapped = True
     await asyncio.gather(*clients)
-    seconds = time.perf_counter() - begun
+    seconds, used = time.perf_counter() - begun, processor_seconds(process) - used
     p50, p90, p99 = (1000 * float(q) for q in np.quantile(tally.seconds, [0.5, 0.9, 0.99]))
     return {
         "requests": len(tally.seconds), "per_second": len(tally.seconds) / seconds, "p50_ms": p50, "p90_ms": p90,
@@ -171,6 +181,7 @@ async def load(
         "worst_difference": tally.worst, "statuses": {str(k): v for k, v in sorted(tally.statuses.items())},
         "answers_by_posterior": list(tally.used.values()), "memory_first": sizes[0], "memory_last": sizes[-1],
         "memory_most": max(sizes), "seconds": seconds,
+        "processor_ms_per_request": 1000 * used / len(tally.seconds), "load_average": os.getloadavg()[0],
     }  # fmt: skip
 
 
@@ -188,8 +199,46 @@ def keeping(posterior: fedabml.Posterior, turns: int = 30) -> dict[str, float]:
     return medians | {"ratio": medians["drawn_ms"] / medians["kept_ms"]}
 
 
+def page(records: list[dict[str, Any]]) -> str:
+    """Return the page of the records: a row each, and below what they mean."""
+    head = ["clients", "rows", "seconds", "requests", "per second", "p50 ms", "p99 ms", "5xx", "lost", "wrong"]
+    head += ["processor ms per request", "memory MiB, first and most", "load average"]
+    rows = [
+        [
+            f"{r['clients']}", f"{r['rows']}", f"{r['seconds']:.0f}", f"{r['requests']}", f"{r['per_second']:.0f}",
+            f"{r['p50_ms']:.0f}", f"{r['p99_ms']:.0f}", f"{sum(n for s, n in r['statuses'].items() if s[0] == '5')}",
+            f"{r['lost']}", f"{r['wrong']}", f"{r['processor_ms_per_request']:.1f}",
+            f"{r['memory_first'] / 2**20:.0f}, {r['memory_most'] / 2**20:.0f}", f"{r['load_average']:.0f}",
+        ]
+        for r in records
+    ]  # fmt: skip
+    last = records[-1]
+    worst, weights = max(r["worst_difference"] for r in records), last["weights"]
+    return f"""# Serving
+
+    {last["command"]}
+
+starts `fedabml serve` with the posterior of an MLP on a synthetic table, as a process of its own. All clients ask without pause: half of the requests are JSON, half CSV, and one in twenty must be refused. Halfway a
+newer posterior takes the place of the first by `/reload`. Every answer is compared with `Posterior.predict`; it is
+wrong if a probability differs by more than {WORST:g}, or if a good request is refused.
+
+{markdown_table(head, rows)}
+
+- The machine has {last["cores"]} cores ({last["hardware"]}), for clients and service together.
+- The load average tells how many programs wanted them. Above {last["cores"]}, other programs ran at the same time, so
+  requests per second and latencies are lower bounds of the speed. The processor time of the service depends on them
+  less, but it does: a busy machine makes larger batches.
+- The largest difference of a probability from `Posterior.predict` is {worst:.1g}.
+- Both posteriors answered requests, and no request was lost while one replaced the other.
+- A prediction of one row takes {weights["drawn_ms"]:.0f} ms if it draws its {last["weight_samples"]} weight samples and
+  {weights["kept_ms"]:.0f} ms if they are kept: {weights["ratio"]:.1f} times less, measured in turn in one process.
+
+The records: [serving.jsonl](serving.jsonl).
+"""
+
+
 def main() -> None:
-    """Measure, print the record, and add it to a file of JSON lines."""
+    """Measure, print the record, add it to a file of JSON lines, and write the page beside it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=50)
@@ -217,6 +266,7 @@ def main() -> None:
         "rows": args.rows,
         **seen,
         "weights": keeping(old),
+        "weight_samples": old.samples,
         "cores": os.cpu_count(),
         "code": code(),
         "hardware": hardware(torch.device("cpu")),
@@ -226,6 +276,8 @@ def main() -> None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         with args.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+        records = [json.loads(line) for line in args.out.read_text(encoding="utf-8").splitlines()]
+        args.out.with_suffix(".md").write_text(page(records), encoding="utf-8")
     assert not record["lost"] and not record["wrong"] and not any(int(s) >= 500 for s in seen["statuses"])
 
 

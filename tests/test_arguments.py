@@ -13,6 +13,7 @@ import fedabml
 from fedabml import algorithms, models, report
 from fedabml.data import Rows, datasets, features, read_client, save_manifest
 from fedabml.errors import InputError, TrainingError
+from fedabml.serve import ServeOptions, create_app
 
 pytestmark = pytest.mark.usefixtures("one_thread_here")
 
@@ -151,6 +152,9 @@ def calls(t):
         "id": None,
     }
     asked = {"x": x, "samples": 2, "seed": 0, "device": "cpu", "encoded": False, "id": None}
+    served = {"path": f / "posterior.safetensors", "options": ServeOptions(), "token": "a" * 20, "model": None}
+    limits = {"max_rows": 1, "max_bytes": 1, "max_requests": 1, "timeout": 1.0, "batch_wait": 0.0, "watch": 0.0}
+    limits |= {"unknown": "refuse", "quantiles": [], "samples": None, "seed": 0, "device": "cpu"}
     hyper = {"lr": 0.1, "momentum": 0.0, "personal_epochs": 1, "weights": "uniform", "label_alpha": 0.1}
     experiment = {"fed": fed, "model": "mlr", "config": None, "preset": None, "out": None, "resume": False}
     experiment |= {"finished": [], "progress": False, **t["quick"]}
@@ -217,6 +221,8 @@ def calls(t):
                 "trust": None,
             },
         ),
+        "create_app": (create_app, served),
+        "ServeOptions": (ServeOptions, limits),
         "FedABML": (fedabml.FedABML, hyper),
         "make": (algorithms.make, {"name": "fedavg", **hyper}),
         "build": (models.build, {"name": "mlp", "shape": [3], "outputs": 2, "seed": 0, "most": 100, "hidden": [4]}),
@@ -264,7 +270,7 @@ NAMES = (
     *("federate", "federate dirichlet", "federate natural", "rows", "label_counts", "hold_out", "select"),
     *("with_positive_target", "load_prior", "load_posterior", "personalize", "compare_at_site", "predict", "quantile"),
     *("prior.save", "posterior.save", "compare", "tune", "reproduce", "Prior"),
-    *("Posterior", "FedABML"),
+    *("Posterior", "create_app", "ServeOptions", "FedABML"),
     *(
         "make",
         "build",

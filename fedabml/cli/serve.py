@@ -8,11 +8,14 @@ import socket
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError
 from .console import note, print_line
 from .options import Config, command, import_code
+from .use import quantile_levels
 
+IDLE = 1000  # connections without a request that are kept at once
 TOKEN = "FEDABML_TOKEN"  # the environment variable that may hold the token
 
 
@@ -25,6 +28,7 @@ def serve(
     token_file: Path | None = None,
     watch: float = 0.0,
     unknown: str = "refuse",
+    quantiles: str = "",
     max_rows: int = 1000,
     max_bytes: int = 8 << 20,
     max_requests: int = 100,
@@ -57,6 +61,7 @@ def serve(
         token_file (FILE): File with the token that requests must send.
         watch (SECONDS): Look this often for a newer posterior in the file. [default: only at /reload]
         unknown (refuse|other): What to do with a word that no training row had; other: predict it, as `predict` does.
+        quantiles (0.1,0.5,0.9): Regression: levels of the predictive distribution to report.
         max_rows: Rows of a request.
         max_bytes: Bytes of a request.
         max_requests: Requests at once.
@@ -79,18 +84,23 @@ def serve(
             f"'{host}' can be reached from other machines, so the service needs a token. Give one with --token-file or "
             f"in the environment variable {TOKEN}, or listen on 127.0.0.1."
         )
-    options = ServeOptions(
-        max_rows, max_bytes, max_requests, timeout, batch_wait, watch, unknown, samples, seed, device
-    )
+    limits: dict[str, Any] = {
+        "max_rows": max_rows,
+        "max_bytes": max_bytes,
+        "max_requests": max_requests,
+        "timeout": timeout,
+    }
+    how: dict[str, Any] = {"samples": samples, "seed": seed, "device": device, "quantiles": quantile_levels(quantiles)}
+    options = ServeOptions(**limits, **how, batch_wait=batch_wait, watch=watch, unknown=unknown)
     app = create_app(posterior, options, token)
     with _listen(host, port) as listener:
         name = f"[{host}]" if ":" in host else host
         print_line(f"posterior   {posterior} ({app.state.service.served.digest[:16]})")
         print_line(f"token       {'required' if token else 'none: this machine only'}")
         print_line(f"serving     http://{name}:{listener.getsockname()[1]}/docs")
-        server = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=15)
-        )
+        settings = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
+        settings.timeout_keep_alive, settings.limit_concurrency = 15, max_requests + IDLE
+        server = uvicorn.Server(settings)
         with suppress(KeyboardInterrupt):  # uvicorn has answered what was open, and raises the signal again
             server.run(sockets=[listener])
     print_line("Stopped.")

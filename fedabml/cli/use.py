@@ -357,7 +357,7 @@ def predict(
 
     _check_apart(out, data, posterior)
     check_new(out, force=force)
-    levels = _levels(quantiles)
+    levels = quantile_levels(quantiles)
     import_code(model=model)
     loaded = load_posterior(posterior)
     if levels and loaded.input_spec.task != "regression":
@@ -383,7 +383,7 @@ def predict(
     print_line(f"predictions   {out}")
 
 
-def _levels(text: str) -> list[float]:
+def quantile_levels(text: str) -> list[float]:
     """Return the levels of quantiles, such as 0.1,0.5,0.9."""
     try:
         levels = [float(word) for word in split_words(text)]

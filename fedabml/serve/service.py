@@ -41,6 +41,7 @@ class ServeOptions:
     batch_wait: float = 0.002  # seconds that a request waits for others to be predicted with it
     watch: float = 0.0  # seconds between looks for a newer posterior in the file; 0: only /reload replaces it
     unknown: str = "refuse"  # or "other": a word that no training row had counts as such, as in `predict`
+    quantiles: Sequence[float] = ()  # of a regression: levels to report, such as 0.1 and 0.9
     samples: int | None = None  # weight samples; None: as in training
     seed: int = 0
     device: str = "auto"
@@ -53,6 +54,8 @@ class ServeOptions:
         for name, least, most in (("timeout", 0.01, 3600), ("batch_wait", 0, 1), ("watch", 0, 86400)):
             if not least <= getattr(self, name) <= most:
                 raise InputError(f"ServeOptions: {name} is {getattr(self, name)}; give {least} to {most} seconds.")
+        if not all(0 < level < 1 for level in self.quantiles):
+            raise InputError("ServeOptions: quantiles must lie between 0 and 1, such as 0.1 and 0.9.")
         if self.unknown not in UNKNOWN:
             raise InputError(f"ServeOptions: unknown must be one of {', '.join(UNKNOWN)}; it is '{self.unknown}'.")
 
@@ -140,6 +143,8 @@ class Service:
         else:
             raise InputError(f"'{self.path}' is replaced again and again while it is read.")
         spec = posterior.input_spec
+        if self.options.quantiles and spec.task != "regression":
+            raise InputError(f"'{self.path}' predicts classes, so it has no quantiles. Leave them out.")
         example = PARSERS["application/json"](spec, example_body(spec), 1)
         columns = self._predict(posterior, read_rows(posterior, [example], False))
         return Served(posterior, digest, description(posterior, columns, self.options.max_rows))
@@ -147,7 +152,7 @@ class Service:
     def _predict(self, posterior: Posterior, inputs: Inputs) -> Columns:
         options = self.options
         p = posterior.predict_inputs(inputs, options.samples, options.seed, options.device)
-        return output_columns(p, posterior.input_spec)
+        return output_columns(p, posterior.input_spec, options.quantiles)
 
     def _answer(self, posterior: Posterior, jobs: Sequence[Job[Posterior]]) -> list[Answer | Exception]:
         """Return the answers of a batch, whose rows are predicted together, and the errors of jobs that do not fit."""

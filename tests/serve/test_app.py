@@ -83,10 +83,11 @@ def test_arrays_and_regressions(files, array):
     assert np.allclose([[row["p_0"], row["p_1"]] for row in reply], probs, atol=1e-12)
     text = "\n".join(",".join(map(repr, map(float, row))) for row in x)
     assert array.post("/predict", content=text, headers=CSV).json()["predictions"] == reply
-    with running(files["regression"]) as (url, _):
+    with running(files["regression"], quantiles=[0.1, 0.9]) as (url, _):
         rows = httpx.post(f"{url}/predict", json={"rows": x.tolist()}).json()["predictions"]
     p = load_posterior(files["regression"]).predict(x, device="cpu")
-    for name, part in {"mean": p.mean, "std": p.std, "low": p.checks.low, "high": p.checks.high}.items():
+    parts = {"q_0.1": p.quantile(0.1), "q_0.9": p.quantile(0.9)}
+    for name, part in {**parts, "mean": p.mean, "std": p.std, "low": p.checks.low, "high": p.checks.high}.items():
         assert np.allclose([row[name] for row in rows], part[:, 0])
 
 
@@ -225,11 +226,28 @@ def test_weak_tokens_are_refused(files, token):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_rows": 0}, {"timeout": 0}, {"watch": -1}, {"unknown": "x"}, {"max_bytes": 1.5}, {"batch_wait": 9}]
+    "wrong",
+    [
+        {"quantiles": [2]},
+        {"max_rows": 0},
+        {"timeout": 0},
+        {"watch": -1},
+        {"unknown": "x"},
+        {"max_bytes": 1.5},
+        {"batch_wait": 9},
+    ],
 )
 def test_options_are_checked(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):
         ServeOptions(**wrong)
+
+
+def test_without_the_packages_a_sentence_names_them(files, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    with pytest.raises(InputError, match=r"pip install fedabml\[serve\]"):
+        create_app(files["table"])
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "fedabml[serve]" in run("serve", files["table"], code=2).stderr
 
 
 # -- limits ---------------------------------------------------------------------------------------------------
