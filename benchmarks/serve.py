@@ -218,16 +218,15 @@ def page(records: list[dict[str, Any]]) -> str:
 
     {last["command"]}
 
-starts `fedabml serve` with the posterior of an MLP on a synthetic table, as a process of its own. All clients ask without pause: half of the requests are JSON, half CSV, and one in twenty must be refused. Halfway a
-newer posterior takes the place of the first by `/reload`. Every answer is compared with `Posterior.predict`; it is
+starts `fedabml serve` with the posterior of an MLP on a synthetic table, as a process of its own. All clients
+ask without pause: half of the requests are JSON, half CSV, and one in twenty must be refused. Halfway a newer posterior takes the place of the first by `/reload`. Every answer is compared with `Posterior.predict`; it is
 wrong if a probability differs by more than {WORST:g}, or if a good request is refused.
 
 {markdown_table(head, rows)}
 
 - The machine has {last["cores"]} cores ({last["hardware"]}), for clients and service together.
-- The load average tells how many programs wanted them. Above {last["cores"]}, other programs ran at the same time, so
-  requests per second and latencies are lower bounds of the speed. The processor time of the service depends on them
-  less, but it does: a busy machine makes larger batches.
+- The load average tells how many programs wanted them. Above {last["cores"]}, other programs ran at the same time, and
+  the service had only a part of a core. The figures hold for those conditions; they are no measure of a free machine.
 - The largest difference of a probability from `Posterior.predict` is {worst:.1g}.
 - Both posteriors answered requests, and no request was lost while one replaced the other.
 - A prediction of one row takes {weights["drawn_ms"]:.0f} ms if it draws its {last["weight_samples"]} weight samples and
