@@ -47,6 +47,7 @@ def compare(
 
     An algorithm's hyperparameters are those of its own table in --config or --preset, or `--set ALGORITHM.NAME=VALUE`;
     --lr is for all of them. The folder gets table.md, table.csv, table.json, clients.csv, report.html and cells.jsonl.
+    If the clients are the same with every seed, benefits.csv and the page's "Who benefits?" have each of them once.
 
     Examples:
     - `fedabml compare --algorithms fedabml,fedavg-ft,local --dataset digits-few --clients 40
@@ -134,6 +135,7 @@ def width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
 
 def show(comparison: Comparison, out: Path) -> None:
     """Print the table, its explanation, the clients that are harmed, and the files."""
+    from ..experiments.benefits import benefit_notes
     from ..experiments.comparison_tables import described, explained, grid, harm_grid
 
     forms = [(False, True), (True, True), (True, False)]  # brief or not, with the column "behind" or not: what fits
@@ -151,4 +153,6 @@ def show(comparison: Comparison, out: Path) -> None:
     if (out / "report.html").exists():
         print_line(f"report       {out / 'report.html'}")
     print_line(f"table        {out / 'table.md'} (also .csv, .json)")
-    print_line(f"per client   {out / 'clients.csv'}")
+    for line in benefit_notes(comparison)[1:]:
+        print_line(line)
+    print_line(f"per client   {out / 'clients.csv'}" + (" and benefits.csv" if (out / "benefits.csv").exists() else ""))

@@ -13,6 +13,7 @@ from ..report.page import Figure, Section
 from ..report.read import Client, Run
 from ..report.run_page import render as render_runs
 from ..runs.config import Table
+from .benefits import benefit_cells, benefit_notes
 from .comparison_tables import Rows, cells, explained, harm_cells, titled
 from .ranking import Comparison, Row
 
@@ -68,6 +69,10 @@ def _summary(comparison: Comparison, scored: list[Row]) -> list[Section]:
     head, rows = harm_cells(comparison)
     if rows:
         sections.append(Section("Clients against Local only", tables=[table(head, rows)]))
+    head, rows = benefit_cells(comparison)
+    if notes := benefit_notes(comparison):
+        tables = [page.Table(head, [page.Row(row) for row in rows])] if rows else []
+        sections.append(Section("Who benefits?", tables=tables, notes=notes))
     return sections
 
 

@@ -16,6 +16,7 @@ from ..files.sheets import csv_records, markdown_table
 from ..report.page import Cell
 from ..runs.config import Table
 from ..version import __version__
+from .benefits import benefit_cells, benefit_notes, benefit_records, harmed_share
 from .ranking import LEVEL, WORST, Comparison, Loss, Row
 from .statistics import SEEDS_TO_TEST
 
@@ -66,7 +67,8 @@ def _row(comparison: Comparison, row: Row, brief: bool, lead: bool) -> list[Cell
         cells.insert(2, Cell(_mean(comparison.columns[0], mean, half), mean))
     cells.append(Cell(NONE if row.traffic is None else size(row.traffic), row.traffic))
     cells.append(Cell(NONE if row.seconds is None else f"{row.seconds:.1f}", row.seconds))
-    harmed = row.harm.share if row.harm else None
+    harmed = harmed_share(comparison, row.label)
+    harmed = row.harm.share if harmed is None and row.harm else harmed
     return cells + [Cell(NONE if harmed is None else f"{harmed:.0%}", harmed)] * bool(comparison.local)
 
 
@@ -143,8 +145,15 @@ def explained(comparison: Comparison, lead: bool = False) -> list[str]:
             lines.append(f"Behind: the best's lead over it{spread}.")
     if comparison.local is None:
         lines.append("Harm is not counted: it needs Local only, the algorithm 'local', among those compared.")
+    elif any(harmed_share(comparison, row.label) is not None for row in comparison.rows):
+        lines.append(
+            "Harmed: clients that Local only serves better beyond chance, which is with the whole 95% interval of the "
+            "client's own difference over seeds. Worse, below: by however little, each seed counted."
+        )
     else:
-        lines.append("Harmed: clients that Local only serves better, be it by one sample; below is by how much.")
+        lines.append(
+            "Harmed: clients that Local only serves better, be it by one sample and by chance; below is by how much."
+        )
     for row in comparison.rows:
         if row.diverged:
             seeds = ", ".join(map(str, row.diverged))
@@ -182,11 +191,13 @@ def _test(comparison: Comparison, rivals: int) -> str:
 
 # -- files --------------------------------------------------------------------------------------------------------
 def write_all(comparison: Comparison, folder: Path, command: str) -> None:
-    """Write table.md, table.csv, table.json and clients.csv, with the same numbers."""
+    """Write table.md, table.csv, table.json, clients.csv and benefits.csv, with the same numbers."""
     write(folder / "table.md", markdown(comparison, command))
     write(folder / "table.csv", csv_records(_record(comparison, row) for row in comparison.rows))
     write_json(folder / TABLE, to_json(comparison, command))
     write(folder / "clients.csv", csv_records(_clients(comparison)))
+    if records := list(benefit_records(comparison)):
+        write(folder / "benefits.csv", csv_records(records))
 
 
 def markdown(comparison: Comparison, command: str) -> str:
@@ -215,6 +226,10 @@ def markdown(comparison: Comparison, command: str) -> str:
         losses = sorted(losses, key=lambda item: -abs(item[1].value - item[1].local_value))[:WORST]
         parts.append(f"The {len(losses)} largest losses:")
         parts.append("\n".join(f"- {label}, {_hit(comparison, loss)}" for label, loss in losses))
+    benefit_head, benefit_rows = _text(*benefit_cells(comparison))
+    if benefit_rows:
+        parts += ["## Who benefits?", markdown_table(benefit_head, benefit_rows)]
+        parts.append("\n\n".join(benefit_notes(comparison)))
     chosen = {row.label: ", ".join(f"{k} = {v}" for k, v in row.config.hyper.items()) for row in comparison.rows}
     hyper = [f"- {label}: {values or 'the defaults'}" for label, values in chosen.items()]
     hashes = [f"- seed {seed}: `{digest}`" for seed, digest in comparison.partition_hashes.items()]
@@ -260,6 +275,7 @@ def _record(comparison: Comparison, row: Row) -> Table:
         "p_seeds": lead and lead.p_seeds, "p_clients": lead and lead.p_clients,
         "harm_worse": harm and harm.worse, "harm_equal": harm and harm.equal, "harm_better": harm and harm.better,
         "harm_share": harm and harm.share, "harm_mean_loss": harm and harm.loss,
+        "harm_share_significant": harmed_share(comparison, row.label),
     }  # fmt: skip
 
 
