@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data.arrays import STRUCTURED
 from ..errors import InputError
 from ..runs.config import is_table, saved_config
 from ..runs.request import resume_command
@@ -178,6 +177,7 @@ def personalize(
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.
     """
+    from ..data.arrays import STRUCTURED
     from ..files.paths import check_new
     from ..runs.prior import load_prior
     from ..runs.site import compare_at_site

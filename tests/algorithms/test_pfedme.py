@@ -59,6 +59,7 @@ def test_two_rounds_by_a_plain_loop(inner_lr, beta, momentum):
         assert np.abs(theta - shared).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_personal_step_size():
     a, b = (models(simulate(PFedMe(**words))[0]).mean for words in ({"personal_lr": 0.01}, {"personal_lr": None}))
     c = models(simulate(PFedMe(lr=0.03, inner_lr=None, personal_lr=0.03))[0]).mean

@@ -125,6 +125,7 @@ def test_resume_needs_the_folder_alone_and_may_go_further(tmp_path):
     assert "already has 5 rounds" in run("train", "--resume", "--out", "parts", "--rounds", 4, code=2).stderr
 
 
+@pytest.mark.slow
 def test_resume_may_change_how_clients_are_personalised(tmp_path):
     run("train", *SMALL, "--out", "run", "--no-evaluate", "--quiet")
     evaluated = ["--set", "evaluate=true", "--set", "fedabml.personal_epochs=1"]
@@ -152,6 +153,7 @@ def test_validation_data_are_scored_until_test_data_are_asked_for(tmp_path):
     assert json.loads((tmp_path / "run/evaluation.json").read_text())["split"] == "test"
 
 
+@pytest.mark.slow
 def test_configuration_flags_and_set_in_that_order(tmp_path):
     (tmp_path / "run.toml").write_text(
         'clients = 10\nmodel = "mlp"\nrounds = 9\nseed = 4\n[model_options]\nhidden = [6]\n[fedabml]\nlam = 0.5\n'
@@ -232,6 +234,7 @@ def test_the_dataset_of_a_configuration(tmp_path):
     assert "7, with" in run("data", "inspect", "--config", "run.toml").stdout
 
 
+@pytest.mark.slow
 def test_a_live_bar_on_a_terminal(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
@@ -406,7 +409,7 @@ def test_every_flag_is_described():
     for command in commands:
         commands += getattr(command, "commands", {}).values()
         assert all(param.help for param in command.params if param.name != "help"), command.name
-    assert len(commands) == 17
+    assert len(commands) == 18
 
 
 @pytest.mark.slow

@@ -143,6 +143,7 @@ def shares(alpha, clients, classes=400, each=2000, seed=0):
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 3.0])
+@pytest.mark.slow
 def test_each_class_is_divided_as_dirichlet_says(alpha):
     """Every share is Beta(α, (N−1)α): its mean 1/N, its variance (1/N)(1−1/N)/(Nα+1), its covariance with another."""
     n, found = 5, shares(alpha, 5)

@@ -23,6 +23,7 @@ def federation(clients=3, rows=20):
 
 
 @pytest.mark.parametrize("algorithm", [fedabml.FedABML(), fedabml.FedAvg(personal_epochs=2)], ids=["fedabml", "fedavg"])
+@pytest.mark.slow
 def test_both_backends_learn_the_same_noise(algorithm):
     fed, noise = federation().with_positive_target("boxcox"), fedabml.GaussianNoise(1, by_input=True)
     batched, looped = (

@@ -102,6 +102,7 @@ def apart(fed, name, device, **other):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["fedavg", "fedabml"])
+@pytest.mark.slow
 def test_the_loop_goes_the_same_way(fed, name, device):
     """To a tenth of it: its convolutions are another library's."""
     assert 0 < apart(fed, name, device, backend="loop", capture=False, chunk=2) <= 0.1

@@ -44,6 +44,7 @@ def groups(owner):
     return [(c, owner == c) for c in range(CLIENTS)]
 
 
+@pytest.mark.slow
 def test_accuracy_equals_scikit_learn_and_torchmetrics(scored):
     from torchmetrics.functional.classification import multiclass_accuracy  # takes seconds to import
 
@@ -70,6 +71,7 @@ def test_brier_equals_scikit_learn_and_its_definition(scored):
     assert pooled["brier_pooled"] == pytest.approx(one_against_rest)
 
 
+@pytest.mark.slow
 def test_ece_equals_torchmetrics(scored):
     from torchmetrics.functional.classification import multiclass_calibration_error
 
@@ -297,6 +299,7 @@ def test_rows_for_nobody_are_an_error_and_for_some_a_score_of_those():
     assert part.summary["nll"] == pytest.approx(whole.clients["nll"][others].mean())
 
 
+@pytest.mark.slow
 def test_mutual_information_grows_with_the_width_of_the_posterior():
     fed = data("classification")
     wide, narrow = (
@@ -306,6 +309,7 @@ def test_mutual_information_grows_with_the_width_of_the_posterior():
     assert wide.summary["mutual_information"] > 20 * narrow.summary["mutual_information"] > 0
 
 
+@pytest.mark.slow
 def test_personalising_that_diverges_names_the_clients():
     fed = fedabml.federate(fedabml.load("digits"), clients=4, classes_per_client=3)
     wild = fedabml.FedABML(kl_step="explicit", lam=10, nu0=-7, personal_lr=1.0, personal_epochs=20)

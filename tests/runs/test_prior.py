@@ -289,6 +289,7 @@ def test_points_are_distributions_too(tmp_path):
 
 
 # -- weight samples ---------------------------------------------
+@pytest.mark.slow
 def test_weight_samples_are_drawn_once_and_the_numbers_are_the_same(monkeypatch):
     """Five calls draw as often as one; nothing differs from a posterior that keeps nothing, also in threads."""
     from fedabml.runs import prior as module

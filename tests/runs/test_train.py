@@ -239,6 +239,7 @@ def test_a_run_folder_holds_what_it_should(tmp_path):
     assert torch.equal(fedabml.load_prior(tmp_path / "run/shared.safetensors").shared["mean"], run.prior.shared["mean"])
 
 
+@pytest.mark.slow
 def test_a_users_module_must_be_given_again(tmp_path):
     run = fedabml.train(federation(), own(), FedABML(), **QUICK)
     path = run.prior.save(tmp_path / "prior.safetensors")
@@ -263,6 +264,7 @@ def test_a_damaged_prior_is_refused(tmp_path):
         fedabml.load_prior(path)
 
 
+@pytest.mark.slow
 def test_local_starts_a_new_client_where_its_own_did(tmp_path):
     """It shares nothing, so the initial weights travel with the file: by name, with a seed, or pretrained."""
     x, y = client(12, 5)
@@ -275,6 +277,7 @@ def test_local_starts_a_new_client_where_its_own_did(tmp_path):
 
 
 # -- regression, images, tables --------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_regression_in_the_units_of_the_data():
     g = np.random.default_rng(0)
     make = lambda n: (x := g.normal(size=(n, 3)).astype(np.float32), (100 + 20 * x[:, 0]).astype(np.float32))

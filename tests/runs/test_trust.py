@@ -205,6 +205,7 @@ def test_a_client_of_the_run_by_name(tmp_path, monkeypatch):
         kept.posterior("Hospital F")
 
 
+@pytest.mark.slow
 def test_a_regression_has_intervals():
     random = np.random.default_rng(0)
     x = random.normal(size=(1500, 3)).astype(np.float32)
