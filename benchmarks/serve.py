@@ -219,8 +219,9 @@ def page(records: list[dict[str, Any]]) -> str:
     {last["command"]}
 
 starts `fedabml serve` with the posterior of an MLP on a synthetic table, as a process of its own. All clients
-ask without pause: half of the requests are JSON, half CSV, and one in twenty must be refused. Halfway a newer posterior takes the place of the first by `/reload`. Every answer is compared with `Posterior.predict`; it is
-wrong if a probability differs by more than {WORST:g}, or if a good request is refused.
+ask without pause: half of the requests are JSON, half CSV, and one in twenty must be refused. Halfway a newer
+posterior takes the place of the first by `/reload`. Every answer is compared with `Posterior.predict`; it is wrong if
+a probability differs by more than {WORST:g}, or if a good request is refused.
 
 {markdown_table(head, rows)}
 
