@@ -69,28 +69,28 @@ HEADS = torch.tensor([[0.0, 0.4], [-1.0, 50.0]]).double()
 
 
 def test_gaussian_with_noise_by_input():
-    """Each row has its own deviation, exp(h) near h = 0, never beyond a factor of e³."""
+    """Each row has its own deviation, exp(h) near h = 0, never beyond a factor of e²."""
     noise = GaussianNoise(2, 0.3, by_input=True)
     assert (noise.entries, noise.outputs) == (2, 4)
     own, outputs = torch.tensor([0.7, -0.2]).double(), torch.cat([MEANS, HEADS], -1)
-    sigma = 0.3 * torch.exp(own + 3 * torch.tanh(HEADS / 3))
+    sigma = 0.3 * torch.exp(own + 2 * torch.tanh(HEADS / 2))
     torch.testing.assert_close(noise.nll(outputs, TARGETS, own, None), -Normal(MEANS, sigma).log_prob(TARGETS).sum(-1))
     torch.testing.assert_close(noise.predict(outputs, own, None), torch.cat([MEANS, sigma.log()], -1))
-    assert sigma.max() <= 0.3 * math.exp(-0.2 + 3)
+    assert sigma.max() <= 0.3 * math.exp(-0.2 + 2)
     fixed = GaussianNoise(2, 0.3, learn=False, by_input=True)
-    expected = -Normal(MEANS, 0.3 * torch.exp(3 * torch.tanh(HEADS / 3))).log_prob(TARGETS).sum(-1)
+    expected = -Normal(MEANS, 0.3 * torch.exp(2 * torch.tanh(HEADS / 2))).log_prob(TARGETS).sum(-1)
     torch.testing.assert_close(fixed.nll(outputs, TARGETS, NONE, None), expected)
 
 
 def test_the_gradient_of_noise_by_input_by_hand():
-    """∂/∂f = −(y − f)/σ², ∂/∂h = (1 − (y − f)²/σ²)·(1 − tanh²(h/3)), and the tail's is the sum of (1 − z²)."""
+    """∂/∂f = −(y − f)/σ², ∂/∂h = (1 − (y − f)²/σ²)·(1 − tanh²(h/2)), and the tail's is the sum of (1 − z²)."""
     noise, own = GaussianNoise(2, 0.3, by_input=True), torch.tensor([0.7, -0.2]).double()
     outputs = torch.cat([MEANS, HEADS / 10], -1)
     slope, tail = torch.func.grad(lambda o, t: noise.nll(o, TARGETS, t, None).sum(), (0, 1))(outputs, own)
-    sigma = 0.3 * torch.exp(own + 3 * torch.tanh(HEADS / 30))
+    sigma = 0.3 * torch.exp(own + 2 * torch.tanh(HEADS / 20))
     z = (TARGETS - MEANS) / sigma
     torch.testing.assert_close(slope[:, :2], -z / sigma)
-    torch.testing.assert_close(slope[:, 2:], (1 - z**2) * (1 - torch.tanh(HEADS / 30) ** 2))
+    torch.testing.assert_close(slope[:, 2:], (1 - z**2) * (1 - torch.tanh(HEADS / 20) ** 2))
     torch.testing.assert_close(tail, (1 - z**2).sum(0))
 
 

@@ -198,8 +198,9 @@ class Regression:
     def of(draws: Tensor, shift: np.ndarray, scale: np.ndarray, transform: TargetTransform | None = None) -> Regression:
         """Average over weight samples: `draws` [draws, n, mean and log noise deviation] is in standardised units."""
         mean, log = np.split(draws.double().cpu().numpy(), 2, -1)
-        parts = np.concatenate([mean * scale + shift, np.exp(log) * scale], -1)
-        return Regression(*_moments(parts, transform), parts, transform=transform)
+        with np.errstate(over="ignore", invalid="ignore"):  # a model that diverged: see `finite`
+            parts = np.concatenate([mean * scale + shift, np.exp(log) * scale], -1)
+            return Regression(*_moments(parts, transform), parts, transform=transform)
 
     @staticmethod
     def concatenate(parts: Sequence[Regression]) -> Regression:
