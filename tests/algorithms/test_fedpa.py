@@ -136,6 +136,7 @@ def test_without_shrinkage_towards_the_covariance_it_is_the_mean_of_the_samples(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_mode_of_the_product_is_where_the_server_rests():
     """Two quadratics with exact posterior samples: at x* the clients' Δ cancel, and FedAvg's are far from doing so."""
     one = np.ones((2, 2))

@@ -109,8 +109,15 @@ def test_one_round_on_gaussians_is_exact():
     assert np.abs(averaged - (a * b).sum(0) / a.sum(0)).max() > 0.5
 
 
-@pytest.mark.parametrize("lam", [0.5, pytest.param(1e9, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("momentum", [0.0, pytest.param(0.6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("momentum", "lam"),
+    [
+        (0.0, 0.5),
+        pytest.param(0.6, 0.5, marks=pytest.mark.slow),
+        pytest.param(0.0, 1e9, marks=pytest.mark.slow),
+        pytest.param(0.6, 1e9, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_client_finds_its_map_estimate_however_strong_the_prior(lam, momentum):
     a, b, centre, prior = np.array([1.0, 4.0]), np.array([3.0, -1.0]), np.array([0.5, 0.5]), np.array([2.0, 30.0])
     algorithm = FOLA(lr=0.1, lam=lam, momentum=momentum, curvature="hessian")
@@ -122,6 +129,7 @@ def test_a_client_finds_its_map_estimate_however_strong_the_prior(lam, momentum)
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_probes_give_the_diagonal_of_the_hessian():
     a = torch.tensor([[3.0, 1.0, -0.5], [1.0, 2.0, 0.3], [-0.5, 0.3, 1.0]]).double()
     algorithm, w = FOLA(curvature="hessian"), torch.ones(3).double()

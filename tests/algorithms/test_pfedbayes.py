@@ -114,6 +114,7 @@ def narrow(nu, strength, n, **words):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_narrow_posterior_is_a_proximal_point_method():
     """z held still: q_i settles at prox(z) = argmin f_i + κ/2 ‖w − z‖², where ∇f_i(w) = −κ(w − z)."""
     strength = 2.0

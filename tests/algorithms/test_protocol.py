@@ -77,10 +77,16 @@ ALGORITHMS = {name: make(name, lr=0.1, **OPTIONS.get(name, {})) for name in REGI
     "drift server moments": FedABML(drift="server", drift_share=0.8, aggregate="moments", prior_std="learned", **WAVE),
     "own rate of the deviation": FedABML(lr_std=0.5, label_alpha=1.0, predict_samples=3, **WAVE),
 }
-_variant = lambda name: () if name in REGISTRY else pytest.mark.nightly  # `make test` has every algorithm once
-EVERY = pytest.mark.parametrize(
-    "algorithm", [pytest.param(a, id=name, marks=_variant(name)) for name, a in ALGORITHMS.items()]
-)
+
+
+def every(*later):
+    """Every algorithm once in `make test`, but for the slowest (`later`); all variants in `make nightly`."""
+    wait = lambda name: pytest.mark.nightly if name not in REGISTRY or name in later else ()
+    cases = [pytest.param(algorithm, id=name, marks=wait(name)) for name, algorithm in ALGORITHMS.items()]
+    return pytest.mark.parametrize("algorithm", cases)
+
+
+EVERY, LIGHT = every(), every("pfedbayes", "fedpop")
 KEEPERS = {name: a for name, a in ALGORITHMS.items() if a.keeps}
 
 
@@ -164,7 +170,7 @@ def test_rounds_move_what_is_shared_and_leave_the_start_alone(fed, algorithm):
 
 
 @pytest.mark.slow
-@EVERY
+@LIGHT
 def test_loop_equals_vmap_and_chunks_do_not_matter(fed, algorithm):
     together = everything(usual(fed, algorithm)[0])
     for options in ({"backend": "loop", "chunk": 3}, {"chunk": 1}, {"chunk": 3}):
@@ -172,7 +178,7 @@ def test_loop_equals_vmap_and_chunks_do_not_matter(fed, algorithm):
 
 
 @pytest.mark.slow
-@EVERY
+@LIGHT
 def test_traced_steps_have_the_bits_of_those_that_are_not(fed, algorithm, monkeypatch):
     """So it does not matter when, in a run or in the rest of one that was stopped, a step is traced."""
     options = {"dtype": "float32", "epochs": 2}
@@ -220,7 +226,7 @@ def other(algorithm, factor):
 
 
 @pytest.mark.slow
-@EVERY
+@LIGHT
 def test_a_sweep_as_lanes_equals_separate_runs(fed, algorithm):
     """Two runs side by side, of other seeds and hyperparameters, in chunks that cut through them."""
     runs = [(algorithm, {}), (other(algorithm, 0.9), {"seed": SEED + 1})]
