@@ -6,7 +6,6 @@ clients are scored in one pass of segment sums; the tests compare the measures w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,18 +30,15 @@ from ..engine.workers import chunks, fit_in_memory, map_in_threads
 from ..errors import InputError, TrainingError
 from ..gaussian import Distribution
 from . import decisions, structured
-from .decisions import BINS
+from .client_scores import SCORES
 from .predictions import Prediction, Regression, with_label_level
 from .structured import MultiPrediction
 
 SOME = 10_000  # clients that are scored while a run trains, by default
-COVERAGE = 0.9  # nominal coverage of the interval that a regression is tested against
-_Z90 = 1.6448536269514722
 FEW, ROWS = 64, 4096  # samples in a batch of the server's own model: at least, and where memory allows
 ENDS = ("_low", "_high")  # columns that hold the ends of a client's interval, which have no mean
 Predictions = Prediction | Regression | MultiPrediction
 Stage = tuple[list[list[Any]], list[list[int]]]  # after some epochs: the predictions and diverged clients of every run
-Scores = tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]  # by client, pooled, diagrams
 
 
 @dataclass(frozen=True)
@@ -216,7 +212,7 @@ def _score_run(
         return _diverged(cohort, client[wrong > 0], "weights")
     if not personal.finite.all():  # finite weights, but too large for the network
         return _diverged(cohort, client[~personal.finite], "predictions")
-    y, score = fed.y[rows.index], _SCORES[_kind(cohort)]
+    y, score = fed.y[rows.index], SCORES[_kind(cohort)]
     values, pooled, details = score(personal, y, owner, len(scored))
     small = rows.counts < FEW_ROWS
     summary: dict[str, Any] = {name: float(v.mean()) for name, v in values.items()}
@@ -314,109 +310,3 @@ def _mean(values: np.ndarray) -> float | None:
     """Average over the clients that have a value; None where no client has."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else None
-
-
-def _mean_by(owner: np.ndarray, clients: int, values: np.ndarray) -> np.ndarray:
-    """Average values [n] over the samples of each client."""
-    return np.bincount(owner, values, clients) / np.bincount(owner, minlength=clients)
-
-
-def calibration(confidence: np.ndarray, correct: np.ndarray, owner: np.ndarray, clients: int) -> tuple[np.ndarray, ...]:
-    """Return for each client and bin of confidence [clients, BINS]: samples, summed confidence, correct predictions."""
-    bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-    cell = owner * BINS + bins
-    sums = (np.bincount(cell, w, clients * BINS) for w in (np.ones(len(cell)), confidence, correct.astype(float)))
-    return tuple(s.reshape(clients, BINS) for s in sums)
-
-
-def _classification(p: Prediction, y: np.ndarray, owner: np.ndarray, clients: int) -> Scores:
-    """Return the measures of each client, the pooled measures, and the diagrams of all predictions."""
-    true = p.probs[np.arange(len(y)), y]
-    correct, confidence = p.label == y, p.probs.max(-1)
-    rows = {
-        "accuracy": correct.astype(float),
-        "nll": -np.log(np.clip(true, 1e-30, None)),
-        "brier": (p.probs**2).sum(-1) - 2 * true + 1,
-        "entropy": p.entropy,
-        "mutual_information": p.mutual_information,
-    }
-    by_client = {name: _mean_by(owner, clients, v) for name, v in rows.items()}
-    count, confidence_sum, right = calibration(confidence, correct, owner, clients)
-    by_client["ece"] = np.abs(confidence_sum - right).sum(1) / count.sum(1)
-    count, confidence_sum, right = count.sum(0), confidence_sum.sum(0), right.sum(0)
-    pooled: dict[str, Any] = {f"{name}_pooled": float(v.mean()) for name, v in rows.items()}
-    # A client's own calibration error is biased upwards by its few samples; the pooled one is the headline.
-    pooled |= {
-        "ece": float(np.abs(confidence_sum - right).sum() / count.sum()),
-        "ece_clients": float(by_client["ece"].mean()),
-    }
-    pooled["accuracy_worst_decile"] = worst_decile(by_client["accuracy"])
-    edges = np.linspace(0, math.log(p.probs.shape[1]), 31)
-    nonzero = np.maximum(count, 1)
-    details = {
-        "reliability": [
-            {"low": i / BINS, "high": (i + 1) / BINS, "confidence": c, "accuracy": h, "count": int(n)}
-            for i, (c, h, n) in enumerate(
-                zip((confidence_sum / nonzero).tolist(), (right / nonzero).tolist(), count, strict=True)
-            )
-        ],
-        "entropy_histogram": {
-            "edges": edges.tolist(),
-            "correct": np.histogram(np.minimum(p.entropy[correct], edges[-1]), edges)[0].tolist(),
-            "wrong": np.histogram(np.minimum(p.entropy[~correct], edges[-1]), edges)[0].tolist(),
-        },
-    }
-    return by_client, pooled, details
-
-
-def _structured(p: MultiPrediction, y: np.ndarray, owner: np.ndarray, clients: int) -> Scores:
-    """Return the measures over all known answers, and how often all answers of an input are right."""
-    by_client, pooled, details = _classification(*p.flat(y, owner), clients)
-    exact = p.exact(y).astype(float)
-    by_client["exact_match"] = _mean_by(owner, clients, exact)
-    return by_client, pooled | {"exact_match_pooled": float(exact.mean())}, details
-
-
-def _regression(p: Regression, y: np.ndarray, owner: np.ndarray, clients: int) -> Scores:
-    """Return the measures of each client and the pooled measures; a regression has no diagrams."""
-    squared = ((p.mean - y) ** 2).mean(-1)
-    gaps, width = _interval_gaps(p, y)
-    inside = ((gaps[0] >= 0) & (gaps[1] <= 0)).mean(-1)
-    nll = p.nll(y)
-    # The pinball loss of the interval's two ends, at the levels 5% and 95%: it rewards narrow intervals that cover.
-    losses = [np.maximum(level * gap, (level - 1) * gap) for gap, level in zip(gaps, (0.05, 0.95), strict=True)]
-    pinball = np.mean(losses, axis=0).mean(-1)
-    middle = p.median if p.transformed else p.mean  # of a skewed distribution the median has the lowest absolute error
-    by_client = {
-        "rmse": np.sqrt(_mean_by(owner, clients, squared)),
-        "nll": _mean_by(owner, clients, nll),
-        "mae": _mean_by(owner, clients, np.abs(middle - y).mean(-1)),
-        "pinball": _mean_by(owner, clients, pinball),
-        "coverage": _mean_by(owner, clients, inside),
-        "interval_width": _mean_by(owner, clients, width),
-        "std": _mean_by(owner, clients, p.std.mean(-1)),
-        "model_std": _mean_by(owner, clients, p.model_std.mean(-1)),
-    }
-    pooled = {"rmse_pooled": math.sqrt(squared.mean()), "nll_pooled": nll.mean(), "coverage_pooled": inside.mean()}
-    if y.shape[1] > 1:  # targets may have different units: each its own
-        pooled |= {f"rmse_target_{j}": v for j, v in enumerate(np.sqrt(((p.mean - y) ** 2).mean(0)))}
-    return by_client, {k: float(v) for k, v in pooled.items()} | {"interval": COVERAGE}, {}
-
-
-def _interval_gaps(p: Regression, y: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return how far targets [n, targets] lie above both ends of their 90% intervals, and the intervals' widths [n].
-
-    The interval of a transformed target is between the quantiles 5% and 95%, that of any other is mean ± 1.64 std.
-    """
-    if p.transform is None:
-        return [y - p.mean - z * p.std for z in (-_Z90, _Z90)], 2 * _Z90 * p.std.mean(-1)
-    ends = p.original(p.mean + np.multiply.outer((-_Z90, _Z90), p.std))
-    low, high = p.quantile((0.05, 0.95)) if p.transformed else ends
-    return [y - low, y - high], (high - low).mean(-1)
-
-
-_SCORES: dict[Any, Callable[..., Scores]] = {
-    Prediction: _classification,
-    Regression: _regression,
-    MultiPrediction: _structured,
-}

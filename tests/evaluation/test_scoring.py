@@ -18,14 +18,8 @@ from fedabml import FedABML, FedAvg, GaussianNoise, Local, Prediction, Regressio
 from fedabml.data.statistics import worst_decile
 from fedabml.engine import policy
 from fedabml.engine.rounds import Simulation
-from fedabml.evaluation.scoring import (
-    BINS,
-    _classification,
-    _regression,
-    calibration,
-    clients_to_score,
-    evaluate,
-)
+from fedabml.evaluation.client_scores import BINS, calibration, classification_scores, regression_scores
+from fedabml.evaluation.scoring import clients_to_score, evaluate
 
 CLIENTS, CLASSES = 4, 5
 
@@ -37,7 +31,7 @@ def scored():
     probs = softmax(2 * g.normal(size=(len(owner), CLASSES)), -1)
     y = np.array([g.choice(CLASSES, p=0.7 * p + 0.3 / CLASSES) for p in probs])
     prediction = Prediction(probs, np.zeros(len(y)))
-    return prediction, y, owner, *_classification(prediction, y, owner, CLIENTS)
+    return prediction, y, owner, *classification_scores(prediction, y, owner, CLIENTS)
 
 
 def groups(owner):
@@ -118,7 +112,7 @@ def test_scores_of_a_calibrated_regression():
     y = mean + np.exp(log) * g.normal(size=(n, 1))
     p = Regression.of(torch.tensor(np.concatenate([mean, log], -1)[None]), np.zeros(1), np.ones(1))
     owner = np.sort(g.integers(0, 3, n))
-    clients, pooled, _ = _regression(p, y, owner, 3)
+    clients, pooled, _ = regression_scores(p, y, owner, 3)
     assert pooled["coverage_pooled"] == pytest.approx(0.9, abs=5 * math.sqrt(0.09 / n)) and pooled["interval"] == 0.9
     assert norm.cdf(1.6448536269514722) == pytest.approx(0.95)
     for c in range(3):

@@ -97,7 +97,7 @@ def test_measures_of_labels_are_those_of_scikit_learn():
 def check_scores(fed, run, posteriors):
     """Score predictions of the posteriors with the functions that `evaluate` uses."""
     from fedabml.evaluation import structured
-    from fedabml.evaluation.scoring import _structured
+    from fedabml.evaluation.client_scores import structured_scores
 
     rows = fed.test
     p = MultiPrediction.concatenate([q.predict(fed.x[rows[i]]) for i, q in enumerate(posteriors)])
@@ -109,18 +109,20 @@ def check_scores(fed, run, posteriors):
     assert pooled["auroc_pooled"] == pytest.approx(metrics.roc_auc_score(y, p.positive, average="macro"))
     again = MultiPrediction.from_columns(p.columns(), y.shape[1])
     assert np.array_equal(again.probs, p.probs) and np.array_equal(again.mutual_information, p.mutual_information)
-    return _structured(p, y, owner, fed.clients)[0] | decided
+    return structured_scores(p, y, owner, fed.clients)[0] | decided
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_an_unknown_answer_changes_no_score(task):
-    from fedabml.evaluation.scoring import _structured
+    from fedabml.evaluation.client_scores import structured_scores
 
     y, owner = np.array([[0, 1, -1], [1, 1, 0], [0, -1, -1]]), np.array([0, 0, 1])
     probs = np.random.default_rng(0).dirichlet(np.ones(2), (3, 3))
     other = probs.copy()
     other[y < 0] = [0.5, 0.5]
-    (a, pooled, _), (b, _, _) = (_structured(MultiPrediction(q, np.zeros((3, 3))), y, owner, 2) for q in (probs, other))
+    (a, pooled, _), (b, _, _) = (
+        structured_scores(MultiPrediction(q, np.zeros((3, 3))), y, owner, 2) for q in (probs, other)
+    )
     assert all(np.array_equal(a[name], b[name]) for name in a)
     right = (probs.argmax(-1) == y)[y >= 0]
     assert pooled["accuracy_pooled"] == pytest.approx(right.mean())
