@@ -192,6 +192,24 @@ def check_alike(parts: Sequence[Part]) -> None:
                 )
 
 
+def check_owned(x: Any, y: Any, owner: Any, test: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return y, the owner and the test mark of every sample of x as arrays; raise InputError for other shapes."""
+    if not (isinstance(x, np.ndarray) and x.ndim and (x.dtype == np.float32 or (x.dtype, x.ndim) == (np.uint8, 4))):
+        what = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__
+        raise InputError(f"x must be a numpy array, uint8 [n, C, H, W] or float32 [n, ...], not {what}.")
+    as_array(x, "x")  # no value of it may be masked
+    labels, owner = as_numpy(y, "y"), as_array(owner, "owner")
+    marks = np.zeros(len(x), bool) if test is None else as_array(test, "test")
+    for name, column in (("y", labels), ("owner", owner), ("test", marks)):
+        if column.ndim == 0 or len(column) != len(x) or (name != "y" and column.ndim != 1):
+            raise InputError(
+                f"{name} must have one entry for each of the {len(x)} samples; it has shape {column.shape}."
+            )
+    if marks.dtype != bool:
+        raise InputError(f"test marks samples with true and false; it is {marks.dtype}.")
+    return labels, owner, marks
+
+
 def large_enough(sizes: Sequence[int], names: Sequence[str], drop_small: bool) -> list[int]:
     """Return the numbers of the clients with two training samples or more.
 

@@ -67,7 +67,7 @@ def read_datasets(
     return names, arrays
 
 
-def pad_tokens(sequences: Sequence[Any], padding: int | None, length: int, what: str) -> np.ndarray:
+def pad_tokens(sequences: Sequence[Any] | np.ndarray, padding: int | None, length: int, what: str) -> np.ndarray:
     """Return sequences of whole numbers as one array [n, length], filled up with the number `padding`."""
     sequences = [np.asarray(each) for each in sequences]
     wrong = next((each for each in sequences if each.ndim != 1 or each.dtype.kind not in "iu"), None)

@@ -22,6 +22,7 @@ from .encode import TableOptions, encode
 from .folders import read_folder
 from .frames import as_frame
 from .images import ImageRecipe
+from .manifest import listed_manifest
 from .recipe import TableRecipe
 from .rows import HOLD_OUT, Rows, check_share, take_share
 from .statistics import moments
@@ -30,9 +31,7 @@ from .target_transform import TargetTransform
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_COUNTS, MAX_ROWS = 1_000_000, 2_000_000  # counts by client and class, and samples, that a manifest lists at most
 CARD = ("dataset", "task", "clients", "classes", "sample_shape", "samples")  # facts that a notebook shows
-LISTED = 1000  # clients that a manifest lists where it cannot list all of them
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -142,7 +141,8 @@ class Federation:
         rows = _rows(owner, split, len(kept))
         classes = arrays.check_values(x, y, rows[0].index, task, classes, where)
         manifest = {"partition": {"kind": "given"}}
-        clients, common = [clients[i] for i in kept], _options(dataset, normalize, task)
+        clients = [clients[i] for i in kept]
+        common: dict[str, Any] = {"dataset": dataset, "normalize": normalize, "task": task}
         return cls.assemble(x, y, rows, clients, classes, manifest=manifest, **common)
 
     @classmethod
@@ -166,19 +166,7 @@ class Federation:
         (`np.load(file, mmap_mode="c")`), so that a run reads only the samples of the clients it draws. Its values are
         read once, for the statistics and the hash.
         """
-        if not (isinstance(x, np.ndarray) and x.ndim and (x.dtype == np.float32 or (x.dtype, x.ndim) == (np.uint8, 4))):
-            what = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__
-            raise InputError(f"x must be a numpy array, uint8 [n, C, H, W] or float32 [n, ...], not {what}.")
-        arrays.as_array(x, "x")  # no value of it may be masked
-        labels, owner = arrays.as_numpy(y, "y"), arrays.as_array(owner, "owner")
-        marks = np.zeros(len(x), bool) if test is None else arrays.as_array(test, "test")
-        for name, column in (("y", labels), ("owner", owner), ("test", marks)):
-            if column.ndim == 0 or len(column) != len(x) or (name != "y" and column.ndim != 1):
-                raise InputError(
-                    f"{name} must have one entry for each of the {len(x)} samples; it has shape {column.shape}."
-                )
-        if marks.dtype != bool:
-            raise InputError(f"test marks samples with true and false; it is {marks.dtype}.")
+        labels, owner, marks = arrays.check_owned(x, y, owner, test)
         task = arrays.check_task(task, [labels])
         owners, number = np.unique(owner, return_inverse=True)
         targets, names = arrays.as_targets(labels, task, "y"), [str(name) for name in owners.tolist()]
@@ -192,7 +180,7 @@ class Federation:
 
         classes = arrays.check_values(x, targets, rows[0].index, task, classes, where)
         manifest = {"partition": {"kind": "natural"}}
-        common = _options(dataset, normalize, task)
+        common: dict[str, Any] = {"dataset": dataset, "normalize": normalize, "task": task}
         return cls.assemble(x, targets, rows, names, classes, manifest=manifest, **common)
 
     @classmethod
@@ -438,22 +426,9 @@ class Federation:
         """Return the manifest with every client's name, label counts, sizes and sample numbers, by split.
 
         Without `rows`, and for very many samples, the sample numbers are left out, and the hash stands for them. Of
-        very many clients only the first `LISTED` are listed.
+        very many clients only the first thousand are listed.
         """
-        too_many = self.clients * max(1, self.classes) > MAX_COUNTS
-        shown = LISTED if too_many else self.clients
-        facts = {
-            **self.manifest,
-            "names": list(self.names[:shown]),
-            "sizes": {split: self.rows(split).counts[:shown].tolist() for split in SPLITS},
-            "counts": {split: self.label_counts(split)[:shown].tolist() for split in SPLITS},
-        }
-        if (recipe := self.recipe or self.images) and recipe.class_names:
-            facts["class_names"] = list(recipe.class_names)
-        if not rows or too_many or len(self.y) > MAX_ROWS:
-            return {**facts, "rows": None}
-        lists = {split: [self.rows(split)[i].tolist() for i in range(self.clients)] for split in SPLITS}
-        return {**facts, "rows": lists}
+        return listed_manifest(self, rows)
 
     def _with(self, note: dict[str, Any], **changes: Any) -> Federation:
         """Return a copy with changes, its manifest brought up to date."""
@@ -476,7 +451,3 @@ def _rows(owner: np.ndarray, split: np.ndarray, clients: int) -> list[Rows]:
     """Return the rows of each split from the client number and the split's number of every sample, [n] each."""
     samples = [np.flatnonzero(split == number) for number in range(len(SPLITS))]
     return [Rows.by_owner(owner[chosen], clients, chosen) for chosen in samples]
-
-
-def _options(dataset: str, normalize: str, task: str) -> dict[str, Any]:
-    return {"dataset": dataset, "normalize": normalize, "task": task}
