@@ -17,14 +17,16 @@ from .read import Run
 
 MISSING, TOO_FEW = "–", "too few test rows"
 _TILES = (
-    *("accuracy", "rmse", "nll", "ece", "recall", "coverage_pooled", "accuracy_worst_decile"),
+    *("accuracy", "exact_match", "rmse", "nll", "ece", "recall", "coverage_pooled", "accuracy_worst_decile"),
     *("prior_accuracy", "prior_rmse", "prior_level_accuracy", "traffic", "seconds"),
 )
 _SAMPLES = {"n_train": "Train", "n_val": "Validation", "n_test": "Test"}
 _CLIENT_MEASURES = (
-    *("accuracy", "prior_accuracy", "prior_level_accuracy", "rmse", "prior_rmse"),
+    *("accuracy", "exact_match", "prior_accuracy", "prior_level_accuracy", "rmse", "prior_rmse"),
     *("auroc", "f1", "recall", "nll", "ece", "brier", "mae", "coverage", "entropy", "mutual_information"),
 )
+_LABEL_MEASURES = ("auroc", "average_precision", "f1", "recall", "precision", "classwise_ece")
+MOST_LABELS = 200  # rows of the table of labels
 
 
 def render(runs: Sequence[Run], title: str | None = None, summary: Sequence[Section] = ()) -> str:
@@ -35,6 +37,7 @@ def render(runs: Sequence[Run], title: str | None = None, summary: Sequence[Sect
     first = [_tiles(runs[0])] if len(runs) == 1 else summary or [_comparison(runs)]
     width, limit = figures.prior_width(runs), thin.room(len(runs)) // 2
     clients = [_client_table(run, len(runs) > 1, limit) for run in runs if run.clients]
+    clients += [table for run in runs for table in _label_tables(run, len(runs) > 1)]
     uncertainty = [figures.reliability(runs), *figures.entropy(runs), *unseen.figures(runs), figures.coverage(runs)]
     sections = [
         *first,
@@ -191,6 +194,25 @@ def _client_table(run: Run, several: bool, limit: int) -> Table:
     head = ["Client", *(_SAMPLES.get(key) or MEASURES[key].title for key in keys)]
     hints = ["", *("" if key in _SAMPLES else MEASURES[key].name for key in keys)]
     return Table(head, rows, hints, fold=f"Table of {count}{seeds}" + f": {run.name}" * several, notes=notes)
+
+
+def _label_tables(run: Run, several: bool) -> list[Table]:
+    """List the labels of a task with several, scored on the samples of all clients together; none for other tasks."""
+    labels = run.summary.get("labels")
+    if not isinstance(labels, list) or not all(isinstance(label, dict) for label in labels):
+        return []
+    rows = []
+    for label in labels[:MOST_LABELS]:
+        numbers = [label.get(key) for key in ("label", "samples", "positives")]
+        counts = [Cell(f"{n:,}", n) if isinstance(n, int) else Cell(MISSING) for n in numbers]
+        values = [(key, label.get(f"{key}_pooled")) for key in _LABEL_MEASURES]
+        known = [(key, value if isinstance(value, int | float) else None) for key, value in values]
+        cells = [Cell(MISSING if value is None else MEASURES[key].format(value), value) for key, value in known]
+        rows.append(Row([*counts, *cells]))
+    head = ["Label", "Samples", "Positive", *(MEASURES[key].title for key in _LABEL_MEASURES)]
+    fold = f"Table of {len(labels)} labels, all samples pooled" + f": {run.name}" * several
+    hints = ["", "", "", *(MEASURES[key].meaning for key in _LABEL_MEASURES)]
+    return [Table(head, rows, hints, fold=fold)] if rows else []
 
 
 def _chance(run: Run) -> list[str]:
