@@ -205,6 +205,8 @@ def test_from_arrays_to_predictions_on_the_command_line(task, tmp_path, monkeypa
     )
     assert f"{task}, " in run("data", "inspect", "sites", "--task", task)
     assert "every answer right" in run("train", *quick, "--out", "run")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert ("Table of 3 labels" in page) == (task == "multilabel") and "Exact match" in page
     assert "no sets" in run("personalize", "run", "--data", "sites/0.npz", "--validation", 0.3)
     run("predict", "posterior.safetensors", "--data", "sites/1.npz")
     head = (tmp_path / "predictions.csv").read_text().splitlines()[0]
