@@ -61,6 +61,7 @@ class Checks:
     sets: np.ndarray | None = None  # bool [n, classes]
     low: np.ndarray | None = None  # [n, targets]
     high: np.ndarray | None = None
+    strangeness: np.ndarray | None = None  # [n]: about 1 for usual inputs; see `evaluation.density`
     score: np.ndarray | None = None  # [n]: how unusual the input is, in units of its limits; above 1 is an alarm
 
 

@@ -7,7 +7,8 @@ fits a `Trust` on the rows held out. It stays with the posterior, at the client,
 - with an aim (`f1`, `recall>=0.8`, `cost:10,1`) the label of two classes follows a threshold chosen for it;
 - prediction sets, or intervals of a regression, contain the truth with a stated coverage;
 - unusual inputs are flagged: values that a table's columns rarely hold, and inputs far from the client's training data
-  in the network's last hidden layer. Of usual rows, at most a stated share is flagged.
+  in the network's last hidden layer; images and other inputs without columns also by their strangeness. Of usual rows,
+  at most a stated share is flagged.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..data.ranges import FALSE_ALARMS, Ranges
 from ..errors import InputError, nearest
 from ..evaluation import calibration
 from ..evaluation.decisions import classwise_ece
-from ..evaluation.density import FeatureDensity
+from ..evaluation.density import FeatureDensity, Strangeness
 from ..evaluation.predictions import Checks, Prediction, Regression
 from ..evaluation.structured import MultiPrediction
 
@@ -48,6 +49,8 @@ class Trust:
     false_alarms: float = FALSE_ALARMS
     density: FeatureDensity | None = None
     density_limit: float = math.inf  # the distance beyond which an input is flagged
+    strangeness: Strangeness | None = None  # of inputs that are no table, if classes are predicted
+    strangeness_limit: float = math.inf  # beyond which an input is flagged
     ranges: Ranges | None = None  # of the client's own columns
     range_limit: float = math.inf  # the novelty beyond which a value is flagged
     positives: int | None = None  # validation rows of class 1, where a threshold was chosen on them
@@ -75,22 +78,30 @@ class Trust:
         """Fit everything on the predictions for validation rows with targets `y`.
 
         `density` and `ranges` are those of the client's training rows, `federation` those of all sites; `features` [n,
-        h] and `columns` are the validation rows' own. Where both values and distances are checked, each may raise half
-        of the false alarms. Their limits are quantiles of the validation rows; a value's is never below the one that
-        the ranges themselves imply. `kind` is that of the calibration.
+        h] and `columns` are the validation rows' own. A table's rows are checked by values and distances, other inputs
+        by distances and, for classes, strangeness; each check may raise half of the false alarms. Their limits are
+        quantiles of the validation rows; a value's is never below the one that the ranges themselves imply. `kind` is
+        that of the calibration.
         """
         usual = federation or ranges
-        checked = [usual is not None and columns is not None, density is not None and features is not None]
-        share = false_alarms / max(1, sum(checked))
-        density_limit = range_limit = math.inf
+        by_value, by_distance = usual is not None and columns is not None, density is not None and features is not None
+        by_strangeness = by_distance and columns is None and isinstance(p, Prediction)
+        share = false_alarms / max(1, by_value + by_distance + by_strangeness)
+        density_limit = range_limit = strangeness_limit = math.inf
+        strangeness = None
         if density is not None and features is not None:
             density_limit = calibration.conformal_quantile(density.distance(features), 1 - share)
+            if by_strangeness and isinstance(p, Prediction):
+                angle = density.angle(features)
+                strangeness = Strangeness.fit(angle, p.entropy)
+                strangeness_limit = calibration.conformal_quantile(strangeness.score(angle, p.entropy), 1 - share)
         if usual is not None and columns is not None:
             range_limit = usual.threshold(share)
             seen = calibration.conformal_quantile(usual.novelty(columns), 1 - share)
             range_limit = max(range_limit, seen) if math.isfinite(seen) else range_limit
         common: dict[str, Any] = {"false_alarms": false_alarms, "density": density, "density_limit": density_limit}
         common |= {"rows": len(y), "coverage": coverage, "ranges": ranges, "range_limit": range_limit}
+        common |= {"strangeness": strangeness, "strangeness_limit": strangeness_limit}
         if isinstance(p, Regression):
             scores = calibration.interval_scores(*p.gaussian(), p.latent(y)).max(1)
             return cls(quantile=calibration.conformal_quantile(scores, coverage), **common)
@@ -164,7 +175,7 @@ class Trust:
         sites' columns usually hold.
         """
         rows = len(p.mean) if isinstance(p, Regression) else len(p.probs)
-        alarm, score, flags, distance = np.zeros(rows, bool), np.zeros(rows), None, None
+        alarm, score, flags, distance, strangeness = np.zeros(rows, bool), np.zeros(rows), None, None, None
         usual = federation or self.ranges
         if columns is not None and usual is not None:
             by_row = usual.flags(columns, self.range_limit)
@@ -179,7 +190,11 @@ class Trust:
             distance = self.density.distance(features)
             alarm = alarm | (distance > self.density_limit)
             score = np.maximum(score, distance / self.density_limit)
-        checks = Checks(self.coverage, alarm, distance, flags, score=score)
+            if self.strangeness is not None and isinstance(p, Prediction):
+                strangeness = self.strangeness.score(self.density.angle(features), p.entropy)
+                alarm = alarm | (strangeness > self.strangeness_limit)
+                score = np.maximum(score, strangeness / self.strangeness_limit)
+        checks = Checks(self.coverage, alarm, distance, flags, strangeness=strangeness, score=score)
         if isinstance(p, Regression):
             low, high = calibration.intervals(*p.gaussian(), self.quantile)
             return replace(p, checks=replace(checks, low=p.original(low), high=p.original(high)))
@@ -195,6 +210,7 @@ class Trust:
             name: None if isinstance(value := getattr(self, name), float) and math.isinf(value) else value
             for name in (*_NUMBERS, *_LATER, "aim")
         }
+        facts["strangeness"] = [*self.strangeness.centre, *self.strangeness.spread] if self.strangeness else None
         facts["no_positive"] = self.threshold == math.inf
         facts["ranges"] = self.ranges.to_json() if self.ranges else None
         facts |= {"calibration": self.kind, "curves": [[list(part) for part in curve] for curve in self.curves]}
@@ -208,7 +224,7 @@ class Trust:
         for name, value in values.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise TypeError(f"{name} is {value!r}")
-        for name in ("quantile", "density_limit", "range_limit"):
+        for name in ("quantile", "density_limit", "range_limit", "strangeness_limit"):
             values[name] = math.inf if values[name] is None else float(values[name])
         if facts["no_positive"]:
             values["threshold"] = math.inf
@@ -223,11 +239,20 @@ class Trust:
                 w.shape != (h, h) for w in (density.whitening, density.background)
             ):
                 raise ValueError("a density of features of another shape")
+        strangeness = None
+        if (scale := facts.get("strangeness")) is not None:
+            angle, entropy, angle_spread, entropy_spread = map(float, scale)
+            if not all(map(math.isfinite, scale)) or min(angle_spread, entropy_spread) <= 0:
+                raise ValueError("a strangeness with a scale out of range")
+            strangeness = Strangeness((angle, entropy), (angle_spread, entropy_spread))
         ranges = Ranges.from_json(facts["ranges"]) if facts["ranges"] is not None else None
         kind, curves = facts.get("calibration", "temperature"), _curves(facts.get("curves", []))
         if kind not in calibration.KINDS or (kind == "isotonic") != bool(curves):
             raise ValueError("an unknown calibration, or one without its curves")
-        return cls(**values, aim=str(facts["aim"]), density=density, ranges=ranges, kind=kind, curves=curves)
+        return cls(
+            **values, aim=str(facts["aim"]), density=density, strangeness=strangeness, ranges=ranges, kind=kind,
+            curves=curves,
+        )  # fmt: skip
 
 
 def _curves(content: Any) -> tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]:
@@ -245,4 +270,4 @@ _NUMBERS = (
     *("rows", "coverage", "quantile", "temperature", "threshold", "nll_before", "nll_after"),
     *("false_alarms", "density_limit", "range_limit", "positives"),
 )
-_LATER = ("ece_before", "ece_after")  # numbers that files of earlier versions do not have
+_LATER = ("ece_before", "ece_after", "strangeness_limit")  # numbers that files of earlier versions do not have

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.covariance import ledoit_wolf
 
-from fedabml.evaluation.density import FeatureDensity, shrunk_covariance
+from fedabml.evaluation.density import FeatureDensity, Strangeness, shrunk_covariance
 
 
 @pytest.mark.parametrize(("n", "h"), [(20, 50), (500, 10), (3, 4)])
@@ -52,3 +52,25 @@ def test_features_that_never_vary_and_clients_of_one_sample():
     density = FeatureDensity.fit(features)
     assert np.isfinite(density.distance(np.ones((2, 5)))).all()
     assert np.isfinite(FeatureDensity.fit(np.ones((1, 3))).distance(np.zeros((2, 3)))).all()
+
+
+def test_the_angle_to_the_nearest_class_mean():
+    features, labels = np.array([[2.0, 0.0], [4.0, 0.0], [0.0, 3.0]]), np.array([0, 0, 1])
+    density = FeatureDensity.fit(features, labels)
+    inputs = np.array([[7.0, 0.0], [0.0, 0.1], [1.0, 1.0], [-5.0, -5.0], [0.0, 0.0]])
+    np.testing.assert_allclose(density.angle(inputs), [0, 0, 1 - 0.5**0.5, 1 + 0.5**0.5, 1], atol=1e-12)
+
+
+def test_strangeness_adds_both_parts_on_the_scale_of_rows_held_out():
+    random = np.random.default_rng(4)
+    angle, entropy = random.normal(3, 0.1, 100_000), np.exp(random.normal(-2, 0.5, 100_000))
+    strangeness = Strangeness.fit(angle, entropy)
+    np.testing.assert_allclose(strangeness.centre, (3, -2), atol=0.01)
+    np.testing.assert_allclose(strangeness.spread, (0.1, 0.5), rtol=0.02)
+    scores = strangeness.score(np.array([3.0, 3.2, 3.0, 3.2]), np.exp([-2.0, -2.0, -1.0, -1.0]))
+    np.testing.assert_allclose(np.log(scores), [0, 1, 1, 2], atol=0.05)
+
+
+def test_strangeness_of_certain_predictions_and_of_rows_that_are_all_alike():
+    strangeness = Strangeness.fit(np.zeros(20), np.zeros(20))
+    assert np.isfinite(strangeness.score(np.array([0.0, 1.0]), np.array([0.0, 2.0]))).all()

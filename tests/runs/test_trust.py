@@ -10,6 +10,7 @@ import pytest
 
 import fedabml
 from fedabml.errors import InputError
+from fedabml.experiments.paper.outside import auroc
 from fedabml.runs.trust import Trust
 from tests.cli.command import run as command
 
@@ -249,3 +250,43 @@ def test_a_trust_of_an_earlier_version_loads(posterior):
     old = {k: v for k, v in facts.items() if k not in ("calibration", "curves", "ece_before", "ece_after")}
     trust = Trust.unpack(tensors, old)
     assert trust.kind == "temperature" and trust.temperature == posterior.trust.temperature
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """A posterior of a client with digits 0 to 4, checked on rows held out; digits to predict, and those scrambled."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    x, y = x.reshape(-1, 1, 8, 8).astype(np.float32)[y < 5], y[y < 5]
+    clients = [(x[i::3], y[i::3]) for i in range(3)]
+    fed = fedabml.Federation.from_arrays(clients[:2])
+    prior = fedabml.train(fed, "mlp", fedabml.FedABML(), rounds=10, participation=1.0, evaluate=False).prior
+    posterior = prior.personalize(*(rows[:200] for rows in clients[2]), validation=0.5)
+    inside = clients[2][0][200:]
+    mixed = np.random.default_rng(0).permutation(64)
+    return posterior, inside, inside.reshape(-1, 64)[:, mixed].reshape(inside.shape)
+
+
+@pytest.mark.slow
+def test_scrambled_images_are_strange(digits):
+    posterior, inside, outside = digits
+    usual, strange = posterior.predict(inside), posterior.predict(outside)
+    assert strange.checks.alarm.mean() > 0.5 > 0.15 > usual.checks.alarm.mean()
+    by_strangeness = auroc(usual.checks.strangeness, strange.checks.strangeness)
+    assert by_strangeness > 0.9
+    assert by_strangeness > auroc(usual.entropy, strange.entropy)
+
+
+@pytest.mark.slow
+def test_strangeness_is_saved_and_older_files_go_without(digits):
+    posterior, _, _ = digits
+    tensors, facts = posterior.trust.pack()
+    copy = Trust.unpack(tensors, facts)
+    assert copy.strangeness == posterior.trust.strangeness
+    assert copy.strangeness_limit == posterior.trust.strangeness_limit
+    older = {name: value for name, value in facts.items() if not name.startswith("strangeness")}
+    assert Trust.unpack(tensors, older).strangeness is None
+    for wrong in ([1, 2, 3], [1, 2, 3, 0], [1, 2, 3, math.nan], [1, 2, 3, 4, 5], "abcd"):
+        with pytest.raises((TypeError, ValueError)):
+            Trust.unpack(tensors, {**facts, "strangeness": wrong})
