@@ -62,7 +62,7 @@ def read_datasets(
             xs, ys = each[split]
             ragged = len({v.shape for v in xs}) > 1 or padding is not None
             stacked = pad_tokens(xs, padding, length, f"x of {what}") if ragged else np.stack(xs) if xs else np.empty(0)
-            labels = _padded_labels(ys, steps, f"y of {what}")
+            labels = pad_labels(ys, steps, f"y of {what}")
             entries.append((stacked, labels))
     return names, arrays
 
@@ -96,7 +96,7 @@ def pad_tokens(sequences: Sequence[Any] | np.ndarray, padding: int | None, lengt
     return out
 
 
-def _padded_labels(labels: list[np.ndarray], steps: int, what: str) -> np.ndarray:
+def pad_labels(labels: list[np.ndarray], steps: int, what: str) -> np.ndarray:
     """Return labels as one array; those of sequences with different lengths are filled up with −1."""
     if not labels:
         return np.empty(0, np.int64)
@@ -104,7 +104,9 @@ def _padded_labels(labels: list[np.ndarray], steps: int, what: str) -> np.ndarra
         if all(len(each) == steps for each in labels):
             return np.stack(labels)
         out = np.full((len(labels), steps), -1, np.int64)
-        for row, each in zip(out, labels, strict=True):
+        for i, (row, each) in enumerate(zip(out, labels, strict=True)):
+            if len(each) > steps:
+                raise InputError(f"{what}: sample {i} has {len(each)} labels; at most {steps} steps are taken.")
             row[: len(each)] = each
         return out
     if len({each.shape for each in labels}) > 1:

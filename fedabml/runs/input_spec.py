@@ -21,6 +21,7 @@ from ..data import Federation, TableRecipe
 from ..data.arrays import as_features, as_numpy, as_targets, check_finite
 from ..data.encode import targets
 from ..data.frames import as_frame
+from ..data.client_datasets import pad_labels, pad_tokens
 from ..data.images import ImageRecipe
 from ..data.recipe import as_text
 from ..data.target_transform import TargetTransform
@@ -150,6 +151,7 @@ class InputSpec:
         frame = self.table(x, encoded)
         if self.images and isinstance(x, str | os.PathLike):
             x = self.images.inputs(x)[0]
+        x = self._padded(x, what) if frame is None else x
         raw = as_features(x, what) if frame is None or self.recipe is None else self.recipe.apply(frame)
         if not len(raw):
             raise InputError(f"{what} is empty: it has no rows.")
@@ -170,8 +172,17 @@ class InputSpec:
         wanted = columns and frame is not None and self.recipe is not None
         return Inputs(inputs, self.recipe.raw_columns(frame) if wanted and self.recipe else None)
 
+    def _padded(self, x: Any, what: str) -> Any:
+        """Return sequences of tokens of any length as one array, where the network knows a token of padding."""
+        width = np.shape(x)[1:] if isinstance(x, np.ndarray) else None
+        if self.network.pad is None or width == self.shape or not isinstance(x, np.ndarray | list | tuple):
+            return x
+        return pad_tokens(x, self.network.pad, self.shape[0], what)
+
     def targets(self, y: Any, what: str = "y") -> np.ndarray:
         """Return checked targets from an array: int64 [n], or float32 [n, targets]."""
+        if isinstance(self.likelihood, StepCategorical) and isinstance(y, list | tuple):
+            y = pad_labels([as_numpy(each, what) for each in y], self.likelihood.steps, what)
         raw = as_numpy(y, what)
         if raw.ndim == 0:
             raise InputError(f"{what} is a single number. Give one value for each row of the inputs.")

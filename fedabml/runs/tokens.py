@@ -3,10 +3,15 @@
 A federation standardises its inputs before it knows the model. `take_tokens` finds out whether an embedding of the
 model looks the inputs up and, if so, returns the federation with its original inputs. An embedding of positions, which
 looks up the same numbers for all inputs, does not count.
+
+Sequences of different lengths are filled up with the federation's `padding`. A module whose `forward` takes
+`attention_mask` is given 1 for tokens and 0 for padding; any other module must handle the number itself.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +33,11 @@ def take_tokens(fed: Federation, network: Network) -> tuple[Federation, Network,
     layer = next((name for name, part in network.module.named_modules() if isinstance(part, embeddings)), None)
     raw = torch.as_tensor(fed.x[fed.train[0][:2]].astype(np.float32))
     if layer is None or not _looks_up(network, raw):
+        if fed.padding is not None:
+            raise InputError(
+                f"The federation's sequences are filled up with the token {fed.padding}, but the model looks no inputs "
+                "up in an embedding. Give a model with an nn.Embedding, or inputs of one length without padding."
+            )
         return fed, network, ""
     standardised = bool(np.any(fed.shift != 0) or np.any(fed.scale != 1))
     if _has_fractions(fed.x):
@@ -40,24 +50,74 @@ def take_tokens(fed: Federation, network: Network) -> tuple[Federation, Network,
         return fed, network, ""
     as_integers, as_floats = (_call(network, x) for x in (raw.long(), raw))
     network = network.with_tokens(as_integers is None or isinstance(as_integers, IndexError) or as_floats is not None)
-    check_tokens(network, fed.x, "The federation's inputs")
+    check_tokens(network, fed.x, "The federation's inputs", lambda sample: _owner(fed, sample))
+    if fed.padding is not None and not takes_mask(network.module):
+        note = f"The model's forward takes no attention_mask, so it must handle the padding token {fed.padding} itself."
+        return fed, network, note
     if not standardised:
         return fed, network, ""
     unscaled = replace(fed, shift=np.zeros((), np.float32), scale=np.ones((), np.float32))
     return unscaled, network, f"The inputs are not standardised: the model's layer '{layer}' looks them up."
 
 
-def check_tokens(network: Network, x: np.ndarray, what: str) -> None:
-    """Refuse inputs with fractions, or with numbers that have no entry in an embedding of the network."""
+def check_tokens(network: Network, x: np.ndarray, what: str, where: Callable[[int], str] = "row {}".format) -> None:
+    """Refuse inputs with fractions, or with numbers that have no entry in an embedding of the network.
+
+    `where(row)` names a row of x in errors.
+    """
     if _has_fractions(x):
         raise InputError(f"{what}: some values have fractions, but the model looks its inputs up. Give whole numbers.")
     flat = x.reshape(len(x), -1)
     ends = torch.as_tensor(x[[int(flat.min(1).argmin()), int(flat.max(1).argmax())]].astype(np.float32))
-    if isinstance(_call(network, network.as_input(ends)), IndexError):
+    with _TooLarge(network.module) as found:
+        failed = _call(network, network.as_input(ends))
+    if found.layer and (rows := np.flatnonzero((flat == found.token).any(1))).size:
+        raise InputError(
+            f"{what}: {where(int(rows[0]))} has the token {found.token}, but the model's layer '{found.layer}' has "
+            f"entries for 0..{found.entries - 1}. Number tokens from 0, and give the embedding an entry for each."
+        )
+    if isinstance(failed, IndexError):
         raise InputError(
             f"{what}: values range from {flat.min():g} to {flat.max():g}, but the embedding has no entry for some "
             "of them. Number tokens from 0, and give the embedding an entry for each."
         )
+
+
+def takes_mask(module: nn.Module) -> bool:
+    """Return whether a module's `forward` has a parameter `attention_mask`."""
+    return "attention_mask" in inspect.signature(module.forward).parameters
+
+
+def _owner(fed: Federation, sample: int) -> str:
+    """Return the name of a sample's client, for an error."""
+    for rows in (fed.train, fed.val, fed.test):
+        if len(place := np.flatnonzero(rows.index == sample)):
+            return f"a sample of client '{fed.names[rows.owner[place[0]]]}'"
+    return f"sample {sample}"
+
+
+class _TooLarge:
+    """A context that finds the first embedding of a module whose entries do not suffice for what it looks up."""
+
+    def __init__(self, module: nn.Module):
+        self.layer, self.entries, self.token = "", 0, 0
+        self._layers = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.Embedding)]
+
+    def __enter__(self) -> _TooLarge:
+        self._hooks = [
+            part.register_forward_pre_hook(lambda part, args, name=name: self._look(name, part.num_embeddings, args[0]))
+            for name, part in self._layers
+        ]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _look(self, name: str, entries: int, indices: Tensor) -> None:
+        wrong = indices[(indices < 0) | (indices >= entries)]
+        if not self.layer and wrong.numel():
+            self.layer, self.entries, self.token = name or "embedding", entries, int(wrong[0])
 
 
 class _Lookups(TorchFunctionMode):
@@ -89,7 +149,7 @@ def _call(network: Network, x: Tensor) -> Exception | None:
     """Call the module, and return the error that it raises, or None."""
     try:
         with torch.no_grad():
-            network.module.eval()(x)
+            network.forward(network.module.eval(), network.weights(network.initial), x)
     except Exception as error:  # modules fail in many ways
         return error
     return None

@@ -1,5 +1,7 @@
 """Whole numbers that a model looks up in an embedding reach it as they are; all other inputs are standardised."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -92,7 +94,9 @@ def test_a_prior_of_tokens_is_saved_and_used(tmp_path):
     again = fedabml.load_posterior(tmp_path / "posterior.safetensors", Bag())
     assert (again.predict(x).label == y).mean() > 0.8
     np.testing.assert_array_equal(again.predict(x).probs, run.prior.personalize(x, y).predict(x).probs)
-    with pytest.raises(InputError, match="from 0 to 30, but the embedding has no entry"):
+    with pytest.raises(
+        InputError, match="client 'client-0' has the token 30, but the model's layer 'words' has entries for 0..29"
+    ):
         again.predict(np.where(x == x.max(), WORDS, np.where(x == x.min(), 0, x)))
     with pytest.raises(InputError, match="fractions"):
         again.predict(x + 0.5)
@@ -129,3 +133,92 @@ def test_a_module_that_fails_on_standardised_inputs_alone_is_refused_with_the_re
     with pytest.raises(InputError, match=r"fedabml standardises them, .*normalize='none'"):
         fedabml.prepare(fedabml.Federation.from_arrays(sentences()), Counts(), **QUICK)
     assert fedabml.prepare(fedabml.Federation.from_arrays(sentences(), normalize="none"), Counts(), **QUICK)
+
+
+class Attention(nn.Module):
+    """A transformer of a user's, by the convention: `attention_mask` is 1 for tokens and 0 for padding."""
+
+    def __init__(self, steps=False):
+        super().__init__()
+        self.words, self.head, self.steps = nn.Embedding(WORDS, 8), nn.Linear(8, 2), steps
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, x, attention_mask):
+        h = self.layer(self.words(x), src_key_padding_mask=attention_mask == 0)
+        if self.steps:
+            return self.head(h)
+        weight = attention_mask.unsqueeze(-1).to(h.dtype)
+        return self.head((h * weight).sum(1) / weight.sum(1))
+
+
+def ragged(seed=0, clients=3, n=12):
+    """Sentences of different lengths; those of class 1 hold words of the upper half, and 0 is no word."""
+    rng = np.random.default_rng(seed)
+    sites = {}
+    for client in range(clients):
+        labels = np.arange(n) % 2
+        words = [rng.integers(1, WORDS // 2, rng.integers(1, LENGTH + 1)) + label * (WORDS // 2) for label in labels]
+        sites[f"site {client}"] = [(w.tolist(), int(label)) for w, label in zip(words, labels, strict=True)]
+    return sites
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_padding_changes_no_output(backend):
+    fed = fedabml.Federation.from_datasets(ragged(), ragged(1), padding=0)
+    words = {**QUICK, "rounds": 1, "epochs": 1, "dtype": "float64", "backend": backend}
+    torch.manual_seed(0)
+    module = Attention()
+    run = fedabml.train(fed, module, fedabml.FedAvg(personal_epochs=1), **words)
+    wider = {name: [*site, ([1] * 11, 0)] for name, site in ragged().items()}  # one longer sentence pads all others
+    longer = fedabml.Federation.from_datasets(wider, ragged(1), padding=0)
+    assert longer.x.shape[1] == 11 and fed.x.shape[1] == LENGTH
+    longer = longer.select([0, 1, 2])
+    keep = [rows[:-1] for rows in (longer.train[i] for i in range(3))]
+    same = fedabml.Federation.from_owners(
+        np.concatenate([longer.x[r] for r in keep] + [longer.x[longer.test[i]] for i in range(3)]),
+        np.concatenate([longer.y[r] for r in keep] + [longer.y[longer.test[i]] for i in range(3)]),
+        np.concatenate([np.repeat(np.arange(3), 12)] * 2),
+        np.repeat([False, True], 36),
+        normalize="none",
+    )
+    same = dataclasses.replace(same, padding=0)
+    again = fedabml.train(same, module, fedabml.FedAvg(personal_epochs=1), **words)
+    for name in ("loss", "nll", "brier", "accuracy"):
+        assert again.summary[name] == pytest.approx(run.summary[name], abs=1e-9)
+    assert torch.allclose(again.prior.shared["mean"], run.prior.shared["mean"], atol=1e-9)
+
+
+def test_new_sequences_are_padded_as_the_federation_was(tmp_path):
+    fed = fedabml.Federation.from_datasets(ragged(), padding=0)
+    module = Attention()
+    run = fedabml.train(fed, module, **{**QUICK, "rounds": 1}, evaluate=False)
+    run.prior.save(tmp_path / "prior.safetensors")
+    prior = fedabml.load_prior(tmp_path / "prior.safetensors", module)
+    sentences, labels = zip(*ragged(2)["site 0"], strict=True)
+    posterior = prior.personalize(list(sentences), list(labels))
+    together = posterior.predict(list(sentences)).probs
+    assert np.allclose(posterior.predict([sentences[3]]).probs, together[3], atol=1e-6)
+    with pytest.raises(InputError, match="sequence 0 has 7 tokens; at most 6 are taken"):
+        posterior.predict([[1] * 7])
+    with pytest.raises(InputError, match="row 0 has the token 30, but the model's layer 'words' has entries for 0..29"):
+        posterior.predict([[1, 30]])
+
+
+def test_labels_of_padded_steps_count_nowhere():
+    def steps(seed):
+        return {name: [(w, [int(v > WORDS // 2) for v in w]) for w, _ in site] for name, site in ragged(seed).items()}
+
+    fed = fedabml.Federation.from_datasets(steps(0), steps(1), padding=0, task="sequence")
+    run = fedabml.train(fed, Attention(steps=True), fedabml.FedAvg(), **QUICK)
+    assert run.summary["accuracy"] > 0.9
+    assert sum(run.summary["confusion"][0]) + sum(run.summary["confusion"][1]) == (fed.y[fed.test.index] >= 0).sum()
+    words, labels = zip(*steps(2)["site 0"], strict=True)
+    p = run.prior.personalize(list(words), list(labels)).predict(list(words))
+    assert p.label.shape == (12, LENGTH)
+
+
+def test_padding_needs_a_model_that_looks_tokens_up():
+    fed = fedabml.Federation.from_datasets(ragged(), padding=0)
+    with pytest.raises(InputError, match="filled up with the token 0, but the model looks no inputs up"):
+        fedabml.prepare(fed, "mlp")
+    assert any("takes no attention_mask" in note for note in fedabml.prepare(fed, Bag()).notes)
