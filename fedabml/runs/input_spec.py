@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from .. import likelihoods, models
 from ..data import Federation, TableRecipe
 from ..data.arrays import as_features, as_numpy, as_targets, check_finite
+from ..data.client_datasets import pad_labels, pad_tokens
 from ..data.encode import targets
 from ..data.frames import as_frame
-from ..data.client_datasets import pad_labels, pad_tokens
 from ..data.images import ImageRecipe
 from ..data.recipe import as_text
 from ..data.target_transform import TargetTransform
