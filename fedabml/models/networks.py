@@ -94,7 +94,42 @@ def resnet18(shape: Sequence[int], outputs: int) -> nn.Module:
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, outputs))
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (mlr, mlp, cnn, cnn100, resnet18)}
+class _Text(nn.Module):
+    """The mean of the tokens' vectors, without those of padding, through fully connected layers."""
+
+    def __init__(self, vocabulary: int, width: int, outputs: int, hidden: Sequence[int]):
+        super().__init__()
+        self.tokens, self.layers = nn.Embedding(vocabulary, width), mlp((width,), outputs, hidden)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        vectors = self.tokens(x)
+        real = torch.ones_like(x) if attention_mask is None else attention_mask
+        weight = (real / real.sum(1, keepdim=True).clamp_min(1)).to(vectors.dtype)
+        return self.layers((vectors * weight.unsqueeze(-1)).sum(1))
+
+
+def text(
+    shape: Sequence[int],
+    outputs: int,
+    vocabulary: Sequence[int] = (),
+    width: Sequence[int] = (32,),
+    hidden: Sequence[int] = (64,),
+) -> nn.Module:
+    """Return a bag of embedded tokens: the mean of their vectors of this width, then fully connected layers.
+
+    Tokens are numbered from 0 and `vocabulary` says how many there are. Raises InputError unless x is a sequence.
+    """
+    if len(vocabulary) != 1 or len(width) != 1:
+        raise InputError(
+            "Model 'text' needs the number of different tokens: --set model_options.vocabulary=[5000] "
+            "(model_options={'vocabulary': [5000]}); its width is one number, too."
+        )
+    if len(shape) != 1:
+        raise InputError(f"Model 'text' needs sequences of tokens; this data has shape {tuple(shape)}.")
+    return _Text(vocabulary[0], width[0], outputs, hidden)
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (mlr, mlp, cnn, cnn100, resnet18, text)}
 MOST_LAYERS = 1000  # that an option such as `hidden` may name: building more only to count parameters takes too long
 
 

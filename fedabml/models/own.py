@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import InputError
 from ..files.user_code import UserCode, is_user_code, read_user_code
 
-NAMES = ("mlr", "mlp", "cnn", "cnn100", "resnet18")
+NAMES = ("mlr", "mlp", "cnn", "cnn100", "resnet18", "text")
 OWN: dict[str, UserCode] = {}  # classes and functions in users' files, by name
 
 

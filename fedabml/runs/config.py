@@ -112,7 +112,7 @@ class RunConfig:
     drop_small: bool = key(False, "leave out clients with fewer than two training samples")
     algorithm: str = key("fedabml", "algorithm by name, see `fedabml algorithms`, or your own class: mine.py:FedDyn")
     hyper: Table = field(default_factory=dict, metadata={"doc": "hyperparameters of the algorithm, in its own table"})
-    model: str = key("mlp", "network by name: mlr, mlp, cnn, cnn100, resnet18; or your own class: mine.py:Net")
+    model: str = key("mlp", "network by name: mlr, mlp, cnn, cnn100, resnet18, text; or your own class: mine.py:Net")
     model_options: Table = field(default_factory=dict, metadata={"doc": "network options, such as hidden = [64]"})
     pretrained: str | None = key(None, "a .safetensors file with the network's initial weights")
     rounds: int = key(50, "T: rounds of communication")

@@ -30,7 +30,7 @@ from ..files.sealed import group, prefixed
 from ..files.user_code import UserCode
 from ..likelihoods import Bernoulli, Categorical, GaussianNoise, Likelihood, StepCategorical
 from ..vectors import Network
-from .tokens import check_tokens
+from .tokens import check_tokens, padding_of
 
 log = logging.getLogger("fedabml")
 
@@ -175,9 +175,9 @@ class InputSpec:
     def _padded(self, x: Any, what: str) -> Any:
         """Return sequences of tokens of any length as one array, where the network knows a token of padding."""
         width = np.shape(x)[1:] if isinstance(x, np.ndarray) else None
-        if self.network.pad is None or width == self.shape or not isinstance(x, np.ndarray | list | tuple):
+        if padding_of(self.network) is None or width == self.shape or not isinstance(x, np.ndarray | list | tuple):
             return x
-        return pad_tokens(x, self.network.pad, self.shape[0], what)
+        return pad_tokens(x, padding_of(self.network), self.shape[0], what)
 
     def targets(self, y: Any, what: str = "y") -> np.ndarray:
         """Return checked targets from an array: int64 [n], or float32 [n, targets]."""

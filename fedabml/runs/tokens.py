@@ -83,6 +83,11 @@ def check_tokens(network: Network, x: np.ndarray, what: str, where: Callable[[in
         )
 
 
+def padding_of(network: Network) -> int | None:
+    """Return the token of padding that a network knows; None without one."""
+    return getattr(network, "pad", None)
+
+
 def takes_mask(module: nn.Module) -> bool:
     """Return whether a module's `forward` has a parameter `attention_mask`."""
     return "attention_mask" in inspect.signature(module.forward).parameters
@@ -149,7 +154,8 @@ def _call(network: Network, x: Tensor) -> Exception | None:
     """Call the module, and return the error that it raises, or None."""
     try:
         with torch.no_grad():
-            network.forward(network.module.eval(), network.weights(network.initial), x)
+            masked = padding_of(network) is not None and takes_mask(network.module)
+            network.module.eval()(x, **({"attention_mask": (x != padding_of(network)).long()} if masked else {}))
     except Exception as error:  # modules fail in many ways
         return error
     return None

@@ -1,6 +1,7 @@
 """Whole numbers that a model looks up in an embedding reach it as they are; all other inputs are standardised."""
 
 import dataclasses
+import inspect
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 import fedabml
 from fedabml.errors import InputError
+from fedabml.vectors import Network
 
 pytestmark = pytest.mark.usefixtures("one_thread_here")
 QUICK = {"rounds": 8, "participation": 1.0, "epochs": 3, "batch_size": 10, "device": "cpu"}
@@ -137,6 +139,11 @@ def test_a_module_that_fails_on_standardised_inputs_alone_is_refused_with_the_re
     assert fedabml.prepare(fedabml.Federation.from_arrays(sentences(), normalize="none"), Counts(), **QUICK)
 
 
+MASKED = pytest.mark.skipif(
+    "pad" not in inspect.signature(Network.with_tokens).parameters, reason="networks get no padding masks"
+)
+
+
 class Attention(nn.Module):
     """A transformer of a user's, by the convention: `attention_mask` is 1 for tokens and 0 for padding."""
 
@@ -164,6 +171,7 @@ def ragged(seed=0, clients=3, n=12):
     return sites
 
 
+@MASKED
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
 def test_padding_changes_no_output(backend):
     fed = fedabml.Federation.from_datasets(ragged(), ragged(1), padding=0)
@@ -190,6 +198,7 @@ def test_padding_changes_no_output(backend):
     assert torch.allclose(again.prior.shared["mean"], run.prior.shared["mean"], atol=1e-9)
 
 
+@MASKED
 def test_new_sequences_are_padded_as_the_federation_was(tmp_path):
     fed = fedabml.Federation.from_datasets(ragged(), padding=0)
     module = Attention()
@@ -208,6 +217,7 @@ def test_new_sequences_are_padded_as_the_federation_was(tmp_path):
         posterior.predict([[1, 30]])
 
 
+@MASKED
 def test_labels_of_padded_steps_count_nowhere():
     def steps(seed):
         return {name: [(w, [int(v > WORDS // 2) for v in w]) for w, _ in site] for name, site in ragged(seed).items()}
@@ -219,6 +229,23 @@ def test_labels_of_padded_steps_count_nowhere():
     words, labels = zip(*steps(2)["site 0"], strict=True)
     p = run.prior.personalize(list(words), list(labels)).predict(list(words))
     assert p.label.shape == (12, LENGTH)
+
+
+@MASKED
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_the_network_for_texts_leaves_padding_out(backend):
+    fed = fedabml.Federation.from_datasets(ragged(), ragged(1), padding=0)
+    options = {"vocabulary": [WORDS], "width": [8], "hidden": [8]}
+    run = fedabml.train(fed, "text", fedabml.FedABML(), **QUICK, backend=backend, model_options=options)
+    assert run.summary["accuracy"] > 0.8
+    module = run.prior.input_spec.network.to_module(run.prior.shared["mean"])
+    tokens, mask = torch.tensor([[3, 4, 0, 0]]), torch.tensor([[1, 1, 0, 0]])
+    by_hand = module.layers((module.tokens.weight[3] + module.tokens.weight[4])[None] / 2)
+    assert torch.allclose(module(tokens, mask), by_hand, atol=1e-6)
+    assert torch.allclose(module(tokens[:, :2]), by_hand, atol=1e-6)
+    assert not torch.allclose(module(tokens), by_hand, atol=1e-6)
+    with pytest.raises(InputError, match=r"Model 'text' needs the number of different tokens.*vocabulary=\[5000\]"):
+        fedabml.train(fed, "text")
 
 
 def test_padding_needs_a_model_that_looks_tokens_up():
