@@ -154,8 +154,10 @@ def _call(network: Network, x: Tensor) -> Exception | None:
     """Call the module, and return the error that it raises, or None."""
     try:
         with torch.no_grad():
-            masked = padding_of(network) is not None and takes_mask(network.module)
-            network.module.eval()(x, **({"attention_mask": (x != padding_of(network)).long()} if masked else {}))
+            pad, options = padding_of(network), {}
+            if pad is not None and takes_mask(network.module):
+                options["attention_mask"] = (x != pad).long()
+            network.module.eval()(x, **options)
     except Exception as error:  # modules fail in many ways
         return error
     return None
