@@ -46,6 +46,8 @@ def test_from_a_table_of_durations_to_quantiles(stays, tmp_path):
         np.testing.assert_allclose([float(row[name]) for row in rows], expected[:, 0], rtol=1e-5)
     assert all(0 <= float(row["low"]) <= float(row["q_0.5"]) <= float(row["high"]) for row in rows)
     run("evaluate", "run")
+    run("train", "--resume", "--out", "run", "--rounds", 3, "-q")
+    assert fedabml.load_prior("run/shared.safetensors").input_spec.transform == own.input_spec.transform
 
 
 def test_a_positive_target_has_no_median_of_its_own(stays, tmp_path):
