@@ -23,7 +23,7 @@ from torch import nn
 
 from ..accel.process import borrowed
 from ..algorithms import Algorithm, make, name_of, named
-from ..arguments import checks_arguments, whole
+from ..arguments import check, checks_arguments, whole
 from ..data import Federation, read_table
 from ..errors import InputError, nearest, shown
 from ..models import named as named_model
@@ -163,6 +163,8 @@ def tune(
 
     `tuned.algorithm("fedabml")` is the best setting as an object for `train`; with `out` it is also in tuned.toml.
     """
+    for name, values in (fixed or {}).items():
+        check(values, Mapping, f"tune: fixed[{name!r}], the hyperparameters of an algorithm,")
     held: dict[str, Table] = {name: dict(values) for name, values in (fixed or {}).items()}
     chosen = None if algorithms is None else [_algorithm(each) for each in algorithms]
     names = None if chosen is None else [name for name, _ in chosen]

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..algorithms import REGISTRY, make
 from ..arguments import MOST
 from ..data.catalogue import SOURCES
-from ..errors import InputError, nearest, short
+from ..errors import InputError, nearest, short, shown
 from ..files.limits import MAX_TOML, parse_toml
 from ..files.paths import read_text
 from ..files.sealed import read_json, warn_if_changed
@@ -497,7 +497,7 @@ def _checked(name: str, hint: str, value: Any, meta: Mapping[str, Any]) -> Any:
         raise InputError(f"'{name}' ({meta['doc']}) is beyond {MOST}, the largest number that fedabml accepts.")
     fits = isinstance(value, types) and (base == "bool" or not isinstance(value, bool))
     if not fits or (base == "float" and not math.isfinite(value)) or (base == "str" and "\0" in value):
-        raise InputError(f"'{name}' ({meta['doc']}) must be {description}; it is {value!r}.")
+        raise InputError(f"'{name}' ({meta['doc']}) must be {description}; it is {shown(value)}.")
     if meta.get("choices") and value not in meta["choices"]:
         raise InputError(f"'{name}' is '{value}'.{nearest(value, meta['choices'])}")
     return float(value) if base == "float" else value
