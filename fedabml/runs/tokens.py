@@ -31,6 +31,11 @@ def take_tokens(fed: Federation, network: Network) -> tuple[Federation, Network,
     """Return federation and network as they fit each other, and a note if inputs are no longer standardised."""
     embeddings = (nn.Embedding, nn.EmbeddingBag)
     layer = next((name for name, part in network.module.named_modules() if isinstance(part, embeddings)), None)
+    if fed.padding is not None and takes_mask(network.module) and padding_of(network) is None:
+        raise InputError(
+            f"The network was made without the federation's token of padding, {fed.padding}, so its attention_mask "
+            "would be missing. Make the federation from sequences of one length, without padding."
+        )
     raw = torch.as_tensor(fed.x[fed.train[0][:2]].astype(np.float32))
     if layer is None or not _looks_up(network, raw):
         if fed.padding is not None:
