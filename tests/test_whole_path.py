@@ -45,6 +45,7 @@ def test_it_takes_ten_commands_or_twenty_lines_at_most():
     assert 5 <= len(commands) <= 10 and 5 <= len(lines) <= 20
 
 
+@pytest.mark.nightly
 def test_the_commands_lead_to_a_served_prediction(folder):
     commands = [line for kind, block in section() if kind == "sh" for line in block.splitlines()]
     generate(commands[0])

@@ -259,8 +259,13 @@ def _object(comparison: Comparison, row: Row) -> Table:
         "algorithm": row.config.algorithm, "hyper": dict(row.config.hyper),
         "by_seed": {key: {str(s): comparison.score(row.label, s, key) for s in seeds} for key in comparison.measures},
         "diverged": {str(s): why for s, why in row.diverged.items()}, "curve": comparison.curve(row.label),
-        "harm_most": [loss._asdict() for loss in row.harm.worst] if row.harm else [],
+        "harm_most": [_loss(loss) for loss in row.harm.worst] if row.harm else [],
     }  # fmt: skip
+
+
+def _loss(loss: Loss) -> Table:
+    """Return a client's loss by the names that table.json has always had."""
+    return {"seed": loss.seed, "client": loss.client, "alone": loss.local_value, "here": loss.value}
 
 
 def _record(comparison: Comparison, row: Row) -> Table:
