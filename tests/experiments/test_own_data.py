@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedabml.data import federation as folders
-from fedabml.data import once, table
+from fedabml.data import folders, once, table
 from fedabml.experiments import runner
 from fedabml.experiments.cell import Cell
 from fedabml.experiments.compare import compare, configs
