@@ -8,23 +8,25 @@ calls a module with the weights of a vector.
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import math
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import rng
 from .arguments import checks_arguments
-from .errors import InputError, short, shown
+from .errors import InputError, short
+from .models.dropout import KeyedDropout
+from .models.outputs import Place, select_output
 
 
 def derived(function: Callable[[Any], Tensor], at: Any) -> tuple[Any, Tensor]:
@@ -104,46 +106,17 @@ class _Draws(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class _KeyedDropout(TorchFunctionMode):
-    """Gives dropout its noise from a key, so that it is pure and can be vmapped; counts dropout's calls.
-
-    Without a key nothing is dropped.
-    """
-
-    _FUNCTIONS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)  # with 0, 1, 2, 3 axes that share their noise
-    _UNITS: ClassVar[dict[Any, int]] = {function: axes for axes, function in enumerate(_FUNCTIONS)}
-
-    def __init__(self, key: Tensor | None):
-        self.key, self.calls = key, 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self._UNITS:
-            return self._dropout(self._UNITS[func], *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def _dropout(
-        self, trailing: int, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> Tensor:
-        self.calls += 1
-        if not training or p == 0 or self.key is None:
-            return input
-        if p == 1:
-            return input * 0
-        shape = [*input.shape[: input.ndim - trailing], *[1] * trailing]  # whole channels are dropped
-        exact = torch.promote_types(input.dtype, torch.float32)
-        keep = rng.uniform(rng.fold(self.key, self.calls), shape, exact) >= p
-        return input * keep / (1 - p)
-
-
 class Network:
     """A module called with the weights of a flat vector: network(w, x) = f_w(x), [d], [batch, ...] → [batch, outputs].
 
     The module is copied and never changed. Frozen parameters (requires_grad False) and buffers are constants of the
     network: not learned, saved with it. `tail` further entries at the vector's end are the likelihood's and start at 0.
+    `output` is the place of the outputs in what the module returns, if that is not one tensor (`models.outputs`);
+    `pad` is the token of padding, which a module's `attention_mask` leaves out.
     Raises InputError for a module with BatchNorm, lazy layers, TorchScript, no trainable parameter or NaN weights.
     """
 
-    def __init__(self, module: nn.Module, tail: int = 0):
+    def __init__(self, module: nn.Module, tail: int = 0, output: Place | None = None, pad: int | None = None):
         _check_module(module)
         self.module = copy.deepcopy(module).eval()
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
@@ -163,6 +136,7 @@ class Network:
         self.activations = self.layout.size  # numbers kept per example for the backward pass, a guess until `probe`
         self.dtype = self.initial.dtype  # the type of the module's arithmetic
         self.tokens = False  # whether the module takes integers, for an embedding
+        self.output, self.pad = output, pad
         self.channels_last = False  # whether the module is given images channels-last, which may be faster
         self._copies: dict[int, nn.Module] = {}  # by thread, because a call changes the module while it runs
 
@@ -179,14 +153,20 @@ class Network:
         """Return a copy on a device with vectors of a type; `inside`, if another, is the type inside the module."""
         other = copy.copy(self)
         other.dtype, other.channels_last = inside or dtype, channels_last
-        other.module, other._copies = copy.deepcopy(self.module).to(device=device, dtype=other.dtype), {}
+        other.module, other._copies = _copied(self.module).to(device=device, dtype=other.dtype), {}
         other.initial = self.initial.to(device=device, dtype=dtype)
         return other
 
-    def with_tokens(self, tokens: bool) -> Network:
-        """Return a copy whose module takes integers, for an embedding, or does not."""
+    def with_tokens(self, tokens: bool, pad: int | None = None) -> Network:
+        """Return a copy whose module takes integers, for an embedding, or does not; `pad` is the token of padding."""
         other = copy.copy(self)
-        other.tokens = tokens
+        other.tokens, other.pad = tokens, self.pad if pad is None else pad
+        return other
+
+    def with_initial(self, vector: Tensor) -> Network:
+        """Return a copy that starts at other weights [d]."""
+        other = copy.copy(self)
+        other.initial = vector.to(self.initial)
         return other
 
     @property
@@ -205,10 +185,19 @@ class Network:
             x = x.contiguous(memory_format=torch.channels_last)
         if module.training != (key is not None):
             module.train(key is not None)
-        if not self.dropout:
-            return torch.func.functional_call(module, weights, (x,)).to(self.initial.dtype)
-        with _KeyedDropout(key):
-            return torch.func.functional_call(module, weights, (x,)).to(self.initial.dtype)
+        with KeyedDropout(key) if self.dropout else nullcontext():
+            return self.forward(module, weights, x).to(self.initial.dtype)
+
+    def forward(self, module: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Return the outputs of a module with named weights, for inputs in the type that it takes.
+
+        A module whose `forward` has a parameter `attention_mask` is told which tokens are padding (0) and which are
+        not (1), as Hugging Face's are.
+        """
+        options: dict[str, Any] = {}
+        if self.pad is not None and "attention_mask" in inspect.signature(module.forward).parameters:
+            options["attention_mask"] = (x != self.pad).long()
+        return select_output(torch.func.functional_call(module, weights, (x,), options), self.output)
 
     def as_input(self, x: Tensor) -> Tensor:
         """Return inputs in the type that the module takes."""
@@ -220,7 +209,7 @@ class Network:
             return self.module
         number = threading.get_ident()
         if number not in self._copies:
-            self._copies[number] = copy.deepcopy(self.module)
+            self._copies[number] = _copied(self.module)
         return self._copies[number]
 
     def weights(self, *parts: Tensor) -> dict[str, Tensor]:
@@ -236,7 +225,8 @@ class Network:
     def probe(self, x: Tensor) -> Tensor:
         """Run a float32 copy of the module on a batch and return its output; remember dropout calls and activations.
 
-        Raises InputError if the module cannot take the batch, draws random numbers of its own, or returns no tensor.
+        Raises InputError if the module cannot take the batch, draws random numbers of its own, or returns no tensor
+        at `output`.
         """
         trial = self.to(x.device, torch.float32)
         trial.module.train()
@@ -246,8 +236,10 @@ class Network:
         for leaf in leaves:
             leaf.register_forward_hook(lambda m, i, o: sizes.append(getattr(o, "numel", int)()))
         try:
-            with torch.no_grad(), _KeyedDropout(rng.key(0, device=x.device)) as seen, _Draws() as draws:
-                out = torch.func.functional_call(trial.module, trial.weights(trial.initial), (trial.as_input(x),))
+            with torch.no_grad(), KeyedDropout(rng.key(0, device=x.device)) as seen, _Draws() as draws:
+                out = trial.forward(trial.module, trial.weights(trial.initial), trial.as_input(x))
+        except InputError:
+            raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise InputError(
                 f"The model cannot take a batch of shape {tuple(x.shape)}: {str(error).splitlines()[0]}"
@@ -255,16 +247,11 @@ class Network:
         # Another thread may draw meanwhile, and attention without dropout only seems to draw: so both must be observed.
         if draws.met and x.device.type == "cpu" and not torch.equal(before, torch.random.get_rng_state()):
             raise InputError(
-                "The model draws random numbers of its own, so no run of it could be repeated. Dropout by nn.Dropout "
-                "or torch.nn.functional.dropout is fine; set the dropout inside attention and recurrent layers to 0, "
+                "The model draws random numbers of its own, so no run of it could be repeated. Dropout by nn.Dropout, "
+                "torch.nn.functional.dropout and attention is fine; set the dropout inside recurrent layers to 0, "
                 "and replace AlphaDropout, RReLU and the like."
             )
-        if not isinstance(out, Tensor):
-            raise InputError(
-                f"The model returns {shown(out)}; one tensor of outputs, a row per example, is needed. Return that "
-                "tensor alone from forward, or wrap the model in a module that picks it."
-            )
-        self.dropout = seen.calls > 0
+        self.dropout = seen.calls + seen.attentions > 0
         self.activations = (x.numel() + sum(sizes)) // len(x)
         return out
 
@@ -292,6 +279,12 @@ class Network:
         for name, p in module.named_parameters():
             p.requires_grad_(name in self.layout.names)  # frozen parameters stay frozen
         return module.eval()
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """Return a copy of a network's module that shares the memory of its parameters, which no call changes."""
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.data, requires_grad=False) for p in module.parameters()}
+    return copy.deepcopy(module, memo)
 
 
 def _check_module(module: nn.Module) -> None:

@@ -27,8 +27,8 @@ from ..engine.minibatches import minibatches, steps_of
 from ..engine.server import draw_clients
 from ..errors import InputError
 from ..gaussian import Gaussian
+from ..models.dropout import KeyedDropout
 from ..runs.prepare import Setup
-from ..vectors import _KeyedDropout
 
 # The hyperparameters of the variants that the loop implements.
 KNOWN: dict[str, Any] = {
@@ -159,7 +159,7 @@ class Loop:
             if self.autocast:
                 stack.enter_context(torch.autocast(x.device.type, self.autocast))
             if key is not None:
-                stack.enter_context(_KeyedDropout(key))
+                stack.enter_context(KeyedDropout(key))
             outputs = self.module(x)
         outputs = outputs.to(self.w.dtype)
         return cross_entropy(outputs if offset is None else outputs + offset, y)

@@ -30,8 +30,8 @@ PANELS: dict[str, tuple[str, ...]] = {
         "data_dir",
     ),
     LEARNING: (
-        *("algorithm", "model", "pretrained", "rounds", "participation", "epochs", "batch_size", "lr", "noise"),
-        *("learn_noise", "noise_by_input", "class_weights"),
+        *("algorithm", "model", "pretrained", "train", "lora_rank", "rounds", "participation", "epochs", "batch_size"),
+        *("lr", "noise", "learn_noise", "noise_by_input", "class_weights"),
         *("seed", "evaluate", "eval_every", "eval_clients", "eval_all"),
     ),
     MACHINE: ("device", "dtype", "backend", "chunk", "compile"),
@@ -63,7 +63,8 @@ _COMMON = _described(f"""
 algorithm (FILE.py:NAME): Your own algorithm, named again if the prior was trained with it, such as mine.py:FedDyn.
 finished (FILE): A cells.jsonl of another folder or machine. The runs in it are not run again. Repeatable.
 force: Replace existing files.
-model (FILE.py:NAME): Your own network, named again if the prior was trained with it, such as mine.py:Net.
+model (NAME): Your own network, named again if the prior was trained with it: mine.py:Net, or a Hugging Face folder
+    (by default that of the run, if a run's folder is given).
 preset (NAME): A predefined setting ({", ".join(presets.NAMES)}). --config and flags override it.
 quiet: Print errors only: no progress, no table.
 set (NAME=VALUE): Set any key or hyperparameter, such as fedabml.lam=0.1. Repeatable.

@@ -13,6 +13,7 @@ import typer
 from ..engine import processes
 from ..errors import InputError
 from ..evaluation.measures import MEASURES, size
+from ..models import is_folder
 from ..runs import request
 from ..runs.config import RunConfig, saved_config
 from .console import RunProgress, downloads, number, print_error, print_line, table
@@ -41,6 +42,7 @@ def train(
     Examples:
     - `fedabml train --dataset digits-few --clients 40 --classes-per-client 5 --rounds 40 --participation 0.25`
     - `fedabml train --data patients.csv --client-column hospital --target-column outcome --model mlr --rounds 30`
+    - `fedabml train --data clients/ --model bert-folder --train lora --lora-rank 8` adapts a local Hugging Face model
     - `fedabml train --config run.toml --set fedabml.lam=0.1 --seed 1 --dry-run`
     - `fedabml train --resume --out runs/digits-few-fedabml-0` resumes after Ctrl-C or a crash; the result is bit-equal
     - `torchrun --standalone --nproc-per-node 4 -m fedabml train --dataset cifar10` on a machine with four GPUs
@@ -125,6 +127,7 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
                 fed = processes.world().one_per_machine_first(lambda: plan.federation(on_download))
             begun = rank > 0
             stored = plan.with_changes(data=os.path.realpath(plan.data)) if plan.data else plan
+            stored = stored.with_changes(model=os.path.realpath(plan.model)) if is_folder(plan.model) else stored
             extra = {"run": stored.to_dict(everything=True), "command": plan.command(out)}
             return run_training(
                 fed,

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..runs.config import is_table, saved_config
+from ..models import is_folder
+from ..runs.config import is_table, read_config, saved_config
 from ..runs.request import resume_command
 from .console import downloads, note, number, print_line, table
 from .options import Config, command, import_code, split_words
@@ -77,7 +78,7 @@ def evaluate(
     changes = {name: saved.get(name, getattr(plan, name)) for name in ("backend", "chunk")}
     plan = plan.with_changes(**changes, data_dir=data_dir or plan.data_dir, device=device or plan.device)
     fed = _data_of(run, plan, saved)
-    prior = load_prior(run / "shared.safetensors")
+    prior = load_prior(run / "shared.safetensors", _folder_of(run))
     trained = prior.algorithm if epochs is None else dataclasses.replace(prior.algorithm, personal_epochs=epochs)
     setup = prepare(fed, plan.model, trained, **plan.train_options(fed))
     split = resolve_split(fed, saved.get("split", "auto") if split == "auto" else split)
@@ -100,6 +101,13 @@ def _data_of(run: Path, plan: RunConfig, saved: Mapping[str, Any]) -> Federation
     if fed.hash != saved.get("partition_hash"):
         raise InputError(f"The data of the run in '{run}' have changed: their hash differs. Restore them first.")
     return fed
+
+
+def _folder_of(run: Path) -> str | None:
+    """Return the Hugging Face folder that the run in a folder was trained with; None if there is none."""
+    content = read_config(run).get("run") if (run / "config.json").is_file() else None
+    model = content.get("model") if isinstance(content, dict) else None
+    return model if isinstance(model, str) and is_folder(model) else None
 
 
 def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: int) -> Evaluation:
@@ -191,7 +199,7 @@ def personalize(
     _check_apart(out, source, *([data] if data else []))
     check_new(out, force=force)
     import_code(algorithm, model)
-    loaded = load_prior(source)
+    loaded = load_prior(source, model or _folder_of(source.parent))
     if data is not None:
         x, y, test, encoded = *_client_data(data, loaded.input_spec.with_id(id_column)), False
     else:
@@ -359,7 +367,7 @@ def predict(
     check_new(out, force=force)
     levels = quantile_levels(quantiles)
     import_code(model=model)
-    loaded = load_posterior(posterior)
+    loaded = load_posterior(posterior, model)
     if levels and loaded.input_spec.task != "regression":
         raise InputError("--quantiles are for a regression, but this posterior predicts classes. Leave them out.")
     images, spec = _image_recipe(data, loaded.input_spec), loaded.input_spec.with_id(id_column)

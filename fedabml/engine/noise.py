@@ -29,7 +29,8 @@ from .. import rng
 from ..algorithms.base import Algorithm
 from ..errors import InputError
 from ..gaussian import Gaussian
-from ..vectors import LIKELIHOOD, Network, _KeyedDropout
+from ..models.dropout import KeyedDropout
+from ..vectors import LIKELIHOOD, Network
 
 # How a parameter is used: the weight of a Linear on vectors, of a layer with several places, a bias, or otherwise.
 VECTORS, PLACES, BIAS, OTHER = "vectors", "places", "bias", "other"
@@ -132,8 +133,8 @@ def uses(network: Network, shape: Sequence[int]) -> dict[str, str]:
         weights = network.weights(network.initial.clone().requires_grad_())
         watch = _Watch({id(tensor): name for name, tensor in weights.items()}, batch)
         try:
-            with _KeyedDropout(None), watch:
-                out = torch.func.functional_call(network.module, weights, (network.as_input(x),))
+            with KeyedDropout(None), watch:
+                out = network.forward(network.module, weights, network.as_input(x))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise InputError(
                 f"The model cannot take {batch} examples of shape {tuple(shape)}, so how it uses its weights cannot be "

@@ -26,7 +26,7 @@ MACHINE = ("device", "backend", "chunk", "compile", "data_dir", "evaluate", "eva
 # Keys that earlier versions did not have: with their default value they are no part of an identity.
 LATER = (
     *("drop_columns", "id_column", "date_columns", "split_by", "image_size"),
-    *("target_transform", "positive_target", "noise_by_input", "class_weights"),
+    *("target_transform", "positive_target", "noise_by_input", "class_weights", "train", "lora_rank"),
 )
 
 

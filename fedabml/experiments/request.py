@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..files.sealed import read_json, write_json
+from ..models import is_folder
 from ..runs.config import RunConfig, Table, stored
 from ..runs.request import describe, differences
 from .cell import MACHINE
@@ -24,7 +25,8 @@ def request_file(folder: Path, command: str) -> Path:
 
 def real_paths(config: RunConfig) -> Table:
     """Return the paths of a run as they hold from every working folder."""
-    return {name: os.path.realpath(path) for name in ("data", "pretrained") if (path := getattr(config, name))}
+    names = ("data", "pretrained", *(("model",) if is_folder(config.model) else ()))
+    return {name: os.path.realpath(path) for name in names if (path := getattr(config, name))}
 
 
 def read(folder: Path, command: str, needed: Collection[str] = ()) -> Table:

@@ -1,5 +1,8 @@
 """The paper's networks by name. A new one is a function in `networks.py`, in its `MODELS`, and a name in `NAMES`.
 
+Also here: Hugging Face's classifiers from local folders (`huggingface`), which weights of a module are trained
+(`adapters`), which of its outputs count (`outputs`), and keyed dropout (`dropout`).
+
 Importing this package imports no torch: a function is imported when it is first used, as `MODELS["cnn"]`,
 `models.cnn` or `models.build("cnn", ...)`. A user's own `nn.Module` works the same way everywhere. `named` makes a
 class or function in a user's file, `mine.py:Net`, one of the names.
@@ -12,6 +15,8 @@ from typing import TYPE_CHECKING
 from ..accel import import_on_use
 from .own import NAMES as NAMES
 from .own import OWN as OWN
+from .own import TRAINED as TRAINED
+from .own import is_folder as is_folder
 from .own import named as named
 
 if TYPE_CHECKING:

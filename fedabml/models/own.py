@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from ..errors import InputError
 from ..files.user_code import UserCode, is_user_code, read_user_code
 
 NAMES = ("mlr", "mlp", "cnn", "cnn100", "resnet18", "text")
+TRAINED = ("all", "head", "lora")  # the weights of a module that may be trained, see `adapters`
 OWN: dict[str, UserCode] = {}  # classes and functions in users' files, by name
 
 
@@ -25,3 +29,8 @@ def named(name: str) -> str:
         raise InputError(f"'{name}' must be a class or function that makes a torch.nn.Module; it is of type {what}.")
     OWN[code.name] = code
     return code.name
+
+
+def is_folder(name: str | os.PathLike[str]) -> bool:
+    """Return whether a model's name is a folder of Hugging Face's, by the file config.json in it."""
+    return (Path(name) / "config.json").is_file()

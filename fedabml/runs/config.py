@@ -19,6 +19,7 @@ This module imports neither torch nor an algorithm before a federation or an alg
 from __future__ import annotations
 
 import math
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -33,7 +34,7 @@ from ..files.limits import MAX_TOML, parse_toml
 from ..files.paths import read_text
 from ..files.sealed import read_json, warn_if_changed
 from ..files.user_code import is_user_code
-from ..models import NAMES, OWN
+from ..models import NAMES, OWN, TRAINED, is_folder
 from . import request
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ _USER_DATA_KEYS = ("data", "task", "image_size", *TABLE_KEYS, *_TARGET_KEYS)
 DATA_KEYS = (*_DATASET_KEYS, *_USER_DATA_KEYS, "partition", "partition_seed", "drop_small")  # which data, and whose
 _TRAIN_KEYS = (
     *("rounds", "participation", "epochs", "batch_size", "seed", "device", "dtype", "backend", "chunk", "compile"),
-    *("model_options", "pretrained", "class_weights"),
+    *("model_options", "pretrained", "class_weights", "train", "lora_rank"),
 )  # the keywords of `train`
 
 
@@ -112,9 +113,19 @@ class RunConfig:
     drop_small: bool = key(False, "leave out clients with fewer than two training samples")
     algorithm: str = key("fedabml", "algorithm by name, see `fedabml algorithms`, or your own class: mine.py:FedDyn")
     hyper: Table = field(default_factory=dict, metadata={"doc": "hyperparameters of the algorithm, in its own table"})
-    model: str = key("mlp", "network by name: mlr, mlp, cnn, cnn100, resnet18, text; or your own class: mine.py:Net")
+    model: str = key(
+        "mlp",
+        "network by name: mlr, mlp, cnn, cnn100, resnet18, text; your own class: mine.py:Net; or a Hugging Face folder",
+    )
     model_options: Table = field(default_factory=dict, metadata={"doc": "network options, such as hidden = [64]"})
     pretrained: str | None = key(None, "a .safetensors file with the network's initial weights")
+    train: str | None = key(
+        None,
+        "weights to train: all (default), head (the last layer; the others stay as they are) or lora (the head, and "
+        "low-rank changes of the other linear layers)",
+        TRAINED,
+    )
+    lora_rank: int | None = key(None, "train lora: rank r of a layer's change, W + (α/r) B A (default: 8)")
     rounds: int = key(50, "T: rounds of communication")
     participation: float = key(0.1, "τ: share of the clients that take part in a round")
     epochs: int = key(5, "R: passes over a client's data in a round")
@@ -149,6 +160,10 @@ class RunConfig:
             object.__setattr__(self, "partition", "dirichlet-classes")  # the name that files hold: see `stored`
         for registry in ("dataset", "algorithm", "model"):
             name = getattr(self, registry)
+            if registry == "model" and is_folder(name):
+                continue
+            if registry == "model" and os.sep in name and not is_user_code(name):
+                raise InputError(f"There is no Hugging Face model in '{name}': no such folder has a config.json.")
             if name is not None and name not in names(registry):
                 raise InputError(f"There is no {registry} '{name}'.{_way(registry, name)}")
         if self.dataset and self.data:
@@ -180,6 +195,8 @@ class RunConfig:
                 f"task {self.task} needs several targets per row, but a table has one target column. Give a folder "
                 "with one .npz file per client, whose y has a column per label or step."
             )
+        if self.lora_rank is not None and (self.lora_rank < 1 or self.train != "lora"):
+            raise InputError("lora_rank is the rank of --train lora, 1 or more. Give --train lora, or leave it out.")
         if min(self.seed, self.partition_seed or 0) < 0:
             raise InputError("seed and partition_seed must be 0 or more.")
 
@@ -333,7 +350,9 @@ class RunConfig:
             likelihood = GaussianNoise(fed.y.shape[1], self.noise, self.learn_noise, self.noise_by_input)
         elif self.noise_by_input:
             raise InputError("noise_by_input is for a regression, but the targets are classes. Leave it out.")
-        return {name: getattr(self, name) for name in _TRAIN_KEYS} | {"likelihood": likelihood}
+        values = {name: getattr(self, name) for name in _TRAIN_KEYS}
+        defaults = [name for name in ("train", "lora_rank") if values[name] is None]
+        return {name: v for name, v in values.items() if name not in defaults} | {"likelihood": likelihood}
 
 
 def _words(text: str | None) -> list[str]:

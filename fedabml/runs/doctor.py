@@ -26,6 +26,7 @@ EXTRAS = {
     "pandas": "tables (CSV): pip install 'fedabml[tables]'",
     "pyarrow": "tables (Parquet): pip install 'fedabml[tables]'",
     "optuna": "fedabml tune: pip install 'fedabml[tune]'",
+    "transformers": "Hugging Face folders: pip install 'fedabml[huggingface]'",
 }
 PRECISIONS = {
     "float32": "full float32; a GPU's TF32 is off, so that results agree with a CPU's",

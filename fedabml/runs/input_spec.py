@@ -6,17 +6,15 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .. import likelihoods, models
+from .. import likelihoods
 from ..data import Federation, TableRecipe
 from ..data.arrays import as_features, as_numpy, as_targets, check_finite
 from ..data.client_datasets import pad_labels, pad_tokens
@@ -27,14 +25,12 @@ from ..data.recipe import as_text
 from ..data.target_transform import TargetTransform
 from ..errors import InputError, nearest, short
 from ..files.sealed import group, prefixed
-from ..files.user_code import UserCode
 from ..likelihoods import Bernoulli, Categorical, GaussianNoise, Likelihood, StepCategorical
 from ..vectors import Network
+from .modules import Model, Origin, layout_of, pack_network, unpack_network
 from .tokens import check_tokens, padding_of
 
-log = logging.getLogger("fedabml")
-
-FORMATS = (1, 2)  # 2: with a transform of the target or noise by input, which earlier versions would leave out
+FORMATS = (1, 2)  # 2: with what earlier versions would leave out: a target's transform, noise by input, an adapter
 _OUTPUTS = {"regression": "target(s)", "multilabel": "labels", "sequence": "outputs of steps"}
 _NORM = ("shift", "scale", "y_shift", "y_scale")
 TABLE_WANTED = (
@@ -67,14 +63,22 @@ class InputSpec:
     recipe: TableRecipe | None = None
     images: ImageRecipe | None = None
     transform: TargetTransform | None = None  # of a target that is never below 0
+    origin: Origin = dataclasses.field(default_factory=Origin)
 
     @classmethod
-    def of(cls, fed: Federation, network: Network, likelihood: Likelihood, model: dict[str, Any] | None) -> InputSpec:
+    def of(
+        cls,
+        fed: Federation,
+        network: Network,
+        likelihood: Likelihood,
+        model: dict[str, Any] | None,
+        origin: Origin | None = None,
+    ) -> InputSpec:
         """Return the specification of a federation and a network."""
         shape, dtype = tuple(fed.x.shape[1:]), str(fed.x.dtype)
-        network = network.to("cpu", torch.float32)
+        network, made = network.to("cpu", torch.float32), origin or Origin()
         norm = (fed.shift, fed.scale, fed.y_shift, fed.y_scale, dtype, fed.dataset)
-        return cls(network, likelihood, model, shape, *norm, fed.recipe, fed.images, fed.transform)
+        return cls(network, likelihood, model, shape, *norm, fed.recipe, fed.images, fed.transform, made)
 
     @property
     def description(self) -> str:
@@ -248,23 +252,23 @@ class InputSpec:
         """Return tensors and JSON facts for a file."""
         norm = {n: torch.as_tensor(np.asarray(getattr(self, n), np.float32)) for n in _NORM}
         noise_by_input = isinstance(self.likelihood, GaussianNoise) and self.likelihood.by_input
+        constants, made = pack_network(self.network, self.origin)
         facts = {
-            "format": FORMATS[bool(self.transform or noise_by_input)],
+            "format": FORMATS[bool(self.transform or noise_by_input or made.keys() - {"tokens"})],
             "model": self.model,
-            "layout": _layout(self.network),
+            "layout": layout_of(self.network),
             "likelihood": likelihoods.to_json(self.likelihood),
             "shape": list(self.shape),
             "dtype": self.dtype,
             "dataset": self.dataset,
             "recipe": self.recipe.to_json() if self.recipe else None,
             **({"images": self.images.to_json()} if self.images else {}),
-            **({"tokens": True} if self.network.tokens else {}),
             **({"transform": self.transform.to_json()} if self.transform else {}),
         }
-        return prefixed("norm", norm) | prefixed("constant", self.network.constants), facts
+        return prefixed("norm", norm) | constants, facts | made
 
     @classmethod
-    def unpack(cls, tensors: dict[str, Tensor], facts: dict[str, Any], module: nn.Module | None) -> InputSpec:
+    def unpack(cls, tensors: dict[str, Tensor], facts: dict[str, Any], module: Model | None) -> InputSpec:
         """Rebuild the specification from what `pack` returned; everything is checked before it is used.
 
         The caller adds the file's name to errors.
@@ -272,34 +276,15 @@ class InputSpec:
         if facts.get("format") not in FORMATS:
             known = " and ".join(map(str, FORMATS))
             raise InputError(f"The file has format {facts.get('format')!r}; this version of fedabml reads {known}.")
-        likelihood, spec = likelihoods.from_json(facts["likelihood"]), facts["model"]
-        if module is None and spec is None:
-            raise InputError(
-                "The file was trained with your own module, which a file cannot hold. Give the same module: "
-                "load_prior(path, model=module)."
-            )
-        if module is None:
-            most = max(1_000_000, sum(tensor.numel() for tensor in tensors.values()))
-            module = models.build(spec["name"], spec["shape"], spec["outputs"], **spec["options"], most=most)
-            warn_if_code_differs(spec["name"], spec.get("code"), models.OWN.get(spec["name"]))
-        network = Network(module, likelihood.entries)
-        if _layout(network) != facts["layout"]:
-            raise InputError("The model does not fit the file: its parameters have other names or shapes.")
-        constants, norm = group(tensors, "constant"), group(tensors, "norm")
-        check_fit("constants", constants, {n: tuple(t.shape) for n, t in network.constants.items()})
-        for name, value in network.constants.items():
-            if constants[name].dtype != value.dtype:
-                raise InputError(f"Its constant '{name}' is {constants[name].dtype}, not {value.dtype}.")
-        network.module.load_state_dict({**network.module.state_dict(), **constants})
-        if "initial" in tensors:
-            check_fit("initial weights", {"initial": tensors["initial"]}, {"initial": (network.layout.size,)})
-            network = Network(network.to_module(tensors["initial"]), likelihood.entries)
+        likelihood, norm = likelihoods.from_json(facts["likelihood"]), group(tensors, "norm")
+        network, origin = unpack_network(tensors, facts, module, likelihood)
         input_spec = cls(
-            network.with_tokens(facts.get("tokens") is True), likelihood, facts["model"],
+            network, likelihood, facts["model"],
             tuple(int(v) for v in facts["shape"]), **{n: norm[n].numpy() for n in _NORM}, dtype=str(facts["dtype"]),
             dataset=str(facts["dataset"]), recipe=TableRecipe.from_json(facts["recipe"]) if facts["recipe"] else None,
             images=ImageRecipe.from_json(facts["images"]) if facts.get("images") else None,
             transform=TargetTransform.from_json(facts["transform"]) if "transform" in facts else None,
+            origin=origin,
         )  # fmt: skip
         input_spec._check()
         return input_spec
@@ -322,29 +307,3 @@ class InputSpec:
         images = self.images
         if images and (images.shape, len(images.class_names), "uint8") != (self.shape, self.classes, self.dtype):
             raise InputError("Its recipe for images is not that of its network; it is damaged.")
-
-
-def warn_if_code_differs(name: str, digest: str | None, code: UserCode | None) -> None:
-    """Warn where a user's own class has changed since a file was written."""
-    if code and digest != code.digest:
-        log.warning("'%s' is not the code that it was when the prior was trained: results may differ.", name)
-
-
-def _layout(network: Network) -> list[list[Any]]:
-    """Return the names and shapes of a network's parameters, as they are stored."""
-    return [[name, list(shape)] for name, shape in zip(network.layout.names, network.layout.shapes, strict=True)]
-
-
-def check_fit(what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a file's tensors whose names or shapes differ from the expected ones."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    for name in sorted(shapes.keys() | expected.keys()):
-        if name not in shapes:
-            raise InputError(f"Its {what} lacks '{name}'; the file is damaged.")
-        if name not in expected:
-            raise InputError(f"Its {what} has '{name}', which does not belong there; the file is damaged.")
-        if shapes[name] != expected[name]:
-            raise InputError(
-                f"'{name}' of its {what} has the shape {shapes[name]}, but the network needs {expected[name]}; the "
-                "file is damaged, or of another network."
-            )

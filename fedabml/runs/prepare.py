@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .. import algorithms, likelihoods, models
+from .. import algorithms, likelihoods
 from ..accel.process import borrowed, keep_freed_memory
 from ..algorithms import Algorithm, FedABML
 from ..arguments import checks_arguments, whole
@@ -27,6 +27,7 @@ from ..likelihoods import GaussianNoise, Likelihood
 from ..vectors import Network
 from ..version import __version__
 from .input_spec import InputSpec
+from .modules import make_network
 from .tokens import take_tokens
 
 
@@ -73,6 +74,8 @@ def prepare(
     model_options: dict[str, Any] | None = None,
     pretrained: str | os.PathLike[str] | None = None,
     class_weights: str | Sequence[float] | None = None,
+    train: str = "all",
+    lora_rank: int = 8,
 ) -> Setup:
     """Check everything that a run needs, and decide where and how it will run. The arguments are those of `train`."""
     algorithm = FedABML() if algorithm is None else algorithm
@@ -89,24 +92,14 @@ def prepare(
     likelihood = _fitting(likelihood, fed)
     if class_weights is not None:
         likelihood = likelihoods.weighted(likelihood, class_weights, fed.label_counts("train").sum(0).tolist())
-    spec: dict[str, Any] | None = None  # how to build the network again
-    if isinstance(model, str):
-        outputs, shape, options = likelihood.outputs, list(fed.x.shape[1:]), model_options or {}
-        model = models.named(model)
-        spec = {"name": model, "shape": shape, "outputs": outputs, "options": options}
-        spec |= {"code": models.OWN[model].digest} if model in models.OWN else {}
-        module = models.build(model, shape, outputs, seed, **options)
-    else:
-        module = model
-    if pretrained is not None:
-        module = models.with_weights(module, pretrained)
+    made = make_network(model, fed, likelihood, seed, model_options, pretrained, train, lora_rank)
     target = device_of(device)
     requested, dtype = dtype, "float32" if algorithm.needs_full_precision and dtype in COARSE else dtype
     arithmetic = dtype_of(dtype, target)
     if target.type == "cpu":
         keep_freed_memory()
-    fed, network, unscaled = take_tokens(fed, Network(module, likelihood.entries))
-    input_spec = InputSpec.of(fed, network, likelihood, spec)
+    fed, network, unscaled = take_tokens(fed, made.network)
+    input_spec = InputSpec.of(fed, network, likelihood, made.spec, made.origin)
     raw = np.stack([fed.x[fed.train[0][0]]] * 2).astype(np.float32)
     probe = torch.as_tensor((raw - np.asarray(fed.shift)) / np.asarray(fed.scale)).float()
     algorithm.init(network.initial, network.layout)  # raises before anything is written
@@ -123,7 +116,7 @@ def prepare(
             coarse=dtype in COARSE, channels_last=way.channels_last,
         ),
     )  # fmt: skip
-    notes = [*algorithm.notes(), *(each for each in (note, unscaled) if each), *_notes(cohort)]
+    notes = [*algorithm.notes(), *(each for each in (note, unscaled, made.note) if each), *_notes(cohort)]
     if dtype != requested:
         notes.append(f"The network runs in float32: {requested} is too coarse for differences of gradients.")
     if compile and not cohort.executor.compile:
@@ -135,13 +128,14 @@ def prepare(
         "batch_size": batch_size,
         "seed": seed,
     }
+    spec = made.spec
     code = algorithms.digest_of(algorithm) | ({spec["name"]: spec["code"]} if spec and "code" in spec else {})
     machine = {"device": str(target), "dtype": dtype, "backend": backend, "chunk": chunk, "workers": workers}
     config = {
         "fedabml": __version__,
         "algorithm": {"name": algorithms.name_of(algorithm), "hyper": algorithm.values()},
         "dataset": fed.dataset,
-        "model": spec["name"] if spec else type(module).__name__,
+        "model": spec["name"] if spec else made.origin.source or type(network.module).__name__,
         "model_options": model_options or {},
         "likelihood": likelihoods.to_json(likelihood),
         "parameters": network.layout.size,
@@ -150,6 +144,7 @@ def prepare(
         **machine,
         **({} if compile is False else {"compile": "auto" if compile is None else True}),
         **({"code": code} if code else {}),
+        **({} if train == "all" else {"train": train, **({"lora_rank": lora_rank} if train == "lora" else {})}),
         "partition_hash": fed.hash,
         "weights": _fingerprint(network),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},

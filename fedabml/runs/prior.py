@@ -45,8 +45,10 @@ from ..files.sealed import group, packed_tensors, prefixed, read_tensors, tensor
 from ..files.sheets import html_card
 from ..gaussian import Distribution, Gaussian, Point, Samples
 from ..likelihoods import weighted
+from ..models.adapters import merged
 from ..vectors import Network
-from .input_spec import Inputs, InputSpec, check_fit, warn_if_code_differs
+from .input_spec import Inputs, InputSpec
+from .modules import Model, check_fit, warn_if_code_differs
 from .trust import COVERAGE, FALSE_ALARMS, Trust
 
 FLOATS = (torch.float32, torch.float64)  # types of weights in a file
@@ -342,7 +344,7 @@ class Posterior:
         `input_spec.recipe.apply` returns. It returns the network's bare outputs: without log π of the client's label
         level and, for regression, in units of the standardised target (with `input_spec.transform`, the transformed).
         """
-        return self.input_spec.network.to_module(self.q.mean)
+        return merged(self.input_spec.network.to_module(self.q.mean))
 
     @checks_arguments
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -378,12 +380,15 @@ def _samples(count: Any) -> int:
 @checks_arguments
 @borrowed()
 def load_prior(
-    path: str | os.PathLike[str], model: nn.Module | str | None = None, algorithm: str | None = None
+    path: str | os.PathLike[str],
+    model: nn.Module | str | os.PathLike[str] | None = None,
+    algorithm: str | None = None,
 ) -> Prior:
     """Read a prior.
 
-    If it was trained with the user's own network, `model` is the module, or names the file again: `mine.py:Net`. In the
-    same way `algorithm` names the file of the user's own algorithm. A prior never says by itself which code is run.
+    If it was trained with the user's own network, `model` is the module, or names the file again: `mine.py:Net`, or is
+    the Hugging Face folder. In the same way `algorithm` names the file of the user's own algorithm. A prior never says
+    by itself which code is run.
     """
     if algorithm is not None:
         algorithms.named(algorithm)
@@ -404,8 +409,8 @@ def load_prior(
 
 @checks_arguments
 @borrowed()
-def load_posterior(path: str | os.PathLike[str], model: nn.Module | str | None = None) -> Posterior:
-    """Read a posterior; `model` is the user's own module, or names its file again, as for `load_prior`."""
+def load_posterior(path: str | os.PathLike[str], model: nn.Module | str | os.PathLike[str] | None = None) -> Posterior:
+    """Read a posterior; `model` is the user's own module, its file or its folder, as for `load_prior`."""
     with _opened(path, "posterior", model) as (tensors, facts, input_spec):
         family, leaves, size = _FAMILIES[facts["distribution"]], group(tensors, "q"), input_spec.network.layout.size
         shape = (max(1, len(leaves["weights"])), size) if family is Samples else (size,)
@@ -423,13 +428,13 @@ def load_posterior(path: str | os.PathLike[str], model: nn.Module | str | None =
 
 @contextmanager
 def _opened(
-    path: str | os.PathLike[str], content: str, model: nn.Module | str | None
+    path: str | os.PathLike[str], content: str, model: Model | None
 ) -> Iterator[tuple[dict[str, Tensor], dict[str, Any], InputSpec]]:
     """Read a file's tensors, facts and input specification; every error about them becomes an InputError that names it.
 
     Raises InputError for a file with another content than `content`, or with weights that are not finite floats.
     """
-    own = models.named(model) if isinstance(model, str) else None
+    own = models.named(model) if isinstance(model, str) and not models.is_folder(model) else None
     tensors, facts = read_tensors(path)
     if facts.get("kind") != content:
         raise InputError(f"'{path}' holds a {facts.get('kind', 'checkpoint')}, not a {content}.")
@@ -442,7 +447,7 @@ def _opened(
         trained = (facts.get("model") or {}).get("name")
         if own is not None and own != trained:
             raise InputError(f"Its network is {trained or 'a module of its own'}, and the model given is {own}.")
-        yield tensors, facts, InputSpec.unpack(tensors, facts, None if isinstance(model, str) else model)
+        yield tensors, facts, InputSpec.unpack(tensors, facts, model if own is None else None)
     except InputError as error:
         raise error if str(path) in str(error) else InputError(f"'{path}': {error}") from error
     except (KeyError, TypeError, AttributeError, RuntimeError, ValueError, IndexError) as error:

@@ -143,6 +143,8 @@ def train(
     model_options: dict[str, Any] | None = None,
     pretrained: str | os.PathLike[str] | None = None,
     class_weights: str | Sequence[float] | None = None,
+    train: str = "all",
+    lora_rank: int = 8,
     extra: dict[str, Any] | None = None,
     on_start: Callable[[Setup, Simulation], None] | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
@@ -153,6 +155,12 @@ def train(
     `model` is a name from `fedabml.models` or any `nn.Module`, whose weights are where training starts; `pretrained`
     is a .safetensors file of initial weights. `algorithm` defaults to `FedABML()`. `class_weights` makes rows of a rare
     class count more: `balanced`, or a number per class. It shifts the predicted probabilities towards that class.
+
+    A `model` may also be the path of a local folder of Hugging Face's (config.json and safetensors files). With
+    `train="head"` only the last layer is trained, with `train="lora"` also low-rank changes of the other linear layers,
+    of rank `lora_rank`: messages, prior and posteriors hold these weights only. `model_options` has the options of a
+    network by name and, for every model, `output` (the name or number of the logits in what a module returns), `head`,
+    `lora_alpha` and `padding`.
 
     With `evaluate` every client is personalised and scored at the end. With `eval_every` N, `eval_clients` clients (by
     default all, up to 10,000; the same ones every time) are scored every N rounds; without `eval_all` only these are
@@ -178,7 +186,8 @@ def train(
     setup = prepare(
         fed, model, algorithm, rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size,
         seed=seed, device=device, dtype=dtype, backend=backend, chunk=chunk, compile=compile, likelihood=likelihood,
-        model_options=model_options, pretrained=pretrained, class_weights=class_weights, workers=workers,
+        model_options=model_options, pretrained=pretrained, class_weights=class_weights, workers=workers, train=train,
+        lora_rank=lora_rank,
     )  # fmt: skip
     setup = _agreed(world, setup, chunk)
     cohort = setup.cohort

@@ -1,0 +1,234 @@
+"""How a run's network is made of a name, a module or a Hugging Face folder, and made again from a file.
+
+A file holds the trained weights. What is frozen is in the file, too, unless it belongs to a module or a folder that
+the user gives anyway: of a body that --train head or lora has frozen, the file holds only the digest. A site with
+another body is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import models
+from ..arguments import is_number, is_whole
+from ..data import Federation
+from ..errors import InputError
+from ..files.sealed import group, prefixed
+from ..files.user_code import UserCode
+from ..likelihoods import Likelihood
+from ..models.adapters import Adapter, materialised
+from ..models.huggingface import load_folder
+from ..vectors import LIKELIHOOD, Network
+
+log = logging.getLogger("fedabml")
+
+Model = nn.Module | str | os.PathLike[str]
+COMMON = {"output", "padding", "head", "lora_alpha"}  # the options of every model
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a network was made of: which weights are trained, and the name of the user's module or folder."""
+
+    adapter: Adapter = dataclasses.field(default_factory=Adapter)
+    source: str = ""  # empty for a network by name, and for a module of which all weights are trained
+
+    @property
+    def has_own_body(self) -> bool:
+        """Whether the user has the frozen weights, so that files hold only their digest."""
+        return bool(self.source) and self.adapter.train != "all"
+
+
+class Made(NamedTuple):
+    """A network, how to build it again by name (None if the user gives the module), its origin, and a note or ""."""
+
+    network: Network
+    spec: dict[str, Any] | None
+    origin: Origin
+    note: str
+
+
+def make_network(
+    model: nn.Module | str,
+    fed: Federation,
+    likelihood: Likelihood,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+    pretrained: str | os.PathLike[str] | None = None,
+    train: str = "all",
+    lora_rank: int = 8,
+) -> Made:
+    """Return the network of a run. `options` are those of every model, and of a network by name its own."""
+    shape, outputs = list(fed.x.shape[1:]), likelihood.outputs
+    spec, source, note = None, "", ""
+    output, padding, head, alpha = _common_options(options or {})
+    own = {name: value for name, value in (options or {}).items() if name not in COMMON}
+    adapter = Adapter(train, lora_rank, alpha, head)
+    if isinstance(model, str) and models.is_folder(model):
+        module, source = _from_folder(model, shape, outputs, seed, own)
+        if names := module.without_weights:
+            note = f"'{source}' has no weights for {', '.join(map(str, names))}: these start at random numbers."
+    elif isinstance(model, str):
+        model = models.named(model)
+        spec = {"name": model, "shape": shape, "outputs": outputs, "options": own}
+        spec |= {"code": models.OWN[model].digest} if model in models.OWN else {}
+        module = models.build(model, shape, outputs, seed, **own)
+    else:
+        module, source = model, "" if train == "all" else type(model).__name__
+    if pretrained is not None:
+        module = models.with_weights(module, pretrained)
+    if padding is None:
+        padding = getattr(fed, "padding", None)
+    network = _network(module, shape, likelihood, adapter, output, padding, seed=seed)
+    return Made(network, spec, Origin(adapter, source), note)
+
+
+def _from_folder(path: Any, shape: list[int], outputs: int, seed: int, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the classifier in a folder, and the folder's name."""
+    for name in options:
+        raise InputError(f"A Hugging Face folder has no option '{name}' (model_options). It has {_listed(COMMON)}.")
+    return load_folder(path, shape, outputs, seed), Path(os.path.realpath(path)).name
+
+
+def _network(
+    module: nn.Module,
+    shape: list[int],
+    likelihood: Likelihood,
+    adapter: Adapter,
+    output: str | int | None,
+    padding: int | None,
+    head: list[str] | None = None,
+    seed: int = 0,
+) -> Network:
+    """Return the network of a module: with the shapes of its lazy layers, and only the chosen weights trainable."""
+    if hasattr(module, "without_weights"):  # of `load_folder`
+        output = "logits" if output is None else output
+        padding = module.padding if padding is None else padding  # type: ignore[assignment]
+    module = adapter.apply(materialised(module, shape, seed), seed, head or ())
+    return Network(module, likelihood.entries, output, padding)
+
+
+def _common_options(options: Mapping[str, Any]) -> tuple[str | int | None, int | None, str, float]:
+    """Return the options that every model has: output, padding, head, lora_alpha."""
+    output, padding, head = options.get("output"), options.get("padding"), options.get("head", "auto")
+    alpha = options.get("lora_alpha", Adapter.alpha)
+    if output is not None and not isinstance(output, str) and not is_whole(output):
+        raise InputError(f"model_options.output must be the name or number of the outputs; it is {output!r}.")
+    if padding is not None and not is_whole(padding):
+        raise InputError(f"model_options.padding must be the whole number of the padding token; it is {padding!r}.")
+    if not isinstance(head, str) or not head:
+        raise InputError(f"model_options.head must be the name that the head's parameters begin with; it is {head!r}.")
+    if not is_number(alpha):
+        raise InputError(f"model_options.lora_alpha must be a number; it is {alpha!r}.")
+    return output, padding, head, float(alpha)
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+def body_digest(network: Network) -> str:
+    """Return the SHA-256 digest of what a network holds beside its trained weights, in float32."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(network.to("cpu", torch.float32).constants.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def pack_network(network: Network, origin: Origin) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and facts by which `unpack_network` makes the network again, beside the trained weights."""
+    facts: dict[str, Any] = {}
+    if origin.adapter.train != "all":
+        body = {"body": body_digest(network)} if origin.has_own_body else {}
+        facts["adapter"] = dataclasses.asdict(origin.adapter) | body
+    named = {"tokens": network.tokens or None, "output": network.output, "padding": network.pad}
+    named["source"] = origin.source or None
+    facts |= {name: value for name, value in named.items() if value is not None}
+    return {} if origin.has_own_body else prefixed("constant", network.constants), facts
+
+
+def unpack_network(
+    tensors: dict[str, Tensor], facts: Mapping[str, Any], model: Model | None, likelihood: Likelihood
+) -> tuple[Network, Origin]:
+    """Return the network of a file and its origin; `model` is the user's module or folder, if it was trained with one.
+
+    Raises InputError if the model does not fit the file, or has another body.
+    """
+    stored = dict(facts.get("adapter", {}))
+    body, source = stored.pop("body", ""), str(facts.get("source", ""))
+    adapter, spec, shape = Adapter(**stored), facts["model"], [int(size) for size in facts["shape"]]
+    if model is None and spec is None:
+        named = f" ('{source}')" if source else ""
+        raise InputError(
+            f"The file was trained with your own module{named}, which a file cannot hold. Give the same module: "
+            "load_prior(path, model=module), or its Hugging Face folder: --model FOLDER."
+        )
+    given = "" if model is None else type(model).__name__
+    if model is None:
+        most = max(1_000_000, sum(tensor.numel() for tensor in tensors.values()))
+        module = models.build(spec["name"], spec["shape"], spec["outputs"], **spec["options"], most=most)
+        warn_if_code_differs(spec["name"], spec.get("code"), models.OWN.get(spec["name"]))
+    elif isinstance(model, nn.Module):
+        module = model
+    else:
+        module, given = _from_folder(model, shape, likelihood.outputs, 0, {})
+    names = [str(name) for name, _ in facts["layout"] if name != LIKELIHOOD]
+    output, padding, _, _ = _common_options(facts)
+    network = _network(module, shape, likelihood, adapter, output, padding, adapter.head_of(names))
+    network = network.with_tokens(facts.get("tokens") is True)
+    if layout_of(network) != facts["layout"]:
+        raise InputError("The model does not fit the file: its parameters have other names or shapes.")
+    if body and body != (found := body_digest(network)):
+        raise InputError(
+            f"The prior was trained on the frozen body of '{source}' (digest {body[:16]}), but '{given}' has another "
+            f"one (digest {found[:16]}). Give the model that the federation was trained with."
+        )
+    if not body:
+        constants = group(tensors, "constant")
+        check_fit("constants", constants, {n: tuple(t.shape) for n, t in network.constants.items()})
+        for name, value in network.constants.items():
+            if constants[name].dtype != value.dtype:
+                raise InputError(f"Its constant '{name}' is {constants[name].dtype}, not {value.dtype}.")
+        network.module.load_state_dict({**network.module.state_dict(), **constants})
+    if "initial" in tensors:
+        check_fit("initial weights", {"initial": tensors["initial"]}, {"initial": (network.layout.size,)})
+        network = network.with_initial(tensors["initial"])
+    return network, Origin(adapter, source)
+
+
+def warn_if_code_differs(name: str, digest: str | None, code: UserCode | None) -> None:
+    """Warn where a user's own class has changed since a file was written."""
+    if code and digest != code.digest:
+        log.warning("'%s' is not the code that it was when the prior was trained: results may differ.", name)
+
+
+def layout_of(network: Network) -> list[list[Any]]:
+    """Return the names and shapes of a network's parameters, as they are stored."""
+    return [[name, list(shape)] for name, shape in zip(network.layout.names, network.layout.shapes, strict=True)]
+
+
+def check_fit(what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse a file's tensors whose names or shapes differ from the expected ones."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in sorted(shapes.keys() | expected.keys()):
+        if name not in shapes:
+            raise InputError(f"Its {what} lacks '{name}'; the file is damaged.")
+        if name not in expected:
+            raise InputError(f"Its {what} has '{name}', which does not belong there; the file is damaged.")
+        if shapes[name] != expected[name]:
+            raise InputError(
+                f"'{name}' of its {what} has the shape {shapes[name]}, but the network needs {expected[name]}; the "
+                "file is damaged, or of another network."
+            )

@@ -1,0 +1,92 @@
+"""Hugging Face folders: a small transformer built on the spot is trained, personalised, saved and used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+import fedabml
+from fedabml.errors import InputError
+from fedabml.models.huggingface import load_folder
+from fedabml.vectors import Network
+
+QUICK = {"rounds": 1, "participation": 1.0, "epochs": 1, "device": "cpu", "backend": "loop", "evaluate": False}
+TOKENS = 6
+
+
+def save_bert(folder, seed=0):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 12, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.BertConfig(**sizes, intermediate_size=16, max_position_embeddings=8, num_labels=2)
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    return str(folder)
+
+
+def federation():
+    g = np.random.default_rng(0)
+
+    def client():
+        x = g.integers(1, 12, (10, TOKENS))
+        x[::2, 4:] = 0  # padding
+        return x, np.arange(10) % 2
+
+    return fedabml.Federation.from_arrays([client() for _ in range(2)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_bert(tmp_path_factory.mktemp("models") / "tiny-bert")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["head", "lora", "all"])
+def test_a_folder_is_trained_personalised_saved_and_loaded(folder, train, tmp_path):
+    fed = federation()
+    run = fedabml.train(fed, folder, train=train, lora_rank=1, **QUICK)
+    network = run.prior.input_spec.network
+    whole = sum(p.numel() for p in load_folder(folder, [TOKENS], 2).parameters())
+    assert network.tokens and network.pad == 0
+    assert network.layout.size == whole if train == "all" else network.layout.size < whole
+    assert network.layout.size == 8 * 2 + 2 or train != "head"
+    path = run.prior.save(tmp_path / "prior.safetensors")
+    with safe_open(path, "pt") as file:
+        held = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    assert train == "all" or not any(name.startswith("constant.") for name in held)
+    assert held["shared.mean"] == [network.layout.size]
+    prior = fedabml.load_prior(path, model=folder)
+    posterior = prior.personalize(fed.x[:8], fed.y[:8], epochs=1, device="cpu")
+    again = fedabml.load_posterior(posterior.save(tmp_path / "posterior.safetensors"), model=folder)
+    probs = posterior.predict(fed.x, device="cpu").probs
+    assert np.array_equal(again.predict(fed.x, device="cpu").probs, probs)
+
+
+@pytest.mark.slow
+def test_another_body_is_refused_by_name(folder, tmp_path):
+    run = fedabml.train(federation(), folder, train="head", **QUICK)
+    path = run.prior.save(tmp_path / "prior.safetensors")
+    other = save_bert(tmp_path / "other-bert", seed=1)
+    with pytest.raises(InputError, match=r"frozen body of 'tiny-bert'.*'other-bert' has another"):
+        fedabml.load_prior(path, model=other)
+    with pytest.raises(InputError, match=r"'tiny-bert'.*--model FOLDER"):
+        fedabml.load_prior(path)
+
+
+def test_padding_does_not_change_an_output(folder):
+    module = load_folder(folder, [TOKENS], 2)
+    network = Network(module, 0, "logits", module.padding).with_tokens(True)
+    x = torch.tensor([[3, 4, 5, 0, 0, 0]])
+    expected = module.eval()(x[:, :3]).logits
+    torch.testing.assert_close(network(network.initial, x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_pickled_weights_and_code_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(InputError, match=r"no weights in safetensors.*'pytorch_model.bin' is pickled"):
+        load_folder(tmp_path, [TOKENS], 2)
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "auto_map": {}}')
+    with pytest.raises(InputError, match="Python code of its own"):
+        load_folder(tmp_path, [TOKENS], 2)
