@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from .evaluation.structured import MultiPrediction
     from .experiments.functions import compare, reproduce, tune
     from .likelihoods import Bernoulli, Categorical, GaussianNoise, StepCategorical
+    from .runs.posterior import Posterior, TablePrediction
     from .runs.prepare import prepare
-    from .runs.prior import Posterior, Prior, TablePrediction, load_posterior, load_prior
+    from .runs.prior import Prior, load_posterior, load_prior
     from .runs.site import SiteReport, compare_at_site
     from .runs.train import Run, train
     from .vectors import replace_batchnorm
@@ -36,7 +37,8 @@ _HOMES = {
     "experiments.functions": ("compare", "reproduce", "tune"),
     "likelihoods": ("Bernoulli", "Categorical", "GaussianNoise", "StepCategorical"),
     "runs.prepare": ("prepare",),
-    "runs.prior": ("Posterior", "Prior", "TablePrediction", "load_posterior", "load_prior"),
+    "runs.posterior": ("Posterior", "TablePrediction"),
+    "runs.prior": ("Prior", "load_posterior", "load_prior"),
     "runs.site": ("SiteReport", "compare_at_site"),
     "runs.train": ("Run", "train"),
     "vectors": ("replace_batchnorm",),

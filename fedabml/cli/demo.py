@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..data import Federation
-    from ..runs.prior import Posterior
+    from ..runs.posterior import Posterior
     from ..runs.train import Run
 
 # The setting of the demo; docs/guide.md explains how the federation was chosen.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import algorithms, models, rng
+from .. import algorithms, models
 from ..accel.process import borrowed
 from ..algorithms.base import Algorithm, State
 from ..arguments import check_fields, checks_arguments, whole
@@ -34,39 +34,21 @@ from ..data.ranges import Ranges
 from ..engine.autotune import device_of
 from ..engine.client import initial_kept, personalise
 from ..engine.lanes import Lanes
-from ..engine.loss import draw, draws_of, output
 from ..engine.setting import Cohort, Place, Setting
 from ..errors import InputError, short
 from ..evaluation.density import FeatureDensity
-from ..evaluation.predictions import Prediction, Regression
-from ..evaluation.structured import MultiPrediction
-from ..files.limits import host_memory
 from ..files.sealed import group, packed_tensors, prefixed, read_tensors, tensors_digest, write_tensors
 from ..files.sheets import html_card
-from ..gaussian import Distribution, Gaussian, Point, Samples
+from ..gaussian import Gaussian, Point, Samples
 from ..likelihoods import weighted
-from ..models.adapters import merged
-from ..vectors import Network
-from .input_spec import Inputs, InputSpec
+from .input_spec import InputSpec
 from .modules import Model, check_fit, warn_if_code_differs
+from .posterior import Posterior, sample_count
 from .trust import COVERAGE, FALSE_ALARMS, Trust
 
 FLOATS = (torch.float32, torch.float64)  # types of weights in a file
-MOST_KEPT = 256 << 20  # bytes of weight samples that a posterior keeps between predictions
-MOST_SAMPLES = 100_000  # largest number of weight samples of a prediction
-MOST_FEATURES, LEAST_DENSITY = 2048, 10  # features of a last hidden layer, and rows, whose density is fitted
+LEAST_DENSITY = 10  # rows whose features' density is fitted
 _FAMILIES: dict[str, type[Any]] = {"Gaussian": Gaussian, "Point": Point, "Samples": Samples}
-
-
-@dataclass(frozen=True, repr=False)
-class TablePrediction(Prediction):
-    """A prediction for the rows of a table, whose classes have names."""
-
-    classes: tuple[str, ...] = ()
-
-    def decode(self) -> list[str]:
-        """Return the name of each row's label."""
-        return [self.classes[i] for i in self.label]
 
 
 @dataclass(frozen=True)
@@ -203,178 +185,12 @@ class Prior:
         return tensors | prefixed("shared", self.shared), facts
 
 
-@dataclass(frozen=True)
-class Posterior:
-    """A client's model: a distribution over weights, and how to predict with it."""
-
-    q: Distribution
-    input_spec: InputSpec
-    offset: Tensor | None  # log π_i, the client's label level [classes]; it never leaves the client
-    samples: int = 10
-    prior: str = ""  # the digest of the prior that it was made from; empty if unknown
-    trust: Trust | None = None  # what was fitted on validation rows; None without any
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def __repr__(self) -> str:
-        return short(f"Posterior({type(self.q).__name__}, {self.samples} samples; {self.input_spec.description})")
-
-    def _repr_html_(self) -> str:
-        """Show a notebook what the posterior is, without weights."""
-        checked = f"on {self.trust.rows} validation rows" if self.trust else "no validation rows"
-        facts = {"distribution": type(self.q).__name__, "samples": self.samples, **self.input_spec.facts}
-        return html_card("Posterior", facts | {"prior": self.prior[:16] or None, "checked": checked})
-
-    @checks_arguments
-    @borrowed()
-    @torch.no_grad()
-    def predict(
-        self,
-        x: Any,
-        samples: int | None = None,
-        seed: int = 0,
-        device: str = "auto",
-        *,
-        encoded: bool = False,
-        id: str | None = None,
-    ) -> Prediction | Regression | MultiPrediction:
-        """Predict by averaging over weight samples (0: the posterior mean, in one pass), with uncertainty.
-
-        If the prior was trained on a table, `x` is one, as for `personalize`, and `decode()` names the classes. The
-        prediction's `ids` are those of the column `id`, by default the one that training or `personalize` named.
-        """
-        samples = self.samples if samples is None else _samples(samples)
-        spec = self.input_spec.with_id(id)
-        frame = spec.table(x, encoded)
-        ids = spec.ids(frame, needed=id is not None)
-        read = self.read(x if frame is None else frame, encoded)
-        return dataclasses.replace(self.predict_inputs(read, samples, seed, device), ids=ids)
-
-    def read(self, x: Any, encoded: bool = False) -> Inputs:
-        """Check and encode inputs, as the first half of `predict`; the inputs of several callers can be joined."""
-        return self.input_spec.read(x, encoded, columns=self.trust is not None)
-
-    @borrowed()
-    @torch.no_grad()
-    def predict_inputs(
-        self, read: Inputs, samples: int | None = None, seed: int = 0, device: str = "auto"
-    ) -> Prediction | Regression | MultiPrediction:
-        """Predict for what `read` returned, as the second half of `predict`.
-
-        The weight samples are kept for the next call with the same seed, unless they need more than `MOST_KEPT` bytes.
-        """
-        target, spec, samples = device_of(device), self.input_spec, self.samples if samples is None else samples
-        inputs = spec.normalised(read.x, target)
-        self._check_memory(len(inputs), samples)
-        network, weights = self._weights(target, samples, whole(seed, "seed", 0))
-        offset = None if self.offset is None else self.offset.to(target)
-        draws = []
-        for vector in weights:
-            batches = [output(network, spec.likelihood, vector, batch, offset) for batch in inputs.split(1024)]
-            draws.append(torch.cat(batches))
-        outputs = torch.stack(draws)
-        if not torch.isfinite(outputs).all():
-            raise InputError(
-                "The predictions are not finite: the posterior or the inputs are out of range. Compare the inputs with "
-                "the training data, or personalise again with a smaller lr."
-            )
-        p: Prediction | Regression | MultiPrediction
-        if spec.classes:
-            p, names = Prediction.of(outputs, offset), spec.class_names
-            p = TablePrediction(p.probs, p.mutual_information, p.surprise, classes=names) if names else p
-        elif spec.task == "regression":
-            p = Regression.of(outputs, spec.y_shift, spec.y_scale, spec.transform)
-        else:
-            p = MultiPrediction.of(outputs)
-        if self.trust is None:
-            return p
-        features = self._hidden(inputs, network) if self.trust.density else None
-        return self.trust.apply(p, features, read.columns, spec.recipe.ranges if spec.recipe else None)
-
-    def _weights(self, target: torch.device, samples: int, seed: int) -> tuple[Network, Iterable[Tensor]]:
-        """Return the network and the weight vectors of a prediction on a device.
-
-        Drawing them takes as long as predicting a few rows, so those of the last seed are kept: the numbers are the
-        same. Threads may call this at once; at worst, each draws its own.
-        """
-        kept = vars(self).get("_kept")  # no field: it is not compared, copied by `replace` or saved
-        if kept is None or kept[0] != (target, samples, seed):
-            q = type(self.q)(*(leaf.to(target) for leaf in self.q))
-            key, count = rng.key(seed, rng.PREDICT, device=target), draws_of(q, samples)
-            weights: Iterable[Tensor] = (draw(q, key, j, samples) for j in range(count))
-            network = self.input_spec.network.to(target, torch.float32)
-            if 4 * count * network.layout.size > MOST_KEPT:
-                return network, weights
-            kept = (target, samples, seed), network, list(weights)
-            vars(self)["_kept"] = kept
-        return kept[1], kept[2]
-
-    @torch.no_grad()
-    def features(self, x: np.ndarray) -> np.ndarray | None:
-        """Return the last hidden layer [n, h] of checked inputs under the mean weights.
-
-        None if the network has no linear layer, or one of more than `MOST_FEATURES` inputs.
-        """
-        spec = self.input_spec
-        return self._hidden(spec.normalised(x, torch.device("cpu")), spec.network)
-
-    def _hidden(self, inputs: Tensor, network: Network) -> np.ndarray | None:
-        mean = self.q.mean.to(inputs.device)
-        layers = [network.hidden(mean, batch) for batch in inputs.split(1024)]
-        if layers[0] is None or layers[0].shape[1] > MOST_FEATURES:
-            return None
-        return torch.cat([layer for layer in layers if layer is not None]).cpu().double().numpy()
-
-    def _check_memory(self, rows: int, samples: int) -> None:
-        """Refuse predictions that would not fit into memory, which holds those of all weight samples at once."""
-        outputs = self.input_spec.classes or 2 * self.input_spec.outputs
-        needed, free = 8 * max(1, samples) * rows * outputs, host_memory()[1]
-        if 0 < free < needed:
-            raise InputError(
-                f"{samples} weight samples for {rows} rows need about {needed:,} bytes of memory, and {free:,} are "
-                "free. Use fewer samples, or predict the rows in parts."
-            )
-
-    @borrowed()
-    def to_module(self) -> nn.Module:
-        """Return a plain module with the mean weights, for use outside of fedabml.
-
-        The module expects normalised inputs, (x − input_spec.shift) / input_spec.scale; the inputs of a table are what
-        `input_spec.recipe.apply` returns. It returns the network's bare outputs: without log π of the client's label
-        level and, for regression, in units of the standardised target (with `input_spec.transform`, the transformed).
-        """
-        return merged(self.input_spec.network.to_module(self.q.mean))
-
-    @checks_arguments
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the posterior to one safetensors file that only its owner can read; replace a file of that name.
-
-        The posterior reveals facts about the client's data, so keep it at the client.
-        """
-        tensors, facts = self.input_spec.pack()
-        facts |= {"kind": "posterior", "distribution": type(self.q).__name__, "samples": self.samples}
-        facts |= {"prior": self.prior} if self.prior else {}
-        tensors |= prefixed("q", self.q._asdict()) | ({} if self.offset is None else {"offset": self.offset})
-        if self.trust is not None:
-            density, facts["trust"] = self.trust.pack()
-            tensors |= prefixed("density", density)
-        return write_tensors(path, tensors, facts, private=True)
-
-
 def _held_out(fed: Federation, share: float, seed: int) -> Federation:
     """Move a share of the only client's rows to its validation rows; the normalisation stays that of the prior."""
     held_out = fed.hold_out(share, seed)
     if not held_out.val.counts[0] or held_out.train.counts[0] < 2:
         raise InputError(f"{len(fed.y)} rows are too few to hold out a share of {share} for validation.")
     return dataclasses.replace(fed, train=held_out.train, val=held_out.val)
-
-
-def _samples(count: Any) -> int:
-    """Return the number of weight samples. Raises InputError if it is out of range."""
-    if whole(count, "samples", 0) > MOST_SAMPLES:
-        raise InputError(f"samples is {count}; a prediction has at most {MOST_SAMPLES:,} weight samples.")
-    return int(count)
 
 
 @checks_arguments
@@ -422,7 +238,7 @@ def load_posterior(path: str | os.PathLike[str], model: nn.Module | str | os.Pat
         if not all(torch.isfinite(leaf).all() for leaf in leaves.values()):
             raise InputError(f"'{path}' holds weights beyond the range of float32, so it is damaged.")
         trust = Trust.unpack(group(tensors, "density"), facts["trust"]) if "trust" in facts else None
-        samples = _samples(facts["samples"])
+        samples = sample_count(facts["samples"])
         return Posterior(family(**leaves), input_spec, offset, samples, facts.get("prior", ""), trust)
 
 

@@ -20,7 +20,8 @@ from ..algorithms.local import Local
 from ..arguments import checks_arguments
 from ..errors import InputError
 from ..evaluation.predictions import Prediction
-from .prior import Posterior, Prior
+from .posterior import Posterior
+from .prior import Prior
 
 ALONE_EPOCHS = (20, 100)  # that training alone tries; the better one counts, which favours it
 NAMES = {"posterior": "its posterior", "prior": "the prior", "alone": "training alone"}

@@ -35,8 +35,9 @@ from ..likelihoods import Likelihood
 from .config import read_config
 from .folder import Folder
 from .log import RunLog
+from .posterior import Posterior
 from .prepare import Setup, prepare, resolve_split
-from .prior import Posterior, Prior
+from .prior import Prior
 from .progress import shows_progress
 from .summary import client_records, clients_csv, summarise
 

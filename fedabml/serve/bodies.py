@@ -23,7 +23,7 @@ from ..data.recipe import as_text, pandas
 from ..errors import InputError, nearest, short, shown
 from ..files.limits import parse_json
 from ..runs.input_spec import Inputs, InputSpec
-from ..runs.prior import Posterior
+from ..runs.posterior import Posterior
 
 MOST_NAMED = 20  # known values, or ignored columns, that a sentence or an answer lists
 

@@ -15,7 +15,7 @@ import numpy as np
 from ..data import TableRecipe
 from ..data.dates import part_names
 from ..runs.input_spec import InputSpec
-from ..runs.prior import Posterior
+from ..runs.posterior import Posterior
 from ..version import __version__
 from .batching import Columns
 

@@ -292,7 +292,7 @@ def test_points_are_distributions_too(tmp_path):
 @pytest.mark.slow
 def test_weight_samples_are_drawn_once_and_the_numbers_are_the_same(monkeypatch):
     """Five calls draw as often as one; nothing differs from a posterior that keeps nothing, also in threads."""
-    from fedabml.runs import prior as module
+    from fedabml.runs import posterior as module
 
     g = np.random.default_rng(0)
     pairs = [(g.normal(size=(12, 4)), np.arange(12) % 3) for _ in range(2)]

@@ -13,7 +13,7 @@ from fedabml.likelihoods import Categorical
 from fedabml.models import build
 from fedabml.runs.input_spec import InputSpec
 from fedabml.runs.outputs import output_columns
-from fedabml.runs.prior import Posterior
+from fedabml.runs.posterior import Posterior
 from fedabml.serve.bodies import PARSERS, read_rows
 from fedabml.serve.openapi import description, example_body, example_row
 from fedabml.vectors import Network
