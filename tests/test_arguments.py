@@ -98,6 +98,7 @@ def things(tmp_path_factory):
     for i in range(2):
         np.savez(folder / "clients" / f"{i}.npz", x=x, y=y)
     table = fedabml.read_table(folder / "table.csv", client="who", target="y", test_share=0)
+    fedabml.reproduce("toy", quick=True, seeds=1, out=folder / "toy", device="cpu")  # so that its cells are finished
     return {
         "folder": folder,
         "fed": fed,
@@ -160,7 +161,14 @@ def calls(t):
     experiment |= {"finished": [], "progress": False, **t["quick"]}
     paper = {"experiment": "toy", "protocol": "paper", "quick": True, "columns": [], "algorithms": [], "seeds": 1}
     paper |= {"trials": None, "grid": [], "search_seed": None, "chosen": [], "out": None, "tuning": None}
-    paper |= {"finished": [], "part": None, "so_far": False, "device": "cpu", "dtype": "float32", "compile": None}
+    paper |= {
+        "finished": [f / "toy" / "cells.jsonl"],
+        "part": None,
+        "so_far": False,
+        "device": "cpu",
+        "dtype": "float32",
+        "compile": None,
+    }
     paper |= {"data_dir": None, "progress": False}
     return {
         "train": (fedabml.train, run | scoring),
@@ -299,7 +307,9 @@ def test_the_campaign_is_large_and_knows_every_public_function(things):
         assert named <= good.keys() or function is fedabml.FedABML, function
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly) if name == "reproduce" else name for name in NAMES]
+)
 @pytest.mark.slow
 def test_no_wrong_argument_ends_in_an_error_from_the_inside(things, name):
     assert campaign(*calls(things)[name]) == {}

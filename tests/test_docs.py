@@ -78,7 +78,8 @@ WORDS = {"lr": 0.03, "momentum": 0.5, "gmf": 0.5, "weights": "samples"}  # so th
 CHECKS = {
     name: check
     for name, check in vars(protocol).items()
-    if name.startswith("test_") and protocol.EVERY.mark in getattr(check, "pytestmark", [])
+    if name.startswith("test_")
+    and any(mark in (protocol.EVERY.mark, protocol.LIGHT.mark) for mark in getattr(check, "pytestmark", []))
 }
 
 

@@ -346,6 +346,8 @@ def paper_request(
     """Return the checked request of the arguments of `reproduce`."""
     if protocol not in PROTOCOLS:
         raise InputError(f"There is no protocol '{protocol}'.{nearest(protocol, PROTOCOLS)}")
+    if isinstance(seeds, int):
+        seeds = whole(seeds, "seeds")
     machine = {"device": device, "data_dir": data_dir and os.fspath(data_dir), "compile": compile}
     return Request(
         experiment, protocol, quick, columns=tuple(columns), algorithms=tuple(algorithms),

@@ -145,6 +145,7 @@ def test_a_search_gives_an_algorithm_to_train_with(tmp_path):
     assert fedabml.tune(fed, "mlr", ["fedavg-ft"], trials=1, grid=grid, **QUICK).file is None
 
 
+@pytest.mark.nightly
 def test_an_experiment_of_the_paper_gives_its_records():
     findings = fedabml.reproduce("toy", quick=True, device="cpu")
     assert len(findings.frame()) == len(findings.records) and "closed_form" in findings.frame()

@@ -153,7 +153,7 @@ def test_a_remark_that_fails_is_said_to():
         weights |= {f"{place} explicit {nu}": np.ones(2) for nu in remarks.LOGSTDS} | {
             f"{place} pfedme": 2 * np.ones(2)
         }
-    assert {fact["holds"] for fact in remarks._facts(weights)} == {"no"}
+    assert {row["holds"] for row in remarks._comparisons(weights)} == {"no"}
 
 
 # -- the bound --------------------------------------------------------------------------------------------------------
