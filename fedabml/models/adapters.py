@@ -96,17 +96,17 @@ class LowRank(nn.Module):
 def merged(module: nn.Module) -> nn.Module:
     """Return a copy of a module whose low-rank changes are added to the weights of its plain layers."""
     module = copy.deepcopy(module)
+    for layer in [each for each in module.modules() if isinstance(each, LowRank)]:  # each once, if several share it
+        layer.base.weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
     for parent, name, child in _children(module):
         if isinstance(child, LowRank):
-            child.base.weight = nn.Parameter(child.weight.detach(), requires_grad=False)
-            setattr(parent, name.rpartition(".")[2], child.base)
+            setattr(parent, name, child.base)
     return module
 
 
 def _children(module: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Return every child of a module with its parent and its whole name."""
-    parents = list(module.named_modules())
-    return [(p, f"{path}.{name}".lstrip("."), child) for path, p in parents for name, child in p.named_children()]
+    """Return every child of a module with its parent and its name there; one that is shared, under every name."""
+    return [(p, name, child) for p in module.modules() for name, child in p._modules.items() if child is not None]
 
 
 def _is_transposed(layer: nn.Module) -> bool:
@@ -117,12 +117,12 @@ def _is_transposed(layer: nn.Module) -> bool:
 def _add_low_rank(module: nn.Module, adapter: Adapter, head: Collection[str], generator: torch.Generator) -> None:
     """Replace the linear layers of a module's body by `LowRank` layers."""
     made: dict[nn.Module, LowRank] = {}
+    trained = {parameter for name, parameter in module.named_parameters() if name in head}
     for parent, name, child in _children(module):
-        in_head = any(each.startswith(f"{name}.") for each in head)
-        if not in_head and (isinstance(child, nn.Linear) or _is_transposed(child)):
+        if (isinstance(child, nn.Linear) or _is_transposed(child)) and trained.isdisjoint(child.parameters()):
             if child not in made:
                 made[child] = LowRank(child, adapter.rank, adapter.alpha, generator)
-            setattr(parent, name.rpartition(".")[2], made[child])
+            setattr(parent, name, made[child])
     if not made:
         raise InputError(
             "The model has no linear layer before its head, so there is nothing to change by low-rank matrices. "

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import models
-from ..arguments import is_number, is_whole
+from ..arguments import is_number, is_whole, whole
 from ..data import Federation
 from ..errors import InputError
 from ..files.sealed import group, prefixed
@@ -42,6 +42,7 @@ class Origin:
 
     adapter: Adapter = dataclasses.field(default_factory=Adapter)
     source: str = ""  # empty for a network by name, and for a module of which all weights are trained
+    seed: int = 0  # frozen weights may be drawn from it: those of lazy layers, or those that a folder lacks
 
     @property
     def has_own_body(self) -> bool:
@@ -90,7 +91,7 @@ def make_network(
     if padding is None:
         padding = getattr(fed, "padding", None)
     network = _network(module, shape, likelihood, adapter, output, padding, seed=seed)
-    return Made(network, spec, Origin(adapter, source), note)
+    return Made(network, spec, Origin(adapter, source, seed), note)
 
 
 def _from_folder(path: Any, shape: list[int], outputs: int, seed: int, options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -151,7 +152,7 @@ def pack_network(network: Network, origin: Origin) -> tuple[dict[str, Tensor], d
     """Return the tensors and facts by which `unpack_network` makes the network again, beside the trained weights."""
     facts: dict[str, Any] = {}
     if origin.adapter.train != "all":
-        body = {"body": body_digest(network)} if origin.has_own_body else {}
+        body = {"body": body_digest(network), "seed": origin.seed} if origin.has_own_body else {}
         facts["adapter"] = dataclasses.asdict(origin.adapter) | body
     named = {"tokens": network.tokens or None, "output": network.output, "padding": network.pad}
     named["source"] = origin.source or None
@@ -168,6 +169,7 @@ def unpack_network(
     """
     stored = dict(facts.get("adapter", {}))
     body, source = stored.pop("body", ""), str(facts.get("source", ""))
+    seed = whole(stored.pop("seed", 0), "the seed of the file's frozen weights", 0)
     adapter, spec, shape = Adapter(**stored), facts["model"], [int(size) for size in facts["shape"]]
     if model is None and spec is None:
         named = f" ('{source}')" if source else ""
@@ -183,10 +185,10 @@ def unpack_network(
     elif isinstance(model, nn.Module):
         module = model
     else:
-        module, given = _from_folder(model, shape, likelihood.outputs, 0, {})
+        module, given = _from_folder(model, shape, likelihood.outputs, seed, {})
     names = [str(name) for name, _ in facts["layout"] if name != LIKELIHOOD]
     output, padding, _, _ = _common_options(facts)
-    network = _network(module, shape, likelihood, adapter, output, padding, adapter.head_of(names))
+    network = _network(module, shape, likelihood, adapter, output, padding, adapter.head_of(names), seed)
     network = network.with_tokens(facts.get("tokens") is True)
     if layout_of(network) != facts["layout"]:
         raise InputError("The model does not fit the file: its parameters have other names or shapes.")
@@ -205,7 +207,7 @@ def unpack_network(
     if "initial" in tensors:
         check_fit("initial weights", {"initial": tensors["initial"]}, {"initial": (network.layout.size,)})
         network = network.with_initial(tensors["initial"])
-    return network, Origin(adapter, source)
+    return network, Origin(adapter, source, seed)
 
 
 def warn_if_code_differs(name: str, digest: str | None, code: UserCode | None) -> None:

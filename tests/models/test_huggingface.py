@@ -16,12 +16,14 @@ QUICK = {"rounds": 1, "participation": 1.0, "epochs": 1, "device": "cpu", "backe
 TOKENS = 6
 
 
-def save_bert(folder, seed=0):
+def save_bert(folder, seed=0, pooler=True):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(seed)
     sizes = {"vocab_size": 12, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.BertConfig(**sizes, intermediate_size=16, max_position_embeddings=8, num_labels=2)
-    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    model = transformers.BertForSequenceClassification(config)
+    state = {name: value for name, value in model.state_dict().items() if pooler or "pooler" not in name}
+    model.save_pretrained(folder, state_dict=state)
     return str(folder)
 
 
@@ -72,6 +74,16 @@ def test_another_body_is_refused_by_name(folder, tmp_path):
         fedabml.load_prior(path, model=other)
     with pytest.raises(InputError, match=r"'tiny-bert'.*--model FOLDER"):
         fedabml.load_prior(path)
+
+
+@pytest.mark.slow
+def test_frozen_weights_that_a_folder_lacks_are_drawn_from_the_seed_again(tmp_path):
+    folder = save_bert(tmp_path / "no-pooler", pooler=False)
+    options = {"model_options": {"head": "classifier"}, "train": "head", "seed": 3}
+    run = fedabml.train(federation(), folder, **options, **QUICK)
+    prior = fedabml.load_prior(run.prior.save(tmp_path / "prior.safetensors"), model=folder)
+    drawn, again = (each.input_spec.network.constants["bert.pooler.dense.weight"] for each in (run.prior, prior))
+    assert drawn.any() and torch.equal(drawn, again)
 
 
 def test_padding_does_not_change_an_output(folder):
