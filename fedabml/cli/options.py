@@ -42,6 +42,7 @@ _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _FIELDS = {f.name: f for f in fields(RunConfig)}
 _ALIASES = {"dtype": ("--precision",), "quiet": ("-q",)}  # further names of flags
 _ALIKE = {"device", "data_dir", "seed"}  # keys of a run that mean the same for every command
+_CODE = {"algorithm", "algorithms", "model"}  # flags that may name a user's own code
 _FILE = "fedabml.runs.config"  # key of a command's context for the content of its TOML file
 _ENTRY = re.compile(r"(\w+)(?: \((\S+)\))?: (.+?)(?: \[default: (.+)\])?")
 
@@ -171,7 +172,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
     They are in the table with the command's name, such as [personalize], or at the top level. Top-level keys of
     `RunConfig` belong to the run, so a command reads only those that mean the same for it: the `epochs` of a round are
-    not the epochs of personalising.
+    not the epochs of personalising. Raises InputError if the file names a user's own code: only a flag may.
     """
     if path is None or ctx.resilient_parsing:
         return path
@@ -191,7 +192,14 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
             raise InputError(f"'{path}': neither '{command}' nor a run has a key '{name}'.{nearest(name, known)}")
     alike = set() if "clients" in flags else _ALIKE  # a command with the flags of a run reads those keys itself
     shared = {name: v for name, v in top.items() if name in flags and (name not in _FIELDS or name in alike)}
-    ctx.default_map = {name: _as_typed(path, flags[name], v) for name, v in {**shared, **table}.items()}
+    values = {name: _as_typed(path, flags[name], v) for name, v in {**shared, **table}.items()}
+    for name in _CODE & values.keys():
+        if is_user_code(str(values[name])):  # of a repeated flag a list
+            raise InputError(
+                f"'{path}' has {name} = '{values[name]}'. Code in your own file runs only if a flag of this command "
+                f"names it: --{name} {values[name]}. Remove the key from the file."
+            )
+    ctx.default_map = values
     ctx.meta[_FILE] = {name: v for name, v in top.items() if name not in shared or name in _FIELDS}
     return path
 

@@ -52,7 +52,7 @@ TABLES = (".csv", ".parquet", ".pq", ".xlsx", ".xls", ".xlsm", ".xlsb", ".ods") 
 # Keys for tables only.
 TABLE_KEYS = ("client_column", "target_column", "drop_columns", "id_column", "date_columns", "split_by", "test_share")
 # The commands that may have a table of their own in a TOML file.
-COMMANDS = ("train", "compare", "tune", "evaluate", "personalize", "predict", "inspect", "get")
+COMMANDS = ("train", "compare", "tune", "evaluate", "personalize", "predict", "serve", "inspect", "get")
 
 # Keys that apply only to a dataset by name, and keys that apply only to the user's own data.
 _DATASET_KEYS = ("dataset", "clients", "classes_per_client", "distinct", "dirichlet_alpha", "data_dir")

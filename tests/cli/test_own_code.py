@@ -61,7 +61,34 @@ def test_own_code_is_named_again_by_every_command(mine, tmp_path):
     assert "code.Damped (was" in error and "code.Net (was" in error
 
 
-def test_a_toml_file_never_makes_code_run(mine, tmp_path):
+COMMANDS = {
+    "train": (["train"], ("model", "algorithm")),
+    "compare": (["compare"], ("model", "algorithms")),
+    "tune": (["tune"], ("model", "algorithms")),
+    "evaluate": (["evaluate", "run"], ("model", "algorithm")),
+    "personalize": (["personalize", "run", "--data", "c.npz"], ("model", "algorithm")),
+    "predict": (["predict", "p.safetensors", "--data", "c.npz"], ("model",)),
+    "serve": (["serve", "p.safetensors"], ("model",)),
+}
+
+
+@pytest.mark.parametrize(("command", "key"), [(name, key) for name, (_, keys) in COMMANDS.items() for key in keys])
+@pytest.mark.parametrize("form", ["table", "top", "set"])
+def test_a_toml_file_never_makes_code_run(mine, tmp_path, command, key, form):
+    mine.write_text("open('ran', 'w').close()\n" + FILE)
+    for place in ("run", "p.safetensors", "c.npz"):
+        (tmp_path / place).touch()
+    value = '["local", "mine.py:Damped"]' if key == "algorithms" else '"mine.py:Damped"'
+    table, setting = f"[{command}]\n", f"{key.rstrip('s')}=mine.py:Damped"
+    text = {"table": f"{table}{key} = {value}", "top": f"{key} = {value}", "set": f"{table}set = ['{setting}']"}[form]
+    (tmp_path / "run.toml").write_text(text)
+    error = run(*COMMANDS[command][0], "--config", "run.toml", code=2).stderr
+    assert not (tmp_path / "ran").exists(), "the file has run"
+    if form == "table" or (form, key) == ("top", "algorithms"):
+        assert "runs only if a flag of this command names it: --" in error and "Remove the key from the file" in error
+
+
+def test_a_flag_may_name_what_a_toml_file_may_not(mine, tmp_path):
     mine.write_text("raise SystemExit('this must not run')")
     (tmp_path / "run.toml").write_text('model = "mine.py:Net"\nclients = 8\n')
     error = run("train", "--config", "run.toml", code=2).stderr

@@ -52,7 +52,9 @@ def test_tables_of_other_algorithms_are_checked_and_refused_where_told():
 
 
 def test_tables_of_commands_are_left_to_them(tmp_path):
-    (tmp_path / "run.toml").write_text("rounds = 3\n[evaluate]\nepochs = 3\n[personalize]\nepochs = 4\n")
+    (tmp_path / "run.toml").write_text(
+        "rounds = 3\n[evaluate]\nepochs = 3\n[personalize]\nepochs = 4\n[serve]\nport = 1\n"
+    )
     config = RunConfig.of(without_commands(read_toml(tmp_path / "run.toml")))
     assert (config.rounds, config.epochs, config.evaluate) == (3, RunConfig().epochs, True)
 
