@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..accel import import_on_use, threads_sleep_while_waiting
 from ..arguments import checks_arguments
 from ..errors import InputError, nearest
-from ..files.user_code import UserCode, code_of_class, is_user_code, read_user_code
+from ..files.user_code import UserCode, code_of_class, is_user_code, read_user_code, refuse_other_code
 
 if TYPE_CHECKING:
     from .apfl import APFL as APFL
@@ -94,7 +94,7 @@ def named(name: str | type[Algorithm]) -> str:
     """Return the name in `REGISTRY` of an algorithm; `mine.py:FedDyn`, or a class, is registered under its own name.
 
     Only a name that a person gave may be passed, because the file is executed. Raises InputError if it has no such
-    class, or none that can be used.
+    class or none that can be used, and if another file's is registered under its name.
     """
     if isinstance(name, str) and not is_user_code(name):
         return name
@@ -117,6 +117,7 @@ def _check_class(code: UserCode) -> None:
         raise InputError(f"{where} must be a subclass of fedabml.Algorithm; it is {what}.")
     if code.name in REGISTRY and REGISTRY[code.name].code is None:
         raise InputError(f"{where} has the name of another algorithm, {code.name}. Rename the class.")
+    refuse_other_code(code, REGISTRY[code.name].code if code.name in REGISTRY else None)
     try:
         kind().identity(), kind().discrete()
     except InputError:

@@ -11,7 +11,7 @@ after an interruption.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
@@ -22,7 +22,7 @@ from typing import Any
 from torch import nn
 
 from ..accel.process import borrowed
-from ..algorithms import Algorithm, make, name_of, named
+from ..algorithms import REGISTRY, Algorithm, make, name_of, named
 from ..arguments import check, checks_arguments, whole
 from ..data import Federation, read_table
 from ..errors import InputError, nearest, shown
@@ -101,8 +101,7 @@ def _rows(
     layers, study = _setting("compare", fed, model, config, preset, options)
     chosen = algorithms if isinstance(algorithms, Mapping) else _labelled(algorithms)
     rows = {}
-    for label, each in chosen.items():
-        name, hyper = _algorithm(each)
+    for label, (name, hyper) in zip(chosen, _algorithms(chosen.values()), strict=True):
         rows[str(label)] = configs([name], *layers, {name: hyper})[name]
     return rows, study
 
@@ -117,6 +116,18 @@ def _labelled(algorithms: Sequence[Any]) -> dict[str, Any]:
                 f"The algorithm '{name}' is named twice. Give labels: algorithms={{'small steps': FedAvg(lr=0.01), …}}."
             )
         chosen[name] = each
+    return chosen
+
+
+def _algorithms(several: Iterable[Any]) -> list[tuple[str, Table]]:
+    """Return what `_algorithm` does of several; two classes of one name are refused, as only the last is registered."""
+    chosen, entries = list[tuple[str, Table]](), dict[str, Any]()
+    for each in several:
+        name, hyper = _algorithm(each)
+        entry = REGISTRY.get(name)
+        if entries.setdefault(name, entry) is not entry:
+            raise InputError(f"Two different classes have the name '{name}'. Rename one of them.")
+        chosen.append((name, hyper))
     return chosen
 
 
@@ -166,7 +177,7 @@ def tune(
     for name, values in (fixed or {}).items():
         check(values, Mapping, f"tune: fixed[{name!r}], the hyperparameters of an algorithm,")
     held: dict[str, Table] = {name: dict(values) for name, values in (fixed or {}).items()}
-    chosen = None if algorithms is None else [_algorithm(each) for each in algorithms]
+    chosen = None if algorithms is None else _algorithms(algorithms)
     names = None if chosen is None else [name for name, _ in chosen]
     study = PLAIN if fed is None else _given(fed)
     if isinstance(config, RunConfig):

@@ -21,15 +21,21 @@ from .paths import read_bytes
 MARK = ".py:"
 MOST = 1 << 24  # bytes of a file
 
+_DIGESTS: dict[str, str] = {}  # of imported files, by the name of their module
+
 
 @dataclass(frozen=True)
 class UserCode:
-    """A class or function of a user's: as the user named it, its own name, the digest of its source, and itself."""
+    """A class or function of a user's: as the user named it, its own name, the digest of its source, and itself.
+
+    `origin` is where it was defined: the real path of its file, or the module of a class in Python.
+    """
 
     typed: str
     name: str
     digest: str
     value: Any
+    origin: str = ""
 
 
 def is_user_code(text: object) -> bool:
@@ -63,20 +69,39 @@ def read_user_code(text: str) -> UserCode:
             raise InputError(
                 f"'{file}' cannot be imported: {reason}. Python must find every module that it imports (PYTHONPATH)."
             ) from error
+    _DIGESTS[module_name] = digest
     content = vars(sys.modules[module_name])
     if name not in content:
         own = [key for key, v in content.items() if getattr(v, "__module__", "") == module_name and key[0] != "_"]
         raise InputError(f"'{file}' has no '{name}'. It defines: {', '.join(own) or 'nothing'}.")
-    return UserCode(text, name, digest, content[name])
+    return UserCode(text, name, digest, content[name], os.path.realpath(file))
+
+
+def refuse_other_code(code: UserCode, registered: UserCode | None) -> None:
+    """Refuse code with the name of other code that is registered, which it would replace.
+
+    A file that was edited, or a class that was defined again in its module, does replace what it was before.
+    """
+    if registered and code.origin != registered.origin and code.digest != registered.digest:
+        raise InputError(
+            f"'{code.typed}' has the name of '{registered.typed}', which this session has named before and which is "
+            f"other code (in '{registered.origin}'). Rename one of them."
+        )
 
 
 def code_of_class(kind: type) -> UserCode:
-    """Return a class that a caller has in Python; its digest is that of its source, where Python has one."""
+    """Return a class that a caller has in Python; its digest is that of its source, where Python has one.
+
+    The digest of a class in an imported file is that of the file as it was imported, even if it was edited since.
+    """
     module = sys.modules.get(kind.__module__)
-    if kind.__module__.startswith("fedabml_user_code_") and module is not None:
-        return read_user_code(f"{module.__file__}:{kind.__name__}")
+    if kind.__module__ in _DIGESTS and module is not None:
+        file = str(module.__file__)
+        digest = _DIGESTS[kind.__module__]
+        return UserCode(f"{file}:{kind.__name__}", kind.__name__, digest, kind, os.path.realpath(file))
     try:
         source = inspect.getsource(kind)
     except (OSError, TypeError):  # typed into an interpreter
         source = kind.__qualname__
-    return UserCode(kind.__name__, kind.__name__, hashlib.sha256(source.encode()).hexdigest(), kind)
+    digest = hashlib.sha256(source.encode()).hexdigest()
+    return UserCode(kind.__name__, kind.__name__, digest, kind, kind.__module__)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ..errors import InputError
-from ..files.user_code import UserCode, is_user_code, read_user_code
+from ..files.user_code import UserCode, is_user_code, read_user_code, refuse_other_code
 
 NAMES = ("mlr", "mlp", "cnn", "cnn100", "resnet18", "text")
 TRAINED = ("all", "head", "lora")  # the weights of a module that may be trained, see `adapters`
@@ -17,7 +17,7 @@ def named(name: str) -> str:
     """Return the name by which `build` knows a network; `mine.py:Net` is imported and registered as Net.
 
     Only a name that a person gave may be passed, because the file is executed. Raises InputError if it has no such
-    class or function.
+    class or function, and if another file's is registered under its name.
     """
     if not is_user_code(name):
         return name
@@ -27,6 +27,7 @@ def named(name: str) -> str:
     if not callable(code.value):
         what = type(code.value).__name__
         raise InputError(f"'{name}' must be a class or function that makes a torch.nn.Module; it is of type {what}.")
+    refuse_other_code(code, OWN.get(code.name))
     OWN[code.name] = code
     return code.name
 

@@ -11,6 +11,7 @@ import fedabml
 from fedabml import algorithms, models
 from fedabml.algorithms import REGISTRY
 from fedabml.errors import InputError
+from fedabml.experiments.functions import _algorithm
 from fedabml.files.user_code import code_of_class, read_user_code
 
 FILE = """
@@ -84,6 +85,7 @@ def test_an_algorithm_is_registered_under_its_own_name(file):
 def test_a_changed_file_is_another_class_with_another_digest(file):
     first = read_user_code(f"{file}:Damped")
     assert read_user_code(f"{file}:Damped").value is first.value
+    algorithms.named(f"{file}:Damped")
     file.write_text(FILE.replace("0.5, 1.0", "0.1, 1.0"))
     second = read_user_code(f"{file}:Damped")
     assert second.value is not first.value and second.digest != first.digest
@@ -156,6 +158,42 @@ def test_a_class_of_a_session_has_the_digest_of_its_source(file):
     assert len(code_of_class(Session).digest) == 64
     kind = read_user_code(f"{file}:Damped").value
     assert code_of_class(kind).digest == read_user_code(f"{file}:Damped").digest
+
+
+def test_a_class_keeps_the_digest_of_its_file_as_it_was_imported(file):
+    first = read_user_code(f"{file}:Damped")
+    file.write_text(FILE.replace("self.damping *", "0.5 *"))
+    again = code_of_class(first.value)
+    assert again.value is first.value and again.digest == first.digest
+    name, _ = _algorithm(first.value(damping=0.3))
+    assert REGISTRY[name].kind is first.value, "an object is compared with its own class, not with the edited one"
+
+
+@pytest.mark.parametrize(("kind", "name"), [(algorithms, "Damped"), (models, "Net")])
+def test_code_of_another_file_with_the_same_name_is_refused(file, tmp_path, kind, name):
+    kind.named(f"{file}:{name}")
+    other = tmp_path / "other.py"
+    other.write_text(FILE)
+    assert kind.named(f"{other}:{name}") == name, "the same code may be in two places"
+    third = tmp_path / "third.py"
+    third.write_text(FILE + "# other\n")
+    with pytest.raises(InputError, match=rf"third.py:{name}' has the name of '.*:{name}'.*Rename one of them"):
+        kind.named(f"{third}:{name}")
+
+
+def test_two_classes_of_one_name_are_not_compared_as_one(file, tmp_path):
+    other = tmp_path / "other.py"
+    other.write_text(FILE.replace("0.5, 1.0", "0.1, 1.0"))
+    fed = fedabml.federate(fedabml.load("digits"), clients=6)
+    with pytest.raises(InputError, match="Rename one of them"):
+        fedabml.compare(fed, "mlr", {"old": f"{file}:Damped", "new": f"{other}:Damped"}, seeds=1)
+    old, new = Session(), dataclass(frozen=True)(type("Session", (fedabml.FedAvg,), {"__module__": __name__}))()
+    for call in (
+        lambda: fedabml.compare(fed, "mlr", {"old": old, "new": new}, seeds=1),
+        lambda: fedabml.tune(fed, "mlr", [old, new], trials=1),
+    ):
+        with pytest.raises(InputError, match="Two different classes have the name 'Session'"):
+            call()
 
 
 QUICK = {"rounds": 1, "participation": 1.0, "epochs": 1, "device": "cpu", "backend": "loop"}
