@@ -3,9 +3,9 @@
     python examples/outside.py fashionmnist mnist --classes 2 --model mlr --seeds 0,1,2 --out records.jsonl
     python examples/outside.py cifar10 svhn --classes 5 --prior runs/cifar10 --seeds 10, --out records.jsonl
 
-Without `--prior` a prior is trained first (100 rounds on all clients). Every fifth of a client's training rows is held
-out: `Prior.personalize(validation=0.2)`. The client then predicts its own test rows, and as many images of the other
-dataset as `ROWS`. A line of JSON per client and seed is appended to `--out`.
+Without `--prior` a prior is trained first, in 100 rounds. A fifth of a client's training rows is held out
+(`Prior.personalize(validation=0.2)`). The client then predicts its own test rows, and 300 images of the other dataset.
+A line of JSON per client and seed is appended to `--out`, and a table of all of its lines is printed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from fedabml.experiments.study import dataset, federation
 from fedabml.runs.config import RunConfig
 
 ROWS = 300  # images from outside that a client looks at
+MEASURES = ("entropy", "mutual_information", "distance", "strangeness")  # whose AUROC is recorded
 
 
 def trained(fed: Federation, model: str, seed: int) -> fedabml.Prior:
@@ -47,6 +49,21 @@ def record(prior: fedabml.Prior, fed: Federation, client: int, outside: np.ndarr
     line["false_alarms"] = float(usual.checks.alarm.mean())
     line["found"] = float(strange.checks.alarm.mean())
     return line | {"client": client, "rows": len(test)}
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Return a Markdown table of the means over clients and seeds, a row for each pair of datasets."""
+    heads = ["clients of, images of", "seeds", *MEASURES, "strangeness − entropy", "false alarms", "found"]
+    rows = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for pair in dict.fromkeys((line["inside"], line["outside"]) for line in lines):
+        of = [line for line in lines if (line["inside"], line["outside"]) == pair]
+        gains = np.array([line["strangeness"] - line["entropy"] for line in of])
+        gain = f"{gains.mean():+.3f} ± {1.96 * gains.std() / len(gains) ** 0.5:.3f}"
+        means = {name: np.mean([line[name] for line in of]) for name in (*MEASURES, "false_alarms", "found")}
+        cells = [", ".join(pair), str(len({line["seed"] for line in of})), *(f"{means[name]:.3f}" for name in MEASURES)]
+        cells += [gain, f"{means['false_alarms']:.1%}", f"{means['found']:.1%}"]
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
 
 
 def main() -> None:
@@ -75,14 +92,7 @@ def main() -> None:
             line |= record(prior, fed, client, other[rows])
             with options.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
-    lines = [json.loads(text) for text in options.out.read_text().splitlines()]
-    lines = [x for x in lines if (x["inside"], x["outside"]) == (options.inside, options.outside)]
-    for name in ("entropy", "mutual_information", "distance", "strangeness", "false_alarms", "found"):
-        values = [x[name] for x in lines]
-        print(f"{name:20s} {np.mean(values):.3f} ± {1.96 * np.std(values) / len(values) ** 0.5:.3f}")
-    gains = np.array([x["strangeness"] - x["entropy"] for x in lines])
-    print(f"strangeness above entropy by {gains.mean():.3f} ± {1.96 * gains.std() / len(gains) ** 0.5:.3f} "
-          f"({(gains > 0).mean():.0%} of {len(gains)} clients and seeds)")  # fmt: skip
+    print(table([json.loads(text) for text in options.out.read_text().splitlines()]))
 
 
 if __name__ == "__main__":
