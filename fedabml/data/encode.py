@@ -130,7 +130,7 @@ def time_order(column: pd.Series, name: str) -> np.ndarray:
 @checks_arguments
 def features(table: str | os.PathLike[str] | pd.DataFrame, recipe: TableRecipe) -> np.ndarray:
     """Return the model's inputs, float32 [n, features], of a file or frame."""
-    return recipe.apply(as_frame(table))
+    return recipe.apply(as_frame(table, recipe.text_columns))
 
 
 def targets(frame: pd.DataFrame, recipe: TableRecipe, values: Any = None) -> np.ndarray:

@@ -33,7 +33,7 @@ def pandas() -> ModuleType:
 def as_frame(table: str | os.PathLike[str] | pd.DataFrame, words: Sequence[str] = ()) -> pd.DataFrame:
     """Return the frame of a file, or a frame with its columns named by words and its rows numbered, as a file's are.
 
-    A file's columns `words` are read as text, so that an identifier such as 007 keeps its zeros.
+    A file's columns `words` are read as text, so that an identifier or a category such as 007 keeps its zeros.
     """
     if isinstance(table, str | os.PathLike):
         return read_frame(table, words)
@@ -76,7 +76,8 @@ def read_frame(path: str | os.PathLike[str], words: Sequence[str] = ()) -> pd.Da
 
 
 def _read_csv(file: IO[bytes], words: Sequence[str]) -> pd.DataFrame:
-    return pandas().read_csv(file, dtype=dict.fromkeys(words, str))
+    # Read in one piece: pandas would choose a type for each part of a long file, and 01 would also become 1.
+    return pandas().read_csv(file, dtype=dict.fromkeys(words, str), low_memory=False)
 
 
 def _read_parquet(file: IO[bytes], words: Sequence[str]) -> pd.DataFrame:

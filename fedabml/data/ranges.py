@@ -26,6 +26,7 @@ import numpy as np
 
 from ..errors import InputError
 
+LEAST_SHARE = 0.001  # of a category that is remembered; shares are rounded to it
 LEAST = 5  # rows beyond a quantile, and rows of a category, that are remembered
 FEW_VALUES, FEW_ROWS = 20, 100  # a column of fewer different numbers is discrete; fewer rows do not show what never is
 PROBS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995)
@@ -117,7 +118,8 @@ class WordRange:
         """Remember a column of words, object [n] with None in the gaps, or of few numbers, float64 [n] with NaN."""
         texts = _as_texts(values)
         counts = Counter(text for text in texts if text is not None)
-        shares = {text: round(count / len(texts), 3) for text, count in sorted(counts.items()) if count >= LEAST}
+        named = sorted((text, count) for text, count in counts.items() if count >= LEAST)
+        shares = {text: max(round(count / len(texts), 3), LEAST_SHARE) for text, count in named}
         rare = sum(count for count in counts.values() if count < LEAST) / len(texts)
         gaps = texts.count(None)
         return cls(shares, round(rare, 4), gaps / len(texts) if gaps >= LEAST else 0.0, len(texts))
@@ -208,8 +210,9 @@ def _from_json(content: Any) -> NumberRange | WordRange:
         raise ValueError("a share or a number of rows out of range")
     if "shares" in content:
         shares = {str(text): float(share) for text, share in content["shares"].items()}
-        if not all(0 < share <= 1 for share in shares.values()):
+        if not all(0 <= share <= 1 for share in shares.values()):
             raise ValueError("a share out of range")
+        shares = {text: share or LEAST_SHARE for text, share in shares.items()}  # earlier versions rounded some to 0
         rare = float(content["rare"])
         if not 0 <= rare <= 1:
             raise ValueError("a share out of range")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ NO_DATES = (
     "To learn from ISO dates (2024-01-31), name the column in --date-columns (in Python dates=); to test on the newest "
     "rows, name it in --split-by (split_by=). Otherwise leave it out (--drop-columns, drop=)."
 )
+WHOLE = re.compile(r"^\s*(-?(?:0|[1-9]\d*))(?:\.0*)?\s*$")  # 1.0 in a file may be the number 1 of a DataFrame
 MOSTLY = 0.8  # a column of words with a larger share of numbers is a column of numbers with mistakes
 
 
@@ -115,7 +117,7 @@ class TableRecipe:
         A column of dates is its year, and the names of its month and weekday (and hour).
         """
         self._check_columns(frame)
-        words = {name: [text or None for text in as_text(frame[name])] for name in self.categories}
+        words = {name: [text or None for text in self.words(frame, name)] for name in self.categories}
         plain = [name for name in self.columns if name not in self._date_parts]
         raw = {n: numbers(frame[n], n) if n in self.numeric else np.array(words[n], object) for n in plain}
         for name, times in self.dates.items():
@@ -131,6 +133,20 @@ class TableRecipe:
         """The columns that a table must have: those of numbers, words and dates."""
         parts = self._date_parts
         return (*(name for name in self.columns if name not in parts), *self.dates)
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """The columns of a file to read as text: identifiers, and words, which are 01 even where none is a letter.
+
+        True and False are left to the reader of the file, which knows them in any case.
+        """
+        words = [name for name, known in self.categories.items() if not set(known) <= {"True", "False"}]
+        return (*words, *([self.id] if self.id is not None else []))
+
+    def words(self, frame: pd.DataFrame, name: str) -> list[str]:
+        """Return the values of a column of words, "" where one is missing; 1.0 is 1 unless 1.0 itself is known."""
+        known = {*self.categories[name], ""}
+        return [text if text in known else WHOLE.sub(r"\1", text) for text in as_text(frame[name])]
 
     def _check_columns(self, frame: pd.DataFrame) -> None:
         for name in self.table_columns:
@@ -161,7 +177,7 @@ class TableRecipe:
                 parts += [missing[:, None]] if rule.gaps else []
             else:
                 number = {value: i for i, value in enumerate(self.categories[name])}
-                codes = [number.get(text, len(number)) for text in as_text(frame[name])]
+                codes = [number.get(text, len(number)) for text in self.words(frame, name)]
                 parts.append(np.eye(len(number) + 1, dtype=np.float32)[codes])
         return np.concatenate(parts, axis=1).astype(np.float32)
 

@@ -57,8 +57,8 @@ class TargetTransform:
                 "a log or Box-Cox transform needs targets above 0" if self.powers else "a positive target is 0 or more"
             )
             raise InputError(
-                f"{where(row)} has the target {y[row].min():g}, but {need}. Mend the value, or leave the transform "
-                "(--target-transform, --positive-target) out."
+                f"{where(row)} has the target {y[row].min():g}, but {need}. Mend the value. In train, compare "
+                "and tune you may also leave the transform (--target-transform, --positive-target) out."
             )
 
     def forward(self, y: np.ndarray) -> np.ndarray:

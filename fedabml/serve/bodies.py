@@ -77,7 +77,8 @@ def parse_csv_body(spec: InputSpec, body: bytes, max_rows: int) -> Rows:
     if head.count(",") >= MAX_COLUMNS:
         raise InputError(f"The first line has more than {MAX_COLUMNS:,} columns.")
     try:
-        frame = pandas().read_csv(io.StringIO(text), nrows=max_rows + 1, dtype=dict.fromkeys([recipe.id], str))
+        types = dict.fromkeys(recipe.text_columns, str)
+        frame = pandas().read_csv(io.StringIO(text), nrows=max_rows + 1, dtype=types, low_memory=False)
     except Exception as error:  # pandas has errors of nearly every type for damaged text
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise InputError(f"The body is not a CSV table: {short(reason)}.") from error
@@ -112,7 +113,7 @@ def read_rows(posterior: Posterior, parts: Sequence[Rows], refuse_unknown: bool)
     joined = {name: [cell for part in parts for cell in part.x[name]] for name in recipe.table_columns}
     frame = pandas().DataFrame(joined, dtype=object)
     for name, known in recipe.categories.items() if refuse_unknown else ():
-        for row, text in enumerate(as_text(frame[name]), 1):
+        for row, text in enumerate(recipe.words(frame, name), 1):
             if text and text not in known:
                 some = ", ".join(known[:MOST_NAMED]) + (", …" if len(known) > MOST_NAMED else "")
                 raise InputError(

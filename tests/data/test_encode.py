@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import fedabml
 from fedabml.data import read_table
+from fedabml.data.encode import features
 from fedabml.errors import InputError
+from fedabml.serve.bodies import parse_csv_body
 
 pd = pytest.importorskip("pandas")
 
@@ -121,3 +125,44 @@ def test_leading_zeros_of_an_id_are_kept(tmp_path):
         posterior.predict(renamed, id="cas")
     with pytest.raises(InputError, match="no column 'patient'"):
         run.prior.personalize(renamed, id="patient")
+
+
+def wards(values):
+    """A table of two sites whose column `ward` has these values in turn."""
+    pd = pytest.importorskip("pandas")
+    n = 40
+    return pd.DataFrame(
+        {
+            "site": ["a", "b"] * (n // 2),
+            "ward": list(values) * (n // len(values)),
+            "ill": ["no", "no", "yes", "yes"] * 10,
+        }
+    )
+
+
+@pytest.mark.parametrize("kind", ["csv", "xlsx"])
+def test_a_word_of_digits_is_the_same_word_in_a_later_file(tmp_path, kind):
+    """The later file has the ward 01 alone, which would be read as the number 1."""
+    wards(["01", "A1"]).to_csv(tmp_path / "t.csv", index=False)
+    recipe = read_table(tmp_path / "t.csv", client="site", target="ill").recipe
+    later = wards(["01"]).head(2)
+    getattr(later, {"csv": "to_csv", "xlsx": "to_excel"}[kind])(tmp_path / f"new.{kind}", index=False)
+    x = features(tmp_path / f"new.{kind}", recipe)
+    assert (x[:, recipe.feature_names.index("ward=01")] == 1).all()
+    if kind == "csv":
+        body = (tmp_path / "new.csv").read_bytes()
+        assert parse_csv_body(SimpleNamespace(recipe=recipe), body, 10).x["ward"] == ["01", "01"]
+
+
+@pytest.mark.parametrize("values", [[1, 2], [1.0, 2.0], [True, False]])
+def test_numbers_that_were_words_in_a_frame_are_found_in_a_file(tmp_path, values):
+    """With a gap pandas writes 1 as 1.0; True may be written TRUE."""
+    table = wards(values).astype({"ward": "category"})
+    recipe = read_table(table, client="site", target="ill").recipe
+    texts = ["1", "1.0", " 1"] if values[0] is not True else ["True", "TRUE", "true"]
+    name = f"ward={'True' if values[0] is True else 1}"
+    for text in texts:
+        (tmp_path / "new.csv").write_text(f"site,ward\na,{text}\na,{text}\n")
+        assert (features(tmp_path / "new.csv", recipe)[:, recipe.feature_names.index(name)] == 1).all()
+    x = features(table, recipe)
+    assert not x[:, recipe.feature_names.index("ward=other")].any()

@@ -71,3 +71,10 @@ def test_other_workbooks_have_a_way_out(tmp_path, kind):
     (tmp_path / f"t.{kind}").write_bytes(b"")
     with pytest.raises(InputError, match="Save its sheet as CSV"):
         read_frame(tmp_path / f"t.{kind}")
+
+
+def test_words_keep_their_form_in_a_long_file(tmp_path):
+    """Read in parts, the first of which has numbers alone, 01 would become 1."""
+    text = "ward,x\n" + "01,0.123456789\n" * 300_000 + "A1,0.5\n" * 10
+    (tmp_path / "t.csv").write_text(text)
+    assert set(read_frame(tmp_path / "t.csv").ward) == {"01", "A1"}

@@ -134,3 +134,13 @@ def test_below_zero_is_impossible_where_it_never_was():
     assert Ranges.from_json(old).columns["count"].signed  # a file of before: only the quantiles count
     assert Ranges.fit({"count": values - 20}).columns["count"].signed
     assert Ranges.fit({"count": values[:50]}).columns["count"].signed  # too few rows to know
+
+
+@pytest.mark.parametrize("values", [np.array(["a"] * 20_000 + ["b"] * 5, object), np.r_[np.zeros(20_000), np.ones(5)]])
+def test_a_category_of_few_among_many_rows_is_saved(values):
+    ranges = Ranges.fit({"ward": values})
+    content = json.loads(json.dumps(ranges.to_json()))
+    assert min(content["ward"]["shares"].values()) == 0.001 and Ranges.from_json(content) == ranges
+    rare = min(content["ward"]["shares"], key=content["ward"]["shares"].get)
+    content["ward"]["shares"][rare] = 0.0  # as earlier versions wrote it
+    assert Ranges.from_json(content) == ranges
