@@ -45,7 +45,12 @@ Change = Callable[[pd.DataFrame], pd.Series]
 TEST_SHARE, VALIDATION, HIDDEN = 0.5, 0.3, 32
 ENOUGH = 50  # test rows of a site that is judged, at least
 LEVEL = 0.05
-METHODS = ("fedabml", "alone", "alone_lr", "pooled_lr")
+METHODS = {  # by their names in the records: those on the page
+    "fedabml": "FedABML",
+    "alone": "same network, trained alone",
+    "alone_lr": "logistic regression alone",
+    "pooled_lr": "pooled logistic regression",
+}
 
 
 @dataclass(frozen=True)
@@ -229,13 +234,13 @@ def shown(name: str, verdict: Record) -> str:
     """Return a verdict as Markdown tables."""
     lines = [f"### {name}, {verdict['seeds']} seeds", "", "| AUROC, mean over sites | small sites | all sites |"]
     lines.append("|---|---|---|")
-    for method in METHODS:
+    for method, label in METHODS.items():
         cells = []
         for group in ("small", "all"):
             mean, half = verdict.get(f"{group}_gain_over_{method}", (None, None))
             gain = "" if mean is None else f" (FedABML {mean:+.3f} ± {half or float('nan'):.3f})"
             cells.append(f"{verdict[f'{group}_{method}']:.3f}{gain}")
-        lines.append(f"| {method} | {' | '.join(cells)} |")
+        lines.append(f"| {label} | {' | '.join(cells)} |")
     count, expected = verdict["judged"], verdict["expected_outside"]
     lines += [
         "",
