@@ -179,8 +179,8 @@ def personalize(
         false_alarms: Share of usual inputs that may be flagged as unusual.
         calibration (WORD): How probabilities are calibrated on the rows held out: temperature, isotonic (100 rows or
             more) or none. Its effect is shown by cross-validation on these rows.
-        class_weights (WEIGHTS): How much rows of each class count: balanced, none, or numbers such as 1,5.
-            [default: as in training]
+        class_weights (WEIGHTS): How much rows of each class count: balanced (by the client's rows), none, or numbers
+            such as 1,5. [default: as in training]
         compare: Say whether the prior, the posterior or training alone serves the client best on the rows held out.
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.
@@ -218,7 +218,11 @@ def personalize(
     for line in _trust_lines(posterior.trust, posterior.input_spec.task in STRUCTURED):
         print_line(line)
     if compare:
-        print_line(compare_at_site(loaded, x, y, validation, seed, device, encoded=encoded).sentence)
+        report = compare_at_site(
+            loaded, x, y, validation, seed, device, encoded=encoded, epochs=epochs, lr=lr, batch_size=batch_size,
+            class_weights=class_weights,
+        )  # fmt: skip
+        print_line(report.sentence)
     print_line(f"prior       {loaded.digest[:16]} (digest)")
     print_line(f"posterior   {out}")
 
@@ -252,7 +256,7 @@ def _trust_lines(trust: Trust | None, several: bool) -> list[str]:
     if trust.nll_before is not None:
         how = f"temperature {trust.temperature:.3g}" if trust.kind == "temperature" else trust.kind
         pairs = [("NLL", trust.nll_before, trust.nll_after), ("ECE", trust.ece_before, trust.ece_after)]
-        effect = ", ".join(f"{name} {number(a)} → {number(b)}" for name, a, b in pairs)
+        effect = ", ".join(f"{name} {number(a)} → {number(b)}" for name, a, b in pairs if b is not None)
         lines.append(f"calibration {how}" + ("" if trust.kind == "none" else f": {effect} (cross-validated)"))
     if trust.threshold is not None:
         few = "; so few make it uncertain" if (trust.positives or 0) < 10 else ""
@@ -265,7 +269,8 @@ def _trust_lines(trust: Trust | None, several: bool) -> list[str]:
     several_answers = "no sets: they are made for one label per input, and here are several"
     lines.append("coverage    " + (several_answers if several else f"{trust.coverage:.0%} {what}{needed}"))
     if trust.density is None or trust.density_limit == float("inf"):
-        lines.append("alarms      of values only: too few validation rows, or no linear layer, to judge distances")
+        what = "none" if trust.range_limit == float("inf") else "of values only"
+        lines.append(f"alarms      {what}: too few validation rows, or no linear layer, to judge distances")
     return lines
 
 
@@ -288,7 +293,7 @@ def _read_table(path: Path, input_spec: InputSpec) -> Any:
     if input_spec.recipe and not table:
         raise InputError(f"'{path}' is not a table. {TABLE_WANTED}")
     recipe = input_spec.recipe
-    return read_frame(path, (recipe.id,) if recipe and recipe.id else ()) if table else None
+    return read_frame(path, recipe.text_columns if recipe else ()) if table else None
 
 
 def _image_recipe(path: Path, input_spec: InputSpec) -> ImageRecipe | None:
@@ -341,7 +346,9 @@ def predict(
     A value far outside its range can still look certain. A posterior made with --validation flags it. Its predictions
     have further columns: set, the classes that contain the truth with the stated coverage (for regression low and
     high); alarm, whether the input is unlike the client's data; distance, to the client's training data in the last
-    hidden layer; and flags, which name a table's columns with unusual values.
+    hidden layer; and flags, which name a table's columns with unusual values. Where classes are predicted from inputs
+    without columns, such as images, strangeness raises alarms, too. It joins the angle between the features and the
+    mean features of the classes with the entropy, and is about 1 for usual inputs.
 
     A class name that a spreadsheet would run as a formula begins with an apostrophe.
 

@@ -113,13 +113,16 @@ class Calibration:
         return np.stack(columns, 1) / np.sum(columns, 0)[:, None]
 
 
-def cross_calibrated(kind: str, probs: np.ndarray, y: np.ndarray) -> np.ndarray:
+def cross_calibrated(kind: str, probs: np.ndarray, y: np.ndarray, owner: np.ndarray | None = None) -> np.ndarray:
     """Return probabilities [n, classes], each row calibrated by a calibration that was fitted on other rows.
 
     Rows are dealt to folds class by class, so every fold has its share of a rare class. A single row stays as it is.
+    With `owner` [n], the answers of one owner, such as an input with several labels, are in the same fold.
     """
     fold, out = np.empty(len(y), int), probs.copy()
     fold[np.argsort(y, kind="stable")] = np.arange(len(y)) % FOLDS
+    if owner is not None:
+        fold = np.unique(owner, return_inverse=True)[1].reshape(-1) % FOLDS
     for k in range(FOLDS):
         if (fold == k).any() and (fold != k).any():
             out[fold == k] = Calibration.fit(kind, probs[fold != k], y[fold != k]).apply(probs[fold == k])

@@ -30,7 +30,8 @@ from ..vectors import Network
 from .modules import Model, Origin, layout_of, pack_network, unpack_network
 from .tokens import check_tokens, padding_of
 
-FORMATS = (1, 2)  # 2: with what earlier versions would leave out: a target's transform, noise by input, an adapter
+# 2: with what earlier versions would leave out: a target's transform, noise by input, an adapter, class weights
+FORMATS = (1, 2)
 _OUTPUTS = {"regression": "target(s)", "multilabel": "labels", "sequence": "outputs of steps"}
 _NORM = ("shift", "scale", "y_shift", "y_scale")
 TABLE_WANTED = (
@@ -148,7 +149,7 @@ class InputSpec:
             return None
         if not named and not (hasattr(x, "iloc") and hasattr(x, "columns")):
             raise InputError(TABLE_WANTED)
-        return as_frame(x, (self.recipe.id,) if self.recipe.id else ())
+        return as_frame(x, self.recipe.text_columns)
 
     def inputs(self, x: Any, what: str = "The array of inputs", encoded: bool = False) -> np.ndarray:
         """Return checked inputs [n, *shape] from an array or, if the prior reads one, a table or a folder of images."""
@@ -252,9 +253,10 @@ class InputSpec:
         """Return tensors and JSON facts for a file."""
         norm = {n: torch.as_tensor(np.asarray(getattr(self, n), np.float32)) for n in _NORM}
         noise_by_input = isinstance(self.likelihood, GaussianNoise) and self.likelihood.by_input
+        weights = isinstance(self.likelihood, Categorical) and self.likelihood.weights
         constants, made = pack_network(self.network, self.origin)
         facts = {
-            "format": FORMATS[bool(self.transform or noise_by_input or made.keys() - {"tokens"})],
+            "format": FORMATS[bool(self.transform or noise_by_input or weights or made.keys() - {"tokens"})],
             "model": self.model,
             "layout": layout_of(self.network),
             "likelihood": likelihoods.to_json(self.likelihood),

@@ -147,10 +147,11 @@ class Prior:
         if (features := posterior.features(train)) is not None and len(train) >= LEAST_DENSITY:
             density = FeatureDensity.fit(features, y_train if spec.classes else None)
             checks = {"density": density, "features": posterior.features(held)}
+        checks["federation"] = spec.recipe.ranges if spec.recipe else None
         if frame is not None and spec.recipe is not None:
             columns = spec.recipe.raw_columns(frame)
             own, checks["columns"] = ({n: v[r] for n, v in columns.items()} for r in (fed.train[0], fed.val[0]))
-            checks |= {"ranges": Ranges.fit(own), "federation": spec.recipe.ranges}
+            checks["ranges"] = Ranges.fit(own)
         p = posterior.predict(held, seed=seed, device=device, encoded=True)
         trust = Trust.fit(p, y_held, coverage=coverage, aim=aim, false_alarms=false_alarms, kind=calibration, **checks)
         return dataclasses.replace(posterior, trust=trust)

@@ -10,6 +10,7 @@ of each row. So their differences are paired, and the interval says whether a di
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,15 +64,21 @@ def compare_at_site(
     device: str = "auto",
     *,
     encoded: bool = False,
+    epochs: int | None = None,
+    lr: float | None = None,
+    batch_size: int | None = None,
+    class_weights: str | Sequence[float] | None = None,
 ) -> SiteReport:
     """Hold out a share of a site's rows and compare the prior, the site's posterior and training alone on them.
 
-    `x` and `y` are those of `Prior.personalize`.
+    `x` and `y` are those of `Prior.personalize`, as are `epochs` and `lr`, which make the posterior, and `batch_size`
+    and `class_weights`, which also hold for training alone.
     """
     train, held = prior.hold_out(x, y, validation, seed, encoded)
     options: dict[str, Any] = {"seed": seed, "device": device, "encoded": True}
+    options |= {"batch_size": batch_size, "class_weights": class_weights}
     losses = {
-        "posterior": _losses(prior.personalize(*train, **options), *held),
+        "posterior": _losses(prior.personalize(*train, epochs=epochs, lr=lr, **options), *held),
         "prior": _losses(prior.personalize(*train, epochs=0, **options), *held),
     }
     local = Prior(Local(), {}, prior.input_spec, prior.batch_size)

@@ -80,12 +80,12 @@ class Trust:
         `density` and `ranges` are those of the client's training rows, `federation` those of all sites; `features` [n,
         h] and `columns` are the validation rows' own. A table's rows are checked by values and distances, other inputs
         by distances and, for classes, strangeness; each check may raise half of the false alarms. Their limits are
-        quantiles of the validation rows; a value's is never below the one that the ranges themselves imply. `kind` is
-        that of the calibration.
+        quantiles of the validation rows; a value's is never below the one that the ranges themselves imply, and is that
+        one without `columns`. `kind` is that of the calibration.
         """
         usual = federation or ranges
-        by_value, by_distance = usual is not None and columns is not None, density is not None and features is not None
-        by_strangeness = by_distance and columns is None and isinstance(p, Prediction)
+        by_value, by_distance = usual is not None, density is not None and features is not None
+        by_strangeness = by_distance and not by_value and isinstance(p, Prediction)
         share = false_alarms / max(1, by_value + by_distance + by_strangeness)
         density_limit = range_limit = strangeness_limit = math.inf
         strangeness = None
@@ -95,8 +95,9 @@ class Trust:
                 angle = density.angle(features)
                 strangeness = Strangeness.fit(angle, p.entropy)
                 strangeness_limit = calibration.conformal_quantile(strangeness.score(angle, p.entropy), 1 - share)
-        if usual is not None and columns is not None:
+        if usual is not None:
             range_limit = usual.threshold(share)
+        if usual is not None and columns is not None:
             seen = calibration.conformal_quantile(usual.novelty(columns), 1 - share)
             range_limit = max(range_limit, seen) if math.isfinite(seen) else range_limit
         common: dict[str, Any] = {"false_alarms": false_alarms, "density": density, "density_limit": density_limit}
@@ -108,12 +109,12 @@ class Trust:
         if isinstance(p, MultiPrediction):  # one temperature for every known answer; sets are of a single answer
             if kind == "isotonic":
                 raise InputError("An isotonic calibration is for one label per row. Choose 'temperature' or 'none'.")
-            flat, known, _ = p.flat(y, np.arange(len(y)))
+            flat, known, row = p.flat(y, np.arange(len(y)))
             temperature = calibration.Calibration.fit(kind, flat.probs, known).temperature
-            scaled = replace(flat, probs=calibration.with_temperature(flat.probs, temperature))
+            crossed = calibration.cross_calibrated(kind, flat.probs, known, row)
             nll = [
-                -float(np.log(np.clip(1 - calibration.label_scores(q.probs, known), 1e-30, None)).mean())
-                for q in (flat, scaled)
+                -float(np.log(np.clip(1 - calibration.label_scores(probs, known), 1e-30, None)).mean())
+                for probs in (flat.probs, crossed)
             ]
             return cls(
                 quantile=math.inf, temperature=temperature, nll_before=nll[0], nll_after=nll[1], kind=kind, **common

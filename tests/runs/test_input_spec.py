@@ -60,6 +60,16 @@ def test_an_earlier_version_refuses_what_it_would_read_wrongly(fed, run, tmp_pat
         assert facts["format"] == number and ("transform" in facts) == (number == 2)
 
 
+def test_an_earlier_version_refuses_class_weights(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(30, 2)).astype(np.float32), np.arange(30) % 2
+    fed = fedabml.Federation.from_arrays([(x, y)] * 2)
+    for weights, number in ((None, 1), ("1,5", 2)):
+        prior = fedabml.train(fed, "mlr", rounds=1, evaluate=False, class_weights=weights).prior
+        path = prior.save(tmp_path / "prior.safetensors")
+        assert read_tensors(path)[1]["format"] == number
+        assert fedabml.load_prior(path).input_spec.likelihood == prior.input_spec.likelihood
+
+
 @pytest.mark.parametrize(
     "change", [{"powers": [0.1, 0.2], "units": [1.0, 1.0]}, {"powers": [9], "units": [1.0]}, "log"]
 )

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import fedabml
+from fedabml.cli.use import _trust_lines
 from fedabml.errors import InputError
+from fedabml.evaluation import calibration
 from fedabml.experiments.paper.outside import auroc
 from fedabml.runs.trust import Trust
 from tests.cli.command import run as command
@@ -170,6 +172,43 @@ def test_a_report_names_what_serves_a_site_best(hospital):
     assert mean > 0 and half > 0
     assert mean == pytest.approx(report.nll["alone"] - report.nll[report.best])
     assert "serves this site best: NLL" in report.sentence and "training alone is worse by" in report.sentence
+
+
+def test_a_report_judges_the_posterior_that_is_written(hospital, monkeypatch):
+    prior, rows, _ = hospital
+    monkeypatch.setattr("fedabml.runs.site.ALONE_EPOCHS", (1,))
+    options = {"epochs": 3, "lr": 0.05, "batch_size": 20, "class_weights": "1,5"}
+    report = fedabml.compare_at_site(prior, rows.head(150), validation=0.4, **options)
+    written = prior.personalize(rows.head(150), validation=0.4, **options)
+    assert report.nll["posterior"] == pytest.approx(written.trust.nll_before, rel=1e-6)
+
+
+def test_rows_that_are_encoded_have_flags_all_the_same(hospital):
+    """The rows of a run's own client are encoded; values of later rows are judged by what all sites hold."""
+    prior, rows, new = hospital
+    recipe = prior.input_spec.recipe
+    x, y = recipe.apply(rows), recipe.encode_target(rows.died)
+    posterior = prior.personalize(x, y, encoded=True, validation=0.4)
+    assert posterior.trust.range_limit == pytest.approx(recipe.ranges.threshold(0.025))
+    assert posterior.trust.strangeness is None
+    checks = posterior.predict(new.assign(age=900.0)).checks
+    assert checks.alarm.all() and all("age is 900" in texts[0] for texts in checks.flags)
+    assert posterior.predict(new).checks.alarm.mean() < 0.1
+
+
+def test_the_effect_of_a_calibration_of_several_labels_is_cross_validated():
+    """Labels without any signal: fitted on the same rows, a temperature can only seem to help."""
+    random = np.random.default_rng(0)
+    y, p1 = random.integers(0, 2, (12, 3)), random.uniform(0.2, 0.8, (12, 3))
+    p = fedabml.MultiPrediction(np.stack([1 - p1, p1], -1), np.zeros((12, 3)))
+    trust = Trust.fit(p, y)
+    flat, known, row = p.flat(y, np.arange(12))
+    crossed = calibration.cross_calibrated("temperature", flat.probs, known, row)
+    assert trust.nll_after == pytest.approx(-np.log(crossed[np.arange(len(known)), known]).mean())
+    scaled = calibration.with_temperature(flat.probs, trust.temperature)
+    assert trust.nll_after > -np.log(scaled[np.arange(len(known)), known]).mean()
+    assert "ECE" not in "".join(_trust_lines(trust, several=True))
+    assert _trust_lines(trust, several=True)[-1].startswith("alarms      none")
 
 
 @pytest.mark.slow
