@@ -11,6 +11,7 @@ Sequences of different lengths are filled up with the federation's `padding`. A 
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,8 @@ from ..errors import InputError
 from ..vectors import Network
 
 CHUNK = 1 << 16  # samples checked at once
+MOST_ROWS = 1 << 10  # rows that a model is tried on at once
+SECONDS = 2.0  # after which no further rows are tried: a large model would take as long as an epoch
 
 
 def take_tokens(fed: Federation, network: Network) -> tuple[Federation, Network, str]:
@@ -73,12 +76,12 @@ def check_tokens(network: Network, x: np.ndarray, what: str, where: Callable[[in
     if _has_fractions(x):
         raise InputError(f"{what}: some values have fractions, but the model looks its inputs up. Give whole numbers.")
     flat = x.reshape(len(x), -1)
-    ends = torch.as_tensor(x[[int(flat.min(1).argmin()), int(flat.max(1).argmax())]].astype(np.float32))
-    with _TooLarge(network.module) as found:
-        failed = _call(network, network.as_input(ends))
-    if found.layer and (rows := np.flatnonzero((flat == found.token).any(1))).size:
+    rows, failed, found = _first_failure(network, x, flat)
+    if found.layer and (named := rows[(flat[rows] == found.token).any(1)]).size:
+        pairs = ((row, _try_rows(network, x, np.array([row, row]))[1].layer) for row in named)
+        row = next((row for row, layer in pairs if layer == found.layer), named[0])
         raise InputError(
-            f"{what}: {where(int(rows[0]))} has the token {found.token}, but the model's layer '{found.layer}' has "
+            f"{what}: {where(int(row))} has the token {found.token}, but the model's layer '{found.layer}' has "
             f"entries for 0..{found.entries - 1}. Number tokens from 0, and give the embedding an entry for each."
         )
     if isinstance(failed, IndexError):
@@ -86,6 +89,30 @@ def check_tokens(network: Network, x: np.ndarray, what: str, where: Callable[[in
             f"{what}: values range from {flat.min():g} to {flat.max():g}, but the embedding has no entry for some "
             "of them. Number tokens from 0, and give the embedding an entry for each."
         )
+
+
+def _first_failure(network: Network, x: np.ndarray, flat: np.ndarray) -> tuple[np.ndarray, Exception | None, _TooLarge]:
+    """Try rows until some fail, and return these, their error and the embedding that lacks an entry.
+
+    The rows with the smallest and the largest number come first, and decide for a model with one embedding. Those of
+    every column follow, for models with several, and then all rows, in parts that double while there is time.
+    """
+    ends = [int(flat.min(1).argmin()), int(flat.max(1).argmax())]
+    order = np.concatenate([ends, flat.argmin(0), flat.argmax(0), np.arange(len(x))])
+    start, size, until = 0, 2, time.monotonic() + SECONDS
+    while True:
+        rows = order[start : start + size]
+        failed, found = _try_rows(network, x, rows)
+        start, size = start + size, min(2 * size, MOST_ROWS)
+        if failed or found.layer or start >= len(order) or time.monotonic() > until:
+            return np.unique(rows), failed, found
+
+
+def _try_rows(network: Network, x: np.ndarray, rows: np.ndarray) -> tuple[Exception | None, _TooLarge]:
+    """Call the network with rows of x, and return its error and the embedding that lacks an entry."""
+    with _TooLarge(network.module) as found:
+        failed = _call(network, network.as_input(torch.as_tensor(x[rows].astype(np.float32))))
+    return failed, found
 
 
 def padding_of(network: Network) -> int | None:

@@ -118,6 +118,33 @@ def test_an_embedding_without_an_entry_for_every_token_is_refused():
         fedabml.prepare(fed, Bag(entries=WORDS - 5), **QUICK)
 
 
+class Two(nn.Module):
+    """A small embedding for the first column, a large one for the second."""
+
+    def __init__(self, turned):
+        super().__init__()
+        self.small, self.large, self.head = nn.Embedding(5, 2), nn.Embedding(500, 2), nn.Linear(2, 2)
+        self.turned = turned
+
+    def forward(self, x):
+        return self.head(self.small(self.turned(x[:, 0])) + self.large(x[:, 1]))
+
+
+@pytest.mark.parametrize(
+    ("turned", "token"), [(lambda x: x, 9), (lambda x: torch.where(x == 3, 3 + 6 * (x == 3), x % 4), 3)]
+)
+def test_each_of_several_embeddings_must_have_an_entry(turned, token):
+    x = np.stack([np.arange(200) % 3, np.arange(200)], 1)
+    y = np.arange(200) % 2
+    module = Two(turned)
+    x[:, 1] += 100
+    assert fedabml.prepare(fedabml.Federation.from_arrays([(x, y)]), module, **QUICK)
+    x[77, 0] = token
+    x[90, 0] = 4 if token == 3 else 0  # then token 3 is at no end of its column
+    with pytest.raises(InputError, match=r"no entry|client 'client-0' has the token 9.*'small' has entries for 0..4"):
+        fedabml.prepare(fedabml.Federation.from_arrays([(x, y)]), module, **QUICK)
+
+
 def test_an_embedding_of_positions_leaves_inputs_standardised():
     fed = fedabml.Federation.from_arrays(sentences())
     setup = fedabml.prepare(fed, Positions(), **QUICK)
