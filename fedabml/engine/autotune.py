@@ -114,25 +114,25 @@ def backend_of(name: str, network: Network, x: Tensor, device: torch.device) -> 
 
 def _why_unbatched(network: Network, x: Tensor, name: str) -> str:
     """Return a note on what keeps a module from being batched; raise InputError if `vmap` was chosen or none works."""
-    why = ""
+    why, library = "", "transformers" if hasattr(network.module, "without_weights") else ""  # of a folder
     if name != "loop":
         try:
             with quiet_vmap():
                 _try_batched(network.to("cpu", torch.float32), x)
             return ""
         except Exception as error:  # modules fail in many ways
-            why = refusal(error)
+            why = refusal(error, library)
     try:
         _try_one(network.to("cpu", torch.float32), x)
     except Exception as error:
         again = network.to("cpu", torch.float32)
         for key in (rng.key(0), None):  # as in training, and as in scoring: a module that is broken says so itself
             again(again.initial, x, key)
-        raise InputError(f"The gradient of this model cannot be taken: {refusal(error)}") from error
+        raise InputError(f"The gradient of this model cannot be taken: {refusal(error, library)}") from error
     if name == "vmap":
         raise InputError(
-            f"This model cannot be batched over clients: {why} Or use the backend auto or loop: it then runs client by "
-            "client."
+            f"This model cannot be batched over clients: {why} {'Use' if library else 'Or use'} the backend auto or "
+            "loop: it then runs client by client."
         )
     return why and f"This model runs client by client, because it cannot be batched over clients: {why}"
 

@@ -72,10 +72,14 @@ COMPILER: tuple[Rule, ...] = (
 # fmt: on
 
 
-def refusal(error: BaseException) -> str:
-    """Return where a network failed and at what (the end of a sentence), and a sentence that says what to do."""
+def refusal(error: BaseException, library: str = "") -> str:
+    """Return where a network failed and at what (the end of a sentence), and a sentence that says what to do.
+
+    If the model's code is a library's, the second sentence names the library: the user cannot change that code.
+    """
     place, code = _locate(error) or ("it", "")
     problem, fix = _apply(MODEL, f"{error}\n{code or place}") or (f"fails ({_first_sentence(error)})", OTHERWISE)
+    fix = f"This is code of the library {library}; there is nothing to change in your folder" if library else fix
     return f"{place} {problem}{f', in `{code}`' if code else ''}. {fix}."
 
 

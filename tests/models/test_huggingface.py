@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors import safe_open
@@ -11,6 +12,7 @@ import fedabml
 from fedabml.errors import InputError
 from fedabml.models.huggingface import load_folder
 from fedabml.vectors import Network
+from tests.cli import command
 
 QUICK = {"rounds": 1, "participation": 1.0, "epochs": 1, "device": "cpu", "backend": "loop", "evaluate": False}
 TOKENS = 6
@@ -86,12 +88,43 @@ def test_frozen_weights_that_a_folder_lacks_are_drawn_from_the_seed_again(tmp_pa
     assert drawn.any() and torch.equal(drawn, again)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["head", pytest.param("lora", marks=pytest.mark.nightly)])
+def test_a_folder_goes_from_files_of_tokens_to_predictions_on_the_command_line(folder, train, tmp_path):
+    fed = federation()
+    clients, run_folder, posterior = tmp_path / "clients", tmp_path / "run", tmp_path / "posterior.safetensors"
+    clients.mkdir()
+    for client in range(2):
+        np.savez(clients / f"{client}.npz", x=fed.x[fed.train[client]], y=fed.y[fed.train[client]])
+    np.savez(tmp_path / "new.npz", x=fed.x[:7])
+    settings = ["--rounds", 1, "--epochs", 1, "--device", "cpu", "--backend", "loop", "--no-evaluate"]
+    command.run("train", "--data", clients, "--model", folder, "--train", train, *settings, "--out", run_folder)
+    personal = ["--data", clients / "0.npz", "--epochs", 1, "--device", "cpu", "--out", posterior]
+    command.run("personalize", run_folder, "--model", folder, *personal)
+    out = tmp_path / "predictions.csv"
+    command.run("predict", posterior, "--model", folder, "--data", tmp_path / "new.npz", "--out", out)
+    assert len(pd.read_csv(out)) == 7
+    other = save_bert(tmp_path / "other-bert", seed=1)
+    refused = command.run("personalize", run_folder, "--model", other, *personal, "--force", code=2)
+    assert "'other-bert' has another" in " ".join(refused.stderr.split())
+
+
 def test_padding_does_not_change_an_output(folder):
     module = load_folder(folder, [TOKENS], 2)
     network = Network(module, 0, "logits", module.padding).with_tokens(True)
     x = torch.tensor([[3, 4, 5, 0, 0, 0]])
     expected = module.eval()(x[:, :3]).logits
     torch.testing.assert_close(network(network.initial, x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_folder_that_cannot_be_batched_runs_client_by_client_and_asks_for_no_other_code(folder):
+    words = {"rounds": 1, "device": "cpu"}
+    (note,) = (note for note in fedabml.prepare(federation(), folder, **words).notes if "batched" in note)
+    assert note.startswith("This model runs client by client, because it cannot be batched over clients: ")
+    assert note.endswith("This is code of the library transformers; there is nothing to change in your folder.")
+    with pytest.raises(InputError, match=r"nothing to change in your folder\. Use the backend auto or loop"):
+        fedabml.prepare(federation(), folder, **words, backend="vmap")
 
 
 def test_pickled_weights_and_code_are_refused(tmp_path):
