@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..algorithms import digest_of
 from ..files.sealed import parse_sealed, sealed_line
-from ..models import OWN
+from ..models import OWN, folder_digest, is_folder
 from ..runs.config import RunConfig, Table, stored
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Cell:
         config |= {"lr": None, self.config.algorithm: algorithm.identity()}
         if code := digest_of(algorithm) | ({name: OWN[name].digest} if (name := self.config.model) in OWN else {}):
             config["code"] = code
+        if is_folder(self.config.model):
+            config["model_files"] = folder_digest(self.config.model)  # the folder's name is not its content
         more = [list(self.curve), self.study and self.study.identity] if self.curve or self.study else []
         return json.dumps([config, list(self.personal), *more], sort_keys=True)
 

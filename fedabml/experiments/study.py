@@ -7,10 +7,12 @@ rounds of the cell's `curve`, and what else is measured when training is done. `
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
+from types import CodeType, FunctionType
 from typing import Any, ClassVar
 
 import torch
@@ -101,12 +103,64 @@ class Given(Study):
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Return a hash of a module: its structure as it is printed, and its weights."""
+    """Return a hash of a module: its structure as it is printed, its weights, and the code of the user's own classes.
+
+    The code is what Python runs, not a source file: a notebook has none, and a file may have been edited since. Plain
+    attributes count, too. A module of torch's and fedabml's classes alone has the hash that earlier versions gave it.
+    """
     digest = hashlib.sha256(repr(module).encode())
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    for name, part in module.named_modules():
+        own = [kind for kind in type(part).__mro__ if kind.__module__.partition(".")[0] not in _KNOWN]
+        if own:
+            values = {key: v for key, v in vars(part).items() if key[0] != "_" and key != "training"}
+            digest.update(f"{name}{_plain(values)}{[_class_code(kind) for kind in own]}".encode())
     return digest.hexdigest()
+
+
+_KNOWN = ("torch", "fedabml", "builtins")  # packages whose classes are no part of a module's hash
+
+
+def _class_code(kind: type) -> list[Any]:
+    """Return the code of the functions in a class, and its plain attributes."""
+    found: list[Any] = [kind.__qualname__]
+    for name, value in sorted(vars(kind).items()):
+        parts: list[Any] = (
+            [value.fget, value.fset] if isinstance(value, property) else [getattr(value, "__func__", value)]
+        )
+        codes = [f.__code__ for part in parts if isinstance(f := inspect.unwrap(part), FunctionType)]
+        if codes:
+            found.append((name, [_code(code) for code in codes]))
+        elif isinstance(value, bool | int | float | str | tuple | list | dict) and not name.startswith("__"):
+            found.append((name, _plain(value)))
+    return found
+
+
+def _code(code: CodeType) -> list[Any]:
+    """Return what a function does, without its file and lines, which change with code around it."""
+    constants: list[Any] = []
+    for value in code.co_consts:
+        ordered = sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)  # a set's order is random
+        constants.append(_code(value) if isinstance(value, CodeType) else ordered)
+    return [code.co_code.hex(), code.co_exceptiontable.hex(), code.co_names, constants]
+
+
+def _plain(value: Any) -> str:
+    """Return a value as JSON; of what has no such form, a function's code, or a name."""
+
+    def described(other: Any) -> Any:
+        return _code(other.__code__) if isinstance(other, FunctionType) else _name(other)
+
+    try:
+        return json.dumps(value, default=described, skipkeys=True)
+    except ValueError:  # it contains itself
+        return _name(value)
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
 PLAIN = Study()

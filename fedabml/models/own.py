@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from functools import cache
 from pathlib import Path
 
 from ..errors import InputError
@@ -10,6 +12,7 @@ from ..files.user_code import UserCode, is_user_code, read_user_code, refuse_oth
 
 NAMES = ("mlr", "mlp", "cnn", "cnn100", "resnet18", "text")
 TRAINED = ("all", "head", "lora")  # the weights of a module that may be trained, see `adapters`
+_READ = (".json", ".safetensors")  # files of a folder that decide what its model computes
 OWN: dict[str, UserCode] = {}  # classes and functions in users' files, by name
 
 
@@ -35,3 +38,19 @@ def named(name: str) -> str:
 def is_folder(name: str | os.PathLike[str]) -> bool:
     """Return whether a model's name is a folder of Hugging Face's, by the file config.json in it."""
     return (Path(name) / "config.json").is_file()
+
+
+def folder_digest(name: str) -> str:
+    """Return a hash of a Hugging Face folder's configuration and weights; unchanged files are read once."""
+    files = sorted(file for file in Path(name).iterdir() if file.suffix in _READ and file.is_file())
+    facts = ((file, file.stat()) for file in files)
+    return _digest(tuple((os.path.realpath(f), f.name, s.st_ino, s.st_size, s.st_mtime_ns) for f, s in facts))
+
+
+@cache
+def _digest(files: tuple[tuple[str, str, int, int, int], ...]) -> str:
+    digest = hashlib.sha256()
+    for path, name, *_ in files:
+        with open(path, "rb") as file:
+            digest.update(name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

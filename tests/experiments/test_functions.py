@@ -207,6 +207,37 @@ def test_the_identity_of_a_module_is_its_weights():
     assert fingerprint(nn.Sequential(a)) != fingerprint(a)
 
 
+def test_the_identity_of_a_module_of_torch_is_that_of_earlier_versions():
+    module = nn.Sequential(nn.Linear(2, 1), nn.ReLU())
+    nn.init.ones_(module[0].weight), nn.init.zeros_(module[0].bias)
+    assert fingerprint(module)[:16] == "b6f4bbf8bea0b449"
+
+
+NET = """
+from torch import nn
+class Net(nn.Linear):
+    power = 1
+    def __init__(self, scale=1):
+        super().__init__(3, 2)
+        nn.init.ones_(self.weight), nn.init.zeros_(self.bias)
+        self.scale = scale
+    def forward(self, x):
+        return [super(Net, self).forward(y) if y in {"a", "b", "c"} else 1 for y in x]
+"""
+
+
+def test_the_identity_of_a_module_is_its_code_too():
+    def made(text, scale=1):  # a class without a file, as a notebook has it
+        space = {"__name__": "notebook"}
+        exec(text, space)
+        return fingerprint(space["Net"](scale))
+
+    first = made(NET)
+    assert made("\n\n" + NET + "x = 1\n") == first, "lines around a class are no part of it"
+    others = {made(NET.replace("else 1", "else 2")), made(NET.replace("power = 1", "power = 2")), made(NET, 2)}
+    assert len(others | {first}) == 4
+
+
 def test_importing_fedabml_needs_no_pandas_and_no_rich():
     code = "import sys, fedabml; fedabml.train; fedabml.compare; print({'pandas', 'rich', 'IPython'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from fedabml.algorithms import REGISTRY
-from fedabml.experiments.cell import Result
+from fedabml.experiments.cell import Cell, Result
 from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.paper import EXPERIMENTS, Request
 from fedabml.experiments.paper.experiment import Context
 from fedabml.experiments.study import Study
+from fedabml.runs.config import RunConfig
 
 BENCHMARKS = ("Bundled", "Part")  # studies that are defined outside the package
 RESULTS = Path(__file__).parents[2] / "results"
@@ -50,6 +51,21 @@ def test_a_result_is_read_back_with_its_identity():
     for path in ledgers()[:3]:
         for result in Ledger(path).results.values():
             assert Result.of(result.line()).identity == result.identity
+
+
+def test_a_folder_of_a_model_is_identified_by_its_files(tmp_path):
+    weights = tmp_path / "model.safetensors"
+    (tmp_path / "config.json").write_text("{}")
+    weights.write_bytes(b"one")
+    cell = Cell("a", RunConfig(model=str(tmp_path)))
+    first = cell.identity
+    (tmp_path / "README.md").write_text("no part of the model")
+    assert cell.identity == first
+    weights.write_bytes(b"other")
+    second = cell.identity
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    assert len({first, second, cell.identity}) == 3
+    assert "model_files" not in Cell("a", RunConfig()).identity
 
 
 # Digests of the identities of the cells that the quick versions declare. A change orphans what users have finished.
