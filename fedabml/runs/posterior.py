@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +37,8 @@ from ..vectors import Network
 from .input_spec import Inputs, InputSpec
 from .trust import Trust
 
-MOST_KEPT = 256 << 20  # bytes of weight samples that a posterior keeps between predictions
+MOST_KEPT = 256 << 20  # bytes of weight samples that all posteriors of the process together keep between predictions
+MOST_KEEPERS = 8  # posteriors that keep weight samples, and with them a network on their device
 MOST_SAMPLES = 100_000  # largest number of weight samples of a prediction
 MOST_FEATURES = 2048  # of a last hidden layer that is looked at
 
@@ -111,6 +114,7 @@ class Posterior:
         """Predict for what `read` returned, as the second half of `predict`.
 
         The weight samples are kept for the next call with the same seed, unless they need more than `MOST_KEPT` bytes.
+        Posteriors that were used longest ago give theirs up, so that those of many clients do not fill the memory.
         """
         target, spec, samples = device_of(device), self.input_spec, self.samples if samples is None else samples
         inputs = spec.normalised(read.x, target)
@@ -155,7 +159,7 @@ class Posterior:
             if 4 * count * network.layout.size > MOST_KEPT:
                 return network, weights
             kept = (target, samples, seed), network, list(weights)
-            vars(self)["_kept"] = kept
+        _keep(self, kept, 4 * len(kept[2]) * kept[1].layout.size)
         return kept[1], kept[2]
 
     @torch.no_grad()
@@ -208,6 +212,25 @@ class Posterior:
             density, facts["trust"] = self.trust.pack()
             tensors |= prefixed("density", density)
         return write_tensors(path, tensors, facts, private=True)
+
+
+_keepers: list[tuple[weakref.ref[Posterior], int]] = []  # with the bytes that each keeps; the last was used last
+_keepers_lock = threading.Lock()
+
+
+def _keep(posterior: Posterior, kept: Any, size: int) -> None:
+    """Let a posterior keep weight samples of `size` bytes; those used longest ago lose theirs where limits ask for it.
+
+    Posteriors are told apart by identity: comparing them would compare their tensors.
+    """
+    with _keepers_lock:
+        others = [(ref, n) for ref, n in _keepers if ref() is not None and ref() is not posterior]
+        while others and (len(others) >= MOST_KEEPERS or size + sum(n for _, n in others) > MOST_KEPT):
+            oldest = others.pop(0)[0]()
+            if oldest is not None:
+                vars(oldest).pop("_kept", None)
+        vars(posterior)["_kept"] = kept
+        _keepers[:] = [*others, (weakref.ref(posterior), size)]
 
 
 def sample_count(count: Any) -> int:

@@ -312,3 +312,33 @@ def test_weight_samples_are_drawn_once_and_the_numbers_are_the_same(monkeypatch)
     assert (probs(posterior, x, seed=1) == expected[1]).all() and (probs(posterior, x) == expected[0]).all()
     again = dataclasses.replace(posterior, samples=3)
     assert "_kept" not in vars(again) and (probs(again, x) != first).any()
+
+
+def test_many_posteriors_together_keep_a_bounded_amount(monkeypatch):
+    """Those used longest ago lose their weight samples, by number and by bytes, and predict the same numbers again."""
+    from fedabml.gaussian import Gaussian
+    from fedabml.models import build
+    from fedabml.runs import posterior as module
+    from fedabml.runs.input_spec import InputSpec
+    from fedabml.vectors import Network
+
+    network = Network(build("mlr", [3], 2), 0)
+    zero, one = np.zeros(()), np.ones(())
+    spec = InputSpec(network, fedabml.Categorical(2), None, (3,), zero, one, zero, one)
+    q, x = Gaussian(network.initial, torch.full_like(network.initial, 0.5)), np.ones((2, 3))
+    several = [fedabml.Posterior(q, spec, None, samples=2) for _ in range(module.MOST_KEEPERS + 3)]
+    monkeypatch.setattr(module, "_keepers", [])
+
+    def keeping():
+        return [i for i, each in enumerate(several) if "_kept" in vars(each)]
+
+    first = [probs(each, x) for each in several]
+    assert keeping() == list(range(3, len(several)))
+    probs(several[3], x)
+    assert (probs(several[0], x) == first[0]).all()
+    assert keeping() == [0, 3, *range(5, len(several))]
+    monkeypatch.setattr(module, "MOST_KEPT", 3 * 4 * 2 * network.layout.size)  # three posteriors' bytes
+    probs(several[1], x)
+    assert keeping() == [0, 1, 3]
+    several[0] = several[1] = several[3] = None
+    assert all(ref() is None for ref, _ in module._keepers)
