@@ -92,7 +92,7 @@ def serve(
     }
     how: dict[str, Any] = {"samples": samples, "seed": seed, "device": device, "quantiles": quantile_levels(quantiles)}
     options = ServeOptions(**limits, **how, batch_wait=batch_wait, watch=watch, unknown=unknown)
-    app = create_app(posterior, options, token)
+    app = create_app(posterior, options, token, model)
     with _listen(host, port) as listener:
         name = f"[{host}]" if ":" in host else host
         print_line(f"posterior   {posterior} ({app.state.service.served.digest[:16]})")

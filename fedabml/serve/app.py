@@ -1,7 +1,8 @@
 """The application: routes, limits of requests, the token, and how requests reach the thread that predicts.
 
-Every refusal is `{"detail": sentence}` with a status from 400 to 429. The event loop only receives and answers; rows
-are read and predicted by the thread of `batching`.
+A refusal is `{"detail": sentence}` with a status from 400 to 429, or 503 if predicting takes too long. /ready answers
+503 while predictions are not answered. uvicorn answers 503, in plain text, if there are too many connections. The event
+loop only receives and answers; the thread of `batching` reads and predicts rows.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
-
-from torch import nn
 
 from ..arguments import checks_arguments
 from ..errors import InputError
 from ..files.sheets import csv_text
+from ..runs.modules import Model
 from ..runs.outputs import as_text
 from .batching import Answer
 from .bodies import PARSERS, TooManyRows
@@ -52,13 +52,13 @@ def create_app(
     path: str | os.PathLike[str],
     options: ServeOptions | None = None,
     token: str | None = None,
-    model: nn.Module | None = None,
+    model: Model | None = None,
 ) -> FastAPI:
     """Return an ASGI application that predicts with the posterior in a file.
 
     With a `token`, every request needs the header `Authorization: Bearer TOKEN`; without one, only requests addressed
-    to this machine (localhost) are answered, and /reload is refused. `model` is the module, if the prior was trained
-    with the user's own.
+    to this machine (localhost) are answered, and /reload is refused. `model` is the user's own module, its file or its
+    folder, as for `load_posterior`.
     """
     try:
         from fastapi import FastAPI
@@ -181,7 +181,7 @@ def _check_caller(request: Request, token: str | None) -> None:
     The name is what a browser was told to connect to: a page of a stranger's that resolves its own name to this
     machine must not reach a service without a token.
     """
-    path = request.url.path
+    path = request.scope["path"]  # as routes read it; older versions of starlette take the Host header into url.path
     if token is None:
         host = request.headers.get("host", "")
         name = host if host.endswith("]") or (host.count(":") != 1 and "]" not in host) else host.rpartition(":")[0]
@@ -275,12 +275,15 @@ def _json(content: Any, status: int = 200, headers: Any = None) -> Response:
 
 
 async def _watch(service: Service) -> None:
-    """Take a newer posterior into use when its file changes."""
+    """Take a newer posterior into use when its file changes; no error ends the watching."""
     while True:
         await asyncio.sleep(service.options.watch)
-        if service.changed():
-            with suppress(OSError):
-                try:
-                    await asyncio.to_thread(service.reload)
-                except InputError as error:
-                    log.warning("The newer posterior is not used: %s", error)
+        try:
+            if service.changed():
+                await asyncio.to_thread(service.reload)
+        except InputError as error:
+            log.warning("The newer posterior is not used: %s", error)
+        except OSError:  # the file is being replaced
+            continue
+        except Exception:  # such as too little memory, or an error of the user's own module
+            log.exception("The newer posterior is not used; the service tries again in %g s", service.options.watch)

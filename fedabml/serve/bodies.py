@@ -18,13 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..data import TableRecipe
+from ..data.client_datasets import pad_tokens
 from ..data.frames import MAX_COLUMNS
 from ..data.recipe import as_text, pandas
 from ..errors import InputError, nearest, short, shown
 from ..files.limits import parse_json
 from ..runs.input_spec import Inputs, InputSpec
 from ..runs.posterior import Posterior
+from ..runs.tokens import padding_of
 
+MOST_WHOLE = 2**53  # below it, a float stands for one whole number
 MOST_NAMED = 20  # known values, or ignored columns, that a sentence or an answer lists
 
 
@@ -155,7 +158,12 @@ def _strict(text: str) -> Any:
 
 def _twice(names: list[str]) -> str:
     """Return the first name that stands there before; an empty text if all differ."""
-    return next((name for i, name in enumerate(names) if name in names[:i]), "")
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return ""
 
 
 def _check_count(rows: int, most: int) -> None:
@@ -204,9 +212,16 @@ def _numbers(text: str, max_rows: int) -> list[list[float]]:
 
 
 def _array(rows: list[Any], spec: InputSpec) -> np.ndarray:
-    """Return rows as an array of the posterior's type, whole numbers from 0 to 255 for images."""
+    """Return rows as an array of the posterior's type, whole numbers from 0 to 255 for images.
+
+    Short sequences of tokens are filled up with the token of padding, if the network knows one, as `predict` does.
+    """
     try:
+        if (padding := padding_of(spec.network)) is not None and all(isinstance(row, list) for row in rows):
+            return pad_tokens([_whole(np.asarray(row)) for row in rows], padding, spec.shape[0], "The rows")
         array = np.array(rows)
+    except InputError:
+        raise
     except (ValueError, OverflowError) as error:
         raise InputError(f"The rows are not all of the shape {spec.shape}.") from error
     if array.dtype.kind not in "iuf":
@@ -218,3 +233,10 @@ def _array(rows: list[Any], spec: InputSpec) -> np.ndarray:
     if not ((array >= 0) & (array <= 255) & (np.floor(array) == array)).all():
         raise InputError("The rows hold other values than the whole numbers from 0 to 255, which images have.")
     return array.astype(np.uint8)
+
+
+def _whole(values: np.ndarray) -> np.ndarray:
+    """Return floats as integers if they all are whole numbers, since a CSV has no other; anything else unchanged."""
+    if values.dtype.kind != "f" or not ((np.floor(values) == values) & (np.abs(values) < MOST_WHOLE)).all():
+        return values
+    return values.astype(np.int64)

@@ -16,10 +16,12 @@ from ..data import TableRecipe
 from ..data.dates import part_names
 from ..runs.input_spec import InputSpec
 from ..runs.posterior import Posterior
+from ..runs.tokens import padding_of
 from ..version import __version__
 from .batching import Columns
 
 SIGNIFICANT = 6  # digits of an example's numbers
+RELOADED = "The reply names the posterior in use and tells whether it replaced another."
 
 
 def example_row(spec: InputSpec) -> Any:
@@ -27,7 +29,7 @@ def example_row(spec: InputSpec) -> Any:
     if spec.recipe is not None:
         return {name: _example_cell(spec.recipe, name) for name in spec.recipe.table_columns}
     if spec.network.tokens:
-        return np.zeros(spec.shape, int).tolist()
+        return np.full(spec.shape, int(padding_of(spec.network) == 0)).tolist()  # a token that is not padding
     usual = np.broadcast_to(np.asarray(spec.shift, np.float64), spec.shape)
     if spec.dtype == "uint8":
         return np.clip(np.rint(usual), 0, 255).astype(int).tolist()
@@ -50,6 +52,7 @@ def description(posterior: Posterior, answer: Columns, max_rows: int) -> dict[st
         "415": "The body is neither JSON nor CSV.",
         "422": "The rows do not fit; the sentence says which and why.",
         "429": "Too many requests at once.",
+        "503": "The prediction took too long, or there are too many connections.",
     }
     predictions = {"type": "array", "items": {"$ref": "#/components/schemas/Prediction"}}
     reply = {"type": "object", "properties": {"posterior": {"type": "string"}, "predictions": predictions}}
@@ -81,11 +84,12 @@ def description(posterior: Posterior, answer: Columns, max_rows: int) -> dict[st
         },
     }
     other = {
-        "/reload": {"post": _operation("Use the newer posterior in the file", "reload", "401", "403", "409")},
-        "/health": {"get": _operation("Whether the process answers", "health")},
-        "/ready": {"get": _operation("Whether predictions are answered", "ready")},
-        "/metrics": {"get": _operation("Counters for Prometheus", "metrics", "401")},
+        "/reload": {"post": _operation("Use the newer posterior in the file", "reload", RELOADED, "401", "403", "409")},
+        "/health": {"get": _operation("Whether the process answers", "health", "The process answers.")},
+        "/ready": {"get": _operation("Whether predictions are answered", "ready", "Predictions are answered.")},
+        "/metrics": {"get": _operation("Counters for Prometheus", "metrics", "The counters follow as text.", "401")},
     }
+    other["/ready"]["get"]["responses"]["503"] = {"description": "Predictions are not answered yet, or no longer."}
     properties = {name: {"type": _json_type(value), "example": value} for name, value in row.items()}
     return {
         "openapi": "3.1.0",
@@ -136,7 +140,8 @@ def _row(spec: InputSpec) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": "integer" if whole else "number"}
         schema |= {"minimum": 0, "maximum": 255} if spec.dtype == "uint8" else {}
         for length in reversed(spec.shape):
-            schema = {"type": "array", "minItems": length, "maxItems": length, "items": schema}
+            least = length if padding_of(spec.network) is None else 1  # short sequences of tokens are padded
+            schema = {"type": "array", "minItems": least, "maxItems": length, "items": schema}
         return schema
     kinds = {name: {"type": ["number", "null"]} for name in recipe.numeric}
     words = {name: {"enum": [*known, None]} for name, known in recipe.categories.items()}
@@ -146,8 +151,8 @@ def _row(spec: InputSpec) -> dict[str, Any]:
     return {"type": "object", "required": list(names), "properties": {name: every[name] for name in names}}
 
 
-def _operation(summary: str, name: str, *errors: str) -> dict[str, Any]:
-    replies = {"200": {"description": "It does."}} | {status: _error("A sentence says why.") for status in errors}
+def _operation(summary: str, name: str, success: str, *errors: str) -> dict[str, Any]:
+    replies = {"200": {"description": success}} | {status: _error("A sentence says why.") for status in errors}
     return {"summary": summary, "operationId": name, "responses": replies}
 
 

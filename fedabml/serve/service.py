@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from torch import nn
-
 from ..arguments import check_fields, whole
 from ..errors import InputError
 from ..files.paths import open_regular
 from ..files.sealed import tensors_digest
 from ..runs.input_spec import Inputs, InputSpec
+from ..runs.modules import Model
 from ..runs.outputs import class_names, output_columns, with_ids
 from ..runs.posterior import Posterior
 from ..runs.prior import load_posterior
@@ -76,7 +75,7 @@ class Service:
     A request keeps the posterior that it began with, so none is lost or mixed.
     """
 
-    def __init__(self, path: str | os.PathLike[str], options: ServeOptions, model: nn.Module | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], options: ServeOptions, model: Model | None = None) -> None:
         self.path, self.options, self.metrics, self._model = Path(path), options, Metrics(), model
         self.in_flight = 0  # requests to /predict; the event loop alone changes it
         self._lock = threading.Lock()
@@ -209,7 +208,7 @@ def _digest(path: str | os.PathLike[str]) -> str:
 def _difference(old: InputSpec, new: InputSpec) -> str:
     """Return what differs in what clients send or get; an empty text if nothing does."""
     recipes = [spec.recipe for spec in (old, new)]
-    columns = [sorted((n, n in r.numeric) for n in r.table_columns) if r else None for r in recipes]
+    columns = [sorted((n, n in r.numeric, r.dates.get(n)) for n in r.table_columns) if r else None for r in recipes]
     if columns[0] != columns[1] or ((old.shape, old.dtype) != (new.shape, new.dtype) and recipes[0] is None):
         return "inputs"
     same = old.task == new.task and old.outputs == new.outputs and class_names(old) == class_names(new)

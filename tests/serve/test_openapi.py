@@ -83,3 +83,11 @@ def test_pixels_are_whole_numbers_up_to_255(value):
     body = json.dumps({"rows": [[[[value] * 4] * 4]]}).encode()
     with pytest.raises(InputError, match="255"):
         PARSERS["application/json"](own.input_spec, body, 1)
+
+
+def test_every_operation_says_what_its_replies_mean():
+    own = posterior((3,))
+    paths = description(own, {"label": ["0"]}, 7)["paths"]
+    replies = {path: next(iter(each.values()))["responses"] for path, each in paths.items()}
+    assert all(len(reply["description"].split()) > 2 for each in replies.values() for reply in each.values())
+    assert "503" in replies["/predict"] and "503" in replies["/ready"]
