@@ -109,6 +109,24 @@ def test_a_folder_goes_from_files_of_tokens_to_predictions_on_the_command_line(f
     assert "'other-bert' has another" in " ".join(refused.stderr.split())
 
 
+@pytest.mark.slow
+def test_a_posterior_of_a_folder_is_served(folder, tmp_path, monkeypatch):
+    """`serve --model FOLDER` predicts as Python does, also sequences that are shorter than those of training."""
+    pytest.importorskip("fastapi")
+    uvicorn = pytest.importorskip("uvicorn")
+    from fastapi.testclient import TestClient
+
+    fed = federation()
+    posterior = fedabml.train(fed, folder, train="head", **QUICK).prior.personalize(fed.x[:8], fed.y[:8], device="cpu")
+    path, served = posterior.save(tmp_path / "posterior.safetensors"), []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: served.append(server.config.app))
+    command.run("serve", path, "--model", folder, "--port", 0, "--device", "cpu")
+    with TestClient(served[0], base_url="http://localhost") as client:
+        reply = client.post("/predict", json={"rows": [[3, 4], [1, 2, 3, 4, 5, 6]]}).json()
+    expected = posterior.predict([[3, 4], [1, 2, 3, 4, 5, 6]], device="cpu").probs
+    assert np.allclose([[row["p_0"], row["p_1"]] for row in reply["predictions"]], expected, atol=1e-6)
+
+
 def test_padding_does_not_change_an_output(folder):
     module = load_folder(folder, [TOKENS], 2)
     network = Network(module, 0, "logits", module.padding).with_tokens(True)
