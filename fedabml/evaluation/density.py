@@ -15,7 +15,7 @@ Images of another kind often give *small* features, so their distance is small, 
     a(x) = 1 − max_c cos(h, μ_c)
 
 `Strangeness` adds the angle a and the logarithm of the predictive entropy, each measured on a scale of rows held out.
-On CIFAR-10 clients (CIFAR-100 images outside) the sum tells more strangers than either part does, and far more than d.
+How well each part tells images from outside: results/outside/README.md.
 
 Covariances are shrunk towards a multiple of the identity as Ledoit and Wolf (2004) do, so that a client with fewer
 samples than features has a distance, too.
