@@ -213,14 +213,14 @@ def test_a_legend_of_many_wraps_where_there_is_room(make_run: MakeRun, tmp_path:
 
 @pytest.mark.parametrize(("theme", "paper"), [("dark", "rgb(23, 27, 33)"), ("light", "rgb(255, 255, 255)")])
 def test_a_partition_is_no_white_sheet_in_the_dark(make_run: MakeRun, tmp_path: Path, theme: str, paper: str) -> None:
-    theme = """
+    script = """
     const svg = one("svg[aria-label^='digits: who has']"), fill = (part) => getComputedStyle(part).fill;
     note("paper", getComputedStyle(svg.closest("figure")).backgroundColor);
     note("words", fill(svg.querySelector("text")));
     const shades = [...svg.querySelectorAll("[data-cells]")].map((part) => Number(part.getAttribute("fill-opacity")));
     note("rising", shades.length > 3 && shades.every((shade, i) => !i || shade > shades[i - 1]));
     """
-    page = acting(write([make_run()], tmp_path / "r.html"), HELPERS + theme)
+    page = acting(write([make_run()], tmp_path / "r.html"), HELPERS + script)
     saw, complaints = visit(page, tmp_path / "profile", fragment=f"#{theme}")
     assert complaints == "" and saw["data-saw-paper"] == paper and saw["data-saw-rising"] == "true"
     light = sum(map(int, re.findall(r"\d+", saw["data-saw-words"]))) / 3
