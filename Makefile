@@ -2,23 +2,38 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+# Flower's pins do not fit those of the other tools, so its tests have an environment of their own.
+FLOWER := .venv-flower
+FLOWER_PY := $(FLOWER)/bin/python
+FLOWER_READY := $(FLOWER)/.ready
 # One thread per test process: the suite runs on as many processes as there are cores. Bytecode is kept even where the
 # environment says otherwise, because compiling the tests takes ten seconds and many tests start interpreters.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist worksteal
+PYTEST_OPTIONS := -m pytest -n auto --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) $(PYTEST_OPTIONS)
+FLOWER_PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(FLOWER_PY) $(PYTEST_OPTIONS)
 
-.PHONY: demo test quick nightly bench lint types format clean
+.PHONY: demo test test-flower quick nightly nightly-flower bench lint types format clean
 demo: $(READY)
 	$(PY) -m fedabml demo
 
 # Three tiers: quick while you work, test before you push, nightly for the rest.
 test: lint types
 	$(PYTEST) -m "not nightly"
+	$(MAKE) test-flower
+
+# The federation between parties: real processes on loopback, in Flower's environment.
+test-flower: $(FLOWER_READY)
+	$(FLOWER_PYTEST) -m "not nightly" tests/federation
 
 quick: $(READY)
 	$(PYTEST) -m "not slow and not nightly"
 
 nightly: $(READY)
 	$(PYTEST) -m nightly
+	$(MAKE) nightly-flower
+
+nightly-flower: $(FLOWER_READY)
+	$(FLOWER_PYTEST) -m nightly tests/federation
 
 # Speed on this CPU; PEERS=VENV names a virtual environment with other libraries to measure beside ours.
 bench: $(READY)
@@ -40,5 +55,11 @@ $(READY): pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
+$(FLOWER_READY): pyproject.toml constraints-flower.txt
+	python3 -m venv $(FLOWER)
+	$(FLOWER_PY) -m pip install --quiet --constraint constraints-flower.txt \
+	  --editable '.[flower,images,tables,excel,serve]' hypothesis pytest pytest-timeout pytest-xdist scikit-learn scipy
+	touch $(FLOWER_READY)
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FLOWER) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
