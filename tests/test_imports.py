@@ -21,7 +21,7 @@ FLOORS = (
     ("evaluation",),
     ("report",),
     ("runs",),
-    ("experiments", "bench", "serve"),
+    ("experiments", "bench", "serve", "federation"),
     ("cli",),
     ("__main__",),
 )
