@@ -56,6 +56,20 @@ def number(value: Any) -> str:
     return "–" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
+@contextmanager
+def drawn_to_the_end(bar: Progress) -> Iterator[Progress]:
+    """Show a bar while the context is entered, and draw its final state.
+
+    At its end rich leaves a notebook with the frame that its timer drew last, which may be a tenth of a second old.
+    """
+    with bar:
+        try:
+            yield bar
+        finally:
+            if bar.console.is_jupyter:
+                bar.refresh()
+
+
 class Display(ExitStack):
     """The base of progress displays: a live bar on a terminal or in a notebook, plain lines elsewhere.
 
@@ -75,7 +89,7 @@ class Display(ExitStack):
             return
         after = ("elapsed", TimeElapsedColumn(), "remaining {task.fields[remaining]}")
         columns = ("{task.description}", BarColumn(None), *before, *after)
-        self.bar = self.enter_context(Progress(*columns, console=console(), expand=True))
+        self.bar = self.enter_context(drawn_to_the_end(Progress(*columns, console=console(), expand=True)))
         self.bar.add_task(self.label, total=total, remaining="–", **fields)
 
     def update_bar(self, **fields: Any) -> None:
@@ -144,7 +158,7 @@ def downloads(what: str, quiet: bool = False) -> Iterator[OnDownload]:
         from rich.progress import DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
         columns = (*Progress.get_default_columns()[:2], DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console()) as bar:
+        with drawn_to_the_end(Progress(*columns, console=console())) as bar:
             task = bar.add_task(f"downloading {what}", total=None, visible=False)
             yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
     else:

@@ -49,7 +49,8 @@ def test_a_notebook_shows_a_bar_and_the_run_as_a_table():
     kinds = {kind for output in outputs for kind in output.get("data", {})}
     assert "application/vnd.jupyter.widget-view+json" in kinds, "a bar is a widget"
     drawn = str([state.get("outputs") for state in widgets.values()])
-    assert "/3" in drawn  # a widget keeps the frame that was drawn last, which may be an earlier round's
+    assert "3/3" in drawn and "loss" in drawn
+    assert "training" in drawn and "scoring" not in drawn, "the last frame is that of the end, not an earlier one"
     html = outputs[-1]["data"]["text/html"]
     assert html.startswith("<div><strong>Run</strong>") and "&lt;script&gt;" in html and "<script" not in html
 
