@@ -1,0 +1,303 @@
+"""Where everything of a federation lies on disk: the operator's folder (`ServerFolder`) and a site's (`SiteFolder`).
+
+Both are names of paths; making an object touches no file. `settings`, `sites` and `apps` read files with checks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..arguments import is_whole
+from ..errors import InputError, shown
+from ..files.paths import explain_errors, write
+from ..files.sealed import read_json, write_json
+from .settings import Settings, SiteSettings, check_name
+
+MAX_SITES = 10_000
+_PEM = re.compile(r"-----BEGIN PUBLIC KEY-----\n[A-Za-z0-9+/=\n]{40,1000}\n-----END PUBLIC KEY-----\n")
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site as the server knows it. Its random numbers come from `number`, which no other site ever gets again."""
+
+    name: str
+    number: int
+    public_key: str  # PEM with a line break at its end, exactly as Flower's SuperLink reports it
+    removed: bool = False
+
+    @classmethod
+    def of(cls, data: Any, subject: str) -> Member:
+        """Make a member from JSON. Raises InputError for anything that `ServerFolder.save_sites` does not write."""
+        names = {"name", "number", "public_key", "removed"}
+        if not isinstance(data, dict) or set(data) != names:
+            raise InputError(f"{subject}: a site has the keys {', '.join(sorted(names))}; it is {shown(data)}.")
+        check_name(data["name"], f"{subject}: a site's name")
+        if not is_whole(data["number"]) or data["number"] < 0:
+            raise InputError(f"{subject}: the number of site {data['name']} must be 0 or more.")
+        public = data["public_key"]
+        if not isinstance(public, str) or not _PEM.fullmatch(public):
+            raise InputError(f"{subject}: the public key of site {data['name']} is no public key in the form PEM.")
+        if not isinstance(data["removed"], bool):
+            raise InputError(f"{subject}: removed of site {data['name']} must be true or false.")
+        return cls(**data)
+
+
+class _Folder:
+    """A folder with a state that survives and a `run` folder that need not."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(os.path.abspath(path))  # noqa: PTH100 - links stay as the operator wrote them
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and getattr(other, "path", None) == self.path
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.path))
+
+    @property
+    def state(self) -> Path:
+        """What must survive a restart; a backup needs it."""
+        return self.path / "state"
+
+    @property
+    def run(self) -> Path:
+        """Process ids, logs, sockets and temporary files of running processes."""
+        return self.path / "run"
+
+    @property
+    def ca_certificate(self) -> Path:
+        """The certificate of the federation's own authority, which sites trust."""
+        return self.path / "ca.crt"
+
+    @property
+    def stop_file(self) -> Path:
+        """A file whose existence asks the running processes to end."""
+        return self.run / "stop"
+
+    def make(self) -> None:
+        """Make the folder with `state` and `run`, which only the owner can enter."""
+        with explain_errors(self.path, "made", "Choose another place."):
+            for folder in (self.path, self.state, self.run):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+class ServerFolder(_Folder):
+    """The operator's folder, which `fedabml federation init` makes."""
+
+    @property
+    def settings_file(self) -> Path:
+        """`federation.toml`."""
+        return self.path / "federation.toml"
+
+    @property
+    def schema_file(self) -> Path:
+        """`schema.toml`: the inputs that every site must have."""
+        return self.path / "schema.toml"
+
+    @property
+    def sites_file(self) -> Path:
+        """`sites.json`: names, numbers and public keys of the sites."""
+        return self.path / "sites.json"
+
+    @property
+    def secrets(self) -> Path:
+        """The folder of private keys, which only the owner can enter."""
+        return self.path / "secrets"
+
+    @property
+    def ca_key(self) -> Path:
+        """The authority's private key. Only `init` and `renew` need it; it may be kept elsewhere in between."""
+        return self.secrets / "ca.key"
+
+    @property
+    def server_key(self) -> Path:
+        """The private key of the server's certificate."""
+        return self.secrets / "server.key"
+
+    @property
+    def superexec_secret(self) -> Path:
+        """The secret that the SuperLink and the executor of the ServerApp share."""
+        return self.secrets / "superexec.secret"
+
+    @property
+    def server_certificate(self) -> Path:
+        """`server.crt`, signed by the authority."""
+        return self.path / "server.crt"
+
+    @property
+    def archives(self) -> Path:
+        """The folder of the archives for the sites. Each holds a private key: hand it over and delete it."""
+        return self.path / "archives"
+
+    def archive(self, site: str) -> Path:
+        """Return the path of a site's archive."""
+        return self.archives / f"{check_name(site)}.tar.gz"
+
+    @property
+    def proxy_file(self) -> Path:
+        """The configuration of nginx."""
+        return self.path / "proxy" / "nginx.conf"
+
+    @property
+    def app(self) -> Path:
+        """The Flower app's folder."""
+        return self.path / "app"
+
+    @property
+    def card_file(self) -> Path:
+        """The frozen card of inputs."""
+        return self.state / "card.safetensors"
+
+    @property
+    def prior_file(self) -> Path:
+        """The newest prior."""
+        return self.state / "prior.safetensors"
+
+    @property
+    def database(self) -> Path:
+        """The SuperLink's database."""
+        return self.state / "flower.db"
+
+    @property
+    def events_file(self) -> Path:
+        """The coordinator's events, one JSON object per line."""
+        return self.state / "events.jsonl"
+
+    def check(self) -> ServerFolder:
+        """Return the folder itself. Raises InputError unless `init` made it."""
+        if not self.settings_file.is_file():
+            raise InputError(
+                f"'{self.path}' is not a federation's folder: it has no federation.toml. Make one with "
+                "`fedabml federation init DIR --host NAME --sites a,b,c`."
+            )
+        return self
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings, read once."""
+        return Settings.load(self.check().settings_file)
+
+    def sites(self) -> list[Member]:
+        """Return all sites in order of their numbers, removed ones included. The file is read at every call."""
+        data, subject = read_json(self.check().sites_file), f"'{self.sites_file}'"
+        listed = data.get("sites") if isinstance(data, dict) else None
+        if not isinstance(listed, list) or set(data) != {"sites"} or len(listed) > MAX_SITES:
+            raise InputError(f"{subject} must be a table with a list 'sites' of at most {MAX_SITES} entries.")
+        return _distinct([Member.of(entry, subject) for entry in listed], subject)
+
+    def members(self) -> list[Member]:
+        """Return the sites that are not removed, in order of their numbers."""
+        return [site for site in self.sites() if not site.removed]
+
+    def save_sites(self, sites: Sequence[Member]) -> None:
+        """Write the list of sites."""
+        ordered = _distinct(list(sites), "The list of sites")
+        write_json(self.sites_file, {"sites": [asdict(site) for site in ordered]})
+
+    def make(self) -> None:
+        """Make the folder with its parts; only the owner can enter it."""
+        super().make()
+        with explain_errors(self.path, "made", "Choose another place."):
+            for folder in (self.secrets, self.archives, self.proxy_file.parent, self.app):
+                folder.mkdir(mode=0o700, exist_ok=True)
+
+
+class SiteFolder(_Folder):
+    """A site's own folder, which `fedabml federation join` makes from an archive."""
+
+    @property
+    def settings_file(self) -> Path:
+        """`site.toml`, which belongs to the site."""
+        return self.path / "site.toml"
+
+    @property
+    def key(self) -> Path:
+        """The site's private key."""
+        return self.path / "site.key"
+
+    @property
+    def public_key(self) -> Path:
+        """The site's public key."""
+        return self.path / "site.pub"
+
+    @property
+    def apps_file(self) -> Path:
+        """`apps.json`: the hashes of the Flower apps whose messages this site answers."""
+        return self.path / "apps.json"
+
+    @property
+    def card_file(self) -> Path:
+        """The frozen card of inputs."""
+        return self.state / "card.safetensors"
+
+    @property
+    def prior_file(self) -> Path:
+        """The newest prior that the server sent."""
+        return self.state / "prior.safetensors"
+
+    @property
+    def prior_facts_file(self) -> Path:
+        """The round of the newest prior."""
+        return self.state / "prior.json"
+
+    def check(self) -> SiteFolder:
+        """Return the folder itself. Raises InputError unless `join` made it."""
+        if not self.settings_file.is_file():
+            raise InputError(
+                f"'{self.path}' is not a site's folder: it has no site.toml. Make one with `fedabml federation join "
+                "ARCHIVE --data PATH`."
+            )
+        return self
+
+    @cached_property
+    def settings(self) -> SiteSettings:
+        """The settings, read once."""
+        return SiteSettings.load(self.check().settings_file)
+
+    def apps(self) -> list[str]:
+        """Return the hashes of the allowed apps, each 64 hexadecimal digits."""
+        return check_apps(read_json(self.apps_file), f"'{self.apps_file}'")
+
+
+def check_apps(data: Any, subject: str) -> list[str]:
+    """Return the hashes in the JSON `{"apps": [hash, …]}`. Raises InputError for anything else."""
+    apps = data.get("apps") if isinstance(data, dict) else None
+    if not isinstance(apps, list) or not all(isinstance(app, str) and _HASH.fullmatch(app) for app in apps):
+        raise InputError(f'{subject} must be {{"apps": [hashes of 64 hexadecimal digits]}}; it is {shown(data)}.')
+    if len(apps) > 100:
+        raise InputError(f"{subject} lists {len(apps)} apps; at most 100 are allowed.")
+    return apps
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read, in a folder that only its owner can enter."""
+    with explain_errors(path, "written", "Choose another place."):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write(path, content, private=True)
+
+
+def _distinct(sites: list[Member], subject: str) -> list[Member]:
+    """Return sites in order of their numbers. Raises InputError if two share a number, a name or a key."""
+    columns: dict[str, list[str | int]] = {
+        "name": [site.name.lower() for site in sites],  # some file systems do not tell A from a
+        "number": [site.number for site in sites],
+        "public key": [site.public_key for site in sites],
+    }
+    for what, values in columns.items():
+        if len(set(values)) < len(values):
+            raise InputError(f"{subject} has two sites with the same {what}.")
+    return sorted(sites, key=lambda site: site.number)
