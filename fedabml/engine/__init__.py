@@ -24,8 +24,9 @@ One client's round and one server's step are callable alone, with the same keys 
     weights = client_weights(algorithm, counts, cohort.network.initial)
     state = server_step(algorithm, state, weighted_sum(weights, updates), sampled, clients)
 
-A client's keys depend on its number in the federation. `tests/engine/test_by_hand.py` runs whole federations in this
-way. These names are loaded on use.
+A client's keys depend on its number in the federation or, if the setting has `identities`, on its identity: a client
+alone in its own federation then gets the bits that it gets among the others. `tests/engine/test_by_hand.py` runs whole
+federations in this way. These names are loaded on use.
 """
 
 from __future__ import annotations

@@ -172,9 +172,10 @@ class Lanes:
         return [rng.fold(g.cohort.tables.roots, r) for g, r in zip(self.groups, self.tensors.rounds, strict=True)]
 
     def keys(self, purpose: int, *path: int) -> Tensor:
-        """Return a key per lane: rng.key(seed, purpose, round, *path, client)."""
+        """Return a key per lane: rng.key(seed, purpose, round, *path, identity of the client)."""
         roots = [reduce(rng.fold, path, by_purpose[purpose]) for by_purpose in self._roots]
-        return cat([rng.fold(*pair) for pair in zip(roots, self.tensors.clients, strict=True)])
+        identities = [g.cohort.tables.identity(c) for g, c in zip(self.groups, self.tensors.clients, strict=True)]
+        return cat([rng.fold(*pair) for pair in zip(roots, identities, strict=True)])
 
     def per_lane(self, states: Sequence[State]) -> State:
         """Return what every run has one of for each of its lanes; for one run without an axis."""

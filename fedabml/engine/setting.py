@@ -38,6 +38,14 @@ class Setting:
     seed: int = 0
     epochs: int = 1  # of a client in a round
     participation: float = 1.0  # the share of clients in a round
+    identities: tuple[int, ...] | None = None  # what clients' keys are made of; None: their numbers in the federation
+
+    def __post_init__(self) -> None:
+        if self.identities is None:
+            return
+        count, clients = len(self.identities), self.federation.clients
+        if count != clients or len(set(self.identities)) != count or min(self.identities) < 0:
+            raise ValueError(f"{clients} clients need as many different identities of at least 0, not {count}.")
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,8 @@ class Place:
 class Tables:
     """What is known of all clients, on the device: constants, where their samples are, the roots of their keys."""
 
-    def __init__(self, fed: Federation, seed: int, device: torch.device, dtype: torch.dtype, first: int = 0):
+    def __init__(self, setting: Setting, device: torch.device, dtype: torch.dtype, first: int = 0):
+        fed = setting.federation
         self.constants = Site(
             torch.as_tensor(fed.train.counts).to(device).to(dtype),
             torch.as_tensor(fed.label_counts("train")).to(device).to(dtype),
@@ -69,7 +78,15 @@ class Tables:
         self.offsets = torch.as_tensor(fed.train.offsets).to(device)
         self.counts, sizes = self.offsets.diff(), fed.train.counts
         self.equal_size = int(sizes.max()) if sizes.min() == sizes.max() else None  # of all clients, where they agree
-        self.roots = rng.keys((seed,), range(rng.PURPOSES), device)
+        self.roots = rng.keys((setting.seed,), range(rng.PURPOSES), device)
+        ids = setting.identities
+        self.identities = None if ids is None else torch.as_tensor(ids, dtype=torch.int64).to(device)
+
+    def identity(self, clients: Tensor) -> Tensor:
+        """Return what the keys of some clients are made of; a negative number, which is no client's, stays."""
+        if self.identities is None:
+            return clients
+        return torch.where(clients < 0, clients, self.identities.index_select(0, clients.clamp_min(0)))
 
     def site(self, clients: Tensor) -> Site:
         """Return the constants of some clients, a row each."""
@@ -89,11 +106,11 @@ class Tables:
         return torch.where(real, self.index[entries.clamp_max(len(self.index) - 1)], -1)
 
     def keys(self, clients: Tensor, purpose: int, *path: Tensor | int) -> Tensor:
-        """Return a key per client: rng.key(seed, purpose, *path, client)."""
+        """Return a key per client: rng.key(seed, purpose, *path, identity)."""
         root = self.roots[purpose]
         for part in path:
             root = rng.fold(root, part)
-        return rng.fold(root, clients)
+        return rng.fold(root, self.identity(clients))
 
 
 class Cohort:
@@ -131,7 +148,7 @@ class Cohort:
             lanes_cost_time=not batched or outputs >= place.policy.heavy_outputs,
             policy=place.policy,
         )
-        self.tables = Tables(fed, setting.seed, place.device, place.dtype, first)
+        self.tables = Tables(setting, place.device, place.dtype, first)
         self.hyper = self._tensors(algorithm)
 
     @property
@@ -161,9 +178,10 @@ class Cohort:
             return self
         same = Data.key(fed, self.device, self.dtype) == Data.key(self.fed, self.device, self.dtype)
         compile = self.executor.compile and self.executor.compiled_steps is None
+        identities = self.setting.identities if fed is self.fed else None
         changes = {"chunk": self.chunk, "compile": compile} | options
         return Cohort(
-            dataclasses.replace(self.setting, federation=fed, network=self.network),
+            dataclasses.replace(self.setting, federation=fed, network=self.network, identities=identities),
             dataclasses.replace(self.place, **changes),  # type: ignore[arg-type]
             data=self.data if same else None,
             first=self.first if same else 0,
@@ -182,7 +200,7 @@ class Cohort:
         data, firsts = Data.joined([cohort.data for cohort in cohorts])
         for cohort, first in zip(cohorts, firsts, strict=True):
             cohort.data, cohort.first = data, first
-            cohort.tables = Tables(cohort.fed, cohort.seed, cohort.device, cohort.dtype, first)
+            cohort.tables = Tables(cohort.setting, cohort.device, cohort.dtype, first)
 
     def numbers(self, clients: Sequence[int]) -> Tensor:
         """Return the numbers of clients as a tensor on the device."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 import fedabml
 from fedabml import engine
-from fedabml.algorithms import make
+from fedabml.algorithms import REGISTRY, make
 
 ROUNDS = 3
 CASES = {
@@ -83,3 +85,44 @@ def test_the_server_alone():
     assert seen == [(1, 1.0, 1.0), (2, 2.5, 1.75)]
     mean = engine.weighted_sum(torch.tensor([0.25, 0.75]), {"mean": torch.tensor([[4.0], [8.0]])})
     assert mean["mean"].item() == 7.0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_client_alone_has_the_bits_it_has_among_others(name):
+    fed = federation()
+    words = {"epochs": 2, "batch_size": 8, "seed": 1, "device": "cpu", "backend": "loop", "rounds": 1}
+    cohort = fedabml.prepare(fed, "mlp", make(name), model_options={"hidden": (5,)}, **words).cohort
+    shared = engine.initial_state(cohort.algorithm, cohort.network).shared
+    among = engine.Lanes.in_round(cohort, shared, range(fed.clients), 2)
+    expected = engine.client_round(among, engine.initial_kept(among), 2)
+    for client in range(fed.clients):
+        rows = fed.train[client]
+        pair = (fed.x[rows], fed.y[rows])
+        own = fedabml.Federation.from_arrays([pair], task=fed.task, classes=fed.classes, normalize="none")
+        own = dataclasses.replace(own, shift=fed.shift, scale=fed.scale)
+        setting = dataclasses.replace(cohort.setting, federation=own, identities=(client,))
+        alone = engine.Lanes.in_round(engine.Cohort(setting, cohort.place), shared, [0], 2)
+        result = engine.client_round(alone, engine.initial_kept(alone), 2)
+        assert torch.equal(result.losses[0], expected.losses[client])
+        for part, whole in ((result.update, expected.update), (result.kept, expected.kept)):
+            assert part.keys() == whole.keys()
+            assert all(torch.equal(part[key][0], whole[key][client]) for key in part)
+
+
+def test_identities_must_be_different_and_as_many_as_clients():
+    setting = fedabml.prepare(federation(), "mlp", make("fedavg"), device="cpu").cohort.setting
+    for wrong in ((0,), (0, 1, 2, 3, 4, 4), (-1, 0, 1, 2, 3, 4)):
+        with pytest.raises(ValueError, match="identities"):
+            dataclasses.replace(setting, identities=wrong)
+
+
+def test_another_federation_has_no_identities():
+    cohort = fedabml.prepare(federation(), "mlp", make("fedavg"), device="cpu").cohort
+    setting = dataclasses.replace(cohort.setting, identities=(9, 8, 7, 6, 5, 4))
+    cohort = engine.Cohort(setting, cohort.place)
+    assert cohort.at(chunk=1).setting.identities == (9, 8, 7, 6, 5, 4)
+    assert cohort.among(federation()).setting.identities is None
+    keys = cohort.keys(0, 1, [0, -1])
+    plain = engine.Cohort(dataclasses.replace(setting, identities=None), cohort.place)
+    assert keys[1] == plain.keys(0, 1, [-1])[0]
