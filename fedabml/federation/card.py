@@ -41,7 +41,7 @@ from ..runs.tokens import take_tokens
 
 KIND, VERSION = "card", 1
 DTYPES = ("float32", "float64")
-MOST_BATCH, MOST_EPOCHS, MOST_SEED = 1 << 20, 10_000, 2**31 - 1
+MOST_BATCH, MOST_EPOCHS, MOST_SEED = 1 << 20, 100_000, 2**63 - 1
 MOST_SIZE = 1 << 28  # numbers in one sample, or outputs of a network
 _OWN = {"kind", "version", "federation", "algorithm", "batch_size", "epochs", "seed", "numbers", "schema"}
 _HEX = set("0123456789abcdef")
@@ -154,8 +154,10 @@ class Card:
             spec = InputSpec.unpack(tensors, {k: v for k, v in facts.items() if k not in _OWN}, None)
             algorithm = algorithms.make(facts["algorithm"]["name"], **facts["algorithm"]["hyper"])
             algorithm.init(spec.network.initial, spec.network.layout)
-            numbers = (facts[name] for name in ("batch_size", "epochs", "seed", "numbers"))
-            card = cls(facts["federation"], spec, algorithm, *numbers, schema=facts["schema"])
+            size, epochs, seed, dtype, schema = (
+                facts[n] for n in ("batch_size", "epochs", "seed", "numbers", "schema")
+            )
+            card = cls(facts["federation"], spec, algorithm, size, epochs, seed, dtype, schema)
             rebuilt, content = card.tensors_and_facts()
             check_fit("content", tensors, {name: tuple(value.shape) for name, value in rebuilt.items()})
             if _digest(rebuilt, content) != _digest(tensors, facts):
