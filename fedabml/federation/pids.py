@@ -1,0 +1,205 @@
+"""Processes by identity: a number alone is reused by the system, a number with its start time and boot is not.
+
+`supervisor` writes a record for every process that it starts. `end_leftovers` ends what a supervisor left behind that
+was killed: the processes of its records, the members of their sessions, and every process with the supervisor's mark
+in its environment. Linux only: the facts come from /proc.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..files.limits import parse_json
+from ..files.paths import read_text, write
+
+MARK = "FEDABML_SUPERVISOR"  # environment variable of every process under a supervisor: the supervisor's token
+_LIMIT = 1 << 16  # bytes of a record
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A process: its number, its start in clock ticks since the machine's start, and that start's own identity."""
+
+    pid: int
+    start: int
+    boot: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a supervisor notes about one process, in `run/pids/NAME.json`.
+
+    `state` is waiting, starting, running or stopped. `title` is the name of the program, `token` the supervisor's mark,
+    `next_start` the time of the next start while the process waits.
+    """
+
+    name: str
+    state: str
+    token: str
+    title: str = ""
+    identity: Identity | None = None
+    since: float = 0.0
+    restarts: int = 0
+    failures: int = 0
+    last_exit: str = ""
+    next_start: float = 0.0
+
+    def save(self, folder: Path) -> None:
+        """Write the record to its file."""
+        write(folder / f"{self.name}.json", json.dumps(asdict(self)) + "\n")
+
+
+def read_record(path: Path) -> Record | None:
+    """Return a record, or None if the file is gone or not whole: no process is ended because of a damaged file."""
+    try:
+        data: Any = parse_json(read_text(path, _LIMIT), f"'{path}'")
+        if data.get("identity") is not None:
+            data["identity"] = Identity(**data["identity"])
+            if not all(isinstance(getattr(data["identity"], f.name), (int, str)) for f in fields(Identity)):
+                return None
+        return Record(**data)
+    except (InputError, TypeError, AttributeError, OSError):
+        return None
+
+
+def records(folder: Path) -> list[Record]:
+    """Return the records in a folder, by name."""
+    found = (read_record(path) for path in sorted(folder.glob("*.json")))
+    return [record for record in found if record is not None]
+
+
+def boot() -> str:
+    """Return the identity of the machine's present start."""
+    if sys.platform != "linux":
+        raise InputError("A federation's processes are supervised on Linux only.")
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _stat(pid: int) -> tuple[str, int, int, int] | None:
+    """Return state, parent, session and start of a process; None if there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    rest = text.rpartition(")")[2].split()
+    return rest[0], int(rest[1]), int(rest[3]), int(rest[19])
+
+
+def identity(pid: int) -> Identity | None:
+    """Return the identity of a process that exists."""
+    found = _stat(pid)
+    return Identity(pid, found[3], boot()) if found else None
+
+
+def alive(process: Identity | None) -> bool:
+    """Return whether this very process runs: not another one with its number, and not a zombie."""
+    if process is None or process.boot != boot():
+        return False
+    found = _stat(process.pid)
+    return found is not None and found[3] == process.start and found[0] not in "ZX"
+
+
+def send_signal(process: Identity, number: int) -> bool:
+    """Send a signal to this very process, through a handle that cannot come to mean another one. False: it has ended."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except OSError:
+        return False
+    try:
+        if not alive(process):
+            return False
+        signal.pidfd_send_signal(handle, number)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+
+
+def wait_for_end(process: Identity, seconds: float) -> bool:
+    """Wait until a process has ended, at most so long; return whether it has."""
+    end = time.monotonic() + seconds
+    while alive(process):
+        left = end - time.monotonic()
+        if left <= 0:
+            return False
+        with suppress(OSError):
+            handle = os.pidfd_open(process.pid)
+            try:
+                select.select([handle], [], [], min(left, 0.2))
+            finally:
+                os.close(handle)
+    return True
+
+
+def _processes() -> Iterator[tuple[int, tuple[str, int, int, int]]]:
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            found = _stat(int(entry.name))
+            if found and found[0] not in "ZX":
+                yield int(entry.name), found
+
+
+def _content(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()  # fails for the processes of other users
+    except OSError:
+        return b""
+
+
+def members(found: list[Record]) -> list[Identity]:
+    """Return the processes that belong to the records: themselves, their sessions, and whatever carries their token.
+
+    A session outlives its leader. A member is accepted only with the token in its environment, or with a title such as
+    `nginx: worker process` (nginx overwrites its environment).
+    """
+    now, result = boot(), []
+    own = {r.identity.pid: r for r in found if r.identity is not None and r.identity.boot == now}
+    tokens = {f"{MARK}={r.token}".encode() for r in found if r.token}
+    for pid, (_, _, session, start) in _processes():
+        record = own.get(pid)
+        exact = record is not None and record.identity is not None and record.identity.start == start
+        if not exact:
+            leader = own.get(session)
+            marked = not tokens.isdisjoint(_content(pid, "environ").split(b"\0"))
+            titled = (
+                leader is not None
+                and leader.identity is not None
+                and start >= leader.identity.start
+                and bool(leader.title)
+                and _content(pid, "cmdline").startswith(f"{leader.title}:".encode())
+            )
+            if not (marked or titled):
+                continue
+        result.append(Identity(pid, start, now))
+    return result
+
+
+def end_leftovers(found: list[Record], seconds: float = 30.0) -> int:
+    """Kill every process that belongs to the records, also those that they start meanwhile; return how many there were.
+
+    Raises InputError if some do not end.
+    """
+    ended: set[Identity] = set()
+    end = time.monotonic() + seconds
+    while left := members(found):
+        if time.monotonic() > end:
+            raise InputError(
+                f"These processes do not end: {', '.join(str(each.pid) for each in left)}. End them first."
+            )
+        for each in left:
+            send_signal(each, signal.SIGKILL)
+        ended.update(left)
+        time.sleep(0.05)
+    return len(ended)
