@@ -1,0 +1,112 @@
+"""Orders of the coordinator and replies of the sites, as plain values, and the transport that carries them.
+
+A transport is Flower's Grid in a deployment and a function call in tests. What comes from a site is data of a stranger:
+`clean` is the only way by which a text of a site reaches a log, a terminal or a file of events.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..algorithms.base import State
+from ..errors import InputError
+
+KINDS = ("describe", "sums", "freeze", "train", "prior")
+MAX_TEXT = 300  # characters of a site's text that are shown
+
+
+class Refusal(InputError):
+    """A site refuses an order. The message may leave the site, so it holds no value of its rows and no path."""
+
+
+class TransportClosed(Exception):
+    """The transport has ended; nothing can be sent or received any more."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the coordinator sends to one site."""
+
+    kind: str  # one of KINDS
+    federation: str  # 32 hexadecimal digits
+    card: str  # digest of the frozen card; empty before it is frozen
+    site: str
+    number: int  # identity of the site, from which its random keys come
+    round: int
+    attempt: int
+    nonce: str  # 32 hexadecimal digits, which only this site is sent
+    counted: int = 0  # the last round in which the server counted this site's reply; 0: none
+    clients: int = 0  # of the federation
+    tensors: State = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def reply(self, **fields: Any) -> Reply:
+        """Return a reply to this order, which repeats what identifies it."""
+        names = ("kind", "federation", "card", "site", "round", "attempt", "nonce")
+        return Reply(**{name: getattr(self, name) for name in names}, **fields)
+
+    def refuse(self, reason: str, **fields: Any) -> Reply:
+        """Return a reply that refuses this order."""
+        return self.reply(error=clean(reason) or "The site gives no reason.", **fields)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a site answers; the first seven fields repeat the order's."""
+
+    kind: str
+    federation: str
+    card: str
+    site: str
+    round: int
+    attempt: int
+    nonce: str
+    samples: int = 0  # for training
+    loss: float = 0.0  # mean over the site's steps
+    tensors: State = field(default_factory=dict)  # train: the update
+    facts: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # boot, imports, setup, work
+    error: str = ""  # a site's own refusal, without values of its rows
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What a transport received: a reply, or the reason why there is none."""
+
+    sender: str | None  # the site's name by the connection, whatever the reply says; None if unknown
+    reply: Reply | None
+    error: str = ""  # why there is no reply
+    bytes: int = 0  # of the message, if known
+
+
+class Transport(Protocol):
+    """How a coordinator reaches its sites. Every method may raise TransportClosed."""
+
+    def sites(self) -> dict[str, str]:
+        """Return the names of the sites that are connected now, with their public keys (PEM)."""
+        ...
+
+    def send(self, orders: Sequence[Order], ttl: float) -> None:
+        """Send orders; what is not delivered within `ttl` seconds may be dropped."""
+        ...
+
+    def receive(self, seconds: float) -> list[Arrival]:
+        """Wait at most so long, and return what has arrived as soon as something has."""
+        ...
+
+
+def new_nonce() -> str:
+    """Return 32 hexadecimal digits that nobody can guess."""
+    return secrets.token_hex(16)
+
+
+def clean(text: object, limit: int = MAX_TEXT) -> str:
+    """Return a text of a stranger on one line: without control characters, at most `limit` characters."""
+    if not isinstance(text, str):
+        return f"(a value of type {type(text).__name__})"
+    words = " ".join(text[: 4 * limit].split())  # line breaks and tabs
+    printable = "".join(c if c.isprintable() else "?" for c in words)  # escapes, and marks that reverse the direction
+    return printable if len(printable) <= limit else f"{printable[: limit - 1]}…"
