@@ -133,6 +133,10 @@ class ServerFolder(_Folder):
         """The secret that the SuperLink and the executor of the ServerApp share."""
         return self.secrets / "superexec.secret"
 
+    def site_secret(self, site: str) -> Path:
+        """Return the path of the secret that the server shares with one site."""
+        return self.secrets / "sites" / f"{check_name(site)}.secret"
+
     @property
     def server_certificate(self) -> Path:
         """`server.crt`, signed by the authority."""
@@ -233,6 +237,11 @@ class SiteFolder(_Folder):
     def public_key(self) -> Path:
         """The site's public key."""
         return self.path / "site.pub"
+
+    @property
+    def secret(self) -> Path:
+        """The secret that the site shares with the server, for the codes of orders and replies."""
+        return self.path / "site.secret"
 
     @property
     def apps_file(self) -> Path:
