@@ -111,7 +111,7 @@ def alive(process: Identity | None) -> bool:
 
 
 def send_signal(process: Identity, number: int) -> bool:
-    """Send a signal to this very process, through a handle that cannot come to mean another one. False: it has ended."""
+    """Send a signal to this very process by a handle that never means another one. False: it has ended."""
     try:
         handle = os.pidfd_open(process.pid)
     except OSError:
