@@ -1,0 +1,317 @@
+"""Operating a federation: start it, join it, go on after a stop or a crash, and end it.
+
+An operator's folder has one supervisor for the SuperLink, the proxy, the executor of the ServerApp, the keeper of the
+run and the sites on this machine. A site's folder elsewhere has one for its SuperNode and its worker. All functions
+take either kind of folder where both make sense.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+
+from ..errors import InputError
+from ..files.paths import folder_lock
+from . import pids
+from .folders import ServerFolder, SiteFolder
+from .run_keeper import REGISTERED_FILE, RUN_FILE
+from .status import clean
+from .supervisor import PIDS, SUPERVISOR, Backoff, Process, Supervisor, supervisor_of
+
+EXTRA = "A federation needs Flower and cryptography: pip install 'fedabml[flower]'."
+START, END = 600.0, 180.0  # seconds for all processes to start, and for all to end
+_NODE = Backoff(first=2.0, least_after_crash=65.0, most=130.0)  # the SuperLink refuses a SuperNode for 60 s
+_HURRIED = 4  # quick failures of one process after which a start is given up
+Folder = ServerFolder | SiteFolder
+
+
+def require_extra() -> None:
+    """Raise InputError unless Flower and cryptography are installed."""
+    if any(importlib.util.find_spec(name) is None for name in ("flwr", "cryptography")):
+        raise InputError(EXTRA)
+
+
+def folder_of(path: str | os.PathLike[str]) -> Folder:
+    """Return the operator's or the site's folder at a path. Raises InputError if it is neither."""
+    server, site = ServerFolder(path), SiteFolder(path)
+    if site.settings_file.is_file():
+        return site
+    if server.settings_file.is_file():
+        return server
+    raise InputError(
+        f"'{path}' is neither a federation's folder (federation.toml) nor a site's (site.toml). Make one with "
+        "`fedabml federation init` or `fedabml federation join`."
+    )
+
+
+# -- the processes --------------------------------------------------------------------------------------------------
+def server_processes(folder: ServerFolder) -> list[Process]:
+    """Return the processes of the operator's machine, in the order of their start: server first, local sites last."""
+    from .flower import commands
+
+    env, logs, settings = commands.environment(folder), folder.run, folder.settings
+    keeper = [sys.executable, "-m", "fedabml.federation.run_keeper", str(folder.path)]
+    started = time.time()
+
+    def registered() -> bool:
+        return (folder.run / REGISTERED_FILE).stat().st_mtime >= started
+
+    result = [
+        Process(
+            *("superlink", commands.superlink_command(folder), logs / "superlink.log", env),
+            health=answers(folder, settings.superlink_port),
+        ),
+        Process(
+            *("proxy", proxy_command(folder), logs / "proxy.log"),
+            health=answers(folder, settings.port),
+            needs=("superlink",),
+        ),
+        Process(
+            *("executor", commands.server_executor_command(folder), logs / "executor.log", env), needs=("superlink",)
+        ),
+        # Sites wait for the keeper to register them: a SuperNode that is refused would rest for a minute.
+        Process(*("runs", keeper, logs / "runs.log", env), health=registered, needs=("superlink", "executor")),
+    ]
+    for site in local_sites(folder):
+        result += site_processes(site, f"{site.path.name}-", needs=("proxy", "runs"))
+    return result
+
+
+def site_processes(folder: SiteFolder, prefix: str = "", needs: tuple[str, ...] = ()) -> list[Process]:
+    """Return the processes of one site; `prefix` tells those of several sites under one supervisor apart."""
+    from .flower import commands
+
+    env, node = commands.environment(folder), f"{prefix}supernode"
+    return [
+        Process(node, commands.supernode_command(folder), folder.run / "supernode.log", env, _NODE, needs=needs),
+        Process(
+            *(f"{prefix}worker", commands.worker_command(folder), folder.run / "worker.log", env),
+            needs=(node,),
+            grace=5.0,
+        ),
+    ]
+
+
+def local_sites(folder: ServerFolder) -> list[SiteFolder]:
+    """Return the sites that this machine runs itself: those under `local/`, unless they were removed."""
+    members = {member.name for member in folder.members()}
+    found = [SiteFolder(path) for path in sorted((folder.path / "local").glob("*")) if path.name in members]
+    return [site for site in found if site.settings_file.is_file()]
+
+
+def proxy_command(folder: ServerFolder) -> list[str]:
+    """Return the command of the proxy. Raises InputError without nginx."""
+    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+    if program is None:
+        raise InputError("The proxy needs nginx, which is not installed. On Debian: apt install nginx-light.")
+    error_log = str(folder.run / "proxy-errors.log")
+    return [program, "-p", str(folder.run), "-e", error_log, "-c", str(folder.proxy_file), "-g", "daemon off;"]
+
+
+def answers(folder: ServerFolder, port: int) -> Callable[[], bool]:
+    """Return a check whether a port of this machine answers GET /health over TLS with the federation's certificate.
+
+    The proxy refuses the path, which is an answer, too; an error of its own (5xx) is not.
+    """
+
+    def check() -> bool:
+        context = ssl.create_default_context(cafile=str(folder.ca_certificate))
+        connection = HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status < 500
+        except (OSError, HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    return check
+
+
+# -- start and end --------------------------------------------------------------------------------------------------
+def up(path: str | os.PathLike[str], sites: Mapping[str, Path] | None = None, *, foreground: bool = False) -> None:
+    """Start a federation: server, proxy, a run, and the sites of which this machine has the data.
+
+    `sites` gives names and data of sites on this machine; sites of an earlier call need not be given again. The call
+    returns when every process is well, or with `foreground` only when the federation is ended.
+    """
+    require_extra()
+    folder = ServerFolder(path).check()
+    _refuse_running(folder)
+    for name, data in (sites or {}).items():
+        _make_local_site(folder, name, data)
+    for problem in _busy_ports(folder):
+        raise InputError(problem)
+    start(folder, foreground)
+
+
+def _make_local_site(folder: ServerFolder, name: str, data: Path) -> None:
+    """Unpack the archive of a site into `local/NAME`, or change where the data of an existing one lie."""
+    members = {member.name for member in folder.members()}
+    if name not in members:
+        raise InputError(f"The federation has no site '{clean(name)}'; it has {', '.join(sorted(members))}.")
+    set_up_site(folder.archive(name), folder.path / "local" / name, data)
+
+
+def set_up_site(archive: Path, folder: Path, data: Path) -> SiteFolder:
+    """Make a site's folder from its archive, or keep the one that is there, and point it at the site's data."""
+    from dataclasses import replace
+
+    from .archive import unpack
+
+    if not data.exists():
+        raise InputError(f"There are no data at '{data}'.")
+    site = SiteFolder(folder)
+    if not site.settings_file.is_file():
+        return unpack(archive, folder, data=str(data.resolve()))
+    if site.settings.data != str(data.resolve()):
+        replace(site.settings, data=str(data.resolve())).save(site.settings_file)
+    return SiteFolder(folder)
+
+
+def join(
+    archive: Path, data: Path, folder: Path | None = None, *, foreground: bool = False, start_now: bool = True
+) -> SiteFolder:
+    """Make a site of an archive and start it; returns its folder. Data that cannot be read are refused first."""
+    require_extra()
+    name = archive.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".zip")
+    site = set_up_site(archive, folder or Path(name), data)
+    _refuse_running(site)
+    if start_now:
+        start(site, foreground)
+    return site
+
+
+def resume(path: str | os.PathLike[str], *, foreground: bool = False) -> None:
+    """Start a federation or a site again after a stop, a crash or a failure. A federation goes on at its next round.
+
+    A federation that runs and had given up or failed gets a new run.
+    """
+    require_extra()
+    folder = folder_of(path)
+    if pids.alive(supervisor_of(folder.run)):
+        down(path)
+    start(folder, foreground)
+
+
+def start(folder: Folder, foreground: bool = False) -> None:
+    """Start a folder's supervisor, in this process or in the background."""
+    folder.make()
+    for name in (RUN_FILE, REGISTERED_FILE, folder.stop_file.name):
+        (folder.run / name).unlink(missing_ok=True)
+    if foreground:
+        supervise(folder)
+        return
+    log = folder.run / "supervisor.log"
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedabml.federation.operate", str(folder.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))},
+            start_new_session=True,
+        )
+    _wait_until_well(folder, process, log)
+
+
+def supervise(folder: Folder) -> None:
+    """Supervise a folder's processes until SIGTERM or SIGINT. Local sites' folders are locked, too."""
+    local = local_sites(folder) if isinstance(folder, ServerFolder) else []
+    processes = server_processes(folder) if isinstance(folder, ServerFolder) else site_processes(folder)
+    with ExitStack() as locks:
+        for site in local:
+            site.make()
+            locks.enter_context(folder_lock(site.run, "supervisor.lock"))
+        Supervisor(processes, folder.run).run()
+
+
+def _wait_until_well(folder: Folder, supervisor: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until all processes are well. Raises InputError, and ends them all, if one of them cannot be started."""
+    end = time.monotonic() + START
+    while True:
+        found = [record for record in pids.records(folder.run / PIDS) if record.name != SUPERVISOR]
+        ours = supervisor_of(folder.run)
+        begun = ours is not None and ours.pid == supervisor.pid
+        if begun and found and all(record.state == "running" for record in found):
+            return
+        if supervisor.poll() is not None:
+            raise InputError(f"The federation could not be started: {_tail(log)}")
+        failed = [record for record in found if begun and record.failures >= _HURRIED]
+        if failed or time.monotonic() > end:
+            slow = failed or [record for record in found if record.state != "running"]
+            names = ", ".join(record.name for record in slow)
+            down(folder.path)
+            logs = _log_of(folder, slow[0].name) if slow else log
+            raise InputError(f"These processes did not start: {names}. The end of '{logs}': {_tail(logs)}")
+        time.sleep(0.1)
+
+
+def down(path: str | os.PathLike[str]) -> None:
+    """End all processes of a folder, in order, and leave nothing; also what a supervisor that was killed left behind."""
+    folder = folder_of(path)
+    supervisor = supervisor_of(folder.run)
+    if folder.run.is_dir():
+        folder.stop_file.touch()
+    if supervisor is not None and pids.alive(supervisor):
+        pids.send_signal(supervisor, SIGTERM)
+        if not pids.wait_for_end(supervisor, END):
+            pids.send_signal(supervisor, SIGKILL)
+            pids.wait_for_end(supervisor, 10.0)
+    pids.end_leftovers(pids.records(folder.run / PIDS))
+    (folder.run / PIDS / f"{SUPERVISOR}.json").unlink(missing_ok=True)
+
+
+# -- small checks ---------------------------------------------------------------------------------------------------
+def _refuse_running(folder: Folder) -> None:
+    if pids.alive(supervisor_of(folder.run)):
+        raise InputError(
+            f"'{folder.path}' is running already. Look at it with `fedabml federation status`, or end it with "
+            "`fedabml federation down`."
+        )
+    pids.end_leftovers(pids.records(folder.run / PIDS))
+
+
+def _busy_ports(folder: ServerFolder) -> list[str]:
+    """Return a sentence for every port of the settings that another program uses."""
+    found = []
+    for key in ("port", "superlink_port"):
+        number = getattr(folder.settings, key)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", number))
+            except OSError as error:
+                reason = error.strerror or str(error)
+                found.append(f"Port {number} cannot be used: {reason}. Change {key} in '{folder.settings_file}'.")
+    return found
+
+
+def _log_of(folder: Folder, name: str) -> Path:
+    site, _, rest = name.rpartition("-")
+    return folder.path / "local" / site / "run" / f"{rest}.log" if site else folder.run / f"{name}.log"
+
+
+def _tail(log: Path, size: int = 1500) -> str:
+    """Return the last lines of a log as one line."""
+    with suppress(OSError):
+        with open(log, "rb") as file:
+            file.seek(max(0, log.stat().st_size - size))
+            return clean(" ".join(file.read().decode(errors="replace").split()), size)
+    return "(no log)"
+
+
+if __name__ == "__main__":
+    supervise(folder_of(sys.argv[1]))

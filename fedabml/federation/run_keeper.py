@@ -1,0 +1,151 @@
+"""The process that keeps a run of the federation going on the SuperLink.
+
+It registers the sites, submits a run, and submits another one when a run has ended too early: the new run goes on from
+the state that the coordinator saved. After several failures in a row without a finished round it stops and notes why
+in `run/run.json`; `fedabml federation resume` begins anew. It is a process of its own, because calls of the SuperLink
+may take long, and a supervisor must never wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import InputError
+from ..files.sealed import write_json
+from .folders import ServerFolder
+from .status import clean, events, run_state
+
+log = logging.getLogger("fedabml")
+
+MOST_FAILURES = 5  # runs in a row that end without a round
+RUN_FILE, REGISTERED_FILE = "run.json", "registered.json"
+_EVERY = 1.0  # seconds between looks at the run
+
+
+class Commands(Protocol):
+    """What the keeper needs of `flower.commands`."""
+
+    def register_sites(self, folder: ServerFolder) -> None: ...
+
+    def submit_run(self, folder: ServerFolder) -> int: ...
+
+    def run_status(self, folder: ServerFolder, run: int) -> str: ...
+
+
+@dataclass
+class Run:
+    """The content of `run/run.json`. `state` is starting, running, failed or gave up; `failures` are those in a row."""
+
+    state: str = "starting"
+    id: int = 0
+    submitted: int = 0
+    failures: int = 0
+    rounds: int = 0  # finished when this run was submitted
+    message: str = ""
+
+
+class RunKeeper:
+    """Keeps one run going; `step` is called again and again."""
+
+    def __init__(self, folder: ServerFolder, commands: Commands, clock: Callable[[], float] = time.monotonic):
+        self.folder, self._commands, self._clock = folder, commands, clock
+        known = {key: value for key, value in run_state(folder).items() if key in Run.__dataclass_fields__}
+        self.run = Run(**known)
+        self._next, self._registered = 0.0, ""
+
+    def step(self) -> None:
+        """Register sites that are new, and see to it that a run goes on. Raises whatever a call of Flower raises."""
+        if self.folder.stop_file.exists():
+            return
+        self._register()
+        if self.run.state in ("failed", "gave up") or self._clock() < self._next:
+            return
+        if self.run.id:
+            state = self._commands.run_status(self.folder, self.run.id)
+            if not state.startswith("finished"):
+                return
+            self._ended(state)
+        if self.run.state not in ("failed", "gave up") and self._clock() >= self._next:
+            self._submit()
+
+    def _register(self) -> None:
+        """Register the sites whenever their list has changed; a file shows the supervisor that this has been done."""
+        listed = repr(self.folder.sites())
+        if listed != self._registered:
+            self._commands.register_sites(self.folder)
+            self._registered = listed
+            write_json(self.folder.run / REGISTERED_FILE, {"time": time.time()})
+
+    def _submit(self) -> None:
+        self.run.rounds = _progress(self.folder)[0]
+        self.run.id = int(self._commands.submit_run(self.folder))
+        self.run.submitted += 1
+        self.run.state, self.run.message = "running", ""
+        self._save()
+        log.warning("run %s submitted after round %s", self.run.id, self.run.rounds)
+
+    def _ended(self, state: str) -> None:
+        """Decide what to do about a run that has ended: another run, after a while, or none."""
+        rounds, gave_up = _progress(self.folder)
+        self.run.failures = 0 if rounds > self.run.rounds else self.run.failures + 1
+        log.warning("run %s ended (%s) after round %s", self.run.id, clean(state), rounds)
+        self.run.id = 0
+        if gave_up:
+            self.run.state, self.run.message = "gave up", gave_up
+        elif self.run.failures >= MOST_FAILURES:
+            self.run.state = "failed"
+            self.run.message = (
+                f"{self.run.failures} runs in a row ended without finishing a round ({clean(state)}). Read "
+                f"'{self.folder.run}/executor.log', mend the cause, and run `fedabml federation resume`."
+            )
+        self._next = self._clock() + min(60.0, 2.0**self.run.failures - 1)
+        self._save()
+
+    def _save(self) -> None:
+        write_json(self.folder.run / RUN_FILE, asdict(self.run))
+
+
+def _progress(folder: ServerFolder) -> tuple[int, str]:
+    """Return the last finished round, and why the coordinator gave up after it ("": it did not)."""
+    rounds, gave_up = 0, ""
+    for event in events(folder):
+        name = event["event"] if event else ""
+        if event and name == "round":
+            rounds = max(rounds, int(event.get("round", 0)))
+        if event and name in ("start", "round"):
+            gave_up = ""
+        elif event and name == "gave_up":
+            gave_up = gave_up_text(event)
+    return rounds, gave_up
+
+
+def gave_up_text(event: dict[str, Any]) -> str:
+    """Return the sentence of an event `gave_up`."""
+    return clean(event.get("error") or event.get("reason") or "The coordinator gave up.", 600)
+
+
+def keep(folder: ServerFolder, commands: Commands) -> None:
+    """Keep a run going until the process is ended. An error of a call is logged, and the call is made again."""
+    keeper = RunKeeper(folder, commands)
+    wait = _EVERY
+    while True:
+        try:
+            keeper.step()
+            wait = _EVERY
+        except (InputError, OSError, RuntimeError) as error:  # the SuperLink is starting, or gone for a while
+            log.warning("%s", clean(error, 1000))
+            wait = min(10.0, wait * 1.5)
+        time.sleep(wait)
+
+
+if __name__ == "__main__":
+    from .flower import commands
+
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    keep(ServerFolder(Path(sys.argv[1])), commands)
