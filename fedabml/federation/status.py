@@ -165,7 +165,9 @@ def _describe_rounds(status: Status, rounds: list[dict[str, Any]]) -> None:
     if totals:
         status.seconds_per_round = statistics.median(totals)
         status.seconds_left = status.seconds_per_round * max(0, status.rounds - status.rounds_done)
-        status.split = {k: statistics.median(p.get(k, 0.0) for p in parts) for k in dict.fromkeys(k for p in parts for k in p)}
+        status.split = {
+            k: statistics.median(p.get(k, 0.0) for p in parts) for k in dict.fromkeys(k for p in parts for k in p)
+        }
         work = [_slowest(e) for e in recent]
         for name in dict.fromkeys(k for each in work for k in each):
             status.split[f"site: {clean(name, 40)}"] = statistics.median(each.get(name, 0.0) for each in work)

@@ -1,0 +1,146 @@
+"""A federation's status for people: rows of text tables for a terminal, and a page as one HTML file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from .status import ProcessStatus, SiteStatus, Status
+
+Rows = list[tuple[str, ...]]
+SITE_HEAD = ("site", "connected", "last counted round", "counted", "no reply", "rejected", "note")
+PROCESS_HEAD = ("process", "state", "restarts", "last end")
+_STATES = {
+    "starting": "Starting: waiting for sites.",
+    "running": "Running.",
+    "finished": "Finished: all rounds are done.",
+    "stopped": "Stopped. To go on: fedabml federation resume.",
+    "failed": "Failed. To try again: fedabml federation resume.",
+    "gave up": "Gave up. To try again: fedabml federation resume.",
+}
+_PARTS = {
+    "draw": "choose sites",
+    "wait": "wait for replies",
+    "check": "check replies",
+    "merge": "merge updates",
+    "save": "save the state",
+}
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time span for people, such as `2 h 05 min`."""
+    if seconds is None:
+        return "–"
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes for people."""
+    for unit, divisor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= divisor:
+            return f"{count / divisor:.1f} {unit}"
+    return f"{count} B"
+
+
+def facts(status: Status) -> Rows:
+    """Return the lines of the summary: a word and its value."""
+    loss = f"{status.losses[-1][1]:.4g} (round {status.losses[-1][0]})" if status.losses else "–"
+    rows = [
+        ("federation", f"{status.name} at {status.address}, algorithm {status.algorithm}"),
+        ("state", _STATES.get(status.state, status.state)),
+        *([("problem", status.problem)] if status.problem else []),
+        ("rounds", f"{status.rounds_done} of {status.rounds}{_repeats(status)}"),
+        ("loss", loss),
+        *((name, f"{value:.4g}") for name, value in status.scores.items()),
+        ("time left", f"{duration(status.seconds_left)} ({duration(status.seconds_per_round)} a round)"),
+        ("traffic", f"{size(status.bytes_down)} to the sites, {size(status.bytes_up)} from them"),
+        ("rejected", f"{sum(status.reasons.values())} replies" if status.reasons else "no reply"),
+    ]
+    if status.runs > 1:
+        rows.append(("runs", f"{status.runs}: the federation went on {status.runs - 1} times from its saved state"))
+    if status.damaged_lines:
+        rows.append(("damaged", f"{status.damaged_lines} lines of state/events.jsonl cannot be read"))
+    return rows
+
+
+def _repeats(status: Status) -> str:
+    return f", {status.attempts_repeated} attempts repeated" if status.attempts_repeated else ""
+
+
+def site_rows(sites: Sequence[SiteStatus]) -> Rows:
+    """Return a row per site, under `SITE_HEAD`."""
+    return [
+        (
+            site.name,
+            "removed" if site.removed else {True: "yes", False: "no", None: "not yet"}[site.connected],
+            str(site.last_round or "–"),
+            str(site.counted),
+            str(site.missed),
+            str(site.rejected),
+            site.note or ("rests: it did not answer in time" if site.resting else ""),
+        )
+        for site in sites
+    ]
+
+
+def process_rows(processes: Sequence[ProcessStatus]) -> Rows:
+    """Return a row per process of this machine, under `PROCESS_HEAD`."""
+    rows = []
+    for process in processes:
+        left = process.next_start - time.time()
+        state = f"starts again in {duration(left)}" if process.state == "waiting" and left > 0 else process.state
+        rows.append((process.name, state, str(process.restarts), process.last_exit or "–"))
+    return rows
+
+
+def split_rows(status: Status) -> Rows:
+    """Return the parts of a round and their median seconds. Those of sites are of the slowest site in each round."""
+    named = {
+        key: f"slowest site: {key.removeprefix('site: ')}" if key.startswith("site: ") else _PARTS.get(key, key)
+        for key in status.split
+    }
+    return [(named[key], f"{seconds:.3f} s") for key, seconds in status.split.items()]
+
+
+def rejected_rows(status: Status) -> Rows:
+    """Return the last replies that were rejected: round, site and reason."""
+    return [(str(each["round"]), each["site"], each["reason"]) for each in reversed(status.rejected)]
+
+
+def page(status: Status) -> str:
+    """Return the status as a complete HTML document. All texts are escaped."""
+    from ..report.canvas import PAGE
+    from ..report.charts import Axis, Series, line_chart
+    from ..report.page import Cell, Figure, Row, Section, Table, Tile, document
+
+    def table(head: Sequence[str], rows: Rows, fold: str = "") -> list[Table]:
+        return [Table(head, [Row([Cell(text) for text in row]) for row in rows], fold=fold)] if rows else []
+
+    words = dict(facts(status))
+    done = f"{status.rounds_done} / {status.rounds}"
+    tiles = [
+        Tile("rounds", done, "done of all"),
+        Tile("loss", f"{status.losses[-1][1]:.4g}" if status.losses else "–", "training loss of the last round"),
+        Tile("time left", duration(status.seconds_left), f"{duration(status.seconds_per_round)} a round"),
+        Tile("traffic", size(status.bytes_down + status.bytes_up), words["traffic"]),
+    ]
+    figures = []
+    if len(status.losses) > 1:
+        series = [Series("loss", [loss for _, loss in status.losses], x=[number for number, _ in status.losses])]
+        axes = {"x": Axis("round", "whole"), "y": Axis("training loss")}
+        reading = "The mean training loss of the sites whose replies counted. It should fall and level off."
+        drawn = line_chart(series, title="Loss per round", theme=PAGE, **axes)
+        figures.append(Figure("Loss per round", drawn, reading))
+    sections = [
+        Section(tiles=tiles, points=[words["state"], *([status.problem] if status.problem else [])]),
+        Section("Sites", tables=table(SITE_HEAD, site_rows(status.sites))),
+        Section("Training", figures=figures, tables=table(("part of a round", "median time"), split_rows(status))),
+        Section("Rejected replies", tables=table(("round", "site", "reason"), rejected_rows(status))),
+        Section("Processes", tables=table(PROCESS_HEAD, process_rows(status.processes))),
+    ]
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.time))
+    shown = [each for each in sections if each.tiles or each.tables or each.figures]
+    return document(f"Federation {status.name}", f"{status.address} · {when}", shown)
