@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import socket
 import ssl
 import subprocess
@@ -58,6 +57,7 @@ def folder_of(path: str | os.PathLike[str]) -> Folder:
 # -- the processes --------------------------------------------------------------------------------------------------
 def server_processes(folder: ServerFolder) -> list[Process]:
     """Return the processes of the operator's machine, in the order of their start: server first, local sites last."""
+    from . import proxy
     from .flower import commands
 
     env, logs, settings = commands.environment(folder), folder.run, folder.settings
@@ -73,7 +73,7 @@ def server_processes(folder: ServerFolder) -> list[Process]:
             health=answers(folder, settings.superlink_port),
         ),
         Process(
-            *("proxy", proxy_command(folder), logs / "proxy.log"),
+            *("proxy", proxy.command(folder), logs / "proxy.log"),
             health=answers(folder, settings.port),
             needs=("superlink",),
         ),
@@ -110,15 +110,6 @@ def local_sites(folder: ServerFolder) -> list[SiteFolder]:
     return [site for site in found if site.settings_file.is_file()]
 
 
-def proxy_command(folder: ServerFolder) -> list[str]:
-    """Return the command of the proxy. Raises InputError without nginx."""
-    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
-    if program is None:
-        raise InputError("The proxy needs nginx, which is not installed. On Debian: apt install nginx-light.")
-    error_log = str(folder.run / "proxy-errors.log")
-    return [program, "-p", str(folder.run), "-e", error_log, "-c", str(folder.proxy_file), "-g", "daemon off;"]
-
-
 def answers(folder: ServerFolder, port: int) -> Callable[[], bool]:
     """Return a check whether a port of this machine answers GET /health over TLS with the federation's certificate.
 
@@ -149,11 +140,19 @@ def up(path: str | os.PathLike[str], sites: Mapping[str, Path] | None = None, *,
     require_extra()
     folder = ServerFolder(path).check()
     _refuse_running(folder)
+    _write_proxy(folder)
     for name, data in (sites or {}).items():
         _make_local_site(folder, name, data)
     for problem in _busy_ports(folder):
         raise InputError(problem)
     start(folder, foreground)
+
+
+def _write_proxy(folder: ServerFolder) -> None:
+    from . import proxy
+
+    proxy.check()
+    proxy.write(folder)
 
 
 def _make_local_site(folder: ServerFolder, name: str, data: Path) -> None:
@@ -202,6 +201,9 @@ def resume(path: str | os.PathLike[str], *, foreground: bool = False) -> None:
     folder = folder_of(path)
     if pids.alive(supervisor_of(folder.run)):
         down(path)
+    _refuse_running(folder)
+    if isinstance(folder, ServerFolder):
+        _write_proxy(folder)
     start(folder, foreground)
 
 
@@ -260,7 +262,7 @@ def _wait_until_well(folder: Folder, supervisor: subprocess.Popen[bytes], log: P
 
 
 def down(path: str | os.PathLike[str]) -> None:
-    """End all processes of a folder, in order, and leave nothing; also what a supervisor that was killed left behind."""
+    """End all processes of a folder in order and leave nothing, also nothing that a killed supervisor left behind."""
     folder = folder_of(path)
     supervisor = supervisor_of(folder.run)
     if folder.run.is_dir():
@@ -306,10 +308,9 @@ def _log_of(folder: Folder, name: str) -> Path:
 
 def _tail(log: Path, size: int = 1500) -> str:
     """Return the last lines of a log as one line."""
-    with suppress(OSError):
-        with open(log, "rb") as file:
-            file.seek(max(0, log.stat().st_size - size))
-            return clean(" ".join(file.read().decode(errors="replace").split()), size)
+    with suppress(OSError), open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - size))
+        return clean(" ".join(file.read().decode(errors="replace").split()), size)
     return "(no log)"
 
 

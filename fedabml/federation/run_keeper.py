@@ -24,6 +24,7 @@ from .status import clean, events, run_state
 log = logging.getLogger("fedabml")
 
 MOST_FAILURES = 5  # runs in a row that end without a round
+ENDS = ("finished", "failed", "gave up")  # states after which no run is submitted
 RUN_FILE, REGISTERED_FILE = "run.json", "registered.json"
 _EVERY = 1.0  # seconds between looks at the run
 
@@ -40,7 +41,7 @@ class Commands(Protocol):
 
 @dataclass
 class Run:
-    """The content of `run/run.json`. `state` is starting, running, failed or gave up; `failures` are those in a row."""
+    """The content of `run/run.json`. `state` is starting, running or one of `ENDS`; `failures` are those in a row."""
 
     state: str = "starting"
     id: int = 0
@@ -64,14 +65,14 @@ class RunKeeper:
         if self.folder.stop_file.exists():
             return
         self._register()
-        if self.run.state in ("failed", "gave up") or self._clock() < self._next:
+        if self.run.state in ENDS or self._clock() < self._next:
             return
         if self.run.id:
             state = self._commands.run_status(self.folder, self.run.id)
             if not state.startswith("finished"):
                 return
             self._ended(state)
-        if self.run.state not in ("failed", "gave up") and self._clock() >= self._next:
+        if self.run.state not in ENDS and self._clock() >= self._next:
             self._submit()
 
     def _register(self) -> None:
@@ -96,7 +97,9 @@ class RunKeeper:
         self.run.failures = 0 if rounds > self.run.rounds else self.run.failures + 1
         log.warning("run %s ended (%s) after round %s", self.run.id, clean(state), rounds)
         self.run.id = 0
-        if gave_up:
+        if rounds >= self.folder.settings.rounds and state == "finished:completed":
+            self.run.state = "finished"
+        elif gave_up:
             self.run.state, self.run.message = "gave up", gave_up
         elif self.run.failures >= MOST_FAILURES:
             self.run.state = "failed"

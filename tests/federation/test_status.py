@@ -1,0 +1,211 @@
+"""The status of a federation from files that a coordinator would have written, whole and damaged."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from fedabml.errors import InputError
+from fedabml.federation import pids
+from fedabml.federation.folders import Member, ServerFolder
+from fedabml.federation.run_keeper import RUN_FILE
+from fedabml.federation.settings import Settings
+from fedabml.federation.status import clean, events, read
+from fedabml.federation.status_page import (
+    duration,
+    facts,
+    page,
+    process_rows,
+    rejected_rows,
+    site_rows,
+    size,
+    split_rows,
+)
+from fedabml.files.sealed import write_json
+
+EVIL = "\x1b[2J\x07<script>alert(1)</script>\u202e"
+
+
+def key(i):
+    return f"-----BEGIN PUBLIC KEY-----\n{chr(65 + i) * 64}\n-----END PUBLIC KEY-----\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = ServerFolder(tmp_path / "fed")
+    made.make()
+    Settings(federation="0" * 32, name="hospitals", host="localhost", rounds=10).save(made.settings_file)
+    made.save_sites([Member(name, i, key(i), removed=name == "d") for i, name in enumerate("abcd")])
+    return made
+
+
+def write_events(folder, *lines, end=""):
+    folder.events_file.write_text("".join(json.dumps(line) + "\n" for line in lines) + end)
+
+
+def round_event(number, **more):
+    return {
+        "time": 1.0 + number,
+        "event": "round",
+        "round": number,
+        "attempt": 1,
+        "valid": ["a", "b"],
+        "missing": [],
+        "rejected": [],
+        "connected": ["a", "b"],
+        "resting": [],
+        "loss": 1.0 / number,
+        "seconds": {"draw": 0.5, "wait": 2.0 * number, "merge": 0.25, "save": 0.25},
+        "site_seconds": {"a": {"work": 1.0}, "b": {"work": 1.5, "setup": 0.5}},
+        "bytes_down": 100,
+        "bytes_up": 10,
+        **more,
+    }
+
+
+def test_a_federation_that_never_ran(folder):
+    status = read(folder)
+    assert (status.state, status.rounds_done, status.losses, status.seconds_left) == ("stopped", 0, [], None)
+    assert [row[:2] for row in site_rows(status.sites)] == [
+        *(("a", "not yet"), ("b", "not yet"), ("c", "not yet"), ("d", "removed"))
+    ]
+    assert "hospitals" in page(status) and json.dumps(status.as_json(), allow_nan=False)
+
+
+def test_rounds_sites_losses_traffic_and_time_left(folder):
+    rejected = [{"site": "c", "reason": "not finite"}]
+    write_events(
+        folder,
+        {"time": 0.0, "event": "start"},
+        {"time": 0.5, "event": "card", "refused": {"c": "column age is missing"}},
+        round_event(1),
+        {**round_event(2), "event": "repeat", "valid": ["a"], "missing": ["b"], "rejected": rejected},
+        round_event(2, attempt=2, missing=["c"], resting=["c"]),
+        round_event(3, rejected=rejected, valid=["a"], connected=["a", "c"]),
+    )
+    status = read(folder)
+    assert status.rounds_done == 3 and status.attempts_repeated == 1 and status.runs == 1
+    assert status.losses == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    assert (status.bytes_down, status.bytes_up) == (400, 40)
+    assert status.seconds_per_round == 5.0 and status.seconds_left == 35.0  # the median of 3, 5 and 7 s, 7 times
+    a, b, c, _ = status.sites
+    assert (a.counted, a.last_round, b.counted, b.last_round) == (3, 3, 2, 2)
+    assert (b.missed, c.missed, c.rejected) == (1, 1, 2)
+    assert [site.connected for site in (a, b, c)] == [True, False, True]
+    assert status.reasons == {"not finite": 2} and c.note == "column age is missing"
+    assert rejected_rows(status)[0] == ("3", "c", "not finite")
+    split = dict(split_rows(status))
+    assert split["wait for replies"] == "4.000 s" and split["slowest site: work"] == "1.500 s"
+
+
+def test_a_site_rests_until_an_event_says_otherwise(folder):
+    write_events(folder, round_event(1, resting=["b"]))
+    assert "rests" in site_rows(read(folder).sites)[1][-1]
+    write_events(folder, round_event(1, resting=["b"]), round_event(2))
+    assert site_rows(read(folder).sites)[1][-1] == ""
+
+
+def test_texts_of_sites_cannot_steer_a_terminal_or_a_page(folder):
+    rejected = [{"site": EVIL, "reason": EVIL * 1000}]
+    write_events(folder, round_event(1, rejected=rejected, scores={EVIL: 1.0}), {"event": "gave_up", "reason": EVIL})
+    status = read(folder)
+    shown = json.dumps([facts(status), rejected_rows(status), split_rows(status)], ensure_ascii=False)
+    assert "\x1b" not in shown and "\x07" not in shown and "\u202e" not in shown and len(shown) < 5000
+    html = page(status)
+    assert "<script>alert" not in html and "&lt;script&gt;alert" in html and "\x1b" not in html
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"event": "round"},
+        {
+            "event": "round",
+            "round": "x",
+            "valid": 7,
+            "missing": {"a": 1},
+            "rejected": ["a"],
+            "seconds": [1],
+            "loss": "x",
+        },
+        {
+            "event": "round",
+            "round": True,
+            "valid": [[]],
+            "site_seconds": {"a": 3},
+            "bytes_up": -1.5,
+            "scores": {"x": {}},
+        },
+        {"event": "round", "round": 1, "loss": float("nan"), "seconds": {"wait": float("inf")}},
+        {"event": 3},
+        ["event"],
+        "event",
+    ],
+)
+def test_strange_events_do_not_break_the_status(folder, line):
+    write_events(folder, line, round_event(2))
+    status = read(folder)
+    assert status.rounds_done == 2 and page(status)
+    json.dumps(status.as_json(), allow_nan=False)
+
+
+def test_a_damaged_line_is_counted_and_an_unfinished_one_waits(folder):
+    write_events(folder, round_event(1), end='{"event": "round", "rou')
+    assert read(folder).damaged_lines == 0 and len(list(events(folder))) == 1
+    write_events(folder, round_event(1), end='{"event": \n')
+    status = read(folder)
+    assert status.damaged_lines == 1 and "1 lines" in dict(facts(status))["damaged"]
+
+
+def test_what_is_no_federation_is_refused(tmp_path):
+    with pytest.raises(InputError, match="not a federation's folder"):
+        read(ServerFolder(tmp_path))
+
+
+# -- processes ------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def supervised(folder):
+    """A folder with a supervisor (this process), a running process and a waiting one."""
+    run = folder.run / "pids"
+    run.mkdir()
+    pids.Record("supervisor", "running", "", identity=pids.identity(os.getpid())).save(run)
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        pids.Record("superlink", "running", "t", "sleep", pids.identity(child.pid)).save(run)
+        gone = pids.Identity(child.pid, 1, "another boot")
+        pids.Record("executor", "running", "t", "sleep", gone, restarts=2, last_exit="signal SIGKILL").save(run)
+        yield folder
+        child.kill()
+
+
+def test_processes_are_those_that_live(supervised):
+    status = read(supervised)
+    assert [(p.name, p.state) for p in status.processes] == [("executor", "stopped"), ("superlink", "running")]
+    assert process_rows(status.processes)[0] == ("executor", "stopped", "2", "signal SIGKILL")
+    assert status.state == "starting"
+
+
+def test_the_state_follows_rounds_and_failures(supervised):
+    write_events(supervised, round_event(1))
+    assert read(supervised).state == "running"
+    write_events(supervised, round_event(10))
+    assert read(supervised).state == "finished"
+    write_events(supervised, round_event(1), {"event": "gave_up", "reason": "only one site answered"})
+    write_json(supervised.run / RUN_FILE, {"state": "gave up", "message": "x"})
+    status = read(supervised)
+    assert (status.state, status.problem) == ("gave up", "only one site answered")
+    write_events(supervised)
+    write_json(supervised.run / RUN_FILE, {"state": "failed", "message": "5 runs in a row"})
+    assert read(supervised).problem == "5 runs in a row"
+    (supervised.run / RUN_FILE).write_text("{")
+    assert read(supervised).state == "starting"
+
+
+# -- words ----------------------------------------------------------------------------------------------------------
+def test_spans_and_sizes():
+    assert [duration(x) for x in (None, 0.5, 12.3, 125, 7500)] == ["–", "0.50 s", "12 s", "2 min", "2 h 05 min"]
+    assert [size(x) for x in (0, 999, 1500, 2_500_000, 3 * 10**9)] == ["0 B", "999 B", "1.5 kB", "2.5 MB", "3.0 GB"]
+
+
+def test_clean_is_short_and_printable():
+    assert clean("a\tb\nc\x1b[0m") == "a b c [0m" and len(clean("x" * 10**6)) == 300 and clean(7) == "7"
