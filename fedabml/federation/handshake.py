@@ -1,0 +1,260 @@
+"""The start of a federation: every site compares the schema with its data, and all freeze one card.
+
+    describe   the schema goes to every site, which answers whether its data fit, or why they do not
+    sums       only with normalisation = "pooled", and only if every site allows it: sums of the inputs come back
+    freeze     the card goes to every site, which rebuilds it, checks it against its data, and stores it for good
+
+`freeze` and `admit` are the server's side, `answer` is a site's. What a site reveals is listed in `LEAKS`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from .. import algorithms
+from ..arguments import whole
+from ..errors import InputError
+from ..files.sealed import read_json, write_json
+from .card import Card, make_card
+from .folders import SiteFolder
+from .messages import Refusal, clean
+from .pooled import check_sums, pooled_schema, site_sums
+from .schema import Schema
+from .settings import Settings
+from .site_data import check_schema, load, mismatches, read, without_values
+
+if TYPE_CHECKING:
+    from .messages import Order, Reply
+
+log = logging.getLogger("fedabml")
+
+LEAKS = (
+    "describe: whether the site's data fit the schema; if not, the names of the schema's columns that are missing or "
+    "of another kind, the shape and type of arrays, and that labels, words or images are unknown. Never a value.",
+    "describe: a hostile server could learn more by asking with many schemas, so a site answers at most 20 different "
+    "ones, confirms no word that fewer than 5 rows share, and answers no other schema once a card is frozen.",
+    "sums (off unless the site sets allow_pooled_sums): for every number column, feature or target the count, sum and "
+    "sum of squares of the training rows, and so the site's means, deviations and gaps; for images how often each "
+    "byte occurs in each channel. Columns with fewer than 5 values are left out.",
+    "sums with allow_medians: the median of every number column, rounded to a twentieth of the schema's scale.",
+    "sums with allow_words: words of categories that at least 5 training rows of the site share; rare words never.",
+    "freeze: that the site accepts the card, by its digest; or a reason as for describe.",
+    "Counts of labels stay at the site. Every round sends the number of training samples, the mean loss and the "
+    "update, from which the server may infer more: see the threat model.",
+)
+MOST_SCHEMAS = 20  # different schemas that a site compares with its data
+MOST_REASON = 1000  # characters of a site's reason that the server keeps
+
+
+class Exchange(Protocol):
+    """Send an order to every site that takes part and return their replies by name, after at most `timeout` seconds."""
+
+    def __call__(
+        self, kind: str, facts: dict[str, Any], tensors: dict[str, Tensor], timeout: float
+    ) -> Mapping[str, Reply]: ...
+
+
+class Frozen(NamedTuple):
+    """The result of the start: the card, the sites that stored it, and why others are left out."""
+
+    card: Card
+    accepted: list[str]
+    refused: dict[str, str]
+
+
+# -- the server -------------------------------------------------------------------------------------------------------
+def freeze(
+    settings: Settings, schema: Schema, exchange: Exchange, keep: Callable[[Card], object] | None = None
+) -> Frozen:
+    """Run the start protocol and return the card that at least `min_replies` sites have stored.
+
+    `keep` is called with the card before any site gets it: a server that dies in between goes on with `admit`. Raises
+    InputError, with every site's reason, if too few sites match, or if sums are needed that a site does not allow.
+    """
+    answers = exchange("describe", {"schema": schema.to_json()}, {}, settings.round_timeout)
+    accepted, refused = _sorted_out(answers, _described)
+    _enough(accepted, refused, settings)
+    if settings.normalisation == "pooled":
+        unwilling = [name for name in accepted if answers[name].facts.get("allow_pooled_sums") is not True]
+        if unwilling:
+            raise InputError(
+                f"normalisation is 'pooled', but these sites do not allow sums: {', '.join(unwilling)}. They may set "
+                "allow_pooled_sums = true in site.toml; or set normalisation = 'schema' in federation.toml."
+            )
+        facts = {"schema": schema.to_json(), "seed": settings.seed}
+        answers = exchange("sums", facts, {}, settings.round_timeout)
+
+        def summed(reply: Reply) -> str:
+            return check_sums(schema, reply.facts.get("sums"), settings.max_samples)
+
+        accepted, refused = _next(accepted, refused, answers, summed)
+        _enough(accepted, refused, settings)
+        schema = pooled_schema(schema, [answers[name].facts["sums"] for name in sorted(accepted)])
+    card = make_card(
+        settings.federation, schema.inputs(settings.name),
+        algorithm=algorithms.make(settings.algorithm, **settings.hyper), model=settings.model,
+        model_options=settings.model_options, batch_size=settings.batch_size, epochs=settings.epochs,
+        seed=settings.seed, dtype=settings.dtype, class_weights=schema.class_weights, schema=schema.to_json(),
+    )  # fmt: skip
+    if keep is not None:
+        keep(card)
+    accepted, refused = _offer(card, accepted, refused, exchange, settings)
+    _enough(accepted, refused, settings)
+    return Frozen(card, accepted, refused)
+
+
+def admit(card: Card, settings: Settings, exchange: Exchange) -> Frozen:
+    """Offer the frozen card to sites that came later, or again; it never changes. Nothing is raised for a refusal."""
+    answers = exchange("describe", {"schema": dict(card.schema)}, {}, settings.round_timeout)
+    accepted, refused = _sorted_out(answers, _described)
+    if accepted:
+        accepted, refused = _offer(card, accepted, refused, exchange, settings)
+    return Frozen(card, accepted, refused)
+
+
+def _offer(
+    card: Card, accepted: list[str], refused: dict[str, str], exchange: Exchange, settings: Settings
+) -> tuple[list[str], dict[str, str]]:
+    tensors, facts = card.tensors_and_facts()
+    answers = exchange("freeze", facts, tensors, settings.round_timeout)
+
+    def stored(reply: Reply) -> str:
+        return "" if reply.facts.get("digest") == card.digest else "It did not confirm the card's digest."
+
+    return _next(accepted, refused, answers, stored)
+
+
+def _sorted_out(answers: Mapping[str, Reply], reason_of: Callable[[Reply], str]) -> tuple[list[str], dict[str, str]]:
+    """Divide sites into those whose reply is good, in order of their names, and reasons for the others."""
+    refused: dict[str, str] = {}
+    for name, reply in sorted(answers.items()):
+        if reason := clean(reply.error, MOST_REASON) or reason_of(reply):
+            refused[name] = reason
+    return sorted(answers.keys() - refused.keys()), refused
+
+
+def _next(
+    accepted: list[str], refused: dict[str, str], answers: Mapping[str, Reply], reason_of: Callable[[Reply], str]
+) -> tuple[list[str], dict[str, str]]:
+    """Divide the sites that were accepted before; one that did not answer is left out."""
+    good, bad = _sorted_out({name: answers[name] for name in accepted if name in answers}, reason_of)
+    silent = {name: "It did not answer in time." for name in accepted if name not in answers}
+    return good, refused | bad | silent
+
+
+def _described(reply: Reply) -> str:
+    if reply.facts.get("match") is True:
+        return ""
+    reasons = reply.facts.get("reasons")
+    texts = [each for each in reasons if isinstance(each, str)] if isinstance(reasons, list) else []
+    return clean(" ".join(texts), MOST_REASON) or "Its answer to the schema cannot be read."
+
+
+def _enough(accepted: list[str], refused: dict[str, str], settings: Settings) -> None:
+    if len(accepted) < settings.min_replies:
+        reasons = " ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise InputError(
+            f"{len(accepted)} site(s) match the schema, and min_replies is {settings.min_replies}. {reasons}".strip()
+        )
+
+
+# -- a site -----------------------------------------------------------------------------------------------------------
+def answer(order: Order, site: SiteFolder) -> dict[str, Any]:
+    """Return `facts` and `error` of a site's reply to describe, sums or freeze; neither holds a value of a row."""
+    try:
+        if order.federation != site.settings.federation:
+            raise Refusal("This site belongs to another federation.")
+        answers = {"describe": _describe, "sums": _send_sums, "freeze": _store}
+        if order.kind not in answers:
+            raise Refusal("This is no order of the start protocol.")
+        return {"facts": answers[order.kind](order, site), "error": ""}
+    except Refusal as error:
+        return {"facts": {}, "error": clean(str(error), MOST_REASON)}
+    except InputError as error:
+        log.warning("An order of the start protocol failed: %s", error)
+        return {"facts": {}, "error": "This site cannot answer. The reason is in its own log."}
+
+
+@contextmanager
+def _about_the_order() -> Iterator[None]:
+    """Turn errors about what an order holds, which the server knows, into Refusals."""
+    try:
+        yield
+    except InputError as error:
+        raise Refusal(str(error)) from None
+
+
+def _describe(order: Order, site: SiteFolder) -> dict[str, Any]:
+    schema = _asked(order, site)
+    found = mismatches(site, schema)
+    settings = site.settings
+    return {"match": not found, "reasons": found, "allow_pooled_sums": settings.allow_pooled_sums}
+
+
+def _send_sums(order: Order, site: SiteFolder) -> dict[str, Any]:
+    if not site.settings.allow_pooled_sums:
+        raise Refusal("This site does not allow sums (allow_pooled_sums in its site.toml).")
+    if site.card_file.exists():
+        raise Refusal("This site has stored a card, so it sends no more sums.")
+    schema = _asked(order, site)
+    with _about_the_order():
+        seed = whole(order.facts.get("seed"), "The seed", 0)
+    data = read(site.settings, schema)
+    with without_values("summed"):
+        if schema.check(data):
+            raise Refusal("The data do not fit the schema.")
+        return {"sums": site_sums(schema, data, site.settings, seed)}
+
+
+def _store(order: Order, site: SiteFolder) -> dict[str, Any]:
+    with _about_the_order():
+        card = Card.of(order.tensors, order.facts)
+        schema = Schema.of(dict(card.schema), "The card's schema")
+    if card.federation != site.settings.federation:
+        raise Refusal("The card is refused: it is that of another federation.")
+    if site.card_file.exists():
+        stored = _stored(site)
+        if stored.digest != card.digest:
+            raise Refusal("This site has stored another card of this federation, and keeps it.")
+        return {"digest": stored.digest}
+    check_schema(card, schema)
+    load(site, card)
+    card.save(site.card_file)
+    log.info("The card %s of federation %s is stored.", card.digest, card.federation)
+    return {"digest": _stored(site).digest}
+
+
+def _stored(site: SiteFolder) -> Card:
+    try:
+        return Card.load(site.card_file)
+    except InputError as error:
+        log.warning("%s", error)
+        raise Refusal("The card on this site's disk is damaged. Restore state/card.safetensors.") from None
+
+
+def _asked(order: Order, site: SiteFolder) -> Schema:
+    """Return the order's schema; refuse it if the site has frozen another or was asked about too many."""
+    with _about_the_order():
+        schema = Schema.of(order.facts.get("schema"), "The schema of the order")
+    if site.card_file.exists():
+        if Schema.of(dict(_stored(site).schema)) != schema:
+            raise Refusal("This site has stored a card, so it compares no other schema with its data.")
+        return schema
+    digest = hashlib.sha256(json.dumps(schema.to_json(), sort_keys=True).encode()).hexdigest()
+    file = site.state / "schemas.json"
+    seen = list(read_json(file)["schemas"]) if file.exists() else []
+    if digest not in seen:
+        if len(seen) >= MOST_SCHEMAS:
+            raise Refusal(
+                f"This site has compared {MOST_SCHEMAS} different schemas with its data, and compares no more. Remove "
+                "state/schemas.json there if you trust the operator."
+            )
+        write_json(file, {"schemas": [*seen, digest]})
+    return schema
