@@ -96,6 +96,7 @@ class Prior:
         false_alarms: float = FALSE_ALARMS,
         class_weights: str | Sequence[float] | None = None,
         calibration: str = "temperature",
+        kept: State | None = None,
     ) -> Posterior:
         """Make a client's posterior from its training data: φ = θ, then a few epochs of steps.
 
@@ -112,6 +113,9 @@ class Prior:
 
         `class_weights` default to those of the federation's training. `none` gives none; `balanced` goes by this
         client's rows, because a prior does not hold the counts of other clients.
+
+        `kept` is what the client has kept between rounds, for an algorithm that keeps something; without it the client
+        begins as one that never took part.
         """
         if aim and not validation:
             raise InputError("An aim needs validation rows: give validation=0.2 (--validation 0.2), or another share.")
@@ -132,7 +136,8 @@ class Prior:
         shared = {k: v.to(place.device, place.dtype) for k, v in self.shared.items()}
         with torch.no_grad():
             lanes = Lanes.of(cohort, shared, [0])
-            lane, offsets = personalise(lanes, initial_kept(lanes)), lanes.offset
+            first = initial_kept(lanes)
+            lane, offsets = personalise(lanes, first if kept is None else _kept_rows(kept, first)), lanes.offset
         q = type(lane)(*(leaf[0].cpu() for leaf in lane))
         if not all(torch.isfinite(leaf).all() for leaf in q):
             raise InputError(
@@ -184,6 +189,12 @@ class Prior:
         if self.algorithm.keeps:  # a new client's own state begins at the initial weights
             tensors["initial"] = self.input_spec.network.initial
         return tensors | prefixed("shared", self.shared), facts
+
+
+def _kept_rows(kept: State, like: State) -> State:
+    """Return one client's kept state as a row, of the types and on the device of `like`."""
+    check_fit("kept state", kept, {name: tuple(value.shape[1:]) for name, value in like.items()})
+    return {name: kept[name].to(value.device, value.dtype).unsqueeze(0) for name, value in like.items()}
 
 
 def _held_out(fed: Federation, share: float, seed: int) -> Federation:

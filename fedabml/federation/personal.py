@@ -1,0 +1,118 @@
+"""A site's own posterior, made at the site from the newest prior on its disk and its own training rows.
+
+    posterior = personalize(SiteFolder("site-a"), "posterior.safetensors", validation=0.2)
+
+Nothing leaves the site. A site that never trained needs only a prior and data that fit it. For algorithms that keep a
+state at the client, the newest version on disk that the prior can have counted is used; without one the site begins as
+a newcomer does. (Whether the server counted the site's very last reply is known to the server alone.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..algorithms.base import State
+from ..errors import InputError
+from ..files.paths import Name, check_new
+from ..files.sealed import read_json, read_tensors
+from ..runs.posterior import Posterior
+from ..runs.prior import Prior, load_prior
+from .card import Card
+from .folders import SiteFolder
+from .kept import KeptVersions
+from .site_data import divide, open_data
+
+log = logging.getLogger("fedabml")
+
+
+def personalize(
+    site: SiteFolder | Name, out: Name | None = None, *, force: bool = False, use_kept: bool = True, **options: Any
+) -> Posterior:
+    """Make the site's posterior from the newest prior on its disk and, with `out`, save it there.
+
+    `options` are those of `Prior.personalize`: epochs, lr, batch_size, seed, validation, aim, coverage, false_alarms,
+    class_weights, calibration, device. The rows are the site's training rows; those of a table that are kept for
+    testing take no part. With `use_kept` off the site begins as a newcomer. Raises InputError if there is no prior yet.
+    """
+    folder = (site if isinstance(site, SiteFolder) else SiteFolder(site)).check()
+    if wrong := options.keys() & {"x", "y", "encoded", "kept"}:
+        raise InputError(f"personalize at a site takes its data from site.toml, not from {', '.join(sorted(wrong))}.")
+    if out is not None:
+        check_new(out, force=force)
+    prior = newest_prior(folder)
+    x, y = training_rows(folder, prior)
+    if prior.input_spec.recipe is not None and folder.settings.id_column:
+        options = {"id": folder.settings.id_column, **options}
+    kept = kept_state(folder, prior) if use_kept and prior.algorithm.keeps else None
+    posterior = prior.personalize(x, y, kept=kept, **options)
+    if out is not None:
+        posterior.save(out)
+    return posterior
+
+
+def newest_prior(site: SiteFolder) -> Prior:
+    """Return the newest prior that the server has sent to this site."""
+    if not site.prior_file.is_file():
+        raise InputError(
+            f"'{site.path}' has no prior yet. The server sends it at the end of training, and during training if "
+            "prior_every is set in federation.toml."
+        )
+    return load_prior(site.prior_file)
+
+
+def prior_round(site: SiteFolder) -> int | None:
+    """Return the round of the newest prior, or None if it is not noted beside this very prior."""
+    if not site.prior_facts_file.is_file():
+        return None
+    facts = read_json(site.prior_facts_file)
+    number = facts.get("round") if isinstance(facts, Mapping) else None
+    return number if isinstance(number, int) and not isinstance(number, bool) and number >= 0 else None
+
+
+def training_rows(site: SiteFolder, prior: Prior) -> tuple[Any, Any]:
+    """Return x and y of the site's training rows, as `Prior.personalize` takes them."""
+    spec, settings = prior.input_spec, site.settings
+    if not settings.data:
+        raise InputError(f"'{site.settings_file}' names no data. Set `data` to this site's table, file or folder.")
+    if spec.recipe is None:
+        if spec.images is not None:
+            return settings.data, None
+        data = open_data(settings.data)
+        if not isinstance(data, dict):
+            raise InputError(f"'{settings.data}' holds no arrays, which the prior was trained on. Give an .npz file.")
+        return data["x_train"], data["y_train"]
+    words = (*spec.recipe.text_columns, *([settings.id_column] if settings.id_column else []))
+    frame = open_data(settings.data, words)
+    if not hasattr(frame, "iloc"):
+        raise InputError(f"'{settings.data}' is no table, which the prior was trained on.")
+    target = spec.recipe.target
+    if settings.target_column and settings.target_column != target:
+        frame = frame.rename(columns={settings.target_column: target})
+    if target not in frame.columns:
+        raise InputError(f"'{settings.data}' has no column '{target}', so there is nothing to learn from.")
+    seed = Card.load(site.card_file).seed if site.card_file.is_file() else 0
+    train, _ = divide(settings, target, bool(spec.recipe.class_names), frame, seed)
+    return frame.iloc[np.sort(train.index)], None
+
+
+def kept_state(site: SiteFolder, prior: Prior) -> State | None:
+    """Return the newest kept state that the prior can have counted; None if there is none that fits."""
+    if not site.card_file.is_file():
+        return None
+    card, newest = Card.load(site.card_file), prior_round(site)
+    versions = KeptVersions(site.state, card.federation, card.digest, 0)
+    for round in reversed(versions.rounds()):
+        if newest is not None and round > newest:
+            continue
+        try:
+            tensors, facts = read_tensors(versions.path(round))
+        except InputError as error:
+            log.warning("What this site kept after round %s is left out: %s", round, error)
+            continue
+        if all(facts.get(key) == versions.owner[key] for key in ("kind", "federation", "card")):
+            return tensors
+    return None
