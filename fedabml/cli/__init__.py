@@ -13,7 +13,7 @@ from ..accel import own_process
 from ..engine import processes
 from ..errors import InputError, TrainingError
 from ..version import __version__
-from . import about, bench, compare, data, demo, doctor, reproduce, serve, train, tune, use
+from . import about, bench, compare, data, demo, doctor, federation, reproduce, serve, train, tune, use
 from .console import print_error
 
 UsageError: Any = typer.BadParameter.__base__  # click's, wherever typer has it from
@@ -107,6 +107,7 @@ for panel, commands in COMMANDS.items():
     for function in commands:
         app.command(rich_help_panel=panel)(function)
 app.add_typer(data.app, name="data", rich_help_panel="Inspect")
+app.add_typer(federation.app, name="federation", rich_help_panel="Train")
 
 
 def main() -> None:

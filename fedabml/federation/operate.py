@@ -199,7 +199,7 @@ def resume(path: str | os.PathLike[str], *, foreground: bool = False) -> None:
     """
     require_extra()
     folder = folder_of(path)
-    if pids.alive(supervisor_of(folder.run)):
+    if is_running(folder):
         down(path)
     _refuse_running(folder)
     if isinstance(folder, ServerFolder):
@@ -276,9 +276,14 @@ def down(path: str | os.PathLike[str]) -> None:
     (folder.run / PIDS / f"{SUPERVISOR}.json").unlink(missing_ok=True)
 
 
+def is_running(folder: Folder) -> bool:
+    """Return whether a folder's supervisor is at work."""
+    return pids.alive(supervisor_of(folder.run))
+
+
 # -- small checks ---------------------------------------------------------------------------------------------------
 def _refuse_running(folder: Folder) -> None:
-    if pids.alive(supervisor_of(folder.run)):
+    if is_running(folder):
         raise InputError(
             f"'{folder.path}' is running already. Look at it with `fedabml federation status`, or end it with "
             "`fedabml federation down`."

@@ -220,6 +220,42 @@ def _describe_processes(status: Status, folder: ServerFolder | SiteFolder, last:
         status.state = "running" if status.rounds_done or last in ("card", "round", "repeat") else "starting"
 
 
+@dataclass
+class SiteFolderStatus:
+    """What a site's own machine knows of it. `prior_round` is the round of the newest prior (None: none yet)."""
+
+    name: str
+    federation: str
+    server: str
+    data: str
+    state: str
+    card: bool
+    prior_round: int | None
+    allowed: list[str]
+    processes: list[ProcessStatus]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the status as JSON of plain values."""
+        return asdict(self)
+
+
+def read_site(folder: SiteFolder) -> SiteFolderStatus:
+    """Return the status of a site from the files in its own folder."""
+    settings = folder.check().settings
+    running = pids.alive(supervisor_of(folder.run))
+    prior = None
+    if folder.prior_file.exists() and folder.prior_facts_file.exists():
+        prior = _whole(_dict(read_json(folder.prior_facts_file)).get("round"))
+    allowed = [name for name in ("pooled_sums", "medians", "words") if getattr(settings, f"allow_{name}")]
+    found = processes(folder)
+    for process in found:
+        process.state = process.state if running else "stopped"
+    return SiteFolderStatus(
+        *(settings.name, settings.federation, settings.server, settings.data),
+        *("running" if running else "stopped", folder.card_file.exists(), prior, allowed, found),
+    )
+
+
 def processes(folder: ServerFolder | SiteFolder) -> list[ProcessStatus]:
     """Return the processes that a folder's supervisor has noted, in order of their names."""
     found = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from .status import ProcessStatus, SiteStatus, Status
+from .status import ProcessStatus, SiteFolderStatus, SiteStatus, Status
 
 Rows = list[tuple[str, ...]]
 SITE_HEAD = ("site", "connected", "last counted round", "counted", "no reply", "rejected", "note")
@@ -108,6 +108,19 @@ def split_rows(status: Status) -> Rows:
 def rejected_rows(status: Status) -> Rows:
     """Return the last replies that were rejected: round, site and reason."""
     return [(str(each["round"]), each["site"], each["reason"]) for each in reversed(status.rejected)]
+
+
+def site_facts(status: SiteFolderStatus) -> Rows:
+    """Return the lines of a site's own status: a word and its value."""
+    prior = "none yet" if status.prior_round is None else f"of round {status.prior_round}"
+    return [
+        ("site", f"{status.name}, server {status.server}"),
+        ("state", "Running." if status.state == "running" else "Stopped. To go on: fedabml federation resume."),
+        ("data", status.data or "none: give them with fedabml federation join --data"),
+        ("inputs", "agreed with the server" if status.card else "not yet agreed with the server"),
+        ("prior", prior),
+        ("may leave", f"updates, and {', '.join(status.allowed)}" if status.allowed else "updates only"),
+    ]
 
 
 def page(status: Status) -> str:

@@ -1,0 +1,386 @@
+"""`fedabml federation`: the same algorithms between parties, over Flower. Importing this file needs neither Flower nor
+cryptography."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ..errors import InputError
+from ..runs.config import names, parse_set
+from .console import console, print_line, print_paragraph, table
+from .options import command, split_words
+
+if TYPE_CHECKING:
+    from ..federation.folders import ServerFolder, SiteFolder
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Train between real parties, over Flower. First `init` and `up` at the operator, then `join` at every site.",
+)
+_BAD = ("failed", "gave up")  # states of a federation that an operator must look at
+
+
+@app.command()
+@command(algorithm=names("algorithm"), model=names("model"))
+def init(
+    folder: Path,
+    *,
+    host: str,
+    sites: str,
+    data: Path,
+    target_column: str = "",
+    drop_columns: str = "",
+    id_column: str = "",
+    date_columns: str = "",
+    task: str | None = None,
+    image_size: int | None = None,
+    name: str | None = None,
+    port: int = 8443,
+    superlink_port: int = 8180,
+    algorithm: str = "fedabml",
+    model: str = "mlp",
+    rounds: int = 50,
+    set: list[str] | None = None,
+) -> None:
+    """Make everything that a first deployment needs, in a new folder of the operator.
+
+    The folder gets settings (federation.toml), the inputs that every site must have (schema.toml, drafted from --data),
+    a certificate authority, the server's certificate, the proxy's configuration, and an archive per site. Hand each
+    site its archive over a safe channel: it holds the site's private key.
+
+    Read schema.toml before the first start. It holds the names of columns and classes and the ranges of numbers, and
+    every site will receive them.
+
+    Example: `fedabml federation init trial --host fed.example.org --sites north,south --data one-site.csv
+    --target-column outcome`
+
+    Flags:
+        folder (DIR): The operator's new folder.
+        host (NAME): Name or address by which the sites reach this machine.
+        sites (A,B,C): Names of the sites: letters, digits, - and _.
+        data (PATH): Data of one site, as an example: a table, an .npz file or a folder. Rows are not copied.
+        target_column (NAME): Table: column to predict.
+        drop_columns (A,B): Table: columns to leave out.
+        id_column (NAME): Table: column of identifiers, never a feature.
+        date_columns (A,B): Table: columns with dates.
+        task (WORD): classification, regression or multilabel. [default: from the data]
+        image_size (N): Images: side in pixels.
+        name (NAME): Name of the federation. [default: the folder's]
+        port (N): The one port that sites reach.
+        superlink_port (N): Port of Flower's SuperLink, which only this machine reaches.
+        algorithm (NAME): Algorithm, see `fedabml algorithms`.
+        model (NAME): Network.
+        rounds (N): Rounds of communication.
+        set (KEY=VALUE): Any key of federation.toml, such as round_timeout=300 or hyper.lr=0.01. Repeatable.
+    """
+    from ..federation import operate
+    from ..federation.init import init as make
+
+    operate.require_extra()
+    options: dict[str, Any] = {
+        "target_column": target_column,
+        "drop_columns": tuple(split_words(drop_columns)),
+        "id_column": id_column,
+        "date_columns": tuple(split_words(date_columns)),
+        "task": task,
+        "image_size": image_size,
+    }
+    settings = {"port": port, "superlink_port": superlink_port, "algorithm": algorithm, "model": model}
+    settings |= {"rounds": rounds} | parse_set(set or [])
+    made = make(folder, host, split_words(sites), data, name=name, schema_options=options, **settings)
+    print_line(f"settings   {made.settings_file}")
+    print_line(f"inputs     {made.schema_file} (read it: every site receives it)")
+    for member in made.members():
+        print_line(f"archive    {made.archive(member.name)}")
+    print_line(f"next       fedabml federation up {folder}")
+
+
+@app.command()
+@command()
+def up(folder: Path, *, sites: str = "", foreground: bool = False) -> None:
+    """Start a federation: the server, the proxy, a run, and the sites whose data are on this machine.
+
+    A supervisor in the background restarts whatever dies. Rounds begin once enough sites have joined. Other sites join
+    from elsewhere with their archives.
+
+    Examples:
+    - `fedabml federation up trial`
+    - `fedabml federation up trial --sites north=north.csv,south=south.csv`
+
+    Flags:
+        folder (DIR): The operator's folder.
+        sites (NAME=PATH,...): Sites to run on this machine, with the paths of their data. They are remembered.
+        foreground: Stay in the foreground, as a systemd unit needs it. Ctrl-C ends the federation.
+    """
+    from ..federation import operate
+
+    operate.up(folder, _paths(sites), foreground=foreground)
+    if not foreground:
+        print_line(f"running    fedabml federation status {folder} --watch")
+
+
+@app.command()
+@command()
+def join(archive: Path, *, data: Path, folder: Path | None = None, foreground: bool = False) -> None:
+    """Join a federation as a site, with the archive from its operator and your own data.
+
+    The data stay on this machine. What else may leave it, is decided in site.toml in the site's folder; at first
+    nothing. The site connects to the operator's server and needs no open port.
+
+    Example: `fedabml federation join north.tar.gz --data north.csv`
+
+    Flags:
+        archive (FILE): The archive of this site.
+        data (PATH): This site's data: a table, an .npz file or a folder.
+        folder (DIR): The site's folder. [default: the site's name]
+        foreground: Stay in the foreground, as a systemd unit needs it. Ctrl-C ends the site.
+    """
+    from ..federation import operate
+
+    site = operate.join(archive, data, folder, foreground=foreground)
+    if not foreground:
+        print_line(f"running    fedabml federation status {_short(site.path)} --watch")
+        print_line(f"later      fedabml federation personalize {_short(site.path)}")
+
+
+@app.command()
+@command()
+def status(
+    folder: Path, *, watch: bool = False, every: float = 2.0, json: bool = False, page: Path | None = None
+) -> None:
+    """Show what a federation does: rounds, sites, losses, rejected replies, traffic and the time left.
+
+    The exit code is 1 if the federation has failed or given up. In a site's folder the command shows that site.
+
+    Example: `fedabml federation status trial --watch`
+
+    Flags:
+        folder (DIR): The operator's folder, or a site's.
+        watch: Show it again and again until all rounds are done or Ctrl-C.
+        every (SECONDS): Time between two looks.
+        json: Print JSON, for other programs.
+        page (FILE): Write a page (HTML), too.
+    """
+    from ..federation.operate import folder_of
+
+    if not every > 0:
+        raise InputError(f"--every is {every}; it must be above 0.")
+    found = folder_of(folder)
+    while True:
+        state = _show_server(found, json, page, watch) if _is_server(found) else _show_site(found, json, page, watch)
+        if not watch or state in (*_BAD, "finished", "stopped"):
+            break
+        time.sleep(every)
+    if state in _BAD:
+        raise typer.Exit(1)
+
+
+def _is_server(folder: Any) -> bool:
+    from ..federation.folders import ServerFolder
+
+    return isinstance(folder, ServerFolder)
+
+
+def _show_server(folder: ServerFolder, as_json: bool, page: Path | None, watch: bool) -> str:
+    """Print a federation's status once; return its state."""
+    from ..federation import status_page as shown
+    from ..federation.status import read
+    from ..files.paths import write
+
+    found = read(folder)
+    if page:
+        write(page, shown.page(found))
+    if as_json:
+        print_line(_json(found.as_json()))
+        return found.state
+    if watch:
+        console().clear()
+    table(("", ""), shown.facts(found))
+    table(shown.SITE_HEAD, shown.site_rows(found.sites))
+    for title, head, rows in (
+        ("Rejected replies, the last ones", ("round", "site", "reason"), shown.rejected_rows(found)),
+        ("A round's time", ("part", "median"), shown.split_rows(found)),
+        ("Processes on this machine", shown.PROCESS_HEAD, shown.process_rows(found.processes)),
+    ):
+        if rows:
+            table(head, rows, title)
+    return found.state
+
+
+def _show_site(folder: SiteFolder, as_json: bool, page: Path | None, watch: bool) -> str:
+    """Print a site's status once; return its state."""
+    from ..federation import status_page as shown
+    from ..federation.status import read_site
+
+    if page:
+        raise InputError("--page shows a federation. Give the operator's folder.")
+    found = read_site(folder)
+    if as_json:
+        print_line(_json(found.as_json()))
+        return found.state
+    if watch:
+        console().clear()
+    table(("", ""), shown.site_facts(found))
+    if found.processes:
+        table(shown.PROCESS_HEAD, shown.process_rows(found.processes), "Processes on this machine")
+    return found.state
+
+
+@app.command()
+@command()
+def resume(folder: Path, *, foreground: bool = False) -> None:
+    """Start a federation or a site again: after `down`, after a crash of the machine, or after it has given up.
+
+    A federation goes on with the round after the last one that it saved.
+
+    Example: `fedabml federation resume trial`
+
+    Flags:
+        folder (DIR): The operator's folder, or a site's.
+        foreground: Stay in the foreground, as a systemd unit needs it. Ctrl-C ends everything.
+    """
+    from ..federation import operate
+
+    operate.resume(folder, foreground=foreground)
+    if not foreground:
+        print_line(f"running    fedabml federation status {folder} --watch")
+
+
+@app.command()
+@command()
+def down(folder: Path) -> None:
+    """End all processes of a federation or a site on this machine. What was learnt stays; `resume` goes on.
+
+    Example: `fedabml federation down trial`
+
+    Flags:
+        folder (DIR): The operator's folder, or a site's.
+    """
+    from ..federation import operate
+
+    operate.down(folder)
+    print_line(f"stopped    to go on: fedabml federation resume {folder}")
+
+
+@app.command("add-site")
+@command()
+def add_site(folder: Path, name: str) -> None:
+    """Add a site to a federation, also while it runs, and write the archive with which the site joins.
+
+    Example: `fedabml federation add-site trial west`
+
+    Flags:
+        folder (DIR): The operator's folder.
+        name (NAME): The new site's name: letters, digits, - and _.
+    """
+    from ..federation import operate
+    from ..federation.init import add_site as add
+
+    operate.require_extra()
+    print_line(f"archive    {add(folder, name)}")
+
+
+@app.command("remove-site")
+@command()
+def remove_site(folder: Path, name: str) -> None:
+    """Remove a site from a federation, also while it runs. Its key is refused from then on.
+
+    What the site has contributed to earlier rounds stays in the prior.
+
+    Example: `fedabml federation remove-site trial west`
+
+    Flags:
+        folder (DIR): The operator's folder.
+        name (NAME): The site's name.
+    """
+    from ..federation import operate
+    from ..federation.init import remove_site as remove
+
+    operate.require_extra()
+    remove(folder, name)
+    print_line(f"removed    {name}")
+
+
+@app.command()
+@command()
+def renew(folder: Path) -> None:
+    """Renew the server's certificate, for the host in federation.toml. Sites keep their archives.
+
+    Example: `fedabml federation renew trial`
+
+    Flags:
+        folder (DIR): The operator's folder.
+    """
+    from ..federation import operate
+    from ..federation.init import renew as make
+
+    operate.require_extra()
+    made = make(folder)
+    print_line(f"certificate   {made.server_certificate}")
+    if operate.is_running(made):
+        print_paragraph(f"The server uses it after a restart: fedabml federation resume {folder}")
+
+
+@app.command()
+@command()
+def personalize(
+    folder: Path,
+    *,
+    out: Path = Path("posterior.safetensors"),
+    epochs: int | None = None,
+    lr: float | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    force: bool = False,
+) -> None:
+    """Make this site's posterior from the newest prior on its own disk and its own data. Nothing leaves the machine.
+
+    Then `fedabml predict` and `fedabml serve` use the posterior.
+
+    Example: `fedabml federation personalize north --out north.safetensors`
+
+    Flags:
+        folder (DIR): The site's folder.
+        out (FILE): File of the posterior.
+        epochs (N): Passes over the data. [default: as in training]
+        lr (X): Learning rate. [default: as in training]
+        batch_size (N): Samples in a minibatch. [default: as in training]
+        seed: Seed of shuffles and noise.
+    """
+    from ..federation.folders import SiteFolder
+    from ..federation.personal import personalize as make
+    from ..files.paths import check_new
+
+    check_new(out, force=force)
+    options = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
+    given = {name: value for name, value in options.items() if value is not None}
+    make(SiteFolder(folder).check(), out, seed=seed, **given)
+    print_line(f"posterior  {out}")
+    print_line(f"next       fedabml predict {out} --data PATH")
+
+
+def _json(data: dict[str, Any]) -> str:
+    import json
+
+    return json.dumps(data, allow_nan=False)
+
+
+def _paths(words: str) -> dict[str, Path]:
+    """Return names and paths of `a=PATH,b=PATH`."""
+    result: dict[str, Path] = {}
+    for word in split_words(words):
+        name, equals, path = (part.strip() for part in word.partition("="))
+        if not (name and equals and path) or name in result:
+            raise InputError(f"--sites needs NAME=PATH for every site, once, separated by commas; it has '{word}'.")
+        result[name] = Path(path)
+    return result
+
+
+def _short(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
