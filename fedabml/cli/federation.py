@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from ..errors import InputError
 from ..runs.config import names, parse_set
-from .console import console, print_line, print_paragraph, table
+from .console import print_line, print_paragraph
 from .options import command, split_words
-
-if TYPE_CHECKING:
-    from ..federation.folders import ServerFolder, SiteFolder
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -167,68 +164,18 @@ def status(
         page (FILE): Write a page (HTML), too.
     """
     from ..federation.operate import folder_of
+    from .federation_status import show
 
     if not every > 0:
         raise InputError(f"--every is {every}; it must be above 0.")
     found = folder_of(folder)
     while True:
-        state = _show_server(found, json, page, watch) if _is_server(found) else _show_site(found, json, page, watch)
+        state = show(found, as_json=json, page=page, clear=watch)
         if not watch or state in (*_BAD, "finished", "stopped"):
             break
         time.sleep(every)
     if state in _BAD:
         raise typer.Exit(1)
-
-
-def _is_server(folder: Any) -> bool:
-    from ..federation.folders import ServerFolder
-
-    return isinstance(folder, ServerFolder)
-
-
-def _show_server(folder: ServerFolder, as_json: bool, page: Path | None, watch: bool) -> str:
-    """Print a federation's status once; return its state."""
-    from ..federation import status_page as shown
-    from ..federation.status import read
-    from ..files.paths import write
-
-    found = read(folder)
-    if page:
-        write(page, shown.page(found))
-    if as_json:
-        print_line(_json(found.as_json()))
-        return found.state
-    if watch:
-        console().clear()
-    table(("", ""), shown.facts(found))
-    table(shown.SITE_HEAD, shown.site_rows(found.sites))
-    for title, head, rows in (
-        ("Rejected replies, the last ones", ("round", "site", "reason"), shown.rejected_rows(found)),
-        ("A round's time", ("part", "median"), shown.split_rows(found)),
-        ("Processes on this machine", shown.PROCESS_HEAD, shown.process_rows(found.processes)),
-    ):
-        if rows:
-            table(head, rows, title)
-    return found.state
-
-
-def _show_site(folder: SiteFolder, as_json: bool, page: Path | None, watch: bool) -> str:
-    """Print a site's status once; return its state."""
-    from ..federation import status_page as shown
-    from ..federation.status import read_site
-
-    if page:
-        raise InputError("--page shows a federation. Give the operator's folder.")
-    found = read_site(folder)
-    if as_json:
-        print_line(_json(found.as_json()))
-        return found.state
-    if watch:
-        console().clear()
-    table(("", ""), shown.site_facts(found))
-    if found.processes:
-        table(shown.PROCESS_HEAD, shown.process_rows(found.processes), "Processes on this machine")
-    return found.state
 
 
 @app.command()
@@ -362,12 +309,6 @@ def personalize(
     make(SiteFolder(folder).check(), out, seed=seed, **given)
     print_line(f"posterior  {out}")
     print_line(f"next       fedabml predict {out} --data PATH")
-
-
-def _json(data: dict[str, Any]) -> str:
-    import json
-
-    return json.dumps(data, allow_nan=False)
 
 
 def _paths(words: str) -> dict[str, Path]:

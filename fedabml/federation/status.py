@@ -250,9 +250,10 @@ def read_site(folder: SiteFolder) -> SiteFolderStatus:
     found = processes(folder)
     for process in found:
         process.state = process.state if running else "stopped"
+    state = "running" if running else "stopped"
+    known = folder.card_file.exists()
     return SiteFolderStatus(
-        *(settings.name, settings.federation, settings.server, settings.data),
-        *("running" if running else "stopped", folder.card_file.exists(), prior, allowed, found),
+        settings.name, settings.federation, settings.server, settings.data, state, known, prior, allowed, found
     )
 
 

@@ -45,7 +45,7 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
-def facts(status: Status) -> Rows:
+def facts(status: Status) -> list[tuple[str, str]]:
     """Return the lines of the summary: a word and its value."""
     loss = f"{status.losses[-1][1]:.4g} (round {status.losses[-1][0]})" if status.losses else "–"
     rows = [
@@ -88,7 +88,7 @@ def site_rows(sites: Sequence[SiteStatus]) -> Rows:
 
 def process_rows(processes: Sequence[ProcessStatus]) -> Rows:
     """Return a row per process of this machine, under `PROCESS_HEAD`."""
-    rows = []
+    rows: Rows = []
     for process in processes:
         left = process.next_start - time.time()
         state = f"starts again in {duration(left)}" if process.state == "waiting" and left > 0 else process.state
@@ -143,9 +143,9 @@ def page(status: Status) -> str:
     figures = []
     if len(status.losses) > 1:
         series = [Series("loss", [loss for _, loss in status.losses], x=[number for number, _ in status.losses])]
-        axes = {"x": Axis("round", "whole"), "y": Axis("training loss")}
         reading = "The mean training loss of the sites whose replies counted. It should fall and level off."
-        drawn = line_chart(series, title="Loss per round", theme=PAGE, **axes)
+        x, y = Axis("round", "whole"), Axis("training loss")
+        drawn = line_chart(series, title="Loss per round", x=x, y=y, theme=PAGE)
         figures.append(Figure("Loss per round", drawn, reading))
     sections = [
         Section(tiles=tiles, points=[words["state"], *([status.problem] if status.problem else [])]),
