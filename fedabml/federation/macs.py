@@ -74,4 +74,4 @@ def _tensor_parts(name: str, tensor: Tensor) -> Iterator[bytes | memoryview]:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     yield name.encode()
     yield f"{tensor.dtype}{tuple(tensor.shape)}".encode()
-    yield memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b""
+    yield flat.view(torch.uint8).numpy().data if flat.numel() else b""

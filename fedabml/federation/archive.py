@@ -1,0 +1,192 @@
+"""The archive that an operator hands to a site: who the server is, the site's keys, and three commands.
+
+    README.txt  invitation.json  ca.crt  site.key  site.pub  site.secret  apps.json        (NAME.tar.gz, mode 0600)
+
+`pack` writes it; `unpack` makes a site's folder of it. An archive comes from outside: it is read in memory with limits,
+only these names are accepted, and each content is checked. It never decides what the site allows: `unpack` writes
+`site.toml` itself, in which nothing is allowed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import tarfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, shown
+from ..files.limits import parse_json
+from ..files.paths import explain_errors, read_bytes, write
+from ..files.sealed import unsealed, write_json
+from . import keys
+from .folders import ServerFolder, SiteFolder, check_apps, write_secret
+from .settings import SiteSettings, check_name
+
+FORMAT = 1
+MAX_ARCHIVE, MAX_CONTENT, MAX_FILE = 256 << 10, 1 << 20, 64 << 10  # bytes: packed, unpacked, of one file
+_FILES = ("README.txt", "invitation.json", "ca.crt", "site.key", "site.pub", "site.secret", "apps.json")
+_INVITATION = {"format": int, "federation": str, "federation_name": str, "name": str, "server": str}
+_README = """Site {name} of the federation {title}
+
+Keep this archive secret: it holds the private key of this site. Delete it once the site has joined.
+Your data stay on your machine. Nothing is allowed beyond training: see site.toml in the site's folder.
+
+1. Install:        python -m pip install 'fedabml[flower]'
+2. Join:           fedabml federation join {name}.tar.gz --data PATH
+3. Personalise:    fedabml federation personalize {name}
+
+PATH is your table, .npz file or folder. Join connects to {server} and to nothing else, and needs no open port.
+The authority's certificate (ca.crt) has the SHA-256 fingerprint
+{fingerprint}
+Ask your operator for it over another channel, and compare.
+"""
+
+
+def pack(folder: ServerFolder, name: str, site: keys.SiteKeys, apps: list[str]) -> Path:
+    """Write the archive of one site into the operator's folder and return its path. Only the owner can read it."""
+    settings, authority = folder.settings, read_bytes(folder.ca_certificate, MAX_FILE)
+    invitation = {"format": FORMAT, "federation": settings.federation, "federation_name": settings.name}
+    invitation |= {"name": check_name(name), "server": settings.address}
+    words = {"name": name, "title": settings.name, "server": settings.address, "fingerprint": fingerprint(authority)}
+    contents = {
+        "README.txt": _README.format(**words).encode(),
+        "invitation.json": (json.dumps(invitation, indent=2) + "\n").encode(),
+        "ca.crt": authority,
+        "site.key": site.private,
+        "site.pub": site.public,
+        "site.secret": site.secret,
+        "apps.json": (json.dumps({"apps": check_apps({"apps": apps}, "The list of apps")}, indent=2) + "\n").encode(),
+    }
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+    ):
+        for file in _FILES:
+            entry = tarfile.TarInfo(file)
+            entry.size, entry.mode = len(contents[file]), 0o600
+            tar.addfile(entry, io.BytesIO(contents[file]))
+    path = folder.archive(name)
+    write_secret(path, buffer.getvalue())
+    return path
+
+
+def fingerprint(certificate: bytes) -> str:
+    """Return the SHA-256 fingerprint of a certificate in the form PEM, as people compare it."""
+    keys.check()
+    from cryptography.hazmat.primitives import hashes
+
+    return keys.read_certificate(certificate, "The certificate").fingerprint(hashes.SHA256()).hex(":").upper()
+
+
+def unpack(
+    archive: str | os.PathLike[str], folder: str | os.PathLike[str], data: str | os.PathLike[str] | None = None
+) -> SiteFolder:
+    """Make a site's folder of an archive; `data` is noted in its settings.
+
+    A folder that was made of the same archive before is kept with its settings and its state. Raises InputError for an
+    archive that `pack` did not write, and for a folder that holds something else.
+    """
+    contents, subject = _read(archive), f"'{archive}'"
+    invitation = _invitation(contents["invitation.json"], subject)
+    _check_contents(contents, subject)
+    made: dict[str, Any] = {key: invitation[key] for key in ("federation", "name", "server")}
+    if data is not None:
+        made["data"] = os.path.abspath(data)  # noqa: PTH100 - links stay as the site wrote them
+    settings, site = SiteSettings.of(made, subject), SiteFolder(folder)
+    if site.settings_file.exists():
+        return _kept(site, settings, contents, subject)
+    with explain_errors(site.path, "read"):
+        if site.path.exists() and (not site.path.is_dir() or any(site.path.iterdir())):
+            raise InputError(f"'{site.path}' exists and is no empty folder. Give another one with --folder.")
+    site.make()
+    write_secret(site.key, contents["site.key"])
+    write_secret(site.secret, contents["site.secret"])
+    write(site.public_key, contents["site.pub"])
+    write(site.ca_certificate, contents["ca.crt"])
+    write_json(site.apps_file, parse_json(contents["apps.json"].decode(), subject))
+    settings.save(site.settings_file)  # the last one: a folder with settings is complete
+    return site
+
+
+def _kept(site: SiteFolder, settings: SiteSettings, contents: dict[str, bytes], subject: str) -> SiteFolder:
+    """Return a folder that was made before, with the new path of its data, if it belongs to this archive."""
+    old = site.settings
+    same = (old.federation, old.name) == (settings.federation, settings.name)
+    if not same or read_bytes(site.public_key, MAX_FILE) != contents["site.pub"]:
+        raise InputError(
+            f"'{site.path}' belongs to site {old.name} of another federation or with another key, not to {subject}. "
+            "Give another folder with --folder."
+        )
+    if settings.data and settings.data != old.data:
+        SiteSettings.of(old.to_dict() | {"data": settings.data}).save(site.settings_file)
+        return SiteFolder(site.path)
+    return site
+
+
+def _read(archive: str | os.PathLike[str]) -> dict[str, bytes]:
+    """Read an archive into memory. Raises InputError unless it has exactly the expected files."""
+    subject, contents = f"'{archive}'", dict[str, bytes]()
+    foreign = f"{subject} is no archive of `fedabml federation init`, or it is damaged"
+    packed = read_bytes(archive, MAX_ARCHIVE)
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(packed)) as stream:
+            raw = stream.read(MAX_CONTENT + 1)
+        if len(raw) > MAX_CONTENT:
+            raise InputError(f"{subject} unpacks to more than {MAX_CONTENT:,} bytes. It is no archive of a site.")
+        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as tar:
+            for entry in tar:
+                if not entry.isreg() or entry.name not in _FILES or entry.name in contents or entry.size > MAX_FILE:
+                    raise InputError(f"{foreign}: it has an entry {shown(entry.name)} that does not belong there.")
+                file = tar.extractfile(entry)
+                contents[entry.name] = file.read(MAX_FILE) if file else b""
+                if len(contents[entry.name]) != entry.size:
+                    raise InputError(f"{foreign}: {entry.name} is cut short.")
+    except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{foreign} ({type(error).__name__}).") from error
+    if missing := [name for name in _FILES if name not in contents]:
+        raise InputError(f"{foreign}: it has no {', '.join(missing)}.")
+    return contents
+
+
+def _invitation(content: bytes, subject: str) -> dict[str, Any]:
+    """Return the facts of an invitation. Raises InputError for an unknown or missing key, so nothing can be preset."""
+    try:
+        data = parse_json(content.decode(), f"{subject}: invitation.json")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{subject}: invitation.json is not text in UTF-8.") from error
+    if not isinstance(data, dict) or set(data) != set(_INVITATION):
+        raise InputError(f"{subject}: invitation.json must have the keys {', '.join(_INVITATION)} and no other.")
+    for key, kind in _INVITATION.items():
+        if type(data[key]) is not kind:
+            raise InputError(f"{subject}: {key} of invitation.json is {shown(data[key])}.")
+    if data["format"] != FORMAT:
+        raise InputError(f"{subject} has the format {data['format']}; this version of fedabml reads {FORMAT}.")
+    return data
+
+
+def _check_contents(contents: dict[str, bytes], subject: str) -> None:
+    """Raise InputError unless the keys belong together, the certificate is an authority's and the apps are hashes."""
+    from cryptography import x509
+
+    keys.check_site_keys(contents["site.key"], contents["site.pub"])
+    if len(contents["site.secret"]) != keys.SECRET_BYTES:
+        raise InputError(f"{subject}: site.secret must have {keys.SECRET_BYTES} bytes.")
+    certificate = keys.read_certificate(contents["ca.crt"], f"{subject}: ca.crt")
+    try:
+        is_authority = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (x509.ExtensionNotFound, ValueError):
+        is_authority = False
+    if not is_authority:
+        raise InputError(f"{subject}: ca.crt is no certificate of an authority.")
+    try:
+        apps = parse_json(contents["apps.json"].decode(), f"{subject}: apps.json")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{subject}: apps.json is not text in UTF-8.") from error
+    check_apps(unsealed(apps, subject) if isinstance(apps, dict) else apps, f"{subject}: apps.json")

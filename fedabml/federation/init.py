@@ -1,0 +1,188 @@
+"""Everything that a first deployment needs, made at once: `init`, and later `add_site`, `remove_site` and `renew`.
+
+`init` builds the operator's folder under another name and renames it when it is complete. A site's private key exists
+in its archive alone: the server keeps the public key and the secret that both share.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..files.paths import explain_errors, folder_lock, read_bytes, write
+from . import archive, keys, proxy
+from .folders import MAX_SITES, Member, ServerFolder, write_secret
+from .settings import Settings, check_host, check_name
+
+_LOCK = ".change.lock"  # held while the list of sites or a certificate changes
+
+
+def init(
+    directory: str | os.PathLike[str],
+    host: str,
+    sites: Sequence[str],
+    data: str | os.PathLike[str] | None = None,
+    *,
+    name: str | None = None,
+    schema_options: dict[str, Any] | None = None,
+    apps: Sequence[str] | None = None,
+    **settings: Any,
+) -> ServerFolder:
+    """Make an operator's folder with settings, schema, keys, certificates, the app, the proxy and an archive per site.
+
+    `host` is the name or address by which sites reach this machine, `sites` are their names. The schema is drafted from
+    `data`, those of one site, with `schema_options`. `apps` are the hashes of the Flower apps that
+    sites accept, by default that of the app in the folder. `settings` are keys of federation.toml.
+    """
+    keys.check()
+    folder = ServerFolder(directory)
+    names = _checked_names(sites)
+    chosen = Settings.of(
+        {"federation": secrets.token_hex(16), "name": name or _default_name(folder.path), "host": check_host(host)}
+        | _small(settings, len(names)) | settings, "init"
+    )  # fmt: skip
+    _check_hyper(chosen)
+    with explain_errors(folder.path, "made", "Choose another place."):
+        if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+            raise InputError(f"'{folder.path}' exists and is no empty folder. Choose another place.")
+        folder.path.parent.mkdir(parents=True, exist_ok=True)
+    aside = ServerFolder(folder.path.with_name(f".{folder.path.name[:100]}.{secrets.token_hex(8)}.part"))
+    try:
+        _fill(aside, chosen, names, data, schema_options or {}, apps)
+        with explain_errors(folder.path, "made", "Choose another place."):
+            if folder.path.exists():
+                folder.path.rmdir()
+            aside.path.rename(folder.path)
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(aside.path)
+    proxy.write(folder)  # holds absolute paths
+    return folder
+
+
+def add_site(directory: str | os.PathLike[str], name: str, *, apps: Sequence[str] | None = None) -> Path:
+    """Add a site to a federation and return the path of its archive. A running proxy notices it by itself."""
+    folder = ServerFolder(directory).check()
+    with folder_lock(folder.path, _LOCK):
+        sites = folder.sites()
+        _checked_names([*(site.name for site in sites), name])
+        number = 1 + max((site.number for site in sites), default=-1)
+        return _add(folder, sites, name, number, _apps(folder, apps))
+
+
+def remove_site(directory: str | os.PathLike[str], name: str) -> Member:
+    """Mark a site as removed and return it. A running proxy refuses it from then on; its number is not used again."""
+    folder = ServerFolder(directory).check()
+    with folder_lock(folder.path, _LOCK):
+        sites = folder.sites()
+        found = next((site for site in sites if site.name == check_name(name)), None)
+        if found is None or found.removed:
+            left = ", ".join(site.name for site in sites if not site.removed)
+            raise InputError(f"The federation has no site '{name}'. Its sites: {left}.")
+        removed = Member(found.name, found.number, found.public_key, True)
+        folder.save_sites([removed if site is found else site for site in sites])
+        for path in (folder.site_secret(name), folder.archive(name)):
+            path.unlink(missing_ok=True)
+        proxy.write(folder)
+    return removed
+
+
+def renew(directory: str | os.PathLike[str]) -> ServerFolder:
+    """Make a new key and certificate of the server for the host in federation.toml. Restart the SuperLink afterwards.
+
+    Sites keep their archives: they trust the authority, whose key must lie in secrets/ca.key.
+    """
+    folder = ServerFolder(directory).check()
+    with folder_lock(folder.path, _LOCK):
+        authority = keys.Certificate(read_bytes(folder.ca_certificate), read_bytes(folder.ca_key))
+        _write_certificate(folder, keys.make_server_certificate(authority, folder.settings.host))
+        proxy.write(folder)
+    return folder
+
+
+def _fill(
+    folder: ServerFolder,
+    settings: Settings,
+    names: list[str],
+    data: str | os.PathLike[str] | None,
+    options: dict[str, Any],
+    apps: Sequence[str] | None,
+) -> None:
+    """Write everything but the proxy's configuration."""
+    folder.make()
+    settings.save(folder.settings_file)
+    if data is not None:
+        from . import schema
+
+        schema.draft(data, **options).save(folder.schema_file)
+    authority = keys.make_authority(settings.name)
+    write_secret(folder.ca_key, authority.key)
+    write(folder.ca_certificate, authority.certificate)
+    _write_certificate(folder, keys.make_server_certificate(authority, settings.host))
+    write_secret(folder.superexec_secret, secrets.token_hex(32).encode())
+    folder.save_sites([])
+    allowed = _apps(folder, apps)
+    for number, name in enumerate(names):
+        _add(folder, folder.sites(), name, number, allowed, with_proxy=False)
+
+
+def _add(
+    folder: ServerFolder, sites: list[Member], name: str, number: int, apps: list[str], with_proxy: bool = True
+) -> Path:
+    """Make keys and archive of one site, and then note it: a site in the list has an archive."""
+    site = keys.make_site_keys()
+    write_secret(folder.site_secret(name), site.secret)
+    path = archive.pack(folder, name, site, apps)
+    folder.save_sites([*sites, Member(name, number, site.pem)])
+    if with_proxy:
+        proxy.write(folder)
+    return path
+
+
+def _apps(folder: ServerFolder, apps: Sequence[str] | None) -> list[str]:
+    """Return the hashes given, or that of the federation's Flower app, which is written if it is not there."""
+    if apps is not None:
+        return list(apps)
+    from .flower.app import app_hash, write_app
+
+    if not any(folder.app.iterdir()):
+        write_app(folder)
+    return [app_hash(folder)]
+
+
+def _write_certificate(folder: ServerFolder, certificate: keys.Certificate) -> None:
+    write_secret(folder.server_key, certificate.key)
+    write(folder.server_certificate, certificate.certificate)
+
+
+def _checked_names(sites: Sequence[str]) -> list[str]:
+    names = [check_name(name) for name in sites]
+    twice = next((name for name in names if sum(name.lower() == other.lower() for other in names) > 1), None)
+    if twice:
+        raise InputError(f"Two sites are called '{twice}' (A and a count as the same). Choose different names.")
+    if not 1 <= len(names) <= MAX_SITES:
+        raise InputError(f"A federation has 1 to {MAX_SITES} sites; {len(names)} are named.")
+    return names
+
+
+def _default_name(path: Path) -> str:
+    name = "".join(mark if mark.isascii() and (mark.isalnum() or mark in "-_") else "-" for mark in path.name)
+    return name.strip("-_")[:63] or "federation"
+
+
+def _small(settings: dict[str, Any], sites: int) -> dict[str, Any]:
+    """Return the defaults of a federation with few sites: one site alone cannot give two replies."""
+    return {"min_replies": 1} if sites == 1 and "min_replies" not in settings else {}
+
+
+def _check_hyper(settings: Settings) -> None:
+    """Raise InputError for a hyperparameter that the algorithm does not have."""
+    from ..algorithms import make
+
+    make(settings.algorithm, **settings.hyper)

@@ -1,0 +1,169 @@
+"""The proxy's process: it runs nginx, and bounds the bytes that a site can make the SuperLink keep in a round.
+
+    python -m fedabml.federation.meter DIR
+
+nginx writes a line for every request whose body the SuperLink keeps. The meter adds the bytes per site since the
+coordinator's last event. A site beyond its budget (`budget`) is refused by nginx (503, after which a SuperNode tries
+again) until the next event. Between two looks a site can exceed its budget by what `proxy` lets through at once: the
+parts of one message, ten large parts per second, and the connections that are open.
+
+The meter also makes nginx read its configuration again when the list of sites or the certificate changes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from ..errors import InputError
+from ..files.paths import write
+from . import proxy
+from .folders import ServerFolder
+from .settings import Settings
+
+LOOK = 0.5  # seconds between two looks at the log
+MAX_LOG = 4 << 20  # bytes of nginx's logs
+EVENTS = ("start", "card", "round", "repeat", "prior")  # each gives every site a new budget
+
+
+def budget(settings: Settings) -> int:
+    """Return the bytes that a site may send between two events: two messages of the largest size, and a little."""
+    return 2 * settings.max_message_mb * 1_000_000 + 8_000_000
+
+
+class Tail:
+    """The new lines of a file that another process appends to. A file that became shorter is read from its start."""
+
+    def __init__(self, path: Path, at_end: bool = False) -> None:
+        self._path, self._place = path, path.stat().st_size if at_end and path.exists() else 0
+        self._rest = b""
+
+    def lines(self, most: int = 16 << 20) -> list[str]:
+        """Return the complete lines since the last call, of at most so many bytes."""
+        try:
+            with self._path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < self._place:
+                    self._place, self._rest = 0, b""
+                file.seek(self._place)
+                new = file.read(most)
+        except OSError:
+            return []
+        self._place += len(new)
+        *complete, self._rest = (self._rest + new).split(b"\n")
+        self._rest = self._rest[-65536:]
+        return [line.decode("utf-8", "replace") for line in complete]
+
+
+class Meter:
+    """The bytes of every site since the last event, and the sites that are refused for them."""
+
+    def __init__(self, folder: ServerFolder) -> None:
+        place = proxy.run_folder(folder)
+        self.folder, self.budget = folder, budget(folder.settings)
+        self.log, self.refused_file = place / "access.log", place / "refused.map"
+        self.bytes: Counter[str] = Counter()
+        self.refused: frozenset[str] = frozenset()
+        self._requests, self._events = Tail(self.log, at_end=True), Tail(folder.events_file, at_end=True)
+        self._watched = self._versions()
+        self._note()
+
+    def look(self) -> bool:
+        """Read what is new. Returns whether nginx must read its configuration again."""
+        if any(_event(line) in EVENTS for line in self._events.lines()):
+            self.bytes.clear()
+        for line in self._requests.lines():
+            words = line.split(" ")
+            if len(words) == 5 and words[3] == "200" and words[4].isdigit():  # others the SuperLink does not keep
+                self.bytes[words[1]] += int(words[4])
+        refused = frozenset(site for site, count in self.bytes.items() if count > self.budget)
+        versions, changed = self._versions(), refused != self.refused
+        if changed:
+            for site in refused - self.refused:
+                print(f"{site}: {self.bytes[site]} bytes in a round, more than {self.budget}: refused.", flush=True)
+            self.refused = refused
+            self._note()
+        changed, self._watched = changed or versions != self._watched, versions
+        for log in (self.log, self.log.with_name("error.log")):
+            with suppress(OSError):
+                if log.stat().st_size > MAX_LOG:
+                    os.truncate(log, 0)  # nginx appends, so it goes on at the start
+        return changed
+
+    def _note(self) -> None:
+        write(self.refused_file, "".join(f"{site} 1;\n" for site in sorted(self.refused)))
+
+    def _versions(self) -> list[int]:
+        files = (self.folder.proxy_file, self.folder.server_certificate)
+        return [file.stat().st_mtime_ns if file.exists() else 0 for file in files]
+
+
+def _event(line: str) -> str:
+    with suppress(ValueError, AttributeError):
+        return str(json.loads(line).get("event"))
+    return ""
+
+
+def start_nginx(folder: ServerFolder) -> subprocess.Popen[bytes]:
+    """Start nginx in the foreground, in a group of its own. It ends when this process does, however that ends."""
+    library = ctypes.CDLL(None)
+    prepare = None if sys.platform == "darwin" else lambda: library.prctl(1, signal.SIGTERM)
+    return subprocess.Popen(proxy.nginx_command(folder), stdin=subprocess.DEVNULL, process_group=0, preexec_fn=prepare)
+
+
+def stop_nginx(process: subprocess.Popen[bytes]) -> None:
+    """End nginx with its workers, which a killed master would leave behind."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def run(folder: ServerFolder) -> int:
+    """Run nginx and the meter until nginx ends or SIGTERM comes. Returns nginx's exit code, 0 after SIGTERM."""
+    proxy.write(folder.check())
+    meter, stop = Meter(folder), False
+
+    def end(number: int, frame: FrameType | None) -> None:
+        nonlocal stop
+        stop = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    process = start_nginx(folder)
+    try:
+        while not stop and process.poll() is None:
+            time.sleep(LOOK)
+            if meter.look():
+                process.send_signal(signal.SIGHUP)
+        return 0 if stop else process.returncode or 1
+    finally:
+        stop_nginx(process)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the proxy of the folder that is the only argument."""
+    if len(arguments) != 1:
+        print("Usage: python -m fedabml.federation.meter DIR", file=sys.stderr)
+        return 2
+    try:
+        return run(ServerFolder(arguments[0]))
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
