@@ -301,12 +301,10 @@ def personalize(
     """
     from ..federation.folders import SiteFolder
     from ..federation.personal import personalize as make
-    from ..files.paths import check_new
 
-    check_new(out, force=force)
     options = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
     given = {name: value for name, value in options.items() if value is not None}
-    make(SiteFolder(folder).check(), out, seed=seed, **given)
+    make(SiteFolder(folder).check(), out, force=force, seed=seed, **given)
     print_line(f"posterior  {out}")
     print_line(f"next       fedabml predict {out} --data PATH")
 

@@ -160,23 +160,28 @@ def _make_local_site(folder: ServerFolder, name: str, data: Path) -> None:
     members = {member.name for member in folder.members()}
     if name not in members:
         raise InputError(f"The federation has no site '{clean(name)}'; it has {', '.join(sorted(members))}.")
-    set_up_site(folder.archive(name), folder.path / "local" / name, data)
+    set_up_site(folder.archive(name), folder.path / "local" / name, data, folder.schema_file)
 
 
-def set_up_site(archive: Path, folder: Path, data: Path) -> SiteFolder:
-    """Make a site's folder from its archive, or keep the one that is there, and point it at the site's data."""
-    from dataclasses import replace
+def set_up_site(archive: Path, folder: Path, data: Path, schema: Path | None = None) -> SiteFolder:
+    """Make a site's folder from its archive, or keep the one that is there, and point it at the site's data.
 
+    The data are opened first, and compared with the schema where it is known. Raises InputError with the reasons.
+    """
     from .archive import unpack
+    from .card import Card
+    from .schema import Schema
+    from .site_data import load, mismatches, open_data
 
     if not data.exists():
         raise InputError(f"There are no data at '{data}'.")
-    site = SiteFolder(folder)
-    if not site.settings_file.is_file():
-        return unpack(archive, folder, data=str(data.resolve()))
-    if site.settings.data != str(data.resolve()):
-        replace(site.settings, data=str(data.resolve())).save(site.settings_file)
-    return SiteFolder(folder)
+    open_data(str(data))
+    site = unpack(archive, folder, data=data)
+    if schema is not None and schema.is_file() and (found := mismatches(site, Schema.load(schema))):
+        raise InputError(f"The data of site {site.settings.name} do not fit '{schema}': {' '.join(found)}")
+    if site.card_file.is_file():
+        load(site, Card.load(site.card_file))
+    return site
 
 
 def join(
