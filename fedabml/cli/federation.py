@@ -76,9 +76,10 @@ def init(
         set (KEY=VALUE): Any key of federation.toml, such as round_timeout=300 or hyper.lr=0.01. Repeatable.
     """
     from ..federation import operate
-    from ..federation.init import init as make
 
     operate.require_extra()
+    from ..federation.init import init as make
+
     options: dict[str, Any] = {
         "target_column": target_column,
         "drop_columns": tuple(split_words(drop_columns)),
@@ -226,9 +227,10 @@ def add_site(folder: Path, name: str) -> None:
         name (NAME): The new site's name: letters, digits, - and _.
     """
     from ..federation import operate
-    from ..federation.init import add_site as add
 
     operate.require_extra()
+    from ..federation.init import add_site as add
+
     print_line(f"archive    {add(folder, name)}")
 
 
@@ -246,9 +248,10 @@ def remove_site(folder: Path, name: str) -> None:
         name (NAME): The site's name.
     """
     from ..federation import operate
-    from ..federation.init import remove_site as remove
 
     operate.require_extra()
+    from ..federation.init import remove_site as remove
+
     remove(folder, name)
     print_line(f"removed    {name}")
 
@@ -264,9 +267,10 @@ def renew(folder: Path) -> None:
         folder (DIR): The operator's folder.
     """
     from ..federation import operate
-    from ..federation.init import renew as make
 
     operate.require_extra()
+    from ..federation.init import renew as make
+
     made = make(folder)
     print_line(f"certificate   {made.server_certificate}")
     if operate.is_running(made):
