@@ -1,0 +1,102 @@
+"""The parts of a message, fetched within a limit of bytes and put together only if they fit it.
+
+Flower stores a message as a tree of objects named by their SHA-256 digest. An array names its parts by index and may
+name one part any number of times, so a few kilobytes could become gigabytes: `inflate` adds the sizes up first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import cast
+
+from flwr.app import Message
+from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.constant import HEAD_BODY_DIVIDER
+from flwr.supercore.inflatable.inflatable_object import get_object_head_values_from_object_content
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+from ...errors import InputError
+from .runtime import Link
+
+MAX_OBJECTS = 50_000
+OVERHEAD = 1 << 20  # bytes that a message's heads and records may add to its tensors
+
+
+class Download:
+    """The objects of one message, fetched one by one. `bytes` is what has arrived."""
+
+    def __init__(self, link: Link, run_id: int, node_id: int, tree: ObjectTree, limit: int) -> None:
+        self.root, self.bytes, self.contents = tree.object_id, 0, dict[str, bytes]()
+        self._link, self._run, self._node, self._limit = link, run_id, Node(node_id=node_id), limit + OVERHEAD
+        self._left = _names(tree)
+
+    def advance(self) -> bool:
+        """Fetch what is there; return True once all is. Raises InputError for a message that is lost or too large."""
+        while self._left:
+            name = self._left[-1]
+            request = PullObjectRequest(node=self._node, run_id=self._run, object_id=name)
+            response = self._link.call("PullObject", request)
+            if not response.object_found:
+                raise LostMessage("A part of the message is lost: its sender did not finish the upload.")
+            if not response.object_available:
+                return False
+            content = response.object_content
+            self.bytes += len(content)
+            if self.bytes > self._limit:
+                self.contents.clear()
+                raise InputError(f"The message is larger than the {self._limit - OVERHEAD:,} bytes that are accepted.")
+            self.contents[name] = content
+            self._left.pop()
+        return True
+
+
+class LostMessage(InputError):
+    """A part of a message no longer exists; it must be sent again."""
+
+
+def _names(tree: ObjectTree) -> list[str]:
+    """Return the distinct names in a tree, without recursion."""
+    names: dict[str, None] = {}
+    left = [tree]
+    while left:
+        node = left.pop()
+        names[node.object_id] = None
+        left.extend(node.children)
+        if len(names) + len(left) > MAX_OBJECTS:
+            raise InputError(f"The message has more than {MAX_OBJECTS:,} parts.")
+    return list(names)
+
+
+def inflate(root: str, contents: dict[str, bytes], limit: int) -> Message:
+    """Put a message together from its objects. Raises InputError if they do not fit, or exceed the limit together."""
+    try:
+        for name, content in contents.items():
+            if hashlib.sha256(content).hexdigest() != name:  # so that no object can contain itself
+                raise InputError("A part of the message does not fit its name.")
+        expanded = sum(_expanded(content, contents, limit) for content in contents.values())
+        if expanded > limit + OVERHEAD:
+            raise InputError(f"The message's arrays have {expanded:,} bytes; at most {limit:,} are accepted.")
+        message = inflate_object_from_contents(root, contents)
+    except InputError:
+        raise
+    except Exception as error:  # whatever Flower raises for bytes that are not its own
+        raise InputError(f"The message cannot be read ({type(error).__name__}).") from error
+    if not isinstance(message, Message):
+        raise InputError("What arrived is not a message.")
+    message.metadata.__dict__["_message_id"] = root  # Flower's own readers set it the same way
+    return message
+
+
+def _expanded(content: bytes, contents: dict[str, bytes], limit: int) -> int:
+    """Return the bytes that an array's parts have together, and 0 for other objects."""
+    kind, children, _ = get_object_head_values_from_object_content(content)
+    if kind != "Array":
+        return 0
+    body = json.loads(content[content.find(HEAD_BODY_DIVIDER) + len(HEAD_BODY_DIVIDER) :])
+    parts = cast(list[int], body["arraychunk_ids"])
+    if len(parts) > MAX_OBJECTS:
+        raise InputError(f"An array of the message has more than {MAX_OBJECTS:,} parts.")
+    sizes = [len(contents[child]) for child in children]
+    return sum(sizes[part] for part in parts)

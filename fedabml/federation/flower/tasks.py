@@ -1,0 +1,174 @@
+"""Tasks of a runtime API as a resident worker sees them: acquire one, read its input, answer, finish.
+
+A task's token is kept in a private file until the task is finished, so that a worker that was killed takes the same
+task up again when it is restarted, instead of letting it expire after a minute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.app import Message
+from flwr.app.error import Error
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import SubStatus
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushAppMessagesRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import push_objects
+from flwr.supercore.task_identity import TaskIdentity
+
+from ...errors import InputError
+from ...files.paths import read_bytes
+from ...files.sealed import parse_sealed, sealed_line
+from ..folders import write_secret
+from .objects import Download, inflate
+from .runtime import Link, RunEnded
+
+MAX_FILE = 16 << 20
+
+
+class ForeignApp(InputError):
+    """The task belongs to an app that is not on the list of allowed apps."""
+
+
+@dataclass
+class Task:
+    """A task that this process has acquired, with its own connection."""
+
+    link: Link
+    token: str
+    task_id: int
+    run_id: int
+    node_id: int = 0
+    message: ProtoMessage | None = None  # the head of the order, without its content
+    tree: ObjectTree | None = None
+
+    def pull_input(self, allowed: Collection[str]) -> Any:
+        """Read run and context. Raises ForeignApp unless the app's bytes have a hash that is allowed."""
+        response = self.link.call("PullTaskInput", PullTaskInputRequest())
+        self.run_id, self.node_id = response.run.run_id, response.context.node_id
+        self.identify()
+        digest = hashlib.sha256(response.fab.content).hexdigest()
+        if digest not in allowed or digest != response.fab.hash_str or digest != response.run.fab_hash:
+            raise ForeignApp(f"The app with the hash {digest[:16]}… is not on the list of allowed apps.")
+        return response
+
+    def identify(self) -> None:
+        """Let Flower's messages carry this task's identity."""
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = self.task_id, self.run_id, self.node_id
+
+    def pull_message(self) -> Message:
+        """Read the head of the order; its content is fetched by `pull_content`."""
+        response = self.link.call("PullMessages", PullAppMessagesRequest())
+        if not response.messages_list:
+            raise RunEnded("The task has no message.")
+        self.message, self.tree = response.messages_list[0], response.message_object_trees[0]
+        return self.head()
+
+    def head(self) -> Message:
+        """Return the order without its content, to be answered."""
+        assert self.message is not None
+        return message_from_proto(self.message)
+
+    def pull_content(self, limit: int) -> Message:
+        """Fetch the whole order, of at most `limit` bytes."""
+        assert self.tree is not None
+        download = Download(self.link, self.run_id, self.node_id, self.tree, limit)
+        if not download.advance():  # a SuperNode creates a task before it has all of a message
+            raise Incomplete
+        return inflate(download.root, download.contents, limit)
+
+    def push_reply(self, reply: Message) -> None:
+        """Hand the reply to the SuperNode, and let it forget the order."""
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        proto = message_to_proto(remove_content_from_message(reply))
+        with no_object_id_recompute():
+            request = PushAppMessagesRequest(messages_list=[proto], message_object_trees=[get_object_tree(reply)])
+            response = self.link.call("PushMessages", request)
+            push = make_push_object_fn_protobuf(
+                lambda request: self.link.call("PushObject", request),
+                Node(node_id=self.node_id),
+                self.run_id,
+                response.session_id,
+            )
+            wanted = set(response.objects_to_push)
+            push_objects(get_all_nested_objects(reply), push, object_ids_to_push=wanted, max_concurrent_pushes=1)
+        if self.tree is not None:
+            request = ConfirmMessageReceivedRequest(
+                node=Node(node_id=self.node_id), run_id=self.run_id, message_object_id=self.tree.object_id
+            )
+            self.link.call("ConfirmMessageReceived", request)
+
+    def refuse(self, code: int, reason: str) -> None:
+        """Answer the order with an error of Flower's."""
+        self.push_reply(Message(Error(code=code, reason=reason), reply_to=self.head()))
+
+    def finish(self, error: str = "") -> None:
+        """Report the task's end; with an error, its failure."""
+        status = SubStatus.FAILED if error else SubStatus.COMPLETED
+        self.link.call("PushTaskOutput", PushTaskOutputRequest(sub_status=status, details=error), patience=30.0)
+
+    # -- on disk ----------------------------------------------------------------------------------------------------
+    def save(self, path: Path) -> None:
+        """Keep what a restarted worker needs to go on with this task."""
+        facts: dict[str, Any] = {name: getattr(self, name) for name in ("token", "task_id", "run_id", "node_id")}
+        for name, part in (("message", self.message), ("tree", self.tree)):
+            facts[name] = "" if part is None else b64encode(part.SerializeToString()).decode()
+        write_secret(path, sealed_line(facts).encode())
+
+    @classmethod
+    def load(cls, path: Path, connect: Callable[[str], Link]) -> Task | None:
+        """Return the task in a file if its server still knows it, else None; the file is then removed."""
+        if not path.exists():
+            return None
+        link: Link | None = None
+        try:
+            facts = parse_sealed(read_bytes(path, MAX_FILE).decode(), f"'{path}'")
+            link = connect(facts["token"])
+            if link.call("SendTaskHeartbeat", SendTaskHeartbeatRequest()).success:
+                task = cls(link, *(facts[name] for name in ("token", "task_id", "run_id", "node_id")))
+                if facts["message"]:
+                    task.message = ProtoMessage.FromString(b64decode(facts["message"]))
+                    task.tree = ObjectTree.FromString(b64decode(facts["tree"]))
+                task.identify()
+                return task
+        except (InputError, KeyError, TypeError, ValueError, RunEnded, httpx.HTTPError):
+            pass  # a task of a server that has forgotten it
+        if link is not None:
+            link.close()
+        path.unlink(missing_ok=True)
+        return None
+
+
+class Incomplete(Exception):
+    """Some parts of the order are not there yet."""
+
+
+def acquire(link: Link, kind: str, connect: Callable[[str], Link]) -> Task | None:
+    """Ask for a task of this kind; None if there is none."""
+    response = link.call("AcquireTask", AcquireTaskRequest(supported_task_types=[kind]))
+    if not response.HasField("task") or not response.token:
+        return None
+    return Task(connect(response.token), response.token, response.task.task_id, response.task.run_id)

@@ -1,0 +1,287 @@
+"""The coordinator's Transport over Flower's runtime API: orders are pushed, replies are polled for every 0.2 s.
+
+What this adds to Flower's Grid: no pause of 3 s, the size of every reply before it is put together, sites known by
+their registered public keys, and orders that are sent again with the same nonce when Flower may have lost them: when
+the SuperLink was away, when a SuperNode was started anew, when a part of a reply is lost. A site that gets an order
+twice computes the same reply twice, and the coordinator counts one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import GetNodesRequest, PullAppMessagesRequest, PushAppMessagesRequest
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
+
+from ...errors import InputError
+from ..folders import ServerFolder
+from ..macs import read_secret
+from ..messages import Arrival, Order
+from . import codec
+from .objects import Download, LostMessage, inflate
+from .runtime import Link
+
+log = logging.getLogger("fedabml.federation")
+
+POLL = 0.2  # seconds between two looks for replies
+NODES_POLL = 3.0  # seconds between two looks at the list of nodes while replies are outstanding
+AFTERMATH = 90.0  # seconds after an outage in which nodes may still seem to be away
+GRACE = 30.0  # seconds after an outage before an order without a reply is sent again
+RESENDS = 10
+_LOST = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+
+
+@dataclass
+class _Pending:
+    """An order whose reply is outstanding."""
+
+    order: Order
+    node: int
+    expires: float  # time.monotonic()
+    activated: str  # when its SuperNode was started, as the SuperLink reports it
+    outages: int  # of the link, when it was sent
+    resends: int = 0
+
+
+@dataclass
+class _Incoming:
+    """A reply whose parts are being fetched."""
+
+    pending: _Pending
+    sender: int
+    download: Download
+    until: float
+
+
+class FlowerTransport:
+    """A Transport (see messages) over one run of a federation's app."""
+
+    def __init__(self, link: Link, run_id: int, folder: ServerFolder) -> None:
+        self._link, self._run, self._folder = link, run_id, folder
+        self._limit = folder.settings.max_message_mb << 20
+        self._secrets: dict[str, bytes] = {}  # of the sites
+        self._node = Node(node_id=SUPERLINK_NODE_ID)
+        self._pending: dict[str, _Pending] = {}  # by the message's id
+        self._lost: list[_Pending] = []  # to be sent again once their SuperNodes are there
+        self._incoming: list[_Incoming] = []
+        self._names: dict[int, str] = {}  # of nodes, kept when they leave: a late reply still has a sender
+        self._activated: dict[int, str] = {}  # of the nodes that are there now
+        self._newest: dict[str, str] = {}  # the nonce of each site's newest order
+        self._looked = float("-inf")
+
+    # -- the coordinator's calls ------------------------------------------------------------------------------------
+    def sites(self) -> dict[str, str]:
+        """Return the names of the sites that are connected now, with their public keys."""
+        keys = {member.public_key: member.name for member in self._folder.members()}
+        for name in keys.values():
+            if name not in self._secrets:
+                self._secrets[name] = read_secret(self._folder.site_secret(name))
+        nodes = self._link.call("GetNodes", GetNodesRequest()).nodes
+        self._looked = time.monotonic()
+        found: dict[str, str] = {}
+        self._activated = {}
+        for node in nodes:
+            key = bytes(node.public_key).decode("ascii", "replace")
+            if key in keys:
+                found[keys[key]] = key
+                self._names[node.node_id] = keys[key]
+                self._activated[node.node_id] = node.last_activated_at
+        return found
+
+    def send(self, orders: Sequence[Order], ttl: float) -> None:
+        """Send orders that are valid for `ttl` seconds. An order for a site that is away becomes an error later."""
+        if any(self._node_of(order.site) is None for order in orders):
+            self.sites()
+        until, batch = time.monotonic() + ttl, []
+        for order in orders:
+            self._newest[order.site] = order.nonce
+            node = self._node_of(order.site)
+            batch.append(_Pending(order, -1 if node is None else node, until, "", 0))
+        self._push([pending for pending in batch if pending.node >= 0])
+        self._lost += [pending for pending in batch if pending.node < 0]
+
+    def receive(self, seconds: float) -> list[Arrival]:
+        """Return what has arrived as soon as something has, or nothing after `seconds`."""
+        until = time.monotonic() + seconds
+        while True:
+            arrivals = self._poll()
+            left = until - time.monotonic()
+            if arrivals or left <= 0:
+                return arrivals
+            time.sleep(min(POLL, left))
+
+    # -- sending ----------------------------------------------------------------------------------------------------
+    def _node_of(self, site: str) -> int | None:
+        here = [node for node in self._activated if self._names[node] == site]
+        return here[0] if here else None
+
+    def _push(self, batch: list[_Pending]) -> None:
+        """Push orders, again and with new messages if the SuperLink went away in between."""
+        packed: dict[int, codec.Packed] = {}  # orders that share their tensors share their bytes, uploaded once
+        while batch:
+            messages = []
+            for pending in batch:
+                order = pending.order
+                if id(order.tensors) not in packed:
+                    packed[id(order.tensors)] = codec.Packed(order.tensors)
+                content = codec.order_content(order, self._secrets[order.site], packed[id(order.tensors)])
+                ttl = max(pending.expires - time.monotonic(), 1.0)
+                group = str(order.round)
+                messages.append(Message(content, pending.node, codec.MESSAGE_TYPE, ttl=ttl, group_id=group))
+            before = self._link.outages
+            try:
+                names = self._push_messages(messages)
+            except ObjectPushError:
+                log.info("The upload of orders was interrupted; they are sent again.")
+                time.sleep(POLL)
+                continue
+            refused = []
+            for pending, name in zip(batch, names, strict=True):
+                if name:
+                    pending.activated, pending.outages = self._activated.get(pending.node, ""), before
+                    self._pending[name] = pending
+                else:
+                    refused.append(pending)
+            self._lost += refused
+            return
+
+    def _push_messages(self, messages: list[Message]) -> list[str]:
+        with no_object_id_recompute():
+            objects, protos, trees = {}, [], []
+            for message in messages:
+                message.metadata.__dict__["_message_id"] = message.object_id  # as Flower's own Grid does
+                protos.append(message_to_proto(remove_content_from_message(message)))
+                objects.update(get_all_nested_objects(message))
+                trees.append(get_object_tree(message))
+            request = PushAppMessagesRequest(messages_list=protos, message_object_trees=trees)
+            response = self._link.call("PushMessages", request)
+            push = make_push_object_fn_protobuf(
+                lambda request: self._link.call("PushObject", request), self._node, self._run, response.session_id
+            )
+            push_objects(objects, push, object_ids_to_push=set(response.objects_to_push), max_concurrent_pushes=1)
+        return list(response.message_ids)
+
+    # -- receiving --------------------------------------------------------------------------------------------------
+    def _poll(self) -> list[Arrival]:
+        arrivals: list[Arrival] = []
+        if self._pending:
+            request = PullAppMessagesRequest(message_ids=list(self._pending))
+            response = self._link.call("PullMessages", request)
+            for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
+                arrivals += self._announced(message, tree)
+        for incoming in list(self._incoming):
+            arrivals += self._fetched(incoming)
+        self._resend()
+        now = time.monotonic()
+        for pending in [pending for pending in self._lost if pending.expires < now]:
+            self._lost.remove(pending)
+            arrivals += _failed(pending, "The site did not take the order in time.")
+        for name in [name for name, pending in self._pending.items() if pending.expires + AFTERMATH < now]:
+            arrivals += _failed(self._pending.pop(name), "The site did not answer in time.")
+        return arrivals
+
+    def _announced(self, message: Any, tree: ObjectTree) -> list[Arrival]:
+        """Start to fetch a reply of which the SuperLink has reported the head."""
+        pending = self._pending.pop(message.metadata.reply_to_message_id, None)
+        if pending is None:
+            return []
+        try:
+            download = Download(self._link, self._run, SUPERLINK_NODE_ID, tree, self._limit)
+        except InputError as error:
+            return _failed(pending, str(error))
+        until = max(pending.expires, time.monotonic() + GRACE)
+        self._incoming.append(_Incoming(pending, message.metadata.src_node_id, download, until))
+        return []
+
+    def _fetched(self, incoming: _Incoming) -> list[Arrival]:
+        """Fetch what is there of a reply; return it once it is whole."""
+        pending, download = incoming.pending, incoming.download
+        try:
+            if not download.advance():
+                if time.monotonic() < incoming.until:
+                    return []
+                raise LostMessage("The reply's sender did not finish the upload.")
+            self._incoming.remove(incoming)
+            self._confirm(download.root)
+            message = inflate(download.root, download.contents, self._limit)
+            if message.has_error():
+                return self._error(pending, message, download.bytes)
+            reply = codec.reply_of(message, self._secrets, self._limit)
+        except LostMessage as error:
+            self._incoming.remove(incoming)
+            return self._again(pending, str(error))
+        except InputError as error:
+            if incoming in self._incoming:
+                self._incoming.remove(incoming)
+                self._confirm(download.root)
+            return _failed(pending, str(error), download.bytes)
+        self._pending = {name: other for name, other in self._pending.items() if other.order is not pending.order}
+        self._lost = [other for other in self._lost if other.order is not pending.order]
+        return [Arrival(self._names.get(incoming.sender), reply, "", download.bytes)]
+
+    def _confirm(self, root: str) -> None:
+        """Let the SuperLink delete a message."""
+        request = ConfirmMessageReceivedRequest(node=self._node, run_id=self._run, message_object_id=root)
+        self._link.call("ConfirmMessageReceived", request)
+
+    def _error(self, pending: _Pending, message: Message, size: int) -> list[Arrival]:
+        """Treat an error that Flower or the site's worker sent in place of a reply."""
+        code, reason = message.error.code, str(message.error.reason)[: codec.MAX_ERROR]
+        recent = time.monotonic() - self._link.last_outage < AFTERMATH
+        if code in _LOST or (code == ErrorCode.NODE_UNAVAILABLE and recent):
+            return self._again(pending, reason)
+        return _failed(pending, f"Flower's error {code}: {reason}", size)
+
+    def _again(self, pending: _Pending, reason: str) -> list[Arrival]:
+        """Keep an order to be sent again, or report it as failed."""
+        if pending.resends >= RESENDS or time.monotonic() >= pending.expires:
+            return _failed(pending, reason)
+        self._lost.append(pending)
+        return []
+
+    def _resend(self) -> None:
+        """Send again what Flower may have lost."""
+        now = time.monotonic()
+        if not (self._pending or self._lost) or now - self._looked < NODES_POLL:
+            return
+        self.sites()
+        calm = now - self._link.last_outage > GRACE
+        for name, pending in list(self._pending.items()):
+            started = self._activated.get(pending.node)
+            if pending.resends >= RESENDS or self._newest.get(pending.order.site) != pending.order.nonce:
+                continue
+            if started is not None and started != pending.activated:  # the SuperNode forgot the order
+                self._lost.append(self._pending.pop(name))
+            elif calm and pending.outages < self._link.outages:  # the first message may still be answered
+                pending.outages = self._link.outages
+                self._lost.append(replace(pending))
+        ready = []
+        for pending in list(self._lost):
+            node = self._node_of(pending.order.site)
+            if node is not None:
+                self._lost.remove(pending)
+                pending.node, pending.resends = node, pending.resends + 1
+                log.info("The order of round %d is sent to %s again.", pending.order.round, pending.order.site)
+                ready.append(pending)
+        self._push(ready)
+
+
+def _failed(pending: _Pending, error: str, size: int = 0) -> list[Arrival]:
+    """Report that an order has no reply."""
+    return [Arrival(pending.order.site, None, error, size, pending.order.nonce)]

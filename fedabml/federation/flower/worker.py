@@ -1,0 +1,118 @@
+"""A site's resident worker: it has imported everything, holds the data, and answers orders of the site's SuperNode.
+
+Flower would start a fresh process for each message and run the code that came with it. This worker takes the tasks of
+a SuperNode that was started with `--isolation process`, checks the hash of the task's app against the site's list
+(`apps.json`), and answers with the installed package's `Site.handle`. No code of the app is run. A bad order gets an
+error in reply; a SuperNode that goes away is waited for; a worker that was killed goes on with its task.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from flwr.app import Message
+from flwr.common.constant import ErrorCode
+from flwr.supercore.constant import TaskType
+
+from ..folders import SiteFolder
+from ..macs import read_secret
+from ..messages import Order, Reply
+from . import codec
+from .places import node_address, site_secret
+from .runtime import Heartbeat, Link
+from .tasks import ForeignApp, Incomplete, Task, acquire
+
+log = logging.getLogger("fedabml.federation")
+
+POLL, IDLE_POLL = 0.1, 0.5  # seconds between two requests for a task
+ACTIVE = 60.0  # seconds after a task in which the requests are frequent
+LIMIT = 2 << 30  # bytes of an order: the server is the site's partner, but a mistake must not fill the memory
+TASK_FILE = "task.json"
+
+
+class Worker:
+    """Answers the tasks of one SuperNode with `handle`, until a signal ends the process."""
+
+    def __init__(
+        self, folder: SiteFolder, handle: Callable[[Order], Reply], started: dict[str, float] | None = None
+    ) -> None:
+        self._folder, self._handle = folder, handle
+        self._address, self._secret = node_address(folder), site_secret(folder)
+        self._key = read_secret(folder.secret)
+        self._started = dict(started or {})  # seconds of this process's start, reported with its first reply
+        self._file = folder.run / TASK_FILE
+
+    def _connect(self, token: str = "") -> Link:
+        if token:
+            return Link.open(self._address, None, token=token, patience=30.0)
+        return Link.open(self._address, None, secret=self._secret, patience=float("inf"))
+
+    def run(self) -> None:
+        """Answer tasks until the process is asked to end."""
+        link, active = self._connect(), time.monotonic()
+        task = Task.load(self._file, self._connect)
+        while True:
+            if task is None:
+                task = acquire(link, TaskType.CLIENT_APP, self._connect)
+            if task is None:
+                time.sleep(POLL if time.monotonic() - active < ACTIVE else IDLE_POLL)
+                continue
+            self.work(task)
+            task, active = None, time.monotonic()
+
+    def work(self, task: Task) -> None:
+        """Carry one task out. Whatever is wrong with it, the worker lives."""
+        error = ""
+        try:
+            task.save(self._file)
+            with Heartbeat(task.link):
+                try:
+                    self._answer(task)
+                except ForeignApp as refusal:
+                    error = str(refusal)
+                    log.warning("A task was refused: %s", refusal)
+                    task.pull_message()
+                    task.refuse(ErrorCode.INVALID_FAB, error)  # so that the SuperNode goes on
+            task.finish(error)
+        except Exception as problem:  # Stopped is none: the file then stays, and the next worker goes on
+            log.warning("A task was given up: %s: %s", type(problem).__name__, problem)
+            with suppress(Exception):
+                task.finish("The task was given up.")
+        self._file.unlink(missing_ok=True)
+        task.link.close()
+
+    def _answer(self, task: Task) -> None:
+        if task.message is None:
+            task.pull_input(self._folder.apps())
+            task.pull_message()
+            task.save(self._file)
+        try:
+            order = codec.order_of(_content(task), self._key, LIMIT)
+            reply = self._handle(order)
+            seconds = {"boot": 0.0, "imports": 0.0, **reply.seconds}
+            for name, value in self._started.items():
+                seconds[name] = seconds.get(name, 0.0) + value
+            content = codec.reply_content(replace(reply, seconds=seconds), self._key)
+            self._started = {}
+        except Exception as problem:
+            log.warning("An order could not be read or answered: %s: %s", type(problem).__name__, problem)
+            reason = f"The site's worker could not answer the order ({type(problem).__name__})."
+            task.refuse(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+            return
+        task.push_reply(Message(content, reply_to=task.head()))
+
+
+def _content(task: Task) -> Message:
+    """Return the order's message once all of its parts are there."""
+    until = time.monotonic() + 600
+    while True:
+        try:
+            return task.pull_content(LIMIT)
+        except Incomplete:  # the SuperNode creates a task before it has all of a message
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
