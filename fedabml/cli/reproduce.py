@@ -58,7 +58,7 @@ def reproduce(
     Flags:
         experiment (EXPERIMENT): toy, table1, table2, uncertainty, sensitivity, bound, remarks, fewdata, clients; or
             all.
-        protocol (WORD): paper: the paper's settings for every method; tuned: every method tuned with the same budget
+        protocol (WORD): paper: our reading of the paper's settings; tuned: every method tuned with the same budget
             on validation data. For experiments on datasets.
         quick: A small version that takes minutes, on embedded data by default.
         columns (A,B,C): Settings: cifar10-2, cifar10-5, cifar100-5, cifar100-20 (also -resnet), emnist, fashionmnist,

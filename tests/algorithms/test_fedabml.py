@@ -260,6 +260,31 @@ def test_natural_prior_rests_where_the_spread_is_one():
     close(natural_prior(theta, q, 0.7, 0.7).logstd, theta.logstd)
 
 
+@pytest.mark.parametrize(("rho_std", "rest"), [(0.1, 0.912), (0.3, 0.773)])
+def test_clients_of_a_known_gaussian_and_where_the_priors_variance_rests(rho_std, rest):
+    """Clients with m_i ~ N(0, 1) and σ_i → 0: the best σ_θ² is 1.
+
+    `aggregate=moments` averages variances and reaches it. The mean of the clients' ν rests where
+    E log(1 + ρ_ν(z²/σ_θ² − 1)) = 0, z ~ N(0, 1), which is below.
+    """
+    clients = 20_000
+    z = torch.from_numpy(scipy.special.ndtri((np.arange(clients) + 0.5) / clients))
+    z = z / z.square().mean().sqrt()  # the sample's own variance is 1, so the optimum is
+    q = {"mean": z, "logstd": torch.full_like(z, -20.0)}
+    words = {"rho": 0.0, "rho_std": rho_std, "prior_std": "learned", "label_prior": "none", "prior_every": "round"}
+    averaged, moments = FedABML(**words), FedABML(**words, aggregate="moments")
+    theta = {"mean": torch.zeros(1).double(), "logstd": torch.zeros(1).double()}
+    of_moments = dict(theta, logstd=theta["logstd"] + 0.5)
+    sent = {"mean": z.mean().reshape(1), "second": z.square().mean().reshape(1)}
+    for _ in range(400):
+        theta = {"mean": theta["mean"], "logstd": averaged.theta_step(theta, q, N)["logstd"].mean().reshape(1)}
+        of_moments = moments.merge(of_moments, sent, 1, 1)
+    variance = theta["logstd"].mul(2).exp()
+    assert variance.item() == pytest.approx(rest, abs=1e-3)
+    assert torch.log1p(rho_std * (z.square() / variance - 1)).mean().item() == pytest.approx(0, abs=1e-9)
+    assert of_moments["logstd"].item() == pytest.approx(0, abs=1e-9)
+
+
 def test_natural_prior_at_rate_one_jumps_to_the_optimum_of_nu():
     theta, q = pair(2)
     moved = natural_prior(theta, q, 0.0, 1.0)

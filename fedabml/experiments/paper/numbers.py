@@ -68,9 +68,6 @@ TABLE2: dict[str, dict[str, tuple[float, ...]]] = {
     },
 }
 
-# The toy: where FedAvg with exact steps of 10^−1.5 settles, as a distance to x*, by steps per round.
-TOY_DISTANCE = {10: 2.245, 100: 10.60}
-
 
 def table1(algorithm: str, column: str) -> float | None:
     """Return a cell of Table 1; None where the paper has none. On CIFAR-100 the paper's network is a ResNet-18."""

@@ -1,12 +1,14 @@
 """The toy: two clients with quadratic losses f = ½xᵀAx − bᵀx, whose optima lie far apart.
 
-The paper shows that FedAvg with 10 steps a round settles away from the target x* = argmin f₁ + f₂, and that FedABML
-comes closer and is better after fine-tuning. Here both are the library's own algorithms on a regression that *is* these
-quadratics: a linear model without bias, two samples a client, the noise fixed at 1, full batches, float64. Antithetic
-weight samples make FedABML's gradients of a quadratic exact. Drawn are the distance of the server's mean to x* and the
-clients' loss above their own minimum after 10 steps of fine-tuning, per round, from five starts.
+The paper shows in a picture, without figures, that FedAvg with 10 steps a round settles away from the target
+x* = argmin f₁ + f₂, and that FedABML comes closer and is better after fine-tuning. Here both are the library's own
+algorithms on a regression that *is* these quadratics: a linear model without bias, two samples a client, the noise
+fixed at 1, full batches, float64. Antithetic weight samples make FedABML's gradients of a quadratic exact. Drawn are
+the distance of the server's mean to x* and the clients' loss above their own minimum after 10 steps of fine-tuning, per
+round, from five starts.
 
-FedAvg's fixed point has a closed form: with P_i = (I − ηA_i)^E it solves Σ (I − P_i)(x − x_i*) = 0.
+FedAvg's fixed point has a closed form, which is ours: with P_i = (I − ηA_i)^E it solves Σ (I − P_i)(x − x_i*) = 0. For
+10 and 100 steps of 10^−1.5 a round it lies 2.245 and 10.602 away from x*.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ from ...report.charts import Axis, Series, line_chart
 from ...runs.config import RunConfig, Table
 from ..cell import Cell
 from ..study import Study
-from . import numbers
 from .experiment import Context, Done, Experiment, by_label, over_rounds
 from .findings import Findings, Mean, Picture, Sheet, listed, over
 
@@ -109,8 +110,8 @@ class Toy(Experiment):
     title = "Toy: two quadratic clients"
     partial = False
     claim = (
-        f"FedAvg with 10 steps a round settles {numbers.TOY_DISTANCE[STEPS]} away from the target x*, with 100 steps "
-        f"{numbers.TOY_DISTANCE[LONG]:.2f}; FedABML comes closer to it, and its clients do better after fine-tuning."
+        "FedAvg with 10 steps a round settles away from the target x*; FedABML comes closer to it, and its clients do "
+        "better after fine-tuning. No figures are given."
     )
     seeds = (5, 5)  # a seed is a start
 
@@ -132,14 +133,11 @@ class Toy(Experiment):
         for label, cells in groups.items():
             ends = {d.result.seed: d.result.curve[-1] for d in cells}
             distance, after = (Mean({n: end[key] for n, end in ends.items()}) for key in ("distance", "loss"))
-            steps, exact, theirs = LONG if label == LONG_ROUNDS else STEPS, None, None
+            exact = None
             if label.startswith("FedAvg"):
-                exact, theirs = float(np.linalg.norm(fixed_point(steps) - TARGET)), numbers.TOY_DISTANCE[steps]
-            records.append({
-                "arm": label, "distance": distance, "closed_form": exact, "paper": theirs,
-                "difference": None if theirs is None else distance - theirs, "loss": after,
-            })  # fmt: skip
-        columns = {"distance to x*": ("distance", 3), "closed form": ("closed_form", 3), "the paper's": ("paper", 3)}
+                exact = float(np.linalg.norm(fixed_point(LONG if label == LONG_ROUNDS else STEPS) - TARGET))
+            records.append({"arm": label, "distance": distance, "closed_form": exact, "loss": after})
+        columns = {"distance to x*": ("distance", 3), "our closed form": ("closed_form", 3)}
         grid = listed(records, "", lambda r: r["arm"], columns | {"loss after 10 steps": ("loss", 2)})
         note = (
             f"After {finished[0].cell.config.rounds} rounds, mean over {over(len(groups['FedAvg']), unit='start')}; "
@@ -150,9 +148,16 @@ class Toy(Experiment):
 
 
 def _conclusions(records: Sequence[Table]) -> list[str]:
-    """Say how each FedABML compares with FedAvg."""
+    """Say whether a FedABML is closer to x* and better fine-tuned than FedAvg, and how each compares with it."""
     ends = {record["arm"]: record for record in records}
-    texts = []
+    both = [
+        label
+        for label, end in ends.items()
+        if label.startswith("FedABML") and all(end[key] < ends["FedAvg"][key] for key in ("distance", "loss"))
+    ]
+    texts = ["Not reproduced: no FedABML here is closer to x* than FedAvg and also better after fine-tuning."]
+    if both:
+        texts = [f"Reproduced by {' and '.join(both)}: closer to x* than FedAvg, and better after fine-tuning."]
     for label in (name for name in ends if name.startswith("FedABML")):
         parts = []
         for key, unit in (("distance", "away from x*"), ("loss", "of loss after 10 steps")):

@@ -94,11 +94,11 @@ def test_a_pivot_has_a_dash_where_no_record_is():
 
 
 # -- the toy ----------------------------------------------------------------------------------------------------------
-def test_the_toys_optima_and_fixed_points_are_the_papers():
+def test_the_toys_optima_and_fixed_points_in_closed_form():
     assert pytest.approx([1.364, 1.364], abs=5e-4) == toy.TARGET
     np.testing.assert_allclose(toy.LOCAL, [[18.33, 2.78], [2.78, 18.33]], atol=5e-3)
-    for steps, distance in numbers.TOY_DISTANCE.items():
-        assert np.linalg.norm(toy.fixed_point(steps) - toy.TARGET) == pytest.approx(distance, abs=2e-3)
+    for steps, distance in {10: 2.245, 100: 10.602}.items():
+        assert np.linalg.norm(toy.fixed_point(steps) - toy.TARGET) == pytest.approx(distance, abs=5e-4)
     assert np.linalg.norm(toy.fixed_point(1) - toy.TARGET) < 1e-9  # one step is gradient descent on the sum
 
 
@@ -128,10 +128,17 @@ def test_the_toy_hits_the_closed_form(toys):
     rows = {row["arm"]: row for row in records(toys[1])}
     for arm in ("FedAvg", toy.LONG_ROUNDS):
         assert float(rows[arm]["distance"]) == pytest.approx(float(rows[arm]["closed_form"]), abs=1e-3)
-        assert abs(float(rows[arm]["difference"])) < 2e-3
     fixed, learned = rows["FedABML, σ fixed"], rows["FedABML, σ learned"]
     assert float(fixed["distance"]) < float(learned["distance"]) < float(rows["FedAvg"]["distance"])
     assert float(fixed["loss"]) > float(learned["loss"])
+
+
+def test_the_toys_verdict_asks_for_both():
+    ends = {"FedAvg": (2.0, 30.0), "FedABML, σ fixed": (1.0, 31.0), "FedABML, σ learned": (2.5, 29.0)}
+    rows = [{"arm": arm, "distance": distance, "loss": loss} for arm, (distance, loss) in ends.items()]
+    assert toy._conclusions(rows)[0].startswith("Not reproduced")
+    rows[1]["loss"] = 29.9
+    assert toy._conclusions(rows)[0].startswith("Reproduced by FedABML, σ fixed:")
 
 
 # -- the remarks ------------------------------------------------------------------------------------------------------
@@ -161,6 +168,16 @@ def test_r_n_by_hand():
     # d = 49 weights, n = 512, width 8, one hidden layer, 4 inputs.
     expected = 2 * 49 / 512 * math.log(8) + 49 / 512 * math.log(4 * math.sqrt(512 / 49))
     assert bound.rate(512, 49, 8, 1, 4) == pytest.approx(expected) == pytest.approx(0.6430, abs=1e-3)
+
+
+def test_the_theorem_is_held_against_its_own_rate():
+    """The published ends of the network arm: d² falls more slowly than r_n, but not than r_n log² n."""
+    fits, rates = dict.fromkeys(bound.ARMS, (-1.0, 0.1)), {"network": -0.92}
+    ends = [{"n": 32, "d2": 0.09896, "rate": 8.16}, {"n": 8192, "d2": 0.003126, "rate": 0.0485}]
+    verdict = bound._conclusions(fits, rates, dict.fromkeys(bound.ARMS, ends))[0]
+    assert "not contradicted" in verdict and "0.00101" in verdict and "0.00079" in verdict
+    ends[1]["d2"] *= 1.3
+    assert "is contradicted" in bound._conclusions(fits, rates, dict.fromkeys(bound.ARMS, ends))[0]
 
 
 def test_a_slope_and_its_interval():
