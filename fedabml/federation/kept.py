@@ -45,6 +45,7 @@ class KeptVersions:
     def load(self, round: int, like: State) -> State:
         """Return the version of a round, with the names, shapes and types of `like`, in its order.
 
+        It is empty if nothing was kept after that round: some algorithms have a first state that is never replaced.
         Raises KeptLost if it is missing, damaged, or belongs to another federation, card or identity.
         """
         try:
@@ -53,6 +54,8 @@ class KeptVersions:
             raise KeptLost(f"This site no longer has what it kept after round {round}.") from error
         if facts != {**self.owner, "round": round}:
             raise KeptLost(f"What this site kept after round {round} belongs to another federation, card or site.")
+        if not tensors:
+            return {}
         if {n: (t.shape, t.dtype) for n, t in tensors.items()} != {n: (t.shape, t.dtype) for n, t in like.items()}:
             raise KeptLost(f"What this site kept after round {round} does not fit the algorithm.")
         if not all(bool(torch.isfinite(value).all()) for value in tensors.values()):

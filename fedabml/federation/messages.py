@@ -80,6 +80,7 @@ class Arrival:
     reply: Reply | None
     error: str = ""  # why there is no reply
     bytes: int = 0  # of the message, if known
+    nonce: str = ""  # of the order that an error belongs to, if known
 
 
 class Transport(Protocol):

@@ -1,0 +1,127 @@
+"""The replies to one set of orders: each is taken once, and only with the nonce that its site was sent.
+
+Flower accepts a reply that one registered site writes in the name of another, so a reply counts only if the connection,
+the name in it and the nonce agree. A false reply never uses up the place of the true one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..engine.server import state_bytes
+from .messages import Arrival, Order, Reply, clean
+
+Check = Callable[[Reply, Order], str | None]
+MOST_REASONS = 100  # different rejections of one exchange that are listed
+MOST_PAST = 100_000  # nonces that are remembered, to tell late replies from invented ones
+
+
+class PastNonces:
+    """The nonces of earlier orders, by which a late reply is told from an invented one."""
+
+    def __init__(self) -> None:
+        self.orders: OrderedDict[str, str] = OrderedDict()
+
+    def add(self, orders: Iterable[Order]) -> None:
+        """Remember the nonces of orders that are no longer awaited."""
+        for order in orders:
+            self.orders[order.nonce] = f"late: it answers round {order.round}, attempt {order.attempt}"
+        while len(self.orders) > MOST_PAST:
+            self.orders.popitem(last=False)
+
+    def get(self, nonce: str) -> str | None:
+        """Return why a reply with this nonce is late; None if the nonce is unknown."""
+        return self.orders.get(nonce)
+
+
+@dataclass
+class Collection:
+    """What came back to some orders, one per site."""
+
+    orders: Sequence[Order]
+    check: Check
+    past: PastNonces
+    max_bytes: int
+    valid: dict[str, Reply] = field(default_factory=dict)  # by site, as they came
+    failed: dict[str, str] = field(default_factory=dict)  # by site: why it will not answer
+    late: set[str] = field(default_factory=set)  # sites that answered an earlier order
+    bytes_up: int = 0
+    rejected: Counter[tuple[str, str]] = field(default_factory=Counter)  # by site and reason
+
+    def __post_init__(self) -> None:
+        self._pending = {order.nonce: order for order in self.orders}
+        self._all = dict(self._pending)
+
+    @property
+    def missing(self) -> list[str]:
+        """The sites that have not answered."""
+        return [order.site for order in self._pending.values()]
+
+    def take(self, arrival: Arrival) -> None:
+        """Count a reply, or reject it with a reason."""
+        self.bytes_up += arrival.bytes or (state_bytes(arrival.reply.tensors) if arrival.reply else 0)
+        if arrival.reply is None:
+            self._take_error(arrival)
+            return
+        reply = arrival.reply
+        order = self._all.get(reply.nonce) if isinstance(reply.nonce, str) else None
+        if reason := self._misplaced(arrival, reply, order):
+            self.reject(arrival.sender or reply.site, reason)
+            return
+        assert order is not None
+        del self._pending[order.nonce]
+        reason = self._too_large(arrival) or self.check(reply, order)
+        if reason:
+            self.reject(order.site, reason)
+        else:
+            self.valid[order.site] = reply
+
+    def _misplaced(self, arrival: Arrival, reply: Reply, order: Order | None) -> str | None:
+        """Return why a reply is no answer of this site to a pending order; it then uses up nothing."""
+        if order is None:
+            reason = self.past.get(reply.nonce) if isinstance(reply.nonce, str) else None
+            if reason and arrival.sender is not None:
+                self.late.add(arrival.sender)
+            return reason or "its nonce was never sent"
+        if arrival.sender is not None and arrival.sender != order.site:
+            return f"it uses the nonce of site {order.site}"
+        if reply.site != order.site:
+            return f"it is written in the name of site '{clean(reply.site, 63)}'"
+        return None if order.nonce in self._pending else "twice: this order was answered before"
+
+    def _too_large(self, arrival: Arrival) -> str | None:
+        size = max(arrival.bytes, state_bytes(arrival.reply.tensors) if arrival.reply else 0)
+        return f"it has more than {self.max_bytes} bytes" if size > self.max_bytes else None
+
+    def _take_error(self, arrival: Arrival) -> None:
+        by_nonce = self._pending.get(arrival.nonce)
+        order = by_nonce or next((o for o in self._pending.values() if o.site == arrival.sender), None)
+        if order is None or (arrival.nonce and by_nonce is None):  # it belongs to an earlier order
+            return
+        if arrival.sender is not None and arrival.sender != order.site:
+            self.reject(arrival.sender, f"it uses the nonce of site {order.site}")
+            return
+        del self._pending[order.nonce]
+        self.failed[order.site] = clean(arrival.error) or "no reply"
+        self.reject(order.site, self.failed[order.site])
+
+    def reject(self, site: object, reason: str) -> None:
+        """Note a rejection; of very many different ones only the first are listed."""
+        entry = clean(site, 63), reason
+        if entry in self.rejected or len(self.rejected) < MOST_REASONS:
+            self.rejected[entry] += 1
+
+    def drop(self, site: str, reason: str) -> None:
+        """Reject a reply that was valid when it was looked at alone."""
+        del self.valid[site]
+        self.reject(site, reason)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return the rejections for the file of events."""
+        return [
+            {"site": site, "reason": reason, **({"times": times} if times > 1 else {})}
+            for (site, reason), times in self.rejected.items()
+        ]

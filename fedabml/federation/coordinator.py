@@ -1,0 +1,312 @@
+"""The coordinator: it leads a federation over a transport, from the start protocol to the last prior.
+
+    Coordinator(ServerFolder(path), transport).run()
+
+The arithmetic is the engine's: with all sites alive a round has the bits of the simulator's round with backend `loop`
+and one worker. What is added here is what a network needs: who is drawn, how long a round waits, which replies count,
+and a state on disk from which another coordinator goes on at the next round.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..accel.process import borrowed
+from ..engine import server
+from ..engine.client import no_update
+from ..engine.server import ServerState, client_weights, cohort_size, server_step, state_bytes
+from ..engine.setting import Cohort
+from ..errors import InputError, TrainingError
+from ..files.paths import folder_lock
+from . import server_state
+from .admission import Admission
+from .card import Card
+from .collection import Collection
+from .events import Event, Events
+from .folders import Member, ServerFolder
+from .mailbox import Mailbox, Stopped
+from .messages import Arrival, Order, Reply, Transport, TransportClosed, clean
+from .replies import Limits, check, check_identity, check_update, outliers, seconds_of
+from .robust import aggregate
+from .roster import Roster, draw
+from .server_state import Saved
+from .stand_in import stand_in
+
+__all__ = ["Arrival", "Coordinator", "Stopped", "Transport", "TransportClosed"]
+LOCK_WAIT = 60.0  # seconds that another coordinator in the same folder is waited for
+RETRY = 30.0  # seconds until a prior is sent again to a site that did not take it
+
+
+class Coordinator:
+    """Leads the rounds of one federation. `clock` counts seconds; `on_event` is called with every event."""
+
+    def __init__(
+        self,
+        folder: ServerFolder,
+        transport: Transport,
+        clock: Callable[[], float] = time.monotonic,
+        on_event: Callable[[Event], None] | None = None,
+    ):
+        self.folder, self.transport, self.clock = folder, transport, clock
+        self.settings = folder.settings
+        self.events = Events(folder.events_file, on_event)
+        self.limits = Limits(self.settings.max_samples, self.settings.max_message_mb << 20)
+        self.roster = Roster(folder, transport, self.settings.rest_rounds)
+        self.mailbox = Mailbox(transport, clock, folder.stop_file, self.limits.max_bytes)
+        self.lost: set[str] = set()  # sites whose kept state is gone
+        self.admission = Admission(folder, self.roster, self.mailbox, self.events)
+        self.card: Card
+        self.saved: Saved
+
+    def run(self) -> None:
+        """Lead the federation until a stop file appears or the transport ends.
+
+        Raises TrainingError if a round is given up, and InputError if no card can be agreed on.
+        """
+        with _alone(self.folder), borrowed(), torch.no_grad():
+            try:
+                self._start()
+                while self.saved.state.round < self.settings.rounds:
+                    self._run_round()
+                self._hand_out_priors()
+                self.events.write("end", reason="stopped", round=self.saved.state.round)
+            except (Stopped, TransportClosed) as error:
+                reason = "stopped" if isinstance(error, Stopped) else "the transport ended"
+                self.events.write("end", reason=reason, round=self.round)
+
+    @property
+    def round(self) -> int:
+        """How many rounds are done."""
+        return self.saved.state.round if hasattr(self, "saved") else 0
+
+    # -- the start ----------------------------------------------------------------------------------------------------
+    def _start(self) -> None:
+        """Agree on a card, or read the frozen one, and read the server's state."""
+        settings = self.settings
+        facts = {"federation": settings.federation, "name": settings.name, "rounds": settings.rounds}
+        sites = [member.name for member in self.folder.members()]
+        self.events.write("start", **facts, sites=sites, algorithm=settings.algorithm, model=settings.model)
+        card = self.admission.read_card()
+        ready: tuple[str, ...] = ()
+        if card is None:
+            card, ready = self.admission.freeze()
+        self.card = card
+        cohort = Cohort(self.card.setting(stand_in(self.card.input_spec), 0), self.card.place())
+        self.algorithm, self.network = cohort.algorithm, cohort.network
+        first = server.initial_state(self.algorithm, self.network)
+        self.update_like = no_update(cohort, first.shared)
+        saved = server_state.load(self.folder.state, settings.federation, self.card.digest, first.shared)
+        self.saved = saved or Saved(settings.federation, self.card.digest, first, ready=ready)
+        self.counted = dict(self.saved.counted)
+        if saved is None:
+            server_state.save(self.folder.state, self.saved)
+        self.events.write("card", digest=self.card.digest, round=self.round, ready=sorted(self.saved.ready))
+
+    # -- a round ------------------------------------------------------------------------------------------------------
+    def _run_round(self) -> None:
+        """Run the next round; repeat it from the same state while too few replies are valid, then give up."""
+        number, attempts, reason = self.round + 1, self.settings.attempts, ""
+        for attempt in range(1, attempts + 1):
+            reason = self._try_round(number, attempt)
+            if not reason:
+                break
+        else:
+            self.events.write("gave_up", round=number, attempts=attempts, reason=reason)
+            raise TrainingError(
+                f"Round {number} was given up after {attempts} attempts: {reason}. The state after round {self.round} "
+                "is saved. See `fedabml federation status`, and go on with `fedabml federation resume`."
+            )
+        every = self.settings.prior_every
+        if every and number % every == 0 and number < self.settings.rounds:
+            self._send_prior([m for m in self.roster.members if m.name in self.saved.ready])
+
+    def _try_round(self, number: int, attempt: int) -> str:
+        """Try a round once; return why it failed, or nothing once the state after it is saved."""
+        settings, times = self.settings, [time.perf_counter()]
+        clients = len(self.roster.members)
+        size = cohort_size(clients, settings.participation)
+        least = min(settings.min_replies, size)
+        available = self._available(number, least)
+        clients = len(self.roster.members)  # one may have been added or removed meanwhile
+        drawn = draw(available, size, settings.over_select, settings.seed, number, attempt)
+        shared = self.saved.state.shared
+        orders = [
+            self.admission.order("train", m, number, attempt, counted=self.counted.get(m.name, 0), tensors=shared)
+            for m in drawn
+        ]
+        times.append(time.perf_counter())
+        enough = size if settings.over_select else 0
+        collection = self.mailbox.collect(orders, self._check_reply, settings.round_timeout, enough)
+        for name in collection.late:
+            self.roster.wake(name)
+        timed_out = not (enough and len(collection.valid) >= enough)
+        for name in (*(collection.missing if timed_out else ()), *collection.failed):
+            self.roster.rest(name, number)
+        for name in self.lost:  # it begins again without what it had kept
+            self.counted.pop(name, None)
+        self.lost.clear()
+        self._drop_outliers(collection)
+        times.append(time.perf_counter())
+        state, reason = None, ""
+        if len(collection.valid) < least or not drawn:
+            reason = f"{len(collection.valid)} of {len(drawn)} sites gave a valid reply, and {least} are needed"
+        else:
+            state = self._merged(collection.valid, clients)
+            if check_update(state.shared, self.limits, shared) or check_update(state.average, self.limits, shared):
+                state, reason = None, "the merged state is not finite or beyond all bounds"
+        times.append(time.perf_counter())
+        line = self._line(number, attempt, drawn, orders, collection, times)
+        if state is None:
+            self.events.write("repeat", **line, reason=reason)
+            return reason
+        self.counted |= dict.fromkeys(collection.valid, number)
+        history = (*self.saved.history, {name: line[name] for name in ("round", "loss", "valid")})
+        counted = dict(self.counted)
+        saved = replace(self.saved, state=state, counted=counted, history=history[-server_state.HISTORY :])
+        server_state.save(self.folder.state, saved)
+        self.saved = saved
+        line["seconds"]["save"] = round(time.perf_counter() - times[-1], 4)
+        self.events.write("round", **line)
+        return ""
+
+    def _available(self, round: int, least: int) -> list[Member]:
+        """Return the sites that may be drawn, after waiting a bounded time for those that should be there."""
+        deadline = self.clock() + self.settings.round_timeout
+        while True:
+            self.roster.refresh()
+            self._admit_newcomers()
+            ready = self.saved.ready
+            available, absent = self.roster.available(ready, round, least), self.roster.absent(ready, round)
+            if len(available) >= least and not absent:
+                return available
+            if self.clock() >= deadline:
+                self.roster.give_up(absent)
+                return available
+            self.mailbox.idle()
+
+    def _admit_newcomers(self) -> None:
+        """Let connected sites that accept the card take part from now on."""
+        if accepted := self.admission.admit(self.saved.ready, self.round):
+            self.saved = replace(self.saved, ready=tuple(sorted({*self.saved.ready, *accepted})))
+            server_state.save(self.folder.state, self.saved)
+
+    def _check_reply(self, reply: Reply, order: Order) -> str | None:
+        """Return why a reply may not count: by itself, or because the state merged from it alone would be absurd."""
+        if reason := check(reply, order, self.limits, self.update_like):
+            if reply.error and isinstance(reply.facts, dict) and reply.facts.get("kept") == "lost":
+                self.lost.add(order.site)
+            return reason
+        state = self.saved.state
+        alone = self.algorithm.merge(state.shared, reply.tensors, 1, max(1, order.clients))
+        reason = check_update(alone, self.limits, state.shared)
+        return f"merged alone, {reason}" if reason else None
+
+    def _drop_outliers(self, collection: Collection) -> None:
+        names = list(collection.valid)
+        updates = [collection.valid[name].tensors for name in names]
+        for name, reason in zip(names, outliers(updates, self.settings.norm_factor), strict=True):
+            if reason:
+                collection.drop(name, reason)
+
+    def _merged(self, valid: dict[str, Reply], clients: int) -> ServerState:
+        """Return the server after the round of these replies, summed in the order of the sites' numbers."""
+        replies = [valid[name] for name in sorted(valid, key=self.roster.number)]
+        updates = {name: torch.stack([reply.tensors[name] for reply in replies]) for name in self.update_like}
+        counts = np.array([reply.samples for reply in replies])
+        weights = client_weights(self.algorithm, counts, self.network.initial)
+        update = aggregate(self.settings.aggregation, weights, updates, self.settings.trim)
+        return server_step(self.algorithm, self.saved.state, update, len(replies), clients)
+
+    def _line(
+        self,
+        number: int,
+        attempt: int,
+        drawn: Sequence[Member],
+        orders: Sequence[Order],
+        collection: Collection,
+        times: Sequence[float],
+    ) -> dict[str, Any]:
+        """Return what the file of events says of an attempt."""
+        valid = {name: collection.valid[name] for name in sorted(collection.valid, key=self.roster.number)}
+        losses = {name: float(reply.loss) for name, reply in valid.items()}
+        parts = {name: round(b - a, 4) for name, a, b in zip(("draw", "wait", "merge"), times, times[1:], strict=False)}
+        return {
+            "round": number,
+            "attempt": attempt,
+            "sites": [member.name for member in drawn],
+            "connected": sorted(self.roster.connected),
+            "resting": sorted(name for name, last in self.roster.resting.items() if last >= number),
+            "valid": list(valid),
+            "rejected": collection.listed() + self.mailbox.take_stray().listed(),
+            "missing": collection.missing,
+            "loss": math.fsum(losses.values()) / len(losses) if losses else None,
+            "losses": losses,
+            "seconds": parts,
+            "site_seconds": {name: seconds_of(reply) for name, reply in valid.items()},
+            "bytes_down": sum(state_bytes(order.tensors) for order in orders),
+            "bytes_up": collection.bytes_up,
+        }
+
+    # -- the prior ----------------------------------------------------------------------------------------------------
+    def _hand_out_priors(self) -> None:
+        """Send the final prior to all sites, also to those that return or join later, until the operator stops."""
+        self.card.prior(server.theta(self.algorithm, self.saved.state)).save(self.folder.prior_file)
+        self.events.write("finished", round=self.round)
+        have: set[str] = set()
+        again: dict[str, float] = {}
+        while True:
+            try:
+                self.roster.refresh()
+                self._admit_newcomers()
+                lack = [
+                    m for m in self.roster.members if m.name in self.roster.connected and m.name in self.saved.ready
+                ]
+                lack = [m for m in lack if m.name not in have and self.clock() >= again.get(m.name, -math.inf)]
+                if lack:
+                    have |= self._send_prior(lack)
+                    again |= {m.name: self.clock() + RETRY for m in lack}
+                self.mailbox.idle()
+            except Stopped:
+                return
+
+    def _send_prior(self, members: Sequence[Member]) -> set[str]:
+        """Send the newest prior to sites; return those that have it now."""
+        newest = server.theta(self.algorithm, self.saved.state)
+        orders = [
+            self.admission.order("prior", m, self.round, tensors=newest)
+            for m in members
+            if m.name in self.roster.connected
+        ]
+        collection = self.mailbox.collect(orders, _check_prior, self.settings.round_timeout)
+        facts = {"rejected": collection.listed(), "missing": collection.missing}
+        self.events.write("prior", round=self.round, sites=sorted(collection.valid), **facts)
+        return set(collection.valid)
+
+
+def _check_prior(reply: Reply, order: Order) -> str | None:
+    reason = check_identity(reply, order)
+    return reason or (f"the site refused: {clean(reply.error)}" if reply.error else None)
+
+
+@contextmanager
+def _alone(folder: ServerFolder) -> Iterator[None]:
+    """Keep other coordinators out of the folder; one that is about to end is waited for."""
+    deadline = time.monotonic() + LOCK_WAIT
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(folder_lock(folder.state, "coordinator.lock"))
+                break
+            except InputError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.2)
+        yield

@@ -1,0 +1,65 @@
+"""The coordinator's mailbox: it sends orders, waits a bounded time, and takes replies as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .collection import Check, Collection, PastNonces
+from .messages import Order, Transport
+from .replies import check_identity
+
+POLL = 1.0  # seconds between two looks at the stop file
+
+
+class Stopped(Exception):
+    """The operator asked the coordinator to end."""
+
+
+class Mailbox:
+    """Sends orders over a transport and collects the replies; a `stop` file ends every wait with Stopped."""
+
+    def __init__(self, transport: Transport, clock: Callable[[], float], stop: Path, max_bytes: int):
+        self.transport, self.clock, self.stop, self.max_bytes = transport, clock, stop, max_bytes
+        self.past = PastNonces()
+        self.stray = self._collection([], check_identity)  # what arrives when nothing is awaited
+
+    def _collection(self, orders: Sequence[Order], check: Check) -> Collection:
+        return Collection(orders, check, self.past, self.max_bytes)
+
+    def collect(self, orders: Sequence[Order], check: Check, timeout: float, enough: int = 0) -> Collection:
+        """Send orders and take replies until all sites have answered, `enough` are valid, or the time is over.
+
+        `check` gives the reason why a reply may not count, or None. With `enough` 0 all sites are waited for.
+        """
+        collection = self._collection(orders, check)
+        try:
+            self.transport.send(orders, timeout)
+            deadline = self.clock() + timeout
+            while collection.missing and (left := deadline - self.clock()) > 0:
+                self.check_stop()
+                for arrival in self.transport.receive(min(POLL, left)):
+                    full = enough and len(collection.valid) >= enough
+                    (self.stray if full else collection).take(arrival)
+                if enough and len(collection.valid) >= enough:
+                    break
+        finally:
+            self.past.add(orders)
+        collection.late |= self.stray.late
+        return collection
+
+    def idle(self) -> None:
+        """Wait a moment; replies that nobody awaits are noted."""
+        self.check_stop()
+        for arrival in self.transport.receive(POLL):
+            self.stray.take(arrival)
+
+    def take_stray(self) -> Collection:
+        """Return what arrived when nothing was awaited, and forget it."""
+        stray, self.stray = self.stray, self._collection([], check_identity)
+        return stray
+
+    def check_stop(self) -> None:
+        """Raise Stopped if the stop file exists."""
+        if self.stop.exists():
+            raise Stopped

@@ -1,0 +1,136 @@
+"""Whether a site's reply may count: its identity, names, shapes, types, finiteness, magnitudes, counts and norms.
+
+A reply is data of a stranger. `check` looks at one reply alone, `outliers` at those of a round together. Both give a
+reason in words, which holds nothing of the reply but cleaned names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algorithms.base import State
+from ..arguments import is_number, is_whole
+from .messages import Order, Reply, clean
+
+MAX_VALUE = 1e9  # magnitude of one number of an update
+MAX_LOSS = 1e12
+LOG_DEVIATION = (-30.0, 30.0)  # log σ; hyperparameters allow −20 to 2
+SECONDS = ("boot", "imports", "setup", "work")
+POSITIVE = ("precision", "share", "length")  # the server divides by their means
+NOT_NEGATIVE = ("second",)  # second moments
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a reply may hold at most."""
+
+    max_samples: int = 10_000_000
+    max_bytes: int = 128 << 20
+    max_value: float = MAX_VALUE
+    max_loss: float = MAX_LOSS
+    log_deviation: tuple[float, float] = LOG_DEVIATION
+
+
+def check_identity(reply: Reply, order: Order) -> str | None:
+    """Return why a reply does not belong to an order; None if it does."""
+    if (reply.round, reply.attempt) != (order.round, order.attempt):
+        return "late: it belongs to another round or attempt"
+    for name, what in (("nonce", "nonce"), ("site", "site"), ("federation", "federation"), ("card", "card")):
+        if getattr(reply, name) != getattr(order, name):
+            return f"it names another {what} than its order"
+    return None if reply.kind == order.kind else "it answers another kind of order"
+
+
+def check(reply: Reply, order: Order, limits: Limits, like: State) -> str | None:
+    """Return why a reply to a training order may not count; None if it may.
+
+    `like` has the names, shapes and types of an update.
+    """
+    if reason := check_identity(reply, order):
+        return reason
+    if reply.error:
+        return f"the site refused: {clean(reply.error)}"
+    if not is_whole(reply.samples) or not 1 <= reply.samples <= limits.max_samples:
+        return f"its number of samples is not between 1 and {limits.max_samples}"
+    if not is_number(reply.loss) or not math.isfinite(reply.loss):
+        return "its loss is not a finite number"
+    if abs(reply.loss) > limits.max_loss:
+        return f"its loss is beyond ±{limits.max_loss:g}"
+    return check_update(reply.tensors, limits, like)
+
+
+def check_update(update: State, limits: Limits, like: State) -> str | None:
+    """Return why tensors are no update; None if they are one."""
+    if missing := [name for name in like if name not in update]:
+        return f"it lacks {_listed(missing)}"
+    if extra := [name for name in update if name not in like]:
+        return f"it has {_listed(extra)}, which is not part of an update"
+    for name, expected in like.items():
+        value = update[name]
+        if not isinstance(value, Tensor) or value.layout != torch.strided or value.device != expected.device:
+            return f"{name} is no array"
+        if value.dtype != expected.dtype:
+            return f"{name} has the type {value.dtype}, not {expected.dtype}"
+        if value.shape != expected.shape:
+            return f"{name} has the shape {list(value.shape)[:8]}, not {list(expected.shape)}"
+        if reason := _check_values(name, value.detach(), limits):
+            return reason
+    return None
+
+
+def _check_values(name: str, value: Tensor, limits: Limits) -> str | None:
+    if not value.numel():
+        return None
+    if not bool(torch.isfinite(value).all()):
+        return f"{name} holds values that are not finite"
+    low, high = (float(bound) for bound in value.aminmax())
+    last = name.rpartition(".")[2]
+    if last == "logstd" and not (limits.log_deviation[0] <= low and high <= limits.log_deviation[1]):
+        return f"{name} is a log-deviation beyond {limits.log_deviation[0]:g} to {limits.log_deviation[1]:g}"
+    if max(-low, high) > limits.max_value:
+        return f"{name} holds values beyond ±{limits.max_value:g}"
+    if last in POSITIVE and low <= 0:
+        return f"{name} holds values that are not positive"
+    if last in NOT_NEGATIVE and low < 0:
+        return f"{name} holds negative values"
+    return None
+
+
+def outliers(updates: Sequence[State], factor: float) -> list[str | None]:
+    """Return for every update why it is too far from the others; None where it is not.
+
+    The distance of an update is that from the coordinatewise median of all; it may be `factor` times the median of
+    these distances. A factor of 0, or fewer than three updates, refuses nothing.
+    """
+    reasons: list[str | None] = [None] * len(updates)
+    if not factor or len(updates) < 3 or not updates[0]:
+        return reasons
+    rows = torch.stack([torch.cat([u[name].reshape(-1).double() for name in updates[0]]) for u in updates])
+    cut = (len(rows) - 1) // 2
+    middle = rows.sort(0).values[cut : len(rows) - cut].mean(0)
+    distances = [float(torch.linalg.vector_norm(row - middle)) for row in rows]
+    limit = factor * median(distances)
+    return [
+        f"its update is more than {factor:g} times as far from the median as others" if d > limit else None
+        for d in distances
+    ]
+
+
+def seconds_of(reply: Reply) -> dict[str, float]:
+    """Return the parts of a site's time that are plausible numbers, by name."""
+    given: dict[str, Any] = reply.seconds if isinstance(reply.seconds, dict) else {}
+    found = {name: given[name] for name in SECONDS if name in given and is_number(given[name])}
+    return {k: round(float(v), 3) for k, v in found.items() if math.isfinite(v) and 0 <= v <= 1e7}
+
+
+def _listed(names: Sequence[object]) -> str:
+    """Return at most three names of tensors."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(f"'{clean(name, 40)}'" for name in names[:3]) + more

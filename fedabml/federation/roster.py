@@ -1,0 +1,79 @@
+"""Who may be drawn for a round: the members of a federation, who of them is connected, and who rests.
+
+A site that did not answer in time rests for some rounds, or until it is seen to return. A site that was connected and
+is not any more is waited for at the next draw, once; a site that stays away is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from .. import rng
+from .folders import Member, ServerFolder
+from .messages import Transport
+
+
+class Roster:
+    """The members of a federation, as they are connected now."""
+
+    def __init__(self, folder: ServerFolder, transport: Transport, rest_rounds: int):
+        self.folder, self.transport, self.rest_rounds = folder, transport, rest_rounds
+        self.members: list[Member] = folder.members()
+        self.connected: set[str] = set()
+        self.awaited = {member.name for member in self.members}  # connected of late, or since before a restart
+        self.resting: dict[str, int] = {}  # by site: the last round in which it is not drawn
+        self.returned: set[str] = set()  # since `refresh` before the last one
+
+    def refresh(self) -> None:
+        """Read who is registered and who is connected. A connection counts only with the key of its member."""
+        self.members = self.folder.members()
+        keys = {name: key.strip() for name, key in self.transport.sites().items()}
+        connected = {m.name for m in self.members if keys.get(m.name) == m.public_key.strip()}
+        self.returned = connected - self.connected
+        for name in self.returned:
+            self.resting.pop(name, None)
+        self.connected = connected
+        self.awaited |= connected
+
+    def number(self, name: str) -> int:
+        """Return the identity of a member."""
+        return next(member.number for member in self.members if member.name == name)
+
+    def rest(self, name: str, round: int) -> None:
+        """Let a site that did not answer in a round rest."""
+        self.resting[name] = round + self.rest_rounds
+
+    def wake(self, name: str) -> None:
+        """End a site's rest, because it has answered."""
+        self.resting.pop(name, None)
+
+    def absent(self, ready: Collection[str], round: int) -> list[str]:
+        """Return the sites that are worth waiting for: not connected now, but connected of late and not resting."""
+        names = (m.name for m in self.members if m.name in ready and m.name not in self.connected)
+        return [name for name in names if name in self.awaited and self.resting.get(name, 0) < round]
+
+    def give_up(self, names: Collection[str]) -> None:
+        """Wait for these sites no more until they are connected again."""
+        self.awaited -= set(names)
+
+    def available(self, ready: Collection[str], round: int, least: int) -> list[Member]:
+        """Return the sites that may be drawn, by number: those that do not rest or, if these are too few, all."""
+        present = [m for m in self.members if m.name in ready and m.name in self.connected]
+        awake = [m for m in present if self.resting.get(m.name, 0) < round]
+        return awake if len(awake) >= least else present
+
+
+def draw(available: Sequence[Member], size: int, extra: int, seed: int, round: int, attempt: int) -> list[Member]:
+    """Draw `size` sites and `extra` more for a round, in ascending order of their numbers.
+
+    With all sites available, the first attempt draws exactly the clients of `engine.server.draw_clients`. A repeated
+    round draws anew.
+    """
+    path = (seed, rng.SAMPLE, round, *([attempt] if attempt > 1 else []))
+    size = min(size, len(available))
+    chosen = set(rng.generator(*path).choice(len(available), size, replace=False).tolist())
+    rest = [i for i in range(len(available)) if i not in chosen]
+    if extra and rest:
+        more = rng.generator(*path, 0).choice(len(rest), min(extra, len(rest)), replace=False)
+        chosen |= {rest[i] for i in more.tolist()}
+    return [available[i] for i in sorted(chosen)]
