@@ -172,7 +172,11 @@ class Settings(_Checked):
     aggregation: str = key("mean", "how updates are combined; the others bear some false ones", choices=AGGREGATIONS)
     trim: float = key(0.2, "trimmed-mean: share left out at each end; krum: share of sites that may be false", 0, 0.49)
     norm_factor: float = key(
-        0.0, "refuse an update whose norm exceeds this multiple of the median of recent ones (0: off)", 0, 1e9
+        0.0,
+        "refuse an update whose distance from the median of the round's updates exceeds this multiple of the "
+        "median distance (0: off)",
+        0,
+        1e9,
     )
     max_samples: int = key(10_000_000, "most training samples that a site may report", 1)
     max_message_mb: int = key(128, "most megabytes of one site's reply", 1, 2000)

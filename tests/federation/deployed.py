@@ -38,6 +38,7 @@ class _Upstream(BaseHTTPRequestHandler):
     """A server in the SuperLink's place: it answers every request with 200 and notes what arrived."""
 
     protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # one packet per answer: two would wait for an acknowledgement
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("content-length", 0)))

@@ -1,0 +1,129 @@
+"""What `init` makes, and how sites are added and removed."""
+
+import stat
+
+import pytest
+
+pytest.importorskip("cryptography")
+
+from fedabml.errors import InputError
+from fedabml.federation import init, keys, proxy
+from fedabml.federation.archive import unpack
+from fedabml.federation.folders import ServerFolder
+from tests.federation.deployed import APP, folder_of
+
+
+def test_everything_is_there_and_secrets_are_secret(tmp_path):
+    folder = folder_of(tmp_path, sites=("a", "b", "c"), rounds=3, hyper={"lr": 0.05})
+    assert folder.settings.rounds == 3 and folder.settings.hyper == {"lr": 0.05}
+    assert [(site.name, site.number, site.removed) for site in folder.sites()] == [
+        *(("a", 0, False), ("b", 1, False), ("c", 2, False))
+    ]
+    assert {path.name for path in folder.archives.iterdir()} == {"a.tar.gz", "b.tar.gz", "c.tar.gz"}
+    secret = [*folder.secrets.rglob("*.*"), *folder.archives.iterdir()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in secret if path.is_file()} == {0o600}
+    assert {path.name for path in secret} >= {"ca.key", "server.key", "superexec.secret", "a.secret"}
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert folder.proxy_file.read_text() == proxy.nginx(folder)
+    assert str(folder.path) in folder.proxy_file.read_text() and ".part" not in folder.proxy_file.read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["fed"]
+
+
+def test_no_private_key_of_a_site_stays_outside_its_archive(tmp_path):
+    folder = folder_of(tmp_path)
+    private = unpack(folder.archive("a"), tmp_path / "a").key.read_bytes()
+    for path in folder.path.rglob("*"):
+        assert not path.is_file() or private not in path.read_bytes()
+
+
+def test_two_federations_share_nothing(tmp_path):
+    one, two = (folder_of(tmp_path / name) for name in "xy")
+    assert one.settings.federation != two.settings.federation
+    for name in ("ca_certificate", "ca_key", "server_key", "superexec_secret"):
+        assert getattr(one, name).read_bytes() != getattr(two, name).read_bytes()
+    assert {site.public_key for site in one.sites()}.isdisjoint(site.public_key for site in two.sites())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"sites": ["a", "A"]}, "Two sites are called"),
+        ({"sites": ["a", "b/c"]}, "letters, digits"),
+        ({"sites": []}, "1 to"),
+        ({"host": "no host"}, "host must be"),
+        ({"rounds": 0}, "between 1 and"),
+        ({"raunds": 1}, "Did you mean 'rounds'"),
+        ({"hyper": {"lrr": 1}}, "has no hyperparameter 'lrr'"),
+        ({"algorithm": "fedprox", "hyper": {"lr": -1.0}}, "lr"),
+        ({"name": "a b"}, "letters, digits"),
+        ({"apps": ["x"]}, "64 hexadecimal digits"),
+    ],
+)
+def test_a_wrong_argument_leaves_no_trace(tmp_path, arguments, words):
+    good = {"host": "localhost", "sites": ["a"], "apps": [APP]}
+    with pytest.raises(InputError, match=words):
+        init.init(tmp_path / "fed", **(good | arguments))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_empty_is_left_alone(tmp_path):
+    (tmp_path / "fed").mkdir()
+    (tmp_path / "fed" / "mine").write_text("x")
+    with pytest.raises(InputError, match="no empty folder"):
+        folder_of(tmp_path)
+    (tmp_path / "fed" / "mine").unlink()
+    assert folder_of(tmp_path).sites()
+
+
+def test_one_site_alone_needs_one_reply(tmp_path):
+    assert folder_of(tmp_path / "x", sites=["a"]).settings.min_replies == 1
+    assert folder_of(tmp_path / "y", sites=["a", "b"]).settings.min_replies == 2
+
+
+def test_a_site_is_added_with_a_number_of_its_own_and_removed(tmp_path):
+    folder = folder_of(tmp_path)
+    header = proxy.site_header(folder.sites()[1].public_key)
+    assert header in folder.proxy_file.read_text()
+    init.remove_site(folder, "b")
+    assert header not in folder.proxy_file.read_text()
+    assert not folder.archive("b").exists() and not folder.site_secret("b").exists()
+    path = init.add_site(folder, "c", apps=[APP])
+    assert unpack(path, tmp_path / "c").settings.name == "c"
+    assert [(site.name, site.number, site.removed) for site in ServerFolder(folder.path).sites()] == [
+        *(("a", 0, False), ("b", 1, True), ("c", 2, False))
+    ]
+    assert proxy.site_header(folder.sites()[2].public_key) in folder.proxy_file.read_text()
+    for name in ("b", "C", "c"):
+        with pytest.raises(InputError, match="Two sites are called"):
+            init.add_site(folder, name, apps=[APP])
+    for name in ("b", "x"):
+        with pytest.raises(InputError, match=f"has no site '{name}'. Its sites: a, c"):
+            init.remove_site(folder, name)
+
+
+def test_a_renewed_certificate_is_of_the_same_authority_and_the_host_of_the_settings(tmp_path):
+    folder = folder_of(tmp_path)
+    before = folder.server_certificate.read_bytes()
+    text = folder.settings_file.read_text().replace('host = "localhost"', 'host = "new.example.org"')
+    folder.settings_file.write_text(text)
+    init.renew(folder)
+    certificate = keys.read_certificate(folder.server_certificate.read_bytes(), "it")
+    assert folder.server_certificate.read_bytes() != before
+    certificate.verify_directly_issued_by(keys.read_certificate(folder.ca_certificate.read_bytes(), "it"))
+    assert "new.example.org" in certificate.subject.rfc4514_string()
+    assert "listen 0.0.0.0:" in folder.proxy_file.read_text()
+
+
+def test_other_folders_are_named(tmp_path):
+    for change in (init.renew, lambda path: init.add_site(path, "a"), lambda path: init.remove_site(path, "a")):
+        with pytest.raises(InputError, match="not a federation's folder"):
+            change(tmp_path)
+
+
+def test_the_schema_is_drafted_from_one_sites_data(tmp_path):
+    rows = "\n".join(f"{i % 7},{i % 3},{'yes' if i % 2 else 'no'}" for i in range(60))
+    (tmp_path / "rows.csv").write_text(f"age,bmi,ill\n{rows}\n")
+    folder = init.init(
+        tmp_path / "fed", "localhost", ["a"], tmp_path / "rows.csv", apps=[APP], schema_options={"target_column": "ill"}
+    )
+    assert "ill" in folder.schema_file.read_text()
