@@ -12,7 +12,7 @@ from fedabml.errors import InputError
 from fedabml.federation import keys
 
 try:
-    import cryptography  # noqa: F401
+    import cryptography
 except ImportError:
     cryptography = None
 
