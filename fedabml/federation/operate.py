@@ -13,6 +13,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -228,10 +229,17 @@ def start(folder: Folder, foreground: bool = False) -> None:
             stdout=output,
             stderr=output,
             cwd="/",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))},
+            env={**os.environ, "PYTHONPATH": _python_path()},
             start_new_session=True,
         )
     _wait_until_well(folder, process, log)
+
+
+def _python_path() -> str:
+    """Return where the programs of the background find this package, also if it runs from a checkout."""
+    here = str(Path(__file__).resolve().parents[2])
+    installed = here in sysconfig.get_paths().values()
+    return os.pathsep.join(filter(None, ("" if installed else here, os.environ.get("PYTHONPATH", ""))))
 
 
 def supervise(folder: Folder) -> None:

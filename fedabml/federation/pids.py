@@ -40,14 +40,13 @@ class Identity:
 class Record:
     """What a supervisor notes about one process, in `run/pids/NAME.json`.
 
-    `state` is waiting, starting, running or stopped. `title` is the name of the program, `token` the supervisor's mark,
-    `next_start` the time of the next start while the process waits.
+    `state` is waiting, starting, running or stopped. `token` is the supervisor's mark, `next_start` the time of the next
+    start while the process waits.
     """
 
     name: str
     state: str
     token: str
-    title: str = ""
     identity: Identity | None = None
     since: float = 0.0
     restarts: int = 0
@@ -161,8 +160,8 @@ def _content(pid: int, name: str) -> bytes:
 def members(found: list[Record]) -> list[Identity]:
     """Return the processes that belong to the records: themselves, their sessions, and whatever carries their token.
 
-    A session outlives its leader. A member is accepted only with the token in its environment, or with a title such as
-    `nginx: worker process` (nginx overwrites its environment).
+    A session outlives its leader. A member is accepted only with the token in its environment, or as a process of
+    nginx, which overwrites its environment with a title such as `nginx: worker process`.
     """
     now, result = boot(), []
     own = {r.identity.pid: r for r in found if r.identity is not None and r.identity.boot == now}
@@ -177,8 +176,7 @@ def members(found: list[Record]) -> list[Identity]:
                 leader is not None
                 and leader.identity is not None
                 and start >= leader.identity.start
-                and bool(leader.title)
-                and _content(pid, "cmdline").startswith(f"{leader.title}:".encode())
+                and _content(pid, "cmdline").startswith(b"nginx: ")
             )
             if not (marked or titled):
                 continue

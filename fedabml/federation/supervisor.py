@@ -89,7 +89,7 @@ class _Child:
 
     def __init__(self, process: Process, token: str, folder: Path):
         self.process, self._folder = process, folder
-        self.record = Record(process.name, "waiting", token, Path(process.command[0]).name)
+        self.record = Record(process.name, "waiting", token)
         self.popen: subprocess.Popen[bytes] | None = None
         self.next_start = 0.0  # on the monotonic clock
         self.well = False

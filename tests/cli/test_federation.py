@@ -129,7 +129,7 @@ def test_down_ends_what_a_crash_left_and_may_be_repeated(folder):
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as child:
         try:
             (folder.run / "pids").mkdir()
-            pids.Record("superlink", "running", "t", "sleep", pids.identity(child.pid)).save(folder.run / "pids")
+            pids.Record("superlink", "running", "t", pids.identity(child.pid)).save(folder.run / "pids")
             for _ in range(2):
                 assert "stopped" in run("federation", "down", folder.path).stdout
             assert child.wait(MOST) == -9

@@ -171,9 +171,9 @@ def supervised(folder):
     run.mkdir()
     pids.Record("supervisor", "running", "", identity=pids.identity(os.getpid())).save(run)
     with subprocess.Popen(["sleep", "1000"]) as child:
-        pids.Record("superlink", "running", "t", "sleep", pids.identity(child.pid)).save(run)
+        pids.Record("superlink", "running", "t", pids.identity(child.pid)).save(run)
         gone = pids.Identity(child.pid, 1, "another boot")
-        pids.Record("executor", "running", "t", "sleep", gone, restarts=2, last_exit="signal SIGKILL").save(run)
+        pids.Record("executor", "running", "t", gone, restarts=2, last_exit="signal SIGKILL").save(run)
         yield folder
         child.kill()
 

@@ -224,9 +224,9 @@ def test_a_number_that_is_reused_is_not_signalled(tmp_path):
                 pids.Identity(real.pid, real.start, "another boot"),
             ):
                 assert not pids.alive(wrong) and not pids.send_signal(wrong, signal.SIGKILL)
-                assert pids.end_leftovers([pids.Record("one", "running", "token", "sleep", wrong)]) == 0
+                assert pids.end_leftovers([pids.Record("one", "running", "token", wrong)]) == 0
             assert pids.alive(real)
-            assert pids.end_leftovers([pids.Record("one", "running", "", "sleep", real)]) == 1
+            assert pids.end_leftovers([pids.Record("one", "running", "", real)]) == 1
         finally:
             other.kill()
 
