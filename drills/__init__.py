@@ -1,1 +1,1 @@
-"""Drills: real federations on this machine, in which processes are killed and strangers knock. Results go to results/."""
+"""Drills: real federations on this machine in which processes are killed and strangers knock."""

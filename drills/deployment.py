@@ -1,4 +1,4 @@
-"""A whole federation on loopback, for drills and tests: TLS, node authentication, nginx, sites with real data on disk."""
+"""A whole federation on loopback, for drills and tests: TLS, node authentication, nginx, sites with data on disk."""
 
 from __future__ import annotations
 

@@ -152,8 +152,8 @@ def _apps(folder: ServerFolder, apps: Sequence[str] | None) -> list[str]:
     from .flower.app import app_hash, write_app
 
     if not any(folder.app.iterdir()):
-        write_app(folder)
-    return [app_hash(folder)]
+        write_app(folder.app)
+    return [app_hash(folder.app)]
 
 
 def _write_certificate(folder: ServerFolder, certificate: keys.Certificate) -> None:

@@ -40,8 +40,8 @@ class Identity:
 class Record:
     """What a supervisor notes about one process, in `run/pids/NAME.json`.
 
-    `state` is waiting, starting, running or stopped. `token` is the supervisor's mark, `next_start` the time of the next
-    start while the process waits.
+    `state` is waiting, starting, running or stopped. `token` is the supervisor's mark, `next_start` the time of the
+    next start while the process waits.
     """
 
     name: str

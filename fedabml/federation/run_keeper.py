@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import InputError
 from ..files.sealed import write_json
 from .folders import ServerFolder
 from .status import clean, events, run_state
@@ -70,6 +69,9 @@ class RunKeeper:
         if self.run.id:
             state = self._commands.run_status(self.folder, self.run.id)
             if not state.startswith("finished"):
+                if self.run.message:
+                    self.run.message = ""
+                    self._save()
                 return
             self._ended(state)
         if self.run.state not in ENDS and self._clock() >= self._next:
@@ -110,6 +112,13 @@ class RunKeeper:
         self._next = self._clock() + min(60.0, 2.0**self.run.failures - 1)
         self._save()
 
+    def note(self, error: Exception) -> None:
+        """Note the error of a call, for the status, until a call succeeds."""
+        message = f"The last call of the SuperLink failed: {clean(error, 400)}"
+        if self.run.state not in ENDS and self.run.message != message:
+            self.run.message = message
+            self._save()
+
     def _save(self) -> None:
         write_json(self.folder.run / RUN_FILE, asdict(self.run))
 
@@ -141,8 +150,9 @@ def keep(folder: ServerFolder, commands: Commands) -> None:
         try:
             keeper.step()
             wait = _EVERY
-        except (InputError, OSError, RuntimeError) as error:  # the SuperLink is starting, or gone for a while
-            log.warning("%s", clean(error, 1000))
+        except Exception as error:  # the SuperLink is starting, or gone for a while
+            log.warning("%s: %s", type(error).__name__, clean(error, 1000))
+            keeper.note(error)
             wait = min(10.0, wait * 1.5)
         time.sleep(wait)
 

@@ -211,9 +211,9 @@ def _describe_processes(status: Status, folder: ServerFolder | SiteFolder, last:
             process.state = "stopped"
         status.state = "finished" if status.rounds_done >= status.rounds > 0 else "stopped"
         return
+    status.problem = status.problem or clean(run.get("message", ""), 600)
     if run.get("state") in ("failed", "gave up"):
         status.state = str(run["state"])
-        status.problem = status.problem or clean(run.get("message", ""), 600)
     elif status.rounds_done >= status.rounds:
         status.state = "finished"
     else:
