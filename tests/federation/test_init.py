@@ -127,3 +127,11 @@ def test_the_schema_is_drafted_from_one_sites_data(tmp_path):
         tmp_path / "fed", "localhost", ["a"], tmp_path / "rows.csv", apps=[APP], schema_options={"target_column": "ill"}
     )
     assert "ill" in folder.schema_file.read_text()
+
+
+def test_the_app_is_written_and_its_hash_is_what_sites_accept(tmp_path):
+    app = pytest.importorskip("fedabml.federation.flower.app")
+    folder = init.init(tmp_path / "fed", "localhost", ["a"])
+    assert (folder.app / "pyproject.toml").is_file() and not (folder.path / "pyproject.toml").exists()
+    for name, path in (("a", folder.archive("a")), ("b", init.add_site(folder, "b"))):
+        assert unpack(path, tmp_path / name).apps() == [app.app_hash(folder.app)]
