@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedabml
-from benchmarks import cells, gpu, rivals, scale
+from benchmarks import cells, gpu, rivals
 from benchmarks.peers import common
 from fedabml import accel
 from fedabml.bench import measure, table
@@ -283,15 +283,6 @@ def test_other_libraries_have_our_resnet18():
         own.data = mine.data
     x = torch.randn(2, 3, 16, 16)
     assert torch.equal(ours(x), theirs(x))
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_what_registered_clients_cost(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["scale", "--clients", "120", "--out", str(tmp_path)])
-    scale.main()
-    text = (tmp_path / "scale.md").read_text()
-    assert text in capsys.readouterr().out and "| 120 | fedabml |" in text and "| 120 | ditto |" in text
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Measure a service under load: `fedabml serve` as a process of its own, and many clients at once.
 
-    python -m benchmarks.serve [--seconds 60] [--clients 50] [--rows 1] [--out results/reliability/serving.jsonl]
+    python -m drills.serve [--seconds 60] [--clients 50] [--rows 1] [--out results/reliability/serving.jsonl]
 
 Half of the requests are JSON and half CSV; one in twenty is malformed and must be refused. Halfway a newer posterior
 takes the place of the first, without a lost request. Every answer is compared with `Posterior.predict`. The record has
@@ -261,7 +261,7 @@ def main() -> None:
             cases.append(((json.dumps({"rows": rows}).encode(), frame.to_csv(index=False).encode()), expected))
         with service(path, folder) as (port, process):
             seen = asyncio.run(load(port, process.pid, path, newer.read_bytes(), args, cases))
-    record = {"command": " ".join(["python -m benchmarks.serve", *sys.argv[1:]]), "clients": args.clients}
+    record = {"command": " ".join(["python -m drills.serve", *sys.argv[1:]]), "clients": args.clients}
     record |= {
         "rows": args.rows,
         **seen,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.serve import page
+from drills.serve import page
 
 FOLDER = Path(__file__).parents[2] / "results/reliability"
 
@@ -21,7 +21,7 @@ def test_the_page_is_that_of_its_records():
 @pytest.mark.nightly
 def test_fifty_clients_for_a_minute(tmp_path):
     """No 5xx, no lost or wrong answer, and the memory of the service does not grow with requests."""
-    words = [sys.executable, "-m", "benchmarks.serve", "--seconds", "60", "--out", tmp_path / "serving.jsonl"]
+    words = [sys.executable, "-m", "drills.serve", "--seconds", "60", "--out", tmp_path / "serving.jsonl"]
     subprocess.run(words, cwd=FOLDER.parents[1], check=True, capture_output=True)
     record = json.loads((tmp_path / "serving.jsonl").read_text())
     assert len(record["answers_by_posterior"]) == 2

@@ -1,4 +1,4 @@
-"""Noise by input against one noise per target, on validation rows: python -m benchmarks.regression --out FILE.jsonl
+"""Noise by input against one noise per target, on validation rows: python examples/noise_by_input.py --out FILE.jsonl
 
 Three federations: a synthetic table whose noise varies with an input, the same with equal noise, and the diabetes table
 of scikit-learn divided by age. A line per federation, seed and likelihood; the summary has paired differences.

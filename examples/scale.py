@@ -1,6 +1,6 @@
 """Measure what registered clients cost beside those that train in a round.
 
-    python -m benchmarks.scale [--clients 1000,100000,1000000] [--out results/speed]
+    python examples/scale.py [--clients 1000,100000,1000000] [--out results/speed]
 
 Every number of clients trains in a process of its own, 100 a round, on the CPU: four samples of eight numbers each from
 a memory-mapped file. FedABML keeps nothing between rounds; Ditto keeps a model for every client that has trained. The
@@ -51,8 +51,8 @@ def run(clients: int, algorithm: str) -> dict[str, Any]:
 
 def row(clients: int, algorithm: str) -> tuple[str, ...]:
     """Return a row of the table, measured in a process of its own, so that memory is that of this federation alone."""
-    command = [sys.executable, "-m", "benchmarks.scale", "--one", algorithm, "--clients", str(clients)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    command = [sys.executable, __file__, "--one", algorithm, "--clients", str(clients)]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr)
     r = json.loads(done.stdout.splitlines()[-1])
@@ -74,7 +74,7 @@ def main() -> None:
     facts = ", ".join(f"{name} {value}" for name, value in machine(torch.device("cpu")).items())
     text = "\n".join([
         "# Registered clients\n",
-        f"`python -m benchmarks.scale --clients {args.clients}` on: {facts}.\n",
+        f"`python examples/scale.py --clients {args.clients}` on: {facts}.\n",
         f"{COHORT} clients a round, {SAMPLES} samples of {FEATURES} numbers each, one epoch, MLP {FEATURES}→16→3, a "
         f"process each; a warm round is the median of {ROUNDS - WARM}.\n",
         markdown_table(
