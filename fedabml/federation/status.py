@@ -209,6 +209,8 @@ def _describe_processes(status: Status, folder: ServerFolder | SiteFolder, last:
     if not pids.alive(supervisor_of(folder.run)):
         for process in status.processes:
             process.state = "stopped"
+        for site in status.sites:
+            site.connected = None
         status.state = "finished" if status.rounds_done >= status.rounds > 0 else "stopped"
         return
     status.problem = status.problem or clean(run.get("message", ""), 600)

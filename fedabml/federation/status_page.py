@@ -75,7 +75,7 @@ def site_rows(sites: Sequence[SiteStatus]) -> Rows:
     return [
         (
             site.name,
-            "removed" if site.removed else {True: "yes", False: "no", None: "not yet"}[site.connected],
+            "removed" if site.removed else {True: "yes", False: "no", None: "–"}[site.connected],
             str(site.last_round or "–"),
             str(site.counted),
             str(site.missed),

@@ -114,14 +114,17 @@ class _Child:
         state = "starting" if process.health else "running"
         self.note(state=state, identity=identity(self.popen.pid), since=time.time(), next_start=0.0)
 
-    def ended(self, status: int) -> None:
-        """Note that the process has ended, and when it is to be started again."""
+    def ended(self, status: int, stopping: bool) -> None:
+        """Note that the process has ended and, unless all are `stopping`, when it is to be started again."""
         code = os.waitstatus_to_exitcode(status)
         text = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         quick = time.time() - self.record.since < self.process.backoff.steady
         failures = self.record.failures + 1 if quick else 0
         wait = self.process.backoff.seconds(max(failures - 1, 0), code == 0)
         self.popen, self.well, self.next_start = None, False, time.monotonic() + wait
+        if stopping:
+            self.note(state="stopped", last_exit=text)
+            return
         restarts = self.record.restarts + 1
         when = time.time() + wait
         self.note(state="waiting", last_exit=text, failures=failures, restarts=restarts, next_start=when)
@@ -253,7 +256,7 @@ class Supervisor:
             assert child.popen is not None
             _, status = os.waitpid(found.si_pid, 0)
             child.popen.returncode = os.waitstatus_to_exitcode(status)
-            child.ended(status)
+            child.ended(status, self.stopping.is_set())
 
     def _end(self) -> None:
         """End all processes, the last first, each with its grace; then whatever they have left behind."""

@@ -68,7 +68,7 @@ def test_a_federation_that_never_ran(folder):
     status = read(folder)
     assert (status.state, status.rounds_done, status.losses, status.seconds_left) == ("stopped", 0, [], None)
     assert [row[:2] for row in site_rows(status.sites)] == [
-        *(("a", "not yet"), ("b", "not yet"), ("c", "not yet"), ("d", "removed"))
+        *(("a", "–"), ("b", "–"), ("c", "–"), ("d", "removed"))
     ]
     assert "hospitals" in page(status) and json.dumps(status.as_json(), allow_nan=False)
 
@@ -92,7 +92,6 @@ def test_rounds_sites_losses_traffic_and_time_left(folder):
     a, b, c, _ = status.sites
     assert (a.counted, a.last_round, b.counted, b.last_round) == (3, 3, 2, 2)
     assert (b.missed, c.missed, c.rejected) == (1, 1, 2)
-    assert [site.connected for site in (a, b, c)] == [True, False, True]
     assert status.reasons == {"not finite": 2} and c.note == "column age is missing"
     assert rejected_rows(status)[0] == ("3", "c", "not finite")
     split = dict(split_rows(status))
@@ -183,6 +182,11 @@ def test_processes_are_those_that_live(supervised):
     assert [(p.name, p.state) for p in status.processes] == [("executor", "stopped"), ("superlink", "running")]
     assert process_rows(status.processes)[0] == ("executor", "stopped", "2", "signal SIGKILL")
     assert status.state == "starting"
+
+
+def test_connected_are_those_of_the_last_event(supervised):
+    write_events(supervised, round_event(1, connected=["a", "b"]), round_event(2, connected=["a", "c"]))
+    assert [site.connected for site in read(supervised).sites] == [True, False, True, False]
 
 
 def test_the_state_follows_rounds_and_failures(supervised):
