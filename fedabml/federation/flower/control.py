@@ -60,8 +60,12 @@ def register_sites(folder: ServerFolder) -> list[str]:
         added = []
         for site in folder.sites():
             if not site.removed and site.public_key not in known:
-                client.RegisterNode(RegisterNodeRequest(public_key=site.public_key.encode(), name=site.name))
-                added.append(site.name)
+                try:
+                    client.RegisterNode(RegisterNodeRequest(public_key=site.public_key.encode(), name=site.name))
+                    added.append(site.name)
+                except httpx.HTTPStatusError as error:
+                    if error.response.status_code != httpx.codes.PRECONDITION_FAILED:  # another call was quicker
+                        raise
             elif site.removed and site.public_key in known:
                 client.UnregisterNode(UnregisterNodeRequest(node_id=known[site.public_key]))
         return added
