@@ -42,7 +42,8 @@ LEAKS = (
     "ones, confirms no word that fewer than 5 rows share, and answers no other schema once a card is frozen.",
     "sums (off unless the site sets allow_pooled_sums): for every number column, feature or target the count, sum and "
     "sum of squares of the training rows, and so the site's means, deviations and gaps; for images how often each "
-    "byte occurs in each channel. Columns with fewer than 5 values are left out.",
+    "byte occurs in each channel. An extreme value dominates its sums and can be guessed from them. Columns with fewer "
+    "than 5 values are left out.",
     "sums with allow_medians: the median of every number column, rounded to a twentieth of the schema's scale.",
     "sums with allow_words: words of categories that at least 5 training rows of the site share; rare words never.",
     "freeze: that the site accepts the card, by its digest; or a reason as for describe.",

@@ -198,10 +198,11 @@ def _moments(sums: Sequence[Sums], shift: float, scale: float) -> tuple[float, f
     if not n:
         return shift, scale
     mean = math.fsum(each[1] for each in sums) / n
-    variance = math.fsum(each[2] for each in sums) / n - mean * mean
-    deviation = scale * math.sqrt(max(variance, 0.0))
-    centre = shift + scale * mean
-    return centre, deviation if deviation > 1e-7 * abs(centre) + 1e-30 else 1.0
+    square = math.fsum(each[2] for each in sums) / n
+    variance, centre = square - mean * mean, shift + scale * mean
+    # What cancels down to rounding is a constant: it is shifted to zero and left unscaled.
+    deviation = scale * math.sqrt(variance) if variance > 1e-13 * square else 0.0
+    return centre, deviation if deviation > 1e-12 * abs(centre) + 1e-30 else 1.0
 
 
 def _byte_moments(counts: Sequence[int]) -> tuple[float, float]:

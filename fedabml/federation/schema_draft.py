@@ -160,7 +160,7 @@ def rounded(values: np.ndarray) -> tuple[float, float]:
     """Return a shift and a scale for numbers with NaN in the gaps: mean and deviation, two digits of the deviation."""
     known = values[~np.isnan(values)].astype(np.float64)
     mean, deviation = float(known.mean()), float(known.std())
-    if not deviation > 1e-7 * abs(mean) + 1e-30:
+    if not deviation > 1e-12 * abs(mean) + 1e-30:
         return _digits(mean, 4), 1.0
     step = 10.0 ** math.floor(math.log10(deviation / 2))
     return float(f"{round(mean / step) * step:.12g}"), _digits(deviation, 2)

@@ -1,0 +1,293 @@
+"""The start protocol in process: one card at the server and all sites, mismatches named, and no value of a row sent."""
+
+import copy
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from fedabml import InputError
+from fedabml.federation import handshake
+from fedabml.federation.card import Card
+from fedabml.federation.handshake import LEAKS, MOST_SCHEMAS, admit, answer, freeze
+from fedabml.federation.site_data import load
+from tests.federation.start import (
+    SECRET,
+    SECRET_NUMBER,
+    Exchange,
+    frame,
+    make_order,
+    make_site,
+    make_sites,
+    settings,
+)
+
+ALL = ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("normalisation", ["schema", "pooled"])
+@pytest.mark.parametrize("kind", ["table", "arrays", "images"])
+def test_all_sites_freeze_the_same_card(tmp_path, kind, normalisation):
+    sites, schema = make_sites(tmp_path, kind, allow_pooled_sums=normalisation == "pooled")
+    exchange, kept = Exchange(sites), []
+    frozen = freeze(settings(normalisation=normalisation), schema, exchange, kept.append)
+    assert (frozen.accepted, frozen.refused) == (ALL, {})
+    assert exchange.kinds == ["describe", *(["sums"] if normalisation == "pooled" else []), "freeze"]
+    assert [card.digest for card in kept] == [frozen.card.digest]
+    for site in sites.values():
+        stored = Card.load(site.card_file)
+        assert stored.digest == frozen.card.digest and torch.equal(stored.initial, frozen.card.initial)
+        assert load(site, stored).clients == 1
+    assert (dict(frozen.card.schema) == schema.to_json()) == (normalisation == "schema")
+
+
+def test_start_again_gives_the_same_card_and_is_confirmed(tmp_path):
+    sites, schema = make_sites(tmp_path, "table")
+    first = freeze(settings(), schema, Exchange(sites))
+    again = freeze(settings(), schema, Exchange(sites))
+    assert again.card.digest == first.card.digest and again.accepted == ALL
+
+
+def test_sites_that_do_not_match_are_named_and_left_out(tmp_path):
+    sites, schema = make_sites(tmp_path, "table")
+    frame(1).drop(columns="age").to_csv(sites["b"].settings.data, index=False)
+    frozen = freeze(settings(min_replies=2), schema, Exchange(sites))
+    assert frozen.accepted == ["a", "c"]
+    assert frozen.refused == {"b": "The column 'age' is missing."}
+    assert not sites["b"].card_file.exists()
+
+
+def test_start_is_refused_below_min_replies_with_every_reason(tmp_path):
+    sites, schema = make_sites(tmp_path, "table")
+    frame(1).drop(columns="age").to_csv(sites["b"].settings.data, index=False)
+    frame(2).assign(ill="maybe").to_csv(sites["c"].settings.data, index=False)
+    with pytest.raises(InputError, match=r"1 site.*b: The column 'age' is missing.*c: The target 'ill' has values"):
+        freeze(settings(min_replies=2), schema, Exchange(sites))
+    assert not any(site.card_file.exists() for site in sites.values())
+
+
+def test_pooled_sums_need_every_site(tmp_path):
+    sites, schema = make_sites(tmp_path, "table", allow_pooled_sums=True)
+    sites["b"] = make_site(tmp_path, "b2", sites["b"].settings.data)
+    exchange = Exchange(sites)
+    with pytest.raises(InputError, match=r"do not allow sums: b\. "):
+        freeze(settings(normalisation="pooled"), schema, exchange)
+    assert exchange.kinds == ["describe"]
+    order = make_order("sums", "b", facts={"schema": schema.to_json(), "seed": 0})
+    assert "does not allow sums" in answer(order, sites["b"])["error"]
+
+
+def test_site_that_falls_silent_or_lies_is_left_out(tmp_path):
+    sites, schema = make_sites(tmp_path, "arrays")
+
+    class Faulty(Exchange):
+        def __call__(self, kind, facts, tensors, timeout):
+            replies = super().__call__(kind, facts, tensors, timeout)
+            if kind == "freeze":
+                del replies["a"]
+                replies["b"].facts["digest"] = "0" * 64
+            return replies
+
+    frozen = freeze(settings(min_replies=1), schema, Faulty(sites))
+    assert frozen.accepted == ["c"]
+    assert frozen.refused == {"a": "It did not answer in time.", "b": "It did not confirm the card's digest."}
+
+
+@pytest.mark.parametrize("facts", [{}, {"match": 1}, {"match": "yes", "reasons": 3}, {"reasons": [1, 2]}])
+def test_foolish_answers_are_refused_without_a_crash(tmp_path, facts):
+    sites, schema = make_sites(tmp_path, "arrays")
+
+    class Foolish(Exchange):
+        def __call__(self, kind, facts_sent, tensors, timeout):
+            replies = super().__call__(kind, facts_sent, tensors, timeout)
+            if kind == "describe":
+                replies["b"].facts.clear()
+                replies["b"].facts.update(facts)
+            return replies
+
+    frozen = freeze(settings(), schema, Foolish(sites))
+    assert frozen.refused == {"b": "Its answer to the schema cannot be read."}
+
+
+def test_hostile_sums_leave_their_site_out(tmp_path):
+    sites, schema = make_sites(tmp_path, "table", allow_pooled_sums=True)
+
+    class Hostile(Exchange):
+        def __call__(self, kind, facts, tensors, timeout):
+            replies = super().__call__(kind, facts, tensors, timeout)
+            if kind == "sums":
+                replies["b"].facts["sums"]["columns"]["age"] = [5, 1e20, 1e20]
+            return replies
+
+    frozen = freeze(settings(normalisation="pooled"), schema, Hostile(sites))
+    others = freeze(
+        settings(normalisation="pooled"), schema,
+        Exchange({n: make_site(tmp_path, f"{n}2", sites[n].settings.data, allow_pooled_sums=True) for n in "ac"}),
+    )  # fmt: skip
+    assert frozen.refused == {"b": "Its sums are not those of the schema."}
+    assert frozen.card.digest == others.card.digest
+
+
+# -- later sites ------------------------------------------------------------------------------------------------------
+def test_later_site_is_admitted_and_changes_nothing(tmp_path):
+    sites, schema = make_sites(tmp_path, "table", allow_pooled_sums=True)
+    late = {"c": sites.pop("c")}
+    card = freeze(settings(normalisation="pooled"), schema, Exchange(sites)).card
+    exchange = Exchange(late)
+    assert admit(card, settings(), exchange).accepted == ["c"]
+    assert exchange.kinds == ["describe", "freeze"]
+    assert Card.load(late["c"].card_file).digest == card.digest
+    frame(1).drop(columns="age").to_csv(tmp_path / "bad.csv", index=False)
+    bad = make_site(tmp_path, "bad", tmp_path / "bad.csv")
+    assert admit(card, settings(), Exchange({"bad": bad})).refused == {"bad": "The column 'age' is missing."}
+
+
+# -- a site's own guard -----------------------------------------------------------------------------------------------
+@pytest.fixture
+def started(tmp_path):
+    sites, schema = make_sites(tmp_path, "table", allow_pooled_sums=True)
+    return sites, schema, freeze(settings(), schema, Exchange(sites)).card
+
+
+def test_second_different_card_is_refused(started):
+    sites, _, card = started
+    tensors, facts = dataclasses.replace(card, seed=1).tensors_and_facts()
+    before = sites["a"].card_file.read_bytes()
+    given = answer(make_order("freeze", "a", facts=facts, tensors=tensors), sites["a"])
+    assert given == {"facts": {}, "error": "This site has stored another card of this federation, and keeps it."}
+    assert sites["a"].card_file.read_bytes() == before
+
+
+def test_card_that_does_not_fit_the_data_is_refused_and_not_stored(started, tmp_path):
+    _, _, card = started
+    frame(1).drop(columns="age").to_csv(tmp_path / "bad.csv", index=False)
+    site = make_site(tmp_path, "bad", tmp_path / "bad.csv")
+    tensors, facts = card.tensors_and_facts()
+    given = answer(make_order("freeze", "bad", facts=facts, tensors=tensors), site)
+    assert given["error"] == "The column 'age' is missing." and not site.card_file.exists()
+
+
+def test_damaged_and_foreign_cards_are_refused_and_not_stored(started, tmp_path):
+    sites, _, card = started
+    site = make_site(tmp_path, "new", sites["a"].settings.data)
+    tensors, facts = card.tensors_and_facts()
+    wrong = [
+        (facts | {"federation": "f" * 32}, tensors),
+        (facts | {"epochs": 10**9}, tensors),
+        (facts, tensors | {"initial": tensors["initial"][:-1]}),
+        (facts, tensors | {"initial": tensors["initial"] * float("nan")}),
+        (facts | {"schema": {}}, tensors),
+        ({}, {}),
+        (facts, {}),
+    ]
+    for given_facts, given_tensors in wrong:
+        order = make_order("freeze", "new", facts=copy.deepcopy(given_facts), tensors=given_tensors)
+        given = answer(order, site)
+        assert given["facts"] == {} and given["error"]
+        assert not site.card_file.exists()
+
+
+def test_no_sums_and_no_other_schema_after_the_freeze(started):
+    sites, schema, _ = started
+    order = make_order("sums", "a", facts={"schema": schema.to_json(), "seed": 0})
+    assert "sends no more sums" in answer(order, sites["a"])["error"]
+    other = schema.to_json()
+    del other["columns"]["age"]
+    given = answer(make_order("describe", "a", facts={"schema": other}), sites["a"])
+    assert "compares no other schema" in given["error"]
+    assert answer(make_order("describe", "a", facts={"schema": schema.to_json()}), sites["a"])["facts"]["match"]
+
+
+def test_questions_are_bounded(tmp_path):
+    sites, schema = make_sites(tmp_path, "table")
+    data, site = schema.to_json(), sites["a"]
+    for number in range(MOST_SCHEMAS):
+        data["columns"]["age"]["shift"] = float(number)
+        for _ in range(2):
+            assert not answer(make_order("describe", "a", facts={"schema": data}), site)["error"]
+    data["columns"]["age"]["shift"] = -1.0
+    assert "compares no more" in answer(make_order("describe", "a", facts={"schema": data}), site)["error"]
+
+
+def test_damaged_card_on_disk_is_named(started):
+    sites, _, card = started
+    sites["a"].card_file.write_bytes(sites["a"].card_file.read_bytes()[:-1])
+    tensors, facts = card.tensors_and_facts()
+    given = answer(make_order("freeze", "a", facts=facts, tensors=tensors), sites["a"])
+    assert "damaged" in given["error"] and str(sites["a"].path) not in given["error"]
+
+
+def test_foreign_orders_are_refused(tmp_path):
+    sites, schema = make_sites(tmp_path, "arrays")
+    facts = {"schema": schema.to_json()}
+    assert answer(make_order("describe", "a", facts=facts, federation="f" * 32), sites["a"])["error"]
+    assert answer(make_order("train", "a", facts=facts), sites["a"])["error"]
+    for wrong in ({}, {"schema": None}, {"schema": {"kind": "table"}}, {"schema": [1] * 1000}):
+        assert answer(make_order("describe", "a", facts=wrong), sites["a"])["error"]
+
+
+# -- nothing of a row leaves a site -----------------------------------------------------------------------------------
+def plant(table, column, row):
+    """Put the secret into one row of a column."""
+    table = table.copy()
+    secret = SECRET_NUMBER if column in ("age", "dose") else SECRET
+    table[column] = table[column].astype(object)
+    table.loc[row, column] = secret
+    return table
+
+
+@pytest.mark.parametrize("column", ["patient", "age", "dose", "ward", "admitted", "note", "ill"])
+def test_no_value_of_a_row_is_in_any_reply_or_error(tmp_path, column, caplog):
+    """A secret word or number in one row, everything allowed: no reply, refusal or card holds it."""
+    allowed = {"allow_pooled_sums": True, "allow_medians": True, "allow_words": True, "test_share": 0.0}
+    sites, schema = make_sites(tmp_path, "table", **allowed)
+    plant(frame(1), column, 3).to_csv(sites["b"].settings.data, index=False)
+    exchange = Exchange(sites)
+    frozen = freeze(settings(normalisation="pooled"), schema, exchange)
+    assert ("b" in frozen.refused) == (column in ("admitted", "ill"))
+    _, facts = frozen.card.tensors_and_facts()
+    texts = "\n".join([*exchange.texts, json.dumps(facts), *frozen.refused.values()])
+    for secret in (SECRET, repr(SECRET_NUMBER), str(int(SECRET_NUMBER)), f"{SECRET_NUMBER:g}"):
+        assert secret not in texts
+    for name in ("0003", "free text"):  # of identifiers and columns that the schema leaves out
+        assert name not in texts
+
+
+def test_a_value_that_four_rows_share_is_not_sent_either(tmp_path):
+    sites, schema = make_sites(tmp_path, "table", allow_pooled_sums=True, allow_words=True, test_share=0.0)
+    table = frame(1)
+    table.loc[:3, "ward"] = SECRET
+    table.to_csv(sites["b"].settings.data, index=False)
+    exchange = Exchange(sites)
+    freeze(settings(normalisation="pooled"), schema, exchange)
+    assert SECRET not in "".join(exchange.texts)
+
+
+def test_counts_of_labels_stay_local(tmp_path):
+    """Sites whose labels differ, and nothing else, send the same texts."""
+    sites, schema = make_sites(tmp_path, "table", allow_pooled_sums=True, test_share=0.0)
+    first = Exchange(sites)
+    freeze(settings(normalisation="pooled"), schema, first)
+    for number, site in enumerate(sites.values()):
+        site.card_file.unlink()
+        frame(number).assign(ill=["yes"] * 35 + ["no"] * 5).to_csv(site.settings.data, index=False)
+    second = Exchange(sites)
+    freeze(settings(normalisation="pooled"), schema, second)
+    assert first.texts == second.texts
+
+
+def test_unexpected_error_is_kept_in_the_log(tmp_path, monkeypatch, caplog):
+    sites, schema = make_sites(tmp_path, "arrays")
+
+    def fail(*_):
+        raise InputError(f"row 3 has {SECRET}")
+
+    monkeypatch.setattr(handshake, "mismatches", fail)
+    given = answer(make_order("describe", "a", facts={"schema": schema.to_json()}), sites["a"])
+    assert SECRET not in given["error"] and SECRET in caplog.text
+
+
+def test_every_kind_of_answer_is_in_the_list_of_leaks():
+    text = " ".join(LEAKS)
+    assert all(f"{kind}" in text for kind in ("describe:", "sums", "freeze:", "allow_medians", "allow_words"))

@@ -1,0 +1,126 @@
+"""A site's posterior from the prior on its own disk, for members and for newcomers."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedabml import InputError, algorithms, load_posterior
+from fedabml.engine.client import client_round, initial_kept, personalise
+from fedabml.engine.lanes import Lanes
+from fedabml.engine.setting import Cohort
+from fedabml.federation.card import make_card
+from fedabml.federation.kept import KeptVersions
+from fedabml.federation.personal import kept_state, personalize
+from fedabml.federation.site_data import load
+from fedabml.files.sealed import write_json
+from tests.federation.start import ID, frame, make_site, make_sites
+
+
+def trained(sites, schema, algorithm="fedabml", round=1):
+    """One round of site a; the prior goes to every site, and what a keeps stays with it."""
+    options = {"model_options": {"hidden": [8]}, "batch_size": 10, "class_weights": schema.class_weights}
+    made = algorithms.make(algorithm)
+    card = make_card(ID, schema.inputs("test"), algorithm=made, schema=schema.to_json(), **options)
+    cohort = Cohort(card.setting(load(sites["a"], card), 0), card.place())
+    lanes = Lanes.in_round(cohort, card.initial_shared(), [0], round)
+    with torch.no_grad():
+        result = client_round(lanes, initial_kept(lanes), 1)
+    for site in sites.values():
+        card.save(site.card_file)
+        prior = card.prior(card.initial_shared())
+        prior.save(site.prior_file)
+        write_json(site.prior_facts_file, {"round": round, "digest": prior.digest})
+    kept = {name: value[0].clone() for name, value in result.kept.items()}
+    if made.keeps:
+        KeptVersions(sites["a"].state, ID, card.digest, 0).save(round, kept, 0)
+    return card, cohort, kept
+
+
+@pytest.mark.parametrize("kind", ["table", "arrays", "images"])
+def test_posterior_of_a_newcomer_is_saved_and_predicts(tmp_path, kind):
+    sites, schema = make_sites(tmp_path, kind)
+    trained(sites, schema)
+    out = tmp_path / "posterior.safetensors"
+    posterior = personalize(sites["c"].path, out, epochs=1)
+    loaded = load_posterior(out)
+    data = sites["c"].settings.data
+    x = np.load(data)["x_test"] if kind == "arrays" else data
+    p, q = posterior.predict(x), loaded.predict(x)
+    assert np.array_equal(p.probs, q.probs) and len(p.probs)
+    with pytest.raises(InputError, match="exists already"):
+        personalize(sites["c"], out)
+    personalize(sites["c"], out, force=True, epochs=0)
+
+
+def test_site_without_card_and_rounds_needs_a_prior_alone(tmp_path):
+    sites, schema = make_sites(tmp_path, "table")
+    trained(sites, schema)
+    new = make_site(tmp_path, "new", tmp_path / "b.csv")
+    with pytest.raises(InputError, match="has no prior yet"):
+        personalize(new)
+    new.prior_file.write_bytes(sites["a"].prior_file.read_bytes())
+    mine, theirs = personalize(new, epochs=1), personalize(sites["b"], epochs=1)
+    assert all(torch.equal(a, b) for a, b in zip(mine.q, theirs.q, strict=True))
+
+
+def test_validation_aim_and_identifiers_are_passed_on(tmp_path):
+    sites, schema = make_sites(tmp_path, "table", id_column="patient")
+    trained(sites, schema)
+    posterior = personalize(sites["b"], validation=0.3, aim="f1", coverage=0.8, epochs=1)
+    assert posterior.trust is not None
+    assert posterior.input_spec.recipe.id == "patient"
+    with pytest.raises(InputError, match="validation"):
+        personalize(sites["b"], aim="f1")
+    with pytest.raises(InputError, match="takes its data from"):
+        personalize(sites["b"], x=frame(0))
+
+
+def test_test_rows_take_no_part(tmp_path):
+    sites, schema = make_sites(tmp_path, "table", split_by="admitted", test_share=0.3)
+    trained(sites, schema)
+    before = personalize(sites["b"], epochs=1)
+    table = frame(1)
+    newest = table["admitted"].sort_values().index[-5:]
+    table.loc[newest, "dose"] = 0.0
+    table.to_csv(sites["b"].settings.data, index=False)
+    after = personalize(sites["b"], epochs=1)
+    assert all(torch.equal(a, b) for a, b in zip(before.q, after.q, strict=True))
+
+
+@pytest.mark.parametrize("algorithm", ["ditto", "fedrep", "apfl", "fedpop", "scaffold", "pfedbayes", "local"])
+def test_kept_state_is_used_where_there_is_one(tmp_path, algorithm):
+    """The posterior has the bits of the engine's own personalisation from what the site kept."""
+    sites, schema = make_sites(tmp_path, "arrays")
+    card, _, kept = trained(sites, schema, algorithm)
+    prior = card.prior(card.initial_shared())
+    assert all(torch.equal(value, kept[name]) for name, value in kept_state(sites["a"], prior).items())
+    posterior = personalize(sites["a"], device="cpu")
+    fed = load(sites["a"], card)
+    lanes = Lanes.of(Cohort(card.setting(fed, 0), card.place()), card.initial_shared(), [0])
+    with torch.no_grad():
+        expected = personalise(lanes, {name: value.unsqueeze(0) for name, value in kept.items()})
+    assert all(torch.equal(a, b[0]) for a, b in zip(posterior.q, expected, strict=True))
+    fresh = personalize(sites["a"], use_kept=False)
+    with torch.no_grad():
+        begun = personalise(lanes, initial_kept(lanes))
+    assert all(torch.equal(a, b[0]) for a, b in zip(fresh.q, begun, strict=True))
+
+
+def test_versions_that_the_prior_cannot_have_counted_are_left_out(tmp_path):
+    sites, schema = make_sites(tmp_path, "arrays")
+    card, _, kept = trained(sites, schema, "ditto", round=3)
+    versions = KeptVersions(sites["a"].state, ID, card.digest, 0)
+    versions.save(4, {name: value + 1 for name, value in kept.items()}, 3)
+    prior = card.prior(card.initial_shared())
+    assert torch.equal(next(iter(kept_state(sites["a"], prior).values())), next(iter(kept.values())))
+    KeptVersions(sites["b"].state, "f" * 32, card.digest, 0).save(2, kept, 0)
+    versions.path(3).write_bytes(b"damaged")
+    assert kept_state(sites["b"], prior) is None and kept_state(sites["a"], prior) is None
+
+
+def test_kept_state_of_another_network_is_refused(tmp_path):
+    sites, schema = make_sites(tmp_path, "arrays")
+    card, _, kept = trained(sites, schema, "ditto")
+    prior = card.prior(card.initial_shared())
+    with pytest.raises(InputError, match="kept state"):
+        prior.personalize(np.zeros((4, 5)), [0, 1, 2, 0], kept={name: value[:-1] for name, value in kept.items()})
