@@ -26,8 +26,9 @@ from .card import Card, make_card
 from .folders import SiteFolder
 from .messages import Refusal, clean
 from .pooled import check_sums, pooled_schema, site_sums
-from .schema import Schema
+from .schema_types import Schema
 from .settings import Settings
+from .site_check import reasons
 from .site_data import check_schema, load, mismatches, read, without_values
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def _send_sums(order: Order, site: SiteFolder) -> dict[str, Any]:
         seed = whole(order.facts.get("seed"), "The seed", 0)
     data = read(site.settings, schema)
     with without_values("summed"):
-        if schema.check(data):
+        if reasons(schema, data):
             raise Refusal("The data do not fit the schema.")
         return {"sums": site_sums(schema, data, site.settings, seed)}
 

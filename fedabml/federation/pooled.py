@@ -23,7 +23,7 @@ from ..data.arrays import as_features, as_targets
 from ..data.dates import clock, parse_dates
 from ..data.recipe import MAX_CATEGORIES, as_text, numbers
 from ..errors import InputError
-from .schema import MOST_WORD, Column, Schema
+from .schema_types import MOST_WORD, Column, Schema
 from .settings import SiteSettings
 from .site_check import LEAST_ROWS, shared_words
 from .site_data import divide

@@ -20,7 +20,7 @@ from ..data.dates import clock, has_times, parse_dates
 from ..data.images import LARGEST_SIZE, ImageRecipe
 from ..data.recipe import MAX_CATEGORIES, as_text, choose_task, is_numeric, numbers, refuse_gaps
 from ..errors import InputError, nearest
-from .schema import Column, Schema
+from .schema_types import Column, Schema
 from .site_check import LEAST_ROWS, kind_of, shared_words
 from .site_data import open_data
 

@@ -13,11 +13,10 @@ from ..data.dates import parse_dates
 from ..data.frames import pandas
 from ..data.recipe import as_text, is_numeric, numbers
 from ..errors import InputError
+from .schema_types import Column, Schema
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from .schema import Column, Schema
 
 MOST_REASONS = 20
 LEAST_ROWS = 5  # that must share a word or a column before anything about it is written or sent

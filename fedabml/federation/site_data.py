@@ -27,8 +27,9 @@ from ..runs.tokens import check_tokens
 from .card import Card
 from .folders import SiteFolder
 from .messages import Refusal
-from .schema import Schema
+from .schema_types import Schema
 from .settings import SiteSettings
+from .site_check import reasons
 
 log = logging.getLogger("fedabml")
 _NORM = ("shift", "scale", "y_shift", "y_scale")
@@ -86,7 +87,7 @@ def mismatches(site: SiteFolder, schema: Schema) -> list[str]:
     try:
         data = read(site.settings, schema)
         with without_values("compared with the schema"):
-            return schema.check(data)
+            return reasons(schema, data)
     except Refusal as error:
         return [str(error)]
 
@@ -102,7 +103,7 @@ def load(site: SiteFolder, card: Card) -> Federation:
     check_schema(card, schema)
     data = read(site.settings, schema)
     with without_values("encoded"):
-        if found := schema.check(data):
+        if found := reasons(schema, data):
             raise Refusal(" ".join(found))
         return _encoded(site.settings, card, schema, data)
 
