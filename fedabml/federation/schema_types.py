@@ -1,8 +1,8 @@
 """The schema of a federation: the inputs that every site must have, and the fixed numbers that normalise them.
 
 The operator drafts it from one site's data (`schema_draft`), edits it (`schema.toml`), and every site compares it with
-its own data (`site_check`). It holds names and kinds of columns, words of categories, classes, shapes, and shifts and scales;
-never a row. A schema comes from a file or from the network, so `Schema.of` checks everything.
+its own data (`site_check`). It holds names and kinds of columns, words of categories, classes, shapes, and shifts and
+scales; never a row. A schema comes from a file or from the network, so `Schema.of` checks everything.
 """
 
 from __future__ import annotations
