@@ -129,6 +129,8 @@ def test_the_schema_is_drafted_from_one_sites_data(tmp_path):
     assert "ill" in folder.schema_file.read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower calls pathspec by its old name
 def test_the_app_is_written_and_its_hash_is_what_sites_accept(tmp_path):
     app = pytest.importorskip("fedabml.federation.flower.app")
     folder = init.init(tmp_path / "fed", "localhost", ["a"])
