@@ -6,14 +6,17 @@ the name in it and the nonce agree. A false reply never uses up the place of the
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..engine.server import state_bytes
+from torch import Tensor
+
 from .messages import Arrival, Order, Reply, clean
 
+log = logging.getLogger("fedabml")
 Check = Callable[[Reply, Order], str | None]
 MOST_REASONS = 100  # different rejections of one exchange that are listed
 MOST_PAST = 100_000  # nonces that are remembered, to tell late replies from invented ones
@@ -62,7 +65,7 @@ class Collection:
 
     def take(self, arrival: Arrival) -> None:
         """Count a reply, or reject it with a reason."""
-        self.bytes_up += arrival.bytes or (state_bytes(arrival.reply.tensors) if arrival.reply else 0)
+        self.bytes_up += _size(arrival)
         if arrival.reply is None:
             self._take_error(arrival)
             return
@@ -73,7 +76,14 @@ class Collection:
             return
         assert order is not None
         del self._pending[order.nonce]
-        reason = self._too_large(arrival) or self.check(reply, order)
+        if _size(arrival) > self.max_bytes:
+            reason: str | None = f"it has more than {self.max_bytes} bytes"
+        else:
+            try:
+                reason = self.check(reply, order)
+            except Exception as error:  # nothing that a stranger sends may end the federation
+                log.warning("A reply could not be checked.", exc_info=True)
+                reason = f"it cannot be checked ({type(error).__name__})"
         if reason:
             self.reject(order.site, reason)
         else:
@@ -91,10 +101,6 @@ class Collection:
         if reply.site != order.site:
             return f"it is written in the name of site '{clean(reply.site, 63)}'"
         return None if order.nonce in self._pending else "twice: this order was answered before"
-
-    def _too_large(self, arrival: Arrival) -> str | None:
-        size = max(arrival.bytes, state_bytes(arrival.reply.tensors) if arrival.reply else 0)
-        return f"it has more than {self.max_bytes} bytes" if size > self.max_bytes else None
 
     def _take_error(self, arrival: Arrival) -> None:
         by_nonce = self._pending.get(arrival.nonce)
@@ -125,3 +131,10 @@ class Collection:
             {"site": site, "reason": reason, **({"times": times} if times > 1 else {})}
             for (site, reason), times in self.rejected.items()
         ]
+
+
+def _size(arrival: Arrival) -> int:
+    """Return the bytes of a message: as the transport counted them, or at least those of its tensors."""
+    tensors = arrival.reply.tensors if arrival.reply is not None else {}
+    values = [value for value in tensors.values() if isinstance(value, Tensor)] if isinstance(tensors, dict) else []
+    return max(arrival.bytes, sum(value.numel() * value.element_size() for value in values))

@@ -1,0 +1,67 @@
+"""What a reply may hold: outliers of a round, times, and texts of strangers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fedabml.federation.messages import Order, clean
+from fedabml.federation.replies import Limits, check_update, outliers, seconds_of
+
+ORDER = Order("train", "a" * 32, "b" * 64, "one", 0, 1, 1, "c" * 32)
+
+
+def test_outliers_are_far_from_the_median():
+    rows = [torch.tensor([float(value), 0.0]) for value in (0, 1, 2, 3, 50)]
+    updates = [{"mean": row} for row in rows]  # the median is 2, the distances are 2, 1, 0, 1, 48, their median is 1
+    assert [bool(reason) for reason in outliers(updates, 10)] == [False, False, False, False, True]
+    assert [bool(reason) for reason in outliers(updates, 48)] == [False] * 5
+    assert outliers(updates, 0) == [None] * 5
+    assert outliers(updates[-2:], 10) == [None, None]
+    assert outliers([{}, {}, {}], 10) == [None] * 3
+
+
+@pytest.mark.parametrize("scale", [-10.0, 10.0])
+def test_equal_updates_are_never_outliers(scale):
+    same = {"mean": torch.ones(3) * scale}
+    assert outliers([same, same, same, {"mean": same["mean"] + 1}], 5)[:3] == [None] * 3
+
+
+def test_an_update_of_no_elements_is_none():
+    like = {"mean": torch.zeros(0)}
+    assert check_update({"mean": torch.zeros(0)}, Limits(), like) is None
+    assert check_update({}, Limits(), {}) is None
+
+
+def test_times_of_a_site_are_numbers_of_known_names():
+    given = {"work": 1.23456, "setup": math.nan, "boot": -1, "imports": "2", "other": 5.0}
+    assert seconds_of(ORDER.reply(seconds=given)) == {"work": 1.235}
+    assert seconds_of(ORDER.reply(seconds=[1])) == {}
+    assert seconds_of(ORDER.reply(seconds={"work": 10**400})) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain – ü", "plain – ü"),
+        ("a\nb\r\n\tc", "a b c"),
+        ("\x1b[31mred\x07", "?[31mred?"),
+        ("\u202eback", "?back"),
+        ("a\u200bb", "a?b"),
+        ("\ud800", "?"),
+        (b"bytes", "(a value of type bytes)"),
+        (None, "(a value of type NoneType)"),
+        ("x" * 1000, "x" * 299 + "…"),
+        ("x" * 300, "x" * 300),
+    ],
+)
+def test_texts_of_strangers_are_cleaned(text, expected):
+    assert clean(text) == expected
+
+
+def test_a_reply_repeats_what_identifies_its_order():
+    refusal = ORDER.refuse("")
+    assert (refusal.site, refusal.nonce, refusal.round, refusal.kind) == ("one", "c" * 32, 1, "train")
+    assert refusal.error == "The site gives no reason."
