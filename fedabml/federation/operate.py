@@ -34,6 +34,15 @@ START, END = 600.0, 180.0  # seconds for all processes to start, and for all to 
 _NODE = Backoff(first=2.0, least_after_crash=65.0, most=130.0)  # the SuperLink refuses a SuperNode for 60 s
 _HURRIED = 4  # quick failures of one process after which a start is given up
 Folder = ServerFolder | SiteFolder
+# The background's process belongs to no terminal and to no parent that would have to wait for it.
+_DETACH = (
+    "import os, sys\n"
+    "pid = os.fork()\n"
+    "if pid: print(pid); sys.exit(0)\n"
+    "os.setsid()\n"
+    "os.dup2(2, 1)\n"
+    "os.execv(sys.argv[1], sys.argv[1:])\n"
+)
 
 
 def require_extra() -> None:
@@ -222,17 +231,18 @@ def start(folder: Folder, foreground: bool = False) -> None:
         supervise(folder)
         return
     log = folder.run / "supervisor.log"
+    command = [sys.executable, "-m", "fedabml.federation.operate", str(folder.path)]
     with open(log, "wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fedabml.federation.operate", str(folder.path)],
+        launched = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _DETACH, *command],
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=subprocess.PIPE,
             stderr=output,
             cwd="/",
             env={**os.environ, "PYTHONPATH": _python_path()},
-            start_new_session=True,
+            check=True,
         )
-    _wait_until_well(folder, process, log)
+    _wait_until_well(folder, pids.identity(int(launched.stdout)), log)
 
 
 def _python_path() -> str:
@@ -253,16 +263,15 @@ def supervise(folder: Folder) -> None:
         Supervisor(processes, folder.run).run()
 
 
-def _wait_until_well(folder: Folder, supervisor: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_well(folder: Folder, supervisor: pids.Identity | None, log: Path) -> None:
     """Wait until all processes are well. Raises InputError, and ends them all, if one of them cannot be started."""
     end = time.monotonic() + START
     while True:
         found = [record for record in pids.records(folder.run / PIDS) if record.name != SUPERVISOR]
-        ours = supervisor_of(folder.run)
-        begun = ours is not None and ours.pid == supervisor.pid
+        begun = supervisor is not None and supervisor_of(folder.run) == supervisor
         if begun and found and all(record.state == "running" for record in found):
             return
-        if supervisor.poll() is not None:
+        if not pids.alive(supervisor):
             raise InputError(f"The federation could not be started: {_tail(log)}")
         failed = [record for record in found if begun and record.failures >= _HURRIED]
         if failed or time.monotonic() > end:

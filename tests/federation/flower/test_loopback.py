@@ -17,7 +17,10 @@ from fedabml.federation.folders import SiteFolder
 from fedabml.federation.status import read, read_site
 
 MOST = 1800  # seconds to wait for an event: a loaded machine may take very long
-pytestmark = pytest.mark.skipif(proxy.find_nginx() is None, reason="nginx is not installed")
+pytestmark = [
+    pytest.mark.skipif(proxy.find_nginx() is None, reason="nginx is not installed"),
+    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),  # Flower's own, when it bundles an app
+]
 
 
 @pytest.fixture
