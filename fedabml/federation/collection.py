@@ -71,8 +71,8 @@ class Collection:
             return
         reply = arrival.reply
         order = self._all.get(reply.nonce) if isinstance(reply.nonce, str) else None
-        if reason := self._misplaced(arrival, reply, order):
-            self.reject(arrival.sender or reply.site, reason)
+        if misplaced := self._misplaced(arrival, reply, order):
+            self.reject(arrival.sender or reply.site, misplaced)
             return
         assert order is not None
         del self._pending[order.nonce]

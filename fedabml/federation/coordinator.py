@@ -131,11 +131,8 @@ class Coordinator:
     def _try_round(self, number: int, attempt: int) -> str:
         """Try a round once; return why it failed, or nothing once the state after it is saved."""
         settings, times = self.settings, [time.perf_counter()]
-        clients = len(self.roster.members)
-        size = cohort_size(clients, settings.participation)
-        least = min(settings.min_replies, size)
-        available = self._available(number, least)
-        clients = len(self.roster.members)  # one may have been added or removed meanwhile
+        available = self._available(number)
+        clients, size, least = self._sizes()
         drawn = draw(available, size, settings.over_select, settings.seed, number, attempt)
         shared = self.saved.state.shared
         orders = [
@@ -177,13 +174,19 @@ class Coordinator:
         self.events.write("round", **line)
         return ""
 
-    def _available(self, round: int, least: int) -> list[Member]:
+    def _sizes(self) -> tuple[int, int, int]:
+        """Return how many sites there are, how many a round draws, and how many valid replies it needs."""
+        clients = len(self.roster.members)
+        size = cohort_size(clients, self.settings.participation)
+        return clients, size, min(self.settings.min_replies, size)
+
+    def _available(self, round: int) -> list[Member]:
         """Return the sites that may be drawn, after waiting a bounded time for those that should be there."""
         deadline = self.clock() + self.settings.round_timeout
         while True:
             self.roster.refresh()
             self._admit_newcomers()
-            ready = self.saved.ready
+            ready, least = self.saved.ready, self._sizes()[2]
             available, absent = self.roster.available(ready, round, least), self.roster.absent(ready, round)
             if len(available) >= least and not absent:
                 return available

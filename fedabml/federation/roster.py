@@ -40,8 +40,9 @@ class Roster:
         return next(member.number for member in self.members if member.name == name)
 
     def rest(self, name: str, round: int) -> None:
-        """Let a site that did not answer in a round rest."""
+        """Let a site that did not answer in a round rest; if it is not connected then, nobody waits for it."""
         self.resting[name] = round + self.rest_rounds
+        self.awaited.discard(name)
 
     def wake(self, name: str) -> None:
         """End a site's rest, because it has answered."""

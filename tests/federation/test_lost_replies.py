@@ -12,6 +12,7 @@ from fedabml.federation.messages import Arrival
 from tests.federation.in_process import Wire, assert_equal, kept_of, lead, rounds_of, set_up, simulation
 
 KEEPERS = ("scaffold", "ditto", "fedpop")
+pytestmark = pytest.mark.slow
 
 
 class Killed(BaseException):

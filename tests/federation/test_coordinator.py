@@ -1,0 +1,366 @@
+"""How a coordinator leads: draws, waits, rests, over-selection, giving up, joining, stopping and the prior."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import fedabml
+from fedabml.engine.server import draw_clients, theta
+from fedabml.errors import InputError, TrainingError
+from fedabml.federation import coordinator as leading
+from fedabml.federation.coordinator import Coordinator
+from fedabml.federation.folders import Member, SiteFolder
+from fedabml.federation.messages import Arrival, TransportClosed
+from fedabml.federation.settings import SiteSettings
+from fedabml.federation.site import Site
+from tests.federation.in_process import ID, KEY, Wire, assert_equal, lead, pairs, rounds_of, set_up, simulation
+
+
+def lose(*names):
+    return lambda order, reply: [] if order.site in names else [Arrival(order.site, reply)]
+
+
+def test_a_resumed_federation_equals_an_uninterrupted_one(tmp_path):
+    settings = {"algorithm": "fedabml", "rounds": 4}
+    whole, sites = set_up(tmp_path / "whole", **settings)
+    expected, _ = lead(whole, Wire(whole, sites))
+    parts, sites = set_up(tmp_path / "parts", **settings)
+    for stop in (1, 3):
+        wire = Wire(parts, sites)  # new sites, too: nothing but the disk lasts
+
+        def on_event(event, stop=stop):
+            if event.get("round") == stop and event["event"] == "round":
+                parts.stop_file.touch()
+
+        Coordinator(parts, wire, wire.clock, on_event).run()
+        parts.stop_file.unlink()
+    coordinator, events = lead(parts, Wire(parts, sites))
+    assert [line["round"] for line in rounds_of(events)] == [4]
+    for part in ("shared", "average", "velocity"):
+        assert_equal(getattr(coordinator.saved.state, part), getattr(expected.saved.state, part))
+    assert [line["loss"] for line in coordinator.saved.history] == [line["loss"] for line in expected.saved.history]
+    assert coordinator.saved.counted == expected.saved.counted
+
+
+def test_with_all_sites_alive_the_draw_is_the_simulators(tmp_path):
+    server, sites = set_up(tmp_path, rounds=4, participation=0.4)
+    _, events = lead(server, Wire(server, sites))
+    drawn = [[int(name[-1]) for name in line["sites"]] for line in rounds_of(events)]
+    assert drawn == [draw_clients(5, 0.4, 1, round) for round in range(1, 5)]
+
+
+def test_a_silent_site_rests_and_is_drawn_again_later(tmp_path):
+    server, sites = set_up(tmp_path, rounds=5, participation=1.0, rest_rounds=2)
+    wire = Wire(server, sites, lambda o, r: [] if (o.site, o.round) == ("site-4", 1) else [Arrival(o.site, r)])
+    _, events = lead(server, wire)
+    took_part = ["site-4" in line["sites"] for line in rounds_of(events)]
+    assert took_part == [True, False, False, True, True]
+    assert rounds_of(events)[0]["missing"] == ["site-4"]
+    assert rounds_of(events)[1]["resting"] == ["site-4"]
+    assert 20 <= wire.now <= 26  # the time-out of one round
+
+
+def test_a_resting_site_that_reconnects_is_drawn_at_once(tmp_path):
+    server, sites = set_up(tmp_path, rounds=5, participation=1.0, rest_rounds=100)
+    wire = Wire(server, sites)
+
+    def tamper(order, reply):
+        if order.site == "site-4" and order.round == 1:
+            return []
+        if order.site == "site-0":
+            wire.away = {"site-4"} if order.round == 2 else set()
+        return [Arrival(order.site, reply)]
+
+    wire.tamper = tamper
+    _, events = lead(server, wire)
+    assert ["site-4" in line["sites"] for line in rounds_of(events)] == [True, False, False, True, True]
+
+
+def test_a_late_answer_ends_the_rest(tmp_path):
+    server, sites = set_up(tmp_path, rounds=4, participation=1.0, rest_rounds=100)
+    late = []
+
+    def tamper(order, reply):
+        if (order.site, order.round) == ("site-4", 1):
+            late.append(Arrival(order.site, reply))
+            return []
+        return [late.pop(), Arrival(order.site, reply)] if late and order.round == 2 else [Arrival(order.site, reply)]
+
+    _, events = lead(server, Wire(server, sites, tamper))
+    assert ["site-4" in line["sites"] for line in rounds_of(events)] == [True, False, True, True]
+
+
+def test_a_site_that_vanished_is_waited_for_once(tmp_path):
+    server, sites = set_up(tmp_path, rounds=4, participation=1.0)
+    wire = Wire(server, sites)
+
+    def tamper(order, reply):
+        wire.away = {"site-3"} if order.round >= 1 else set()
+        return [Arrival(order.site, reply)]
+
+    wire.tamper = tamper
+    _, events = lead(server, wire)
+    assert ["site-3" in line["sites"] for line in rounds_of(events)] == [True, False, False, False]
+    assert rounds_of(events)[0]["missing"] == ["site-3"]
+    assert 20 <= wire.now <= 26  # the rest begins when it does not answer, and it is not waited for again
+
+
+def test_a_site_that_returns_in_time_is_drawn_as_if_it_had_never_left(tmp_path):
+    server, sites = set_up(tmp_path, rounds=3, participation=1.0)
+    wire = Wire(server, sites)
+    names, start = wire.sites, []
+
+    def away_between_rounds():
+        if len(rounds_of(events)) == 1 and not start:
+            start.append(wire.now)
+        gone = start and wire.now < start[0] + 10
+        return {name: key for name, key in names().items() if not (gone and name in ("site-1", "site-2"))}
+
+    wire.sites = away_between_rounds
+    events = []
+
+    def on_event(event):
+        events.append(event)
+        if event["event"] == "finished":
+            server.stop_file.touch()
+
+    coordinator = Coordinator(server, wire, wire.clock, on_event)
+    coordinator.run()
+    assert start
+    assert_equal(coordinator.saved.state.shared, simulation(server, coordinator.card).shared)
+
+
+def test_a_round_with_too_few_replies_is_given_up(tmp_path):
+    server, sites = set_up(tmp_path, min_replies=3, participation=1.0, attempts=2)
+    wire = Wire(server, sites)
+    wire.tamper = lambda o, r: [] if o.round == 2 and o.site != "site-0" else [Arrival(o.site, r)]
+    events = []
+    with pytest.raises(TrainingError, match="Round 2 was given up after 2 attempts"):
+        Coordinator(server, wire, wire.clock, events.append).run()
+    assert [event["event"] for event in events][-3:] == ["repeat", "repeat", "gave_up"]
+    assert "3 are needed" in events[-1]["reason"]
+    wire.tamper = lose()
+    coordinator, events = lead(server, wire)  # resumed
+    assert [line["round"] for line in rounds_of(events)] == [2, 3]
+    assert_equal(coordinator.saved.state.shared, simulation(server, coordinator.card).shared)
+
+
+def test_no_site_at_all_ends_in_bounded_time(tmp_path):
+    server, sites = set_up(tmp_path, attempts=2)
+    wire = Wire(server, sites)
+    lead(server, wire, until="card")
+    wire.away, before = set(sites), wire.now
+    with pytest.raises(TrainingError, match="given up"):
+        lead(server, wire)
+    assert wire.now - before <= 2 * 20 + 5
+
+
+def test_over_selection_takes_the_first_replies(tmp_path):
+    server, sites = set_up(tmp_path, participation=0.4, over_select=2, rest_rounds=100)
+    wire = Wire(server, sites)
+    coordinator, events = lead(server, wire)
+    lines = rounds_of(events)
+    assert [len(line["sites"]) for line in lines] == [4, 4, 4]
+    assert [len(line["valid"]) for line in lines] == [2, 2, 2]
+    assert not any(line["resting"] for line in lines)
+    participants = [[int(name[-1]) for name in line["valid"]] for line in lines]
+    sim = simulation(server, coordinator.card, participants=participants)
+    assert_equal(coordinator.saved.state.shared, sim.shared)
+    assert wire.now < 5  # nobody waited for the others
+
+
+def test_the_order_of_arrival_changes_nothing(tmp_path):
+    server, sites = set_up(tmp_path, participation=1.0, hyper={"weights": "samples"})
+    wire = Wire(server, sites)
+    receive = wire.receive
+    wire.receive = lambda seconds: receive(seconds)[::-1]
+    coordinator, _ = lead(server, wire)
+    assert_equal(coordinator.saved.state.shared, simulation(server, coordinator.card).shared)
+
+
+@pytest.mark.parametrize("rule", ["trimmed-mean", "median", "krum"])
+def test_robust_rules_bear_a_false_site(tmp_path, rule):
+    server, sites = set_up(tmp_path, participation=1.0, aggregation=rule, trim=0.2)
+
+    def tamper(order, reply):
+        if order.site == "site-3":
+            reply = dataclasses.replace(reply, tensors={k: -1e6 * v for k, v in reply.tensors.items()})
+        return [Arrival(order.site, reply)]
+
+    coordinator, events = lead(server, Wire(server, sites, tamper))
+    assert all(len(line["valid"]) == 5 for line in rounds_of(events))
+    assert coordinator.saved.state.shared["mean"].abs().max() < 10
+
+
+def test_a_norm_bound_refuses_a_false_site(tmp_path):
+    server, sites = set_up(tmp_path, participation=1.0, norm_factor=20.0)
+
+    def tamper(order, reply):
+        if order.site == "site-3":
+            reply = dataclasses.replace(reply, tensors={k: -100 * v for k, v in reply.tensors.items()})
+        return [Arrival(order.site, reply)]
+
+    coordinator, events = lead(server, Wire(server, sites, tamper))
+    assert [line["rejected"][0]["site"] for line in rounds_of(events)] == ["site-3"] * 3
+    sim = simulation(server, coordinator.card, participants=[[0, 1, 2, 4]] * 3)
+    assert_equal(coordinator.saved.state.shared, sim.shared)
+
+
+def test_a_connection_with_another_key_is_not_the_site(tmp_path):
+    server, sites = set_up(tmp_path, participation=1.0)
+    wire = Wire(server, sites)
+    wire.keys["site-2"] = KEY.format("Z" * 60)
+    _, events = lead(server, wire)
+    assert all("site-2" not in line["sites"] for line in rounds_of(events))
+    assert not [order for order in wire.sent if order.site == "site-2"]
+
+
+def test_a_removed_site_is_not_drawn(tmp_path):
+    server, sites = set_up(tmp_path, participation=1.0)
+    members = server.sites()
+    wire = Wire(server, sites)
+
+    def tamper(order, reply):
+        if order.round == 1:
+            server.save_sites([dataclasses.replace(m, removed=m.number == 4) for m in members])
+        return [Arrival(order.site, reply)]
+
+    wire.tamper = tamper
+    _, events = lead(server, wire)
+    assert [len(line["sites"]) for line in rounds_of(events)] == [5, 4, 4]
+    assert [order.clients for order in wire.sent if order.kind == "train"] == [5] * 5 + [4] * 8
+
+
+def test_a_site_added_later_takes_part_and_gets_the_prior(tmp_path):
+    server, sites = set_up(tmp_path, participation=1.0)
+    members = server.sites()
+    wire = Wire(server, sites)
+    new = SiteFolder(tmp_path / "new")
+    new.make()
+    x, y = pairs((9,), seed=8)[0]
+    np.savez(new.path / "data.npz", x=x, y=y)
+    SiteSettings(federation=ID, name="new", server="localhost:1", data=str(new.path / "data.npz")).save(
+        new.settings_file
+    )
+
+    def tamper(order, reply):
+        if order.round == 1 and "new" not in wire.keys:
+            member = Member("new", 5, KEY.format("N" * 60))
+            server.save_sites([*members, member])
+            wire.keys["new"], wire.sites_by_name["new"] = member.public_key, Site(new)
+        return [Arrival(order.site, reply)]
+
+    wire.tamper = tamper
+    coordinator, events = lead(server, wire, until="prior")
+    assert [len(line["sites"]) for line in rounds_of(events)] == [5, 6, 6]
+    assert rounds_of(events, "admitted")[0]["sites"] == ["new"]
+    assert new.prior_file.is_file()
+    assert [order.number for order in wire.sent if order.site == "new" and order.kind == "train"] == [5, 5]
+    assert coordinator.saved.counted["new"] == 3
+
+
+def test_a_site_whose_data_do_not_fit_is_named_and_left_out(tmp_path):
+    server, sites = set_up(tmp_path, participation=1.0)
+    np.savez(sites["site-1"].path / "data.npz", x=np.zeros((6, 9), np.float32), y=np.zeros(6, np.int64))
+    _, events = lead(server, Wire(server, sites))
+    (refused,) = rounds_of(events, "refused")
+    assert list(refused["refused"]) == ["site-1"]
+    assert refused["refused"]["site-1"].isprintable()
+    assert all("site-1" not in line["sites"] for line in rounds_of(events))
+
+
+def test_too_few_fitting_sites_are_an_error(tmp_path):
+    server, sites = set_up(tmp_path, min_replies=5)
+    np.savez(sites["site-1"].path / "data.npz", x=np.zeros((6, 9), np.float32), y=np.zeros(6, np.int64))
+    with pytest.raises(InputError, match="site-1"):
+        lead(server, Wire(server, sites))
+
+
+def test_every_site_has_the_final_prior_and_can_use_it(tmp_path):
+    server, sites = set_up(tmp_path, algorithm="fedabml", prior_every=2)
+    coordinator, events = lead_to_priors(server, sites)
+    final = theta(coordinator.algorithm, coordinator.saved.state)
+    for folder in sites.values():
+        prior = fedabml.load_prior(folder.prior_file)
+        assert_equal(prior.shared, final)
+        facts = json.loads(folder.prior_facts_file.read_text())
+        assert (facts["round"], facts["federation"], facts["digest"]) == (3, ID, prior.digest)
+    assert_equal(fedabml.load_prior(server.prior_file).shared, final)
+    assert [event["round"] for event in rounds_of(events, "prior")] == [2, 3]
+
+
+def lead_to_priors(server, sites):
+    events = []
+
+    def on_event(event):
+        events.append(event)
+        if event["event"] == "prior" and event["round"] == server.settings.rounds:
+            server.stop_file.touch()
+
+    wire = Wire(server, sites)
+    coordinator = Coordinator(server, wire, wire.clock, on_event)
+    coordinator.run()
+    return coordinator, events
+
+
+def test_the_operator_stops_a_waiting_coordinator(tmp_path):
+    server, sites = set_up(tmp_path)
+    wire = Wire(server, sites)
+    wire.away = {"site-0"}
+    _, events = lead(server, wire, until="waiting")
+    assert [event["event"] for event in events] == ["start", "waiting", "end"]
+
+
+def test_a_transport_that_ends_ends_the_coordinator(tmp_path):
+    server, sites = set_up(tmp_path)
+    wire = Wire(server, sites)
+
+    def closed(seconds):
+        raise TransportClosed
+
+    wire.receive = closed
+    _, events = lead(server, wire)
+    assert events[-1]["reason"] == "the transport ended"
+
+
+def test_two_coordinators_do_not_share_a_folder(tmp_path, monkeypatch):
+    server, sites = set_up(tmp_path)
+    monkeypatch.setattr(leading, "LOCK_WAIT", 0.5)
+    with leading._alone(server), pytest.raises(InputError, match="Another process"):
+        lead(server, Wire(server, sites))
+
+
+def test_events_are_whole_lines(tmp_path):
+    server, sites = set_up(tmp_path)
+    server.events_file.write_text('{"event": "cut sho')
+    lead(server, Wire(server, sites))
+    first, *lines = server.events_file.read_text().splitlines()
+    assert first == '{"event": "cut sho'
+    events = [json.loads(line) for line in lines]
+    assert [event["event"] for event in events] == [
+        "start",
+        "waiting",
+        "card",
+        "round",
+        "round",
+        "round",
+        "finished",
+        "end",
+    ]
+    line = events[3]
+    assert set(line["seconds"]) == {"draw", "wait", "merge", "save"}
+    assert set(line["site_seconds"]["site-1" if "site-1" in line["valid"] else line["valid"][0]]) == {"setup", "work"}
+    assert line["bytes_up"] > 0
+    assert line["bytes_down"] > 0
+
+
+def test_a_merged_state_that_is_absurd_is_not_taken(tmp_path, monkeypatch):
+    server, sites = set_up(tmp_path, attempts=2)
+    monkeypatch.setattr(leading, "aggregate", lambda *args: {"mean": torch.full((43,), torch.nan)})
+    with pytest.raises(TrainingError, match="not finite"):
+        lead(server, Wire(server, sites))
