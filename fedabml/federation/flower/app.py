@@ -7,6 +7,7 @@ fedabml check that hash and run none of its code; the code serves stock Flower d
 from __future__ import annotations
 
 import hashlib
+import warnings
 from pathlib import Path
 
 from flwr.cli.build import build_fab_from_disk
@@ -58,7 +59,9 @@ def write_app(folder: Path) -> None:
 
 def bundle(folder: Path) -> bytes:
     """Return the app as Flower bundles it (a FAB). Equal files give equal bytes."""
-    return build_fab_from_disk(Path(folder))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a library that Flower uses
+        return build_fab_from_disk(Path(folder))
 
 
 def app_hash(folder: Path) -> str:

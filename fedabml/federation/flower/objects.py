@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from typing import cast
 
 from flwr.app import Message
@@ -31,6 +32,7 @@ class Download:
         self.root, self.bytes, self.contents = tree.object_id, 0, dict[str, bytes]()
         self._link, self._run, self._node, self._limit = link, run_id, Node(node_id=node_id), limit + OVERHEAD
         self._left = _names(tree)
+        self.progress = time.monotonic()  # when the last part arrived
 
     def advance(self) -> bool:
         """Fetch what is there; return True once all is. Raises InputError for a message that is lost or too large."""
@@ -42,7 +44,7 @@ class Download:
                 raise LostMessage("A part of the message is lost: its sender did not finish the upload.")
             if not response.object_available:
                 return False
-            content = response.object_content
+            content, self.progress = response.object_content, time.monotonic()
             self.bytes += len(content)
             if self.bytes > self._limit:
                 self.contents.clear()

@@ -127,6 +127,7 @@ class Heartbeat:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
+        self._thread.join(1.0)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -134,8 +135,8 @@ class Heartbeat:
                 alive = self._link.call("SendTaskHeartbeat", SendTaskHeartbeatRequest(), patience=HEARTBEAT).success
             except RunEnded:
                 alive = False
-            except (Away, httpx.HTTPError, ValueError):
-                alive = True  # the server is away: the worker's own calls decide
+            except (Away, httpx.HTTPError, ValueError, RuntimeError):
+                alive = True  # the server is away, or the worker has closed the link: its own calls decide
             if not alive:
                 if self._ended is not None and not self._stop.is_set():
                     self._ended()

@@ -95,7 +95,7 @@ class ServerWorker:
     def _work(self, task: Task) -> bool:
         """Carry one task out; return True if the federation has ended as it should."""
         try:
-            if not self._file.exists():
+            if not task.node_id:  # its input was not read before
                 task.save(self._file)
                 task.pull_input({app_hash(self._folder.app)})
                 task.save(self._file)

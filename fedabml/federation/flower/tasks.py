@@ -1,7 +1,9 @@
 """Tasks of a runtime API as a resident worker sees them: acquire one, read its input, answer, finish.
 
 A task's token is kept in a private file until the task is finished, so that a worker that was killed takes the same
-task up again when it is restarted, instead of letting it expire after a minute.
+task up again when it is restarted, instead of letting it expire after a minute. So is a reply before it is handed over:
+a SuperNode of flwr 1.41.0 waits without end for the parts of a reply whose worker died, and gets out of step when it
+is given two replies to one order. So a worker hands over the very same reply again, and never another one.
 """
 
 from __future__ import annotations
@@ -36,17 +38,19 @@ from flwr.supercore.inflatable.inflatable_object import (
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import push_objects
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.task_identity import TaskIdentity
 
 from ...errors import InputError
-from ...files.paths import read_bytes
-from ...files.sealed import parse_sealed, sealed_line
+from ...files.paths import open_regular, read_bytes
+from ...files.sealed import damaged, parse_sealed, sealed_line
 from ..folders import write_secret
+from ..messages import TransportClosed
 from .objects import Download, inflate
 from .runtime import Link, RunEnded
 
 MAX_FILE = 16 << 20
+_NUMBERS = ("task_id", "run_id", "node_id")
 
 
 class ForeignApp(InputError):
@@ -100,30 +104,43 @@ class Task:
             raise Incomplete
         return inflate(download.root, download.contents, limit)
 
-    def push_reply(self, reply: Message) -> None:
-        """Hand the reply to the SuperNode, and let it forget the order."""
+    def push_reply(self, reply: Message, path: Path) -> None:
+        """Hand the reply to the SuperNode, and let it forget the order. The reply is kept in a file meanwhile."""
         reply.metadata.__dict__["_message_id"] = reply.object_id
         proto = message_to_proto(remove_content_from_message(reply))
         with no_object_id_recompute():
             request = PushAppMessagesRequest(messages_list=[proto], message_object_trees=[get_object_tree(reply)])
-            response = self.link.call("PushMessages", request)
-            push = make_push_object_fn_protobuf(
-                lambda request: self.link.call("PushObject", request),
-                Node(node_id=self.node_id),
-                self.run_id,
-                response.session_id,
-            )
-            wanted = set(response.objects_to_push)
-            push_objects(get_all_nested_objects(reply), push, object_ids_to_push=wanted, max_concurrent_pushes=1)
-        if self.tree is not None:
-            request = ConfirmMessageReceivedRequest(
-                node=Node(node_id=self.node_id), run_id=self.run_id, message_object_id=self.tree.object_id
-            )
-            self.link.call("ConfirmMessageReceived", request)
+            objects = {name: item.deflate() for name, item in get_all_nested_objects(reply).items()}
+        _write_reply(path, request, objects)
+        self._upload(request, objects)
 
-    def refuse(self, code: int, reason: str) -> None:
+    def push_kept_reply(self, path: Path) -> None:
+        """Hand over the reply that a worker kept before it was killed."""
+        self._upload(*_read_reply(path))
+
+    def _upload(self, request: PushAppMessagesRequest, objects: dict[str, bytes]) -> None:
+        node = Node(node_id=self.node_id)
+        for attempt in range(5):
+            response = self.link.call("PushMessages", request)  # the same message again only returns what is missing
+            push = make_push_object_fn_protobuf(
+                lambda part: self.link.call("PushObject", part), node, self.run_id, response.session_id
+            )
+            try:
+                for name in response.objects_to_push:
+                    push(name, objects[name])
+                break
+            except ObjectPushError:  # an answer was lost, and the part is there
+                if attempt == 4:
+                    raise
+        if self.tree is not None:
+            confirm = ConfirmMessageReceivedRequest(
+                node=node, run_id=self.run_id, message_object_id=self.tree.object_id
+            )
+            self.link.call("ConfirmMessageReceived", confirm)
+
+    def refuse(self, code: int, reason: str, path: Path) -> None:
         """Answer the order with an error of Flower's."""
-        self.push_reply(Message(Error(code=code, reason=reason), reply_to=self.head()))
+        self.push_reply(Message(Error(code=code, reason=reason), reply_to=self.head()), path)
 
     def finish(self, error: str = "") -> None:
         """Report the task's end; with an error, its failure."""
@@ -133,7 +150,7 @@ class Task:
     # -- on disk ----------------------------------------------------------------------------------------------------
     def save(self, path: Path) -> None:
         """Keep what a restarted worker needs to go on with this task."""
-        facts: dict[str, Any] = {name: getattr(self, name) for name in ("token", "task_id", "run_id", "node_id")}
+        facts = {name: str(getattr(self, name)) for name in ("token", *_NUMBERS)}  # Flower's numbers have 64 bits
         for name, part in (("message", self.message), ("tree", self.tree)):
             facts[name] = "" if part is None else b64encode(part.SerializeToString()).decode()
         write_secret(path, sealed_line(facts).encode())
@@ -148,13 +165,14 @@ class Task:
             facts = parse_sealed(read_bytes(path, MAX_FILE).decode(), f"'{path}'")
             link = connect(facts["token"])
             if link.call("SendTaskHeartbeat", SendTaskHeartbeatRequest()).success:
-                task = cls(link, *(facts[name] for name in ("token", "task_id", "run_id", "node_id")))
+                task_id, run_id, node_id = (int(facts[name]) for name in _NUMBERS)
+                task = cls(link, facts["token"], task_id, run_id, node_id)
                 if facts["message"]:
                     task.message = ProtoMessage.FromString(b64decode(facts["message"]))
                     task.tree = ObjectTree.FromString(b64decode(facts["tree"]))
                 task.identify()
                 return task
-        except (InputError, KeyError, TypeError, ValueError, RunEnded, httpx.HTTPError):
+        except (InputError, KeyError, TypeError, ValueError, TransportClosed, httpx.HTTPError):
             pass  # a task of a server that has forgotten it
         if link is not None:
             link.close()
@@ -172,3 +190,21 @@ def acquire(link: Link, kind: str, connect: Callable[[str], Link]) -> Task | Non
     if not response.HasField("task") or not response.token:
         return None
     return Task(connect(response.token), response.token, response.task.task_id, response.task.run_id)
+
+
+def _write_reply(path: Path, request: PushAppMessagesRequest, objects: dict[str, bytes]) -> None:
+    """Write a reply: a line of JSON with the sizes, then the request, then the objects."""
+    raw = request.SerializeToString()
+    head = sealed_line({"request": len(raw), "objects": [[name, len(part)] for name, part in objects.items()]})
+    write_secret(path, b"".join([head.encode(), raw, *objects.values()]))
+
+
+def _read_reply(path: Path) -> tuple[PushAppMessagesRequest, dict[str, bytes]]:
+    """Read what `_write_reply` wrote. Raises InputError for a damaged file."""
+    with open_regular(path) as file:
+        facts = parse_sealed(file.readline(MAX_FILE).decode(), f"'{path}'")
+        request = PushAppMessagesRequest.FromString(file.read(facts["request"]))
+        objects = {name: file.read(size) for name, size in facts["objects"]}
+    if any(hashlib.sha256(part).hexdigest() != name for name, part in objects.items()):
+        raise InputError(damaged(f"'{path}'"))
+    return request, objects

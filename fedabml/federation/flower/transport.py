@@ -43,6 +43,7 @@ POLL = 0.2  # seconds between two looks for replies
 NODES_POLL = 3.0  # seconds between two looks at the list of nodes while replies are outstanding
 AFTERMATH = 90.0  # seconds after an outage in which nodes may still seem to be away
 GRACE = 30.0  # seconds after an outage before an order without a reply is sent again
+STALLED = 200.0  # seconds without a new part of a reply; the SuperLink gives an upload up after 180
 RESENDS = 10
 _LOST = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
@@ -66,7 +67,7 @@ class _Incoming:
     pending: _Pending
     sender: int
     download: Download
-    until: float
+    outages: int  # of the link, when it was announced
 
 
 class FlowerTransport:
@@ -205,8 +206,7 @@ class FlowerTransport:
             download = Download(self._link, self._run, SUPERLINK_NODE_ID, tree, self._limit)
         except InputError as error:
             return _failed(pending, str(error))
-        until = max(pending.expires, time.monotonic() + GRACE)
-        self._incoming.append(_Incoming(pending, message.metadata.src_node_id, download, until))
+        self._incoming.append(_Incoming(pending, message.metadata.src_node_id, download, self._link.outages))
         return []
 
     def _fetched(self, incoming: _Incoming) -> list[Arrival]:
@@ -214,7 +214,8 @@ class FlowerTransport:
         pending, download = incoming.pending, incoming.download
         try:
             if not download.advance():
-                if time.monotonic() < incoming.until:
+                patience = STALLED if incoming.outages == self._link.outages else GRACE
+                if time.monotonic() - download.progress < patience:
                     return []
                 raise LostMessage("The reply's sender did not finish the upload.")
             self._incoming.remove(incoming)

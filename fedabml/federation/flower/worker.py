@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.supercore.constant import TaskType
 
@@ -31,7 +31,7 @@ log = logging.getLogger("fedabml.federation")
 POLL, IDLE_POLL = 0.1, 0.5  # seconds between two requests for a task
 ACTIVE = 60.0  # seconds after a task in which the requests are frequent
 LIMIT = 2 << 30  # bytes of an order: the server is the site's partner, but a mistake must not fill the memory
-TASK_FILE = "task.json"
+TASK_FILE, REPLY_FILE = "task.json", "task.reply"
 
 
 class Worker:
@@ -44,7 +44,7 @@ class Worker:
         self._address, self._secret = node_address(folder), site_secret(folder)
         self._key = read_secret(folder.secret)
         self._started = dict(started or {})  # seconds of this process's start, reported with its first reply
-        self._file = folder.run / TASK_FILE
+        self._file, self._reply_file = folder.run / TASK_FILE, folder.run / REPLY_FILE
 
     def _connect(self, token: str = "") -> Link:
         if token:
@@ -54,7 +54,7 @@ class Worker:
     def run(self) -> None:
         """Answer tasks until the process is asked to end."""
         link, active = self._connect(), time.monotonic()
-        task = Task.load(self._file, self._connect)
+        task = self.resume()
         while True:
             if task is None:
                 task = acquire(link, TaskType.CLIENT_APP, self._connect)
@@ -64,46 +64,77 @@ class Worker:
             self.work(task)
             task, active = None, time.monotonic()
 
+    def resume(self) -> Task | None:
+        """Return the task that a killed worker left, if the SuperNode still knows it."""
+        task = Task.load(self._file, self._connect)
+        if task is None:
+            self.forget()
+        return task
+
     def work(self, task: Task) -> None:
         """Carry one task out. Whatever is wrong with it, the worker lives."""
-        error = ""
         try:
             task.save(self._file)
             with Heartbeat(task.link):
-                try:
-                    self._answer(task)
-                except ForeignApp as refusal:
-                    error = str(refusal)
-                    log.warning("A task was refused: %s", refusal)
-                    task.pull_message()
-                    task.refuse(ErrorCode.INVALID_FAB, error)  # so that the SuperNode goes on
+                error = self._answer(task)
+            self._reply_file.unlink(missing_ok=True)  # from here on nobody may hand it over again
             task.finish(error)
-        except Exception as problem:  # Stopped is none: the file then stays, and the next worker goes on
+        except Exception as problem:  # Stopped is none: the files then stay, and the next worker goes on
             log.warning("A task was given up: %s: %s", type(problem).__name__, problem)
-            with suppress(Exception):
-                task.finish("The task was given up.")
-        self._file.unlink(missing_ok=True)
+            if not self._reply_file.exists():  # else a second reply would follow the first
+                self._give_up(task)
+        self.forget()
         task.link.close()
 
-    def _answer(self, task: Task) -> None:
+    def forget(self) -> None:
+        """Remove what is kept of a task."""
+        self._reply_file.unlink(missing_ok=True)
+        self._file.unlink(missing_ok=True)
+
+    def _give_up(self, task: Task) -> None:
+        """Answer with an error, so that the SuperNode goes on; if that fails too, the task expires after a minute."""
+        with suppress(Exception):
+            if task.message is None:
+                task.pull_message()
+            reason = "The site's worker could not take the order up."
+            task.refuse(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason, self._reply_file)
+            task.finish(reason)
+
+    def _answer(self, task: Task) -> str:
+        """Answer the task's order; return why its app was refused, or nothing."""
+        if self._reply_file.exists():
+            task.push_kept_reply(self._reply_file)
+            return ""
         if task.message is None:
-            task.pull_input(self._folder.apps())
+            try:
+                task.pull_input(self._folder.apps())
+            except ForeignApp as refusal:
+                log.warning("A task was refused: %s", refusal)
+                task.pull_message()
+                task.refuse(ErrorCode.INVALID_FAB, str(refusal), self._reply_file)
+                return str(refusal)
             task.pull_message()
             task.save(self._file)
         try:
             order = codec.order_of(_content(task), self._key, LIMIT)
-            reply = self._handle(order)
-            seconds = {"boot": 0.0, "imports": 0.0, **reply.seconds}
-            for name, value in self._started.items():
-                seconds[name] = seconds.get(name, 0.0) + value
-            content = codec.reply_content(replace(reply, seconds=seconds), self._key)
-            self._started = {}
+            content = self._reply(order)
         except Exception as problem:
             log.warning("An order could not be read or answered: %s: %s", type(problem).__name__, problem)
             reason = f"The site's worker could not answer the order ({type(problem).__name__})."
-            task.refuse(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
-            return
-        task.push_reply(Message(content, reply_to=task.head()))
+            task.refuse(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason, self._reply_file)
+            return ""
+        task.push_reply(Message(content, reply_to=task.head()), self._reply_file)
+        return ""
+
+    def _reply(self, order: Order) -> RecordDict:
+        """Return the content of the site's reply, with the seconds of this process's start if it is the first."""
+        reply = self._handle(order)
+        seconds = {"boot": 0.0, "imports": 0.0, **reply.seconds}
+        for name, value in self._started.items():
+            seconds[name] = seconds.get(name, 0.0) + value
+        content = codec.reply_content(replace(reply, seconds=seconds), self._key)
+        self._started = {}
+        return content
 
 
 def _content(task: Task) -> Message:
