@@ -6,6 +6,7 @@ and rounded shifts and scales. No single value, no extreme and no rare word ente
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -54,6 +55,7 @@ def draft_schema(
         raise InputError(f"'{path}' is no folder of images, so image_size has nothing to resize. Leave it out.")
     if kind == "table":
         schema = _of_table(data, str(path), target_column, {*drop, *([id_column] if id_column else [])}, dates, task)
+        schema = dataclasses.replace(schema, id=id_column)
     else:
         schema = _of_arrays(data, task) if kind == "arrays" else _of_images(data, task, image_size)
     return Schema.of(schema.to_json(), f"The schema of '{path}'")

@@ -34,7 +34,7 @@ COLUMN_KINDS = ("number", "words", "date")
 MOST_COLUMNS, MOST_CLASSES, MOST_WORD = 16_384, 1000, 200
 CIRCLE = math.sqrt(0.5)  # the deviation of sine and cosine over a whole circle
 _KEYS = {
-    "table": {"target", "columns"},
+    "table": {"target", "id", "columns"},
     "arrays": {"shape", "type", "targets", "shift", "scale"},
     "images": {"mode", "height", "width", "resized", "shift", "scale"},
 }
@@ -78,6 +78,7 @@ class Schema:
     mode: str = ""
     resized: bool = False
     class_weights: tuple[float, ...] = ()
+    id: str = ""  # a table's column of identifiers, which predictions carry; it is no feature, and may be absent
 
     # -- reading and writing ------------------------------------------------------------------------------------------
     @classmethod
@@ -111,7 +112,7 @@ class Schema:
         if regression:
             data |= {"target_shift": list(self.target_shift), "target_scale": list(self.target_scale)}
         if self.kind == "table":
-            data["target"] = self.target
+            data |= {"target": self.target} | ({"id": self.id} if self.id else {})
             data["columns"] = {name: _column_json(column) for name, column in self.columns.items()}
             return data
         if self.kind == "images":
@@ -154,7 +155,8 @@ class Schema:
                     numeric[name] = Numeric(column.fill, column.shift, column.scale, column.gaps)
         words = {name: column.words for name, column in self.columns.items() if column.kind == "words"}
         dates = {name: column.times for name, column in self.columns.items() if column.kind == "date"}
-        return TableRecipe(tuple(names), numeric, words, "", self.target, self.task, self.classes, dates=dates)
+        target = (self.target, self.task, self.classes)
+        return TableRecipe(tuple(names), numeric, words, "", *target, dates=dates, id=self.id or None)
 
     def image_recipe(self) -> ImageRecipe:
         """Return the recipe that decodes images."""
@@ -203,7 +205,7 @@ def _parsed(cls: type[Schema], data: Any) -> Schema:
     if kind == "images" and task != "classification":
         raise InputError("Images are for classification.")
     if kind == "table":
-        values |= _table(data, values["classes"])
+        values |= _table(data)
     elif kind == "images":
         sizes = [whole(data[name], name) for name in ("height", "width")]
         recipe = {**{n: data[n] for n in ("mode", "height", "width", "resized")}, "class_names": list(data["classes"])}
@@ -229,11 +231,18 @@ def _parsed(cls: type[Schema], data: Any) -> Schema:
     return cls(**values)
 
 
-def _table(data: Mapping[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:
+def _table(data: Mapping[str, Any]) -> dict[str, Any]:
     target, columns = _word(data["target"], "target"), data["columns"]
+    id = _word(data["id"], "id") if "id" in data else ""
     if not isinstance(columns, Mapping) or not 0 < len(columns) <= MOST_COLUMNS or target in columns:
         raise InputError(f"columns must have 1 to {MOST_COLUMNS:,} columns, and not the target.")
-    return {"target": target, "columns": {_word(n, "A column's name"): _column(n, c) for n, c in columns.items()}}
+    if id in (target, *columns):
+        raise InputError("id must be another column than the target and the inputs.")
+    return {
+        "target": target,
+        "id": id,
+        "columns": {_word(n, "A column's name"): _column(n, c) for n, c in columns.items()},
+    }
 
 
 def _column(name: str, data: Any) -> Column:
@@ -320,6 +329,7 @@ _MEANING = {
     "target_shift": "The network learns (target - target_shift) / target_scale.",
     "target_scale": "See target_shift.",
     "target": "The column to predict.",
+    "id": "The column of identifiers, which a site's own predictions carry. It is no input and never leaves a site.",
     "mode": "L (grey), RGB or RGBA.",
     "height": "Pixels.",
     "width": "Pixels.",

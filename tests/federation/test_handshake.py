@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,10 +12,12 @@ from fedabml import InputError
 from fedabml.federation import handshake
 from fedabml.federation.card import Card
 from fedabml.federation.handshake import LEAKS, MOST_SCHEMAS, admit, answer, freeze
+from fedabml.federation.schema import draft
 from fedabml.federation.site_data import load
 from tests.federation.start import (
     SECRET,
     SECRET_NUMBER,
+    TABLE,
     Exchange,
     frame,
     make_order,
@@ -40,6 +43,37 @@ def test_all_sites_freeze_the_same_card(tmp_path, kind, normalisation):
         assert stored.digest == frozen.card.digest and torch.equal(stored.initial, frozen.card.initial)
         assert load(site, stored).clients == 1
     assert (dict(frozen.card.schema) == schema.to_json()) == (normalisation == "schema")
+
+
+def test_regression_of_a_table_and_several_labels_of_arrays(tmp_path):
+    sites, _ = make_sites(tmp_path, "table", allow_pooled_sums=True)
+    schema = draft(tmp_path / "a.csv", **TABLE | {"target_column": "dose"})
+    frozen = freeze(settings(normalisation="pooled", algorithm="ditto"), schema, Exchange(sites))
+    assert frozen.accepted == ALL and frozen.card.input_spec.task == "regression"
+    assert load(sites["b"], frozen.card).y_scale.shape == (1,)
+    (tmp_path / "labels").mkdir()
+    sites, _ = make_sites(tmp_path / "labels", "arrays")
+    for site in sites.values():
+        content = dict(np.load(site.settings.data))
+        marks = {name: np.stack([y > 0, y > 1], 1).astype(int) for name, y in content.items() if name[0] == "y"}
+        np.savez(site.settings.data, **content | marks)
+    schema = draft(sites["a"].settings.data, task="multilabel")
+    frozen = freeze(settings(), schema, Exchange(sites))
+    assert frozen.accepted == ALL and load(sites["c"], frozen.card).task == "multilabel"
+
+
+def test_sequences_of_tokens_are_not_scaled(tmp_path):
+    sites, _ = make_sites(tmp_path, "arrays")
+    for number, site in enumerate(sites.values()):
+        tokens = np.random.default_rng(number).integers(0, 20, (24, 6))
+        np.savez(site.settings.data, x=tokens, y=np.arange(24) % 2)
+    schema = draft(sites["a"].settings.data)
+    frozen = freeze(settings(model="text", model_options={"vocabulary": [20]}), schema, Exchange(sites))
+    assert frozen.accepted == ALL and frozen.card.input_spec.network.tokens
+    assert load(sites["b"], frozen.card).scale == 1.0
+    np.savez(tmp_path / "far.npz", x=np.full((24, 6), 20), y=np.arange(24) % 2)
+    far = make_site(tmp_path, "far", tmp_path / "far.npz")
+    assert admit(frozen.card, settings(), Exchange({"far": far})).accepted == []
 
 
 def test_start_again_gives_the_same_card_and_is_confirmed(tmp_path):

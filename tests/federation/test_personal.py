@@ -64,11 +64,16 @@ def test_site_without_card_and_rounds_needs_a_prior_alone(tmp_path):
 
 
 def test_validation_aim_and_identifiers_are_passed_on(tmp_path):
-    sites, schema = make_sites(tmp_path, "table", id_column="patient")
+    sites, schema = make_sites(tmp_path, "table")
     trained(sites, schema)
     posterior = personalize(sites["b"], validation=0.3, aim="f1", coverage=0.8, epochs=1)
     assert posterior.trust is not None
-    assert posterior.input_spec.recipe.id == "patient"
+    assert posterior.input_spec.recipe.id == "patient"  # the schema's
+    table = frame(2).rename(columns={"patient": "case"})
+    table.to_csv(tmp_path / "case.csv", index=False)
+    own = make_site(tmp_path, "own", tmp_path / "case.csv", id_column="case")
+    own.prior_file.write_bytes(sites["b"].prior_file.read_bytes())
+    assert personalize(own, epochs=0).input_spec.recipe.id == "case"
     with pytest.raises(InputError, match="validation"):
         personalize(sites["b"], aim="f1")
     with pytest.raises(InputError, match="takes its data from"):

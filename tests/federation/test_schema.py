@@ -196,6 +196,8 @@ def changed(data, path, value):
         (["classes"], [str(i) for i in range(2000)]),
         (["target"], ""),
         (["target"], "age"),
+        (["id"], "age"),
+        (["id"], 3),
         (["columns"], {}),
         (["columns"], []),
         (["columns", "age"], {"kind": "number"}),
