@@ -158,7 +158,8 @@ _HEAD = [
     "# Kills at random moments",
     "",
     "Real processes on one machine of two cores: TLS, node authentication, nginx, three sites, SCAFFOLD. A process is",
-    "killed with SIGKILL at a random moment of a round. `python -m drills.kills` repeats the drills; kills.jsonl has every one.",
+    "killed with SIGKILL at a random moment of a round. `python -m drills.kills` repeats the drills.",
+    "kills.jsonl has a line for every one.",
     "",
     "| killed | drills | rounds in time | longest wait of a round, s | whole again after s, median (most) | bits equal "
     "| processes left |",

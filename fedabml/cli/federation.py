@@ -12,6 +12,7 @@ import typer
 from ..errors import InputError
 from ..runs.config import names, parse_set
 from .console import print_line, print_paragraph
+from .federation_personalize import personalize
 from .options import command, split_words
 
 app = typer.Typer(
@@ -88,7 +89,7 @@ def init(
         "task": task,
         "image_size": image_size,
     }
-    settings = {"port": port, "superlink_port": superlink_port, "algorithm": algorithm, "model": model}
+    settings: dict[str, Any] = {"port": port, "superlink_port": superlink_port, "algorithm": algorithm, "model": model}
     settings |= {"rounds": rounds} | parse_set(set or [])
     made = make(folder, host, split_words(sites), data, name=name, schema_options=options, **settings)
     print_line(f"settings   {made.settings_file}")
@@ -277,42 +278,6 @@ def renew(folder: Path) -> None:
         print_paragraph(f"The server uses it after a restart: fedabml federation resume {folder}")
 
 
-@app.command()
-@command()
-def personalize(
-    folder: Path,
-    *,
-    out: Path = Path("posterior.safetensors"),
-    epochs: int | None = None,
-    lr: float | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
-    force: bool = False,
-) -> None:
-    """Make this site's posterior from the newest prior on its own disk and its own data. Nothing leaves the machine.
-
-    Then `fedabml predict` and `fedabml serve` use the posterior.
-
-    Example: `fedabml federation personalize north --out north.safetensors`
-
-    Flags:
-        folder (DIR): The site's folder.
-        out (FILE): File of the posterior.
-        epochs (N): Passes over the data. [default: as in training]
-        lr (X): Learning rate. [default: as in training]
-        batch_size (N): Samples in a minibatch. [default: as in training]
-        seed: Seed of shuffles and noise.
-    """
-    from ..federation.folders import SiteFolder
-    from ..federation.personal import personalize as make
-
-    options = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
-    given = {name: value for name, value in options.items() if value is not None}
-    make(SiteFolder(folder).check(), out, force=force, seed=seed, **given)
-    print_line(f"posterior  {out}")
-    print_line(f"next       fedabml predict {out} --data PATH")
-
-
 def _paths(words: str) -> dict[str, Path]:
     """Return names and paths of `a=PATH,b=PATH`."""
     result: dict[str, Path] = {}
@@ -327,3 +292,6 @@ def _paths(words: str) -> dict[str, Path]:
 def _short(path: Path) -> Path:
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+app.command()(personalize)

@@ -215,7 +215,7 @@ def personalize(
     print_line(f"samples     {len(x)}")
     for name, value in scores.items():
         print_line(f"{name:<11} {number(value)} on {len(test[1]) if test else 0} test samples")
-    for line in _trust_lines(posterior.trust, posterior.input_spec.task in STRUCTURED):
+    for line in trust_lines(posterior.trust, posterior.input_spec.task in STRUCTURED):
         print_line(line)
     if compare:
         report = compare_at_site(
@@ -248,7 +248,7 @@ def _client_data(data: Path, spec: InputSpec) -> tuple[Any, Any, tuple[np.ndarra
     return frame, None, None
 
 
-def _trust_lines(trust: Trust | None, several: bool) -> list[str]:
+def trust_lines(trust: Trust | None, several: bool) -> list[str]:
     """Return what was found on the validation rows, a line each; predictions may have `several` answers per input."""
     if trust is None:
         return []

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
@@ -25,8 +25,8 @@ from ..errors import InputError
 from ..files.paths import folder_lock
 from . import pids
 from .folders import ServerFolder, SiteFolder
+from .logs import clean, log_of, tail
 from .run_keeper import REGISTERED_FILE, RUN_FILE
-from .status import clean
 from .supervisor import PIDS, SUPERVISOR, Backoff, Process, Supervisor, supervisor_of
 
 EXTRA = "A federation needs Flower and cryptography: pip install 'fedabml[flower]'."
@@ -272,14 +272,14 @@ def _wait_until_well(folder: Folder, supervisor: pids.Identity | None, log: Path
         if begun and found and all(record.state == "running" for record in found):
             return
         if not pids.alive(supervisor):
-            raise InputError(f"The federation could not be started: {_tail(log)}")
+            raise InputError(f"The federation could not be started: {tail(log)}")
         failed = [record for record in found if begun and record.failures >= _HURRIED]
         if failed or time.monotonic() > end:
             slow = failed or [record for record in found if record.state != "running"]
             names = ", ".join(record.name for record in slow)
             down(folder.path)
-            logs = _log_of(folder, slow[0].name) if slow else log
-            raise InputError(f"These processes did not start: {names}. The end of '{logs}': {_tail(logs)}")
+            logs = log_of(folder.path, slow[0].name) if slow else log
+            raise InputError(f"These processes did not start: {names}. The end of '{logs}': {tail(logs)}")
         time.sleep(0.1)
 
 
@@ -326,19 +326,6 @@ def _busy_ports(folder: ServerFolder) -> list[str]:
                 reason = error.strerror or str(error)
                 found.append(f"Port {number} cannot be used: {reason}. Change {key} in '{folder.settings_file}'.")
     return found
-
-
-def _log_of(folder: Folder, name: str) -> Path:
-    site, _, rest = name.rpartition("-")
-    return folder.path / "local" / site / "run" / f"{rest}.log" if site else folder.run / f"{name}.log"
-
-
-def _tail(log: Path, size: int = 1500) -> str:
-    """Return the last lines of a log as one line."""
-    with suppress(OSError), open(log, "rb") as file:
-        file.seek(max(0, log.stat().st_size - size))
-        return clean(" ".join(file.read().decode(errors="replace").split()), size)
-    return "(no log)"
 
 
 if __name__ == "__main__":

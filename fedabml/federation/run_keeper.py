@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from ..files.sealed import write_json
 from .folders import ServerFolder
-from .status import clean, events, run_state
+from .logs import clean
+from .status import events, run_state
 
 log = logging.getLogger("fedabml")
 
@@ -31,11 +32,11 @@ _EVERY = 1.0  # seconds between looks at the run
 class Commands(Protocol):
     """What the keeper needs of `flower.commands`."""
 
-    def register_sites(self, folder: ServerFolder) -> None: ...
+    def register_sites(self, folder: ServerFolder) -> list[str]: ...
 
     def submit_run(self, folder: ServerFolder) -> int: ...
 
-    def run_status(self, folder: ServerFolder, run: int) -> str: ...
+    def run_status(self, folder: ServerFolder, run_id: int) -> str: ...
 
 
 @dataclass

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..errors import InputError, short
+from ..errors import InputError
 from ..files.limits import parse_json
 from ..files.paths import open_regular
 from ..files.sealed import read_json
 from . import pids
 from .folders import ServerFolder, SiteFolder
+from .logs import clean, last_line, log_of
 from .supervisor import PIDS, SUPERVISOR, supervisor_of
 
 MAX_EVENTS = 1 << 30  # bytes of the file of events
@@ -39,6 +40,8 @@ class SiteStatus:
     missed: int = 0
     rejected: int = 0
     removed: bool = False
+    prior_round: int | None = None
+    loss: float | None = None
     note: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -51,6 +54,7 @@ class ProcessStatus:
     state: str
     pid: int = 0
     restarts: int = 0
+    failures: int = 0
     last_exit: str = ""
     next_start: float = 0.0
 
@@ -86,11 +90,6 @@ class Status:
     def as_json(self) -> dict[str, Any]:
         """Return the status as JSON of plain values; numbers that are not finite become null."""
         return _finite(asdict(self))
-
-
-def clean(text: Any, limit: int = 300) -> str:
-    """Return a text from elsewhere as one printable line of bounded length: nothing in it can steer a terminal."""
-    return short("".join(c if c.isprintable() else " " for c in str(text)[: 4 * limit]), limit)
 
 
 def events(folder: ServerFolder) -> Iterator[dict[str, Any] | None]:
@@ -131,7 +130,7 @@ def read(folder: ServerFolder) -> Status:
             status.rounds_done = max(status.rounds_done, _whole(event.get("round")))
         elif last == "repeat":
             status.attempts_repeated += 1
-        if last in ("round", "repeat"):
+        if last in ("round", "repeat", "waiting", "prior"):
             _count_sites(sites, event)
         for rejected in _list(event.get("rejected")):
             reason = {key: clean(rejected.get(key, ""), 200) for key in ("site", "reason")}
@@ -183,12 +182,23 @@ def _slowest(event: dict[str, Any]) -> dict[str, float]:
 
 def _count_sites(sites: dict[str, SiteStatus], event: dict[str, Any]) -> None:
     """Take over what an event says about the sites of a round."""
-    number = _whole(event.get("round"))
+    number, kind = _whole(event.get("round")), event["event"]
     for name in _names(event.get("valid"), sites):
-        if event["event"] == "round":
+        if kind == "round":
             sites[name].last_round, sites[name].counted = number, sites[name].counted + 1
+            sites[name].note = ""
     for name in _names(event.get("missing"), sites):
-        sites[name].missed += 1
+        sites[name].missed += kind != "prior"
+    for name, loss in _dict(event.get("losses")).items():
+        if name in sites:
+            sites[name].loss = _number(loss)
+    if kind == "waiting":
+        absent = set(_names(event.get("sites"), sites))
+        for name, site in sites.items():
+            site.connected = name not in absent
+    if kind == "prior":
+        for name in _names(event.get("sites"), sites):
+            sites[name].connected, sites[name].prior_round = True, number
     if "connected" in event:
         connected = set(_names(event["connected"], sites))
         for name, site in sites.items():
@@ -220,6 +230,10 @@ def _describe_processes(status: Status, folder: ServerFolder | SiteFolder, last:
         status.state = "finished"
     else:
         status.state = "running" if status.rounds_done or last in ("card", "round", "repeat") else "starting"
+    for process in status.processes:
+        if process.failures >= 2 and not status.problem:
+            why = last_line(log_of(folder.path, process.name))
+            status.problem = f"The process {process.name} ended {process.failures} times in a row: {why}"
 
 
 @dataclass
@@ -268,7 +282,11 @@ def processes(folder: ServerFolder | SiteFolder) -> list[ProcessStatus]:
         running = pids.alive(record.identity)
         pid = record.identity.pid if record.identity and running else 0
         state = "stopped" if record.state in ("running", "starting") and not running else record.state
-        found.append(ProcessStatus(record.name, state, pid, record.restarts, record.last_exit, record.next_start))
+        found.append(
+            ProcessStatus(
+                record.name, state, pid, record.restarts, record.failures, record.last_exit, record.next_start
+            )
+        )
     return found
 
 

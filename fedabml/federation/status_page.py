@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from .status import ProcessStatus, SiteFolderStatus, SiteStatus, Status
 
 Rows = list[tuple[str, ...]]
-SITE_HEAD = ("site", "connected", "last counted round", "counted", "no reply", "rejected", "note")
+SITE_HEAD = ("site", "connected", "last round", "loss", "counted", "no reply", "rejected", "note")
 PROCESS_HEAD = ("process", "state", "restarts", "last end")
 _STATES = {
-    "starting": "Starting: waiting for sites.",
+    "starting": "Starting: the server starts, or it prepares the first round.",
     "running": "Running.",
     "finished": "Finished: all rounds are done.",
     "stopped": "Stopped. To go on: fedabml federation resume.",
@@ -50,7 +50,7 @@ def facts(status: Status) -> list[tuple[str, str]]:
     loss = f"{status.losses[-1][1]:.4g} (round {status.losses[-1][0]})" if status.losses else "–"
     rows = [
         ("federation", f"{status.name} at {status.address}, algorithm {status.algorithm}"),
-        ("state", _STATES.get(status.state, status.state)),
+        ("state", _state(status)),
         *([("problem", status.problem)] if status.problem else []),
         ("rounds", f"{status.rounds_done} of {status.rounds}{_repeats(status)}"),
         ("loss", loss),
@@ -66,6 +66,14 @@ def facts(status: Status) -> list[tuple[str, str]]:
     return rows
 
 
+def _state(status: Status) -> str:
+    """Return the state in words; a federation that waits for sites names those that are not there."""
+    absent = [site.name for site in status.sites if not site.removed and not site.connected]
+    if status.state == "starting" and any(site.connected is not None for site in status.sites) and absent:
+        return f"Starting: waiting for {', '.join(absent[:20])}{' and others' if len(absent) > 20 else ''}."
+    return _STATES.get(status.state, status.state)
+
+
 def _repeats(status: Status) -> str:
     return f", {status.attempts_repeated} attempts repeated" if status.attempts_repeated else ""
 
@@ -77,13 +85,20 @@ def site_rows(sites: Sequence[SiteStatus]) -> Rows:
             site.name,
             "removed" if site.removed else {True: "yes", False: "no", None: "–"}[site.connected],
             str(site.last_round or "–"),
+            "–" if site.loss is None else f"{site.loss:.4g}",
             str(site.counted),
             str(site.missed),
             str(site.rejected),
-            site.note or ("rests: it did not answer in time" if site.resting else ""),
+            _note(site),
         )
         for site in sites
     ]
+
+
+def _note(site: SiteStatus) -> str:
+    if site.note or site.resting:
+        return site.note or "rests: it did not answer in time"
+    return "" if site.prior_round is None else f"has the prior of round {site.prior_round}"
 
 
 def process_rows(processes: Sequence[ProcessStatus]) -> Rows:

@@ -175,7 +175,7 @@ class _Child:
 
 
 class Supervisor:
-    """Keeps processes running until SIGTERM or SIGINT arrives or `stop` is called; then ends them, the last first."""
+    """Keeps processes running until SIGTERM or SIGINT arrives or `stop` is called; then ends them in order."""
 
     def __init__(self, processes: Sequence[Process], run: Path):
         assert len({process.name for process in processes} | {SUPERVISOR}) == len(processes) + 1
@@ -259,18 +259,19 @@ class Supervisor:
             child.ended(status, self.stopping.is_set())
 
     def _end(self) -> None:
-        """End all processes, the last first, each with its grace; then whatever they have left behind."""
-        for child in reversed(self.children):
-            if child.popen is not None:
-                child.signal(signal.SIGTERM)
-                end = time.monotonic() + child.process.grace
-                while child.popen is not None and time.monotonic() < end:
-                    self._reap()
-                    time.sleep(0.02)
-                child.signal(signal.SIGKILL)
-                while child.popen is not None:
-                    self._reap()
-                    time.sleep(0.02)
+        """End all processes, each once nothing that runs needs it, with its grace; then whatever they left behind."""
+        asked: dict[str, float] = {}
+        while running := [child for child in self.children if child.popen is not None]:
+            needed = {name for child in running for name in child.process.needs}
+            for child in (each for each in running if each.process.name not in needed):
+                now = time.monotonic()
+                if child.process.name not in asked:
+                    asked[child.process.name] = now
+                    child.signal(signal.SIGTERM)
+                elif now - asked[child.process.name] > child.process.grace:
+                    child.signal(signal.SIGKILL)
+            self._reap()
+            time.sleep(0.02)
         end_leftovers([child.record for child in self.children])
         self._reap()
         for child in self.children:

@@ -28,9 +28,9 @@ class Link:
         self.states[len(self.states) + 1] = "running"
         return len(self.states)
 
-    def run_status(self, folder, run):
+    def run_status(self, folder, run_id):
         self._answer()
-        return self.states[run]
+        return self.states[run_id]
 
     def _answer(self):
         if not self.available:

@@ -9,9 +9,10 @@ import pytest
 from fedabml.errors import InputError
 from fedabml.federation import pids
 from fedabml.federation.folders import Member, ServerFolder
+from fedabml.federation.logs import clean, last_line, log_of, tail
 from fedabml.federation.run_keeper import RUN_FILE
 from fedabml.federation.settings import Settings
-from fedabml.federation.status import clean, events, read
+from fedabml.federation.status import events, read
 from fedabml.federation.status_page import (
     duration,
     facts,
@@ -67,9 +68,7 @@ def round_event(number, **more):
 def test_a_federation_that_never_ran(folder):
     status = read(folder)
     assert (status.state, status.rounds_done, status.losses, status.seconds_left) == ("stopped", 0, [], None)
-    assert [row[:2] for row in site_rows(status.sites)] == [
-        *(("a", "–"), ("b", "–"), ("c", "–"), ("d", "removed"))
-    ]
+    assert [row[:2] for row in site_rows(status.sites)] == [*(("a", "–"), ("b", "–"), ("c", "–"), ("d", "removed"))]
     assert "hospitals" in page(status) and json.dumps(status.as_json(), allow_nan=False)
 
 
@@ -187,6 +186,34 @@ def test_processes_are_those_that_live(supervised):
 def test_connected_are_those_of_the_last_event(supervised):
     write_events(supervised, round_event(1, connected=["a", "b"]), round_event(2, connected=["a", "c"]))
     assert [site.connected for site in read(supervised).sites] == [True, False, True, False]
+
+
+def test_sites_that_are_waited_for_are_named(supervised):
+    write_events(supervised, {"event": "start"}, {"event": "waiting", "sites": ["b", "c"]})
+    assert dict(facts(read(supervised)))["state"] == "Starting: waiting for b, c."
+
+
+def test_a_site_that_joins_after_the_end_is_connected_and_has_the_prior(supervised):
+    prior = {"event": "prior", "round": 10, "sites": ["c"], "missing": ["b"]}
+    write_events(supervised, round_event(10, connected=["a", "b"]), prior)
+    rows = {row[0]: row for row in site_rows(read(supervised).sites)}
+    assert rows["c"][1] == "yes" and rows["c"][-1] == "has the prior of round 10" and rows["b"][-1] == ""
+    assert rows["b"][5] == "0"
+
+
+def test_a_process_that_fails_again_and_again_is_shown_with_its_last_line(supervised):
+    (supervised.run / "runs.log").write_text("Traceback\n\x1b[31mValueError: no pyproject.toml\n\n")
+    pids.Record("runs", "waiting", "t", failures=3, last_exit="exit code 1").save(supervised.run / "pids")
+    problem = read(supervised).problem
+    assert "runs ended 3 times" in problem and "ValueError: no pyproject.toml" in problem and "\x1b" not in problem
+
+
+def test_logs_have_a_place_and_an_end(tmp_path):
+    assert log_of(tmp_path, "superlink") == tmp_path / "run/superlink.log"
+    assert log_of(tmp_path, "north-1-worker") == tmp_path / "local/north-1/run/worker.log"
+    assert tail(tmp_path / "none") == last_line(tmp_path / "none") == "(no log)"
+    (tmp_path / "log").write_text("a" * 9999 + "\nb\nc\n")
+    assert tail(tmp_path / "log", 10).endswith("a b c") and last_line(tmp_path / "log") == "c"
 
 
 def test_the_state_follows_rounds_and_failures(supervised):

@@ -186,6 +186,23 @@ def test_a_process_waits_for_what_it_needs(tmp_path, start):
     record(tmp_path / "run", "second", state="running")
 
 
+def test_the_end_is_in_order_and_does_not_wait_for_ever(tmp_path, start):
+    """What a process needs ends after it; one that ignores SIGTERM is killed after its grace."""
+    note = f"trap 'echo $0 >> {tmp_path}/ended; exit' TERM; while :; do sleep 0.05; done"
+    supervisor = start(
+        {"name": "first", "command": ["sh", "-c", note, "first"]},
+        {"name": "second", "command": ["sh", "-c", note, "second"], "needs": ["first"]},
+        {"name": "deaf", "command": ["sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"], "grace": 0.5},
+    )
+    for name in ("first", "second", "deaf"):
+        record(tmp_path / "run", name, state="running")
+    time.sleep(0.5)  # the traps are set
+    supervisor.send_signal(signal.SIGINT)
+    assert supervisor.wait(MOST) == 0, supervisor.stderr.read()
+    assert (tmp_path / "ended").read_text().split() == ["second", "first"]
+    assert pids.read_record(tmp_path / "run/pids/deaf.json").last_exit == "signal SIGKILL"
+
+
 def test_a_process_that_is_no_longer_well_is_killed_and_restarted(tmp_path, start):
     flag = tmp_path / "flag"
     flag.touch()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedabml
-from fedabml.cli.use import _trust_lines
+from fedabml.cli.use import trust_lines
 from fedabml.errors import InputError
 from fedabml.evaluation import calibration
 from fedabml.experiments.paper.outside import auroc
@@ -207,8 +207,8 @@ def test_the_effect_of_a_calibration_of_several_labels_is_cross_validated():
     assert trust.nll_after == pytest.approx(-np.log(crossed[np.arange(len(known)), known]).mean())
     scaled = calibration.with_temperature(flat.probs, trust.temperature)
     assert trust.nll_after > -np.log(scaled[np.arange(len(known)), known]).mean()
-    assert "ECE" not in "".join(_trust_lines(trust, several=True))
-    assert _trust_lines(trust, several=True)[-1].startswith("alarms      none")
+    assert "ECE" not in "".join(trust_lines(trust, several=True))
+    assert trust_lines(trust, several=True)[-1].startswith("alarms      none")
 
 
 @pytest.mark.slow
