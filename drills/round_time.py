@@ -1,0 +1,333 @@
+"""Seconds per round of a federation on this machine, beside Flower's own FedAvg with the same torch model and data.
+
+    python -m drills.round_time run --turns 4 --rounds 6
+    python -m drills.round_time page                       # results/reliability/round_time.md
+
+Three arms take turns, each with its own SuperLink (TLS, node authentication, database) and three sites:
+`flower` is Flower's FedAvg strategy and a plain torch client with Flower's defaults, which start a process per message;
+`cold` is our app in the same way (flower-superexec and `clientapp`); `warm` is a federation as `fedabml federation up`
+runs it: resident workers, and nginx before the SuperLink. The first round of a turn is left out. Every round is one
+line of results/reliability/round_time.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedabml.federation import operate
+from fedabml.federation.archive import unpack
+from fedabml.federation.folders import ServerFolder, SiteFolder
+from fedabml.federation.init import init
+
+from . import deployment as drill
+
+RESULTS = Path(__file__).resolve().parents[1] / "results/reliability"
+LINES, PAGE = RESULTS / "round_time.jsonl", RESULTS / "round_time.md"
+ARMS = ("flower", "cold", "warm")
+SITES = ("a", "b", "c")
+FEATURES, CLASSES, SAMPLES, HIDDEN = 100, 10, 1000, (200, 200)
+EPOCHS, BATCH, RATE = 1, 50, 0.05
+MOST = 1800.0  # seconds to wait for anything
+TIMES = "FEDABML_DRILL_TIMES"  # names the file in which Flower's arm notes the end of every round
+
+_CLIENT = f'''"""The torch client of the drill."""
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from drill_app.model import network
+
+app = ClientApp()
+
+
+@app.train()
+def train(message, context):
+    with np.load(context.node_config["data"], allow_pickle=False) as file:
+        x, y = torch.from_numpy(file["x"]), torch.from_numpy(file["y"])
+    model = network()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr={RATE})
+    for _ in range({EPOCHS}):
+        for rows in torch.randperm(len(x)).split({BATCH}):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+    metrics = MetricRecord({{"num-examples": len(x)}})
+    return Message(RecordDict({{"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}}), reply_to=message)
+'''
+_SERVER = f'''"""Flower's FedAvg."""
+
+import os
+import time
+
+from flwr.app import ArrayRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from drill_app.model import network
+
+app = ServerApp()
+
+
+def note(number, arrays):
+    with open(os.environ["{TIMES}"], "a") as file:
+        file.write(f"{{number}} {{time.time()}}\\n")
+
+
+@app.main()
+def main(grid, context):
+    count = {len(SITES)}
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=count)
+    arrays = ArrayRecord(network().state_dict())
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=ROUNDS, evaluate_fn=note)
+'''
+_MODEL = f'''"""The network of both sides."""
+
+from torch import nn
+
+
+def network():
+    a, b = {HIDDEN}
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear({FEATURES}, a), nn.ReLU(), nn.Linear(a, b), nn.ReLU(), nn.Linear(b, {CLASSES})
+    )
+'''
+_PROJECT = """[project]
+name = "drill-app"
+version = "1.0.0"
+license = { file = "LICENSE" }
+dependencies = ["flwr>=1.41.0,<1.42"]
+
+[tool.flwr.app]
+publisher = "fedabml"
+fab-format-version = 1
+flwr-version-target = "1.41.0"
+fab-include = ["LICENSE", "drill_app/*.py"]
+
+[tool.flwr.app.components]
+serverapp = "drill_app.server:app"
+clientapp = "drill_app.client:app"
+
+[tool.flwr.app.config]
+"""
+
+
+def main() -> None:
+    """Run turns, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "page"))
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=6, help="of a turn; the first is left out")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    options = parser.parse_args()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    if options.what == "run":
+        started = int(time.time())
+        for turn in range(options.turns):
+            for arm in options.arms:
+                load = os.getloadavg()[0]
+                with tempfile.TemporaryDirectory(prefix="drill") as place:
+                    seconds = run_turn(arm, Path(place), options.rounds)
+                facts = {"started": started, "arm": arm, "turn": turn, "load": load, **machine()}
+                with LINES.open("a", encoding="utf-8") as file:
+                    for number, value in enumerate(seconds, 2):
+                        file.write(json.dumps({**facts, "round": number, "seconds": round(value, 3)}) + "\n")
+                print(f"turn {turn} {arm}: {' '.join(f'{value:.1f}' for value in seconds)} s (load {load:.1f})")
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE.read_text(encoding="utf-8"))
+
+
+def machine() -> dict[str, Any]:
+    """Return what the seconds depend on besides the programs."""
+    return {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+
+
+def run_turn(arm: str, place: Path, rounds: int) -> list[float]:
+    """Run one arm from its start to its end; return the seconds of its rounds but the first."""
+    generator = np.random.default_rng(1)
+    data = {name: place / f"{name}.npz" for name in SITES}
+    for path in data.values():
+        x, y = generator.normal(size=(SAMPLES, FEATURES)).astype(np.float32), np.arange(SAMPLES) % CLASSES
+        np.savez(path, x=x, y=y)
+    port, superlink_port = drill.free_ports(2)
+    settings: dict[str, Any] = {
+        **{"algorithm": "fedavg", "model": "mlp", "model_options": {"hidden": list(HIDDEN)}, "rounds": rounds},
+        **{"epochs": EPOCHS, "batch_size": BATCH, "hyper": {"lr": RATE}, "round_timeout": 600.0, "min_replies": 3},
+        **{"port": port, "superlink_port": superlink_port},
+    }
+    folder = init(place / "federation", "127.0.0.1", list(SITES), data["a"], **settings)
+    if arm == "warm":
+        operate.up(folder.path, data)
+        try:
+            return _our_seconds(folder, rounds)
+        finally:
+            drill.end(folder)
+    with ExitStack() as stack:
+        times = place / "times"
+        if arm == "flower":
+            _write_flower_app(folder.app, rounds)
+        _start_stock(stack, arm, folder, data, times)
+        if arm == "cold":
+            return _our_seconds(folder, rounds)
+        _wait(lambda: len(_noted(times)) > rounds, f"Flower's round {rounds}")
+        return [b - a for a, b in pairwise(_noted(times)[1:])]
+
+
+def _wait(condition: Callable[[], bool], what: str) -> None:
+    """Wait until a condition holds. The looks are rare, since they take time from what is measured."""
+    end = time.monotonic() + MOST
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what} did not come in {MOST:.0f} s")
+        time.sleep(2.0)
+
+
+def _our_seconds(folder: ServerFolder, rounds: int) -> list[float]:
+    """Return the seconds from the end of each round to the end of the next, from the coordinator's events."""
+    _wait(lambda: drill.rounds_done(folder) >= rounds, f"round {rounds}")
+    ends = [float(event["time"]) for event in drill.listed(folder, "round")]
+    return [b - a for a, b in pairwise(ends)]
+
+
+def _noted(path: Path) -> list[float]:
+    """Return the ends of Flower's rounds; the first is the begin of round 1."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [float(line.split()[1]) for line in lines if len(line.split()) == 2]
+
+
+def _write_flower_app(app: Path, rounds: int) -> None:
+    """Replace the federation's app by one with Flower's FedAvg."""
+    texts = {
+        "client": _CLIENT,
+        "server": _SERVER.replace("ROUNDS", str(rounds)),
+        "model": _MODEL,
+        "__init__": '"""."""\n',
+    }
+    (app / "pyproject.toml").write_text(_PROJECT, encoding="utf-8")
+    (app / "drill_app").mkdir()
+    for name, text in texts.items():
+        (app / "drill_app" / f"{name}.py").write_text(text, encoding="utf-8")
+
+
+def _start_stock(stack: ExitStack, arm: str, folder: ServerFolder, data: dict[str, Path], times: Path) -> None:
+    """Start a SuperLink and SuperNodes that start a process for every message, and submit a run."""
+    from fedabml.federation.flower import commands
+
+    address, port = commands.superlink_address(folder), folder.settings.superlink_port
+    environment = commands.environment(folder) | {TIMES: str(times)}
+    if arm == "flower":
+        del environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"]
+    link = _without(commands.superlink_command(folder), "--isolation", "--superexec-auth-secret-file")
+    stack.enter_context(_process(link, environment, folder.run / "superlink.log"))
+    _wait(operate.answers(folder, port), "the SuperLink")
+    commands.register_sites(folder)
+    for name, path in data.items():
+        site = unpack(folder.archive(name), folder.path / "local" / name, path)
+        stack.enter_context(_process(_node(arm, site, address, path), environment, site.run / "supernode.log"))
+    commands.submit_run(folder)
+
+
+def _node(arm: str, site: SiteFolder, address: str, data: Path) -> list[str]:
+    """Return the command of a SuperNode: with Flower's own pauses, or with ours."""
+    from fedabml.federation.flower import commands
+
+    command = _without(commands.supernode_command(site), "--isolation", "--superexec-auth-secret-file", "--superlink")
+    if arm == "flower":
+        start = "import sys; from flwr.supernode.cli import flower_supernode; sys.exit(flower_supernode())"
+        command[1:3] = ["-c", start]
+        config = f'data="{data}"'
+    else:
+        config = f'folder="{site.path}"'
+    return [*command, "--superlink", address, "--node-config", config]
+
+
+def _without(command: list[str], *options: str) -> list[str]:
+    """Return a command without some options and their values."""
+    kept = list(command)
+    for option in options:
+        at = kept.index(option)
+        del kept[at : at + 2]
+    return kept
+
+
+@contextmanager
+def _process(command: list[str], environment: dict[str, str], log: Path) -> Iterator[None]:
+    """Run a process and whatever it starts; all of them end with the block."""
+    programs = str(Path(sys.executable).parent)  # a SuperNode starts flower-superexec by its name
+    variables = {**os.environ, **environment, "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"}
+    with log.open("ab") as file:
+        process = subprocess.Popen(command, env=variables, stdout=file, stderr=file, start_new_session=True)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, number)
+                process.wait(20)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                pass
+
+
+def page() -> str:
+    """Return the page of all lines."""
+    lines = [json.loads(line) for line in LINES.read_text(encoding="utf-8").splitlines()] if LINES.exists() else []
+    head = [
+        "# Seconds per round beside Flower's own FedAvg",
+        "",
+        f"Three sites on one machine, an MLP {FEATURES}-{'-'.join(map(str, HIDDEN))}-{CLASSES} in float32, {SAMPLES} "
+        f"samples a site, {EPOCHS} epoch in minibatches of {BATCH}, learning rate {RATE}. TLS, node authentication and "
+        "a database in every arm; `warm` passes nginx besides. The arms took turns. A round's seconds run from the end "
+        "of one round to the end of the next; the first round of a turn is left out.",
+        "",
+        "| arm | rounds | median | least | most | turns: median beside Flower's of the same turn |",
+        "|---|---|---|---|---|---|",
+    ]
+    for arm in ARMS:
+        values = [line["seconds"] for line in lines if line["arm"] == arm]
+        if values:
+            ratios = ", ".join(f"{ratio:.2f}×" for ratio in _ratios(lines, arm))
+            numbers = f"{statistics.median(values):.2f} | {min(values):.2f} | {max(values):.2f}"
+            head.append(f"| {_NAMES[arm]} | {len(values)} | {numbers} | {ratios} |")
+    loads = [line["load"] for line in lines]
+    if loads:
+        cores = sorted({line["cores"] for line in lines})
+        head += ["", f"Cores: {cores}. Load of the machine before a turn: {min(loads):.1f} to {max(loads):.1f}."]
+    return "\n".join([*head, "", "Made by `python -m drills.round_time run`; lines: `round_time.jsonl`.", ""])
+
+
+_NAMES = {
+    "flower": "Flower's FedAvg, plain torch client",
+    "cold": "fedabml, a process per message",
+    "warm": "fedabml, resident workers",
+}
+
+
+def _ratios(lines: list[dict[str, Any]], arm: str) -> list[float]:
+    """Return an arm's median seconds divided by Flower's, for every turn that has both."""
+    by_turn: dict[tuple[int, int], dict[str, list[float]]] = {}
+    for line in lines:
+        by_turn.setdefault((line["started"], line["turn"]), {}).setdefault(line["arm"], []).append(line["seconds"])
+    pairs = [turn for turn in by_turn.values() if arm in turn and "flower" in turn]
+    return [statistics.median(turn[arm]) / statistics.median(turn["flower"]) for turn in pairs]
+
+
+if __name__ == "__main__":
+    main()
