@@ -1,0 +1,319 @@
+"""The attacks of `drills.strangers`: each returns lines that name what was tried, what came back, and the verdict."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import random
+import re
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, RecordDict
+
+from fedabml.errors import InputError
+from fedabml.federation import keys, macs, messages, proxy
+from fedabml.federation.folders import ServerFolder, SiteFolder
+from fedabml.federation.meter import budget
+
+from .deployment import free_ports, listed, rounds_done, until
+from .intruder import SERVER, Intruder, message, nodes, orders, runs, stored_bytes, stranger
+
+Line = dict[str, Any]
+REFUSALS = (400, 403, 405, 411, 413, 414, 431, 495, 501, 505)
+
+
+def line(attack: str, by: str, seen: str, refused: bool, **more: Any) -> Line:
+    """Return one line of the record."""
+    return {"attack": attack, "by": by, "seen": seen, "refused": refused, **more}
+
+
+# -- strangers --------------------------------------------------------------------------------------------------------
+def unregistered_key(folder: ServerFolder, place: Path) -> list[Line]:
+    """Try every call with a key that nobody registered, and start a real SuperNode with it."""
+    someone = stranger(folder)
+    statuses = Counter(someone.send(f"/v1/fleet/{call}")[0] for call in (*proxy.CALLS, "register-node"))
+    lines = [line("unregistered key, every call", "a stranger", _counts(statuses), set(statuses) == {403})]
+    (place / "stranger.key").write_bytes(keys.make_site_keys().private)
+    return [*lines, _real_supernode(folder, place, "unregistered key", folder.ca_certificate)]
+
+
+def wrong_authority(folder: ServerFolder, place: Path) -> list[Line]:
+    """Connect with another authority's certificate, by hand and with a real SuperNode that has a registered key."""
+    other = place / "other.crt"
+    other.write_bytes(keys.make_authority("other").certificate)
+    try:
+        status = Intruder(folder, authority=other).send("/v1/fleet/pull-messages")[0]
+        result = line("wrong authority", "a client", f"status {status}", False)
+    except ssl.SSLCertVerificationError as error:
+        result = line("wrong authority", "a client", f"TLS: {error.verify_message}", True)
+    return [result, _real_supernode(folder, place, "wrong authority", other)]
+
+
+def _real_supernode(folder: ServerFolder, place: Path, what: str, authority: Path) -> Line:
+    """Start flower-supernode and report how it ends."""
+    program = (
+        "import sys; from flwr.supernode.cli.flower_supernode import flower_supernode; sys.exit(flower_supernode())"
+    )
+    command = [sys.executable, "-c", program, "--superlink", folder.settings.address, "--root-certificates"]
+    command += [str(authority), "--auth-supernode-private-key", str(place / "stranger.key"), "--isolation", "process"]
+    env = os.environ | {"FLWR_HOME": str(place / "flwr"), "FLWR_TELEMETRY_ENABLED": "0"}
+    env |= {"FLWR_DISABLE_UPDATE_CHECK": "1"}
+    process = subprocess.Popen(
+        [*command, "--port", str(free_ports(1)[0])], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env
+    )
+    try:
+        output = process.communicate(timeout=180)[0].decode(errors="replace")
+        words = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", output).split())
+        found = re.search(r"(403 Forbidden|CERTIFICATE_VERIFY_FAILED|SSL/TLS handshake error)", words)
+        seen = f"exit code {process.returncode}, {found[1] if found else words[-200:]}"
+        return line(what, "a real SuperNode", seen, process.returncode != 0 and found is not None)
+    except subprocess.TimeoutExpired:
+        return line(what, "a real SuperNode", "still trying after 180 s, never connected", True)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def no_tls(folder: ServerFolder) -> list[Line]:
+    """Speak plain HTTP, and TLS 1.1."""
+    connection = http.client.HTTPConnection("127.0.0.1", folder.settings.port, timeout=60)
+    connection.request("POST", "/v1/fleet/pull-messages", b"")
+    status = connection.getresponse().status
+    connection.close()
+    lines = [line("plain HTTP", "a stranger", f"status {status}", status == 400)]
+    context = ssl.create_default_context(cafile=str(folder.ca_certificate))
+    context.set_ciphers("ALL:@SECLEVEL=0")  # this client would accept it
+    context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+    old = http.client.HTTPSConnection("127.0.0.1", folder.settings.port, context=context, timeout=60)
+    try:
+        old.request("POST", "/v1/fleet/pull-messages", b"")
+        lines.append(line("TLS 1.1", "a stranger", f"status {old.getresponse().status}", False))
+    except OSError as error:
+        lines.append(line("TLS 1.1", "a stranger", f"TLS: {getattr(error, 'reason', None) or error}", True))
+    finally:
+        old.close()
+    return lines
+
+
+def other_interfaces(folder: ServerFolder, insider: Intruder) -> list[Line]:
+    """Call every path of the SuperLink's control and runtime interfaces through the proxy, as a registered site."""
+    import flwr
+
+    root, paths = Path(flwr.__file__).parent, {"/health", "/docs", "/openapi.json", "/", "/v1/responses"}
+    for source in root.rglob("*.py"):
+        paths |= set(re.findall(r'"(/v1/(?:control|runtime)/[a-z-]+)"', source.read_text(encoding="utf-8")))
+    statuses = Counter(insider.send(path, method=method)[0] for path in sorted(paths) for method in ("POST", "GET"))
+    what = f"control and runtime interfaces ({len(paths)} paths, POST and GET)"
+    return [line(what, "a registered site", _counts(statuses), set(statuses) == {403})]
+
+
+def foreign_app(folder: ServerFolder, sites: list[SiteFolder], place: Path) -> list[Line]:
+    """Start a run of another app at the SuperLink itself, as a program on the server's machine could."""
+    import hashlib
+
+    from flwr.common.serde import fab_to_proto
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.supercore.fab import Fab
+
+    from fedabml.federation.flower import app, control
+
+    mark, source = place / "foreign-code-ran", place / "foreign"
+    app.write_app(source)
+    for path in source.rglob("*.py"):
+        path.write_text(f"open({str(mark)!r}, 'a').write(__name__)\n" + path.read_text(encoding="utf-8"))
+    content = app.bundle(source)
+    digest = hashlib.sha256(content).hexdigest()
+    before = rounds_done(folder)
+    with control._control(folder) as client:
+        run = client.StartRun(StartRunRequest(fab=fab_to_proto(Fab(digest, content, {})))).run_id
+    _waited(lambda: rounds_done(folder) >= before + 3, 300)
+    state = control.run_status(folder, run)
+    lines = [
+        line(
+            "a foreign app",
+            "the server's machine",
+            f"run {state}, none of its code ran" if not mark.exists() else "its code ran",
+            not mark.exists(),
+        )
+    ]
+    # The same app's hash at the sites, if the server would hand out its orders.
+    refused = [digest not in site.apps() for site in sites]
+    lines.append(
+        line(
+            "a foreign app's hash", "the list of each site", f"refused by {sum(refused)} of {len(sites)}", all(refused)
+        )
+    )
+    if not state.startswith("finished"):
+        control.stop_run(folder, run)
+    return lines
+
+
+# -- insiders ---------------------------------------------------------------------------------------------------------
+def forged_content(folder: ServerFolder, secret: bytes, site: str, **fields: Any) -> RecordDict:
+    """Return an order or a reply that names one site, with the code of another's secret."""
+    from fedabml.federation.flower import codec
+
+    common = {"federation": folder.settings.federation, "card": "0" * 64, "site": site, "nonce": "1" * 32, **fields}
+    if "number" in fields:
+        return codec.order_content(messages.Order(**common), secret)
+    return codec.reply_content(messages.Reply(**common), secret)
+
+
+def forged_reply(folder: ServerFolder, insider: Intruder, secret: bytes) -> list[Line]:
+    """Answer an order of site a with the key and the secret of another registered site."""
+    known, run = nodes(folder), runs(folder)[0]
+    own, victim = known["d"], known["a"]
+    lines = []
+    # It does not know the number of an order: a guess.
+    content = forged_content(folder, secret, "a", kind="train", round=1, attempt=1, samples=5)
+    guess = insider.push(message(content, run, victim, SERVER, "0" * 64), own)
+    lines.append(line("a reply in another's name, guessed order", "a registered site", _pushed(guess), guess[1] == 0))
+    # With the number of an order under way, which is a secret of the server and of site a.
+    tried: list[tuple[int, int, int]] = []
+
+    def attack() -> bool:
+        for name, left in orders(folder, victim):
+            tried.append(insider.push(message(content, run, victim, SERVER, name, max(1.0, left - 1)), own))
+        return any(stored for _, _, stored in tried) and _reasons(folder, "code is wrong") > 0
+
+    done = _waited(attack, 120, pause=0.0)
+    seen = f"{len(tried)} sent, {sum(stored > 0 for *_, stored in tried)} stored by the SuperLink, "
+    seen += f"{_reasons(folder, 'code is wrong')} rejected by the coordinator: the code is wrong"
+    lines.append(line("a reply in another's name, known order", "a registered site", seen, done))
+    return lines
+
+
+def forged_order(folder: ServerFolder, insider: Intruder, secret: bytes, site: SiteFolder) -> list[Line]:
+    """Send site a an order in the server's name."""
+    known, run = nodes(folder), runs(folder)[0]
+    own, member = known["d"], next(m for m in folder.members() if m.name == "a")
+    kept = sorted(path.name for path in site.state.iterdir())
+    common = {"kind": "prior", "number": member.number, "round": 9999, "attempt": 1, "counted": 9999, "clients": 3}
+    content = forged_content(folder, secret, "a", **common)
+    pushed = insider.push(message(content, run, SERVER, known["a"]), own)
+    before = rounds_done(folder)
+    _waited(lambda: rounds_done(folder) >= before + 2, 300)
+    log = (site.run / "worker.log").read_text(errors="replace")
+    took = "not written by the server" in log
+    harmed = site.prior_file.exists() or "9999" in " ".join(path.name for path in site.state.iterdir())
+    seen = f"{_pushed(pushed)}; the site {'refused it: its code is wrong' if took else 'did not report it'}"
+    return [line("an order in the server's name", "a registered site", seen, not harmed, kept=len(kept))]
+
+
+def flood(folder: ServerFolder, insider: Intruder, secret: bytes) -> list[Line]:
+    """Let the SuperLink store as much as it takes: orders in the server's name with large objects."""
+    known, run = nodes(folder), runs(folder)[0]
+    before, sent, offered, most = stored_bytes(folder), 0, 0, 0
+    generator, end = random.Random(0), time.monotonic() + 60
+    statuses: Counter[int] = Counter()
+    while time.monotonic() < end and offered < 40 * budget(folder.settings):
+        record = RecordDict({"x": ConfigRecord({"x": generator.randbytes(4_000_000)})})
+        status, _, stored = insider.push(message(record, run, SERVER, known["a"], ttl=5.0), known["d"])
+        statuses[status] += 1
+        offered += 4_000_000
+        sent += 4_000_000 * bool(stored)
+        most = max(most, stored_bytes(folder) - before)
+    limit = budget(folder.settings) + (proxy.large_parts(folder.settings) + 20) * proxy.CALLS["push-object"]
+    seen = f"{sent:,} of {offered:,} bytes stored in 60 s, at most {most:,} at a time; {_counts(statuses)}"
+    return [line("storing without end", "a registered site", seen, 503 in statuses and most <= limit, limit=limit)]
+
+
+# -- fuzzing ----------------------------------------------------------------------------------------------------------
+def fuzz(folder: ServerFolder, insider_key: bytes, count: int, threads: int = 4) -> list[Line]:
+    """Send random requests, half of them with the key and a good signature of a registered site."""
+    results: list[Counter[str]] = [Counter() for _ in range(threads)]
+
+    def work(number: int) -> None:
+        generator = random.Random(number)
+        someone = Intruder(folder, insider_key if number % 2 else None)
+        for _ in range(count // threads):
+            results[number][str(_fuzzed(someone, generator))] += 1
+        someone.close()
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    before, start = rounds_done(folder), time.monotonic()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    seconds = time.monotonic() - start
+    lines = []
+    for name, chosen in (("a stranger", results[::2]), ("a registered site", results[1::2])):
+        statuses = sum(chosen, Counter())
+        passed = statuses["200"] if name == "a stranger" else 0
+        more = {"requests": sum(statuses.values()), "seconds": round(seconds, 1)}
+        more |= {"rounds": rounds_done(folder) - before}
+        lines.append(line("fuzzed requests", name, _counts(statuses), passed == 0, **more))
+    return lines
+
+
+def _fuzzed(someone: Intruder, generator: random.Random) -> int:
+    """Send one random request; return its status."""
+    calls = [f"/v1/fleet/{call}" for call in proxy.CALLS]
+    paths = [
+        *calls,
+        *calls,
+        "/v1/control/start-run",
+        "/v1/runtime/acquire-task",
+        "/",
+        "/v1/fleet/",
+        "/%00",
+        "/a" * 3000,
+    ]
+    path = generator.choice(paths)
+    if generator.random() < 0.1:
+        place = generator.randrange(1, len(path) + 1)
+        path = path[:place] + generator.choice(["%2e%2e/", "//", "?", "\u00e9", ";", "..", "%ff", "~"]) + path[place:]
+        path = "".join(mark if mark.isascii() else "%C3%A9" for mark in path)
+    method = generator.choice(["POST"] * 8 + ["GET", "PUT", "DELETE", "OPTIONS", "HEAD", "TRACE", "PATCH", "XYZZY"])
+    size = generator.choice([0, 1, 2, 10, 100, 1000, 10_000, 20_000])
+    headers = {}
+    if generator.random() < 0.2:
+        headers[
+            generator.choice(["flwr-public-key", "flwr-signature", "flwr-timestamp", "content-type", "x" * 100])
+        ] = generator.choice(["", "x", "A" * 5000, "0", "\u00ff", "2026-01-01T00:00:00+00:00"])
+    if generator.random() < 0.02:
+        raw = generator.randbytes(generator.randrange(1, 2000))
+        found = re.match(rb"HTTP/1\.[01] ([0-9]{3})", someone.send_bytes(raw))
+        return int(found[1]) if found else 0
+    try:
+        return someone.send(path, generator.randbytes(size), method, headers)[0]
+    except (ValueError, UnicodeEncodeError):
+        return 0
+
+
+# -- small parts ------------------------------------------------------------------------------------------------------
+def _reasons(folder: ServerFolder, words: str) -> int:
+    """Return how many replies the coordinator has rejected with these words in the reason."""
+    found = [each for event in listed(folder, "round", "repeat", "answers") for each in event.get("rejected", [])]
+    return sum(int(each.get("count", 1)) for each in found if words in str(each.get("reason")))
+
+
+def _waited(condition: Callable[[], bool], seconds: float, pause: float = 0.05) -> bool:
+    try:
+        until(condition, seconds, "it")
+    except (TimeoutError, InputError):
+        return False
+    time.sleep(pause)
+    return True
+
+
+def _pushed(result: tuple[int, int, int]) -> str:
+    return f"status {result[0]}, {result[1]} objects wanted, {result[2]} stored"
+
+
+def _counts(statuses: Counter[Any]) -> str:
+    return ", ".join(f"{status}: {count}" for status, count in sorted(statuses.items(), key=lambda item: str(item[0])))
+
+
+def secret_of(site: SiteFolder) -> bytes:
+    """Return a site's secret."""
+    return macs.read_secret(site.secret)

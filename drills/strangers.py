@@ -1,0 +1,161 @@
+"""Strangers and insiders at a real federation: TLS, authentication, nginx, three sites that train, one that attacks.
+
+    python -m drills.strangers [--requests 10000] [--out results/reliability/strangers.jsonl]
+    python -m drills.strangers page [--out results/reliability/strangers.jsonl]
+
+Sites a, b and c train without pause while every attack of `drills.attacks` is tried; site d is registered and hostile.
+At the end θ must have the bits of the simulator with the replies that counted, no process may have been restarted, and
+the SuperLink's memory must be bounded. `page` writes the record as a page beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedabml.federation import operate, pids
+from fedabml.federation.archive import unpack
+from fedabml.federation.folders import ServerFolder, SiteFolder
+from fedabml.federation.supervisor import PIDS
+from fedabml.files.sheets import markdown_table
+from fedabml.runs.provenance import code, hardware
+
+from . import attacks
+from .deployment import counted_sites, differences, end, make, rounds_done, saved_state, simulate, wait_for_round
+from .intruder import Intruder, stored_bytes
+
+OUT = Path("results/reliability/strangers.jsonl")
+SITES = ("a", "b", "c")
+
+
+def drill(place: Path, requests: int = 10_000, parts: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Run the attacks in a new deployment and return the record; `parts` names the attacks, by default all."""
+    deployment = make(place, (*SITES, "d"), rounds=1_000_000, round_timeout=15.0, max_message_mb=4, rest_rounds=1)
+    folder, hostile = deployment.folder, unpack(deployment.folder.archive("d"), place / "hostile")
+    lines: list[dict[str, Any]] = []
+    try:
+        operate.up(folder.path, {name: deployment.paths[name] for name in SITES})
+        wait_for_round(folder, 2)
+        first, started, begun = memory(folder), time.monotonic(), rounds_done(folder)
+        for name, attack in _attacks(folder, hostile, place, requests).items():
+            if not parts or name in parts:
+                before = memory(folder)
+                found = attack()
+                lines += [
+                    {**each, "superlink_mb": [before["superlink"], memory(folder)["superlink"]]} for each in found
+                ]
+                for each in found:
+                    print(json.dumps(each), flush=True)
+        wait_for_round(folder, rounds_done(folder) + 2)
+        last, records = memory(folder), pids.records(folder.run / PIDS)
+        restarts = {record.name: record.restarts for record in records if record.restarts}
+        kept, seconds = stored_bytes(folder), time.monotonic() - started
+    finally:
+        left = end(folder)
+    rounds = counted_sites(folder)
+    wrong = differences(saved_state(folder).state, simulate(deployment, rounds))
+    summary: dict[str, Any] = {"summary": True, "rounds": len(rounds), "rounds_during": len(rounds) - begun}
+    summary |= {"seconds": round(seconds, 1), "incomplete_rounds": sum(set(each) != set(SITES) for each in rounds)}
+    summary |= {"theta_equal": not wrong, "differences": wrong, "memory_mb": [first, last], "restarts": restarts}
+    summary |= {"stored_bytes": kept, "left_processes": len(left), "refused_all": all(x["refused"] for x in lines)}
+    return [*lines, summary | {"code": code(), "hardware": hardware(torch.device("cpu"))}]
+
+
+def _attacks(folder: ServerFolder, hostile: SiteFolder, place: Path, requests: int) -> dict[str, Any]:
+    """Return the attacks by name, in their order: the ones that can change who takes part come last."""
+    insider, secret = Intruder(folder, hostile.key.read_bytes()), attacks.secret_of(hostile)
+    sites = [SiteFolder(folder.path / "local" / name) for name in SITES]
+    return {
+        "key": lambda: attacks.unregistered_key(folder, place),
+        "authority": lambda: attacks.wrong_authority(folder, place),
+        "tls": lambda: attacks.no_tls(folder),
+        "interfaces": lambda: attacks.other_interfaces(folder, insider),
+        "app": lambda: attacks.foreign_app(folder, sites, place),
+        "fuzz": lambda: attacks.fuzz(folder, hostile.key.read_bytes(), requests),
+        "order": lambda: attacks.forged_order(folder, insider, secret, sites[0]),
+        "reply": lambda: attacks.forged_reply(folder, insider, secret),
+        "flood": lambda: attacks.flood(folder, insider, secret),
+    }
+
+
+def memory(folder: ServerFolder) -> dict[str, float]:
+    """Return the resident megabytes of the SuperLink, the executor and all of nginx."""
+    result = {}
+    for name in ("superlink", "executor"):
+        record = pids.read_record(folder.run / PIDS / f"{name}.json")
+        result[name] = _resident(record.identity.pid) if record and record.identity else 0.0
+    master = (folder.run / "nginx" / "nginx.pid").read_text(encoding="ascii").strip()
+    children = Path(f"/proc/{master}/task/{master}/children").read_text(encoding="ascii").split()
+    return result | {"nginx": round(sum(_resident(int(pid)) for pid in (master, *children)), 1)}
+
+
+def _resident(pid: int) -> float:
+    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return round(int(text.split("VmRSS:")[1].split()[0]) / 1024, 1)
+
+
+def page(record: Path) -> Path:
+    """Write the page of a record beside it."""
+    lines = [json.loads(text) for text in record.read_text(encoding="utf-8").splitlines()]
+    summary = next(each for each in lines if each.get("summary"))
+    rows = [
+        [each["attack"], each["by"], each["seen"], "refused" if each["refused"] else "**not refused**"]
+        for each in lines
+        if not each.get("summary")
+    ]
+    before, after = summary["memory_mb"]
+    text = (
+        "# Strangers and insiders\n\n"
+        f"One federation on loopback: TLS, node authentication, nginx, sites a, b and c training; site d is registered "
+        f"and hostile. {summary['rounds_during']} rounds ran during {summary['seconds']:.0f} s of attacks. What an "
+        "insider could not know (numbers of nodes, of the run, of orders) was read from the server's database, in the "
+        "attacker's favour.\n\n"
+        f"{markdown_table(['attack', 'by', 'seen', 'verdict'], rows)}\n\n"
+        f"- θ after {summary['rounds']} rounds has the bits of the simulator with the replies that counted: "
+        f"**{'yes' if summary['theta_equal'] else 'no'}**. In {summary['incomplete_rounds']} rounds a forged reply "
+        "took the place of a genuine one, which the SuperLink then refuses as a second answer; it did not count.\n"
+        f"- Memory in MB, before and after: SuperLink {before['superlink']} and {after['superlink']}, executor "
+        f"{before['executor']} and {after['executor']}, nginx {before['nginx']} and {after['nginx']}.\n"
+        f"- Restarts of processes: {summary['restarts'] or 'none'}. Processes left after the end: "
+        f"{summary['left_processes']}. Bytes of objects that the SuperLink keeps: {summary['stored_bytes']:,}.\n\n"
+        "## What is not bounded\n\n"
+        "- A registered site that connects and never answers delays rounds by the time-out, until the operator removes "
+        "it.\n"
+        "- TLS handshakes of strangers cost nginx time; a firewall can limit connections per address.\n"
+        "- Someone who knows a site's public key can use up that site's rate of requests, not its budget of bytes.\n\n"
+        f"Data: `{record.name}`. Code: {summary['code']}. Machine: {summary['hardware']}.\n"
+        "Reproduce: `python -m drills.strangers --out FILE`, then `python -m drills.strangers page --out FILE`.\n"
+    )
+    target = record.with_suffix(".md")
+    target.write_text(text, encoding="utf-8")
+    return target
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the drill or write its page. The exit code is 1 if anything was not refused or θ differs."""
+    parser = argparse.ArgumentParser(prog="python -m drills.strangers", description=__doc__)
+    parser.add_argument("what", nargs="?", choices=("run", "page"), default="run")
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--parts", default="")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args(arguments)
+    if options.what == "page":
+        print(page(options.out))
+        return 0
+    with tempfile.TemporaryDirectory() as place:
+        lines = drill(Path(place), options.requests, tuple(filter(None, options.parts.split(","))))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
+    print(json.dumps(lines[-1]))
+    return 0 if lines[-1]["theta_equal"] and lines[-1]["refused_all"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
