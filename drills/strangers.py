@@ -37,7 +37,7 @@ SITES = ("a", "b", "c")
 
 def drill(place: Path, requests: int = 10_000, parts: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """Run the attacks in a new deployment and return the record; `parts` names the attacks, by default all."""
-    deployment = make(place, (*SITES, "d"), rounds=1_000_000, round_timeout=15.0, max_message_mb=4, rest_rounds=1)
+    deployment = make(place, (*SITES, "d"), rounds=1_000_000, round_timeout=15.0, max_message_mb=1, rest_rounds=1)
     folder, hostile = deployment.folder, unpack(deployment.folder.archive("d"), place / "hostile")
     lines: list[dict[str, Any]] = []
     try:
@@ -81,7 +81,7 @@ def _attacks(folder: ServerFolder, hostile: SiteFolder, place: Path, requests: i
         "fuzz": lambda: attacks.fuzz(folder, hostile.key.read_bytes(), requests),
         "order": lambda: attacks.forged_order(folder, insider, secret, sites[0]),
         "reply": lambda: attacks.forged_reply(folder, insider, secret),
-        "flood": lambda: attacks.flood(folder, insider, secret),
+        "flood": lambda: attacks.flood(folder, hostile.key.read_bytes()),
     }
 
 
@@ -119,8 +119,8 @@ def page(record: Path) -> Path:
         "attacker's favour.\n\n"
         f"{markdown_table(['attack', 'by', 'seen', 'verdict'], rows)}\n\n"
         f"- θ after {summary['rounds']} rounds has the bits of the simulator with the replies that counted: "
-        f"**{'yes' if summary['theta_equal'] else 'no'}**. In {summary['incomplete_rounds']} rounds a forged reply "
-        "took the place of a genuine one, which the SuperLink then refuses as a second answer; it did not count.\n"
+        f"**{'yes' if summary['theta_equal'] else 'no'}**. In {summary['incomplete_rounds']} rounds a site's "
+        "reply was missing: a forged reply had taken its place at the SuperLink, or the site was busy with a flood.\n"
         f"- Memory in MB, before and after: SuperLink {before['superlink']} and {after['superlink']}, executor "
         f"{before['executor']} and {after['executor']}, nginx {before['nginx']} and {after['nginx']}.\n"
         f"- Restarts of processes: {summary['restarts'] or 'none'}. Processes left after the end: "

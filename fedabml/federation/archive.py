@@ -35,7 +35,7 @@ _README = """Site {name} of the federation {title}
 Keep this archive secret: it holds the private key of this site. Delete it once the site has joined.
 Your data stay on your machine. Nothing is allowed beyond training: see site.toml in the site's folder.
 
-1. Install:        python -m pip install 'fedabml[flower]'
+1. Install:        python -m pip install 'fedabml[flower,tables]'     (for images: 'fedabml[flower,images]')
 2. Join:           fedabml federation join {name}.tar.gz --data PATH
 3. Personalise:    fedabml federation personalize {name}
 

@@ -54,7 +54,7 @@ def test_an_archive_becomes_a_sites_folder(server, tmp_path):
 
 def test_the_readme_has_three_commands_and_the_fingerprint(server, contents):
     text = contents["README.txt"].decode()
-    for words in ("pip install 'fedabml[flower]'", "join a.tar.gz --data PATH", "federation personalize a"):
+    for words in ("pip install 'fedabml[flower,tables]'", "join a.tar.gz --data PATH", "federation personalize a"):
         assert words in text
     assert archive.fingerprint(server.ca_certificate.read_bytes()) in text and server.settings.address in text
 
