@@ -1,0 +1,109 @@
+"""The page of the drills with false sites and with sites that drop out, and what both drills are made of."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedabml.files.sheets import markdown_table
+
+ALGORITHMS = ("fedavg", "fedabml")
+RULES = ("mean", "trimmed-mean", "median", "krum", "mean with norm bound")
+ATTACKS = {"flips signs, times 10": -10.0, "scales, times 10": 10.0}
+FALSE = (0, 1, 2, 3)  # of SITES
+SITES, ROUNDS = 10, 20
+NORM_FACTOR, TRIM = 3.0, 0.3
+MANY, LONG = 100, 100  # sites and rounds of the drill with dropouts
+SHARES = (0.0, 0.1, 0.3, 0.5)
+LEAST, TIMEOUT = 25, 60.0  # valid replies that a round of the dropouts needs, and how long it waits
+Line = dict[str, Any]
+_NAMES = ("drill", "algorithm", "rule", "attack", "false", "sites", "share", "seed", "rounds")
+
+
+def key(line: Line) -> str:
+    """Return what identifies a result."""
+    return json.dumps([line.get(name) for name in _NAMES])
+
+
+def read(path: Path) -> list[Line]:
+    """Return the lines of a file; one that a kill has cut short is left out."""
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            print(f"A line of {path.name} is cut short and left out.")
+    return lines
+
+
+def page(path: Path) -> Path:
+    """Write the page of the lines in a file, and return its path."""
+    usual = {"malicious": ROUNDS, "dropouts": LONG}
+    lines = [line for line in read(path) if line["rounds"] == usual[line["drill"]]]
+    cells: dict[tuple[Any, ...], list[float]] = {}
+    for line in (line for line in lines if line["drill"] == "malicious"):
+        cells.setdefault(tuple(line[n] for n in _NAMES[1:5]), []).append(line["accuracy"])
+    columns = [("none", 0), *((attack, n) for attack in ATTACKS for n in FALSE if n)]
+    parts = [_HEAD]
+    for algorithm in ALGORITHMS:
+        rows = [
+            [rule, *(_mean(cells.get((algorithm, rule, *column), [])) for column in columns)]
+            for rule in RULES
+            if (algorithm, rule, "none", 0) in cells
+        ]
+        if rows:
+            header = ["rule", "all honest", *(f"{n} {attack}" for attack, n in columns[1:])]
+            parts += [f"### {algorithm}, accuracy in %", markdown_table(header, rows)]
+    table = [
+        [
+            f"{line['share']:.0%}", str(line["seed"]), f"{line['rounds done']} of {line['rounds']}",
+            str(line["abandoned"]), "{least} / {median:g} / {most}".format(**line["valid"]), str(line["missing"]),
+            str(line["waited"]),
+            f"{100 * line['accuracy']:.1f}", "yes" if line["equal"] else "NO",
+        ]
+        for line in sorted((x for x in lines if x["drill"] == "dropouts"), key=lambda x: (x["share"], x["seed"]))
+    ]  # fmt: skip
+    if table:
+        header = ["dropping out", "seed", "rounds ended", "abandoned", "valid: least / median / most", "missing"]
+        header += ["seconds waited", "accuracy in %", "θ is the simulator's"]
+        parts += [_DROPOUTS, markdown_table(header, table)]
+    kinds = sorted({line["machine"] for line in lines if "machine" in line})
+    parts.append(f"Computed on {', '.join(kinds)}. The lines: [{path.name}]({path.name}).\n")
+    target = path.with_suffix(".md")
+    target.write_text("\n\n".join(parts), encoding="utf-8")
+    return target
+
+
+def _mean(values: Sequence[float]) -> str:
+    """Return the mean in percent and, of several seeds, the standard deviation."""
+    if not values:
+        return ""
+    spread = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{100 * statistics.fmean(values):.1f}{spread}"
+
+
+_HEAD = f"""# False sites and sites that drop out
+
+    python -m drills.robustness malicious --seeds 3
+    python -m drills.robustness dropouts --seeds 1
+    python -m drills.robustness page
+
+The coordinator, the sites, their folders and all checks of replies are those of a deployment; the network is a function
+call. The data are the embedded digits.
+
+## False sites
+
+{SITES} sites with unlike shares of the classes (Dirichlet, α = 1), {ROUNDS} rounds of 2 epochs, an MLP with 32 hidden
+units. A false site sends the state it received plus −10 or 10 times its change. Its replies are well-formed, so the
+checks pass unless a value leaves its range. The table has the accuracy of the server's own model on all test rows: mean
+and standard deviation over seeds. `trim` is {TRIM}. The norm bound refuses an update that is more than
+{NORM_FACTOR:g} times as far from the coordinatewise median as the update in the middle."""
+_DROPOUTS = f"""## Sites that drop out
+
+{MANY} sites, of which half are drawn for each of {LONG} rounds of SCAFFOLD. Each drawn site drops out with the given
+probability: it is silent, or loses its connection until the next round. A round needs {LEAST} valid replies and waits
+{TIMEOUT:g} s; with fewer it is abandoned and repeated from the state before it. The last column compares θ, bit by bit,
+with the simulator whose rounds have the sites that counted."""
