@@ -20,7 +20,7 @@ from numbers import Real
 from types import NoneType, UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .errors import InputError, shown
+from .errors import InputError, quoted
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,12 +34,15 @@ _MADE_BY = {
 }
 
 
-def whole(value: object, name: str, least: int = 1) -> int:
-    """Return a whole number of at least `least` that fits 64 bits. Raises InputError for anything else."""
+def checked_integer(value: object, name: str, least: int = 1) -> int:
+    """Return `value` as a whole number of at least `least` that fits 64 bits. Raises InputError for anything else."""
     number = _index(value)
     if number is None or not least <= number <= MOST:
-        raise InputError(f"{name} must be a whole number, {least} or more, not {shown(value)}.")
+        raise InputError(f"{name} must be a whole number, {least} or more, not {quoted(value)}.")
     return number
+
+
+whole = checked_integer  # the former name, which the federation's files import
 
 
 def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
@@ -80,7 +83,7 @@ def check_fields(self: Any) -> None:
 def check(value: Any, hint: Any, name: str) -> None:
     """Raise an InputError unless a type hint allows the value."""
     if wanted := _wanted(value, hint):
-        raise InputError(f"{name} must be {wanted}; it is {shown(value)}.")
+        raise InputError(f"{name} must be {wanted}; it is {quoted(value)}.")
 
 
 def _wanted(value: Any, hint: Any) -> str:

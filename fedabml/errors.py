@@ -24,7 +24,7 @@ def nearest(word: str, names: Iterable[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else f" Known names: {', '.join(names)}."
 
 
-class _Shown(reprlib.Repr):
+class _Repr(reprlib.Repr):
     """Short texts of values: containers are cut, arrays show type and shape, and memory addresses are left out."""
 
     def repr_instance(self, x: Any, level: int) -> str:
@@ -33,22 +33,25 @@ class _Shown(reprlib.Repr):
         if hasattr(x, "shape") and hasattr(x, "dtype") and tuple(x.shape):
             return f"{type(x).__name__} of shape {tuple(x.shape)}"
         if x is None or isinstance(x, bool | float | complex | bytes | os.PathLike) or hasattr(x, "dtype"):
-            return short(repr(x), 60)
+            return shortened(repr(x), 60)
         return f"an object of type {type(x).__name__}"
 
     def repr_int(self, x: int, level: int) -> str:
         return super().repr_int(x, level) if x.bit_length() < 10_000 else "a number of thousands of digits"
 
 
-_SHOWN = _Shown()
-_SHOWN.maxstring = _SHOWN.maxother = 60
+_REPR = _Repr()
+_REPR.maxstring = _REPR.maxother = 60
 
 
-def shown(value: Any) -> str:
+def quoted(value: Any) -> str:
     """Return a short text of a value, for the message that refuses it."""
-    return short(_SHOWN.repr(value), 120)
+    return shortened(_REPR.repr(value), 120)
 
 
-def short(text: str, limit: int = 200) -> str:
+def shortened(text: str, limit: int = 200) -> str:
     """Return a text cut to `limit` characters."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+shown, short = quoted, shortened  # the former names, which the federation's files import

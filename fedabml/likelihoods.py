@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .arguments import check_fields, whole
-from .errors import InputError, shown
+from .arguments import check_fields, checked_integer
+from .errors import InputError, quoted
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Categorical:
     task = "classification"
 
     def __post_init__(self) -> None:
-        whole(self.classes, "Categorical: classes")
+        checked_integer(self.classes, "Categorical: classes")
         if not isinstance(self.weights, tuple):
-            raise InputError(f"Categorical: weights must be a tuple of numbers; it is {shown(self.weights)}.")
+            raise InputError(f"Categorical: weights must be a tuple of numbers; it is {quoted(self.weights)}.")
         if self.weights and len(self.weights) != self.classes:
             raise InputError(f"There are {len(self.weights)} class weights for {self.classes} classes. Give one each.")
         if not all(isinstance(w, int | float) and 0 < w < math.inf for w in self.weights):
@@ -116,7 +116,7 @@ class GaussianNoise:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        whole(self.targets, "GaussianNoise: targets")
+        checked_integer(self.targets, "GaussianNoise: targets")
         if not (self.noise > 0 and math.isfinite(self.noise)):
             raise InputError(f"The noise deviation must be a positive number; it is {self.noise}.")
 
@@ -170,7 +170,7 @@ class Bernoulli:
     task = "multilabel"
 
     def __post_init__(self) -> None:
-        whole(self.labels, "Bernoulli: labels")
+        checked_integer(self.labels, "Bernoulli: labels")
 
     @property
     def outputs(self) -> int:
@@ -204,8 +204,8 @@ class StepCategorical:
     task = "sequence"
 
     def __post_init__(self) -> None:
-        whole(self.classes, "StepCategorical: classes")
-        whole(self.steps, "StepCategorical: steps")
+        checked_integer(self.classes, "StepCategorical: classes")
+        checked_integer(self.steps, "StepCategorical: steps")
 
     @property
     def outputs(self) -> int:

@@ -27,7 +27,7 @@ with threads_sleep_while_waiting():  # whichever module of this package is impor
     import torch
     from torch import Tensor
 
-from ..errors import InputError, short
+from ..errors import InputError, shortened
 from ..gaussian import Distribution, Point
 from ..vectors import Layout, derived, plus
 from .hyper import AVERAGES, LR, PERSONAL_EPOCHS, PERSONAL_LRS, SERVER_MOMENTA, checked, hyper
@@ -156,7 +156,7 @@ class Algorithm:
         changed = (
             f"{k}={v!r}" for k, v in self.values().items() if type(v) is not type(defaults[k]) or v != defaults[k]
         )
-        return short(f"{type(self).__name__}({', '.join(changed)})")
+        return shortened(f"{type(self).__name__}({', '.join(changed)})")
 
     # -- the server -------------------------------------------------------------------------------------------------
     def init(self, params: Tensor, layout: Layout) -> State:

@@ -7,7 +7,7 @@ import math
 from typing import Any, NamedTuple
 
 from ..arguments import is_number, is_whole
-from ..errors import InputError, nearest, shown
+from ..errors import InputError, nearest, quoted
 
 
 class Range(NamedTuple):
@@ -59,7 +59,7 @@ def checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
         return None
     if meta["choices"]:
         if not isinstance(value, str) or value not in meta["choices"]:
-            raise InputError(f"{subject} is {shown(value)}.{nearest(str(value), meta['choices'])}")
+            raise InputError(f"{subject} is {quoted(value)}.{nearest(str(value), meta['choices'])}")
         return value
     base = next((base for base in ("str", "bool", "int") if hint.startswith(base)), "float")
     if base == "str" and type(value) is int:
@@ -74,11 +74,11 @@ def checked(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
         "float": ("a finite number" if isinstance(value, float) else "a number", finite),
     }[base]
     if not fits:
-        raise InputError(f"{subject} must be {wanted}; it is {shown(value)}.")
+        raise InputError(f"{subject} must be {wanted}; it is {quoted(value)}.")
     if base in ("str", "bool"):
         return value
     number, low, high = int(value) if base == "int" else float(value), meta["low"], meta["high"]
     if not low <= number <= high:
         allowed = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
-        raise InputError(f"{subject} is {shown(value)}; it must be {allowed}.")
+        raise InputError(f"{subject} is {quoted(value)}; it must be {allowed}.")
     return number

@@ -45,22 +45,22 @@ def bench(
     from ..bench.workloads import workload
     from ..engine.autotune import device_of, dtype_of
 
-    where = device_of(device)
-    dtype_of(dtype, where)
-    suite = "quick" if quick else "short" if where.type == "cpu" else "gpu"
+    place = device_of(device)
+    dtype_of(dtype, place)
+    suite = "quick" if quick else "short" if place.type == "cpu" else "gpu"
     works = [workload(name.strip(), suite) for name in models.split(",")]
-    facts = machine(where)
+    facts = machine(place)
     load, cores = facts.pop("load"), facts["cores"]
     if load > cores / 2:
         note(f"This machine is busy (load {load:.1f} on {cores} cores), so the times below are too long.")
     parts = split_words(without)
     if unknown := {*parts} - {*SWITCHABLE, "1"}:
         raise InputError(f"--without {', '.join(sorted(unknown))}: use 1, or some of {', '.join(SWITCHABLE)}.")
-    records = [record for work in works for record in races(work, where, dtype, quick, parts)]
-    clear(where)
+    records = [record for work in works for record in races(work, place, dtype, quick, parts)]
+    clear(place)
     print_line(", ".join(f"{name} {value}" for name, value in facts.items()))
     sheet = tables.without(records) if parts else tables.brief(records)
-    table(sheet.head, sheet.rows, title=f"{sheet.title}, {dtype} on {where.type}", numbers=True)
+    table(sheet.head, sheet.rows, title=f"{sheet.title}, {dtype} on {place.type}", numbers=True)
     for work in works:
         print_paragraph(f"{work.name}: {work.description}.")
     print_paragraph(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..errors import short
+from ..errors import shortened
 from ..runs.progress import RunProgress, console, downloads, note, number, print_line
 
 __all__ = [
@@ -28,7 +28,7 @@ def print_paragraph(text: str) -> None:
 
 def print_error(text: str, label: str = "Error: ") -> None:
     """Print an error to stderr, as one paragraph."""
-    console(stderr=True).print(f"{label}{short(text, 4000)}", markup=False, soft_wrap=True, style="red")
+    console(stderr=True).print(f"{label}{shortened(text, 4000)}", markup=False, soft_wrap=True, style="red")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None, numbers: bool = False) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..arguments import whole
+from ..arguments import checked_integer
 from ..errors import InputError, nearest
 from ..runs.config import RunConfig, is_table, names, saved_config
 from .console import downloads, print_line, print_paragraph, table
@@ -43,10 +43,10 @@ def list_datasets(ctx: typer.Context) -> None:
 
     rows = []
     for d in datasets(ctx.params["data_dir"]):
-        where = str(d["path"]) if d["present"] else f"not here: fedabml data get {d['name']}"
-        where = "comes with fedabml" if d["name"] in EMBEDDED else where
+        location = str(d["path"]) if d["present"] else f"not here: fedabml data get {d['name']}"
+        location = "comes with fedabml" if d["name"] in EMBEDDED else location
         shape = "×".join(map(str, d["shape"]))
-        rows.append((d["name"], d["classes"], f"{d['train']:,}", f"{d['test']:,}", shape, where))
+        rows.append((d["name"], d["classes"], f"{d['train']:,}", f"{d['test']:,}", shape, location))
     table(("name", "classes", "training", "test", "image", "where"), rows)
 
 
@@ -110,7 +110,7 @@ def inspect(
     from ..files.paths import check_new, folder_lock
     from ..report import save_heat_map
 
-    whole(show, "--show", 0)
+    checked_integer(show, "--show", 0)
     keys, base = file_keys(ctx), {}
     if what is None and not (keys.get("dataset") or keys.get("data")):
         raise InputError(

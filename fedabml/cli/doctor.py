@@ -72,11 +72,11 @@ def doctor(ctx: typer.Context, *, estimate: bool = True) -> None:
 
 def scorings(plan: RunConfig, clients: int) -> float:
     """Return how often all clients are personalised and scored; scoring a part of them counts in proportion."""
-    from ..evaluation.scoring import SOME
+    from ..evaluation.scoring import SCORED_CLIENTS
 
     if not plan.evaluate:
         return 0
-    part = min(1, (plan.eval_clients or SOME) / clients)
+    part = min(1, (plan.eval_clients or SCORED_CLIENTS) / clients)
     return (1 if plan.eval_all else part) + (part * (plan.rounds // plan.eval_every) if plan.eval_every else 0)
 
 

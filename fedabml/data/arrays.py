@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arguments import whole
+from ..arguments import checked_integer
 from ..errors import InputError, nearest
 
 TASKS = ("classification", "regression", "multilabel", "sequence")
@@ -30,40 +30,40 @@ class Part(NamedTuple):
     y: np.ndarray
 
 
-def as_array(value: Any, what: str) -> np.ndarray:
+def as_array(value: Any, subject: str) -> np.ndarray:
     """Return an array of any type; masked values are refused, because numpy would read what lies under the mask."""
     parts = value if isinstance(value, list | tuple) else [value]
     masked = sum(int(np.ma.count_masked(part)) for part in parts if isinstance(part, np.ma.MaskedArray))
     if masked:
         raise InputError(
-            f"{what} is a masked array with {masked} masked value(s). Fill them, array.filled(value), or leave those "
-            "samples out."
+            f"{subject} is a masked array with {masked} masked value(s). Fill them, array.filled(value), or leave "
+            "those samples out."
         )
     try:
         return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{what} cannot be read as an array: {error}.") from error
+        raise InputError(f"{subject} cannot be read as an array: {error}.") from error
 
 
-def as_numpy(value: Any, what: str) -> np.ndarray:
+def as_numpy(value: Any, subject: str) -> np.ndarray:
     """Return a numpy or torch array, or nested lists, as an array of numbers."""
-    array = as_array(value, what)
+    array = as_array(value, subject)
     if array.dtype.kind not in "buif":
-        raise InputError(f"{what} is of type {array.dtype}; numbers are needed. Encode words as numbers first.")
+        raise InputError(f"{subject} is of type {array.dtype}; numbers are needed. Encode words as numbers first.")
     return array
 
 
-def as_features(value: Any, what: str) -> np.ndarray:
+def as_features(value: Any, subject: str) -> np.ndarray:
     """Return images as uint8 [n, C, H, W], and everything else as float32 [n, ...].
 
     uint8 [n, H, W] gets one channel. uint8 [n, H, W, C] becomes channels-first when its last axis is 1, 3 or 4 and its
     second is not; any other uint8 array of four axes counts as channels-first already. Floats keep their axes.
     """
-    x = as_numpy(value, what)
+    x = as_numpy(value, subject)
     if x.ndim == 0:
-        raise InputError(f"{what} is a single number; an array with one sample per row is needed.")
+        raise InputError(f"{subject} is a single number; an array with one sample per row is needed.")
     if len(x) and not x[0].size:
-        raise InputError(f"{what} has the shape {list(x.shape)}: its samples have no features.")
+        raise InputError(f"{subject} has the shape {list(x.shape)}: its samples have no features.")
     if x.dtype == np.uint8 and x.ndim == 3:
         return x[:, None]
     if x.dtype == np.uint8 and x.ndim == 4:
@@ -78,38 +78,40 @@ def channels_first(x: np.ndarray) -> np.ndarray:
     return x[:, None] if x.ndim == 3 else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
 
 
-def as_targets(y: np.ndarray, task: str, what: str) -> np.ndarray:
+def as_targets(y: np.ndarray, task: str, subject: str) -> np.ndarray:
     """Return int64 [n] for classification, float32 [n, targets] for regression.
 
     For several labels and for labelled steps it is int64 [n, labels] or [n, steps].
     """
     if task == "regression":
         if y.ndim not in (1, 2):
-            raise InputError(f"{what} has {y.ndim} axes; regression needs [n] or [n, targets].")
+            raise InputError(f"{subject} has {y.ndim} axes; regression needs [n] or [n, targets].")
         with np.errstate(over="ignore"):
             return y.reshape(len(y), -1).astype(np.float32, copy=False)
     if task in STRUCTURED:
         if y.ndim != 2 or not y.shape[1]:
             need = "[n, labels] of 0 and 1" if task == "multilabel" else "[n, steps], a class number per step"
-            raise InputError(f"{what} has the shape {list(y.shape)}; the task {task} needs {need}.")
+            raise InputError(f"{subject} has the shape {list(y.shape)}; the task {task} needs {need}.")
     else:
         y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
         if y.ndim != 1:
             raise InputError(
-                f"{what} has the shape {list(y.shape)}; classification needs one class number per sample. For several "
-                "labels of 0 and 1 give task='multilabel' (--task multilabel), for a class per step task='sequence'."
+                f"{subject} has the shape {list(y.shape)}; classification needs one class number per sample. For "
+                "several labels of 0 and 1 give task='multilabel' (--task multilabel), for a class per step "
+                "task='sequence'."
             )
     if y.dtype.kind == "f" and not (good := np.isfinite(y) & (np.floor(y) == y)).all():
         raise InputError(
-            f"{what} has the label {y[~good][0]}; classes are whole numbers. For measurements, task='regression'."
+            f"{subject} has the label {y[~good][0]}; classes are whole numbers. For measurements, task='regression'."
         )
     return y.astype(np.int64, copy=False)
 
 
-def check_task(task: str | None, labels: list[np.ndarray], what: str = "The targets") -> str:
+def check_task(task: str | None, labels: list[np.ndarray], subject: str = "The targets") -> str:
     """Return the task, where it is None that of the labels: integers are classes, floats are measurements.
 
-    A few whole numbers of a float type may be either, so the task must be given; `what` names the targets in the error.
+    A few whole numbers of a float type may be either, so the task must be given; `subject` names the targets in the
+    error.
     """
     if task is not None and task not in TASKS:
         raise InputError(f"The task is {task!r}; it must be one of {', '.join(TASKS)}.{nearest(str(task), TASKS)}")
@@ -118,7 +120,7 @@ def check_task(task: str | None, labels: list[np.ndarray], what: str = "The targ
     values = few_whole_numbers(labels)
     if values is not None:
         raise InputError(
-            f"{what} are of a float type but hold only {len(values)} different whole numbers, such as "
+            f"{subject} are of a float type but hold only {len(values)} different whole numbers, such as "
             f"{values[-1]:g}: are they classes or measurements? Give task='classification' (--task classification) "
             "or labels of an integer type (of one-hot rows y.argmax(1)); for measurements task='regression'."
         )
@@ -137,8 +139,8 @@ def few_whole_numbers(labels: Sequence[np.ndarray]) -> np.ndarray | None:
     return values if len(values) else None
 
 
-def check_finite(values: np.ndarray, where: Callable[[int], str]) -> None:
-    """Refuse NaN and infinity in [n, ...]; `where(sample)` names a sample in the error."""
+def check_finite(values: np.ndarray, describe: Callable[[int], str]) -> None:
+    """Refuse NaN and infinity in [n, ...]; `describe(sample)` names a sample in the error."""
     if values.dtype.kind != "f":
         return
     for start in range(0, len(values), 4096):  # `values` may be memory-mapped and larger than memory
@@ -146,8 +148,8 @@ def check_finite(values: np.ndarray, where: Callable[[int], str]) -> None:
         good = np.isfinite(part).reshape(len(part), -1).all(axis=1)
         if not good.all():
             sample = int(np.argmin(good))
-            what = "NaN" if np.isnan(part[sample]).any() else "infinity (or a number beyond float32)"
-            raise InputError(f"{where(start + sample)} has {what}. Remove the sample or fill the gap first.")
+            fault = "NaN" if np.isnan(part[sample]).any() else "infinity (or a number beyond float32)"
+            raise InputError(f"{describe(start + sample)} has {fault}. Remove the sample or fill the gap first.")
 
 
 def check_parts(
@@ -157,9 +159,9 @@ def check_parts(
     count = 0 if data["train"] is None else len(data["train"])
     if not count:
         raise InputError("There are no clients: the list of training data is empty.")
-    for what, entries in {"names": names, **{f"{SPLIT_WORDS[split]} data": data[split] for split in data}}.items():
+    for subject, entries in {"names": names, **{f"{SPLIT_WORDS[split]} data": data[split] for split in data}}.items():
         if entries is not None and len(entries) != count:
-            raise InputError(f"There are training data of {count} clients, but {what} of {len(entries)}.")
+            raise InputError(f"There are training data of {count} clients, but {subject} of {len(entries)}.")
     if len(set(names)) < count:
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise InputError(f"Two clients are called '{twice}'. Give every client a name of its own.")
@@ -184,10 +186,10 @@ def check_alike(parts: Sequence[Part]) -> None:
     """Refuse features or targets of more than one shape or type."""
     first = parts[0]
     for part in parts:
-        for what, one, other in (("features", part.x, first.x), ("targets", part.y, first.y)):
+        for subject, one, other in (("features", part.x, first.x), ("targets", part.y, first.y)):
             if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
                 raise InputError(
-                    f"{part.title}: the {what} are {one.dtype} of shape {list(one.shape[1:])} each, but those of "
+                    f"{part.title}: the {subject} are {one.dtype} of shape {list(one.shape[1:])} each, but those of "
                     f"{first.title} are {other.dtype} of shape {list(other.shape[1:])}. Make them alike."
                 )
 
@@ -195,8 +197,8 @@ def check_alike(parts: Sequence[Part]) -> None:
 def check_owned(x: Any, y: Any, owner: Any, test: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return y, the owner and the test mark of every sample of x as arrays; raise InputError for other shapes."""
     if not (isinstance(x, np.ndarray) and x.ndim and (x.dtype == np.float32 or (x.dtype, x.ndim) == (np.uint8, 4))):
-        what = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__
-        raise InputError(f"x must be a numpy array, uint8 [n, C, H, W] or float32 [n, ...], not {what}.")
+        subject = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__
+        raise InputError(f"x must be a numpy array, uint8 [n, C, H, W] or float32 [n, ...], not {subject}.")
     as_array(x, "x")  # no value of it may be masked
     labels, owner = as_numpy(y, "y"), as_array(owner, "owner")
     marks = np.zeros(len(x), bool) if test is None else as_array(test, "test")
@@ -231,20 +233,20 @@ def large_enough(sizes: Sequence[int], names: Sequence[str], drop_small: bool) -
 
 
 def check_values(
-    x: np.ndarray, y: np.ndarray, train: np.ndarray, task: str, classes: int | None, where: Callable[[int], str]
+    x: np.ndarray, y: np.ndarray, train: np.ndarray, task: str, classes: int | None, describe: Callable[[int], str]
 ) -> int:
     """Refuse values that are not finite and labels outside 0..classes-1; return the number of classes.
 
-    Unless given, it is the highest label of the samples `train` plus one; for regression it is 0. `where(sample)` names
-    a sample in the error.
+    Unless given, it is the highest label of the samples `train` plus one; for regression it is 0. `describe(sample)`
+    names a sample in the error.
     """
-    check_finite(x, where)
-    check_finite(y, where)
+    check_finite(x, describe)
+    check_finite(y, describe)
     if task == "regression":
         return 0
     if task in STRUCTURED:
-        return _check_structured(y, train, task, classes, where)
-    count = int(y[train].max()) + 1 if classes is None else whole(classes, "classes")
+        return _check_structured(y, train, task, classes, describe)
+    count = int(y[train].max()) + 1 if classes is None else checked_integer(classes, "classes")
     if classes is None and count > max(1000, len(y)):
         raise InputError(
             f"The largest class number is {count - 1}, with only {len(y)} samples; is it a stray value? Number the "
@@ -254,27 +256,27 @@ def check_values(
     if bad.any():
         sample = int(np.argmax(bad))
         raise InputError(
-            f"{where(sample)} has the label {y[sample]}, outside 0..{count - 1}. Number the classes from 0; "
+            f"{describe(sample)} has the label {y[sample]}, outside 0..{count - 1}. Number the classes from 0; "
             f"if there are classes that no training sample shows, give their number as classes=."
         )
     return count
 
 
 def _check_structured(
-    y: np.ndarray, train: np.ndarray, task: str, classes: int | None, where: Callable[[int], str]
+    y: np.ndarray, train: np.ndarray, task: str, classes: int | None, describe: Callable[[int], str]
 ) -> int:
     """Check several labels per sample, int64 [n, labels or steps]; return the number of classes that each may have."""
     if task == "multilabel":
         count, known = 2, "0 and 1 (and -1 where a label is not known)"
     else:
-        count = int(y[train].max()) + 1 if classes is None else whole(classes, "classes")
+        count = int(y[train].max()) + 1 if classes is None else checked_integer(classes, "classes")
         known = f"0..{count - 1} (and -1 for steps to leave out)"
     bad = ((y < -1) | (y >= count)).any(1)
     if bad.any():
         sample = int(np.argmax(bad))
         value = next(v for v in y[sample] if not -1 <= v < count)
-        raise InputError(f"{where(sample)} has the label {value}; the labels of the task {task} are {known}.")
+        raise InputError(f"{describe(sample)} has the label {value}; the labels of the task {task} are {known}.")
     empty = (y < 0).all(1)
     if empty.any():
-        raise InputError(f"{where(int(np.argmax(empty)))} has no label: all of them are -1. Leave the sample out.")
+        raise InputError(f"{describe(int(np.argmax(empty)))} has no label: all of them are -1. Leave the sample out.")
     return count

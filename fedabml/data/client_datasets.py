@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, nearest, shown
+from ..errors import InputError, nearest, quoted
 from .arrays import Pair
 from .images import image_pixels
 
@@ -58,16 +58,18 @@ def read_datasets(
             if split not in each:
                 entries.append(None)
                 continue
-            what = f"client '{name}', {split} data"
+            subject = f"client '{name}', {split} data"
             xs, ys = each[split]
             ragged = len({v.shape for v in xs}) > 1 or padding is not None
-            stacked = pad_tokens(xs, padding, length, f"x of {what}") if ragged else np.stack(xs) if xs else np.empty(0)
-            labels = pad_labels(ys, steps, f"y of {what}")
+            stacked = (
+                pad_tokens(xs, padding, length, f"x of {subject}") if ragged else np.stack(xs) if xs else np.empty(0)
+            )
+            labels = pad_labels(ys, steps, f"y of {subject}")
             entries.append((stacked, labels))
     return names, arrays
 
 
-def pad_tokens(sequences: Sequence[Any] | np.ndarray, padding: int | None, length: int, what: str) -> np.ndarray:
+def pad_tokens(sequences: Sequence[Any] | np.ndarray, padding: int | None, length: int, subject: str) -> np.ndarray:
     """Return sequences of whole numbers as one array [n, length], filled up with the number `padding`."""
     sequences = [np.asarray(each) for each in sequences]
     wrong = next((each for each in sequences if each.ndim != 1 or each.dtype.kind not in "iu"), None)
@@ -75,28 +77,30 @@ def pad_tokens(sequences: Sequence[Any] | np.ndarray, padding: int | None, lengt
         shapes = sorted({tuple(each.shape) for each in sequences})
         if padding is None or wrong.ndim != 1:
             raise InputError(
-                f"{what}: samples have different shapes, {shapes[0]} and {shapes[-1]} among them. Make them alike "
+                f"{subject}: samples have different shapes, {shapes[0]} and {shapes[-1]} among them. Make them alike "
                 "first: resize images, cut or fill series. Only sequences of whole numbers (tokens) are padded."
             )
-        raise InputError(f"{what}: padding is for sequences of whole numbers (tokens), but here are {wrong.dtype}.")
+        raise InputError(f"{subject}: padding is for sequences of whole numbers (tokens), but here are {wrong.dtype}.")
     if padding is None:
         raise InputError(
-            f"{what}: sequences have different lengths. Give the token number that fills short ones, as padding=0."
+            f"{subject}: sequences have different lengths. Give the token number that fills short ones, as padding=0."
         )
     for i, each in enumerate(sequences):
         if len(each) > length:
-            raise InputError(f"{what}: sequence {i} has {len(each)} tokens; at most {length} are taken. Shorten it.")
+            raise InputError(f"{subject}: sequence {i} has {len(each)} tokens; at most {length} are taken. Shorten it.")
         if not (each != padding).any():
-            raise InputError(f"{what}: sequence {i} has no token but padding ({padding}). Leave it out.")
+            raise InputError(f"{subject}: sequence {i} has no token but padding ({padding}). Leave it out.")
         if each.max() >= MOST_EXACT or each.min() < 0:
-            raise InputError(f"{what}: sequence {i} has a token outside 0..{MOST_EXACT - 1:,}. Number tokens from 0.")
+            raise InputError(
+                f"{subject}: sequence {i} has a token outside 0..{MOST_EXACT - 1:,}. Number tokens from 0."
+            )
     out = np.full((len(sequences), length), padding, np.int64)
     for row, each in zip(out, sequences, strict=True):
         row[: len(each)] = each
     return out
 
 
-def pad_labels(labels: list[np.ndarray], steps: int, what: str) -> np.ndarray:
+def pad_labels(labels: list[np.ndarray], steps: int, subject: str) -> np.ndarray:
     """Return labels as one array; those of sequences with different lengths are filled up with −1."""
     if not labels:
         return np.empty(0, np.int64)
@@ -106,11 +110,11 @@ def pad_labels(labels: list[np.ndarray], steps: int, what: str) -> np.ndarray:
         out = np.full((len(labels), steps), -1, np.int64)
         for i, (row, each) in enumerate(zip(out, labels, strict=True)):
             if len(each) > steps:
-                raise InputError(f"{what}: sample {i} has {len(each)} labels; at most {steps} steps are taken.")
+                raise InputError(f"{subject}: sample {i} has {len(each)} labels; at most {steps} steps are taken.")
             row[: len(each)] = each
         return out
     if len({each.shape for each in labels}) > 1:
-        raise InputError(f"{what}: targets have different shapes. Give each sample a target of one shape.")
+        raise InputError(f"{subject}: targets have different shapes. Give each sample a target of one shape.")
     return np.stack(labels)
 
 
@@ -127,72 +131,76 @@ def _splits(name: str, dataset: Any) -> dict[str, Any]:
     return {SPLIT_NAMES[key]: part for key, part in dataset.items()}
 
 
-def _read(dataset: Any, what: str, x: str | None, y: str | None, padding: int | None) -> tuple[list[Any], list[Any]]:
+def _read(dataset: Any, subject: str, x: str | None, y: str | None, padding: int | None) -> tuple[list[Any], list[Any]]:
     """Return x and y of every item of a dataset, as arrays."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or isinstance(dataset, str | bytes):
         kind = type(dataset).__name__
         raise InputError(
-            f"{what}: {kind} has no length or no items by number, as iterable (streaming) datasets. A federation "
+            f"{subject}: {kind} has no length or no items by number, as iterable (streaming) datasets. A federation "
             "draws samples by number: give a map-style dataset, or list(dataset) if it fits into memory."
         )
     xs, ys = [], []
-    for i in range(_length(dataset, what)):
+    for i in range(_length(dataset, subject)):
         try:
             item = dataset[i]
         except Exception as error:  # a dataset's own code fails in many ways
             raise InputError(
-                f"{what}: item {i} cannot be read: {type(error).__name__}: {error}".rstrip(".") + "."
+                f"{subject}: item {i} cannot be read: {type(error).__name__}: {error}".rstrip(".") + "."
             ) from error
-        value, label = _pair(item, f"{what}, item {i}", x, y)
-        xs.append(_array(value, f"{what}, item {i}: x"))
-        ys.append(_array(label, f"{what}, item {i}: y"))
+        value, label = _pair(item, f"{subject}, item {i}", x, y)
+        xs.append(_array(value, f"{subject}, item {i}: x"))
+        ys.append(_array(label, f"{subject}, item {i}: y"))
         if isinstance(item, Mapping) and MASK in item and x != MASK and xs[-1].ndim == 1:
-            _check_mask(np.asarray(item[MASK]), xs[-1], padding, f"{what}, item {i}")
+            _check_mask(np.asarray(item[MASK]), xs[-1], padding, f"{subject}, item {i}")
     return xs, ys
 
 
-def _length(dataset: Any, what: str) -> int:
+def _length(dataset: Any, subject: str) -> int:
     try:
         return len(dataset)
     except TypeError as error:  # torch's IterableDataset may have a length by name alone
-        raise InputError(f"{what}: the dataset has no length. Give a map-style dataset, or list(dataset).") from error
+        raise InputError(
+            f"{subject}: the dataset has no length. Give a map-style dataset, or list(dataset)."
+        ) from error
 
 
-def _pair(item: Any, what: str, x: str | None, y: str | None) -> tuple[Any, Any]:
+def _pair(item: Any, subject: str, x: str | None, y: str | None) -> tuple[Any, Any]:
     """Return x and y of an item."""
     if isinstance(item, Mapping):
         if x is None or y is None:
             keys = ", ".join(map(str, item))
-            raise InputError(f"{what} is a dictionary with {keys}. Name the two to use, as x='image', y='label'.")
+            raise InputError(f"{subject} is a dictionary with {keys}. Name the two to use, as x='image', y='label'.")
         for name in (x, y):
             if name not in item:
-                raise InputError(f"{what} has no entry '{name}'.{nearest(name, map(str, item))}")
+                raise InputError(f"{subject} has no entry '{name}'.{nearest(name, map(str, item))}")
         return item[x], item[y]
     if isinstance(item, tuple | list) and len(item) == 2:
         return item[0], item[1]
-    raise InputError(f"{what} is {shown(item)}; a pair (x, y) is needed, or a dictionary with names x= and y=.")
+    raise InputError(f"{subject} is {quoted(item)}; a pair (x, y) is needed, or a dictionary with names x= and y=.")
 
 
-def _array(value: Any, what: str) -> np.ndarray:
+def _array(value: Any, subject: str) -> np.ndarray:
     """Return a number, list, array, tensor or PIL image as an array; images are uint8 [C, H, W]."""
     if hasattr(value, "getbands") and hasattr(value, "convert"):
-        return image_pixels(value, what)
+        return image_pixels(value, subject)
     try:
         array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{what} cannot be read as an array: {error}.") from error
+        raise InputError(f"{subject} cannot be read as an array: {error}.") from error
     if array.dtype.kind not in "buif":
-        raise InputError(f"{what} is {shown(value)}; numbers are needed. Encode words as numbers first.")
+        raise InputError(f"{subject} is {quoted(value)}; numbers are needed. Encode words as numbers first.")
     return array
 
 
-def _check_mask(mask: np.ndarray, tokens: np.ndarray, padding: int | None, what: str) -> None:
+def _check_mask(mask: np.ndarray, tokens: np.ndarray, padding: int | None, subject: str) -> None:
     """Refuse a tokenizer's mask that hides other tokens than the padding, because fedabml makes the mask itself."""
     hidden = mask == 0
     if hidden.any() and padding is None:
-        raise InputError(f"{what} has padding (its {MASK} has zeros). Give the token number of padding, as padding=0.")
+        raise InputError(
+            f"{subject} has padding (its {MASK} has zeros). Give the token number of padding, as padding=0."
+        )
     if padding is not None and not np.array_equal(hidden, tokens == padding):
         raise InputError(
-            f"{what}: its {MASK} does not mark the tokens that are {padding}. Give the token number that the tokenizer "
-            "pads with as padding=, and one that no text has."
+            f"{subject}: its {MASK} does not mark the tokens that are {padding}. Give the token number that the "
+            "tokenizer pads with as padding=, and one that no text has."
         )

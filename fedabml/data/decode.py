@@ -22,18 +22,18 @@ Arrays = dict[str, np.ndarray]
 MAX_BYTES = 1 << 30  # in one array: more than any file here, less than a machine's memory
 
 
-def idx(file: IO[bytes], what: str) -> np.ndarray:
-    """Read an array of bytes in the IDX format of MNIST; `what` names it in errors."""
+def idx(file: IO[bytes], subject: str) -> np.ndarray:
+    """Read an array of bytes in the IDX format of MNIST; `subject` names it in errors."""
     head = file.read(4)
     if len(head) < 4 or head[:3] != b"\0\0\x08" or not 1 <= head[3] <= 4:
-        raise InputError(f"{what} is not an IDX file of bytes.")
+        raise InputError(f"{subject} is not an IDX file of bytes.")
     shape = tuple(int.from_bytes(file.read(4), "big") for _ in range(head[3]))
     size = math.prod(shape)
     if size > MAX_BYTES:
-        raise InputError(f"{what} claims the shape {list(shape)}, which is too large to be true.")
+        raise InputError(f"{subject} claims the shape {list(shape)}, which is too large to be true.")
     raw = file.read(size + 1)
     if len(raw) != size:
-        raise InputError(f"{what} does not have the length that its head promises.")
+        raise InputError(f"{subject} does not have the length that its head promises.")
     return np.frombuffer(raw, np.uint8).reshape(shape)
 
 

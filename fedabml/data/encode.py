@@ -44,8 +44,8 @@ class TableOptions:
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
 
-    def check(self, frame: pd.DataFrame, where: str) -> None:
-        """Refuse columns that are not there, and columns with two purposes. `where` names the table in errors."""
+    def check(self, frame: pd.DataFrame, source: str) -> None:
+        """Refuse columns that are not there, and columns with two purposes. `source` names the table in errors."""
         check_share(self.test_share, "test")
         uses: dict[str, Sequence[str]]
         uses = {
@@ -57,7 +57,7 @@ class TableOptions:
         split = {"what rows are split by": [self.split_by] if self.split_by is not None else []}
         for name in (each for names in (uses | split).values() for each in names):
             if name not in frame.columns:
-                raise InputError(f"{where} has no column '{name}'.{nearest(str(name), map(str, frame.columns))}")
+                raise InputError(f"{source} has no column '{name}'.{nearest(str(name), map(str, frame.columns))}")
         seen: dict[str, str] = {}
         for use, names in (uses | ({} if self.split_by in (self.id, *self.dates) else split)).items():
             for name in names:
@@ -76,19 +76,19 @@ class Encoded(NamedTuple):
     manifest: dict[str, Any]
 
 
-def encode(frame: pd.DataFrame, options: TableOptions, where: str = "The table") -> Encoded:
+def encode(frame: pd.DataFrame, options: TableOptions, source: str = "The table") -> Encoded:
     """Divide the rows of a frame, learn the recipe from training rows, and apply it to all of them."""
-    options.check(frame, where)
+    options.check(frame, source)
     client, target = options.client, options.target
     for name in (client, target):
-        refuse_gaps(frame[name], f"{where}: column '{name}' has no value")
+        refuse_gaps(frame[name], f"{source}: column '{name}' has no value")
     names, owners = clients_of(frame[client])
     kept = large_enough(owners.counts.tolist(), names, options.drop_small)
     owners, names = owners.select(kept), tuple(names[i] for i in kept)
     task = choose_task(frame[target], target, options.task)
     classes = _class_names(frame[target], target) if task == "classification" else ()
     if len(classes) == 1:
-        raise InputError(f"{where}: the target '{target}' is '{classes[0]}' in every row; there is nothing to learn.")
+        raise InputError(f"{source}: the target '{target}' is '{classes[0]}' in every row; there is nothing to learn.")
     partition = {"kind": "natural", "column": client, "test_share": options.test_share}
     if options.split_by is not None:
         train, test = take_newest(owners, options.test_share, 2, time_order(frame[options.split_by], options.split_by))

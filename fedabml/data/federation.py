@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arguments import checks_arguments, whole
-from ..errors import InputError, nearest, short
+from ..arguments import checked_integer, checks_arguments
+from ..errors import InputError, nearest, shortened
 from ..files.sheets import frame, html_card
 from . import arrays
 from .arrays import SPLITS, large_enough
@@ -132,14 +132,14 @@ class Federation:
         counts = [len(part.y) for part in parts]
         first = np.cumsum([0, *counts])
 
-        def where(sample: int) -> str:
+        def describe(sample: int) -> str:
             i = int(np.searchsorted(first, sample, side="right")) - 1
             return f"{parts[i].title}, sample {sample - first[i]},"
 
         x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
         owner, split = np.repeat([[number[part.client], part.split] for part in parts], counts, axis=0).T
         rows = _rows(owner, split, len(kept))
-        classes = arrays.check_values(x, y, rows[0].index, task, classes, where)
+        classes = arrays.check_values(x, y, rows[0].index, task, classes, describe)
         manifest = {"partition": {"kind": "given"}}
         clients = [clients[i] for i in kept]
         common: dict[str, Any] = {"dataset": dataset, "normalize": normalize, "task": task}
@@ -175,10 +175,10 @@ class Federation:
         if len(kept) < len(names):
             rows, names = [part.select(kept) for part in rows], [names[i] for i in kept]
 
-        def where(sample: int) -> str:
+        def describe(sample: int) -> str:
             return f"sample {sample} (client '{owner[sample]}')"
 
-        classes = arrays.check_values(x, targets, rows[0].index, task, classes, where)
+        classes = arrays.check_values(x, targets, rows[0].index, task, classes, describe)
         manifest = {"partition": {"kind": "natural"}}
         common: dict[str, Any] = {"dataset": dataset, "normalize": normalize, "task": task}
         return cls.assemble(x, targets, rows, names, classes, manifest=manifest, **common)
@@ -215,10 +215,10 @@ class Federation:
 
     @classmethod
     def from_encoded(
-        cls, frame: pd.DataFrame, options: TableOptions, where: str = "The table", dataset: str = "table"
+        cls, frame: pd.DataFrame, options: TableOptions, source: str = "The table", dataset: str = "table"
     ) -> Federation:
-        """Encode a frame and assemble its federation; `where` names the table in errors."""
-        x, y, rows, names, recipe, manifest = encode(frame, options, where)
+        """Encode a frame and assemble its federation; `source` names the table in errors."""
+        x, y, rows, names, recipe, manifest = encode(frame, options, source)
         return cls.assemble(
             x, y, rows, names, len(recipe.class_names), dataset=dataset, normalize="targets", manifest=manifest,
             recipe=recipe,
@@ -267,7 +267,7 @@ class Federation:
         standardised, and a model whose forward takes `attention_mask` gets 1 for tokens and 0 for padding. Labels of
         steps are filled up with -1. The other arguments are those of `from_arrays`.
         """
-        padding = None if padding is None else whole(padding, "padding", 0)
+        padding = None if padding is None else checked_integer(padding, "padding", 0)
         names, parts = read_datasets(train, test, val, x, y, padding)
         normalize = "targets" if padding is not None and normalize == "auto" else normalize
         fed = cls.from_arrays(
@@ -280,7 +280,7 @@ class Federation:
         """Show sizes only: a federation's data must not end up in a notebook or a log."""
         sizes = " / ".join(f"{self.rows(s).counts.sum()} {s}" for s in SPLITS)
         shape = tuple(self.x.shape[1:])
-        return short(f"Federation({self.dataset}: {self.clients} clients, {sizes}, shape {shape}, {self.outcomes})")
+        return shortened(f"Federation({self.dataset}: {self.clients} clients, {sizes}, shape {shape}, {self.outcomes})")
 
     @property
     def outcomes(self) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..arguments import whole
+from ..arguments import checked_integer
 from ..errors import InputError
 from ..files.paths import readable_name
 from .files import read_client
@@ -20,7 +20,7 @@ def read_folder(kind: Any, folder: Path, task: str | None, drop_small: bool, ima
             f"{folder} is not a folder. A federation is a folder with one .npz file, or one folder of images, per "
             "client."
         )
-    size = None if image_size is None else whole(image_size, "image_size")
+    size = None if image_size is None else checked_integer(image_size, "image_size")
     if is_image_folder(folder):
         if task not in (None, "classification"):
             raise InputError(f"{folder} holds folders of classes, so the task is classification, not {task!r}.")

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
-from ..errors import InputError, shown
+from ..errors import InputError, quoted
 from ..files.limits import check_unpacked
 from ..files.paths import open_regular
 
@@ -40,7 +40,7 @@ def as_frame(table: str | os.PathLike[str] | pd.DataFrame, words: Sequence[str] 
     if not isinstance(table, pandas().DataFrame):
         raise InputError(
             "A table must be the path of a .csv, .parquet or .xlsx file or a DataFrame of pandas; it is "
-            f"{shown(table)}."
+            f"{quoted(table)}."
         )
     return _check_frame(table.reset_index(drop=True), "The table")
 
@@ -106,14 +106,14 @@ READERS: dict[str, Callable[[IO[bytes], Sequence[str]], Any]] = {
 }
 
 
-def _check_frame(frame: pd.DataFrame, where: str) -> pd.DataFrame:
+def _check_frame(frame: pd.DataFrame, source: str) -> pd.DataFrame:
     """Return the frame with columns named by words; it must have rows, and no name twice."""
     if not len(frame):
-        raise InputError(f"{where} has no rows.")
+        raise InputError(f"{source} has no rows.")
     frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
     if not frame.columns.is_unique:
         twice = frame.columns[frame.columns.duplicated()][0]
-        raise InputError(f"{where} has two columns called '{twice}'. Give each a name of its own.")
+        raise InputError(f"{source} has two columns called '{twice}'. Give each a name of its own.")
     return frame
 
 

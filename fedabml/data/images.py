@@ -153,11 +153,11 @@ class ImageRecipe:
         raise InputError("Its recipe for images is damaged.")
 
 
-def image_pixels(image: Any, what: str) -> np.ndarray:
+def image_pixels(image: Any, subject: str) -> np.ndarray:
     """Return a Pillow image as uint8 [C, H, W]; modes that would lose values are refused."""
     mode = _MODES.get(image.mode)
     if mode is None:
-        raise InputError(f"{what} is an image of mode {image.mode}. Convert it to 8-bit grey or RGB first.")
+        raise InputError(f"{subject} is an image of mode {image.mode}. Convert it to 8-bit grey or RGB first.")
     pixels = np.asarray(image.convert(mode))
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import checks_arguments, whole
+from ..arguments import checked_integer, checks_arguments
 from ..errors import InputError, nearest
 from ..files.sealed import write_json
 from .arrays import as_array, large_enough
@@ -38,7 +38,7 @@ def by_class(
     unless `distinct`.
     """
     classes = _check_clients(y_train, y_test, clients)
-    slots = clients * whole(classes_per_client, "classes_per_client")
+    slots = clients * checked_integer(classes_per_client, "classes_per_client")
     if classes_per_client > classes:
         raise InputError(f"classes_per_client is {classes_per_client}, but there are only {classes} classes.")
     if slots < classes:
@@ -250,7 +250,7 @@ def _proportional(y: np.ndarray, share: np.ndarray, rng: np.random.Generator) ->
 
 def _check_clients(y_train: np.ndarray, y_test: np.ndarray, clients: int, least: int = 1) -> int:
     """Refuse more clients than can have `least` training samples each; return the number of classes."""
-    if whole(clients, "The number of clients") * whole(least, "min_samples", 0) > len(y_train):
+    if checked_integer(clients, "The number of clients") * checked_integer(least, "min_samples", 0) > len(y_train):
         raise InputError(
             f"{len(y_train)} training samples cannot give each of {clients} clients at least {least}. Take fewer "
             "clients."

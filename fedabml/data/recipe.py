@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import InputError, nearest, short
+from ..errors import InputError, nearest, shortened
 from .arrays import FEW_CLASSES, STRUCTURED, TASKS, check_task, few_whole_numbers
 from .dates import CIRCLES, has_times, parse_dates, part_names, usual_names, usual_values, with_parts
 from .frames import pandas
@@ -73,7 +73,7 @@ class TableRecipe:
 
     def __repr__(self) -> str:
         kinds = f"{len(self.numeric)} columns of numbers, {len(self.categories)} of words"
-        return short(f"TableRecipe({self.task} of '{self.target}' from {kinds})")
+        return shortened(f"TableRecipe({self.task} of '{self.target}' from {kinds})")
 
     @classmethod
     def fit(
@@ -268,11 +268,11 @@ def choose_task(values: pd.Series, name: str, task: str | None) -> str:
     return "regression" if few_whole_numbers([known]) is None else "classification"
 
 
-def refuse_gaps(column: pd.Series, what: str) -> None:
-    """Refuse a column with a missing value; `what` begins the error, which goes on with the row's number."""
+def refuse_gaps(column: pd.Series, subject: str) -> None:
+    """Refuse a column with a missing value; `subject` begins the error, which goes on with the row's number."""
     if column.isna().any():
         row = int(np.argmax(column.isna().to_numpy())) + 1
-        raise InputError(f"{what} in row {row}. Fill it or leave the row out.")
+        raise InputError(f"{subject} in row {row}. Fill it or leave the row out.")
 
 
 def is_numeric(column: pd.Series, name: str) -> bool:

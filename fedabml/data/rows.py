@@ -8,8 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ..arguments import checks_arguments, whole
-from ..errors import InputError, shown
+from ..arguments import checked_integer, checks_arguments
+from ..errors import InputError, quoted
 
 # One number per use of randomness, so that the same seed never gives the same draws to two purposes.
 BY_CLASS, DIRICHLET, IID, HOLD_OUT, TABLE, EMNIST, DIRICHLET_CLASSES = range(1, 8)
@@ -20,7 +20,7 @@ FEW_ROWS = 10
 
 def generator(seed: int, purpose: int) -> np.random.Generator:
     """Return the random numbers of one purpose. Draw with `random` where possible: its stream is the steadiest."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([whole(seed, "The seed", 0), purpose])))
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([checked_integer(seed, "The seed", 0), purpose])))
 
 
 def shuffled(n: int, rng: np.random.Generator) -> np.ndarray:
@@ -43,7 +43,7 @@ class Rows:
         offsets = self.offsets
         for name, array in (("index", self.index), ("offsets", offsets)):
             if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu":
-                raise InputError(f"Rows: {name} must be a numpy array of whole numbers; it is {shown(array)}.")
+                raise InputError(f"Rows: {name} must be a numpy array of whole numbers; it is {quoted(array)}.")
         if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(self.index) or (np.diff(offsets) < 0).any():
             raise InputError("Rows: the offsets must rise from 0 to the number of sample numbers.")
 
@@ -91,8 +91,8 @@ class Rows:
         chosen = np.asarray(clients, dtype=np.int64)
         counts = self.counts[chosen]
         offsets = _offsets(counts)
-        where = np.repeat(self.offsets[:-1][chosen] - offsets[:-1], counts) + np.arange(offsets[-1])
-        return Rows(self.index[where], offsets)
+        positions = np.repeat(self.offsets[:-1][chosen] - offsets[:-1], counts) + np.arange(offsets[-1])
+        return Rows(self.index[positions], offsets)
 
     def split(self, taken: np.ndarray) -> tuple[Rows, Rows]:
         """Return (what stays, what is taken); `taken` has one truth value for every entry of `index`."""
@@ -105,10 +105,10 @@ class Rows:
         return Rows.by_owner(owner, len(self), index)
 
 
-def check_share(share: float, what: str) -> None:
-    """Refuse a share outside [0, 1); `what` names it."""
+def check_share(share: float, subject: str) -> None:
+    """Refuse a share outside [0, 1); `subject` names it."""
     if not 0 <= share < 1:
-        raise InputError(f"The {what} share is {share}; it must be at least 0 and below 1.")
+        raise InputError(f"The {subject} share is {share}; it must be at least 0 and below 1.")
 
 
 def take_share(rows: Rows, share: float, least: int, labels: np.ndarray, seed: int, purpose: int) -> tuple[Rows, Rows]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..arguments import checks_arguments
-from ..errors import InputError, nearest, short
+from ..errors import InputError, nearest, shortened
 from ..files.paths import write_aside
 from . import decode
 from .arrays import channels_first
@@ -42,7 +42,7 @@ class Dataset:
 
     def __repr__(self) -> str:
         sizes = f"{len(self.y_train)} train / {len(self.y_test)} test"
-        return short(f"Dataset({self.name}: {sizes}, shape {self.x_train.shape[1:]}, {self.classes} classes)")
+        return shortened(f"Dataset({self.name}: {sizes}, shape {self.x_train.shape[1:]}, {self.classes} classes)")
 
     @cached_property
     def samples(self) -> tuple[np.ndarray, np.ndarray]:

@@ -41,4 +41,4 @@ def read_table(
         return Federation.from_encoded(as_frame(path), options)
     words = () if id is None else (id,)
     frame = once(path, ("frame", id), lambda: read_frame(path, words))
-    return Federation.from_encoded(frame, options, where=str(path), dataset=Path(path).stem)
+    return Federation.from_encoded(frame, options, source=str(path), dataset=Path(path).stem)

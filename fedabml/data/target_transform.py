@@ -48,8 +48,8 @@ class TargetTransform:
         powers = ", ".join(f"{power:.3g}" for power in self.powers)
         return f"Box-Cox with λ {powers}" if any(self.powers) else "log" if self.powers else "not below 0"
 
-    def check(self, y: np.ndarray, where: Callable[[int], str]) -> None:
-        """Refuse targets [n, targets] out of the transform's domain; `where(row)` begins the error."""
+    def check(self, y: np.ndarray, describe: Callable[[int], str]) -> None:
+        """Refuse targets [n, targets] out of the transform's domain; `describe(row)` begins the error."""
         wrong = ((y <= 0) if self.powers else (y < 0)).any(1)
         if wrong.any():
             row = int(np.argmax(wrong))
@@ -57,7 +57,7 @@ class TargetTransform:
                 "a log or Box-Cox transform needs targets above 0" if self.powers else "a positive target is 0 or more"
             )
             raise InputError(
-                f"{where(row)} has the target {y[row].min():g}, but {need}. Mend the value. In train, compare "
+                f"{describe(row)} has the target {y[row].min():g}, but {need}. Mend the value. In train, compare "
                 "and tune you may also leave the transform (--target-transform, --positive-target) out."
             )
 

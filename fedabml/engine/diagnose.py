@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..errors import short
+from ..errors import shortened
 from ..vectors import Network
 
 # Rules: a pattern in the error, or in the code that raised it (of a layer: its name), which is the last line; what that
@@ -104,7 +104,7 @@ def _first_sentence(error: BaseException) -> str:
     """Return the first sentence of an error."""
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.endswith("raised:")] or [type(error).__name__]
-    return short(lines[0].split(". ")[0].rstrip("."), 200)
+    return shortened(lines[0].split(". ")[0].rstrip("."), 200)
 
 
 _STDLIB = sysconfig.get_paths()["stdlib"]
@@ -148,4 +148,4 @@ def _code(at: traceback.FrameSummary) -> str:
         lines[-1] = lines[-1][: at.end_colno]
         lines[0] = lines[0][at.colno :]
         code = b" ".join(lines).decode()
-    return short(" ".join(code.split()), 120)
+    return shortened(" ".join(code.split()), 120)

@@ -26,7 +26,7 @@ from datetime import timedelta
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from ..errors import InputError, TrainingError, short
+from ..errors import InputError, TrainingError, shortened
 from ..files.paths import folder_lock
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Processes(World):
                 self.host = _dist().group.WORLD
                 atexit.register(self.leave)
         except RuntimeError as error:
-            why = short((str(error) or type(error).__name__).splitlines()[0])
+            why = shortened((str(error) or type(error).__name__).splitlines()[0])
             raise PeerLost(
                 f"The {size} processes of this run did not find each other at {os.environ['MASTER_ADDR']}:"
                 f"{os.environ['MASTER_PORT']} ({why}). docs/distributed.md says what torchrun needs."

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..data.target_transform import TargetTransform
-from ..errors import InputError, shown
+from ..errors import InputError, quoted
 
 BISECTIONS = 60  # halvings of an interval, after which a double cannot tell its ends apart
 
@@ -171,7 +171,7 @@ class Regression:
         except (TypeError, ValueError):
             levels = np.full(1, np.nan)
         if not levels.size or levels.ndim > 1 or not ((levels > 0) & (levels < 1)).all():
-            raise InputError(f"A quantile's level is a number between 0 and 1, such as 0.9; it is {shown(level)}.")
+            raise InputError(f"A quantile's level is a number between 0 and 1, such as 0.9; it is {quoted(level)}.")
         found = np.stack([self.original(_mixture_quantile(self.draws, each)) for each in levels.reshape(-1).tolist()])
         return found if levels.ndim else found[0]
 

@@ -34,7 +34,7 @@ from .client_scores import SCORES
 from .predictions import Prediction, Regression, with_label_level
 from .structured import MultiPrediction
 
-SOME = 10_000  # clients that are scored while a run trains, by default
+SCORED_CLIENTS = 10_000  # clients that are scored while a run trains, by default
 FEW, ROWS = 64, 4096  # samples in a batch of the server's own model: at least, and where memory allows
 ENDS = ("_low", "_high")  # columns that hold the ends of a client's interval, which have no mean
 Predictions = Prediction | Regression | MultiPrediction

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..accel.process import borrowed
 from ..algorithms import REGISTRY
-from ..arguments import MOST, whole
+from ..arguments import MOST, checked_integer
 from ..data.once import reading_once
 from ..engine.processes import with_folder_lock
 from ..errors import InputError, nearest
@@ -126,7 +126,7 @@ class Request:
         check_seeds(seeds)
         request = cls({label: _settled(config) for label, config in rows.items()}, tuple(seeds), study=study)
         first, setting = next(iter(rows)), request.setting
-        whole(setting.eval_every, "eval_every", 0)
+        checked_integer(setting.eval_every, "eval_every", 0)
         for label, config in request.rows.items():
             config.algorithm_object()  # its hyperparameters are checked before anything else is done
             other = config.with_changes(algorithm=setting.algorithm, hyper=setting.hyper)

@@ -23,9 +23,9 @@ from torch import nn
 
 from ..accel.process import borrowed
 from ..algorithms import REGISTRY, Algorithm, make, name_of, named
-from ..arguments import check, checks_arguments, whole
+from ..arguments import check, checked_integer, checks_arguments
 from ..data import Federation, read_table
-from ..errors import InputError, nearest, shown
+from ..errors import InputError, nearest, quoted
 from ..models import named as named_model
 from ..runs import presets
 from ..runs.config import DATA_KEYS, TABLE_KEYS, RunConfig, Table, read_toml, without_commands
@@ -140,7 +140,7 @@ def _algorithm(each: Any) -> tuple[str, Table]:
         name = name_of(each)
         usual = make(name).values()
         return name, {key: v for key, v in each.values().items() if v != usual[key]}
-    raise InputError(f"An algorithm is a name, or an object such as fedabml.FedAvg(lr=0.1); this is {shown(each)}.")
+    raise InputError(f"An algorithm is a name, or an object such as fedabml.FedAvg(lr=0.1); this is {quoted(each)}.")
 
 
 # -- tune -----------------------------------------------------------------------------------------------------------
@@ -358,15 +358,15 @@ def paper_request(
     if protocol not in PROTOCOLS:
         raise InputError(f"There is no protocol '{protocol}'.{nearest(protocol, PROTOCOLS)}")
     if isinstance(seeds, int):
-        seeds = whole(seeds, "seeds")
+        seeds = checked_integer(seeds, "seeds")
     machine = {"device": device, "data_dir": data_dir and os.fspath(data_dir), "compile": compile}
     return Request(
         experiment, protocol, quick, columns=tuple(columns), algorithms=tuple(algorithms),
         seeds=seeds if seeds is None or isinstance(seeds, int) else tuple(seeds),
-        trials=None if trials is None else whole(trials, "--trials"), dtype=dtype,
+        trials=None if trials is None else checked_integer(trials, "--trials"), dtype=dtype,
         machine={name: value for name, value in machine.items() if value is not None},
         chosen=tuple(os.fspath(each) for each in chosen), grid=tuple(grid),
-        search_seed=None if search_seed is None else whole(search_seed, "--search-seed", 0),
+        search_seed=None if search_seed is None else checked_integer(search_seed, "--search-seed", 0),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..data.rows import FEW_ROWS
 from ..data.statistics import worst_decile
-from ..errors import InputError, short
+from ..errors import InputError, shortened
 from ..evaluation.measures import COMPARED, DECISIONS, MEASURES, POOLED, Measure
 from ..files.sheets import frame, html_card
 from ..runs.config import RunConfig, Table
@@ -94,7 +94,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         best = f"; best {self.best.label}" if self.best else ""
-        return short(f"Comparison({', '.join(row.label for row in self.rows)}; {len(self.seeds)} seeds{best})")
+        return shortened(f"Comparison({', '.join(row.label for row in self.rows)}; {len(self.seeds)} seeds{best})")
 
     def _repr_html_(self) -> str:
         """Show a notebook the table, the best row first."""

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from ..accel.process import borrowed
 from ..algorithms import REGISTRY
 from ..algorithms.hyper import Range
-from ..arguments import whole
+from ..arguments import checked_integer
 from ..data.once import reading_once
 from ..engine.processes import with_folder_lock
-from ..errors import InputError, nearest, short
+from ..errors import InputError, nearest, shortened
 from ..evaluation.measures import TUNED
 from ..evaluation.scoring import check_rows
 from ..files.paths import write
@@ -68,7 +68,7 @@ class Tuned:
     notes: Sequence[str] = ()  # what was worth knowing before the trials
 
     def __repr__(self) -> str:
-        return short(
+        return shortened(
             f"Tuned({', '.join(self.trials)}; by {self.measure}; {sum(map(len, self.trials.values()))} trials)"
         )
 
@@ -145,8 +145,8 @@ def tune(
     not ended.
     """
     optuna, folder = need_optuna(), Path(out)
-    trials, batch = whole(trials, "trials", 1), whole(batch, "batch", 1)
-    seeds = tuple(dict.fromkeys(whole(seed, "seeds", 0) for seed in seeds))
+    trials, batch = checked_integer(trials, "trials", 1), checked_integer(batch, "batch", 1)
+    seeds = tuple(dict.fromkeys(checked_integer(seed, "seeds", 0) for seed in seeds))
     if not seeds or (algorithms is not None and not algorithms):
         raise InputError(f"Tuning needs at least one {'algorithm' if seeds else 'seed'}.")
     run, held = _without_algorithm(config), _held_values(config, fixed or {}, algorithms or list(REGISTRY))

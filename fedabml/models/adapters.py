@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import rng
-from ..arguments import check_fields, whole
+from ..arguments import check_fields, checked_integer
 from ..errors import InputError, nearest
 from .networks import Seeded
 from .own import TRAINED
@@ -41,7 +41,7 @@ class Adapter:
         check_fields(self)
         if self.train not in TRAINED:
             raise InputError(f"train is '{self.train}'.{nearest(self.train, TRAINED)}")
-        whole(self.rank, "lora_rank", 1)
+        checked_integer(self.rank, "lora_rank", 1)
         if not 0 < self.alpha < math.inf:
             raise InputError(f"lora_alpha must be a positive number; it is {self.alpha!r}.")
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from .. import rng
-from ..arguments import checks_arguments, whole
+from ..arguments import checked_integer, checks_arguments
 from ..errors import InputError
 from ..files.limits import parse_json
 from ..files.paths import read_text
@@ -32,7 +32,7 @@ def load_folder(path: str | os.PathLike[str], shape: Sequence[int], outputs: int
     from the seed; the module's `without_weights` names them, and `padding` is the token of padding, or None. Raises
     InputError for a folder without weights in safetensors files, or with code of its own.
     """
-    folder, outputs = Path(path), whole(outputs, "outputs")
+    folder, outputs = Path(path), checked_integer(outputs, "outputs")
     config = _checked_config(folder)
     transformers = _imported()
     images = len(shape) == 3

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .. import rng
-from ..arguments import check, checks_arguments, whole
+from ..arguments import check, checked_integer, checks_arguments
 from ..errors import InputError, nearest
 from ..files.limits import host_memory
 from ..files.paths import open_regular
@@ -146,8 +146,8 @@ def build(
     if name not in MODELS and name not in OWN:
         way = f" If it is your own, name its file: FILE.py:{name}." if name.isidentifier() else ""
         raise InputError(f"There is no model '{name}'.{nearest(name, (*MODELS, *OWN))}{way}")
-    shape = tuple(whole(size, "A size in shape") for size in shape)
-    outputs = whole(outputs, "outputs")
+    shape = tuple(checked_integer(size, "A size in shape") for size in shape)
+    outputs = checked_integer(outputs, "outputs")
     if name in OWN:
         with Seeded(rng.number(seed, rng.INIT) & 0x7FFFFFFF):
             return _built(OWN[name], {"shape": shape, "outputs": outputs}, options)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import InputError, shown
+from ..errors import InputError, quoted
 
 Place = str | int  # the name of a dictionary's entry or a dataclass's field, or the number of a tuple's entry
 
@@ -27,7 +27,7 @@ def select_output(returned: Any, place: Place | None) -> Tensor:
         return found
     if not parts:
         also = " Leave model_options.output out." if isinstance(returned, Tensor) else ""
-        what = f"a tensor of shape {tuple(returned.shape)}" if isinstance(returned, Tensor) else shown(returned)
+        what = f"a tensor of shape {tuple(returned.shape)}" if isinstance(returned, Tensor) else quoted(returned)
         raise InputError(
             f"The model returns {what}; one tensor of outputs, a row per example, is needed.{also or _ALONE}"
         )

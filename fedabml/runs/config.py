@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..algorithms import REGISTRY, make
 from ..arguments import MOST
 from ..data.catalogue import SOURCES
-from ..errors import InputError, nearest, short, shown
+from ..errors import InputError, nearest, quoted, shortened
 from ..files.limits import MAX_TOML, parse_toml
 from ..files.paths import read_text
 from ..files.sealed import read_json, warn_if_changed
@@ -202,7 +202,7 @@ class RunConfig:
 
     def __repr__(self) -> str:
         """Show the keys that differ from the defaults."""
-        return short(f"RunConfig({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})")
+        return shortened(f"RunConfig({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})")
 
     @classmethod
     def of(cls, *layers: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Self:
@@ -516,7 +516,7 @@ def _checked(name: str, hint: str, value: Any, meta: Mapping[str, Any]) -> Any:
         raise InputError(f"'{name}' ({meta['doc']}) is beyond {MOST}, the largest number that fedabml accepts.")
     fits = isinstance(value, types) and (base == "bool" or not isinstance(value, bool))
     if not fits or (base == "float" and not math.isfinite(value)) or (base == "str" and "\0" in value):
-        raise InputError(f"'{name}' ({meta['doc']}) must be {description}; it is {shown(value)}.")
+        raise InputError(f"'{name}' ({meta['doc']}) must be {description}; it is {quoted(value)}.")
     if meta.get("choices") and value not in meta["choices"]:
         raise InputError(f"'{name}' is '{value}'.{nearest(value, meta['choices'])}")
     return float(value) if base == "float" else value

@@ -37,8 +37,8 @@ log = logging.getLogger("fedabml")
 class KeptStates(Mapping[int, State]):
     """The kept states of clients, by client: read from their files on access, in the order of the files."""
 
-    def __init__(self, where: dict[int, int], file: Callable[[int], Path]):
-        self.where = dict(sorted(where.items(), key=lambda pair: pair[1]))
+    def __init__(self, round_of: dict[int, int], file: Callable[[int], Path]):
+        self.round_of = dict(sorted(round_of.items(), key=lambda pair: pair[1]))
         self.file, self._read = file, lru_cache(8)(self._states)
 
     def _states(self, round: int) -> dict[int, State]:
@@ -51,13 +51,13 @@ class KeptStates(Mapping[int, State]):
         return states
 
     def __getitem__(self, client: int) -> State:
-        return self._read(self.where[client]).get(client, {})
+        return self._read(self.round_of[client]).get(client, {})
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.where)
+        return iter(self.round_of)
 
     def __len__(self) -> int:
-        return len(self.where)
+        return len(self.round_of)
 
 
 class Folder:
@@ -65,7 +65,7 @@ class Folder:
 
     def __init__(self, path: Path):
         self.path = path
-        self.where: dict[int, int] = {}  # client → round whose file holds its kept state
+        self.round_of: dict[int, int] = {}  # client → round whose file holds its kept state
         self._previous: set[int] = set()  # rounds of the kept files that the previous checkpoint names
         self.history: list[dict[str, Any]] = []
 
@@ -171,11 +171,11 @@ class Folder:
 
     def _load(self, file: Path) -> Checkpoint:
         tensors, facts = sealed.read_tensors(file)
-        where = {int(client): int(round) for client, round in facts["kept"].items()}
-        kept = KeptStates(where, partial(self._file, "kept"))
-        for round in set(where.values()):
+        round_of = {int(client): int(round) for client, round in facts["kept"].items()}
+        kept = KeptStates(round_of, partial(self._file, "kept"))
+        for round in set(round_of.values()):
             sealed.check_tensors(self._file("kept", round))
-        self.where, self._previous = where, set(where.values())
+        self.round_of, self._previous = round_of, set(round_of.values())
         shared, average, velocity = (sealed.group(tensors, name) for name in ("shared", "average", "velocity"))
         chunk, since = (int(facts[name]) if facts.get(name) else None for name in ("chunk", "compiled"))
         return Checkpoint(int(facts["round"]), shared, average, kept, float(facts["seconds"]), chunk, velocity, since)
@@ -200,10 +200,10 @@ class Folder:
         if changed:
             flat = {f"{client}.{name}": t for client, kept in changed.items() for name, t in kept.items()}
             sealed.write_tensors(self._file("kept", state.round), flat, {"round": state.round}, private=True)
-            self.where |= dict.fromkeys(changed, state.round)
+            self.round_of |= dict.fromkeys(changed, state.round)
         facts: dict[str, Any] = {"round": state.round, "seconds": state.seconds, "chunk": state.chunk}
         facts |= {"compiled": state.compiled} if state.compiled else {}
-        facts["kept"] = {str(client): round for client, round in self.where.items()}
+        facts["kept"] = {str(client): round for client, round in self.round_of.items()}
         tensors = sealed.prefixed("shared", state.shared) | sealed.prefixed("average", state.average)
         tensors |= sealed.prefixed("velocity", state.velocity)
         # A server that owns nothing (Local only) still needs a tensor in its file.
@@ -212,7 +212,7 @@ class Folder:
 
     def _remove_old(self, round: int) -> None:
         """Remove the files that neither checkpoint needs; the previous one may name other kept files."""
-        named = set(self.where.values())
+        named = set(self.round_of.values())
         for content, needed in (("round", set()), ("kept", named | self._previous)):
             for file in self._files(content):
                 if _number(file) < round - 1 and _number(file) not in needed:

@@ -23,7 +23,7 @@ from ..data.frames import as_frame
 from ..data.images import ImageRecipe
 from ..data.recipe import as_text
 from ..data.target_transform import TargetTransform
-from ..errors import InputError, nearest, short
+from ..errors import InputError, nearest, shortened
 from ..files.sealed import group, prefixed
 from ..likelihoods import Bernoulli, Categorical, GaussianNoise, Likelihood, StepCategorical
 from ..vectors import Network
@@ -97,7 +97,7 @@ class InputSpec:
         return {"dataset": self.dataset, "model": model, **sizes, "task": self.task, "outputs": self.outputs}
 
     def __repr__(self) -> str:
-        return short(f"InputSpec({self.description})")
+        return shortened(f"InputSpec({self.description})")
 
     @property
     def classes(self) -> int | None:
@@ -151,23 +151,23 @@ class InputSpec:
             raise InputError(TABLE_WANTED)
         return as_frame(x, self.recipe.text_columns)
 
-    def inputs(self, x: Any, what: str = "The array of inputs", encoded: bool = False) -> np.ndarray:
+    def inputs(self, x: Any, subject: str = "The array of inputs", encoded: bool = False) -> np.ndarray:
         """Return checked inputs [n, *shape] from an array or, if the prior reads one, a table or a folder of images."""
         frame = self.table(x, encoded)
         if self.images and isinstance(x, str | os.PathLike):
             x = self.images.inputs(x)[0]
-        x = self._padded(x, what) if frame is None else x
-        raw = as_features(x, what) if frame is None or self.recipe is None else self.recipe.apply(frame)
+        x = self._padded(x, subject) if frame is None else x
+        raw = as_features(x, subject) if frame is None or self.recipe is None else self.recipe.apply(frame)
         if not len(raw):
-            raise InputError(f"{what} is empty: it has no rows.")
+            raise InputError(f"{subject} is empty: it has no rows.")
         if tuple(raw.shape[1:]) != self.shape or (raw.dtype == np.uint8) != (self.dtype == "uint8"):
             raise InputError(
-                f"{what}: its rows are {raw.dtype} of shape {tuple(raw.shape[1:])}; the prior was trained on "
+                f"{subject}: its rows are {raw.dtype} of shape {tuple(raw.shape[1:])}; the prior was trained on "
                 f"{self.dtype} of shape {self.shape}."
             )
-        check_finite(raw, lambda row: f"{what}: row {row}")
+        check_finite(raw, lambda row: f"{subject}: row {row}")
         if self.network.tokens:
-            check_tokens(self.network, raw, what)
+            check_tokens(self.network, raw, subject)
         return raw
 
     def read(self, x: Any, encoded: bool = False, columns: bool = False) -> Inputs:
@@ -177,39 +177,39 @@ class InputSpec:
         wanted = columns and frame is not None and self.recipe is not None
         return Inputs(inputs, self.recipe.raw_columns(frame) if wanted and self.recipe else None)
 
-    def _padded(self, x: Any, what: str) -> Any:
+    def _padded(self, x: Any, subject: str) -> Any:
         """Return sequences of tokens of any length as one array, where the network knows a token of padding."""
         width = np.shape(x)[1:] if isinstance(x, np.ndarray) else None
         if padding_of(self.network) is None or width == self.shape or not isinstance(x, np.ndarray | list | tuple):
             return x
-        return pad_tokens(x, padding_of(self.network), self.shape[0], what)
+        return pad_tokens(x, padding_of(self.network), self.shape[0], subject)
 
-    def targets(self, y: Any, what: str = "y") -> np.ndarray:
+    def targets(self, y: Any, subject: str = "y") -> np.ndarray:
         """Return checked targets from an array: int64 [n], or float32 [n, targets]."""
         if isinstance(self.likelihood, StepCategorical) and isinstance(y, list | tuple):
-            y = pad_labels([as_numpy(each, what) for each in y], self.likelihood.steps, what)
-        raw = as_numpy(y, what)
+            y = pad_labels([as_numpy(each, subject) for each in y], self.likelihood.steps, subject)
+        raw = as_numpy(y, subject)
         if raw.ndim == 0:
-            raise InputError(f"{what} is a single number. Give one value for each row of the inputs.")
+            raise InputError(f"{subject} is a single number. Give one value for each row of the inputs.")
         if isinstance(self.likelihood, Bernoulli | StepCategorical):
-            raw = as_targets(raw, self.task, what)
+            raw = as_targets(raw, self.task, subject)
             steps = self.likelihood.labels if isinstance(self.likelihood, Bernoulli) else self.likelihood.steps
             if raw.shape[1] != steps:
-                raise InputError(f"{what} has {raw.shape[1]} columns; the prior has {steps} {_OUTPUTS[self.task]}.")
+                raise InputError(f"{subject} has {raw.shape[1]} columns; the prior has {steps} {_OUTPUTS[self.task]}.")
             return raw
         if self.classes is None:
-            raw = as_targets(raw, "regression", what)
+            raw = as_targets(raw, "regression", subject)
             if raw.shape[1] != self.outputs:
-                raise InputError(f"{what} has {raw.shape[1]} columns; the prior has {self.outputs} target(s).")
-            check_finite(raw, lambda row: f"{what}: row {row}")
+                raise InputError(f"{subject} has {raw.shape[1]} columns; the prior has {self.outputs} target(s).")
+            check_finite(raw, lambda row: f"{subject}: row {row}")
             return raw
         raw = raw[:, 0] if raw.ndim == 2 and raw.shape[1] == 1 else raw
         if raw.ndim != 1:
-            raise InputError(f"{what} has the shape {list(raw.shape)}. Give one class number for each row.")
+            raise InputError(f"{subject} has the shape {list(raw.shape)}. Give one class number for each row.")
         known = (raw >= 0) & (raw < self.classes) & (np.floor(raw) == raw)
         if not known.all():
             row, last = int(np.argmin(known)), self.classes - 1
-            raise InputError(f"{what} has the label {raw[row]} in row {row}; the prior's classes are 0 to {last}.")
+            raise InputError(f"{subject} has the label {raw[row]} in row {row}; the prior's classes are 0 to {last}.")
         return raw.astype(np.int64)
 
     def samples(self, x: Any, y: Any, encoded: bool = False, end: str = "") -> tuple[np.ndarray, np.ndarray]:
@@ -229,10 +229,10 @@ class InputSpec:
             raise InputError(f"x{end} has {len(inputs)} rows, y{end} has {len(outputs)}. Give one y for each row of x.")
         return inputs, self._in_domain(outputs, f"y{end}")
 
-    def _in_domain(self, y: np.ndarray, what: str) -> np.ndarray:
+    def _in_domain(self, y: np.ndarray, subject: str) -> np.ndarray:
         """Return targets; refuse those that the prior's transform cannot have."""
         if self.transform is not None:
-            self.transform.check(y, lambda row: f"{what}: row {row}")
+            self.transform.check(y, lambda row: f"{subject}: row {row}")
         return y
 
     def federation(self, x: Any, y: Any = None, encoded: bool = False) -> Federation:

@@ -43,8 +43,8 @@ class RunLog:
         self.close = self.file.close
         config, count = setup.config, setup.config["processes"]
         begin = f"{'resumed after' if sim.round else 'started at'} round {sim.round} of {setup.rounds}"
-        where = f"{config['device']}{f', {count} processes' if count > 1 else ''}"
-        for text in (*setup.notes, f"{begin}: {config['algorithm']['name']} on {config['dataset']}, {where}"):
+        place = f"{config['device']}{f', {count} processes' if count > 1 else ''}"
+        for text in (*setup.notes, f"{begin}: {config['algorithm']['name']} on {config['dataset']}, {place}"):
             self.write(text)
 
     def round(self, line: dict[str, Any]) -> None:

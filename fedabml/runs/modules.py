@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import models
-from ..arguments import is_number, is_whole, whole
+from ..arguments import checked_integer, is_number, is_whole
 from ..data import Federation
 from ..errors import InputError
 from ..files.sealed import group, prefixed
@@ -169,7 +169,7 @@ def unpack_network(
     """
     stored = dict(facts.get("adapter", {}))
     body, source = stored.pop("body", ""), str(facts.get("source", ""))
-    seed = whole(stored.pop("seed", 0), "the seed of the file's frozen weights", 0)
+    seed = checked_integer(stored.pop("seed", 0), "the seed of the file's frozen weights", 0)
     adapter, spec, shape = Adapter(**stored), facts["model"], [int(size) for size in facts["shape"]]
     if model is None and spec is None:
         named = f" ('{source}')" if source else ""
@@ -221,16 +221,16 @@ def layout_of(network: Network) -> list[list[Any]]:
     return [[name, list(shape)] for name, shape in zip(network.layout.names, network.layout.shapes, strict=True)]
 
 
-def check_fit(what: str, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+def check_fit(subject: str, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse a file's tensors whose names or shapes differ from the expected ones."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     for name in sorted(shapes.keys() | expected.keys()):
         if name not in shapes:
-            raise InputError(f"Its {what} lacks '{name}'; the file is damaged.")
+            raise InputError(f"Its {subject} lacks '{name}'; the file is damaged.")
         if name not in expected:
-            raise InputError(f"Its {what} has '{name}', which does not belong there; the file is damaged.")
+            raise InputError(f"Its {subject} has '{name}', which does not belong there; the file is damaged.")
         if shapes[name] != expected[name]:
             raise InputError(
-                f"'{name}' of its {what} has the shape {shapes[name]}, but the network needs {expected[name]}; the "
+                f"'{name}' of its {subject} has the shape {shapes[name]}, but the network needs {expected[name]}; the "
                 "file is damaged, or of another network."
             )

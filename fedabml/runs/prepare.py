@@ -17,12 +17,12 @@ from torch import nn
 from .. import algorithms, likelihoods
 from ..accel.process import borrowed, keep_freed_memory
 from ..algorithms import Algorithm, FedABML
-from ..arguments import checks_arguments, whole
+from ..arguments import checked_integer, checks_arguments
 from ..data import Federation
 from ..engine.autotune import COARSE, backend_of, chunk_of, device_of, dtype_of, lane_bytes
 from ..engine.server import cohort_size
 from ..engine.setting import Cohort, Place, Setting
-from ..errors import InputError, short
+from ..errors import InputError, shortened
 from ..likelihoods import GaussianNoise, Likelihood
 from ..vectors import Network
 from ..version import __version__
@@ -47,7 +47,7 @@ class Setup:
     def __repr__(self) -> str:
         name = self.config["algorithm"]["name"]
         size = f"{self.config['clients']} clients, {self.rounds} rounds of {self.epochs} epochs"
-        return short(
+        return shortened(
             f"Setup({name}; {self.input_spec.description}; {size}; {self.config['backend']} on {self.config['device']})"
         )
 
@@ -81,9 +81,9 @@ def prepare(
     algorithm = FedABML() if algorithm is None else algorithm
     if fed.task != "classification" and algorithm.label_prior != "none":
         algorithm = dataclasses.replace(algorithm, label_prior="none")  # no single label that has a prior
-    rounds, epochs = whole(rounds, "rounds", 0), whole(epochs, "epochs", 1)
-    batch_size = whole(batch_size, "batch_size", 1)
-    seed, chunk = whole(seed, "seed", 0), None if chunk is None else whole(chunk, "chunk", 1)
+    rounds, epochs = checked_integer(rounds, "rounds", 0), checked_integer(epochs, "epochs", 1)
+    batch_size = checked_integer(batch_size, "batch_size", 1)
+    seed, chunk = checked_integer(seed, "seed", 0), None if chunk is None else checked_integer(chunk, "chunk", 1)
     if not 0 < participation <= 1:
         raise InputError(
             f"participation is the share of clients in a round, above 0 and at most 1; it is {participation!r}."

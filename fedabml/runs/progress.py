@@ -150,7 +150,7 @@ class Notes(logging.Handler):
 
 
 @contextmanager
-def downloads(what: str, quiet: bool = False) -> Iterator[OnDownload]:
+def downloads(subject: str, quiet: bool = False) -> Iterator[OnDownload]:
     """Yield a callback for downloads: a bar on a terminal, a line for every quarter elsewhere."""
     if quiet:
         yield lambda done, total: None
@@ -159,7 +159,7 @@ def downloads(what: str, quiet: bool = False) -> Iterator[OnDownload]:
 
         columns = (*Progress.get_default_columns()[:2], DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         with drawn_to_the_end(Progress(*columns, console=console())) as bar:
-            task = bar.add_task(f"downloading {what}", total=None, visible=False)
+            task = bar.add_task(f"downloading {subject}", total=None, visible=False)
             yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
     else:
         printed = -1
@@ -169,7 +169,7 @@ def downloads(what: str, quiet: bool = False) -> Iterator[OnDownload]:
             part = 4 * done // total if total else done // (1 << 26)
             if part != printed:
                 printed = part
-                print_line(f"downloading {what}: {size(done)}{f' of {size(total)}' if total else ''}")
+                print_line(f"downloading {subject}: {size(done)}{f' of {size(total)}' if total else ''}")
 
         yield on_download
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import short
+from ..errors import shortened
 
 Changes = dict[str, tuple[Any, Any]]
 
@@ -61,6 +61,6 @@ def describe(changes: Changes) -> str:
     """Return changes as text: `rounds (was 5, now 9); device (was 'cpu', now unset)`."""
 
     def shown(value: Any) -> str:
-        return "unset" if value is None else short(repr(value), 40)
+        return "unset" if value is None else shortened(repr(value), 40)
 
     return "; ".join(f"{name} (was {shown(old)}, now {shown(new)})" for name, (old, new) in changes.items())

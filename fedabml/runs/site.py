@@ -83,8 +83,8 @@ def compare_at_site(
     }
     local = Prior(Local(), {}, prior.input_spec, prior.batch_size)
     tries = [_try_losses(local, train, held, epochs, options) for epochs in ALONE_EPOCHS]
-    losses["alone"] = min(tries, key=lambda each: each.mean())
-    means = {name: float(each.mean()) for name, each in losses.items()}
+    losses["alone"] = min(tries, key=lambda per_row: per_row.mean())
+    means = {name: float(per_row.mean()) for name, per_row in losses.items()}
     best = min(means, key=lambda name: means[name])
     worse = {}
     for name in losses.keys() - {best}:

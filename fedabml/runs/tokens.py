@@ -68,25 +68,29 @@ def take_tokens(fed: Federation, network: Network) -> tuple[Federation, Network,
     return unscaled, network, f"The inputs are not standardised: the model's layer '{layer}' looks them up."
 
 
-def check_tokens(network: Network, x: np.ndarray, what: str, where: Callable[[int], str] = "row {}".format) -> None:
+def check_tokens(
+    network: Network, x: np.ndarray, subject: str, describe: Callable[[int], str] = "row {}".format
+) -> None:
     """Refuse inputs with fractions, or with numbers that have no entry in an embedding of the network.
 
-    `where(row)` names a row of x in errors.
+    `describe(row)` names a row of x in errors.
     """
     if _has_fractions(x):
-        raise InputError(f"{what}: some values have fractions, but the model looks its inputs up. Give whole numbers.")
+        raise InputError(
+            f"{subject}: some values have fractions, but the model looks its inputs up. Give whole numbers."
+        )
     flat = x.reshape(len(x), -1)
     rows, failed, found = _first_failure(network, x, flat)
     if found.layer and (named := rows[(flat[rows] == found.token).any(1)]).size:
         pairs = ((row, _try_rows(network, x, np.array([row, row]))[1].layer) for row in named)
         row = next((row for row, layer in pairs if layer == found.layer), named[0])
         raise InputError(
-            f"{what}: {where(int(row))} has the token {found.token}, but the model's layer '{found.layer}' has "
+            f"{subject}: {describe(int(row))} has the token {found.token}, but the model's layer '{found.layer}' has "
             f"entries for 0..{found.entries - 1}. Number tokens from 0, and give the embedding an entry for each."
         )
     if isinstance(failed, IndexError):
         raise InputError(
-            f"{what}: values range from {flat.min():g} to {flat.max():g}, but the embedding has no entry for some "
+            f"{subject}: values range from {flat.min():g} to {flat.max():g}, but the embedding has no entry for some "
             "of them. Number tokens from 0, and give the embedding an entry for each."
         )
 
@@ -142,7 +146,7 @@ class _TooLarge:
 
     def __enter__(self) -> _TooLarge:
         self._hooks = [
-            part.register_forward_pre_hook(lambda part, args, name=name: self._look(name, part.num_embeddings, args[0]))
+            part.register_forward_pre_hook(lambda part, args, name=name: self._note(name, part.num_embeddings, args[0]))
             for name, part in self._layers
         ]
         return self
@@ -151,7 +155,7 @@ class _TooLarge:
         for hook in self._hooks:
             hook.remove()
 
-    def _look(self, name: str, entries: int, indices: Tensor) -> None:
+    def _note(self, name: str, entries: int, indices: Tensor) -> None:
         wrong = indices[(indices < 0) | (indices >= entries)]
         if not self.layer and wrong.numel():
             self.layer, self.entries, self.token = name or "embedding", entries, int(wrong[0])

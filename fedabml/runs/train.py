@@ -19,14 +19,14 @@ from torch import nn
 
 from ..accel.process import borrowed
 from ..algorithms import Algorithm, name_of
-from ..arguments import checks_arguments, whole
+from ..arguments import checked_integer, checks_arguments
 from ..data import Federation, save_manifest
 from ..engine.checkpoint import Checkpoint
 from ..engine.processes import World, agree, with_folder_lock
 from ..engine.processes import world as processes
 from ..engine.rounds import Simulation
-from ..errors import InputError, nearest, short
-from ..evaluation.scoring import SOME, Evaluation, check_rows
+from ..errors import InputError, nearest, shortened
+from ..evaluation.scoring import SCORED_CLIENTS, Evaluation, check_rows
 from ..evaluation.scoring import evaluate as score_clients
 from ..files.paths import write
 from ..files.sealed import digests, write_json
@@ -81,7 +81,7 @@ class Run:
 
     def __repr__(self) -> str:
         keys = ("algorithm", "dataset", "model", "clients", "rounds", "accuracy", "nll")
-        return short(f"Run({', '.join(f'{k}={v}' for k in keys if (v := self.summary.get(k)) is not None)})")
+        return shortened(f"Run({', '.join(f'{k}={v}' for k in keys if (v := self.summary.get(k)) is not None)})")
 
     def _repr_html_(self) -> str:
         """Show a notebook the setting and the scores of the run, and those of its clients."""
@@ -195,8 +195,8 @@ def train(
     if evaluate:
         split = resolve_split(fed, split)
         check_rows(fed, split)  # fails now, not after hours of training
-    eval_every = whole(eval_every, "eval_every", 0)
-    some = SOME if eval_clients is None else whole(eval_clients, "eval_clients", 1)
+    eval_every = checked_integer(eval_every, "eval_every", 0)
+    scored = SCORED_CLIENTS if eval_clients is None else checked_integer(eval_clients, "eval_clients", 1)
     scoring = {"eval_every": eval_every, "eval_clients": eval_clients, "eval_all": eval_all, "split": split}
     config = setup.config | scoring | (extra or {})
     state = world.on_rank_0(partial(_opened, folder, fed, config, cohort.algorithm, resume)) if folder else None
@@ -211,8 +211,8 @@ def train(
             log.warning(note)
     start, before = time.perf_counter(), sim.seconds
 
-    def score(sim: Simulation, most: int | None, brief: bool = False) -> Evaluation:
-        return score_clients(cohort, sim.theta, sim.kept_for, split, sim.round, world, most, brief)
+    def score(sim: Simulation, limit: int | None, brief: bool = False) -> Evaluation:
+        return score_clients(cohort, sim.theta, sim.kept_for, split, sim.round, world, limit, brief)
 
     with closing(RunLog(path, setup, sim)) if path and world.rank == 0 else nullcontext() as journal:
         listeners = [*([journal.round] if journal else []), *([on_round] if on_round else [])]
@@ -223,14 +223,14 @@ def train(
 
         history = sim.run(
             rounds, history=folder.history if folder else (), save=folder.write_round if folder else None,
-            score=(lambda sim: score(sim, some, brief=True).summary) if evaluate else None, eval_every=eval_every,
+            score=(lambda sim: score(sim, scored, brief=True).summary) if evaluate else None, eval_every=eval_every,
             on_round=report if listeners else None,
         )  # fmt: skip
     theta = {k: v.detach().cpu() for k, v in sim.theta.items()}
     prior = Prior(cohort.algorithm, theta, setup.input_spec, batch_size)
     if folder:  # before scoring: a client that diverges there must not cost the prior
         world.on_rank_0(partial(prior.save, folder.path / "shared.safetensors"))
-    final = score(sim, None if eval_all else some) if evaluate else None
+    final = score(sim, None if eval_all else scored) if evaluate else None
     summary = summarise(setup, sim, history, final, split, before + time.perf_counter() - start)
     run = Run(prior, summary, history, config, final, path, fed)
     if path:

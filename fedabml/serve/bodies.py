@@ -21,7 +21,7 @@ from ..data import TableRecipe
 from ..data.client_datasets import pad_tokens
 from ..data.frames import MAX_COLUMNS
 from ..data.recipe import as_text, pandas
-from ..errors import InputError, nearest, short, shown
+from ..errors import InputError, nearest, quoted, shortened
 from ..files.limits import parse_json
 from ..runs.input_spec import Inputs, InputSpec
 from ..runs.posterior import Posterior
@@ -51,7 +51,7 @@ def parse_json_body(spec: InputSpec, body: bytes, max_rows: int) -> Rows:
     if not isinstance(content, dict) or "rows" not in content:
         raise InputError('The body must be a JSON object with a list of rows: {"rows": [...]}.')
     if others := sorted(set(content) - {"rows"}):
-        raise InputError(f"The body has '{short(others[0], 60)}' beside 'rows', which is not known. Leave it out.")
+        raise InputError(f"The body has '{shortened(others[0], 60)}' beside 'rows', which is not known. Leave it out.")
     rows, recipe = content["rows"], spec.recipe
     if not isinstance(rows, list):
         raise InputError('"rows" must be a list, with an entry for each row.')
@@ -84,9 +84,9 @@ def parse_csv_body(spec: InputSpec, body: bytes, max_rows: int) -> Rows:
         frame = pandas().read_csv(io.StringIO(text), nrows=max_rows + 1, dtype=types, low_memory=False)
     except Exception as error:  # pandas has errors of nearly every type for damaged text
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise InputError(f"The body is not a CSV table: {short(reason)}.") from error
+        raise InputError(f"The body is not a CSV table: {shortened(reason)}.") from error
     if twice := _twice(next(csv.reader([head]), [])):
-        raise InputError(f"The first line has the column '{short(twice, 60)}' twice.")
+        raise InputError(f"The first line has the column '{shortened(twice, 60)}' twice.")
     _check_count(len(frame), max_rows)
     if not isinstance(frame.index, pandas().RangeIndex):
         raise InputError("The rows have more cells than the first line has columns.")
@@ -120,8 +120,8 @@ def read_rows(posterior: Posterior, parts: Sequence[Rows], refuse_unknown: bool)
             if text and text not in known:
                 some = ", ".join(known[:MOST_NAMED]) + (", …" if len(known) > MOST_NAMED else "")
                 raise InputError(
-                    f"Column '{name}' has '{short(text, 60)}' in row {row}, which is no known value: "
-                    f"{short(some, 300)}. Send a known value, or null if it is missing."
+                    f"Column '{name}' has '{shortened(text, 60)}' in row {row}, which is no known value: "
+                    f"{shortened(some, 300)}. Send a known value, or null if it is missing."
                 )
     return posterior.read(frame)
 
@@ -131,7 +131,7 @@ def _ids(cells: list[Any]) -> list[str]:
 
 
 def _ignored(names: list[str], recipe: TableRecipe) -> list[str]:
-    return [short(name, 60) for name in names if name != recipe.id][:MOST_NAMED]
+    return [shortened(name, 60) for name in names if name != recipe.id][:MOST_NAMED]
 
 
 def _text(body: bytes) -> str:
@@ -150,7 +150,7 @@ def _strict(text: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         entries = dict(pairs)
         if len(entries) < len(pairs):
-            raise InputError(f"An object has '{short(_twice([name for name, _ in pairs]), 60)}' twice.")
+            raise InputError(f"An object has '{shortened(_twice([name for name, _ in pairs]), 60)}' twice.")
         return entries
 
     return json.loads(text, parse_constant=refuse, object_pairs_hook=unique)
@@ -178,7 +178,7 @@ def _column(rows: list[Any], name: str, recipe: TableRecipe) -> list[Any]:
     cells = []
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
-            raise InputError(f"Row {number} is {shown(row)}; it must be an object with the table's columns.")
+            raise InputError(f"Row {number} is {quoted(row)}; it must be an object with the table's columns.")
         if name not in row:
             others = [str(other) for other in row if other not in recipe.table_columns]
             hint = nearest(name, others) if others else ""
@@ -190,9 +190,9 @@ def _column(rows: list[Any], name: str, recipe: TableRecipe) -> list[Any]:
             and name in recipe.numeric
             and (isinstance(cell, bool) or not isinstance(cell, int | float))
         ):
-            raise InputError(f"Column '{name}' has {shown(cell)} in row {number}, where a number is needed.")
+            raise InputError(f"Column '{name}' has {quoted(cell)} in row {number}, where a number is needed.")
         if isinstance(cell, dict | list):
-            raise InputError(f"Column '{name}' has {shown(cell)} in row {number}, where one value is needed.")
+            raise InputError(f"Column '{name}' has {quoted(cell)} in row {number}, where one value is needed.")
         cells.append(cell)
     return cells
 
@@ -207,7 +207,9 @@ def _numbers(text: str, max_rows: int) -> list[list[float]]:
     except (ValueError, csv.Error) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"Row {len(rows) + 1} of the CSV is not one of numbers alone: {short(str(error))}.") from error
+        raise InputError(
+            f"Row {len(rows) + 1} of the CSV is not one of numbers alone: {shortened(str(error))}."
+        ) from error
     return rows
 
 

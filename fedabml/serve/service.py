@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from ..arguments import check_fields, whole
+from ..arguments import check_fields, checked_integer
 from ..errors import InputError
 from ..files.paths import open_regular
 from ..files.sealed import tensors_digest
@@ -49,8 +49,8 @@ class ServeOptions:
     def __post_init__(self) -> None:
         check_fields(self)
         for name in ("max_rows", "max_bytes", "max_requests"):
-            whole(getattr(self, name), f"ServeOptions: {name}")
-        whole(self.seed, "ServeOptions: seed", 0)
+            checked_integer(getattr(self, name), f"ServeOptions: {name}")
+        checked_integer(self.seed, "ServeOptions: seed", 0)
         for name, least, most in (("timeout", 0.01, 3600), ("batch_wait", 0, 1), ("watch", 0, 86400)):
             if not least <= getattr(self, name) <= most:
                 raise InputError(f"ServeOptions: {name} is {getattr(self, name)}; give {least} to {most} seconds.")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...errors import short
+from ...errors import shortened
 from ...files.paths import write
 from ...files.sheets import csv_records, frame, html_card, markdown_table
 from ...report import page as layout
@@ -103,7 +103,7 @@ class Findings:
         object.__setattr__(self, "pictures", [picture for picture in self.pictures if picture.series])
 
     def __repr__(self) -> str:
-        return short(f"Findings({self.title}; {len(self.records)} records)")
+        return shortened(f"Findings({self.title}; {len(self.records)} records)")
 
     def _repr_html_(self) -> str:
         """Show a notebook the conclusions and the records."""
