@@ -34,6 +34,11 @@ def trained(fed: Federation, model: str, seed: int) -> fedabml.Prior:
     return fedabml.train(fed, model, algorithm, rounds=100, participation=0.1, seed=seed, evaluate=False).prior
 
 
+def saved(path: Path) -> fedabml.Prior:
+    """Return the prior of a run's folder, or of its file."""
+    return fedabml.load_prior(path / "shared.safetensors" if path.is_dir() else path)
+
+
 def record(prior: fedabml.Prior, fed: Federation, client: int, outside: np.ndarray) -> dict[str, float]:
     """Personalise one client, and return what its posterior says of inside and outside."""
     train, test = fed.train[client], fed.test[client]
@@ -85,7 +90,7 @@ def main() -> None:
         config = RunConfig(dataset=options.inside, clients=options.total, classes_per_client=options.classes,
                            seed=seed, data_dir=options.data_dir)  # fmt: skip
         fed = federation(config)
-        prior = fedabml.load_prior(options.prior) if options.prior else trained(fed, options.model, seed)
+        prior = saved(Path(options.prior)) if options.prior else trained(fed, options.model, seed)
         for client in range(0, fed.clients, max(1, fed.clients // options.clients)):
             rows = np.random.Generator(np.random.PCG64(client)).choice(len(other), ROWS, replace=False)
             line = {"inside": options.inside, "outside": options.outside, "seed": seed}

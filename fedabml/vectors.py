@@ -24,8 +24,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import rng
 from .arguments import checks_arguments
-from .errors import InputError, short
+from .errors import InputError, shortened
 from .models.dropout import KeyedDropout
+from .models.features import LayerOutputs, Observer
 from .models.outputs import Place, select_output
 
 
@@ -141,7 +142,7 @@ class Network:
         self._copies: dict[int, nn.Module] = {}  # by thread, because a call changes the module while it runs
 
     def __repr__(self) -> str:
-        return short(f"Network({type(self.module).__name__}, {self.layout})")
+        return shortened(f"Network({type(self.module).__name__}, {self.layout})")
 
     def to(
         self,
@@ -255,22 +256,12 @@ class Network:
         self.activations = (x.numel() + sum(sizes)) // len(x)
         return out
 
-    def hidden(self, vector: Tensor, x: Tensor) -> Tensor | None:
-        """Return the input of the module's last linear layer [batch, h]; None without one, or if it mixes examples.
-
-        Further axes, such as the steps of a sequence, are averaged.
-        """
-        seen: list[Tensor] = []
-        linear = [m for m in self._module_of_thread().modules() if isinstance(m, nn.Linear)]
-        hooks = [m.register_forward_pre_hook(lambda m, args: seen.append(args[0])) for m in linear]
-        try:
+    def features(self, vector: Tensor, x: Tensor) -> LayerOutputs:
+        """Return what the module computes on the way to its outputs: its last hidden layer and feature maps."""
+        observer = Observer()
+        with observer.watching(self._module_of_thread()):
             self(vector, x)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        if not seen or len(seen[-1]) != len(x):
-            return None
-        return seen[-1].flatten(1, -2).mean(1) if seen[-1].ndim > 2 else seen[-1]
+        return observer.features(len(x))
 
     def to_module(self, vector: Tensor) -> nn.Module:
         """Return a plain module with the weights of a vector [d], in evaluation mode."""

@@ -408,3 +408,27 @@ def test_a_gradient_by_plain_autograd_is_that_of_the_transform():
     torch.testing.assert_close(twice, again, rtol=0, atol=1e-9)
     with torch.no_grad():
         torch.testing.assert_close(derived(of, at)[0], expected, rtol=0, atol=1e-12)
+
+
+def test_features_are_the_last_hidden_layer_and_the_channels_means_of_each_size():
+    """Channels are rectified; of the convolutions whose maps have one size, the last one counts."""
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), nn.Conv2d(3, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(2, 5, 2),
+        nn.Flatten(), nn.Linear(45, 4), nn.Tanh(), nn.Linear(4, 2),
+    )  # fmt: skip
+    network, x = Network(module), torch.randn(6, 1, 8, 8)
+    found = network.features(network.initial, x)
+    first, second = module[:2](x).relu(), module[:5](x).relu()
+    assert torch.equal(found.hidden, module[:8](x))
+    assert [m.shape for m in found.maps] == [(6, 2), (6, 5)]
+    assert torch.allclose(found.maps[0], first.mean((2, 3))) and torch.allclose(found.maps[1], second.mean((2, 3)))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in network.module.modules())
+
+
+def test_features_of_networks_without_convolutions_or_linear_layers():
+    found = Network(mlp()).features(Network(mlp()).initial, X)
+    assert found.maps == () and found.hidden.shape == (4, 5)
+    steps = Network(nn.Conv1d(2, 3, 2))
+    bare = steps.features(steps.initial, torch.ones(4, 2, 5))
+    assert bare.hidden is None and [m.shape for m in bare.maps] == [(4, 3)]

@@ -14,8 +14,11 @@ Images of another kind often give *small* features, so their distance is small, 
 
     a(x) = 1 − max_c cos(h, μ_c)
 
-`Strangeness` adds the angle a and the logarithm of the predictive entropy, each measured on a scale of rows held out.
-How well each part tells images from outside: results/outside/README.md.
+A network with convolutions also has feature maps. The means u of their channels over the image, as directions
+u / ‖u‖, keep what the later layers drop: colours, edges and textures. `Maps` has the distance d of each map.
+
+`Strangeness` adds the angle a, the logarithm of the predictive entropy and the logarithms of the maps' distances, each
+measured on a scale of rows held out. How well each part tells images from outside: results/outside/README.md.
 
 Covariances are shrunk towards a multiple of the identity as Ledoit and Wolf (2004) do, so that a client with fewer
 samples than features has a distance, too.
@@ -23,11 +26,21 @@ samples than features has a distance, too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 LEAST_ENTROPY = 1e-6  # nats; below it a prediction counts as certain
+LEAST_DISTANCE = 1e-6  # of a map; below it an input lies at a class mean
+
+
+class Features(NamedTuple):
+    """Features of n inputs."""
+
+    hidden: np.ndarray  # [n, h]: the last hidden layer
+    maps: tuple[np.ndarray, ...] = ()  # [n, c] each: the channels' means of the convolutions
 
 
 @dataclass(frozen=True)
@@ -64,32 +77,51 @@ class FeatureDensity:
 
 
 @dataclass(frozen=True)
-class Strangeness:
-    """How unlike a client's data an input is, by the angle of its features and the entropy of its prediction.
+class Maps:
+    """The densities of the feature maps' directions, a map after the other."""
 
-    Both parts are measured from their median over rows held out, in units of their spread there (half of the distance
-    between the quantiles 16% and 84%, a deviation if they are Gaussian). The score is exp of their mean: about 1 for a
-    usual input.
-    """
-
-    centre: tuple[float, float]
-    spread: tuple[float, float]
+    densities: tuple[FeatureDensity, ...] = ()
 
     @classmethod
-    def fit(cls, angle: np.ndarray, entropy: np.ndarray) -> Strangeness:
-        """Fit both scales on rows held out, with angles and entropies [n]."""
-        low, middle, high = np.quantile(_parts(angle, entropy), (0.16, 0.5, 0.84), axis=1)
+    def fit(cls, maps: Sequence[np.ndarray], labels: np.ndarray | None = None) -> Maps:
+        """Fit maps [n, c] of samples with labels [n]."""
+        return cls(tuple(FeatureDensity.fit(_directions(rows), labels) for rows in maps))
+
+    def distances(self, maps: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the distance [n] of each of the inputs' maps [n, c] to the nearest class."""
+        return [d.distance(_directions(rows)) for d, rows in zip(self.densities, maps, strict=True)]
+
+
+@dataclass(frozen=True)
+class Strangeness:
+    """How unlike a client's data an input is, by its features and the entropy of its prediction.
+
+    Its parts are the angle of the last hidden layer, the logarithm of the entropy, and the logarithms of the distances
+    of the feature maps. Each is measured from its median over rows held out, in units of its spread there (half of the
+    distance between the quantiles 16% and 84%, a deviation if it is Gaussian). The score is exp of their mean: about 1
+    for a usual input.
+    """
+
+    centre: tuple[float, ...]
+    spread: tuple[float, ...]
+
+    @classmethod
+    def fit(cls, angle: np.ndarray, entropy: np.ndarray, distances: Sequence[np.ndarray] = ()) -> Strangeness:
+        """Fit the scales on rows held out, with angles, entropies and each map's distances [n]."""
+        low, middle, high = np.quantile(_parts(angle, entropy, distances), (0.16, 0.5, 0.84), axis=1)
         spread = np.maximum((high - low) / 2, 1e-6)
-        return cls((float(middle[0]), float(middle[1])), (float(spread[0]), float(spread[1])))
+        return cls(tuple(middle.tolist()), tuple(spread.tolist()))
 
-    def score(self, angle: np.ndarray, entropy: np.ndarray) -> np.ndarray:
+    def score(self, angle: np.ndarray, entropy: np.ndarray, distances: Sequence[np.ndarray] = ()) -> np.ndarray:
         """Return the strangeness [n] of inputs."""
-        parts = (_parts(angle, entropy) - np.array(self.centre)[:, None]) / np.array(self.spread)[:, None]
-        return np.exp(np.clip(parts.mean(0), -100, 100))
+        parts = _parts(angle, entropy, distances)
+        scaled = (parts - np.array(self.centre)[:, None]) / np.array(self.spread)[:, None]
+        return np.exp(np.clip(scaled.mean(0), -100, 100))
 
 
-def _parts(angle: np.ndarray, entropy: np.ndarray) -> np.ndarray:
-    return np.stack([angle, np.log(np.maximum(entropy, LEAST_ENTROPY))])
+def _parts(angle: np.ndarray, entropy: np.ndarray, distances: Sequence[np.ndarray]) -> np.ndarray:
+    logs = [np.log(np.maximum(d, LEAST_DISTANCE)) for d in distances]
+    return np.stack([angle, np.log(np.maximum(entropy, LEAST_ENTROPY)), *logs])
 
 
 def _directions(rows: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -187,7 +187,7 @@ def _foreign(path: Name, reason: str) -> str:
     )
 
 
-def group(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def group(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the tensors whose names start with 'prefix.', without the prefix."""
     return {name[len(prefix) + 1 :]: t for name, t in tensors.items() if name.startswith(prefix + ".")}
 

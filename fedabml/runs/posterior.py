@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from .. import rng
 from ..accel.process import borrowed
-from ..arguments import check_fields, checks_arguments, whole
+from ..arguments import check_fields, checked_integer, checks_arguments
 from ..engine.autotune import device_of
 from ..engine.loss import draw, draws_of, output
-from ..errors import InputError, short
+from ..errors import InputError, shortened
+from ..evaluation.density import Features
 from ..evaluation.predictions import Prediction, Regression
 from ..evaluation.structured import MultiPrediction
 from ..files.limits import host_memory
@@ -40,7 +41,7 @@ from .trust import Trust
 MOST_KEPT = 256 << 20  # bytes of weight samples that all posteriors of the process together keep between predictions
 MOST_KEEPERS = 8  # posteriors that keep weight samples, and with them a network on their device
 MOST_SAMPLES = 100_000  # largest number of weight samples of a prediction
-MOST_FEATURES = 2048  # of a last hidden layer that is looked at
+MOST_FEATURES = 2048  # of a last hidden layer or a feature map that is looked at
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +70,7 @@ class Posterior:
         check_fields(self)
 
     def __repr__(self) -> str:
-        return short(f"Posterior({type(self.q).__name__}, {self.samples} samples; {self.input_spec.description})")
+        return shortened(f"Posterior({type(self.q).__name__}, {self.samples} samples; {self.input_spec.description})")
 
     def _repr_html_(self) -> str:
         """Show a notebook what the posterior is, without weights."""
@@ -119,7 +120,7 @@ class Posterior:
         target, spec, samples = device_of(device), self.input_spec, self.samples if samples is None else samples
         inputs = spec.normalised(read.x, target)
         self._check_memory(len(inputs), samples)
-        network, weights = self._weights(target, samples, whole(seed, "seed", 0))
+        network, weights = self._weights(target, samples, checked_integer(seed, "seed", 0))
         offset = None if self.offset is None else self.offset.to(target)
         draws = []
         for vector in weights:
@@ -141,7 +142,7 @@ class Posterior:
             p = MultiPrediction.of(outputs)
         if self.trust is None:
             return p
-        features = self._hidden(inputs, network) if self.trust.density else None
+        features = self._features(inputs, network) if self.trust.density else None
         return self.trust.apply(p, features, read.columns, spec.recipe.ranges if spec.recipe else None)
 
     def _weights(self, target: torch.device, samples: int, seed: int) -> tuple[Network, Iterable[Tensor]]:
@@ -163,20 +164,23 @@ class Posterior:
         return kept[1], kept[2]
 
     @torch.no_grad()
-    def features(self, x: np.ndarray) -> np.ndarray | None:
-        """Return the last hidden layer [n, h] of checked inputs under the mean weights.
+    def features(self, x: np.ndarray) -> Features | None:
+        """Return the last hidden layer and the feature maps of checked inputs under the mean weights.
 
-        None if the network has no linear layer, or one of more than `MOST_FEATURES` inputs.
+        None if the network has no linear layer, or a last one of more than `MOST_FEATURES` inputs.
         """
         spec = self.input_spec
-        return self._hidden(spec.normalised(x, torch.device("cpu")), spec.network)
+        return self._features(spec.normalised(x, torch.device("cpu")), spec.network)
 
-    def _hidden(self, inputs: Tensor, network: Network) -> np.ndarray | None:
+    def _features(self, inputs: Tensor, network: Network) -> Features | None:
         mean = self.q.mean.to(inputs.device)
-        layers = [network.hidden(mean, batch) for batch in inputs.split(1024)]
-        if layers[0] is None or layers[0].shape[1] > MOST_FEATURES:
+        batches = [network.features(mean, batch) for batch in inputs.split(1024)]
+        hidden = [batch.hidden for batch in batches if batch.hidden is not None]
+        if not hidden or hidden[0].shape[1] > MOST_FEATURES:
             return None
-        return torch.cat([layer for layer in layers if layer is not None]).cpu().double().numpy()
+        maps = [torch.cat(parts) for parts in zip(*(batch.maps for batch in batches), strict=True)]
+        arrays = [rows.cpu().double().numpy() for rows in (torch.cat(hidden), *maps) if rows.shape[1] <= MOST_FEATURES]
+        return Features(arrays[0], tuple(arrays[1:]))
 
     def _check_memory(self, rows: int, samples: int) -> None:
         """Refuse predictions that would not fit into memory, which holds those of all weight samples at once."""
@@ -235,6 +239,6 @@ def _keep(posterior: Posterior, kept: Any, size: int) -> None:
 
 def sample_count(count: Any) -> int:
     """Return the number of weight samples. Raises InputError if it is out of range."""
-    if whole(count, "samples", 0) > MOST_SAMPLES:
+    if checked_integer(count, "samples", 0) > MOST_SAMPLES:
         raise InputError(f"samples is {count}; a prediction has at most {MOST_SAMPLES:,} weight samples.")
     return int(count)

@@ -28,15 +28,15 @@ from torch import Tensor, nn
 from .. import algorithms, models
 from ..accel.process import borrowed
 from ..algorithms.base import Algorithm, State
-from ..arguments import check_fields, checks_arguments, whole
+from ..arguments import check_fields, checked_integer, checks_arguments
 from ..data import Federation
 from ..data.ranges import Ranges
 from ..engine.autotune import device_of
 from ..engine.client import initial_kept, personalise
 from ..engine.lanes import Lanes
 from ..engine.setting import Cohort, Place, Setting
-from ..errors import InputError, short
-from ..evaluation.density import FeatureDensity
+from ..errors import InputError, shortened
+from ..evaluation.density import FeatureDensity, Maps
 from ..files.sealed import group, packed_tensors, prefixed, read_tensors, tensors_digest, write_tensors
 from ..files.sheets import html_card
 from ..gaussian import Gaussian, Point, Samples
@@ -67,7 +67,7 @@ class Prior:
         check_fields(self)
 
     def __repr__(self) -> str:
-        return short(
+        return shortened(
             f"Prior({algorithms.name_of(self.algorithm)}; {self.input_spec.description}; digest {self.digest[:16]})"
         )
 
@@ -123,9 +123,9 @@ class Prior:
             Trust.check_options(self.input_spec.classes, coverage, aim, false_alarms, calibration)
         changes: dict[str, Any] = {"personal_epochs": epochs, "personal_lr": lr}
         algorithm = dataclasses.replace(self.algorithm, **{k: v for k, v in changes.items() if v is not None})
-        batch_size = self.batch_size if batch_size is None else whole(batch_size, "batch_size")
+        batch_size = self.batch_size if batch_size is None else checked_integer(batch_size, "batch_size")
         place, spec = Place(device_of(device), torch.float32, backend="loop"), self.input_spec.with_id(id)
-        frame, seed = spec.table(x, encoded), whole(seed, "seed", 0)
+        frame, seed = spec.table(x, encoded), checked_integer(seed, "seed", 0)
         spec.ids(frame, needed=id is not None)
         fed = spec.federation(x if frame is None else frame, y, encoded)
         fed = _held_out(fed, validation, seed) if validation else fed
@@ -150,8 +150,9 @@ class Prior:
         (train, y_train), (held, y_held) = ((fed.x[r], fed.y[r]) for r in (fed.train[0], fed.val[0]))
         checks: dict[str, Any] = {}
         if (features := posterior.features(train)) is not None and len(train) >= LEAST_DENSITY:
-            density = FeatureDensity.fit(features, y_train if spec.classes else None)
-            checks = {"density": density, "features": posterior.features(held)}
+            labels = y_train if spec.classes else None
+            checks = {"density": FeatureDensity.fit(features.hidden, labels), "features": posterior.features(held)}
+            checks["maps"] = Maps.fit(features.maps, labels) if features.maps else None
         checks["federation"] = spec.recipe.ranges if spec.recipe else None
         if frame is not None and spec.recipe is not None:
             columns = spec.recipe.raw_columns(frame)
@@ -229,7 +230,7 @@ def load_prior(
         shared = group(tensors, "shared")
         expected = made.init(input_spec.network.initial, input_spec.network.layout)
         check_fit("shared state", shared, {n: tuple(t.shape) for n, t in expected.items()})
-        prior = Prior(made, shared, input_spec, whole(facts["batch_size"], "batch_size"))
+        prior = Prior(made, shared, input_spec, checked_integer(facts["batch_size"], "batch_size"))
     if digest := tensors_digest(path):  # that of the file, whichever version wrote it
         vars(prior)["digest"] = digest
     return prior

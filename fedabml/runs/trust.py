@@ -7,8 +7,8 @@ fits a `Trust` on the rows held out. It stays with the posterior, at the client,
 - with an aim (`f1`, `recall>=0.8`, `cost:10,1`) the label of two classes follows a threshold chosen for it;
 - prediction sets, or intervals of a regression, contain the truth with a stated coverage;
 - unusual inputs are flagged: values that a table's columns rarely hold, and inputs far from the client's training data
-  in the network's last hidden layer; images and other inputs without columns also by their strangeness. Of usual rows,
-  at most a stated share is flagged.
+  in the network's last hidden layer; images and other inputs without columns also by their strangeness, which looks at
+  feature maps, too. Of usual rows, at most a stated share is flagged.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from ..data.ranges import FALSE_ALARMS, Ranges
 from ..errors import InputError, nearest
 from ..evaluation import calibration
 from ..evaluation.decisions import classwise_ece
-from ..evaluation.density import FeatureDensity, Strangeness
+from ..evaluation.density import FeatureDensity, Features, Maps, Strangeness
 from ..evaluation.predictions import Checks, Prediction, Regression
 from ..evaluation.structured import MultiPrediction
+from ..files.sealed import group
 
 COVERAGE = 0.9
 Columns = Mapping[str, np.ndarray]
@@ -51,6 +52,7 @@ class Trust:
     density_limit: float = math.inf  # the distance beyond which an input is flagged
     strangeness: Strangeness | None = None  # of inputs that are no table, if classes are predicted
     strangeness_limit: float = math.inf  # beyond which an input is flagged
+    maps: Maps | None = None  # of the convolutions, which strangeness looks at; files of earlier versions have none
     ranges: Ranges | None = None  # of the client's own columns
     range_limit: float = math.inf  # the novelty beyond which a value is flagged
     positives: int | None = None  # validation rows of class 1, where a threshold was chosen on them
@@ -70,18 +72,19 @@ class Trust:
         false_alarms: float = FALSE_ALARMS,
         kind: str = "temperature",
         density: FeatureDensity | None = None,
-        features: np.ndarray | None = None,
+        maps: Maps | None = None,
+        features: Features | None = None,
         ranges: Ranges | None = None,
         federation: Ranges | None = None,
         columns: Columns | None = None,
     ) -> Trust:
         """Fit everything on the predictions for validation rows with targets `y`.
 
-        `density` and `ranges` are those of the client's training rows, `federation` those of all sites; `features` [n,
-        h] and `columns` are the validation rows' own. A table's rows are checked by values and distances, other inputs
-        by distances and, for classes, strangeness; each check may raise half of the false alarms. Their limits are
-        quantiles of the validation rows; a value's is never below the one that the ranges themselves imply, and is that
-        one without `columns`. `kind` is that of the calibration.
+        `density`, `maps` and `ranges` are those of the client's training rows, `federation` those of all sites;
+        `features` and `columns` are the validation rows' own. A table's rows are checked by values and distances, other
+        inputs by distances and, for classes, strangeness; each check may raise half of the false alarms. Their limits
+        are quantiles of the validation rows; a value's is never below the one that the ranges themselves imply, and is
+        that one without `columns`. `kind` is that of the calibration.
         """
         usual = federation or ranges
         by_value, by_distance = usual is not None, density is not None and features is not None
@@ -90,11 +93,11 @@ class Trust:
         density_limit = range_limit = strangeness_limit = math.inf
         strangeness = None
         if density is not None and features is not None:
-            density_limit = calibration.conformal_quantile(density.distance(features), 1 - share)
+            density_limit = calibration.conformal_quantile(density.distance(features.hidden), 1 - share)
             if by_strangeness and isinstance(p, Prediction):
-                angle = density.angle(features)
-                strangeness = Strangeness.fit(angle, p.entropy)
-                strangeness_limit = calibration.conformal_quantile(strangeness.score(angle, p.entropy), 1 - share)
+                parts = density.angle(features.hidden), p.entropy, maps.distances(features.maps) if maps else ()
+                strangeness = Strangeness.fit(*parts)
+                strangeness_limit = calibration.conformal_quantile(strangeness.score(*parts), 1 - share)
         if usual is not None:
             range_limit = usual.threshold(share)
         if usual is not None and columns is not None:
@@ -103,6 +106,7 @@ class Trust:
         common: dict[str, Any] = {"false_alarms": false_alarms, "density": density, "density_limit": density_limit}
         common |= {"rows": len(y), "coverage": coverage, "ranges": ranges, "range_limit": range_limit}
         common |= {"strangeness": strangeness, "strangeness_limit": strangeness_limit}
+        common["maps"] = maps if strangeness is not None else None
         if isinstance(p, Regression):
             scores = calibration.interval_scores(*p.gaussian(), p.latent(y)).max(1)
             return cls(quantile=calibration.conformal_quantile(scores, coverage), **common)
@@ -166,14 +170,14 @@ class Trust:
     def apply(
         self,
         p: Prediction | Regression | MultiPrediction,
-        features: np.ndarray | None,
+        features: Features | None,
         columns: Columns | None,
         federation: Ranges | None,
     ) -> Prediction | Regression | MultiPrediction:
         """Return a prediction that is calibrated and checked.
 
-        `features` [n, h] are the inputs' last hidden layer, `columns` their raw values by name, `federation` what all
-        sites' columns usually hold.
+        `features` are the inputs' last hidden layer and feature maps, `columns` their raw values by name, `federation`
+        what all sites' columns usually hold.
         """
         rows = len(p.mean) if isinstance(p, Regression) else len(p.probs)
         alarm, score, flags, distance, strangeness = np.zeros(rows, bool), np.zeros(rows), None, None, None
@@ -188,11 +192,12 @@ class Trust:
                     texts.update({name: f"{text} (at this client)" for name, text in more.items() if name not in texts})
             flags = [list(texts.values()) for texts in by_row]
         if self.density is not None and features is not None:
-            distance = self.density.distance(features)
+            distance = self.density.distance(features.hidden)
             alarm = alarm | (distance > self.density_limit)
             score = np.maximum(score, distance / self.density_limit)
             if self.strangeness is not None and isinstance(p, Prediction):
-                strangeness = self.strangeness.score(self.density.angle(features), p.entropy)
+                distances = self.maps.distances(features.maps) if self.maps else ()
+                strangeness = self.strangeness.score(self.density.angle(features.hidden), p.entropy, distances)
                 alarm = alarm | (strangeness > self.strangeness_limit)
                 score = np.maximum(score, strangeness / self.strangeness_limit)
         checks = Checks(self.coverage, alarm, distance, flags, strangeness=strangeness, score=score)
@@ -215,8 +220,10 @@ class Trust:
         facts["no_positive"] = self.threshold == math.inf
         facts["ranges"] = self.ranges.to_json() if self.ranges else None
         facts |= {"calibration": self.kind, "curves": [[list(part) for part in curve] for curve in self.curves]}
-        tensors = {} if self.density is None else {n: torch.from_numpy(v) for n, v in vars(self.density).items()}
-        return {name: value.contiguous() for name, value in tensors.items()}, facts
+        arrays: dict[str, np.ndarray] = {} if self.density is None else dict(vars(self.density))
+        for number, density in enumerate(self.maps.densities if self.maps else ()):
+            arrays |= {f"map{number}.{name}": value for name, value in vars(density).items()}
+        return {name: torch.from_numpy(value).contiguous() for name, value in arrays.items()}, facts
 
     @classmethod
     def unpack(cls, tensors: Mapping[str, Tensor], facts: Any) -> Trust:
@@ -231,29 +238,35 @@ class Trust:
             values["threshold"] = math.inf
         if not values["temperature"] > 0 or not 0 < values["coverage"] < 1 or not 0 < values["false_alarms"] < 1:
             raise ValueError("a temperature, coverage or share of false alarms out of range")
-        density = None
+        density = maps = None
         if tensors:
-            arrays = {name: tensor.double().numpy() for name, tensor in tensors.items()}
-            density = FeatureDensity(**arrays)
-            h = len(density.mean)
-            if density.means.shape[1:] != (h,) or any(
-                w.shape != (h, h) for w in (density.whitening, density.background)
-            ):
-                raise ValueError("a density of features of another shape")
+            density = _density({name: tensor for name, tensor in tensors.items() if not name.startswith("map")})
+            count = len({name.partition(".")[0] for name in tensors if name.startswith("map")})
+            maps = Maps(tuple(_density(group(tensors, f"map{number}")) for number in range(count))) if count else None
         strangeness = None
         if (scale := facts.get("strangeness")) is not None:
-            angle, entropy, angle_spread, entropy_spread = map(float, scale)
-            if not all(map(math.isfinite, scale)) or min(angle_spread, entropy_spread) <= 0:
+            scale = [float(value) for value in scale]
+            parts = 2 + (len(maps.densities) if maps else 0)
+            if len(scale) != 2 * parts or not all(map(math.isfinite, scale)) or min(scale[parts:]) <= 0:
                 raise ValueError("a strangeness with a scale out of range")
-            strangeness = Strangeness((angle, entropy), (angle_spread, entropy_spread))
+            strangeness = Strangeness(tuple(scale[:parts]), tuple(scale[parts:]))
         ranges = Ranges.from_json(facts["ranges"]) if facts["ranges"] is not None else None
         kind, curves = facts.get("calibration", "temperature"), _curves(facts.get("curves", []))
         if kind not in calibration.KINDS or (kind == "isotonic") != bool(curves):
             raise ValueError("an unknown calibration, or one without its curves")
         return cls(
-            **values, aim=str(facts["aim"]), density=density, strangeness=strangeness, ranges=ranges, kind=kind,
-            curves=curves,
+            **values, aim=str(facts["aim"]), density=density, strangeness=strangeness, maps=maps, ranges=ranges,
+            kind=kind, curves=curves,
         )  # fmt: skip
+
+
+def _density(tensors: Mapping[str, Tensor]) -> FeatureDensity:
+    """Return a density of features from a file. Raises an error where its arrays do not fit together."""
+    density = FeatureDensity(**{name: tensor.double().numpy() for name, tensor in tensors.items()})
+    h = len(density.mean)
+    if density.means.shape[1:] != (h,) or any(w.shape != (h, h) for w in (density.whitening, density.background)):
+        raise ValueError("a density of features of another shape")
+    return density
 
 
 def _curves(content: Any) -> tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]:

@@ -1,18 +1,23 @@
 """A posterior that a client may trust: what validation rows say, kept in the file and used by predictions."""
 
 import csv
+import dataclasses
 import importlib.util
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import fedabml
 from fedabml.cli.use import trust_lines
 from fedabml.errors import InputError
 from fedabml.evaluation import calibration
+from fedabml.evaluation.density import LEAST_ENTROPY, Strangeness
 from fedabml.experiments.paper.outside import auroc
+from fedabml.files.sealed import read_tensors
 from fedabml.runs.trust import Trust
 from tests.cli.command import run as command
 
@@ -329,3 +334,82 @@ def test_strangeness_is_saved_and_older_files_go_without(digits):
     for wrong in ([1, 2, 3], [1, 2, 3, 0], [1, 2, 3, math.nan], [1, 2, 3, 4, 5], "abcd"):
         with pytest.raises((TypeError, ValueError)):
             Trust.unpack(tensors, {**facts, "strangeness": wrong})
+
+
+def convolutions():
+    """A small network for digits of 8×8 pixels, with maps of two sizes."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 2), nn.ReLU())
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 5))
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """A posterior with feature maps of a client with digits 0 to 4; digits to predict, and their negatives."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    x, y = x.reshape(-1, 1, 8, 8).astype(np.float32)[y < 5], y[y < 5]
+    fed = fedabml.Federation.from_arrays([(x[:300], y[:300]), (x[300:600], y[300:600])])
+    algorithm = fedabml.FedABML(lr=0.1, label_prior="none")
+    prior = fedabml.train(fed, convolutions(), algorithm, rounds=10, participation=1.0, evaluate=False).prior
+    posterior = prior.personalize(x[600:800], y[600:800], validation=0.5)
+    return posterior, x[800:], np.ascontiguousarray(16 - x[800:])
+
+
+@pytest.mark.slow
+def test_strangeness_looks_at_feature_maps(seen):
+    posterior, inside, outside = seen
+    trust = posterior.trust
+    assert [d.means.shape for d in trust.maps.densities] == [(5, 6), (5, 8)] and len(trust.strangeness.centre) == 4
+    usual, strange = posterior.predict(inside), posterior.predict(outside)
+    features, plain = posterior.features(inside), dataclasses.replace(posterior, trust=None).predict(inside)
+    parts = [trust.density.angle(features.hidden), np.log(np.maximum(plain.entropy, LEAST_ENTROPY))]
+    parts += [np.log(distance) for distance in trust.maps.distances(features.maps)]
+    scaled = [(p - c) / s for p, c, s in zip(parts, trust.strangeness.centre, trust.strangeness.spread, strict=True)]
+    by_hand = np.exp(np.mean(scaled, axis=0))
+    np.testing.assert_allclose(usual.checks.strangeness, by_hand, rtol=1e-6)
+    found = auroc(usual.checks.strangeness, strange.checks.strangeness)
+    former = Strangeness(trust.strangeness.centre[:2], trust.strangeness.spread[:2])
+    scores = []
+    for x in (inside, outside):
+        entropy = dataclasses.replace(posterior, trust=None).predict(x).entropy
+        scores.append(former.score(trust.density.angle(posterior.features(x).hidden), entropy))
+    assert found > 0.8 and found > auroc(*scores)
+    assert usual.checks.alarm.mean() < 0.15 < strange.checks.alarm.mean()
+
+
+@pytest.mark.slow
+def test_feature_maps_are_saved_and_files_without_keep_their_score(seen, tmp_path):
+    posterior, inside, _ = seen
+    path = posterior.save(tmp_path / "maps.safetensors")
+    again = fedabml.load_posterior(path, model=convolutions()).predict(inside)
+    np.testing.assert_array_equal(again.checks.strangeness, posterior.predict(inside).checks.strangeness)
+    former = Strangeness(posterior.trust.strangeness.centre[:2], posterior.trust.strangeness.spread[:2])
+    older = dataclasses.replace(
+        posterior, trust=dataclasses.replace(posterior.trust, maps=None, strangeness=former, strangeness_limit=3.0)
+    )
+    path = older.save(tmp_path / "older.safetensors")
+    _, facts = read_tensors(path)
+    assert len(facts["trust"]["strangeness"]) == 4, "the file of a version without maps"
+    loaded = fedabml.load_posterior(path, model=convolutions())
+    p = loaded.predict(inside)
+    assert loaded.trust.maps is None
+    plain = dataclasses.replace(loaded, trust=None).predict(inside)
+    angle = loaded.trust.density.angle(loaded.features(inside).hidden)
+    np.testing.assert_array_equal(p.checks.strangeness, former.score(angle, plain.entropy))
+    assert ((p.checks.strangeness > 3) <= p.checks.alarm).all()
+
+
+@pytest.mark.slow
+def test_damaged_feature_maps_are_refused(seen):
+    tensors, facts = seen[0].trust.pack()
+    assert Trust.unpack(tensors, facts).strangeness == seen[0].trust.strangeness
+    for name in ("map0.means", "map1.whitening"):
+        with pytest.raises((TypeError, ValueError)):
+            Trust.unpack({n: t for n, t in tensors.items() if n != name}, facts)
+        with pytest.raises((TypeError, ValueError)):
+            Trust.unpack(tensors | {name: tensors[name][:, :-1]}, facts)
+    without = {n: t for n, t in tensors.items() if not n.startswith("map1")}
+    with pytest.raises(ValueError, match="scale"):
+        Trust.unpack(without, facts)
