@@ -31,7 +31,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "results/reliability"
 LINES, PAGE = RESULTS / "kills.jsonl", RESULTS / "kills.md"
 SITES = ("a", "b", "c")
 TIMEOUT, SLACK = 20.0, 5.0  # of a round, and what a round may take longer
-PART = 10  # drills that share a federation
+PART = 5  # drills that share a federation
 MOST = 900.0  # seconds to wait for anything
 
 

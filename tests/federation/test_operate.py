@@ -1,0 +1,92 @@
+"""Starting and ending a folder's processes, as far as no Flower is needed. The rest is in flower/test_loopback.py."""
+
+import importlib.util
+import os
+import socket
+import subprocess
+
+import pytest
+
+from fedabml.errors import InputError
+from fedabml.federation import operate, pids
+from fedabml.federation.folders import ServerFolder, SiteFolder
+from fedabml.federation.settings import Settings, SiteSettings
+from tests.federation.test_status import folder as folder
+
+HAS_FLOWER = importlib.util.find_spec("flwr") is not None
+
+
+@pytest.fixture
+def no_extra(monkeypatch):
+    """Let commands pass the check for Flower; what they then do needs none."""
+    monkeypatch.setattr(operate, "require_extra", lambda: None)
+
+
+def make_site(path):
+    site = SiteFolder(path)
+    site.make()
+    SiteSettings(federation="0" * 32, name="a", server="localhost:8443").save(site.settings_file)
+    return site
+
+
+def test_a_folder_is_known_by_its_settings(folder, tmp_path):
+    assert operate.folder_of(folder.path) == folder and isinstance(operate.folder_of(folder.path), ServerFolder)
+    assert isinstance(operate.folder_of(make_site(tmp_path / "a").path), SiteFolder)
+    with pytest.raises(InputError, match="neither a federation's folder"):
+        operate.folder_of(tmp_path)
+
+
+def test_local_sites_are_those_that_are_members(folder):
+    for name in ("a", "b", "d", "stranger"):  # d was removed
+        make_site(folder.path / "local" / name)
+    (folder.path / "local/c").mkdir()  # not yet unpacked
+    assert [site.path.name for site in operate.local_sites(folder)] == ["a", "b"]
+
+
+def test_a_running_folder_is_not_started_twice(folder, no_extra):
+    (folder.run / "pids").mkdir()
+    pids.Record("supervisor", "running", "", identity=pids.identity(os.getpid())).save(folder.run / "pids")
+    with pytest.raises(InputError, match="running already"):
+        operate.up(folder.path)
+
+
+def test_a_site_that_the_federation_does_not_have_is_refused(folder, no_extra, monkeypatch, tmp_path):
+    monkeypatch.setattr(operate, "_write_proxy", lambda folder: None)
+    for name in ("x", "d"):  # d was removed
+        with pytest.raises(InputError, match=f"no site '{name}'; it has a, b, c"):
+            operate.up(folder.path, {name: tmp_path})
+
+
+def test_a_port_in_use_is_named_with_its_key(folder, no_extra, monkeypatch):
+    monkeypatch.setattr(operate, "_write_proxy", lambda folder: None)
+    with socket.create_server(("127.0.0.1", 0)) as other, socket.create_server(("127.0.0.1", 0)) as free:
+        port, unused = other.getsockname()[1], free.getsockname()[1]
+        free.close()
+        settings = Settings(federation="0" * 32, name="x", host="localhost", port=unused, superlink_port=port)
+        settings.save(folder.settings_file)
+        with pytest.raises(InputError, match=f"Port {port} cannot be used.*superlink_port"):
+            operate.up(ServerFolder(folder.path).path)
+
+
+def test_what_a_crash_left_is_ended_before_a_new_start(folder, no_extra, monkeypatch):
+    started = []
+    monkeypatch.setattr(operate, "_write_proxy", lambda folder: None)
+    monkeypatch.setattr(operate, "start", lambda folder, foreground: started.append(folder))
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as left:
+        (folder.run / "pids").mkdir()
+        pids.Record("superlink", "running", "t", pids.identity(left.pid)).save(folder.run / "pids")
+        operate.resume(folder.path)
+        assert left.wait(300) == -9 and started == [folder]
+
+
+@pytest.mark.skipif(HAS_FLOWER, reason="the start fails only without Flower")
+def test_a_supervisor_that_cannot_start_says_why_and_leaves_nothing(folder):
+    with pytest.raises(InputError, match=r"could not be started.*flwr"):
+        operate.start(folder)
+    assert not operate.is_running(folder) and pids.members(pids.records(folder.run / "pids")) == []
+
+
+def test_the_end_of_a_folder_that_never_ran(folder):
+    operate.down(folder.path)
+    operate.down(folder.path)
+    assert not operate.is_running(folder)
