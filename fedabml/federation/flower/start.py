@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
+
+from .clock import BOOT, process_age
 
 if TYPE_CHECKING:
     from ..folders import SiteFolder
@@ -39,28 +39,16 @@ def prepare_process() -> None:
     signal.signal(signal.SIGINT, stop)
 
 
-def process_age() -> float:
-    """Return the seconds since this process was started, or 0 where the system does not tell."""
-    try:
-        ticks = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-        return max(0.0, uptime - ticks / os.sysconf("SC_CLK_TCK"))
-    except (OSError, ValueError, IndexError):
-        return 0.0
-
-
 def start_site(path: str) -> tuple[SiteFolder, Callable[[Order], Reply], dict[str, float]]:
     """Import everything and load a site; return its folder, its handler, and the seconds that each part took."""
-    boot, begin = process_age(), time.perf_counter()
     from ..folders import SiteFolder
     from ..site import Site
     from . import worker  # noqa: F401 - imported here to be measured
 
-    imported = time.perf_counter()
+    begin, imports = time.perf_counter(), max(0.0, process_age() - BOOT)
     folder = SiteFolder(path).check()
     site = Site(folder)
-    seconds = {"boot": boot, "imports": imported - begin, "setup": time.perf_counter() - imported}
-    return folder, site.handle, seconds
+    return folder, site.handle, {"boot": BOOT, "imports": imports, "setup": time.perf_counter() - begin}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

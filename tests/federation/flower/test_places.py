@@ -1,0 +1,100 @@
+"""Ports, secrets, commands and pauses of the processes."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedabml.errors import InputError
+from fedabml.federation.flower import clock, commands, supernode
+from fedabml.federation.flower.places import node_port, server_secret, site_secret
+from fedabml.federation.folders import ServerFolder, SiteFolder
+from fedabml.federation.settings import Settings, SiteSettings
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> SiteFolder:
+    folder = SiteFolder(tmp_path / "site")
+    folder.make()
+    SiteSettings.of({"federation": "a" * 32, "name": "n", "server": "localhost:1"}).save(folder.settings_file)
+    return folder
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> ServerFolder:
+    folder = ServerFolder(tmp_path / "server")
+    folder.make()
+    settings = {"federation": "a" * 32, "name": "n", "host": "h", "port": 1, "superlink_port": 2345}
+    Settings.of(settings).save(folder.settings_file)
+    return folder
+
+
+def test_a_free_port_is_chosen_once(site: SiteFolder) -> None:
+    port = node_port(site)
+    assert port == node_port(SiteFolder(site.path)) and 1023 < port < 65536
+    for text in ("x", "0", "70000", "٣"):
+        (site.run / "node_port").write_text(text, encoding="utf-8")
+        with pytest.raises(InputError, match="holds no port"):
+            node_port(site)
+
+
+def test_secrets_are_made_once_and_private(site: SiteFolder, server: ServerFolder) -> None:
+    assert site_secret(site) == site_secret(site) != server_secret(server)
+    assert len(site_secret(site)) >= 32
+    for path in (site.run / "superexec.secret", server.superexec_secret):
+        assert path.stat().st_mode & 0o77 == 0
+
+
+def test_everything_listens_on_loopback(site: SiteFolder, server: ServerFolder) -> None:
+    link, node = commands.superlink_command(server), commands.supernode_command(site)
+    for command, port in ((link, 2345), (node, node_port(site))):
+        assert command[command.index("--host") + 1] == "127.0.0.1"
+        assert command[command.index("--port") + 1] == str(port)
+        assert command[command.index("--isolation") + 1] == "process"
+        assert "--superexec-auth-secret-file" in command and "--insecure" not in command
+    assert "--enable-supernode-auth" in link and "--disable-runtime-dependency-installation" in link
+    for folder in (site, server):
+        environment = commands.environment(folder)
+        assert environment["FLWR_TELEMETRY_ENABLED"] == "0" and environment["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+        assert Path(environment["FLWR_HOME"]).is_relative_to(folder.run)
+
+
+def test_flower_accepts_the_options(site: SiteFolder, server: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's own parsers take the commands, so no option is misspelt or gone."""
+    node = importlib.import_module("flwr.supernode.cli.flower_supernode")._parse_args_run_supernode()
+    command = commands.supernode_command(site)
+    assert node.parse_args(command[3:]).superlink == "localhost:1"
+    link = importlib.import_module("flwr.superlink.cli.flower_superlink")._parse_args_run_superlink()
+    command = commands.superlink_command(server)
+    assert link.parse_args(command[3:]).port == 2345
+
+
+def test_pauses_are_short_while_messages_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    now = [100.0]
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    pauses = supernode.Pauses(0.25, 1.0)
+    for wait, seconds in ((0, 3), (59, 3), (2, 3), (0, 0.5), (0, 3), (61, 3)):
+        now[0] += wait
+        pauses.sleep(seconds)
+    assert slept == [0.25, 0.25, 1.0, 0.1, 0.25, 1.0]
+    assert pauses.time is time.time
+
+
+def test_flower_still_has_the_names_that_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = importlib.import_module("flwr.supernode.start_client_internal")
+    retry = importlib.import_module("flwr.supercore.retry.http_retry")
+    monkeypatch.setattr(loop, "time", loop.time)
+    monkeypatch.setattr(retry, "MAX_RETRY_DELAY", retry.MAX_RETRY_DELAY)
+    supernode.shorten_pauses()
+    assert isinstance(loop.time, supernode.Pauses) and retry.MAX_RETRY_DELAY == supernode.RECONNECT
+
+
+def test_the_age_of_a_process_grows() -> None:
+    assert 0.0 <= clock.BOOT <= clock.process_age() < 1e7

@@ -1,0 +1,267 @@
+"""The coordinator's transport over a real SuperLink's runtime API, with sites at its fleet API."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import httpx
+import torch
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app.error import Error
+
+from fedabml.federation import keys as federation_keys
+from fedabml.federation.flower import transport as module
+from fedabml.federation.flower.app import app_hash
+from fedabml.federation.flower.runtime import RunEnded
+from fedabml.federation.flower.tasks import ForeignApp, Task
+from fedabml.federation.flower.transport import FlowerTransport
+from fedabml.federation.folders import Member, ServerFolder, write_secret
+from fedabml.federation.messages import Arrival, Order, TransportClosed, new_nonce
+from fedabml.federation.settings import Settings
+
+from .superlink_api import DATABASE, FleetSite, SuperLinkApi, connected, fleet, until
+
+# The SuperLink runs in this process, and its database library warns about itself.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")]
+SHARED = {"theta": torch.arange(400_000, dtype=torch.float32)}  # more than travels inside a record
+
+
+@dataclass
+class World:
+    """A SuperLink with a run, two registered sites, and the transport."""
+
+    api: SuperLinkApi
+    task: Task
+    folder: ServerFolder
+    keys: dict[str, Any]
+    transport: FlowerTransport
+
+    def orders(self, number: int = 1, names: tuple[str, ...] = ("a", "b"), **changes: Any) -> dict[str, Order]:
+        first = Order("train", "f" * 32, "c" * 64, "", 0, number, 1, "", tensors=SHARED)
+        return {name: replace(first, site=name, nonce=new_nonce(), **changes) for name in names}
+
+    def next(self) -> Arrival:
+        arrivals = until(lambda: self.transport.receive(1.0), "an arrival")
+        assert len(arrivals) == 1
+        return arrivals[0]
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an empty database of a SuperLink, which takes seconds to make."""
+    place = tmp_path_factory.mktemp("database")
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        SuperLinkApi(place, 0, patch).make_database()
+    return place / DATABASE
+
+
+@pytest.fixture
+def world(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    shutil.copy(database, tmp_path / DATABASE)
+    monkeypatch.setattr(module, "NODES_POLL", 0.1)
+    monkeypatch.setattr(module, "GRACE", 1.0)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    folder = ServerFolder(tmp_path / "server")
+    folder.make()
+    settings = {"federation": "f" * 32, "name": "t", "host": "localhost", "port": 1, "superlink_port": port}
+    Settings.of({**settings, "max_message_mb": 4}).save(folder.settings_file)
+    keys = {name: federation_keys.make_site_keys() for name in ("a", "b")}
+    folder.save_sites([Member(name, i, key.pem) for i, (name, key) in enumerate(keys.items())])
+    for name, key in keys.items():
+        write_secret(folder.site_secret(name), key.secret)
+    api = SuperLinkApi(tmp_path, port, monkeypatch)
+    api.start()
+    for name, key in keys.items():
+        api.register(name, key.pem)
+    task = api.begin_run()
+    task.pull_input({app_hash(tmp_path / "app")})
+    yield World(api, task, folder, keys, FlowerTransport(task.link, task.run_id, folder))
+    task.link.close()
+    api.stop()
+
+
+def double(order: Order) -> Any:
+    return order.reply(samples=3, tensors={"theta": 2 * order.tensors["theta"]})
+
+
+def test_orders_go_out_and_replies_come_as_they_come(world: World) -> None:
+    assert world.transport.sites() == {}
+    with fleet(world.api, world.keys) as sites:
+        assert world.transport.sites() == {name: key.pem for name, key in world.keys.items()}
+        orders = world.orders()
+        world.transport.send(list(orders.values()), 100.0)
+        assert world.transport.receive(0.0) == []
+        for name in ("b", "a"):
+            order, message = sites[name].receive()
+            assert replace(order, tensors={}) == replace(orders[name], tensors={})
+            sites[name].answer(message, double(order))
+            arrival = world.next()
+            assert arrival.sender == name and arrival.reply is not None and arrival.error == ""
+            assert torch.equal(arrival.reply.tensors["theta"], 2 * SHARED["theta"])
+            assert 1_600_000 < arrival.bytes < 1_610_000
+        assert world.transport.receive(0.5) == []
+
+
+def test_bad_replies_are_refused_and_named(world: World) -> None:
+    big = Array("uint8", (6 << 20,), "raw", bytes(6 << 20))
+    with fleet(world.api, world.keys) as sites:
+
+        def arrival_of(send: Any) -> Arrival:
+            orders = world.orders(names=("a",))
+            world.transport.send(list(orders.values()), 100.0)
+            order, message = sites["a"].receive()
+            send(order, message)
+            arrival = world.next()
+            assert arrival.sender == "a" and arrival.reply is None and arrival.nonce == orders["a"].nonce
+            return arrival
+
+        def too_large(order: Order, message: Message) -> None:
+            sites["a"].send(Message(RecordDict({"x": ArrayRecord({"data": big})}), reply_to=message))
+
+        def in_anothers_name(order: Order, message: Message) -> None:
+            sites["a"].answer(message, replace(double(order), site="b"))
+
+        def empty(order: Order, message: Message) -> None:
+            sites["a"].send(Message(RecordDict(), reply_to=message))
+
+        def error(order: Order, message: Message) -> None:
+            sites["a"].send(Message(Error(2, "x" * 10_000), reply_to=message))
+
+        assert "larger than the 4,194,304 bytes" in arrival_of(too_large).error
+        assert "not written by the site" in arrival_of(in_anothers_name).error
+        assert "not part of the protocol" in arrival_of(empty).error
+        reason = arrival_of(error).error
+        assert "error 2" in reason and len(reason) < 2100
+
+
+def test_a_slow_upload_does_not_hold_up_others(world: World) -> None:
+    with fleet(world.api, world.keys) as sites:
+        orders = world.orders()
+        world.transport.send(list(orders.values()), 100.0)
+        received = {name: sites[name].receive() for name in sites}
+        order, message = received["a"]
+        sites["a"].answer(message, double(order), parts=1)
+        assert world.transport.receive(0.3) == []
+        order, message = received["b"]
+        sites["b"].answer(message, double(order))
+        assert world.next().sender == "b"
+
+
+def test_an_unfinished_upload_is_asked_for_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STALLED", 0.5)
+    with fleet(world.api, world.keys) as sites:
+        orders = world.orders(names=("a",))
+        world.transport.send(list(orders.values()), 100.0)
+        order, message = sites["a"].receive()
+        sites["a"].answer(message, double(order), parts=1)
+        again, message = _receive_while_polled(world, sites["a"])
+        assert again.nonce == order.nonce
+        sites["a"].answer(message, double(again))
+        assert world.next().reply is not None
+
+
+def _receive_while_polled(world: World, site: FleetSite) -> tuple[Order, Message]:
+    """Let the transport look for replies until the site has another order."""
+
+    def look() -> tuple[Order, Message] | None:
+        assert world.transport.receive(0.1) == []
+        try:
+            return site.receive(0.2)
+        except AssertionError:
+            return None
+
+    found: tuple[Order, Message] = until(look, "the order again")
+    return found
+
+
+def test_a_restarted_supernode_gets_its_order_again(world: World) -> None:
+    with connected(world.api, world.keys["a"]) as site:
+        world.transport.sites()
+        world.transport.send(list(world.orders(names=("a",)).values()), 100.0)
+        first, _ = site.receive()
+    with connected(world.api, world.keys["a"]) as site:
+        again, message = _receive_while_polled(world, site)
+        assert again.nonce == first.nonce
+        site.answer(message, double(again))
+        assert world.next().reply is not None
+        assert world.transport.receive(0.5) == [] and not site.has_order()
+
+
+def test_an_order_waits_for_a_site_that_is_away(world: World) -> None:
+    world.transport.send(list(world.orders(names=("b",)).values()), 100.0)
+    assert world.transport.receive(0.3) == []
+    with connected(world.api, world.keys["b"]) as site:
+        order, message = _receive_while_polled(world, site)
+        site.answer(message, double(order))
+        assert world.next().reply is not None
+    orders = world.orders(names=("b",))
+    world.transport.send(list(orders.values()), 0.5)
+    arrival = world.next()
+    assert arrival.reply is None and arrival.nonce == orders["b"].nonce
+
+
+def test_a_superlink_that_is_restarted_is_outlived(world: World) -> None:
+    with fleet(world.api, world.keys) as sites:
+        orders = world.orders()
+        world.transport.send(list(orders.values()), 200.0)
+        order, message = sites["a"].receive()
+        world.api.stop()
+        world.api.start()
+        sites["a"].answer(message, double(order))
+        assert world.next().sender == "a"
+        order, message = sites["b"].receive()  # the database kept it
+        sites["b"].answer(message, double(order))
+        assert world.next().sender == "b"
+        assert world.transport.receive(0.5) == []
+
+
+def test_a_reply_that_the_superlink_lost_is_asked_for_again(world: World) -> None:
+    """The SuperLink marks a reply as delivered and dies before its answer arrives."""
+    with fleet(world.api, world.keys) as sites:
+        world.transport.send(list(world.orders(names=("a",)).values()), 200.0)
+        order, message = sites["a"].receive()
+        sites["a"].answer(message, double(order))
+        pulled = world.task.link.client.PullMessages
+        lost = []
+
+        def pull(request: Any) -> Any:
+            response = pulled(request)
+            if response.messages_list and not lost:
+                lost.append(response)
+                raise httpx.ReadError("the connection was cut")
+            return response
+
+        world.task.link.client.PullMessages = pull  # type: ignore[method-assign]
+        again, message = _receive_while_polled(world, sites["a"])
+        assert lost and again.nonce == order.nonce
+        sites["a"].answer(message, double(again))
+        assert world.next().reply is not None
+
+
+def test_a_run_that_has_ended_closes_the_transport(world: World) -> None:
+    world.task.finish()
+    with pytest.raises(TransportClosed):
+        world.transport.sites()
+    with pytest.raises(RunEnded):
+        world.transport.sites()
+
+
+def test_a_foreign_run_is_refused(world: World) -> None:
+    world.task.finish()
+    task = world.api.begin_run()
+    with pytest.raises(ForeignApp, match="allowed apps"):
+        task.pull_input({"0" * 64})
+    task.link.close()
