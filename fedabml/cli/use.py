@@ -348,7 +348,8 @@ def predict(
     high); alarm, whether the input is unlike the client's data; distance, to the client's training data in the last
     hidden layer; and flags, which name a table's columns with unusual values. Where classes are predicted from inputs
     without columns, such as images, strangeness raises alarms, too. It joins the angle between the features and the
-    mean features of the classes with the entropy, and is about 1 for usual inputs.
+    mean features of the classes with the entropy and with the distances of a convolutional network's feature maps, and
+    is about 1 for usual inputs.
 
     A class name that a spreadsheet would run as a formula begins with an apostrophe.
 
