@@ -37,6 +37,7 @@ from .messages import Arrival, Order, Reply, Transport, TransportClosed, clean
 from .replies import Limits, check, check_identity, check_update, outliers, seconds_of
 from .robust import aggregate
 from .roster import Roster, draw
+from .scores import check_scores, mean_scores
 from .server_state import Saved
 from .stand_in import stand_in
 
@@ -134,9 +135,10 @@ class Coordinator:
         available = self._available(number)
         clients, size, least = self._sizes()
         drawn = draw(available, size, settings.over_select, settings.seed, number, attempt)
-        shared = self.saved.state.shared
+        shared, every = self.saved.state.shared, settings.score_every
+        content = {"tensors": shared, "facts": {"score": True} if every and number % every == 0 else {}}
         orders = [
-            self.admission.order("train", m, number, attempt, counted=self.counted.get(m.name, 0), tensors=shared)
+            self.admission.order("train", m, number, attempt, counted=self.counted.get(m.name, 0), **content)
             for m in drawn
         ]
         times.append(time.perf_counter())
@@ -252,6 +254,7 @@ class Coordinator:
             "missing": collection.missing,
             "loss": math.fsum(losses.values()) / len(losses) if losses else None,
             "losses": losses,
+            "scores": mean_scores(check_scores(reply.facts, self.settings.max_samples) for reply in valid.values()),
             "seconds": parts,
             "site_seconds": {name: seconds_of(reply) for name, reply in valid.items()},
             "bytes_down": sum(state_bytes(order.tensors) for order in orders),

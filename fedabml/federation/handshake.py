@@ -48,6 +48,8 @@ LEAKS = (
     "sums with allow_medians: the median of every number column, rounded to a twentieth of the schema's scale.",
     "sums with allow_words: words of categories that at least 5 training rows of the site share; rare words never.",
     "freeze: that the site accepts the card, by its digest; or a reason as for describe.",
+    "scores (off unless the site sets allow_scores): accuracy or error and NLL of the site's own model on its test "
+    "rows, if there are ten or more, rounded to four digits.",
     "Counts of labels stay at the site. Every round sends the number of training samples, the mean loss and the "
     "update, from which the server may infer more: see the threat model.",
 )

@@ -22,7 +22,7 @@ from .messages import Order, Reply, clean
 MAX_VALUE = 1e9  # magnitude of one number of an update
 MAX_LOSS = 1e12
 LOG_DEVIATION = (-30.0, 30.0)  # log σ; hyperparameters allow −20 to 2
-SECONDS = ("boot", "imports", "setup", "work")
+SECONDS = ("boot", "imports", "setup", "work", "score")
 POSITIVE = ("precision", "share", "length")  # the server divides by their means
 NOT_NEGATIVE = ("second",)  # second moments
 

@@ -181,6 +181,7 @@ class Settings(_Checked):
     max_samples: int = key(10_000_000, "most training samples that a site may report", 1)
     max_message_mb: int = key(128, "most megabytes of one site's reply", 1, 2000)
     prior_every: int = key(0, "rounds between the priors that sites receive during training (0: at the end only)", 0)
+    score_every: int = key(0, "rounds between scores of sites that allow them (0: none)", 0)
     hyper: Table = key(dict, "hyperparameters of the algorithm, such as lr = 0.03")  # noqa: RUF009
     model_options: Table = key(dict, "options of the network, such as hidden = [64]")  # noqa: RUF009
 
@@ -211,12 +212,13 @@ class SiteSettings(_Checked):
     drop_columns: str = key("", "table: columns to leave out, separated by commas")
     id_column: str = key("", "table: column of identifiers, never a feature, carried into predictions")
     split_by: str = key("", "table: column of dates or numbers; the newest rows are test rows")
-    test_share: float = key(0.2, "table: share of the rows kept for testing", 0, 0.9)
+    test_share: float = key(0.0, "table: share of the rows kept for testing; they never train", 0, 0.9)
     allow_pooled_sums: bool = key(
         False, "send the number of rows, sums and sums of squares of every input (they show this site's means)"
     )
     allow_medians: bool = key(False, "send the median of every input")
     allow_words: bool = key(False, "send words of categories that are not rare")
+    allow_scores: bool = key(False, "send accuracy or error and NLL of this site's own model on its test rows, rounded")
     node_port: int = key(0, "port of the SuperNode on the loopback interface (0: a free one)", 0, 65535)
 
     def _check(self) -> None:

@@ -30,6 +30,7 @@ from .folders import SiteFolder
 from .kept import KeptLost, KeptVersions
 from .messages import KINDS, Order, Refusal, Reply
 from .replies import Limits, check_update
+from .scores import site_scores
 
 log = logging.getLogger("fedabml")
 
@@ -139,7 +140,11 @@ class Site:
             versions.save(order.round, after, order.counted)
         seconds = {"setup": ready - started, "work": time.perf_counter() - ready}
         samples, loss = int(cohort.fed.train.counts[0]), float(result.losses[0].double())
-        return order.reply(samples=samples, loss=loss, tensors=update, seconds=seconds)
+        facts = {}
+        if order.facts.get("score") is True and self.folder.settings.allow_scores:
+            facts = {"scores": site_scores(cohort, shared, kept, order.round - 1)}
+            seconds["score"] = time.perf_counter() - ready - seconds["work"]
+        return order.reply(samples=samples, loss=loss, tensors=update, seconds=seconds, facts=facts)
 
     # -- the prior ----------------------------------------------------------------------------------------------------
     def _prior(self, order: Order) -> Reply:

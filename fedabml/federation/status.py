@@ -156,7 +156,7 @@ def _describe_rounds(status: Status, rounds: list[dict[str, Any]]) -> None:
     losses = ((_whole(e.get("round")), _number(e.get("loss"))) for e in rounds)
     status.losses = [(number, loss) for number, loss in losses if loss is not None]
     if rounds:
-        scores = _dict(rounds[-1].get("scores"))
+        scores = next((found for event in reversed(rounds) if (found := _dict(event.get("scores")))), {})
         status.scores = {clean(k, 40): v for k, x in scores.items() if (v := _number(x)) is not None}
     recent = rounds[-_RECENT:]
     parts = [{k: v for k, x in _dict(e.get("seconds")).items() if (v := _number(x)) is not None} for e in recent]

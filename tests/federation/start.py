@@ -58,7 +58,8 @@ def make_site(root, name, data, **options):
     """A site's folder whose site.toml names the data."""
     site = SiteFolder(root / f"site-{name}")
     site.make()
-    SiteSettings(federation=ID, name=name, server="localhost:8443", data=str(data), **options).save(site.settings_file)
+    options = {"federation": ID, "name": name, "server": "localhost:8443", "test_share": 0.2, **options}
+    SiteSettings(data=str(data), **options).save(site.settings_file)
     return site
 
 

@@ -1,0 +1,69 @@
+"""Scores of sites' own models while a federation trains: made at a site, checked and averaged at the server.
+
+A site personalises what the server sent, exactly as the simulator scores a client, and is scored on its test rows,
+which never train. It sends scores only if its `site.toml` allows them and at least `LEAST_ROWS` rows are scored, and it
+rounds them. Nothing of this touches training: an error means that there are no scores.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from ..algorithms.base import State
+from ..arguments import is_number, is_whole
+from ..data.rows import FEW_ROWS
+from ..engine.setting import Cohort
+from ..errors import InputError, TrainingError
+from ..evaluation.scoring import evaluate
+
+log = logging.getLogger("fedabml")
+
+LEAST_ROWS = FEW_ROWS  # scores of fewer rows would show single labels
+NAMES = ("accuracy", "rmse", "nll")
+MOST = 1e30
+
+
+def site_scores(cohort: Cohort, shared: State, kept: State, round: int) -> dict[str, Any]:
+    """Return the scores of the only client of a cohort on its test rows: rows, nll, and accuracy or rmse.
+
+    `kept` is what it keeps, with a row for it. The result is empty if there are too few rows, or if scoring fails.
+    """
+    rows = int(cohort.fed.test.counts[0])
+    if rows < LEAST_ROWS:
+        return {}
+    try:
+        summary = evaluate(cohort, shared, lambda _: kept, "test", round, brief=True).summary
+    except (TrainingError, InputError) as error:
+        log.warning("This site could not be scored in round %s: %s", round, error)
+        return {}
+    found = {name: float(summary[name]) for name in NAMES if is_number(summary.get(name))}
+    scores = {name: float(f"{value:.4g}") for name, value in found.items() if math.isfinite(value)}
+    return {"rows": rows, **scores} if scores else {}
+
+
+def check_scores(facts: Any, most_rows: int) -> dict[str, float]:
+    """Return a site's scores with the number of rows if every one of them is possible; else nothing."""
+    scores = facts.get("scores") if isinstance(facts, dict) else None
+    if not isinstance(scores, dict) or not scores.keys() <= {"rows", *NAMES} or len(scores) < 2:
+        return {}
+    if not is_whole(scores.get("rows")) or not LEAST_ROWS <= scores["rows"] <= most_rows:
+        return {}
+    lowest, highest = {"nll": -MOST}, {"accuracy": 1.0}
+    for name in scores.keys() - {"rows"}:
+        if not is_number(scores[name]) or not lowest.get(name, 0.0) <= scores[name] <= highest.get(name, MOST):
+            return {}
+    return {name: float(value) for name, value in scores.items()}
+
+
+def mean_scores(sites: Iterable[dict[str, float]]) -> dict[str, float]:
+    """Return the means of checked scores, weighted by rows, and the number of rows; sites may have no scores."""
+    known = [scores for scores in sites if scores]
+    result: dict[str, float] = {}
+    for name in NAMES:
+        having = [(scores["rows"], scores[name]) for scores in known if name in scores]
+        if having:
+            result[name] = math.fsum(rows * value for rows, value in having) / sum(rows for rows, _ in having)
+    return {**result, "scored rows": sum(scores["rows"] for scores in known)} if result else {}
