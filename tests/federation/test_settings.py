@@ -101,7 +101,7 @@ def test_a_broken_file_is_refused(tmp_path, content, words):
 
 def test_a_site_allows_nothing_by_default():
     site = SiteSettings.of(SITE)
-    assert [value for name, value in site.to_dict().items() if name.startswith("allow_")] == [False] * 3
+    assert [value for name, value in site.to_dict().items() if name.startswith("allow_")] == [False] * 4
 
 
 @pytest.mark.parametrize("name", ["a", "A-1_b", "0", "x" * 63])
