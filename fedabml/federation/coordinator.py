@@ -105,6 +105,11 @@ class Coordinator:
         first = server.initial_state(self.algorithm, self.network)
         self.update_like = no_update(cohort, first.shared)
         saved = server_state.load(self.folder.state, settings.federation, self.card.digest, first.shared)
+        if saved is None and self.events.any_round():
+            raise InputError(
+                f"'{self.folder.state}' has no state of the server (server-*.safetensors), but rounds were done. "
+                "Restore it from a backup. To train anew from the first round, move events.jsonl away."
+            )
         self.saved = saved or Saved(settings.federation, self.card.digest, first, ready=ready)
         self.counted = dict(self.saved.counted)
         if saved is None:
@@ -127,7 +132,8 @@ class Coordinator:
             )
         every = self.settings.prior_every
         if every and number % every == 0 and number < self.settings.rounds:
-            self._send_prior([m for m in self.roster.members if m.name in self.saved.ready])
+            awake = [m for m in self.roster.members if self.roster.resting.get(m.name, 0) < number]
+            self._send_prior([m for m in awake if m.name in self.saved.ready])
 
     def _try_round(self, number: int, attempt: int) -> str:
         """Try a round once; return why it failed, or nothing once the state after it is saved."""

@@ -29,6 +29,13 @@ class Events:
         if self.on_event is not None:
             self.on_event(line)
 
+    def any_round(self) -> bool:
+        """Return whether the file tells of a round that was done."""
+        if not self.path.is_file():
+            return False
+        with self.path.open("rb") as file:
+            return any(b'"event": "round"' in line for line in file)
+
     def _ends_whole(self) -> bool:
         with self.path.open("rb") as file:
             file.seek(-1, 2)

@@ -364,3 +364,27 @@ def test_a_merged_state_that_is_absurd_is_not_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(leading, "aggregate", lambda *args: {"mean": torch.full((43,), torch.nan)})
     with pytest.raises(TrainingError, match="not finite"):
         lead(server, Wire(server, sites))
+
+
+def test_a_server_that_lost_its_state_does_not_begin_anew_by_itself(tmp_path):
+    server, sites = set_up(tmp_path)
+    wire = Wire(server, sites)
+    lead(server, wire)
+    for path in server.state.glob("server-*"):
+        path.unlink()
+    with pytest.raises(InputError, match="Restore it from a backup"):
+        lead(server, wire)
+    server.events_file.unlink()
+    _, events = lead(server, wire)
+    assert [line["round"] for line in rounds_of(events)] == [1, 2, 3]
+
+
+def test_a_kill_between_the_card_and_the_first_state_loses_nothing(tmp_path):
+    server, sites = set_up(tmp_path)
+    wire = Wire(server, sites)
+    lead(server, wire, until="card")
+    for path in server.state.glob("server-*"):
+        path.unlink()
+    coordinator, events = lead(server, wire)
+    assert rounds_of(events, "admitted")[0]["sites"] == sorted(sites)
+    assert_equal(coordinator.saved.state.shared, simulation(server, coordinator.card).shared)
