@@ -128,6 +128,8 @@ def page(record: Path) -> Path:
         "## What is not bounded\n\n"
         "- A registered site that connects and never answers delays rounds by the time-out, until the operator removes "
         "it.\n"
+        "- A registered site can fill its budget of bytes in every round. The SuperLink keeps what nobody fetches until "
+        "the run ends, so that the database grows by at most one budget a round, until the operator removes the site.\n"
         "- TLS handshakes of strangers cost nginx time; a firewall can limit connections per address.\n"
         "- Someone who knows a site's public key can use up that site's rate of requests, not its budget of bytes.\n\n"
         f"Data: `{record.name}`. Code: {summary['code']}. Machine: {summary['hardware']}.\n"

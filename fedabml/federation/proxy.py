@@ -10,8 +10,10 @@ code on the server. So the SuperLink listens on the loopback interface, and this
 
 What is bounded, per site: requests and connections at a time, large parts per second, and by `meter` the bytes of a
 round. Per address: requests and connections. What is not bounded here: how many TLS handshakes a stranger begins (a
-firewall can), and how much nginx's own connections cost, at most `worker_connections` of them. Someone who knows a
-site's public key, but not its private key, can use up that site's rate; the SuperLink refuses each such request.
+firewall can), and how much nginx's own connections cost, at most `worker_connections` of them. A registered site can
+fill its budget in every round, and the SuperLink keeps what nobody fetches until the run ends: remove such a site.
+Someone who knows a site's public key, but not its private key, can use up that site's rate, but not its budget; the
+SuperLink refuses each such request.
 
 nginx runs as an ordinary user, with every file that it writes under `run/nginx`.
 """
