@@ -2,6 +2,7 @@
 
 import http.client
 import ssl
+from pathlib import Path
 
 import pytest
 
