@@ -32,7 +32,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_obj
 from ...errors import InputError
 from ..folders import ServerFolder
 from ..macs import read_secret
-from ..messages import Arrival, Order
+from ..messages import Arrival, Order, clean
 from . import codec
 from .objects import Download, LostMessage, inflate
 from .runtime import Link
@@ -243,7 +243,7 @@ class FlowerTransport:
 
     def _error(self, pending: _Pending, message: Message, size: int) -> list[Arrival]:
         """Treat an error that Flower or the site's worker sent in place of a reply."""
-        code, reason = message.error.code, str(message.error.reason)[: codec.MAX_ERROR]
+        code, reason = message.error.code, clean(message.error.reason)
         recent = time.monotonic() - self._link.last_outage < AFTERMATH
         if code in _LOST or (code == ErrorCode.NODE_UNAVAILABLE and recent):
             return self._again(pending, reason)
@@ -284,5 +284,5 @@ class FlowerTransport:
 
 
 def _failed(pending: _Pending, error: str, size: int = 0) -> list[Arrival]:
-    """Report that an order has no reply."""
-    return [Arrival(pending.order.site, None, error, size, pending.order.nonce)]
+    """Report that an order has no reply. The reason may hold texts of a stranger."""
+    return [Arrival(pending.order.site, None, clean(error), size, pending.order.nonce)]
