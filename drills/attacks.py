@@ -199,13 +199,14 @@ def forged_order(folder: ServerFolder, insider: Intruder, secret: bytes, site: S
     common = {"kind": "prior", "number": member.number, "round": 9999, "attempt": 1, "counted": 9999, "clients": 3}
     content = forged_content(folder, secret, "a", **common)
     pushed = insider.push(message(content, run, SERVER, known["a"]), own)
-    before = rounds_done(folder)
-    _waited(lambda: rounds_done(folder) >= before + 2, 300)
-    log = (site.run / "worker.log").read_text(errors="replace")
-    took = "not written by the server" in log
+
+    def reported() -> bool:
+        return "not written by the server" in (site.run / "worker.log").read_text(errors="replace")
+
+    took = _waited(reported, 300)
     harmed = site.prior_file.exists() or "9999" in " ".join(path.name for path in site.state.iterdir())
     seen = f"{_pushed(pushed)}; the site {'refused it: its code is wrong' if took else 'did not report it'}"
-    return [line("an order in the server's name", "a registered site", seen, not harmed, kept=len(kept))]
+    return [line("an order in the server's name", "a registered site", seen, took and not harmed, kept=len(kept))]
 
 
 def flood(folder: ServerFolder, key: bytes, threads: int = 3, seconds: float = 60.0) -> list[Line]:

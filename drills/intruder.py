@@ -61,13 +61,20 @@ class Intruder:
         self, path: str, body: bytes = b"", method: str = "POST", headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
         """Send one request; return status and body. Status 0: the connection was closed without an answer."""
+        given = {"content-type": PROTOBUF, **self.headers(), **(headers or {})}
+        reused = self._connection is not None
+        status, answer = self._try(path, body, method, given)
+        if status == 0 and reused:  # the proxy had closed it while nothing was sent
+            status, answer = self._try(path, body, method, given)
+        return status, answer
+
+    def _try(self, path: str, body: bytes, method: str, headers: dict[str, str]) -> tuple[int, bytes]:
         if self._connection is None:
             context = ssl.create_default_context(cafile=str(self._authority))
             port = self.folder.settings.port
             self._connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=120, context=context)
-        given = {"content-type": PROTOBUF, **self.headers(), **(headers or {})}
         try:
-            self._connection.request(method, path, body, given)
+            self._connection.request(method, path, body, headers)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the answer may have come before the body was sent
         except ssl.SSLCertVerificationError:
