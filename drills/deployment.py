@@ -26,7 +26,7 @@ from fedabml.federation.supervisor import PIDS
 CLASSES = 3
 SETTINGS: dict[str, Any] = {
     **{"epochs": 1, "batch_size": 8, "seed": 1, "model": "mlp", "model_options": {"hidden": [8]}},
-    **{"round_timeout": 30.0, "min_replies": 2, "attempts": 20, "rest_rounds": 1000},
+    **{"round_timeout": 30.0, "min_replies": 2, "attempts": 20},
 }
 
 

@@ -15,14 +15,16 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from fedabml.federation import operate
+from fedabml.federation import operate, pids
 from fedabml.federation.folders import ServerFolder
+from fedabml.federation.supervisor import PIDS
 
 from . import deployment as drill
 from .deployment import Deployment
@@ -44,6 +46,7 @@ def main() -> None:
     parser.add_argument("--algorithm", default="scaffold")
     options = parser.parse_args()
     if options.what != "page":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the federation is then ended, too
         chance = random.Random(options.seed)
         for first in range(0, options.drills, PART):
             count = min(PART, options.drills - first)
@@ -96,7 +99,8 @@ def _drill(folder: ServerFolder, what: str, chance: random.Random, length: float
     drill.wait_for_round(folder, done + 1, MOST)
     first = time.monotonic() - killed
     drill.until(lambda: drill.identity(folder, name) not in (None, old), MOST, f"the restart of {name}")
-    restarted = time.monotonic() - killed
+    record = pids.read_record(folder.run / PIDS / f"{name}.json")
+    restarted = (record.since if record else time.time()) - wall
 
     def whole() -> dict[str, Any] | None:
         """Return the first round that began after the restart and counted every site."""
