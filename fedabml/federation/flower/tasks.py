@@ -68,7 +68,6 @@ class Task:
     node_id: int = 0
     message: ProtoMessage | None = None  # the head of the order, without its content
     tree: ObjectTree | None = None
-    download: Download | None = None
 
     def pull_input(self, allowed: Collection[str]) -> Any:
         """Read run and context. Raises ForeignApp unless the app's bytes have a hash that is allowed."""
@@ -100,11 +99,10 @@ class Task:
     def pull_content(self, limit: int) -> Message:
         """Fetch the whole order, of at most `limit` bytes."""
         assert self.tree is not None
-        if self.download is None:
-            self.download = Download(self.link, self.run_id, self.node_id, self.tree, limit)
-        if not self.download.advance():  # a SuperNode creates a task before it has all of a message
-            raise Incomplete(self.download.progress)
-        return inflate(self.download.root, self.download.contents, limit)
+        download = Download(self.link, self.run_id, self.node_id, self.tree, limit)
+        if not download.advance():  # a SuperNode creates a task before it has all of a message
+            raise Incomplete
+        return inflate(download.root, download.contents, limit)
 
     def push_reply(self, reply: Message, path: Path) -> None:
         """Hand the reply to the SuperNode, and let it forget the order. The reply is kept in a file meanwhile."""
@@ -183,11 +181,7 @@ class Task:
 
 
 class Incomplete(Exception):
-    """Some parts of the order are not there yet. `progress` is when the last one came, on the monotonic clock."""
-
-    def __init__(self, progress: float) -> None:
-        super().__init__("Some parts of the order have not come.")
-        self.progress = progress
+    """Some parts of the order are not there yet."""
 
 
 def acquire(link: Link, kind: str, connect: Callable[[str], Link]) -> Task | None:

@@ -31,7 +31,6 @@ log = logging.getLogger("fedabml.federation")
 POLL, IDLE_POLL = 0.1, 0.5  # seconds between two requests for a task
 ACTIVE = 60.0  # seconds after a task in which the requests are frequent
 LIMIT = 2 << 30  # bytes of an order: the server is the site's partner, but a mistake must not fill the memory
-STALLED = 45.0  # seconds without a further part until an order is given up: whoever sent it was killed meanwhile
 TASK_FILE, REPLY_FILE = "task.json", "task.reply"
 
 
@@ -140,10 +139,11 @@ class Worker:
 
 def _content(task: Task) -> Message:
     """Return the order's message once all of its parts are there."""
+    until = time.monotonic() + 600
     while True:
         try:
             return task.pull_content(LIMIT)
-        except Incomplete as missing:  # the SuperNode creates a task before it has all of a message
-            if time.monotonic() - missing.progress > STALLED:
+        except Incomplete:  # the SuperNode creates a task before it has all of a message
+            if time.monotonic() > until:
                 raise
             time.sleep(0.05)
