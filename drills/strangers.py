@@ -62,7 +62,7 @@ def drill(place: Path, requests: int = 10_000, parts: tuple[str, ...] = ()) -> l
     rounds = counted_sites(folder)
     wrong = differences(saved_state(folder).state, simulate(deployment, rounds))
     summary: dict[str, Any] = {"summary": True, "rounds": len(rounds), "rounds_during": len(rounds) - begun}
-    summary |= {"seconds": round(seconds, 1), "incomplete_rounds": sum(set(each) != set(SITES) for each in rounds)}
+    summary |= {"seconds": round(seconds, 1), "incomplete_rounds": _incomplete(folder)}
     summary |= {"theta_equal": not wrong, "differences": wrong, "memory_mb": [first, last], "restarts": restarts}
     summary |= {"stored_bytes": kept, "left_processes": len(left), "refused_all": all(x["refused"] for x in lines)}
     return [*lines, summary | {"code": code(), "hardware": hardware(torch.device("cpu"))}]
@@ -83,6 +83,11 @@ def _attacks(folder: ServerFolder, hostile: SiteFolder, place: Path, requests: i
         "reply": lambda: attacks.forged_reply(folder, insider, secret),
         "flood": lambda: attacks.flood(folder, hostile.key.read_bytes()),
     }
+
+
+def _incomplete(folder: ServerFolder) -> int:
+    """Return in how many rounds a site's reply did not count."""
+    return sum(set(each) != set(SITES) for each in counted_sites(folder))
 
 
 def memory(folder: ServerFolder) -> dict[str, float]:
@@ -119,8 +124,7 @@ def page(record: Path) -> Path:
         "attacker's favour.\n\n"
         f"{markdown_table(['attack', 'by', 'seen', 'verdict'], rows)}\n\n"
         f"- θ after {summary['rounds']} rounds has the bits of the simulator with the replies that counted: "
-        f"**{'yes' if summary['theta_equal'] else 'no'}**. In {summary['incomplete_rounds']} rounds a site's "
-        "reply was missing: a forged reply had taken its place at the SuperLink, or the site was busy with a flood.\n"
+        f"**{'yes' if summary['theta_equal'] else 'no'}**. {_missed(lines, summary)}\n"
         f"- Memory in MB, before and after: SuperLink {before['superlink']} and {after['superlink']}, executor "
         f"{before['executor']} and {after['executor']}, nginx {before['nginx']} and {after['nginx']}.\n"
         f"- Restarts of processes: {summary['restarts'] or 'none'}. Processes left after the end: "
@@ -139,6 +143,19 @@ def page(record: Path) -> Path:
     target = record.with_suffix(".md")
     target.write_text(text, encoding="utf-8")
     return target
+
+
+def _missed(lines: list[dict[str, Any]], summary: dict[str, Any]) -> str:
+    """Return a sentence on the rounds in which a site's reply did not count, by attack where that was noted."""
+    if not summary["incomplete_rounds"]:
+        return "All sites' replies counted in all rounds, so it is also θ of the undisturbed run."
+    parts = {each["part"]: (each["attack"], each["incomplete_rounds"]) for each in lines if each.get("part")}
+    named = [f"{count} during “{attack}”" for attack, count in parts.values() if count]
+    return (
+        f"In {summary['incomplete_rounds']} rounds a site's reply was missing{f' ({chr(44).join(named)})' if named else ''}: "
+        "a forged reply had taken its place at the SuperLink, or the site was busy refusing forged orders. In all other "
+        "rounds every site's reply counted, as in the undisturbed run."
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
