@@ -1,6 +1,6 @@
 """The parts that speak Flower (flwr 1.41.0, Message API): the only room that imports flwr.
 
-codec: Order and Reply as Flower messages · objects: the parts of a message, fetched within a limit · runtime: calls of
+codec: Order and Reply as Flower messages · objects, uploads: a message's parts, in and out · runtime: calls of
 the runtime API that outlive a restart of their server · transport: the coordinator's Transport · worker: a site's
 resident process · server_worker: the server's · supernode: Flower's SuperNode with a shorter pause between its polls ·
 clientapp, serverapp, app: a plain Flower app for other deployments · control, commands: what the supervisor starts.

@@ -33,7 +33,8 @@ PATIENCE = 600.0  # seconds that a call waits for a server that is away
 HEARTBEAT = 10.0  # seconds between heartbeats of a task; Flower gives a task up after 60
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 _ENDED = (401, 403)
-_AWAY = (500, 502, 503, 504)  # 500: the SuperLink's database was busy
+_AWAY = (500, 502, 503, 504)  # 500: the SuperLink's database was busy, or the request is wrong
+_BUSY = 20.0  # seconds after which 500 is taken for a wrong request
 
 
 class RunEnded(TransportClosed):
@@ -79,8 +80,8 @@ class Link:
 
     def call(self, method: str, request: Any, patience: float | None = None) -> Any:
         """Call a method by Flower's name. Raises RunEnded, or Away after `patience` seconds without an answer."""
-        until = time.monotonic() + (self.patience if patience is None else patience)
-        pause = _FIRST_PAUSE
+        begin, pause = time.monotonic(), _FIRST_PAUSE
+        until = begin + (self.patience if patience is None else patience)
         while True:
             try:
                 return getattr(self.client, method)(request)
@@ -90,7 +91,7 @@ class Link:
                 code = error.response.status_code
                 if code in _ENDED:
                     raise RunEnded(f"{method} was answered with {code}: the task is over.") from error
-                if code not in _AWAY:
+                if code not in _AWAY or (code == 500 and time.monotonic() - begin > _BUSY):
                     raise
                 cause: Exception = error
             except httpx.TransportError as error:

@@ -18,9 +18,8 @@ from typing import Any
 import httpx
 from flwr.app import Message
 from flwr.app.error import Error
-from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SubStatus
-from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.common.serde import message_from_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import Node
@@ -28,26 +27,19 @@ from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullAppMessagesRequest,
     PullTaskInputRequest,
-    PushAppMessagesRequest,
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.task_identity import TaskIdentity
 
 from ...errors import InputError
-from ...files.paths import open_regular, read_bytes
-from ...files.sealed import damaged, parse_sealed, sealed_line
+from ...files.paths import read_bytes
+from ...files.sealed import parse_sealed, sealed_line
 from ..folders import write_secret
 from ..messages import TransportClosed
 from .objects import Download, inflate
 from .runtime import Link, RunEnded
+from .uploads import Upload
 
 MAX_FILE = 16 << 20
 _NUMBERS = ("task_id", "run_id", "node_id")
@@ -106,35 +98,19 @@ class Task:
 
     def push_reply(self, reply: Message, path: Path) -> None:
         """Hand the reply to the SuperNode, and let it forget the order. The reply is kept in a file meanwhile."""
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        proto = message_to_proto(remove_content_from_message(reply))
-        with no_object_id_recompute():
-            request = PushAppMessagesRequest(messages_list=[proto], message_object_trees=[get_object_tree(reply)])
-            objects = {name: item.deflate() for name, item in get_all_nested_objects(reply).items()}
-        _write_reply(path, request, objects)
-        self._upload(request, objects)
+        upload = Upload.of([reply])
+        upload.save(path)
+        self._send(upload)
 
     def push_kept_reply(self, path: Path) -> None:
         """Hand over the reply that a worker kept before it was killed."""
-        self._upload(*_read_reply(path))
+        self._send(Upload.load(path))
 
-    def _upload(self, request: PushAppMessagesRequest, objects: dict[str, bytes]) -> None:
-        node = Node(node_id=self.node_id)
-        for attempt in range(5):
-            response = self.link.call("PushMessages", request)  # the same message again only returns what is missing
-            push = make_push_object_fn_protobuf(
-                lambda part: self.link.call("PushObject", part), node, self.run_id, response.session_id
-            )
-            try:
-                for name in response.objects_to_push:
-                    push(name, objects[name])
-                break
-            except ObjectPushError:  # an answer was lost, and the part is there
-                if attempt == 4:
-                    raise
+    def _send(self, upload: Upload) -> None:
+        upload.send(self.link, self.run_id, self.node_id)
         if self.tree is not None:
             confirm = ConfirmMessageReceivedRequest(
-                node=node, run_id=self.run_id, message_object_id=self.tree.object_id
+                node=Node(node_id=self.node_id), run_id=self.run_id, message_object_id=self.tree.object_id
             )
             self.link.call("ConfirmMessageReceived", confirm)
 
@@ -190,21 +166,3 @@ def acquire(link: Link, kind: str, connect: Callable[[str], Link]) -> Task | Non
     if not response.HasField("task") or not response.token:
         return None
     return Task(connect(response.token), response.token, response.task.task_id, response.task.run_id)
-
-
-def _write_reply(path: Path, request: PushAppMessagesRequest, objects: dict[str, bytes]) -> None:
-    """Write a reply: a line of JSON with the sizes, then the request, then the objects."""
-    raw = request.SerializeToString()
-    head = sealed_line({"request": len(raw), "objects": [[name, len(part)] for name, part in objects.items()]})
-    write_secret(path, b"".join([head.encode(), raw, *objects.values()]))
-
-
-def _read_reply(path: Path) -> tuple[PushAppMessagesRequest, dict[str, bytes]]:
-    """Read what `_write_reply` wrote. Raises InputError for a damaged file."""
-    with open_regular(path) as file:
-        facts = parse_sealed(file.readline(MAX_FILE).decode(), f"'{path}'")
-        request = PushAppMessagesRequest.FromString(file.read(facts["request"]))
-        objects = {name: file.read(size) for name, size in facts["objects"]}
-    if any(hashlib.sha256(part).hexdigest() != name for name, part in objects.items()):
-        raise InputError(damaged(f"'{path}'"))
-    return request, objects

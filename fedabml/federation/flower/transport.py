@@ -14,20 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import httpx
 from flwr.app import Message
-from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
 from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import GetNodesRequest, PullAppMessagesRequest, PushAppMessagesRequest
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
+from flwr.proto.runtime_pb2 import GetNodesRequest, PullAppMessagesRequest
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from ...errors import InputError
 from ..folders import ServerFolder
@@ -36,6 +29,7 @@ from ..messages import Arrival, Order, clean
 from . import codec
 from .objects import Download, LostMessage, inflate
 from .runtime import Link
+from .uploads import Upload
 
 log = logging.getLogger("fedabml.federation")
 
@@ -45,6 +39,7 @@ AFTERMATH = 90.0  # seconds after an outage in which nodes may still seem to be 
 GRACE = 30.0  # seconds after an outage before an order without a reply is sent again
 STALLED = 200.0  # seconds without a new part of a reply; the SuperLink gives an upload up after 180
 RESENDS = 10
+OUTBOX = "orders.outbox"
 _LOST = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
 
@@ -77,6 +72,7 @@ class FlowerTransport:
         self._link, self._run, self._folder = link, run_id, folder
         self._limit = folder.settings.max_message_mb << 20
         self._secrets: dict[str, bytes] = {}  # of the sites
+        self._outbox = folder.run / OUTBOX
         self._node = Node(node_id=SUPERLINK_NODE_ID)
         self._pending: dict[str, _Pending] = {}  # by the message's id
         self._lost: list[_Pending] = []  # to be sent again once their SuperNodes are there
@@ -85,6 +81,7 @@ class FlowerTransport:
         self._activated: dict[int, str] = {}  # of the nodes that are there now
         self._newest: dict[str, str] = {}  # the nonce of each site's newest order
         self._looked = float("-inf")
+        self._complete_outbox()
 
     # -- the coordinator's calls ------------------------------------------------------------------------------------
     def sites(self) -> dict[str, str]:
@@ -146,12 +143,15 @@ class FlowerTransport:
                 group = str(order.round)
                 messages.append(Message(content, pending.node, codec.MESSAGE_TYPE, ttl=ttl, group_id=group))
             before = self._link.outages
+            upload = Upload.of(messages)
+            upload.save(self._outbox)
             try:
-                names = self._push_messages(messages)
+                names = upload.send(self._link, self._run, SUPERLINK_NODE_ID)
             except ObjectPushError:
                 log.info("The upload of orders was interrupted; they are sent again.")
                 time.sleep(POLL)
                 continue
+            self._outbox.unlink(missing_ok=True)
             refused = []
             for pending, name in zip(batch, names, strict=True):
                 if name:
@@ -162,21 +162,18 @@ class FlowerTransport:
             self._lost += refused
             return
 
-    def _push_messages(self, messages: list[Message]) -> list[str]:
-        with no_object_id_recompute():
-            objects, protos, trees = {}, [], []
-            for message in messages:
-                message.metadata.__dict__["_message_id"] = message.object_id  # as Flower's own Grid does
-                protos.append(message_to_proto(remove_content_from_message(message)))
-                objects.update(get_all_nested_objects(message))
-                trees.append(get_object_tree(message))
-            request = PushAppMessagesRequest(messages_list=protos, message_object_trees=trees)
-            response = self._link.call("PushMessages", request)
-            push = make_push_object_fn_protobuf(
-                lambda request: self._link.call("PushObject", request), self._node, self._run, response.session_id
-            )
-            push_objects(objects, push, object_ids_to_push=set(response.objects_to_push), max_concurrent_pushes=1)
-        return list(response.message_ids)
+    def _complete_outbox(self) -> None:
+        """Complete a push in which a killed process was interrupted: its readers wait for the missing parts."""
+        if not self._outbox.exists():
+            return
+        try:
+            upload = Upload.load(self._outbox)
+            if upload.belongs_to(self._run):  # the SuperLink drops what other runs have left
+                upload.send(self._link, self._run, SUPERLINK_NODE_ID)
+                log.info("Orders that an earlier process was sending are complete now.")
+        except (InputError, ObjectPushError, httpx.HTTPStatusError) as error:
+            log.info("Orders of an earlier process could not be completed: %s", type(error).__name__)
+        self._outbox.unlink(missing_ok=True)
 
     # -- receiving --------------------------------------------------------------------------------------------------
     def _poll(self) -> list[Arrival]:

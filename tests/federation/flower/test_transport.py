@@ -251,6 +251,42 @@ def test_a_reply_that_the_superlink_lost_is_asked_for_again(world: World) -> Non
         assert world.next().reply is not None
 
 
+def test_a_killed_process_completes_what_it_was_sending(world: World) -> None:
+    """Else SuperNodes wait for minutes for the parts of its orders."""
+    outbox, parts = world.folder.run / module.OUTBOX, []
+    with fleet(world.api, world.keys) as sites:
+        world.transport.sites()
+        push = world.task.link.client.PushObject
+
+        def killed(request: Any) -> Any:
+            parts.append(request.object_id)
+            if len(parts) == 4:
+                raise KeyboardInterrupt
+            return push(request)
+
+        world.task.link.client.PushObject = killed  # type: ignore[method-assign]
+        orders = world.orders()
+        with pytest.raises(KeyboardInterrupt):
+            world.transport.send(list(orders.values()), 100.0)
+        assert outbox.stat().st_mode & 0o77 == 0
+        content = outbox.read_bytes()
+        world.task.link.client.PushObject = push  # type: ignore[method-assign]
+        FlowerTransport(world.task.link, world.task.run_id, world.folder)
+        assert not outbox.exists()
+        for name, site in sites.items():
+            order, _ = site.receive()
+            assert order.nonce == orders[name].nonce and torch.equal(order.tensors["theta"], SHARED["theta"])
+            assert not site.has_order()
+    world.task.finish()
+    task = world.api.begin_run()
+    task.pull_input({app_hash(world.api.place / "app")})
+    for leftover in (content, content[:-1], b"{", b""):  # of another run; damaged
+        outbox.write_bytes(leftover)
+        FlowerTransport(task.link, task.run_id, world.folder)
+        assert not outbox.exists() and task.link.outages == 0
+    task.link.close()
+
+
 def test_a_run_that_has_ended_closes_the_transport(world: World) -> None:
     world.task.finish()
     with pytest.raises(TransportClosed):
