@@ -33,6 +33,7 @@ MAX_JSON = 8 << 20  # characters of a message's small values
 MAX_TENSORS = 10_000
 MAX_NAME = 200
 MAX_DIMENSIONS = 16
+MAX_NUMBERS = 1 << 40  # product of a shape's sizes other than 0: torch refuses an empty tensor whose strides overflow
 MAX_ERROR = 2_000
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _HEX = re.compile(r"[0-9a-f]*")
@@ -137,7 +138,10 @@ def _common(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _loss(value: Any) -> float:
     if not isinstance(value, str) or not _FLOAT.fullmatch(value):
         raise InputError("The message's 'loss' is not a number.")
-    return float.fromhex(value)
+    try:
+        return float.fromhex(value)
+    except OverflowError as error:
+        raise InputError("The message's 'loss' is not a number that fits 64 bits.") from error
 
 
 def _fields(message: Message, names: set[str]) -> tuple[dict[str, Any], bytes, object]:
@@ -252,5 +256,7 @@ def _described(entry: Any) -> tuple[str, torch.dtype, list[int]]:
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
         raise InputError(f"The tensor '{name}' has an impossible shape.")
     if any(isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 2**31 for n in shape):
+        raise InputError(f"The tensor '{name}' has an impossible shape.")
+    if math.prod(max(n, 1) for n in shape) > MAX_NUMBERS:
         raise InputError(f"The tensor '{name}' has an impossible shape.")
     return name, DTYPES[dtype], shape

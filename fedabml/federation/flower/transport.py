@@ -25,7 +25,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from ...errors import InputError
 from ..folders import ServerFolder
 from ..macs import read_secret
-from ..messages import Arrival, Order, clean
+from ..messages import Arrival, Order, Reply, clean
 from . import codec
 from .objects import Download, LostMessage, inflate
 from .runtime import Link
@@ -220,7 +220,7 @@ class FlowerTransport:
             message = inflate(download.root, download.contents, self._limit)
             if message.has_error():
                 return self._error(pending, message, download.bytes)
-            reply = codec.reply_of(message, self._secrets, self._limit)
+            reply = self._decoded(message)
         except LostMessage as error:
             self._incoming.remove(incoming)
             return self._again(pending, str(error))
@@ -232,6 +232,16 @@ class FlowerTransport:
         self._pending = {name: other for name, other in self._pending.items() if other.order is not pending.order}
         self._lost = [other for other in self._lost if other.order is not pending.order]
         return [Arrival(self._names.get(incoming.sender), reply, "", download.bytes)]
+
+    def _decoded(self, message: Message) -> Reply:
+        """Return the reply in a message. Whatever a stranger's bytes raise is an InputError, and ends no run."""
+        try:
+            return codec.reply_of(message, self._secrets, self._limit)
+        except InputError:
+            raise
+        except Exception as error:
+            log.warning("A reply could not be decoded.", exc_info=True)
+            raise InputError(f"The reply cannot be read ({type(error).__name__}).") from error
 
     def _confirm(self, root: str) -> None:
         """Let the SuperLink delete a message."""
