@@ -146,7 +146,7 @@ def _read(archive: str | os.PathLike[str]) -> dict[str, bytes]:
                 contents[entry.name] = file.read(MAX_FILE) if file else b""
                 if len(contents[entry.name]) != entry.size:
                     raise InputError(f"{foreign}: {entry.name} is cut short.")
-    except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
+    except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{foreign} ({type(error).__name__}).") from error

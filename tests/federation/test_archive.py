@@ -109,6 +109,13 @@ def test_an_entry_that_does_not_belong_there_is_refused(contents, tmp_path, what
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]
 
 
+def test_names_of_names_without_end_are_refused(tmp_path):
+    header = entry("././@LongLink", tarfile.GNUTYPE_LONGNAME).tobuf(tarfile.GNU_FORMAT)
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(header * 2000))
+    with pytest.raises(InputError, match="is no archive"):
+        unpack(tmp_path / "a.tar.gz", tmp_path / "a")
+
+
 def test_a_link_in_the_place_of_a_key_is_refused(contents, tmp_path):
     rest = {name: content for name, content in contents.items() if name != "site.key"}
     path = packed(tmp_path / "a.tar.gz", rest, (entry("site.key", tarfile.SYMTYPE, "/etc/hostname"), b""))
