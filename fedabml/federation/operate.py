@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
@@ -288,7 +288,8 @@ def down(path: str | os.PathLike[str]) -> None:
     folder = folder_of(path)
     supervisor = supervisor_of(folder.run)
     if folder.run.is_dir():
-        folder.stop_file.touch()
+        with suppress(OSError):  # on a full disk the signal must do
+            folder.stop_file.touch()
     if supervisor is not None and pids.alive(supervisor):
         pids.send_signal(supervisor, SIGTERM)
         if not pids.wait_for_end(supervisor, END):

@@ -25,7 +25,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from ..errors import InputError
 from ..files.paths import folder_lock, open_append
+from .logs import clean
 from .pids import MARK, Identity, Record, end_leftovers, identity, read_record, records
 
 PIDS = "pids"  # the folder of the records, in the folder `run`
@@ -97,9 +99,12 @@ class _Child:
         self.checking = False
 
     def note(self, **changes: object) -> None:
-        """Change the record, and write it."""
+        """Change the record, and write it. A full disk must not end what runs: the record is then written later."""
         self.record = replace(self.record, **changes)  # type: ignore[arg-type]
-        self.record.save(self._folder)
+        try:
+            self.record.save(self._folder)
+        except InputError as error:
+            print(error, file=sys.stderr, flush=True)
 
     def start(self) -> None:
         process = self.process
@@ -113,6 +118,13 @@ class _Child:
         self.last_well, self.well = time.monotonic(), False
         state = "starting" if process.health else "running"
         self.note(state=state, identity=identity(self.popen.pid), since=time.time(), next_start=0.0)
+
+    def not_started(self, error: Exception) -> None:
+        """Note that the system could not start the process (no room for a log, too many processes), and try later."""
+        failures, now = self.record.failures + 1, time.time()
+        wait = self.process.backoff.seconds(failures - 1, True)
+        self.next_start = time.monotonic() + wait
+        self.note(state="waiting", last_exit=clean(error), failures=failures, next_start=now + wait)
 
     def ended(self, status: int, stopping: bool) -> None:
         """Note that the process has ended and, unless all are `stopping`, when it is to be started again."""
@@ -228,7 +240,10 @@ class Supervisor:
             child.limit_log()
             due = child.popen is None and time.monotonic() >= child.next_start
             if due and well.issuperset(child.process.needs):
-                child.start()
+                try:
+                    child.start()
+                except (OSError, InputError) as error:
+                    child.not_started(error)
 
     def _reap(self) -> None:
         """Reap processes that have ended: the supervisor's own children, and orphans that it has adopted.

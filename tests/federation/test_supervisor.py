@@ -18,10 +18,19 @@ MOST = 300  # seconds to wait for an event: a loaded machine may take very long
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from fedabml.federation import supervisor
+from fedabml.errors import InputError
+from fedabml.federation import pids, supervisor
 from fedabml.federation.supervisor import Backoff, Process, Supervisor
 run, children = Path(sys.argv[1]), json.loads(sys.argv[2])
 supervisor.MAX_LOG = 10_000
+full = Path(sys.argv[3])  # while this file exists, the disk is full
+def refuse(function):
+    def call(path, *args, **options):
+        if full.exists():
+            raise InputError(f"'{path}' cannot be written: No space left on device.")
+        return function(path, *args, **options)
+    return call
+pids.write, supervisor.open_append = refuse(pids.write), refuse(supervisor.open_append)
 made = []
 for each in children:
     backoff = Backoff(**each.pop("backoff", {"first": 0.05, "most": 0.2}))
@@ -47,7 +56,7 @@ def start(tmp_path):
 
     def begin(*children, **options):
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", PROGRAM, str(tmp_path / "run"), json.dumps(children)]
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path / "run"), json.dumps(children), str(tmp_path / "full")]
         begun.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, **options))
         return begun[-1]
 
@@ -166,6 +175,18 @@ def test_after_a_crash_the_wait_is_longer_than_after_a_clean_end(tmp_path, start
     assert crashed.last_exit == "exit code 3" and crashed.next_start - crashed.since >= 1000
 
 
+def test_a_full_disk_ends_nothing_that_runs(tmp_path, start):
+    supervisor = start({"name": "one", "command": SLEEP}, {"name": "two", "command": SLEEP})
+    first, other = (record(tmp_path / "run", name, state="running").identity for name in ("one", "two"))
+    (tmp_path / "full").touch()
+    os.kill(first.pid, signal.SIGKILL)
+    until(lambda: "No space left" in supervisor.stderr.readline(), "a complaint")  # neither log nor record
+    assert pids.alive(other) and supervisor.poll() is None
+    (tmp_path / "full").unlink()
+    until(lambda: record(tmp_path / "run", "one", state="running").identity != first, "another start")
+    assert pids.alive(other)
+
+
 def test_the_wait_grows_with_every_quick_failure_up_to_a_limit():
     backoff = Backoff(first=1, factor=2, most=5, least_after_crash=3)
     assert [backoff.seconds(failures, True) for failures in range(5)] == [1, 2, 4, 5, 5]
@@ -188,15 +209,16 @@ def test_a_process_waits_for_what_it_needs(tmp_path, start):
 
 def test_the_end_is_in_order_and_does_not_wait_for_ever(tmp_path, start):
     """What a process needs ends after it; one that ignores SIGTERM is killed after its grace."""
-    note = f"trap 'echo $0 >> {tmp_path}/ended; exit' TERM; while :; do sleep 0.05; done"
+    wait = f"touch {tmp_path}/$0; while :; do sleep 0.05; done"
+    note = f"trap 'echo $0 >> {tmp_path}/ended; exit' TERM; {wait}"
     supervisor = start(
         {"name": "first", "command": ["sh", "-c", note, "first"]},
         {"name": "second", "command": ["sh", "-c", note, "second"], "needs": ["first"]},
-        {"name": "deaf", "command": ["sh", "-c", "trap '' TERM; while :; do sleep 0.05; done"], "grace": 0.5},
+        {"name": "deaf", "command": ["sh", "-c", f"trap '' TERM; {wait}", "deaf"], "grace": 0.5},
     )
     for name in ("first", "second", "deaf"):
         record(tmp_path / "run", name, state="running")
-    time.sleep(0.5)  # the traps are set
+        until((tmp_path / name).exists, f"the trap of {name}")
     supervisor.send_signal(signal.SIGINT)
     assert supervisor.wait(MOST) == 0, supervisor.stderr.read()
     assert (tmp_path / "ended").read_text().split() == ["second", "first"]
