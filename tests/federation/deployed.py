@@ -5,7 +5,7 @@ import socket
 import ssl
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from fedabml.federation import init, meter, proxy
@@ -15,13 +15,15 @@ APP = "ab" * 32  # the hash of an app
 WAIT = 120.0  # seconds; a machine may be five times slower
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+def free_ports(count=2):
+    """Return different free ports: all are held until the last one is found."""
+    with ExitStack() as held:
+        listeners = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [listener.getsockname()[1] for listener in listeners]
 
 
 def folder_of(path, sites=("a", "b"), **settings) -> ServerFolder:
-    ports = {"port": free_port(), "superlink_port": free_port()}
+    ports = dict(zip(("port", "superlink_port"), free_ports(), strict=True))
     return init.init(path / "fed", "localhost", sites, apps=[APP], **(ports | settings))
 
 
