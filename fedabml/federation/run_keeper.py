@@ -129,7 +129,7 @@ def _progress(folder: ServerFolder) -> tuple[int, str]:
     rounds, gave_up = 0, ""
     for event in events(folder):
         name = event["event"] if event else ""
-        if event and name == "round":
+        if event and name in ("round", "card", "finished"):  # a kill may come after the save and before its event
             rounds = max(rounds, int(event.get("round", 0)))
         if event and name in ("start", "round"):
             gave_up = ""

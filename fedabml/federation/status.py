@@ -127,9 +127,10 @@ def read(folder: ServerFolder) -> Status:
             status.runs += 1
         elif last == "round":
             rounds.append(event)
-            status.rounds_done = max(status.rounds_done, _whole(event.get("round")))
         elif last == "repeat":
             status.attempts_repeated += 1
+        if last in ("round", "card", "finished"):  # a kill may come after the save of a round and before its event
+            status.rounds_done = max(status.rounds_done, _whole(event.get("round")))
         if last in ("round", "repeat", "waiting", "prior"):
             _count_sites(sites, event)
         for rejected in _list(event.get("rejected")):

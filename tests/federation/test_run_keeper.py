@@ -134,6 +134,15 @@ def test_nothing_is_submitted_once_the_operator_stops(folder, link, clock):
     assert link.states == {} and json.dumps(run_state(folder)) == "{}"
 
 
+def test_a_last_round_whose_event_a_kill_prevented_is_done(folder, link, clock):
+    keeper = RunKeeper(folder, link, clock)
+    keeper.step()
+    write_events(folder, round_event(9), {"event": "start"}, {"event": "card", "round": 10})
+    link.states[1] = "finished:completed"
+    keeper.step()
+    assert run_state(folder)["state"] == "finished"
+
+
 def test_a_federation_that_is_done_needs_no_further_run(folder, link, clock):
     keeper = RunKeeper(folder, link, clock)
     keeper.step()

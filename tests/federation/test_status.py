@@ -97,6 +97,11 @@ def test_rounds_sites_losses_traffic_and_time_left(folder):
     assert split["wait for replies"] == "4.000 s" and split["slowest site: work"] == "1.500 s"
 
 
+def test_a_round_whose_event_a_kill_prevented_is_done(folder):
+    write_events(folder, round_event(9), {"event": "start"}, {"event": "card", "round": 10})
+    assert read(folder).rounds_done == 10 and read(folder).seconds_left == 0
+
+
 def test_a_site_rests_until_an_event_says_otherwise(folder):
     write_events(folder, round_event(1, resting=["b"]))
     assert "rests" in site_rows(read(folder).sites)[1][-1]
