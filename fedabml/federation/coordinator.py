@@ -63,6 +63,7 @@ class Coordinator:
         self.roster = Roster(folder, transport, self.settings.rest_rounds)
         self.mailbox = Mailbox(transport, clock, folder.stop_file, self.limits.max_bytes)
         self.lost: set[str] = set()  # sites whose kept state is gone
+        self.without_card: set[str] = set()  # sites that have lost the card, to which it is offered again
         self.admission = Admission(folder, self.roster, self.mailbox, self.events)
         self.card: Card
         self.saved: Saved
@@ -82,6 +83,9 @@ class Coordinator:
             except (Stopped, TransportClosed) as error:
                 reason = "stopped" if isinstance(error, Stopped) else "the transport ended"
                 self.events.write("end", reason=reason, round=self.round)
+            except InputError as error:  # `status` shows it: which site does not fit, and why
+                self.events.write("error", error=clean(str(error), 2000))
+                raise
 
     @property
     def round(self) -> int:
@@ -155,9 +159,7 @@ class Coordinator:
         timed_out = not (enough and len(collection.valid) >= enough)
         for name in (*(collection.missing if timed_out else ()), *collection.failed):
             self.roster.rest(name, number)
-        for name in self.lost:  # it begins again without what it had kept
-            self.counted.pop(name, None)
-        self.lost.clear()
+        self._forget_lost()
         self._drop_outliers(collection)
         times.append(time.perf_counter())
         state, reason = None, ""
@@ -212,13 +214,36 @@ class Coordinator:
     def _check_reply(self, reply: Reply, order: Order) -> str | None:
         """Return why a reply may not count: by itself, or because the state merged from it alone would be absurd."""
         if reason := check(reply, order, self.limits, self.update_like):
-            if reply.error and isinstance(reply.facts, dict) and reply.facts.get("kept") == "lost":
-                self.lost.add(order.site)
+            self._note_loss(reply, order)
             return reason
         state = self.saved.state
         alone = self.algorithm.merge(state.shared, reply.tensors, 1, max(1, order.clients))
         reason = check_update(alone, self.limits, state.shared)
         return f"merged alone, {reason}" if reason else None
+
+    def _check_prior(self, reply: Reply, order: Order) -> str | None:
+        if reason := check_identity(reply, order):
+            return reason
+        self._note_loss(reply, order)
+        return f"the site refused: {clean(reply.error)}" if reply.error else None
+
+    def _note_loss(self, reply: Reply, order: Order) -> None:
+        """Note what a site that refuses says it has lost."""
+        facts = reply.facts if reply.error and isinstance(reply.facts, dict) else {}
+        if facts.get("kept") == "lost":
+            self.lost.add(order.site)
+        if facts.get("card") == "missing":
+            self.without_card.add(order.site)
+
+    def _forget_lost(self) -> None:
+        """Let sites that have lost what they kept begin again; those without a card are offered it before."""
+        for name in self.lost | self.without_card:
+            self.counted.pop(name, None)
+        if self.without_card:
+            ready = tuple(name for name in self.saved.ready if name not in self.without_card)
+            self.saved = replace(self.saved, ready=ready)
+        self.lost.clear()
+        self.without_card.clear()
 
     def _drop_outliers(self, collection: Collection) -> None:
         names = list(collection.valid)
@@ -297,15 +322,11 @@ class Coordinator:
             for m in members
             if m.name in self.roster.connected
         ]
-        collection = self.mailbox.collect(orders, _check_prior, self.settings.round_timeout)
+        collection = self.mailbox.collect(orders, self._check_prior, self.settings.round_timeout)
+        self._forget_lost()
         facts = {"rejected": collection.listed(), "missing": collection.missing}
         self.events.write("prior", round=self.round, sites=sorted(collection.valid), **facts)
         return set(collection.valid)
-
-
-def _check_prior(reply: Reply, order: Order) -> str | None:
-    reason = check_identity(reply, order)
-    return reason or (f"the site refused: {clean(reply.error)}" if reply.error else None)
 
 
 @contextmanager

@@ -22,6 +22,10 @@ class Refusal(InputError):
     """A site refuses an order. The message may leave the site, so it holds no value of its rows and no path."""
 
 
+class CardMissing(Refusal):
+    """The site has no card: it is new, or it has lost its disk. The server offers the card to it again."""
+
+
 class TransportClosed(Exception):
     """The transport has ended; nothing can be sent or received any more."""
 

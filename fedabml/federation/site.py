@@ -28,7 +28,7 @@ from . import handshake, site_data
 from .card import Card
 from .folders import SiteFolder
 from .kept import KeptLost, KeptVersions
-from .messages import KINDS, Order, Refusal, Reply
+from .messages import KINDS, CardMissing, Order, Refusal, Reply
 from .replies import Limits, check_update
 from .scores import site_scores
 
@@ -62,6 +62,8 @@ class Site:
                 return self._handle(order)
         except KeptLost as error:
             return order.refuse(str(error), facts={"kept": "lost"})
+        except CardMissing as error:
+            return order.refuse(str(error), facts={"card": "missing"})
         except Refusal as error:
             return order.refuse(str(error))
         except Exception as error:
@@ -97,7 +99,7 @@ class Site:
         """Return the frozen card. Raises Refusal if it is not the order's."""
         if self._card is None:
             if not self.folder.card_file.is_file():
-                raise Refusal("This site has no card yet.")
+                raise CardMissing("This site has no card yet.")
             self._card = Card.load(self.folder.card_file)
         if order.card != self._card.digest:
             raise Refusal("The order belongs to another card than the one that this site has accepted.")

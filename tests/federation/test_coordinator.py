@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import fedabml
 from fedabml.engine.server import draw_clients, theta
 from fedabml.errors import InputError, TrainingError
 from fedabml.federation import coordinator as leading
+from fedabml.federation import status
 from fedabml.federation.coordinator import Coordinator
 from fedabml.federation.folders import Member, SiteFolder
 from fedabml.federation.messages import Arrival, TransportClosed
@@ -279,6 +281,29 @@ def test_too_few_fitting_sites_are_an_error(tmp_path):
     np.savez(sites["site-1"].path / "data.npz", x=np.zeros((6, 9), np.float32), y=np.zeros(6, np.int64))
     with pytest.raises(InputError, match="site-1"):
         lead(server, Wire(server, sites))
+    assert "site-1: x_train has samples of shape" in status.read(server).problem
+
+
+@pytest.mark.parametrize("moment", ["train", "prior"])
+def test_a_site_that_lost_its_disk_gets_the_card_again(tmp_path, moment):
+    server, sites = set_up(tmp_path, participation=1.0, algorithm="scaffold", rounds=4)
+    wire, lost = Wire(server, sites), sites["site-1"]
+    send, done = wire.send, []
+
+    def send_after_a_loss(orders, ttl):
+        if not done and any(order.kind == moment and order.round in (2, 4) for order in orders):
+            done.append(shutil.rmtree(lost.state))
+            lost.make()
+            wire.sites_by_name["site-1"] = Site(lost)
+        assert len(wire.sent) < 100, "the site is asked again and again in vain"
+        send(orders, ttl)
+
+    wire.send = send_after_a_loss
+    coordinator, events = lead(server, wire, until="finished" if moment == "train" else "admitted")
+    assert done and rounds_of(events, "admitted")[0]["sites"] == ["site-1"]
+    counted = [line["round"] for line in rounds_of(events) if "site-1" in line["valid"]]
+    assert counted == ([1, 3, 4] if moment == "train" else [1, 2, 3, 4])
+    assert lost.card_file.is_file() and "site-1" in coordinator.saved.ready
 
 
 def test_every_site_has_the_final_prior_and_can_use_it(tmp_path):
