@@ -33,6 +33,11 @@ from .intruder import Intruder, stored_bytes
 
 OUT = Path("results/reliability/strangers.jsonl")
 SITES = ("a", "b", "c")
+VERDICTS = {  # where "refused" would say too much
+    "a foreign app": "not run; its run waits while ours is under way",
+    "a foreign app's hash": "not on the lists, which were read; no order of it was sent",
+    "storing without end": "bounded per round",
+}
 
 
 def drill(place: Path, requests: int = 10_000, parts: tuple[str, ...] = ()) -> list[dict[str, Any]]:
@@ -111,7 +116,12 @@ def page(record: Path) -> Path:
     lines = [json.loads(text) for text in record.read_text(encoding="utf-8").splitlines()]
     summary = next(each for each in lines if each.get("summary"))
     rows = [
-        [each["attack"], each["by"], each["seen"], "refused" if each["refused"] else "**not refused**"]
+        [
+            each["attack"],
+            each["by"],
+            each["seen"],
+            VERDICTS.get(each["attack"], "refused") if each["refused"] else "**not refused**",
+        ]
         for each in lines
         if not each.get("summary")
     ]
@@ -150,11 +160,12 @@ def _missed(lines: list[dict[str, Any]], summary: dict[str, Any]) -> str:
     if not summary["incomplete_rounds"]:
         return "All sites' replies counted in all rounds, so it is also θ of the undisturbed run."
     parts = {each["part"]: (each["attack"], each["incomplete_rounds"]) for each in lines if each.get("part")}
-    named = [f"{count} during “{attack}”" for attack, count in parts.values() if count]
+    named = "; ".join(f"{count} during “{attack}”" for attack, count in parts.values() if count)
     return (
-        f"In {summary['incomplete_rounds']} rounds a site's reply was missing{f' ({chr(44).join(named)})' if named else ''}: "
-        "a forged reply had taken its place at the SuperLink, or the site was busy refusing forged orders. In all other "
-        "rounds every site's reply counted, as in the undisturbed run."
+        f"In {summary['incomplete_rounds']} rounds a site's reply did not count{f' ({named})' if named else ''}: θ is "
+        "that of a run without these replies, not of the undisturbed one. A forged reply that the SuperLink stores "
+        "takes the place of the genuine one; a flood of forged orders may keep a site's worker from its own (the cause "
+        "was not looked into). In all other rounds every site's reply counted, as in the undisturbed run."
     )
 
 
