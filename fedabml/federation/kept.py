@@ -65,12 +65,13 @@ class KeptVersions:
     def save(self, round: int, state: State, counted: int) -> None:
         """Write the version of a round that started from version `counted`, and delete those that nobody can ask for.
 
-        The one before `counted` stays too: a server whose newest state is damaged goes on from the one before.
+        The one before `counted` stays too: a server whose newest state is damaged goes on from the one before. Later
+        ones stay, because an order that is delivered twice may come again after the next one was answered.
         """
         write_tensors(self.path(round), state, {**self.owner, "round": round}, private=True)
         rounds = self.rounds()
         stay = {round, counted, max((r for r in rounds if r < counted), default=0)}
         for old in rounds:
-            if old not in stay:
+            if old < round and old not in stay:
                 with explain_errors(self.path(old), "deleted"):
                     self.path(old).unlink(missing_ok=True)

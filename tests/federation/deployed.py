@@ -15,10 +15,6 @@ APP = "ab" * 32  # the hash of an app
 WAIT = 120.0  # seconds; a machine may be five times slower
 
 
-def free_port():
-    return free_ports(1)[0]
-
-
 def free_ports(count=2):
     """Return different free ports: all are held until the last one is found."""
     with ExitStack() as held:

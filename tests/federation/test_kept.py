@@ -66,6 +66,13 @@ def test_damaged_missing_and_unfit_versions_are_refused(tmp_path):
         kept.load(2, LIKE)
 
 
+def test_an_order_that_comes_again_late_deletes_no_newer_version(tmp_path):
+    kept = versions(tmp_path)
+    for round, counted in ((5, 4), (6, 5), (5, 4)):
+        kept.save(round, state(float(round)), counted)
+    assert kept.load(6, LIKE)["a"] == 6.0
+
+
 def test_versions_that_the_server_may_still_ask_for_stay(tmp_path):
     kept = versions(tmp_path)
     (tmp_path / "kept-x.safetensors").touch()
@@ -75,5 +82,5 @@ def test_versions_that_the_server_may_still_ask_for_stay(tmp_path):
         seen.append(kept.rounds())
     assert seen == [[1], [1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 6], [1, 2, 6], [2, 6, 7], [2, 6, 7], [6, 7, 9]]
     kept.save(3, state(3.0), 2)  # the server went on from an older state, whose version 2 is gone: it will be told so
-    assert kept.rounds() == [3]
+    assert kept.rounds() == [3, 6, 7, 9]  # each of the later ones is written anew before it can count again
     assert (tmp_path / "kept-x.safetensors").exists()

@@ -13,7 +13,7 @@ pytest.importorskip("flwr")
 from fedabml.federation import init, operate, proxy
 from fedabml.federation.archive import unpack
 from fedabml.federation.flower import commands, control
-from tests.federation.deployed import WAIT, free_port, until
+from tests.federation.deployed import WAIT, free_ports, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -43,7 +43,7 @@ def process(command, folder, log):
 def server(tmp_path_factory):
     """The folder of a federation whose SuperLink and proxy are running; site a is registered, and b was removed."""
     place = tmp_path_factory.mktemp("strangers")
-    ports = {"port": free_port(), "superlink_port": free_port()}
+    ports = dict(zip(("port", "superlink_port"), free_ports(), strict=True))
     folder = init.init(place / "fed", "127.0.0.1", ["a", "b"], apps=["ab" * 32], **ports)
     sites = {name: unpack(folder.archive(name), place / name) for name in ("a", "b")}
     init.remove_site(folder, "b")
