@@ -5,7 +5,8 @@
              α_i ← clip(α_i − η_α ⟨v_i − w, ∇f_i(v̄)⟩, 0, 1),   all three from the values before the step
     server   w_{t+1} = mean of the clients' w
     sends    w, both ways
-    keeps    v_i and α_i; before a client's first round v_i is the initial weights and α_i is `alpha`
+    keeps    v_i and α_i; a client that has none begins with v_i = w_t (`newcomer` server) or v_i at the initial weights
+             (initial), and with α_i = `alpha`
     scored   α_i v_i + (1 − α_i) w_t, after `personal_epochs` more steps of v_i and α_i under w_t (none by default)
 
 α_i moves with the first minibatch only, as in the authors' code (`alpha_every` round): w is then still the w_t of the
@@ -22,7 +23,7 @@ from torch import Tensor
 from ..files.sealed import group, prefixed
 from ..gaussian import Distribution, Point
 from .base import Algorithm, Batch, Batches, Loss, Site, State, Stepped, gradient_at
-from .hyper import PERSONAL_EPOCHS, Range, hyper
+from .hyper import NEWCOMER, PERSONAL_EPOCHS, Range, hyper
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,9 +36,11 @@ class APFL(Algorithm):
     )
     alpha_every: str = hyper("round", "when α moves: with the first minibatch, or all", choices=("batch", "round"))
     personal_epochs: int = hyper(0, "further epochs of v_i before it is scored", 0, tune=PERSONAL_EPOCHS)
+    newcomer: str = hyper("server", NEWCOMER, choices=("server", "initial"), neutral="initial")
 
     def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
-        return {"mean": params, "alpha": params.new_zeros(()) + self.alpha}
+        mean = shared["mean"] if self.newcomer == "server" else params
+        return {"mean": mean, "alpha": params.new_zeros(()) + self.alpha}
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         personal = {"mean": kept["mean"], **self.zero_momentum(kept["mean"])}

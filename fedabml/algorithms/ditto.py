@@ -3,7 +3,7 @@
 client   w ← w_t;  w ← w − η∇f(w) for R epochs;  then v_i ← v_i − η(∇f(v_i) + λ(v_i − w_t)) for R epochs
 server   w_{t+1} = mean of the clients' w
 sends    w, both ways
-keeps    v_i; before a client's first round it is the initial weights
+keeps    v_i; a client that has none begins at w_t (`newcomer` server), or at the initial weights (initial)
 scored   v_i, after `personal_epochs` more of its steps (five epochs by default)
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from ..files.sealed import group, prefixed
 from ..gaussian import Distribution, Point
 from .base import Algorithm, Batch, Batches, Loss, Phase, Site, State, Stepped
-from .hyper import PERSONAL_EPOCHS, Range, hyper
+from .hyper import NEWCOMER, PERSONAL_EPOCHS, Range, hyper
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,9 +25,10 @@ class Ditto(Algorithm):
 
     lam: float = hyper(0.75, "λ: strength of the pull towards w_t", 0, tune=Range(0.05, 5.0, log=True))
     personal_epochs: int = hyper(5, "further epochs of v_i before it is scored", 0, tune=PERSONAL_EPOCHS)
+    newcomer: str = hyper("server", NEWCOMER, choices=("server", "initial"), neutral="initial")
 
     def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
-        return {"mean": params}
+        return {"mean": shared["mean"] if self.newcomer == "server" else params}
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         personal = {"mean": kept["mean"], **self.zero_momentum(kept["mean"])}

@@ -4,7 +4,7 @@
              `burn` steps thrown away and M kept;  body ← body − η · mean over the M heads of ∇_body f
     server   body_{t+1} = mean of the bodies;  (μ, s) the moments of all clients' heads (the M-step of EM)
     sends    the body, μ and log s down; the body and the moments of the M heads up
-    keeps    z, the head; before a client's first round it is the initial head
+    keeps    z, the head; a client that has none begins at μ (`newcomer` server), or at the initial head (initial)
     scored   the softmax averaged over the last M heads of the chain in `personal_epochs`, one step per minibatch
 
 A round has `sampled` of all clients, so it renews that share of the population's moments; for the others the population
@@ -30,7 +30,7 @@ from ..gaussian import Branches, Distribution, Samples, moments
 from ..vectors import Layout, derived
 from .base import Batch, Batches, Loss, Site, State, Stepped
 from .heads import Headed, head_start
-from .hyper import LR, PERSONAL_LRS, Range, hyper
+from .hyper import LR, NEWCOMER, PERSONAL_LRS, Range, hyper
 from .steps import Number
 
 
@@ -47,6 +47,7 @@ class FedPop(Headed):
     personal_lr: float | None = hyper(
         0.01, "n·γ of the personal epochs, a step size on the mean loss (none: γ)", 0, tune=PERSONAL_LRS
     )
+    newcomer: str = hyper("server", NEWCOMER, choices=("server", "initial"), neutral="initial")
 
     @property
     def samples_per_step(self) -> int:  # type: ignore[override]
@@ -55,6 +56,9 @@ class FedPop(Headed):
     def init(self, params: Tensor, layout: Layout) -> State:
         cut = head_start(layout, self.head)
         return {"body": params[:cut], "mu": params[cut:], "logstd": self.nu0 + 0 * params[cut:]}
+
+    def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
+        return {"head": shared["mu"]} if self.newcomer == "server" else super().keep(params, shared, site, key)
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
         parts = {"body": shared["body"], **kept, "heads": kept["head"].expand(self.chain, -1)}

@@ -25,6 +25,7 @@ SERVER_MOMENTA = (0.0, 0.4, 0.7)
 AVERAGES = (0.0, 0.8, 0.9)
 PERSONAL_EPOCHS = (0, 1, 5, 20)
 PERSONAL_LRS = (0.003, 0.01, 0.03, 0.1, 0.3)
+NEWCOMER = "where a client without kept state begins: at the server's state, or at the initial weights"
 
 
 def hyper(

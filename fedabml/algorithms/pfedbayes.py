@@ -4,7 +4,8 @@
              of z_i on (ζ/n) KL[q_i ‖ z_i]
     server   z_{t+1} = (1 − β) z_t + β mean of the z_i
     sends    z, both ways: means and log deviations
-    keeps    q_i; before a client's first round it is the first z, the initial weights with log deviation ν₀
+    keeps    q_i; a client that has none begins at z_t (`newcomer` server), or at the first z, the initial weights with
+             log deviation ν₀ (initial)
     scored   q_i, after `personal_epochs` more of its steps (five by default)
 
 ζ is `lam`. The steps are FedABML's (`euclidean`, every minibatch); the difference is that q_i lasts between rounds.
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from .base import SERVER_MOMENTUM, Algorithm, Site, State
 from .fedabml import FedABML
-from .hyper import AVERAGES, PERSONAL_EPOCHS, PERSONAL_LRS, SERVER_MOMENTA, Range, hyper
+from .hyper import AVERAGES, NEWCOMER, PERSONAL_EPOCHS, PERSONAL_LRS, SERVER_MOMENTA, Range, hyper
 from .steps import blend
 
 
@@ -42,13 +43,15 @@ class PFedBayes(FedABML):
     server_momentum: float = hyper(0.0, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=SERVER_MOMENTA)
     short_batch: str = hyper("whole", "the step of an epoch's short last minibatch", choices=("whole", "rows"))
     label_prior: str = hyper("none", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
-
+    newcomer: str = hyper("server", NEWCOMER, choices=("server", "initial"), neutral="initial")
     drift: str = hyper("none", "no effect: q_i lasts between rounds", choices=("none",), neutral="none")
 
     keeps = Algorithm.keeps
     own_lr = Algorithm.own_lr  # FedABML's is smaller, because its θ is already good for a client
 
     def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
+        if self.newcomer == "server":
+            return {name: shared[name] for name in ("mean", "logstd")}
         return self.initial_distribution(params)
 
     def personal(self, shared: State, kept: State, site: Site, key: Tensor) -> State:

@@ -72,6 +72,7 @@ def _paper(cifar: bool) -> dict[str, dict[str, Any]]:
     """Return the hyperparameters of every algorithm, by name."""
     lr = 1e-3 if cifar else 1e-2
     fine_tuning = {"personal_epochs": 5}  # the paper states neither the number nor the optimiser, which is SGD here
+    untrained = {"newcomer": "initial"}  # where a client without a model of its own begins, as in the published cells
     prox = {"mu": 0.25 if cifar else 0.5}
     stated: dict[str, dict[str, Any]] = {
         "fedavg-ft": fine_tuning,
@@ -83,8 +84,10 @@ def _paper(cifar: bool) -> dict[str, dict[str, Any]]:
         "fedbabu": fine_tuning,
         "perfedavg": {"alpha": 1e-4} | fine_tuning,
         "pfedme": {"lam": 15.0, "k": 5} | fine_tuning,  # its inner step size is lr, as by default
-        "ditto": {"lam": 0.75, "personal_epochs": 0},
-        "pfedbayes": {"lam": 0.05, "k": 5, "s": 2, "estimator": "weight", "personal_epochs": 0},
+        "ditto": {"lam": 0.75, "personal_epochs": 0} | untrained,
+        "apfl": untrained,
+        "fedpop": untrained,
+        "pfedbayes": {"lam": 0.05, "k": 5, "s": 2, "estimator": "weight", "personal_epochs": 0} | untrained,
         # Algorithm 1 as printed: θ = (m, ν) moves with every minibatch at η' = η, and a client's φ at η throughout.
         # The paper tunes λ and never says its value: 1 is its own loss, the exact ELBO. The KL's pull is implicit,
         # because the explicit step goes non-finite.

@@ -223,7 +223,8 @@ def load_prior(
         algorithms.named(algorithm)
     with _opened(path, "prior", model) as (tensors, facts, input_spec):
         name, hyper = facts["algorithm"]["name"], facts["algorithm"]["hyper"]
-        made = algorithms.make(name, **hyper)
+        # A file of an earlier version lacks newer hyperparameters: it was made at their neutral values.
+        made = algorithms.make(name, **(algorithms.make(name, **hyper).neutral_values() | hyper))
         warn_if_code_differs(name, facts["algorithm"].get("code"), algorithms.REGISTRY[name].code)
         if made.keeps and "initial" not in tensors:
             raise KeyError("initial")

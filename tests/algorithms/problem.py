@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -28,7 +30,10 @@ def federation(sizes=SIZES):
     return fedabml.Federation.from_arrays(pairs, task="regression", normalize="none")
 
 
-def simulate(algorithm, rounds=2, fed=None, **options):
+def simulate(algorithm, rounds=2, fed=None, newcomer="initial", **options):
+    """Train by the engine. A client without kept state begins at START, as in the plain loops, or at the server's."""
+    if hasattr(algorithm, "newcomer"):
+        algorithm = dataclasses.replace(algorithm, newcomer=newcomer)
     module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1))
     nn.utils.vector_to_parameters(torch.tensor(START).float(), module.parameters())
     words = {
