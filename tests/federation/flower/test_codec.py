@@ -19,6 +19,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from fedabml.errors import InputError
 from fedabml.federation.flower import codec
 from fedabml.federation.flower.objects import inflate
+from fedabml.federation.flower.transport import FlowerTransport
 from fedabml.federation.messages import Order, Reply
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
@@ -215,3 +216,14 @@ def test_a_reply_is_not_an_order() -> None:
     assert isinstance(REPLY, Reply)
     with pytest.raises(InputError, match="lacks fields"):
         codec.order_of(Message(codec.reply_content(REPLY, SECRET), 1, codec.MESSAGE_TYPE), SECRET, LIMIT)
+
+
+def test_whatever_a_reply_raises_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflow(*_: Any) -> Reply:
+        raise RuntimeError("Stride calculation overflowed")
+
+    monkeypatch.setattr(codec, "reply_of", overflow)
+    transport = object.__new__(FlowerTransport)
+    transport._secrets, transport._limit = {}, LIMIT
+    with pytest.raises(InputError, match="cannot be read"):
+        transport._decoded(Message(RecordDict(), 1, codec.MESSAGE_TYPE))
