@@ -28,7 +28,17 @@ from fedabml.files.sheets import markdown_table
 from fedabml.runs.provenance import code, hardware
 
 from . import attacks
-from .deployment import counted_sites, differences, end, make, rounds_done, saved_state, simulate, wait_for_round
+from .deployment import (
+    counted_sites,
+    differences,
+    end,
+    listed,
+    make,
+    rounds_done,
+    saved_state,
+    simulate,
+    wait_for_round,
+)
 from .intruder import Intruder, stored_bytes
 
 OUT = Path("results/reliability/strangers.jsonl")
@@ -51,11 +61,13 @@ def drill(place: Path, requests: int = 10_000, parts: tuple[str, ...] = ()) -> l
         first, started, begun = memory(folder), time.monotonic(), rounds_done(folder)
         for name, attack in _attacks(folder, hostile, place, requests).items():
             if not parts or name in parts:
-                before = memory(folder)
+                before, whole = memory(folder)["superlink"], _incomplete(folder)
                 found = attack()
-                lines += [
-                    {**each, "superlink_mb": [before["superlink"], memory(folder)["superlink"]]} for each in found
-                ]
+                wait_for_round(folder, rounds_done(folder) + 1)
+                more = {"part": name, "superlink_mb": [before, memory(folder)["superlink"]]}
+                more["incomplete_rounds"] = _incomplete(folder)[len(whole) :]
+                found = [each | more for each in found]
+                lines += found
                 for each in found:
                     print(json.dumps(each), flush=True)
         wait_for_round(folder, rounds_done(folder) + 2)
@@ -67,7 +79,7 @@ def drill(place: Path, requests: int = 10_000, parts: tuple[str, ...] = ()) -> l
     rounds = counted_sites(folder)
     wrong = differences(saved_state(folder).state, simulate(deployment, rounds))
     summary: dict[str, Any] = {"summary": True, "rounds": len(rounds), "rounds_during": len(rounds) - begun}
-    summary |= {"seconds": round(seconds, 1), "incomplete_rounds": _incomplete(folder)}
+    summary |= {"seconds": round(seconds, 1), "incomplete_rounds": len(_incomplete(folder))}
     summary |= {"theta_equal": not wrong, "differences": wrong, "memory_mb": [first, last], "restarts": restarts}
     summary |= {"stored_bytes": kept, "left_processes": len(left), "refused_all": all(x["refused"] for x in lines)}
     return [*lines, summary | {"code": code(), "hardware": hardware(torch.device("cpu"))}]
@@ -90,9 +102,13 @@ def _attacks(folder: ServerFolder, hostile: SiteFolder, place: Path, requests: i
     }
 
 
-def _incomplete(folder: ServerFolder) -> int:
-    """Return in how many rounds a site's reply did not count."""
-    return sum(set(each) != set(SITES) for each in counted_sites(folder))
+def _incomplete(folder: ServerFolder) -> list[dict[str, Any]]:
+    """Return the rounds in which a site's reply did not count, with who was missing or rejected, and why."""
+    return [
+        {key: event.get(key) for key in ("round", "sites", "missing", "rejected", "resting")}
+        for event in listed(folder, "round")
+        if set(event["valid"]) != set(SITES)
+    ]
 
 
 def memory(folder: ServerFolder) -> dict[str, float]:
@@ -159,13 +175,14 @@ def _missed(lines: list[dict[str, Any]], summary: dict[str, Any]) -> str:
     """Return a sentence on the rounds in which a site's reply did not count, by attack where that was noted."""
     if not summary["incomplete_rounds"]:
         return "All sites' replies counted in all rounds, so it is also θ of the undisturbed run."
-    parts = {each["part"]: (each["attack"], each["incomplete_rounds"]) for each in lines if each.get("part")}
+    parts = {each["part"]: (each["attack"], len(each["incomplete_rounds"])) for each in lines if each.get("part")}
     named = "; ".join(f"{count} during “{attack}”" for attack, count in parts.values() if count)
     return (
         f"In {summary['incomplete_rounds']} rounds a site's reply did not count{f' ({named})' if named else ''}: θ is "
         "that of a run without these replies, not of the undisturbed one. A forged reply that the SuperLink stores "
-        "takes the place of the genuine one; a flood of forged orders may keep a site's worker from its own (the cause "
-        "was not looked into). In all other rounds every site's reply counted, as in the undisturbed run."
+        "takes the place of the genuine one, and the site then rests for a round. During a flood of forged orders the "
+        "SuperLink reports genuine orders to the same site as unavailable. In all other rounds every site's reply "
+        "counted, as in the undisturbed run. The record has the reason of each."
     )
 
 
