@@ -42,9 +42,6 @@ def checked_integer(value: object, name: str, least: int = 1) -> int:
     return number
 
 
-whole = checked_integer  # the former name, which the federation's files import
-
-
 def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a public function so that an argument which its type hint does not allow raises an InputError.
 

@@ -52,6 +52,3 @@ def quoted(value: Any) -> str:
 def shortened(text: str, limit: int = 200) -> str:
     """Return a text cut to `limit` characters."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-shown, short = quoted, shortened  # the former names, which the federation's files import

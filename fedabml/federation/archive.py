@@ -18,7 +18,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, shown
+from ..errors import InputError, quoted
 from ..files.limits import parse_json
 from ..files.paths import explain_errors, read_bytes, write
 from ..files.sealed import unsealed, write_json
@@ -141,7 +141,7 @@ def _read(archive: str | os.PathLike[str]) -> dict[str, bytes]:
         with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as tar:
             for entry in tar:
                 if not entry.isreg() or entry.name not in _FILES or entry.name in contents or entry.size > MAX_FILE:
-                    raise InputError(f"{foreign}: it has an entry {shown(entry.name)} that does not belong there.")
+                    raise InputError(f"{foreign}: it has an entry {quoted(entry.name)} that does not belong there.")
                 file = tar.extractfile(entry)
                 contents[entry.name] = file.read(MAX_FILE) if file else b""
                 if len(contents[entry.name]) != entry.size:
@@ -165,7 +165,7 @@ def _invitation(content: bytes, subject: str) -> dict[str, Any]:
         raise InputError(f"{subject}: invitation.json must have the keys {', '.join(_INVITATION)} and no other.")
     for key, kind in _INVITATION.items():
         if type(data[key]) is not kind:
-            raise InputError(f"{subject}: {key} of invitation.json is {shown(data[key])}.")
+            raise InputError(f"{subject}: {key} of invitation.json is {quoted(data[key])}.")
     if data["format"] != FORMAT:
         raise InputError(f"{subject} has the format {data['format']}; this version of fedabml reads {FORMAT}.")
     return data

@@ -26,11 +26,11 @@ from torch import Tensor
 
 from .. import algorithms, likelihoods, models
 from ..algorithms.base import Algorithm, State
-from ..arguments import whole
+from ..arguments import checked_integer
 from ..data import Federation
 from ..engine.autotune import dtype_of
 from ..engine.setting import Place, Setting
-from ..errors import InputError, nearest, shown
+from ..errors import InputError, nearest, quoted
 from ..files.paths import Name
 from ..files.sealed import read_tensors, write_tensors
 from ..likelihoods import Categorical, GaussianNoise
@@ -69,11 +69,11 @@ class Card:
         if not is_identifier(self.federation):
             raise InputError("The identifier of a federation has 32 hexadecimal digits.")
         for name, most in (("batch_size", MOST_BATCH), ("epochs", MOST_EPOCHS), ("seed", MOST_SEED)):
-            value = whole(getattr(self, name), f"The card's {name}", 0 if name == "seed" else 1)
+            value = checked_integer(getattr(self, name), f"The card's {name}", 0 if name == "seed" else 1)
             if value > most:
                 raise InputError(f"The card's {name} is {value:,}; at most {most:,} is accepted.")
         if self.dtype not in DTYPES:
-            raise InputError(f"The card's dtype is {shown(self.dtype)}; a federation uses float32 or float64.")
+            raise InputError(f"The card's dtype is {quoted(self.dtype)}; a federation uses float32 or float64.")
         if self.input_spec.model is None or self.input_spec.origin.source:
             raise InputError(
                 "A federation runs the networks of fedabml by name: a site never runs code or folders that others name."
@@ -109,7 +109,7 @@ class Card:
         if fed.clients != 1 or tuple(fed.x.shape[1:]) != spec.shape:
             raise InputError(f"A site's data are one client with inputs of shape {spec.shape}.")
         arguments = (self.algorithm, spec.network, spec.likelihood, fed, self.batch_size, self.seed, self.epochs)
-        return Setting(*arguments, identities=(whole(number, "A site's number", 0),))
+        return Setting(*arguments, identities=(checked_integer(number, "A site's number", 0),))
 
     def initial_shared(self) -> State:
         """Return the shared state before the first round, in the card's dtype on the CPU."""
@@ -223,35 +223,35 @@ def _check_names(model: str, algorithm: str) -> None:
     """Refuse a network or an algorithm that is not one of fedabml's own."""
     if model not in models.NAMES:
         raise InputError(
-            f"A federation has no network {shown(model)}; files of code and Hugging Face folders are not accepted."
+            f"A federation has no network {quoted(model)}; files of code and Hugging Face folders are not accepted."
             f"{nearest(model[:60], models.NAMES)}"
         )
     entry = algorithms.REGISTRY.get(algorithm)
     if entry is None or entry.code is not None:
         known = [name for name, each in algorithms.REGISTRY.items() if each.code is None]
-        raise InputError(f"A federation has no algorithm {shown(algorithm)}.{nearest(algorithm[:60], known)}")
+        raise InputError(f"A federation has no algorithm {quoted(algorithm)}.{nearest(algorithm[:60], known)}")
 
 
 def _check_raw(tensors: dict[str, Any], facts: dict[str, Any]) -> None:
     """Check the kind, the types and the sizes of a card's parts before anything is built from them."""
     if facts.get("kind") != KIND or facts.get("version") != VERSION:
-        raise InputError(f"It is a {shown(facts.get('kind'))} of version {shown(facts.get('version'))}, not a card.")
+        raise InputError(f"It is a {quoted(facts.get('kind'))} of version {quoted(facts.get('version'))}, not a card.")
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise InputError("It holds something that is no tensor.")
         if tensor.dtype not in FLOATS and not name.startswith("constant."):
-            raise InputError(f"It holds {tensor.dtype} in {shown(name)}, where numbers must be float32 or float64.")
+            raise InputError(f"It holds {tensor.dtype} in {quoted(name)}, where numbers must be float32 or float64.")
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise InputError(f"It holds values in {shown(name)} that are not finite.")
+            raise InputError(f"It holds values in {quoted(name)} that are not finite.")
     if tensors["initial"].dtype != torch.float32:
         raise InputError("Its initial weights are not float32.")
     model, algorithm, shape = facts["model"], facts["algorithm"], facts["shape"]
     if not isinstance(model, dict) or not isinstance(algorithm, dict) or "source" in facts:
         raise InputError("Its network or its algorithm has no name.")
     _check_names(str(model["name"]), str(algorithm["name"]))
-    sizes = [whole(size, "A size of a sample") for size in shape]
+    sizes = [checked_integer(size, "A size of a sample") for size in shape]
     if not 0 < len(sizes) <= 4 or math.prod(sizes) > MOST_SIZE:
-        raise InputError(f"Its samples have the shape {shown(shape)}, which is too large.")
+        raise InputError(f"Its samples have the shape {quoted(shape)}, which is too large.")
     likelihood = likelihoods.from_json(facts["likelihood"])
     outputs = likelihood.targets if isinstance(likelihood, GaussianNoise) else likelihood.outputs
     if not 0 < outputs <= MOST_SIZE or model["outputs"] != likelihood.outputs or list(model["shape"]) != sizes:

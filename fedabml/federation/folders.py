@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..arguments import is_whole
-from ..errors import InputError, shown
+from ..errors import InputError, quoted
 from ..files.paths import explain_errors, write
 from ..files.sealed import read_json, write_json
 from .settings import Settings, SiteSettings, check_name
@@ -38,7 +38,7 @@ class Member:
         """Make a member from JSON. Raises InputError for anything that `ServerFolder.save_sites` does not write."""
         names = {"name", "number", "public_key", "removed"}
         if not isinstance(data, dict) or set(data) != names:
-            raise InputError(f"{subject}: a site has the keys {', '.join(sorted(names))}; it is {shown(data)}.")
+            raise InputError(f"{subject}: a site has the keys {', '.join(sorted(names))}; it is {quoted(data)}.")
         check_name(data["name"], f"{subject}: a site's name")
         if not is_whole(data["number"]) or data["number"] < 0:
             raise InputError(f"{subject}: the number of site {data['name']} must be 0 or more.")
@@ -286,7 +286,7 @@ def check_apps(data: Any, subject: str) -> list[str]:
     """Return the hashes in the JSON `{"apps": [hash, …]}`. Raises InputError for anything else."""
     apps = data.get("apps") if isinstance(data, dict) else None
     if not isinstance(apps, list) or not all(isinstance(app, str) and _HASH.fullmatch(app) for app in apps):
-        raise InputError(f'{subject} must be {{"apps": [hashes of 64 hexadecimal digits]}}; it is {shown(data)}.')
+        raise InputError(f'{subject} must be {{"apps": [hashes of 64 hexadecimal digits]}}; it is {quoted(data)}.')
     if len(apps) > 100:
         raise InputError(f"{subject} lists {len(apps)} apps; at most 100 are allowed.")
     return apps

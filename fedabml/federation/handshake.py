@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from torch import Tensor
 
 from .. import algorithms
-from ..arguments import whole
+from ..arguments import checked_integer
 from ..errors import InputError
 from ..files.sealed import read_json, write_json
 from .card import Card, make_card
@@ -209,7 +209,7 @@ def _send_sums(order: Order, site: SiteFolder) -> dict[str, Any]:
         raise Refusal("This site has stored a card, so it sends no more sums.")
     schema = _asked(order, site)
     with _about_the_order():
-        seed = whole(order.facts.get("seed"), "The seed", 0)
+        seed = checked_integer(order.facts.get("seed"), "The seed", 0)
     data = read(site.settings, schema)
     with without_values("summed"):
         if reasons(schema, data):

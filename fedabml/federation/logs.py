@@ -6,12 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import short
+from ..errors import shortened
 
 
 def clean(text: Any, limit: int = 300) -> str:
     """Return a text from elsewhere as one printable line of bounded length: nothing in it can steer a terminal."""
-    return short("".join(c if c.isprintable() else " " for c in str(text)[: 4 * limit]), limit)
+    return shortened("".join(c if c.isprintable() else " " for c in str(text)[: 4 * limit]), limit)
 
 
 def log_of(folder: Path, name: str) -> Path:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arguments import whole
+from ..arguments import checked_integer
 from ..data.arrays import as_features, as_targets, check_task
 from ..data.dates import clock, has_times, parse_dates
 from ..data.images import LARGEST_SIZE, ImageRecipe
@@ -148,7 +148,7 @@ def _of_arrays(data: dict[str, np.ndarray], task: str | None) -> Schema:
 def _of_images(files: Sequence[Any], task: str | None, size: int | None) -> Schema:
     if task not in (None, "classification"):
         raise InputError(f"A folder of images has classes, so the task is classification, not {task!r}.")
-    if size is not None and whole(size, "image_size") > LARGEST_SIZE:
+    if size is not None and checked_integer(size, "image_size") > LARGEST_SIZE:
         raise InputError(f"image_size is {size}; at most {LARGEST_SIZE} pixels are read.")
     recipe = ImageRecipe.fit(files, size)
     shape, names = recipe.shape, recipe.class_names

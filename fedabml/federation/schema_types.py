@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import is_number, whole
+from ..arguments import checked_integer, is_number
 from ..data import Federation, TableRecipe
 from ..data.arrays import TASKS
 from ..data.dates import part_names
 from ..data.images import ImageRecipe
 from ..data.recipe import MAX_CATEGORIES, Numeric
 from ..data.rows import Rows
-from ..errors import InputError, nearest, shown
+from ..errors import InputError, nearest, quoted
 from ..files.limits import MAX_TOML, parse_toml
 from ..files.paths import Name, read_text, write
 
@@ -91,7 +91,9 @@ class Schema:
         except InputError as error:
             raise InputError(f"{subject}: {error}") from error
         except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, MemoryError) as error:
-            raise InputError(f"{subject} is damaged or incomplete ({type(error).__name__}: {shown(error)}).") from error
+            raise InputError(
+                f"{subject} is damaged or incomplete ({type(error).__name__}: {quoted(error)})."
+            ) from error
 
     @classmethod
     def load(cls, path: Name) -> Schema:
@@ -196,9 +198,9 @@ def _parsed(cls: type[Schema], data: Any) -> Schema:
     kind, task = data["kind"], data.get("task")
     for name in data:
         if name not in _KEYS[kind] | _COMMON:
-            raise InputError(f"It has an unknown key {shown(name)}.{nearest(str(name)[:60], _KEYS[kind] | _COMMON)}")
+            raise InputError(f"It has an unknown key {quoted(name)}.{nearest(str(name)[:60], _KEYS[kind] | _COMMON)}")
     if task not in TASKS or (kind != "arrays" and task not in ("classification", "regression")):
-        raise InputError(f"Its task {shown(task)} is not one of {', '.join(TASKS)}, or none of this kind of data.")
+        raise InputError(f"Its task {quoted(task)} is not one of {', '.join(TASKS)}, or none of this kind of data.")
     values: dict[str, Any] = {"kind": kind, "task": task, "classes": _words(data.get("classes", []), "classes")}
     if (task in ("classification", "sequence")) != bool(values["classes"]) or len(values["classes"]) == 1:
         raise InputError(f"The task {task} does not fit {len(values['classes'])} classes.")
@@ -207,13 +209,13 @@ def _parsed(cls: type[Schema], data: Any) -> Schema:
     if kind == "table":
         values |= _table(data)
     elif kind == "images":
-        sizes = [whole(data[name], name) for name in ("height", "width")]
+        sizes = [checked_integer(data[name], name) for name in ("height", "width")]
         recipe = {**{n: data[n] for n in ("mode", "height", "width", "resized")}, "class_names": list(data["classes"])}
         shape = ImageRecipe.from_json(recipe).shape
         values |= {"mode": data["mode"], "resized": data["resized"], "type": "uint8", "shape": (shape[0], *sizes)}
     else:
-        values["shape"] = tuple(whole(size, "A size in shape") for size in data["shape"])
-        values |= {"type": data["type"], "targets": whole(data.get("targets", 1), "targets")}
+        values["shape"] = tuple(checked_integer(size, "A size in shape") for size in data["shape"])
+        values |= {"type": data["type"], "targets": checked_integer(data.get("targets", 1), "targets")}
     if kind != "table":
         values |= _normalisation(data, values["shape"], values["type"])
     if task == "regression":
@@ -249,17 +251,17 @@ def _column(name: str, data: Any) -> Column:
     kind = data.get("kind") if isinstance(data, Mapping) else None
     if kind not in COLUMN_KINDS or data.keys() - {"kind", *_COLUMN_KEYS[kind]}:
         known = ", ".join(COLUMN_KINDS)
-        raise InputError(f"Column {shown(name)} must have a kind ({known}) and the keys of that kind.")
+        raise InputError(f"Column {quoted(name)} must have a kind ({known}) and the keys of that kind.")
     if kind == "words":
-        words = _words(data["words"], f"Column {shown(name)}: words")
+        words = _words(data["words"], f"Column {quoted(name)}: words")
         if not 0 < len(words) <= MAX_CATEGORIES:
-            raise InputError(f"Column {shown(name)} must have 1 to {MAX_CATEGORIES} words.")
+            raise InputError(f"Column {quoted(name)} must have 1 to {MAX_CATEGORIES} words.")
         return Column(kind, words=words)
-    shift, scale, fill = _numbers([data[key] for key in ("shift", "scale", "fill")], f"Column {shown(name)}")
-    _check_scale((scale,), f"Column {shown(name)}: scale")
+    shift, scale, fill = _numbers([data[key] for key in ("shift", "scale", "fill")], f"Column {quoted(name)}")
+    _check_scale((scale,), f"Column {quoted(name)}: scale")
     gaps, times = data.get("gaps", True), data.get("times", False)
     if not isinstance(gaps, bool) or not isinstance(times, bool):
-        raise InputError(f"Column {shown(name)}: gaps and times are true or false.")
+        raise InputError(f"Column {quoted(name)}: gaps and times are true or false.")
     return Column(kind, shift, scale, fill, gaps, (), times)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from ..algorithms import REGISTRY
 from ..arguments import is_number, is_whole
-from ..errors import InputError, nearest, shown
+from ..errors import InputError, nearest, quoted
 from ..files.limits import MAX_TOML, parse_toml
 from ..files.paths import read_text, write
 from ..models import NAMES
@@ -47,7 +47,7 @@ def check_name(name: object, subject: str = "A site's name") -> str:
     """Return a name of 1 to 63 letters, digits, - and _ that begins with a letter or digit, or raise InputError."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InputError(
-            f"{subject} has 1 to 63 letters, digits, - and _, and begins with a letter or digit; it is {shown(name)}."
+            f"{subject} has 1 to 63 letters, digits, - and _, and begins with a letter or digit; it is {quoted(name)}."
         )
     return name
 
@@ -62,7 +62,7 @@ def check_host(host: object, subject: str = "host") -> str:
         except ValueError:
             if _HOST.fullmatch(host) and not host.replace(".", "").isdigit():
                 return host
-    raise InputError(f"{subject} must be a name such as fed.example.org or an IP address; it is {shown(host)}.")
+    raise InputError(f"{subject} must be a name such as fed.example.org or an IP address; it is {quoted(host)}.")
 
 
 def join_address(host: str, port: int) -> str:
@@ -75,7 +75,7 @@ def split_address(address: object, subject: str = "server") -> tuple[str, int]:
     host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535 or (":" in host) != bracketed:
-        raise InputError(f"{subject} must be an address such as fed.example.org:8443; it is {shown(address)}.")
+        raise InputError(f"{subject} must be an address such as fed.example.org:8443; it is {quoted(address)}.")
     return check_host(host[1:-1] if bracketed else host, subject), int(port)
 
 
@@ -96,7 +96,7 @@ class _Checked:
         known = {each.name: each for each in fields(cls)}  # type: ignore[arg-type]
         for name in data:
             if name not in known:
-                raise InputError(f"{subject} has an unknown key {shown(name)}.{nearest(str(name), known)}")
+                raise InputError(f"{subject} has an unknown key {quoted(name)}.{nearest(str(name), known)}")
         for name, each in known.items():
             if each.default is MISSING and each.default_factory is MISSING and name not in data:
                 raise InputError(f"{subject} has no key '{name}' ({each.metadata['doc']}).")
@@ -229,7 +229,7 @@ class SiteSettings(_Checked):
 
 def _check_id(federation: str) -> None:
     if not _ID.fullmatch(federation):
-        raise InputError(f"federation must be 32 hexadecimal digits in lower case; it is {shown(federation)}.")
+        raise InputError(f"federation must be 32 hexadecimal digits in lower case; it is {quoted(federation)}.")
 
 
 def _checked(owner: str, each: Field[Any], value: Any) -> Any:
@@ -238,7 +238,7 @@ def _checked(owner: str, each: Field[Any], value: Any) -> Any:
     kind = str(each.type)
     if kind == "Table":
         if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-            raise InputError(f"{subject} must be a table; it is {shown(value)}.")
+            raise InputError(f"{subject} must be a table; it is {quoted(value)}.")
         return dict(value)
     finite = is_number(value) and math.isfinite(value)
     wanted, fits = {
@@ -248,14 +248,14 @@ def _checked(owner: str, each: Field[Any], value: Any) -> Any:
         "float": ("a finite number", finite),
     }[kind]
     if not fits:
-        raise InputError(f"{subject} must be {wanted}; it is {shown(value)}.")
+        raise InputError(f"{subject} must be {wanted}; it is {quoted(value)}.")
     if meta["choices"] and value not in meta["choices"]:
-        raise InputError(f"{subject} is {shown(value)}.{nearest(value, meta['choices'])}")
+        raise InputError(f"{subject} is {quoted(value)}.{nearest(value, meta['choices'])}")
     if kind in ("str", "bool"):
         return value
     number, low, high = int(value) if kind == "int" else float(value), meta["low"], meta["high"]
     if not low <= number <= high:
-        raise InputError(f"{subject} is {shown(value)}; it must be {_range(low, high)}.")
+        raise InputError(f"{subject} is {quoted(value)}; it must be {_range(low, high)}.")
     return number
 
 
