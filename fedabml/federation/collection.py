@@ -67,7 +67,10 @@ class Collection:
         """Count a reply, or reject it with a reason."""
         self.bytes_up += _size(arrival)
         if arrival.reply is None:
-            self._take_error(arrival)
+            if arrival.asked_again:
+                self.reject(arrival.sender, clean(arrival.error))
+            else:
+                self._take_error(arrival)
             return
         reply = arrival.reply
         order = self._all.get(reply.nonce) if isinstance(reply.nonce, str) else None

@@ -85,6 +85,7 @@ class Arrival:
     error: str = ""  # why there is no reply
     bytes: int = 0  # of the message, if known
     nonce: str = ""  # of the order that an error belongs to, if known
+    asked_again: bool = False  # whether the order was sent again, so that its reply is still awaited
 
 
 class Transport(Protocol):

@@ -77,3 +77,12 @@ def test_past_nonces_are_bounded(monkeypatch):
     found.take(Arrival("one", dataclasses.replace(ONE.reply(), nonce="4")))
     assert found.late == {"one"}
     assert found.listed() == [{"site": "one", "reason": "late: it answers round 4, attempt 1"}]
+
+
+def test_a_reply_that_its_site_may_not_have_written_leaves_the_order_open():
+    found = collection()
+    found.take(Arrival("one", None, "its code is wrong", nonce=ONE.nonce, asked_again=True))
+    assert found.listed() == [{"site": "one", "reason": "its code is wrong"}]
+    assert found.missing == ["one", "two"] and found.failed == {}
+    found.take(Arrival("one", ONE.reply()))
+    assert list(found.valid) == ["one"]

@@ -2,8 +2,9 @@
 
 What this adds to Flower's Grid: no pause of 3 s, the size of every reply before it is put together, sites known by
 their registered public keys, and orders that are sent again with the same nonce when Flower may have lost them: when
-the SuperLink was away, when a SuperNode was started anew, when a part of a reply is lost. A site that gets an order
-twice computes the same reply twice, and the coordinator counts one.
+the SuperLink was away, when a SuperNode was started anew, when a part of a reply is lost. A few times the same happens
+when a reply lacks the site's code: another site may have written it in this one's name, and Flower takes one reply per
+message. A site that gets an order twice computes the same reply twice, and the coordinator counts one.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ AFTERMATH = 90.0  # seconds after an outage in which nodes may still seem to be 
 GRACE = 30.0  # seconds after an outage before an order without a reply is sent again
 STALLED = 200.0  # seconds without a new part of a reply; the SuperLink gives an upload up after 180
 RESENDS = 10
+UNPROVEN = 3  # replies without the site's code after which an order is not sent again
 OUTBOX = "orders.outbox"
 _LOST = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
@@ -53,6 +55,7 @@ class _Pending:
     activated: str  # when its SuperNode was started, as the SuperLink reports it
     outages: int  # of the link, when it was sent
     resends: int = 0
+    unproven: int = 0  # replies without the site's code
 
 
 @dataclass
@@ -202,7 +205,7 @@ class FlowerTransport:
         try:
             download = Download(self._link, self._run, SUPERLINK_NODE_ID, tree, self._limit)
         except InputError as error:
-            return _failed(pending, str(error))
+            return self._unproven(pending, str(error))
         self._incoming.append(_Incoming(pending, message.metadata.src_node_id, download, self._link.outages))
         return []
 
@@ -228,7 +231,7 @@ class FlowerTransport:
             if incoming in self._incoming:
                 self._incoming.remove(incoming)
                 self._confirm(download.root)
-            return _failed(pending, str(error), download.bytes)
+            return self._unproven(pending, str(error), download.bytes)
         self._pending = {name: other for name, other in self._pending.items() if other.order is not pending.order}
         self._lost = [other for other in self._lost if other.order is not pending.order]
         return [Arrival(self._names.get(incoming.sender), reply, "", download.bytes)]
@@ -256,6 +259,14 @@ class FlowerTransport:
             return self._again(pending, reason)
         return _failed(pending, f"Flower's error {code}: {reason}", size)
 
+    def _unproven(self, pending: _Pending, reason: str, size: int = 0) -> list[Arrival]:
+        """Report a reply that its site may not have written, and send the order again unless this happens often."""
+        (arrival,) = _failed(pending, reason, size)
+        pending.unproven += 1
+        if pending.unproven > UNPROVEN or self._again(pending, reason):
+            return [arrival]
+        return [replace(arrival, asked_again=True)]
+
     def _again(self, pending: _Pending, reason: str) -> list[Arrival]:
         """Keep an order to be sent again, or report it as failed."""
         if pending.resends >= RESENDS or time.monotonic() >= pending.expires:
@@ -280,6 +291,7 @@ class FlowerTransport:
                 pending.outages = self._link.outages
                 self._lost.append(replace(pending))
         ready = []
+        self._lost = [p for p in self._lost if self._newest.get(p.order.site) == p.order.nonce]
         for pending in list(self._lost):
             node = self._node_of(pending.order.site)
             if node is not None:

@@ -123,6 +123,8 @@ def test_bad_replies_are_refused_and_named(world: World) -> None:
             orders = world.orders(names=("a",))
             world.transport.send(list(orders.values()), 100.0)
             order, message = sites["a"].receive()
+            while order.nonce != orders["a"].nonce:  # an earlier one, which was sent again
+                order, message = sites["a"].receive()
             send(order, message)
             arrival = world.next()
             assert arrival.sender == "a" and arrival.reply is None and arrival.nonce == orders["a"].nonce
@@ -171,6 +173,31 @@ def test_an_unfinished_upload_is_asked_for_again(world: World, monkeypatch: pyte
         assert again.nonce == order.nonce
         sites["a"].answer(message, double(again))
         assert world.next().reply is not None
+
+
+def test_a_forged_reply_does_not_take_the_place_of_the_true_one(world: World) -> None:
+    with fleet(world.api, world.keys) as sites:
+        orders = world.orders(names=("a",))
+        world.transport.send(list(orders.values()), 100.0)
+        order, message = sites["a"].receive()
+        sites["b"].answer(message, double(order))
+        arrival = world.next()
+        assert arrival.asked_again and arrival.sender == "a" and "not written by the site" in arrival.error
+        again, message = _receive_while_polled(world, sites["a"])
+        assert again.nonce == order.nonce
+        sites["a"].answer(message, double(again))
+        assert world.next().reply is not None
+
+
+def test_a_site_whose_code_is_always_wrong_is_given_up(world: World) -> None:
+    with fleet(world.api, world.keys) as sites:
+        world.transport.send(list(world.orders(names=("a",)).values()), 1000.0)
+        order, message = sites["a"].receive()
+        for number in range(module.UNPROVEN + 1):
+            sites["a"].answer(message, replace(double(order), site="b"))
+            assert world.next().asked_again == (number < module.UNPROVEN)
+            if number < module.UNPROVEN:
+                order, message = _receive_while_polled(world, sites["a"])
 
 
 def _receive_while_polled(world: World, site: FleetSite) -> tuple[Order, Message]:
