@@ -194,6 +194,8 @@ class Prior:
 
 def _kept_rows(kept: State, like: State) -> State:
     """Return one client's kept state as a row, of the types and on the device of `like`."""
+    if not all(isinstance(value, Tensor) for value in kept.values()):
+        raise InputError("kept must be a dictionary of tensors, as a client of this algorithm keeps them.")
     check_fit("kept state", kept, {name: tuple(value.shape[1:]) for name, value in like.items()})
     return {name: kept[name].to(value.device, value.dtype).unsqueeze(0) for name, value in like.items()}
 

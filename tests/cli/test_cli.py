@@ -409,7 +409,7 @@ def test_every_flag_is_described():
     for command in commands:
         commands += getattr(command, "commands", {}).values()
         assert all(param.help for param in command.params if param.name != "help"), command.name
-    assert len(commands) == 18
+    assert len(commands) == 29
 
 
 @pytest.mark.slow

@@ -198,7 +198,7 @@ def test_some_clients_are_scored_along_the_way_and_all_at_the_end(monkeypatch):
     total = everyone.summary["clients_scored"]
     assert scored(everyone) == ([total] * 2, total) and scored(some) == ([2, 2], total) and scored(few) == ([2, 2], 2)
     assert some.summary["nll"] == everyone.summary["nll"] != few.summary["nll"] == few.history[-1]["eval"]["nll"]
-    monkeypatch.setattr("fedabml.runs.train.SOME", 3)  # the default for very many clients
+    monkeypatch.setattr("fedabml.runs.train.SCORED_CLIENTS", 3)  # the default for very many clients
     assert scored(train()) == ([3, 3], total) and scored(train(eval_all=False)) == ([3, 3], 3)
     assert scored(train(eval_clients=99)) == ([total] * 2, total)
     with pytest.raises(InputError, match="eval_clients"):
