@@ -122,6 +122,7 @@ def test_control_variates_settle_at_the_optimum_of_all_whatever_the_number_of_st
     assert ((plain["mean"] - BEST).abs().max() < 1e-6) == (steps == 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_part_of_the_correction_takes_a_part_of_the_drift():
     kinds = [FedABML(drift="control", drift_share=a, lr=10**-1.5, posterior="point") for a in (0.0, 0.5, 1.0)]

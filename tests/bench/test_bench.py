@@ -202,6 +202,7 @@ def test_records_and_tables(monkeypatch, caplog):
     assert least == 1 and binding == "operations"
 
 
+@pytest.mark.nightly
 def test_our_engine_is_raced_without_its_accelerators():
     terms = measure.Terms(SMALL, SMALL.federation(), CPU, turns=2, budget=0)
     record = measure.race_without(terms, measure.algorithms(SMALL.lr)["fedabml5"], ["recorder", "1"])

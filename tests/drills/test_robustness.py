@@ -22,6 +22,7 @@ def test_the_page_is_that_of_its_lines(tmp_path):
     assert all(line["rounds done"] == line["rounds"] and line["equal"] for line in lines if line["drill"] == "dropouts")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_false_site_spoils_the_mean_and_not_the_median():
     fed = robustness.federation(10, 0)

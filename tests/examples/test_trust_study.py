@@ -49,6 +49,7 @@ def test_the_sites_of_the_real_table_are_the_same_for_a_seed(study):
     assert shares.max() - shares.min() > 0.2
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hospitals", "tumours"])
 def test_one_seed_of_a_tutorial(study, name):

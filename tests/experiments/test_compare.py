@@ -612,6 +612,7 @@ def test_the_worst_tenth_of_small_clients_is_left_out():
 
 
 # -- what does not work out -------------------------------------
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_model_without_a_head(tmp_path):
     done = run("compare", *SMALL, "--algorithms", "all", "--rounds", 1, "--seeds", 1, "--out", "all")
@@ -711,6 +712,7 @@ def test_data_that_changed_since(tmp_path):
 
 
 # -- settings ---------------------------------------------------
+@pytest.mark.nightly
 def test_each_algorithm_has_its_own_table(tmp_path, monkeypatch):
     (tmp_path / "run.toml").write_text(
         'clients = 8\nmodel = "mlr"\nrounds = 1\nseed = 7\nalgorithm = "ditto"\neval_every = 3\nlr = 0.02\n'

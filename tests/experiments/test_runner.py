@@ -54,6 +54,7 @@ def test_together_as_one_by_one(tmp_path, monkeypatch):
     assert len({r.scores[1].summary["nll"] for r in alone[:4]}) == 4
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_options_that_differ_in_epochs_are_scored_on_one_way(tmp_path):
     """The same numbers as of each alone, in the order in which they were asked for; some are asked for twice."""

@@ -272,6 +272,7 @@ def test_table_1_draws_reliability_and_clients_against_the_global_model(tmp_path
     assert "95%" not in drawn["rounds-digits"].caption and "FedABML" in _words(drawn["rounds-digits"])
 
 
+@pytest.mark.nightly
 def test_table_1_draws_accuracy_per_round_and_reports_the_last_of_them(tmp_path):
     found = quick("table1", tmp_path, algorithms=("fedavg", "fedavg-ft"), seeds=3)
     (rounds,) = (drawing for drawing in found.pictures if drawing.name == "rounds-digits")
