@@ -5,7 +5,7 @@ No method has a client axis: the engine adds it with `torch.vmap`. Messages are 
 
     shared   state of the server, sent to clients    kept    state of a client between rounds, never sent
     carry    state from step to step of a client     update  state that a client sends back
-    site     constants of a client, never sent       theta   shared state that is scored and personalised
+    site     constants of a client, in no update     theta   shared state that is scored and personalised
 
 A round:   shared ──begin──▶ carry ──step…──▶ carry ──end──▶ update, kept;   mean of updates ──merge──▶ shared
 A client:  shared ──personal──▶ carry ──personal_step…──▶ carry ──own_model──▶ a distribution over weights
@@ -38,7 +38,7 @@ State = dict[str, Tensor]
 
 
 class Site(NamedTuple):
-    """Constants that a client knows of itself and never sends."""
+    """Constants of a client, which no update holds. A site of a real federation reports `n` beside its update."""
 
     n: Tensor  # number of training samples, []
     counts: Tensor  # number of training samples of each class, [classes]

@@ -1,7 +1,7 @@
 """Every measure of a run, declared once: its key in files, its names, its format, and which way is better.
 
 Pages, tables, the terminal and comparisons take their headings and formats from `MEASURES`. To add a measure, compute
-it in `evaluation.scoring` or `evaluation.decisions`, and declare it here.
+it in `evaluation.client_scores`, or in `evaluation.decisions` for ranks and thresholds, and declare it here.
 """
 
 from __future__ import annotations
