@@ -1,1 +1,1 @@
-"""Drills: real federations on this machine in which processes are killed and strangers knock."""
+"""These drills run real federations on this machine, kill their processes and attack them."""

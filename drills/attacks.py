@@ -1,4 +1,4 @@
-"""The attacks of `drills.strangers`: each returns lines that name what was tried, what came back, and the verdict."""
+"""Each attack of `drills.strangers` returns lines that name what was tried, what came back, and the verdict."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def other_interfaces(folder: ServerFolder, insider: Intruder) -> list[Line]:
 
 
 def foreign_app(folder: ServerFolder, sites: list[SiteFolder], place: Path) -> list[Line]:
-    """Start a run of another app at the SuperLink itself, as a program on the server's machine could."""
+    """Submit a run of another app directly to the SuperLink, as a program on the server's machine could."""
     import hashlib
 
     from flwr.common.serde import fab_to_proto
@@ -144,7 +144,7 @@ def foreign_app(folder: ServerFolder, sites: list[SiteFolder], place: Path) -> l
             not mark.exists(),
         )
     ]
-    # The same app's hash at the sites, if the server would hand out its orders.
+    # Would sites accept the hash of that app, if the server passed its orders on?
     refused = [digest not in site.apps() for site in sites]
     lines.append(
         line(
@@ -158,7 +158,7 @@ def foreign_app(folder: ServerFolder, sites: list[SiteFolder], place: Path) -> l
 
 # -- insiders ---------------------------------------------------------------------------------------------------------
 def forged_content(folder: ServerFolder, secret: bytes, site: str, **fields: Any) -> RecordDict:
-    """Return an order or a reply that names one site, with the code of another's secret."""
+    """Return an order or a reply that names one site but is authenticated with the secret of another."""
     from fedabml.federation.flower import codec
 
     common = {"federation": folder.settings.federation, "card": "0" * 64, "site": site, "nonce": "1" * 32, **fields}
@@ -172,11 +172,11 @@ def forged_reply(folder: ServerFolder, insider: Intruder, secret: bytes) -> list
     known, run = nodes(folder), runs(folder)[0]
     own, victim = known["d"], known["a"]
     lines = []
-    # It does not know the number of an order: a guess.
+    # An insider does not know the number of an order, so it guesses one.
     content = forged_content(folder, secret, "a", kind="train", round=1, attempt=1, samples=5)
     guess = insider.push(message(content, run, victim, SERVER, "0" * 64), own)
     lines.append(line("a reply in another's name, guessed order", "a registered site", _pushed(guess), guess[1] == 0))
-    # With the number of an order under way, which is a secret of the server and of site a.
+    # Here it knows the number of a pending order, which only the server and site a should know.
     tried: list[tuple[int, int, int]] = []
 
     def attack() -> bool:
@@ -210,7 +210,7 @@ def forged_order(folder: ServerFolder, insider: Intruder, secret: bytes, site: S
 
 
 def flood(folder: ServerFolder, key: bytes, threads: int = 3, seconds: float = 60.0) -> list[Line]:
-    """Let the SuperLink store as much as it takes: orders in the server's name, each with an object of 4 MB."""
+    """Fill the SuperLink's storage: send orders in the server's name, each with an object of 4 MB, until it refuses."""
     known, run, size = nodes(folder), runs(folder)[0], 4_000_000
     first, before = rounds_done(folder), stored_bytes(folder)
     end, statuses, stored, most = time.monotonic() + seconds, Counter[int](), Counter[int](), 0
@@ -305,7 +305,7 @@ def _fuzzed(someone: Intruder, generator: random.Random) -> int:
 
 # -- small parts ------------------------------------------------------------------------------------------------------
 def _reasons(folder: ServerFolder, words: str) -> int:
-    """Return how many replies the coordinator has rejected with these words in the reason."""
+    """Return how many replies the coordinator rejected for a reason that contains these words."""
     found = [each for event in listed(folder, "round", "repeat", "answers") for each in event.get("rejected", [])]
     return sum(int(each.get("count", 1)) for each in found if words in str(each.get("reason")))
 

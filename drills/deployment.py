@@ -1,4 +1,4 @@
-"""A whole federation on loopback, for drills and tests: TLS, node authentication, nginx, sites with data on disk."""
+"""Set up a whole federation on loopback, for drills and tests: TLS, node authentication, nginx, sites with data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Deployment:
 
     @property
     def paths(self) -> dict[str, Path]:
-        """Where the data of every site lie."""
+        """Return the paths of the sites' data by the names of the sites."""
         return {name: self.folder.path.parent / f"{name}.npz" for name in self.arrays}
 
 
@@ -67,7 +67,7 @@ def make(place: Path, sites: Sequence[str] = ("a", "b", "c"), *, samples: int = 
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Wait until a condition holds and return its value. Raises TimeoutError."""
+    """Wait until a condition holds and return its value. Raises TimeoutError if it does not hold in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if value := condition():
@@ -99,7 +99,7 @@ def identity(folder: ServerFolder, name: str) -> pids.Identity | None:
 
 
 def kill(folder: ServerFolder, name: str) -> pids.Identity:
-    """Kill a process with SIGKILL, once it is running; return what it was."""
+    """Wait until a process is running, kill it with SIGKILL, and return its identity."""
     found: pids.Identity = until(lambda: identity(folder, name), 600.0, f"the process {name}")
     if not pids.send_signal(found, signal.SIGKILL):
         raise RuntimeError(f"{name} has ended by itself")
@@ -123,7 +123,7 @@ def saved_state(folder: ServerFolder) -> server_state.Saved:
 
 
 def simulate(deployment: Deployment, participants: Sequence[Sequence[str]]) -> engine.Simulation:
-    """Return the simulator after as many rounds, with these sites in each of them."""
+    """Return the simulator after the given rounds, each with the given sites."""
     card, names = Card.load(deployment.folder.card_file), list(deployment.arrays)
     pairs = list(deployment.arrays.values())
     fed = Federation.from_arrays(pairs, task="classification", classes=CLASSES, normalize="none")
@@ -140,7 +140,7 @@ def simulate(deployment: Deployment, participants: Sequence[Sequence[str]]) -> e
 
 
 def counted_sites(folder: ServerFolder) -> list[list[str]]:
-    """Return the sites whose replies counted, for every round in its order."""
+    """Return, for every round in order, the sites whose replies counted."""
     by_round = {event["round"]: event["valid"] for event in listed(folder, "round")}
     return [by_round[number] for number in sorted(by_round)]
 
@@ -156,4 +156,4 @@ def differences(state: Any, simulation: engine.Simulation) -> list[str]:
     return found
 
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # bits are the same for the same number of threads
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # results have the same bits only with the same number of threads

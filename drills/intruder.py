@@ -1,7 +1,7 @@
-"""Someone at the proxy's port: a stranger, or a registered site that turns against the others.
+"""An intruder attacks through the proxy's port: a stranger, or a registered site that turns against the others.
 
 An `Intruder` speaks TLS and HTTP as a SuperNode does, with any key. What an insider could not know (the numbers of
-other nodes, of the run and of orders under way) is read from the server's database, in the attacker's favour.
+other nodes, of the run and of pending orders) is read from the server's database, in the attacker's favour.
 """
 
 from __future__ import annotations
@@ -138,12 +138,12 @@ class Intruder:
 
 
 def stranger(folder: ServerFolder) -> Intruder:
-    """Return someone who has the authority's certificate and a key that nobody registered."""
+    """Return an intruder with the authority's certificate and a key that nobody registered."""
     return Intruder(folder, keys.make_site_keys().private)
 
 
 def message(content: RecordDict, run: int, source: int, target: int, reply_to: str = "", ttl: float = 60.0) -> Message:
-    """Return a message with any sender, as no program of Flower's writes it."""
+    """Return a message with an arbitrary sender, which Flower's own programs never write."""
     made = Metadata(
         run_id=run, message_id="", src_node_id=source, dst_node_id=target, reply_to_message_id=reply_to,
         group_id="", created_at=time.time(), ttl=ttl, message_type="train",
@@ -163,7 +163,7 @@ def runs(folder: ServerFolder) -> list[int]:
 
 
 def orders(folder: ServerFolder, node: int) -> list[tuple[str, float]]:
-    """Return the orders under way for a node, each with the seconds until it ends."""
+    """Return the pending orders for a node, each with the seconds until it expires."""
     signed = node - 2**64 if node >= 2**63 else node
     query = "select message_id, created_at + ttl from message_ins where dst_node_id = ?"
     return [(name, end - time.time()) for name, end in _rows(folder, query, signed)]

@@ -1,4 +1,4 @@
-"""Drills with kill -9 at random moments of a federation that trains on this machine.
+"""Kill processes with SIGKILL at random moments while a federation trains on this machine.
 
     python -m drills.kills site --drills 20 --seed 1       # a site's SuperNode or worker
     python -m drills.kills server --drills 20 --seed 2     # the SuperLink or the executor of the ServerApp
@@ -32,7 +32,7 @@ from .deployment import Deployment
 RESULTS = Path(__file__).resolve().parents[1] / "results/reliability"
 LINES, PAGE = RESULTS / "kills.jsonl", RESULTS / "kills.md"
 SITES = ("a", "b", "c")
-TIMEOUT, SLACK = 20.0, 5.0  # of a round, and what a round may take longer
+TIMEOUT, SLACK = 20.0, 5.0  # seconds: the time-out of a round, and by how much a round may exceed it
 PART = 5  # drills that share a federation
 MOST = 900.0  # seconds to wait for anything
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--algorithm", default="scaffold")
     options = parser.parse_args()
     if options.what != "page":
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the federation is then ended, too
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the federation is ended, too
         chance = random.Random(options.seed)
         for first in range(0, options.drills, PART):
             count = min(PART, options.drills - first)
@@ -131,7 +131,7 @@ def _drill(folder: ServerFolder, what: str, chance: random.Random, length: float
 
 
 def _verdict(deployment: Deployment, what: str, left: list[int]) -> dict[str, Any]:
-    """Compare the end with the simulator's; say whether any process was left."""
+    """Compare the final state with the simulator's, and count the processes that were left."""
     counted = drill.counted_sites(deployment.folder)
     saved = drill.saved_state(deployment.folder)
     counted = counted[: saved.state.round]
@@ -143,7 +143,7 @@ def _verdict(deployment: Deployment, what: str, left: list[int]) -> dict[str, An
 
 
 def page() -> str:
-    """Return the page of all drills so far."""
+    """Return the page of all recorded drills."""
     lines = [json.loads(line) for line in LINES.read_text(encoding="utf-8").splitlines()] if LINES.exists() else []
     rows = []
     for killed in sorted({line["killed"] for line in lines}):
@@ -163,7 +163,7 @@ _HEAD = [
     "",
     "Real processes on one machine of two cores: TLS, node authentication, nginx, three sites, SCAFFOLD. A process is",
     "killed with SIGKILL at a random moment of a round. `python -m drills.kills` repeats the drills.",
-    "kills.jsonl has a line for every one.",
+    "kills.jsonl has one line per drill.",
     "",
     "| killed | drills | rounds in time | longest wait of a round, s | whole again after s, median (most) | bits equal "
     "| processes left |",

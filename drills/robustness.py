@@ -1,12 +1,12 @@
-"""Drills of a federation in one process: false sites against rules of aggregation, and sites that drop out.
+"""Test a federation within one process: malicious sites against aggregation rules, and sites that drop out.
 
     python -m drills.robustness malicious --seeds 3 --out results/reliability/robustness.jsonl
     python -m drills.robustness dropouts --seeds 1 --out results/reliability/robustness.jsonl
     python -m drills.robustness page --out results/reliability/robustness.jsonl
 
-The coordinator, the sites, their folders and all checks are the real ones; only the network is a function call and its
-clock moves while nobody answers. The data are the embedded digits. Every result is one line; lines that are there
-already are not computed again. `page` writes robustness.md beside the lines.
+The coordinator, the sites, their folders and all checks are the real ones; only the network is a function call, and its
+clock advances only while the coordinator waits. The data are the embedded digits. Every result is one line of the file.
+A result that the file already has is not computed again. `page` writes robustness.md into the same folder.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Deliver = Callable[[Order, Reply], list[Arrival]]
 
 
 class Network:
-    """A transport within one process; its clock moves only while nothing arrives."""
+    """A transport within one process, whose clock advances only while nothing arrives."""
 
     def __init__(self, server: ServerFolder, sites: dict[str, SiteFolder], deliver: Deliver):
         self.keys = {member.name: member.public_key for member in server.sites()}
@@ -74,7 +74,7 @@ class Network:
         self.arrived: list[Arrival] = []
 
     def clock(self) -> float:
-        """Return the seconds that were spent waiting."""
+        """Return the seconds that the coordinator has waited."""
         return self.now
 
     def sites(self) -> dict[str, str]:
@@ -96,13 +96,13 @@ class Network:
 
 
 def federation(sites: int, seed: int) -> fedabml.Federation:
-    """Return the digits of so many sites, which have unlike shares of the classes."""
+    """Return the digits, divided among a number of sites with different shares of the classes."""
     kind = {"partition": "dirichlet", "alpha": 1.0} if sites <= SITES else {"partition": "iid"}
     return fedabml.federate(fedabml.load("digits"), clients=sites, seed=seed, **kind)
 
 
 def set_up(place: Path, fed: fedabml.Federation, **settings: Any) -> tuple[ServerFolder, dict[str, SiteFolder]]:
-    """Make the folders of a server and of a site for every client."""
+    """Make the folders of a server and of one site for every client."""
     server = ServerFolder(place / "server")
     server.make()
     defaults: dict[str, Any] = {"model_options": {"hidden": [32]}, "epochs": 2, "batch_size": 20, "participation": 1.0}
@@ -141,7 +141,7 @@ def lead(server: ServerFolder, network: Network) -> tuple[Coordinator, list[Line
 
 
 def spent(since: float, processor: float) -> Line:
-    """Return the seconds since a moment, by the clock and of the processor."""
+    """Return the wall-clock seconds and the processor seconds since a moment."""
     parts = (time.perf_counter() - since, time.process_time() - processor)
     return dict(zip(("seconds", "processor seconds"), (round(part, 1) for part in parts), strict=True))
 
@@ -159,7 +159,7 @@ def accuracy(coordinator: Coordinator, fed: fedabml.Federation) -> float:
 
 # -- false sites ------------------------------------------------------------------------------------------------------
 def malicious(seeds: int, rounds: int, done: set[str]) -> Iterator[Line]:
-    """Yield the accuracy with false sites, for every rule, attack and number of them."""
+    """Yield the accuracy with malicious sites, for every rule, attack and number of such sites."""
     for seed in range(seeds):
         fed = federation(SITES, seed)
         for algorithm in ALGORITHMS:
@@ -174,7 +174,7 @@ def malicious(seeds: int, rounds: int, done: set[str]) -> Iterator[Line]:
 def attacked(fed: fedabml.Federation, cell: Line) -> Line:
     """Train with sites that multiply the change of the state they were sent, and return the result.
 
-    The last sites are the false ones. What has no counterpart in the shared state is multiplied itself.
+    The last sites are the malicious ones. A tensor without a counterpart in the shared state is multiplied itself.
     """
     rule, false, factor = cell["rule"], cell["false"], ATTACKS.get(cell["attack"], 1.0)
     liars = {f"site-{i}" for i in range(SITES - false, SITES)}
@@ -206,7 +206,7 @@ def attacked(fed: fedabml.Federation, cell: Line) -> Line:
 
 # -- sites that drop out ----------------------------------------------------------------------------------------------
 def dropouts(seeds: int, rounds: int, done: set[str]) -> Iterator[Line]:
-    """Yield how a federation of many sites ends whose sites drop out, for every share of them."""
+    """Yield the result of a federation of many sites for every share of sites that drop out."""
     for seed in range(seeds):
         fed = federation(MANY, seed)
         for share in SHARES:
@@ -216,7 +216,7 @@ def dropouts(seeds: int, rounds: int, done: set[str]) -> Iterator[Line]:
 
 
 def dropped(fed: fedabml.Federation, cell: Line) -> Line:
-    """Train with SCAFFOLD, half of whose sites are drawn and a share of those drop out; return the result.
+    """Train with SCAFFOLD while a share of the drawn half of the sites drops out; return the result.
 
     Of the sites that drop out, every second one stays connected and is silent; the others lose the connection until the
     next orders are sent. At the end the state is compared with the simulator's, given the sites that counted.
@@ -259,7 +259,7 @@ def dropped(fed: fedabml.Federation, cell: Line) -> Line:
 
 
 def equals_simulator(coordinator: Coordinator, fed: fedabml.Federation, rounds: Sequence[Line]) -> bool:
-    """Return whether the shared state has the bits of the simulator's, whose rounds have the sites that counted."""
+    """Return whether the shared state equals, bit by bit, that of the simulator with the sites that counted."""
     card, state = coordinator.card, coordinator.saved.state
     spec = card.input_spec
     fed = dataclasses.replace(fed, **{name: getattr(spec, name) for name in ("shift", "scale", "y_shift", "y_scale")})

@@ -1,4 +1,4 @@
-"""The page of the drills with false sites and with sites that drop out, and what both drills are made of."""
+"""This module writes the page of the drills with malicious sites and dropouts, and holds the constants of both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def key(line: Line) -> str:
 
 
 def read(path: Path) -> list[Line]:
-    """Return the lines of a file; one that a kill has cut short is left out."""
+    """Return the records in a file, without a last line that a kill has cut short."""
     lines = []
     for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         try:
@@ -40,7 +40,7 @@ def read(path: Path) -> list[Line]:
 
 
 def page(path: Path) -> Path:
-    """Write the page of the lines in a file, and return its path."""
+    """Write the page of the records in a file, and return the page's path."""
     usual = {"malicious": ROUNDS, "dropouts": LONG}
     lines = [line for line in read(path) if line["rounds"] == usual[line["drill"]]]
     cells: dict[tuple[Any, ...], list[float]] = {}
@@ -78,7 +78,7 @@ def page(path: Path) -> Path:
 
 
 def _mean(values: Sequence[float]) -> str:
-    """Return the mean in percent and, of several seeds, the standard deviation."""
+    """Return the mean in percent and, for several seeds, the standard deviation."""
     if not values:
         return ""
     spread = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
@@ -96,14 +96,14 @@ call. The data are the embedded digits.
 
 ## False sites
 
-{SITES} sites with unlike shares of the classes (Dirichlet, α = 1), {ROUNDS} rounds of 2 epochs, an MLP with 32 hidden
-units. A false site sends the state it received plus −10 or 10 times its change. Its replies are well-formed, so the
+{SITES} sites with different shares of the classes (Dirichlet, α = 1), {ROUNDS} rounds of 2 epochs, an MLP with 32
+hidden units. A false site sends the state it received plus −10 or 10 times its change. Its replies are well-formed, so the
 checks pass unless a value leaves its range. The table has the accuracy of the server's own model on all test rows: mean
 and standard deviation over seeds. `trim` is {TRIM}. The norm bound refuses an update that is more than
-{NORM_FACTOR:g} times as far from the coordinatewise median as the update in the middle."""
+{NORM_FACTOR:g} times the median distance away from the coordinatewise median of the updates."""
 _DROPOUTS = f"""## Sites that drop out
 
 {MANY} sites, of which half are drawn for each of {LONG} rounds of SCAFFOLD. Each drawn site drops out with the given
 probability: it is silent, or loses its connection until the next round. A round needs {LEAST} valid replies and waits
 {TIMEOUT:g} s; with fewer it is abandoned and repeated from the state before it. The last column compares θ, bit by bit,
-with the simulator whose rounds have the sites that counted."""
+with the simulator, in which each round has the sites whose replies counted."""

@@ -1,13 +1,13 @@
-"""Seconds per round of a federation on this machine, beside Flower's own FedAvg with the same torch model and data.
+"""Measure the seconds per round of a local federation, and of Flower's own FedAvg with the same model and data.
 
     python -m drills.round_time run --turns 4 --rounds 6
     python -m drills.round_time page                       # results/reliability/round_time.md
 
 Three arms take turns, each with its own SuperLink (TLS, node authentication, database) and three sites:
 `flower` is Flower's FedAvg strategy and a plain torch client with Flower's defaults, which start a process per message;
-`cold` is our app in the same way (flower-superexec and `clientapp`); `warm` is a federation as `fedabml federation up`
-runs it: resident workers, and nginx before the SuperLink. The first round of a turn is left out. Every round is one
-line of results/reliability/round_time.jsonl.
+`cold` is fedabml's app started in the same way (flower-superexec and `clientapp`); `warm` is a federation as
+`fedabml federation up` runs it: resident workers, and nginx before the SuperLink. The first round of a turn is left
+out. Every round is one line of results/reliability/round_time.jsonl.
 """
 
 from __future__ import annotations
@@ -156,12 +156,12 @@ def main() -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the seconds depend on besides the programs."""
+    """Return facts about the machine that influence the seconds."""
     return {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
 
 
 def run_turn(arm: str, place: Path, rounds: int) -> list[float]:
-    """Run one arm from its start to its end; return the seconds of its rounds but the first."""
+    """Run one arm from its start to its end; return the seconds of all its rounds except the first."""
     generator = np.random.default_rng(1)
     data = {name: place / f"{name}.npz" for name in SITES}
     for path in data.values():
@@ -192,7 +192,7 @@ def run_turn(arm: str, place: Path, rounds: int) -> list[float]:
 
 
 def _wait(condition: Callable[[], bool], what: str) -> None:
-    """Wait until a condition holds. The looks are rare, since they take time from what is measured."""
+    """Wait until a condition holds. Checks are rare, because they take time from what is measured."""
     end = time.monotonic() + MOST
     while not condition():
         if time.monotonic() > end:
@@ -208,7 +208,7 @@ def _our_seconds(folder: ServerFolder, rounds: int) -> list[float]:
 
 
 def _noted(path: Path) -> list[float]:
-    """Return the ends of Flower's rounds; the first is the begin of round 1."""
+    """Return the times at which Flower's rounds ended; the first entry is the start of round 1."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [float(line.split()[1]) for line in lines if len(line.split()) == 2]
 
@@ -246,7 +246,7 @@ def _start_stock(stack: ExitStack, arm: str, folder: ServerFolder, data: dict[st
 
 
 def _node(arm: str, site: SiteFolder, address: str, data: Path) -> list[str]:
-    """Return the command of a SuperNode: with Flower's own pauses, or with ours."""
+    """Return the command of a SuperNode with Flower's own pauses or with fedabml's."""
     from fedabml.federation.flower import commands
 
     command = _without(commands.supernode_command(site), "--isolation", "--superexec-auth-secret-file", "--superlink")
@@ -287,7 +287,7 @@ def _process(command: list[str], environment: dict[str, str], log: Path) -> Iter
 
 
 def page() -> str:
-    """Return the page of all lines."""
+    """Return the page of all recorded rounds."""
     lines = [json.loads(line) for line in LINES.read_text(encoding="utf-8").splitlines()] if LINES.exists() else []
     head = [
         "# Seconds per round beside Flower's own FedAvg",

@@ -1,9 +1,9 @@
-"""Measure a service under load: `fedabml serve` as a process of its own, and many clients at once.
+"""Measure `fedabml serve` under load: it runs as a separate process, and many clients call it at once.
 
     python -m drills.serve [--seconds 60] [--clients 50] [--rows 1] [--out results/reliability/serving.jsonl]
 
-Half of the requests are JSON and half CSV; one in twenty is malformed and must be refused. Halfway a newer posterior
-takes the place of the first, without a lost request. Every answer is compared with `Posterior.predict`. The record has
+Half of the requests are JSON and half CSV; one in twenty is malformed and must be refused. Halfway, a newer posterior
+replaces the first, and no request may be lost. Every answer is compared with `Posterior.predict`. The record has
 requests per second, quantiles of the latency seen by clients, statuses, and the service's memory and processor time.
 """
 
@@ -77,7 +77,7 @@ def service(path: Path, folder: Path) -> Iterator[tuple[int, subprocess.Popen[st
 
 @dataclass
 class Tally:
-    """What clients saw."""
+    """The tally counts what the clients saw."""
 
     seconds: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
@@ -90,7 +90,7 @@ class Tally:
 async def call(
     stream: tuple[asyncio.StreamReader, asyncio.StreamWriter], method: str, path: str, body: bytes, kind: str
 ) -> tuple[int, bytes]:
-    """Send a request on a connection that is kept, and return its status and body."""
+    """Send a request over a persistent connection, and return the status and body of the response."""
     reader, writer = stream
     head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {TOKEN}\r\n"
     writer.write(f"{head}content-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
@@ -103,7 +103,7 @@ async def call(
 
 
 async def client(port: int, number: int, end: float, cases: list[Any], tally: Tally) -> None:
-    """Ask until the end, one request after another."""
+    """Send requests one after another until the end of the drill."""
     g = np.random.default_rng(number)
     stream = await asyncio.open_connection("127.0.0.1", port)
     while time.perf_counter() < end:
@@ -133,7 +133,7 @@ async def client(port: int, number: int, end: float, cases: list[Any], tally: Ta
 
 
 def processor_seconds(process: int) -> float:
-    """Return the processor time that a process has used, which other programs on the machine do not change."""
+    """Return the processor time that a process has used. Other programs on the machine hardly change it."""
     try:
         words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -142,7 +142,7 @@ def processor_seconds(process: int) -> float:
 
 
 def memory(process: int) -> int:
-    """Return the resident bytes of a process; 0 where the system does not say."""
+    """Return the resident bytes of a process, or 0 where the system does not report them."""
     try:
         pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     except OSError:
@@ -186,7 +186,7 @@ async def load(
 
 
 def keeping(posterior: fedabml.Posterior, turns: int = 30) -> dict[str, float]:
-    """Return the milliseconds of a prediction of one row with weight samples drawn anew and kept, in turn."""
+    """Return the milliseconds to predict one row, with weight samples drawn anew and with samples kept in memory."""
     frame, times = patients(1, 3), {"drawn_ms": [0.0] * 0, "kept_ms": [0.0] * 0}
     read = posterior.read(frame)
     for _ in range(turns):
@@ -200,7 +200,7 @@ def keeping(posterior: fedabml.Posterior, turns: int = 30) -> dict[str, float]:
 
 
 def page(records: list[dict[str, Any]]) -> str:
-    """Return the page of the records: a row each, and below what they mean."""
+    """Return the page of the records: one row for each, followed by notes."""
     head = ["clients", "rows", "seconds", "requests", "per second", "p50 ms", "p99 ms", "5xx", "lost", "wrong"]
     head += ["processor ms per request", "memory MiB, first and most", "load average"]
     rows = [

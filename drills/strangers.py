@@ -1,4 +1,4 @@
-"""Strangers and insiders at a real federation: TLS, authentication, nginx, three sites that train, one that attacks.
+"""Attack a real federation as strangers and as an insider: TLS, authentication, nginx, three sites that train.
 
     python -m drills.strangers [--requests 10000] [--out results/reliability/strangers.jsonl]
     python -m drills.strangers page [--out results/reliability/strangers.jsonl]
@@ -43,7 +43,7 @@ from .intruder import Intruder, stored_bytes
 
 OUT = Path("results/reliability/strangers.jsonl")
 SITES = ("a", "b", "c")
-VERDICTS = {  # where "refused" would say too much
+VERDICTS = {  # where "refused" would claim too much
     "a foreign app": "not run; its run waits while ours is under way",
     "a foreign app's hash": "not on the lists, which were read; no order of it was sent",
     "storing without end": "bounded per round",
@@ -86,7 +86,7 @@ def drill(place: Path, requests: int = 10_000, parts: tuple[str, ...] = ()) -> l
 
 
 def _attacks(folder: ServerFolder, hostile: SiteFolder, place: Path, requests: int) -> dict[str, Any]:
-    """Return the attacks by name, in their order: the ones that can change who takes part come last."""
+    """Return the attacks by name, in order. Those that can change which sites take part come last."""
     insider, secret = Intruder(folder, hostile.key.read_bytes()), attacks.secret_of(hostile)
     sites = [SiteFolder(folder.path / "local" / name) for name in SITES]
     return {
@@ -128,7 +128,7 @@ def _resident(pid: int) -> float:
 
 
 def page(record: Path) -> Path:
-    """Write the page of a record beside it."""
+    """Write the page of a record into the same folder."""
     lines = [json.loads(text) for text in record.read_text(encoding="utf-8").splitlines()]
     summary = next(each for each in lines if each.get("summary"))
     rows = [
@@ -172,15 +172,15 @@ def page(record: Path) -> Path:
 
 
 def _missed(lines: list[dict[str, Any]], summary: dict[str, Any]) -> str:
-    """Return a sentence on the rounds in which a site's reply did not count, by attack where that was noted."""
+    """Return sentences about the rounds in which a site's reply did not count, by attack where that was noted."""
     if not summary["incomplete_rounds"]:
         return "All sites' replies counted in all rounds, so it is also θ of the undisturbed run."
     parts = {each["part"]: (each["attack"], len(each["incomplete_rounds"])) for each in lines if each.get("part")}
     named = "; ".join(f"{count} during “{attack}”" for attack, count in parts.values() if count)
     return (
         f"In {summary['incomplete_rounds']} rounds a site's reply did not count{f' ({named})' if named else ''}: θ is "
-        "that of a run without these replies, not of the undisturbed one. A forged reply that the SuperLink stores "
-        "takes the place of the genuine one, and the site then rests for a round. During a flood of forged orders the "
+        "that of a run without these replies, not of the undisturbed one. Forged replies that the SuperLink stores "
+        "can keep the genuine one from being counted. During a flood of forged orders, the "
         "SuperLink reports genuine orders to the same site as unavailable. In all other rounds every site's reply "
         "counted, as in the undisturbed run. The record has the reason of each."
     )

@@ -1,4 +1,4 @@
-"""`fedabml federation`: the same algorithms between parties, over Flower. Importing this file needs neither Flower nor
+"""The commands of `fedabml federation` train between parties, over Flower. This file imports neither Flower nor
 cryptography."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Train between real parties, over Flower. First `init` and `up` at the operator, then `join` at every site.",
 )
-_BAD = ("failed", "gave up")  # states of a federation that an operator must look at
+_BAD = ("failed", "gave up")  # states that need the operator's attention
 
 
 @app.command()
@@ -49,10 +49,10 @@ def init(
 
     The folder gets settings (federation.toml), the inputs that every site must have (schema.toml, drafted from --data),
     a certificate authority, the server's certificate, the proxy's configuration, and an archive per site. Hand each
-    site its archive over a safe channel: it holds the site's private key.
+    site its archive over a safe channel, because it contains the site's private key.
 
-    Read schema.toml before the first start. It holds the names of columns and classes and the ranges of numbers, and
-    every site will receive them.
+    Read schema.toml before the first start. It lists columns, classes, frequent words, and rounded means and deviations
+    of the numbers. Every site receives it.
 
     Example: `fedabml federation init trial --host fed.example.org --sites north,south --data one-site.csv
     --target-column outcome`
@@ -64,14 +64,14 @@ def init(
         data (PATH): Data of one site, as an example: a table, an .npz file or a folder. Rows are not copied.
         target_column (NAME): Table: column to predict.
         drop_columns (A,B): Table: columns to leave out.
-        id_column (NAME): Table: column of identifiers, never a feature.
+        id_column (NAME): Table: column of identifiers, which is never a feature.
         date_columns (A,B): Table: columns with dates.
         task (WORD): classification, regression or multilabel. [default: from the data]
         image_size (N): Images: side in pixels.
         name (NAME): Name of the federation. [default: the folder's]
-        port (N): The one port that sites reach.
-        superlink_port (N): Port of Flower's SuperLink, which only this machine reaches.
-        algorithm (NAME): Algorithm, see `fedabml algorithms`.
+        port (N): Port to which sites connect; no other port need be open.
+        superlink_port (N): Port of Flower's SuperLink, which only programs on this machine can reach.
+        algorithm (NAME): Algorithm; `fedabml algorithms` lists them.
         model (NAME): Network.
         rounds (N): Rounds of communication.
         set (KEY=VALUE): Any key of federation.toml, such as round_timeout=300 or hyper.lr=0.01. Repeatable.
@@ -104,8 +104,8 @@ def init(
 def up(folder: Path, *, sites: str = "", foreground: bool = False) -> None:
     """Start a federation: the server, the proxy, a run, and the sites whose data are on this machine.
 
-    A supervisor in the background restarts whatever dies. Rounds begin once enough sites have joined. Other sites join
-    from elsewhere with their archives.
+    A supervisor in the background restarts any process that ends. Sites on other machines join with their archives. The
+    first round begins when all sites have joined, or some time after enough of them have (round_timeout, min_replies).
 
     Examples:
     - `fedabml federation up trial`
@@ -113,8 +113,8 @@ def up(folder: Path, *, sites: str = "", foreground: bool = False) -> None:
 
     Flags:
         folder (DIR): The operator's folder.
-        sites (NAME=PATH,...): Sites to run on this machine, with the paths of their data. They are remembered.
-        foreground: Stay in the foreground, as a systemd unit needs it. Ctrl-C ends the federation.
+        sites (NAME=PATH,...): Sites to run on this machine, with the paths of their data. Later starts include them.
+        foreground: Stay in the foreground, as systemd requires. Ctrl-C ends the federation.
     """
     from ..federation import operate
 
@@ -128,8 +128,8 @@ def up(folder: Path, *, sites: str = "", foreground: bool = False) -> None:
 def join(archive: Path, *, data: Path, folder: Path | None = None, foreground: bool = False) -> None:
     """Join a federation as a site, with the archive from its operator and your own data.
 
-    The data stay on this machine. What else may leave it, is decided in site.toml in the site's folder; at first
-    nothing. The site connects to the operator's server and needs no open port.
+    The data stay on this machine; updates of the model leave it. The file site.toml in the site's folder decides what
+    else may leave: by default, nothing. The site connects to the operator's server and needs no open port.
 
     Example: `fedabml federation join north.tar.gz --data north.csv`
 
@@ -137,7 +137,7 @@ def join(archive: Path, *, data: Path, folder: Path | None = None, foreground: b
         archive (FILE): The archive of this site.
         data (PATH): This site's data: a table, an .npz file or a folder.
         folder (DIR): The site's folder. [default: the site's name]
-        foreground: Stay in the foreground, as a systemd unit needs it. Ctrl-C ends the site.
+        foreground: Stay in the foreground, as systemd requires. Ctrl-C ends the site.
     """
     from ..federation import operate
 
@@ -152,7 +152,7 @@ def join(archive: Path, *, data: Path, folder: Path | None = None, foreground: b
 def status(
     folder: Path, *, watch: bool = False, every: float = 2.0, json: bool = False, page: Path | None = None
 ) -> None:
-    """Show what a federation does: rounds, sites, losses, rejected replies, traffic and the time left.
+    """Show the progress of a federation: rounds, sites, losses, rejected replies, traffic and the time left.
 
     The exit code is 1 if the federation has failed or given up. In a site's folder the command shows that site.
 
@@ -160,10 +160,10 @@ def status(
 
     Flags:
         folder (DIR): The operator's folder, or a site's.
-        watch: Show it again and again until all rounds are done or Ctrl-C.
-        every (SECONDS): Time between two looks.
+        watch: Refresh the display until the federation has finished, failed or stopped, or until Ctrl-C.
+        every (SECONDS): Time between two refreshes.
         json: Print JSON, for other programs.
-        page (FILE): Write a page (HTML), too.
+        page (FILE): Also write the status as an HTML page.
     """
     from ..federation.operate import folder_of
     from .federation_status import show
@@ -185,13 +185,13 @@ def status(
 def resume(folder: Path, *, foreground: bool = False) -> None:
     """Start a federation or a site again: after `down`, after a crash of the machine, or after it has given up.
 
-    A federation goes on with the round after the last one that it saved.
+    A federation continues with the round after the last one that it saved.
 
     Example: `fedabml federation resume trial`
 
     Flags:
         folder (DIR): The operator's folder, or a site's.
-        foreground: Stay in the foreground, as a systemd unit needs it. Ctrl-C ends everything.
+        foreground: Stay in the foreground, as systemd requires. Ctrl-C ends all processes.
     """
     from ..federation import operate
 
@@ -203,7 +203,7 @@ def resume(folder: Path, *, foreground: bool = False) -> None:
 @app.command()
 @command()
 def down(folder: Path) -> None:
-    """End all processes of a federation or a site on this machine. What was learnt stays; `resume` goes on.
+    """End all processes of a federation or a site on this machine. Training can continue with `resume`.
 
     Example: `fedabml federation down trial`
 
@@ -219,7 +219,7 @@ def down(folder: Path) -> None:
 @app.command("add-site")
 @command()
 def add_site(folder: Path, name: str) -> None:
-    """Add a site to a federation, also while it runs, and write the archive with which the site joins.
+    """Add a site to a federation and write the archive with which the site joins. The federation may be running.
 
     Example: `fedabml federation add-site trial west`
 
@@ -238,7 +238,7 @@ def add_site(folder: Path, name: str) -> None:
 @app.command("remove-site")
 @command()
 def remove_site(folder: Path, name: str) -> None:
-    """Remove a site from a federation, also while it runs. Its key is refused from then on.
+    """Remove a site from a federation, which may be running. The server then refuses the site's key.
 
     What the site has contributed to earlier rounds stays in the prior.
 
@@ -260,7 +260,7 @@ def remove_site(folder: Path, name: str) -> None:
 @app.command()
 @command()
 def renew(folder: Path) -> None:
-    """Renew the server's certificate, for the host in federation.toml. Sites keep their archives.
+    """Renew the server's certificate for the host in federation.toml. Sites need no new archives.
 
     Example: `fedabml federation renew trial`
 
@@ -279,7 +279,7 @@ def renew(folder: Path) -> None:
 
 
 def _paths(words: str) -> dict[str, Path]:
-    """Return names and paths of `a=PATH,b=PATH`."""
+    """Return the paths by site name from a text such as `a=PATH,b=PATH`."""
     result: dict[str, Path] = {}
     for word in split_words(words):
         name, equals, path = (part.strip() for part in word.partition("="))

@@ -1,4 +1,4 @@
-"""`fedabml federation personalize`: a site's posterior from the newest prior on its own disk."""
+"""The command `fedabml federation personalize` makes a site's posterior from the newest prior on its own disk."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def personalize(
 ) -> None:
     """Make this site's posterior from the newest prior on its own disk and its own data. Nothing leaves the machine.
 
-    The data are those that site.toml names. The posterior reveals facts about them, so keep it at the site. Then
-    `fedabml predict` and `fedabml serve` use it.
+    The data are those that site.toml names. The posterior reveals facts about them, so keep it at the site. Use it with
+    `fedabml predict` and `fedabml serve`.
 
     With --validation, the command holds out a share of the site's rows. On these rows it calibrates the posterior,
     chooses the threshold for --aim, and sets the limits of prediction sets (or intervals) and of alarms.
@@ -54,8 +54,8 @@ def personalize(
             more) or none. Its effect is shown by cross-validation on these rows.
         class_weights (WEIGHTS): How much rows of each class count: balanced (by the site's rows), none, or numbers
             such as 1,5. [default: as in training]
-        compare: Say whether the prior, the posterior or training alone serves the site best on the rows held out.
-        newcomer: Begin as a site that never trained, without the state that this one keeps.
+        compare: Show whether the prior, the posterior or training alone is best for the site on the rows held out.
+        newcomer: Begin like a site that never trained, without the state that this site keeps.
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.
     """

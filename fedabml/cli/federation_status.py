@@ -1,4 +1,4 @@
-"""The status of a federation or a site in the terminal."""
+"""Print the status of a federation or a site in the terminal."""
 
 from __future__ import annotations
 
