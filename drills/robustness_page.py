@@ -97,9 +97,9 @@ call. The data are the embedded digits.
 ## False sites
 
 {SITES} sites with different shares of the classes (Dirichlet, α = 1), {ROUNDS} rounds of 2 epochs, an MLP with 32
-hidden units. A false site sends the state it received plus −10 or 10 times its change. Its replies are well-formed, so the
-checks pass unless a value leaves its range. The table has the accuracy of the server's own model on all test rows: mean
-and standard deviation over seeds. `trim` is {TRIM}. The norm bound refuses an update that is more than
+hidden units. A false site sends the state it received plus −10 or 10 times its change. Its replies are well-formed, so
+the checks pass unless a value leaves its range. The table has the accuracy of the server's own model on all test rows:
+mean and standard deviation over seeds. `trim` is {TRIM}. The norm bound refuses an update that is more than
 {NORM_FACTOR:g} times the median distance away from the coordinatewise median of the updates."""
 _DROPOUTS = f"""## Sites that drop out
 

@@ -1,4 +1,4 @@
-"""The server's side of joining: one card is agreed on with all sites, and offered to those that come later."""
+"""On the server's side, agree on one card with all sites, and offer it to sites that join later."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .replies import check_identity
 from .roster import Roster
 from .schema import Schema
 
-ADMIT_AGAIN = 10  # rounds until a site that was refused is examined again, unless it reconnects
+ADMIT_AGAIN = 10  # rounds until the card is offered again to a site that was left out, unless it reconnects
 
 
 class Admission:
-    """Knows the card, once it is frozen, and writes orders that carry its digest."""
+    """Admission holds the frozen card and writes orders that carry its digest."""
 
     def __init__(self, folder: ServerFolder, roster: Roster, mailbox: Mailbox, events: Events):
         self.folder, self.roster, self.mailbox, self.events = folder, roster, mailbox, events
         self.settings = folder.settings
         self.card: Card | None = None
-        self.refused: dict[str, int] = {}  # by site: the round in which it is examined again
+        self.refused: dict[str, int] = {}  # by site: the round in which the card is offered to it again
 
     def read_card(self) -> Card | None:
-        """Return the frozen card of the folder; None if there is none yet."""
+        """Return the frozen card of the folder, or None if there is none yet."""
         if not self.folder.card_file.is_file():
             return None
         self.card = Card.load(self.folder.card_file)
@@ -41,13 +41,13 @@ class Admission:
     def freeze(self) -> tuple[Card, tuple[str, ...]]:
         """Run the start protocol; return the card, which is then on disk, and the sites that have accepted it.
 
-        All sites are waited for. With the schema's normalisation, a site that is not there after the time of a round
-        joins later.
+        The coordinator waits for all sites. With the schema's normalisation it waits at most `round_timeout` seconds
+        once enough sites are connected; the others join later.
         """
         self._wait_for_sites()
         schema = Schema.load(self.folder.schema_file)
 
-        def keep(card: Card) -> None:  # before any site gets it, so that a kill in between does not make another one
+        def keep(card: Card) -> None:  # saved before any site gets it: a kill must not lead to a second card
             card.save(self.folder.card_file)
             self.card = card
 
@@ -96,7 +96,7 @@ class Admission:
             self.refused[name] = round + ADMIT_AGAIN
 
     def exchange_with(self, members: Sequence[Member] | None) -> Callable[..., dict[str, Reply]]:
-        """Return the function by which the start protocol asks sites: these, or all that are connected."""
+        """Return the function by which the start protocol sends orders to these sites, or to all connected ones."""
 
         def exchange(kind: str, facts: dict[str, Any], tensors: State, timeout: float) -> dict[str, Reply]:
             asked = members or [m for m in self.roster.members if m.name in self.roster.connected]

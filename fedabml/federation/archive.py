@@ -1,10 +1,10 @@
-"""The archive that an operator hands to a site: who the server is, the site's keys, and three commands.
+"""Write and read the archive that an operator hands to a site: the server's address, the site's keys, a short guide.
 
     README.txt  invitation.json  ca.crt  site.key  site.pub  site.secret  apps.json        (NAME.tar.gz, mode 0600)
 
-`pack` writes it; `unpack` makes a site's folder of it. An archive comes from outside: it is read in memory with limits,
+`pack` writes it; `unpack` makes a site's folder of it. An archive is untrusted input: it is read in memory with limits,
 only these names are accepted, and each content is checked. It never decides what the site allows: `unpack` writes
-`site.toml` itself, in which nothing is allowed.
+`site.toml` itself and allows nothing in it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def pack(folder: ServerFolder, name: str, site: keys.SiteKeys, apps: list[str]) 
 
 
 def fingerprint(certificate: bytes) -> str:
-    """Return the SHA-256 fingerprint of a certificate in the form PEM, as people compare it."""
+    """Return the SHA-256 fingerprint of a certificate in the form PEM, in the notation that people compare."""
     keys.check()
     from cryptography.hazmat.primitives import hashes
 
@@ -86,9 +86,9 @@ def fingerprint(certificate: bytes) -> str:
 def unpack(
     archive: str | os.PathLike[str], folder: str | os.PathLike[str], data: str | os.PathLike[str] | None = None
 ) -> SiteFolder:
-    """Make a site's folder of an archive; `data` is noted in its settings.
+    """Make a site's folder from an archive, and write the path `data` into its settings.
 
-    A folder that was made of the same archive before is kept with its settings and its state. Raises InputError for an
+    A folder made earlier from the same archive keeps its settings and its state. Raises InputError for an
     archive that `pack` did not write, and for a folder that holds something else.
     """
     contents, subject = _read(archive), f"'{archive}'"
@@ -109,12 +109,12 @@ def unpack(
     write(site.public_key, contents["site.pub"])
     write(site.ca_certificate, contents["ca.crt"])
     write_json(site.apps_file, parse_json(contents["apps.json"].decode(), subject))
-    settings.save(site.settings_file)  # the last one: a folder with settings is complete
+    settings.save(site.settings_file)  # written last: a folder with settings is complete
     return site
 
 
 def _kept(site: SiteFolder, settings: SiteSettings, contents: dict[str, bytes], subject: str) -> SiteFolder:
-    """Return a folder that was made before, with the new path of its data, if it belongs to this archive."""
+    """Return a folder made earlier, with the new path of its data. Raises InputError if the archive is not its own."""
     old = site.settings
     same = (old.federation, old.name) == (settings.federation, settings.name)
     if not same or read_bytes(site.public_key, MAX_FILE) != contents["site.pub"]:

@@ -1,4 +1,4 @@
-"""The card of a federation: everything that the server and its sites must agree on before the first round.
+"""A card holds everything that the server and its sites must agree on before the first round.
 
     card = make_card(identifier, inputs, algorithm=algorithm, model="mlp", batch_size=50, epochs=5, seed=0)
     cohort = Cohort(card.setting(federation_of_one_site, number), card.place())
@@ -54,9 +54,9 @@ def is_identifier(text: object) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Card:
-    """What is trained, on which inputs, and from which initial weights; the same at the server and at every site."""
+    """A card states what is trained, on which inputs and from which initial weights; server and sites have the same."""
 
-    federation: str  # its identifier, 32 hexadecimal digits
+    federation: str  # the federation's identifier, 32 hexadecimal digits
     input_spec: InputSpec  # its network holds the initial weights, float32
     algorithm: Algorithm
     batch_size: int
@@ -198,8 +198,8 @@ def make_card(
 ) -> Card:
     """Return the card of a new federation; the network and its initial weights are those that `train` would make.
 
-    `inputs` has the shape, type, normalisation, recipe and task of the data; its samples are not looked at.
-    `class_weights` are used as they are, because the counts of classes stay at the sites.
+    `inputs` has the shape, type, normalisation, recipe and task of the data; its samples are not used.
+    `class_weights` are used unchanged, because the counts of classes stay at the sites.
     """
     _check_names(model, algorithms.name_of(algorithm))
     if inputs.task != "classification" and algorithm.label_prior != "none":

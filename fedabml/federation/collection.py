@@ -1,4 +1,4 @@
-"""The replies to one set of orders: each is taken once, and only with the nonce that its site was sent.
+"""Collect the replies to one set of orders: each counts once, and only with the nonce that its site was sent.
 
 Flower accepts a reply that one registered site writes in the name of another, so a reply counts only if the connection,
 the name in it and the nonce agree. A false reply never uses up the place of the true one.
@@ -18,12 +18,12 @@ from .messages import Arrival, Order, Reply, clean
 
 log = logging.getLogger("fedabml")
 Check = Callable[[Reply, Order], str | None]
-MOST_REASONS = 100  # different rejections of one exchange that are listed
+MOST_REASONS = 100  # the most different rejections of one exchange that are listed
 MOST_PAST = 100_000  # nonces that are remembered, to tell late replies from invented ones
 
 
 class PastNonces:
-    """The nonces of earlier orders, by which a late reply is told from an invented one."""
+    """The nonces of earlier orders distinguish a late reply from an invented one."""
 
     def __init__(self) -> None:
         self.orders: OrderedDict[str, str] = OrderedDict()
@@ -36,13 +36,13 @@ class PastNonces:
             self.orders.popitem(last=False)
 
     def get(self, nonce: str) -> str | None:
-        """Return why a reply with this nonce is late; None if the nonce is unknown."""
+        """Return why a reply with this nonce is late, or None if the nonce is unknown."""
         return self.orders.get(nonce)
 
 
 @dataclass
 class Collection:
-    """What came back to some orders, one per site."""
+    """A collection holds the replies to a set of orders, one per site."""
 
     orders: Sequence[Order]
     check: Check
@@ -93,7 +93,7 @@ class Collection:
             self.valid[order.site] = reply
 
     def _misplaced(self, arrival: Arrival, reply: Reply, order: Order | None) -> str | None:
-        """Return why a reply is no answer of this site to a pending order; it then uses up nothing."""
+        """Return why a reply does not answer a pending order of this site, or None. The order then stays pending."""
         if order is None:
             reason = self.past.get(reply.nonce) if isinstance(reply.nonce, str) else None
             if reason and arrival.sender is not None:
@@ -118,13 +118,13 @@ class Collection:
         self.reject(order.site, self.failed[order.site])
 
     def reject(self, site: object, reason: str) -> None:
-        """Note a rejection; of very many different ones only the first are listed."""
+        """Record a rejection. If there are very many different ones, only the first are listed."""
         entry = clean(site, 63), reason
         if entry in self.rejected or len(self.rejected) < MOST_REASONS:
             self.rejected[entry] += 1
 
     def drop(self, site: str, reason: str) -> None:
-        """Reject a reply that was valid when it was looked at alone."""
+        """Reject a reply that was valid by itself, because of the other replies."""
         del self.valid[site]
         self.reject(site, reason)
 
@@ -137,7 +137,7 @@ class Collection:
 
 
 def _size(arrival: Arrival) -> int:
-    """Return the bytes of a message: as the transport counted them, or at least those of its tensors."""
+    """Return the bytes of a message: the transport's count, but at least those of its tensors."""
     tensors = arrival.reply.tensors if arrival.reply is not None else {}
     values = [value for value in tensors.values() if isinstance(value, Tensor)] if isinstance(tensors, dict) else []
     return max(arrival.bytes, sum(value.numel() * value.element_size() for value in values))

@@ -1,10 +1,10 @@
-"""The coordinator: it leads a federation over a transport, from the start protocol to the last prior.
+"""The coordinator leads a federation over a transport, from the start protocol to the last prior.
 
     Coordinator(ServerFolder(path), transport).run()
 
-The arithmetic is the engine's: with all sites alive a round has the bits of the simulator's round with backend `loop`
-and one worker. What is added here is what a network needs: who is drawn, how long a round waits, which replies count,
-and a state on disk from which another coordinator goes on at the next round.
+The engine does the arithmetic: if all sites reply, a round has the same bits as the simulator's with backend `loop` and
+one worker. This module adds what a network needs: which sites are drawn, how long a round waits, which replies count,
+and a state on disk from which another coordinator continues with the next round.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from .server_state import Saved
 from .stand_in import stand_in
 
 __all__ = ["Arrival", "Coordinator", "Stopped", "Transport", "TransportClosed"]
-LOCK_WAIT = 60.0  # seconds that another coordinator in the same folder is waited for
-RETRY = 30.0  # seconds until a prior is sent again to a site that did not take it
+LOCK_WAIT = 60.0  # seconds to wait for another coordinator in the same folder to end
+RETRY = 30.0  # seconds until a prior is sent again to a site that did not confirm it
 
 
 class Coordinator:
-    """Leads the rounds of one federation. `clock` counts seconds; `on_event` is called with every event."""
+    """A coordinator leads a federation's rounds. `clock` counts seconds; `on_event` is called with every event."""
 
     def __init__(
         self,
@@ -83,13 +83,13 @@ class Coordinator:
             except (Stopped, TransportClosed) as error:
                 reason = "stopped" if isinstance(error, Stopped) else "the transport ended"
                 self.events.write("end", reason=reason, round=self.round)
-            except InputError as error:  # `status` shows it: which site does not fit, and why
+            except InputError as error:  # `status` shows which site does not fit, and why
                 self.events.write("error", error=clean(str(error), 2000))
                 raise
 
     @property
     def round(self) -> int:
-        """How many rounds are done."""
+        """The number of finished rounds."""
         return self.saved.state.round if hasattr(self, "saved") else 0
 
     # -- the start ----------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Coordinator:
             self._send_prior([m for m in awake if m.name in self.saved.ready])
 
     def _try_round(self, number: int, attempt: int) -> str:
-        """Try a round once; return why it failed, or nothing once the state after it is saved."""
+        """Try a round once. Return why it failed, or an empty text once the state after it is saved."""
         settings, times = self.settings, [time.perf_counter()]
         available = self._available(number)
         clients, size, least = self._sizes()
@@ -212,7 +212,7 @@ class Coordinator:
             server_state.save(self.folder.state, self.saved)
 
     def _check_reply(self, reply: Reply, order: Order) -> str | None:
-        """Return why a reply may not count: by itself, or because the state merged from it alone would be absurd."""
+        """Return why a reply is invalid, by itself or because merging it alone gives an invalid state, or None."""
         if reason := check(reply, order, self.limits, self.update_like):
             self._note_loss(reply, order)
             return reason
@@ -228,7 +228,7 @@ class Coordinator:
         return f"the site refused: {clean(reply.error)}" if reply.error else None
 
     def _note_loss(self, reply: Reply, order: Order) -> None:
-        """Note what a site that refuses says it has lost."""
+        """Record what a refusing site reports as lost: its kept state or its card."""
         facts = reply.facts if reply.error and isinstance(reply.facts, dict) else {}
         if facts.get("kept") == "lost":
             self.lost.add(order.site)
@@ -236,7 +236,7 @@ class Coordinator:
             self.without_card.add(order.site)
 
     def _forget_lost(self) -> None:
-        """Let sites that have lost what they kept begin again; those without a card are offered it before."""
+        """Let sites that lost their kept state begin again; sites without a card must first accept it again."""
         for name in self.lost | self.without_card:
             self.counted.pop(name, None)
         if self.without_card:
@@ -270,7 +270,7 @@ class Coordinator:
         collection: Collection,
         times: Sequence[float],
     ) -> dict[str, Any]:
-        """Return what the file of events says of an attempt."""
+        """Return the facts about an attempt for the file of events."""
         valid = {name: collection.valid[name] for name in sorted(collection.valid, key=self.roster.number)}
         losses = {name: float(reply.loss) for name, reply in valid.items()}
         parts = {name: round(b - a, 4) for name, a, b in zip(("draw", "wait", "merge"), times, times[1:], strict=False)}
@@ -331,7 +331,7 @@ class Coordinator:
 
 @contextmanager
 def _alone(folder: ServerFolder) -> Iterator[None]:
-    """Keep other coordinators out of the folder; one that is about to end is waited for."""
+    """Keep other coordinators out of the folder, after waiting a bounded time for one that is about to end."""
     deadline = time.monotonic() + LOCK_WAIT
     with ExitStack() as stack:
         while True:

@@ -1,4 +1,4 @@
-"""The coordinator's events: one JSON object per line, appended as they happen; `status` reads them."""
+"""Record the coordinator's events: one JSON object per line, appended as they happen; `status` reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Event = dict[str, Any]
 
 
 class Events:
-    """A file of events. Every line is whole: a line that a kill cut short is ended before the next one."""
+    """A file of events. If a kill cut a line short, that line is ended before the next one is written."""
 
     def __init__(self, path: Path, on_event: Callable[[Event], None] | None = None):
         self.path, self.on_event = path, on_event
@@ -30,7 +30,7 @@ class Events:
             self.on_event(line)
 
     def any_round(self) -> bool:
-        """Return whether the file tells of a round that was done."""
+        """Return whether the file records a finished round."""
         if not self.path.is_file():
             return False
         with self.path.open("rb") as file:

@@ -1,6 +1,6 @@
-"""Where everything of a federation lies on disk: the operator's folder (`ServerFolder`) and a site's (`SiteFolder`).
+"""Name every path of a federation on disk: in the operator's folder (`ServerFolder`) and in a site's (`SiteFolder`).
 
-Both are names of paths; making an object touches no file. `settings`, `sites` and `apps` read files with checks.
+Creating either object touches no file. `settings`, `sites` and `apps` read files with checks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Member:
 
 
 class _Folder:
-    """A folder with a state that survives and a `run` folder that need not."""
+    """A folder with a `state` that must survive a restart and a `run` folder that need not."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(os.path.abspath(path))  # noqa: PTH100 - links stay as the operator wrote them
@@ -302,7 +302,7 @@ def write_secret(path: Path, content: bytes) -> None:
 def _distinct(sites: list[Member], subject: str) -> list[Member]:
     """Return sites in order of their numbers. Raises InputError if two share a number, a name or a key."""
     columns: dict[str, list[str | int]] = {
-        "name": [site.name.lower() for site in sites],  # some file systems do not tell A from a
+        "name": [site.name.lower() for site in sites],  # some file systems do not distinguish A from a
         "number": [site.number for site in sites],
         "public key": [site.public_key for site in sites],
     }

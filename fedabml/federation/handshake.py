@@ -1,10 +1,10 @@
-"""The start of a federation: every site compares the schema with its data, and all freeze one card.
+"""At the start of a federation, every site compares the schema with its data, and all freeze one card.
 
     describe   the schema goes to every site, which answers whether its data fit, or why they do not
     sums       only with normalisation = "pooled", and only if every site allows it: sums of the inputs come back
     freeze     the card goes to every site, which rebuilds it, checks it against its data, and stores it for good
 
-`freeze` and `admit` are the server's side, `answer` is a site's. What a site reveals is listed in `LEAKS`.
+The server calls `freeze` and `admit`; a site calls `answer`. `LEAKS` lists what a site reveals.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def freeze(
 ) -> Frozen:
     """Run the start protocol and return the card that at least `min_replies` sites have stored.
 
-    `keep` is called with the card before any site gets it: a server that dies in between goes on with `admit`. Raises
+    `keep` is called with the card before any site gets it: a server that dies in between continues with `admit`. Raises
     InputError, with every site's reason, if too few sites match, or if sums are needed that a site does not allow.
     """
     answers = exchange("describe", {"schema": schema.to_json()}, {}, settings.round_timeout)
@@ -115,7 +115,7 @@ def freeze(
 
 
 def admit(card: Card, settings: Settings, exchange: Exchange) -> Frozen:
-    """Offer the frozen card to sites that came later, or again; it never changes. Nothing is raised for a refusal."""
+    """Offer the frozen card to sites that join late or return. The card never changes; a refusal raises nothing."""
     answers = exchange("describe", {"schema": dict(card.schema)}, {}, settings.round_timeout)
     accepted, refused = _sorted_out(answers, _described)
     if accepted:
@@ -136,7 +136,7 @@ def _offer(
 
 
 def _sorted_out(answers: Mapping[str, Reply], reason_of: Callable[[Reply], str]) -> tuple[list[str], dict[str, str]]:
-    """Divide sites into those whose reply is good, in order of their names, and reasons for the others."""
+    """Return the sites whose reply is good, in order of their names, and the reasons against the others."""
     refused: dict[str, str] = {}
     for name, reply in sorted(answers.items()):
         if reason := clean(reply.error, MOST_REASON) or reason_of(reply):
@@ -147,7 +147,7 @@ def _sorted_out(answers: Mapping[str, Reply], reason_of: Callable[[Reply], str])
 def _next(
     accepted: list[str], refused: dict[str, str], answers: Mapping[str, Reply], reason_of: Callable[[Reply], str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Divide the sites that were accepted before; one that did not answer is left out."""
+    """Return which of the accepted sites stay accepted, and the reasons against all others, also silent ones."""
     good, bad = _sorted_out({name: answers[name] for name in accepted if name in answers}, reason_of)
     silent = {name: "It did not answer in time." for name in accepted if name not in answers}
     return good, refused | bad | silent
@@ -188,7 +188,7 @@ def answer(order: Order, site: SiteFolder) -> dict[str, Any]:
 
 @contextmanager
 def _about_the_order() -> Iterator[None]:
-    """Turn errors about what an order holds, which the server knows, into Refusals."""
+    """Turn errors about an order's content into Refusals: the server knows that content already."""
     try:
         yield
     except InputError as error:
@@ -244,7 +244,7 @@ def _stored(site: SiteFolder) -> Card:
 
 
 def _asked(order: Order, site: SiteFolder) -> Schema:
-    """Return the order's schema; refuse it if the site has frozen another or was asked about too many."""
+    """Return the order's schema. Raises Refusal if the site has stored another, or has compared too many."""
     with _about_the_order():
         schema = Schema.of(order.facts.get("schema"), "The schema of the order")
     if site.card_file.exists():

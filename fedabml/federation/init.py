@@ -1,7 +1,7 @@
-"""Everything that a first deployment needs, made at once: `init`, and later `add_site`, `remove_site` and `renew`.
+"""Make everything that a deployment needs: `init` at first, and later `add_site`, `remove_site` and `renew`.
 
 `init` builds the operator's folder under another name and renames it when it is complete. A site's private key exists
-in its archive alone: the server keeps the public key and the secret that both share.
+only in its archive: the server keeps the public key and the secret that both share.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def init(
     """Make an operator's folder with settings, schema, keys, certificates, the app, the proxy and an archive per site.
 
     `host` is the name or address by which sites reach this machine, `sites` are their names. The schema is drafted from
-    `data`, those of one site, with `schema_options`. `apps` are the hashes of the Flower apps that
+    `data`, the data of one site, with `schema_options`. `apps` are the hashes of the Flower apps that
     sites accept, by default that of the app in the folder. `settings` are keys of federation.toml.
     """
     keys.check()
@@ -67,7 +67,7 @@ def init(
 
 
 def add_site(directory: str | os.PathLike[str], name: str, *, apps: Sequence[str] | None = None) -> Path:
-    """Add a site to a federation and return the path of its archive. A running proxy notices it by itself."""
+    """Add a site to a federation and return the path of its archive. A running proxy reads the new list by itself."""
     folder = ServerFolder(directory).check()
     with folder_lock(folder.path, _LOCK):
         sites = folder.sites()
@@ -96,7 +96,7 @@ def remove_site(directory: str | os.PathLike[str], name: str) -> Member:
 def renew(directory: str | os.PathLike[str]) -> ServerFolder:
     """Make a new key and certificate of the server for the host in federation.toml. Restart the SuperLink afterwards.
 
-    Sites keep their archives: they trust the authority, whose key must lie in secrets/ca.key.
+    Sites need no new archives, because they trust the authority. Its key must be in secrets/ca.key.
     """
     folder = ServerFolder(directory).check()
     with folder_lock(folder.path, _LOCK):
@@ -135,7 +135,7 @@ def _fill(
 def _add(
     folder: ServerFolder, sites: list[Member], name: str, number: int, apps: list[str], with_proxy: bool = True
 ) -> Path:
-    """Make keys and archive of one site, and then note it: a site in the list has an archive."""
+    """Make the keys and the archive of one site, and then list it, so that every listed site has an archive."""
     site = keys.make_site_keys()
     write_secret(folder.site_secret(name), site.secret)
     path = archive.pack(folder, name, site, apps)
@@ -146,7 +146,7 @@ def _add(
 
 
 def _apps(folder: ServerFolder, apps: Sequence[str] | None) -> list[str]:
-    """Return the hashes given, or that of the federation's Flower app, which is written if it is not there."""
+    """Return the given hashes, or that of the federation's Flower app, which is written if it does not exist."""
     if apps is not None:
         return list(apps)
     from .flower.app import app_hash, write_app

@@ -1,8 +1,8 @@
-"""What a site keeps between rounds, on its own disk, in versions named by round.
+"""Store what a site keeps between rounds, on its own disk, in versions named by round.
 
-The server alone knows which of a site's replies counted. Every order names that round, and the site starts from the
-version of that round: a lost or refused reply, a repeated round and a server that goes on from an older state all leave
-site and server in step. A version belongs to one federation, one card and one identity.
+Only the server knows which of a site's replies counted. Every order names that round, and the site starts from the
+version of that round. So site and server stay consistent after a lost or refused reply, a repeated round, or a server
+that continues from an older state. A version belongs to one federation, one card and one identity.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class KeptVersions:
         return {name: tensors[name] for name in like}
 
     def save(self, round: int, state: State, counted: int) -> None:
-        """Write the version of a round that started from version `counted`, and delete those that nobody can ask for.
+        """Write the version of a round that started from version `counted`, and delete those no longer needed.
 
-        The one before `counted` stays too: a server whose newest state is damaged goes on from the one before. Later
+        The one before `counted` stays too: a server whose newest state is damaged uses the state before it. Later
         ones stay, because an order that is delivered twice may come again after the next one was answered.
         """
         write_tensors(self.path(round), state, {**self.owner, "round": round}, private=True)

@@ -1,7 +1,7 @@
-"""Keys and certificates of a federation: its own authority, the server's certificate, a key pair and a secret per site.
+"""Make and check a federation's keys: its authority, the server's certificate, a key pair and a secret per site.
 
-All keys are ECDSA on the curve P-384. The authority signs the server's certificate alone: a site is known by its public
-key, which the operator registers. The package cryptography comes with the extra `flower`, and is imported on use.
+All keys are ECDSA on the curve P-384. The authority signs only the server's certificate: a site is identified by its
+public key, which the operator registers. The package cryptography comes with the extra `flower`; it is imported on use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SiteKeys(NamedTuple):
     private: bytes  # OpenSSH, as flower-supernode reads it
     public: bytes  # OpenSSH, as `flwr supernode register` reads it
     pem: str  # the public key as the SuperLink reports it
-    secret: bytes  # shared with the server alone, for the codes of orders and replies
+    secret: bytes  # shared only with the server, for the authentication codes of orders and replies
 
 
 class Certificate(NamedTuple):
@@ -151,7 +151,7 @@ def read_certificate(content: bytes, subject: str) -> x509.Certificate:
 
 
 def expires(content: bytes, subject: str) -> datetime.datetime:
-    """Return the moment at which a certificate ends."""
+    """Return the time at which a certificate expires."""
     return read_certificate(content, subject).not_valid_after_utc
 
 

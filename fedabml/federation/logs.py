@@ -1,4 +1,4 @@
-"""Logs of a federation's processes, and texts from elsewhere, as they may be shown to people."""
+"""Read the logs of a federation's processes, and make texts from elsewhere safe to show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import shortened
 
 
 def clean(text: Any, limit: int = 300) -> str:
-    """Return a text from elsewhere as one printable line of bounded length: nothing in it can steer a terminal."""
+    """Return a text from elsewhere as one printable line of bounded length, without control characters."""
     return shortened("".join(c if c.isprintable() else " " for c in str(text)[: 4 * limit]), limit)
 
 

@@ -1,4 +1,4 @@
-"""Codes that prove who wrote an order or a reply: HMAC-SHA256 with a secret that the server shares with one site.
+"""Authenticate orders and replies by HMAC-SHA256 with a secret that the server shares with one site.
 
 Flower's SuperLink stores a message that one registered site writes in another's name, and even an order that a site
 writes to another in the server's name. Whoever lacks the secret of the site cannot make the code of its messages.
@@ -41,7 +41,7 @@ def reply_mac(secret: bytes, reply: Any) -> str:
 
 
 def is_genuine(computed: str, received: object) -> bool:
-    """Return whether a received code is the computed one; the time of the comparison shows nothing."""
+    """Return whether a received code equals the computed one, by a comparison in constant time."""
     return isinstance(received, str) and received.isascii() and hmac.compare_digest(computed, received)
 
 
@@ -56,7 +56,7 @@ def _mac(secret: bytes, purpose: bytes, message: Any) -> str:
 
 
 def _parts(message: Any) -> Iterator[bytes | memoryview]:
-    """Give the bytes of a message's fields in order of their names; tensors by name, type, shape and content."""
+    """Yield the bytes of a message's fields in order of their names; tensors by name, type, shape and content."""
     for name in sorted(field.name for field in dataclasses.fields(message)):
         value = getattr(message, name)
         yield name.encode()

@@ -1,4 +1,4 @@
-"""The coordinator's mailbox: it sends orders, waits a bounded time, and takes replies as they come."""
+"""The coordinator's mailbox sends orders, waits a bounded time, and takes replies as they arrive."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ POLL = 1.0  # seconds between two looks at the stop file
 
 
 class Stopped(Exception):
-    """The operator asked the coordinator to end."""
+    """The coordinator must end, because the operator asked for it."""
 
 
 class Mailbox:
-    """Sends orders over a transport and collects the replies; a `stop` file ends every wait with Stopped."""
+    """A mailbox sends orders over a transport and collects the replies; a `stop` file ends every wait with Stopped."""
 
     def __init__(self, transport: Transport, clock: Callable[[], float], stop: Path, max_bytes: int):
         self.transport, self.clock, self.stop, self.max_bytes = transport, clock, stop, max_bytes
         self.past = PastNonces()
-        self.stray = self._collection([], check_identity)  # what arrives when nothing is awaited
+        self.stray = self._collection([], check_identity)  # what arrives when no reply is awaited
 
     def _collection(self, orders: Sequence[Order], check: Check) -> Collection:
         return Collection(orders, check, self.past, self.max_bytes)
 
     def collect(self, orders: Sequence[Order], check: Check, timeout: float, enough: int = 0) -> Collection:
-        """Send orders and take replies until all sites have answered, `enough` are valid, or the time is over.
+        """Send orders and take replies until all sites have answered, `enough` are valid, or the time is up.
 
-        `check` gives the reason why a reply may not count, or None. With `enough` 0 all sites are waited for.
+        `check` returns why a reply must not count, or None. If `enough` is 0, the call waits for all sites.
         """
         collection = self._collection(orders, check)
         try:
@@ -49,7 +49,7 @@ class Mailbox:
         return collection
 
     def idle(self) -> None:
-        """Wait a moment; replies that nobody awaits are noted."""
+        """Wait a moment, and record replies that nobody awaits."""
         self.check_stop()
         for arrival in self.transport.receive(POLL):
             self.stray.take(arrival)

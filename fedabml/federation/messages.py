@@ -1,7 +1,7 @@
-"""Orders of the coordinator and replies of the sites, as plain values, and the transport that carries them.
+"""Define the coordinator's orders and the sites' replies as plain values, and the transport that carries them.
 
-A transport is Flower's Grid in a deployment and a function call in tests. What comes from a site is data of a stranger:
-`clean` is the only way by which a text of a site reaches a log, a terminal or a file of events.
+A transport is Flower's Grid in a deployment and a function call in tests. What a site sends is untrusted:
+a text from a site reaches a log, a terminal or a file of events only through `clean`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TransportClosed(Exception):
 
 @dataclass(frozen=True)
 class Order:
-    """What the coordinator sends to one site."""
+    """An order is what the coordinator sends to one site."""
 
     kind: str  # one of KINDS
     federation: str  # 32 hexadecimal digits
@@ -59,7 +59,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a site answers; the first seven fields repeat the order's."""
+    """A reply is what a site answers; the first seven fields repeat the order's."""
 
     kind: str
     federation: str
@@ -78,9 +78,9 @@ class Reply:
 
 @dataclass(frozen=True)
 class Arrival:
-    """What a transport received: a reply, or the reason why there is none."""
+    """An arrival is what a transport received: a reply, or the reason why there is none."""
 
-    sender: str | None  # the site's name by the connection, whatever the reply says; None if unknown
+    sender: str | None  # the site's name according to the connection, not to the reply; None if unknown
     reply: Reply | None
     error: str = ""  # why there is no reply
     bytes: int = 0  # of the message, if known
@@ -89,7 +89,7 @@ class Arrival:
 
 
 class Transport(Protocol):
-    """How a coordinator reaches its sites. Every method may raise TransportClosed."""
+    """A transport connects a coordinator with its sites. Every method may raise TransportClosed."""
 
     def sites(self) -> dict[str, str]:
         """Return the names of the sites that are connected now, with their public keys (PEM)."""
@@ -100,7 +100,7 @@ class Transport(Protocol):
         ...
 
     def receive(self, seconds: float) -> list[Arrival]:
-        """Wait at most so long, and return what has arrived as soon as something has."""
+        """Return what has arrived, as soon as something has, or nothing after `seconds`."""
         ...
 
 
@@ -110,7 +110,7 @@ def new_nonce() -> str:
 
 
 def clean(text: object, limit: int = MAX_TEXT) -> str:
-    """Return a text of a stranger on one line: without control characters, at most `limit` characters."""
+    """Return an untrusted text on one line, without control characters and with at most `limit` characters."""
     if not isinstance(text, str):
         return f"(a value of type {type(text).__name__})"
     words = " ".join(text[: 4 * limit].split())  # line breaks and tabs

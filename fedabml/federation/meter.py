@@ -1,11 +1,11 @@
-"""The proxy's process: it runs nginx, and bounds the bytes that a site can make the SuperLink keep in a round.
+"""The proxy's process runs nginx, and bounds the bytes that a site can make the SuperLink keep in a round.
 
     python -m fedabml.federation.meter DIR
 
 nginx writes a line for every request whose body the SuperLink keeps. The meter adds the bytes per site since the
-coordinator's last event. A site beyond its budget (`budget`) is refused by nginx (503, after which a SuperNode tries
-again) until the next event. Between two looks a site can exceed its budget by what `proxy` lets through at once: the
-parts of one message, ten large parts per second, and the connections that are open.
+coordinator's last event. nginx refuses a site beyond its budget (`budget`) until the next event, with status 503, after
+which a SuperNode tries again. Between two readings a site can exceed its budget by what `proxy` lets through at once:
+the parts of one message, ten large parts per second, and the connections that are open.
 
 The meter also makes nginx read its configuration again when the list of sites or the certificate changes.
 """
@@ -30,25 +30,25 @@ from . import proxy
 from .folders import ServerFolder
 from .settings import Settings
 
-LOOK = 0.5  # seconds between two looks at the log
+LOOK = 0.5  # seconds between two readings of the log
 MAX_LOG = 4 << 20  # bytes of nginx's logs
-EVENTS = ("start", "card", "round", "repeat", "prior")  # each gives every site a new budget
+EVENTS = ("start", "card", "round", "repeat", "prior")  # events of these kinds give every site a new budget
 
 
 def budget(settings: Settings) -> int:
-    """Return the bytes that a site may send between two events: two messages of the largest size, and a little."""
+    """Return the bytes that a site may send between two events: two messages of the largest size, and a margin."""
     return 2 * settings.max_message_mb * 1_000_000 + 8_000_000
 
 
 class Tail:
-    """The new lines of a file that another process appends to. A file that became shorter is read from its start."""
+    """A tail reads new lines of a file that another process appends to. It rereads a file that became shorter."""
 
     def __init__(self, path: Path, at_end: bool = False) -> None:
         self._path, self._place = path, path.stat().st_size if at_end and path.exists() else 0
         self._rest = b""
 
     def lines(self, most: int = 16 << 20) -> list[str]:
-        """Return the complete lines since the last call, of at most so many bytes."""
+        """Return the complete lines since the last call, up to a number of bytes."""
         try:
             with self._path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -65,7 +65,7 @@ class Tail:
 
 
 class Meter:
-    """The bytes of every site since the last event, and the sites that are refused for them."""
+    """A meter counts the bytes of every site since the last event, and refuses sites that exceed their budget."""
 
     def __init__(self, folder: ServerFolder) -> None:
         place = proxy.run_folder(folder)
@@ -78,12 +78,12 @@ class Meter:
         self._note()
 
     def look(self) -> bool:
-        """Read what is new. Returns whether nginx must read its configuration again."""
+        """Read new log lines and events. Returns whether nginx must read its configuration again."""
         if any(_event(line) in EVENTS for line in self._events.lines()):
             self.bytes.clear()
         for line in self._requests.lines():
             words = line.split(" ")
-            if len(words) == 5 and words[3] == "200" and words[4].isdigit():  # others the SuperLink does not keep
+            if len(words) == 5 and words[3] == "200" and words[4].isdigit():  # the SuperLink keeps no other ones
                 self.bytes[words[1]] += int(words[4])
         refused = frozenset(site for site, count in self.bytes.items() if count > self.budget)
         versions, changed = self._versions(), refused != self.refused
