@@ -1,8 +1,8 @@
-"""Operating a federation: start it, join it, go on after a stop or a crash, and end it.
+"""Operate a federation: start it, join it, resume it after a stop or a crash, and end it.
 
 An operator's folder has one supervisor for the SuperLink, the proxy, the executor of the ServerApp, the keeper of the
 run and the sites on this machine. A site's folder elsewhere has one for its SuperNode and its worker. All functions
-take either kind of folder where both make sense.
+accept either kind of folder where both make sense.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .supervisor import PIDS, SUPERVISOR, Backoff, Process, Supervisor, supervis
 EXTRA = "A federation needs Flower and cryptography: pip install 'fedabml[flower]'."
 START, END = 600.0, 180.0  # seconds for all processes to start, and for all to end
 _NODE = Backoff(first=2.0, least_after_crash=65.0, most=130.0)  # the SuperLink refuses a SuperNode for 60 s
-_HURRIED = 4  # quick failures of one process after which a start is given up
+_HURRIED = 4  # quick failures of one process after which the start fails
 Folder = ServerFolder | SiteFolder
-# The background's process belongs to no terminal and to no parent that would have to wait for it.
+# The background process has no terminal, and no parent that would have to wait for it.
 _DETACH = (
     "import os, sys\n"
     "pid = os.fork()\n"
@@ -90,7 +90,7 @@ def server_processes(folder: ServerFolder) -> list[Process]:
         Process(
             *("executor", commands.server_executor_command(folder), logs / "executor.log", env), needs=("superlink",)
         ),
-        # Sites wait for the keeper to register them: a SuperNode that is refused would rest for a minute.
+        # Sites wait for the keeper to register them: a SuperNode that is refused would pause for a minute.
         Process(*("runs", keeper, logs / "runs.log", env), health=registered, needs=("superlink", "executor")),
     ]
     for site in local_sites(folder):
@@ -99,7 +99,7 @@ def server_processes(folder: ServerFolder) -> list[Process]:
 
 
 def site_processes(folder: SiteFolder, prefix: str = "", needs: tuple[str, ...] = ()) -> list[Process]:
-    """Return the processes of one site; `prefix` tells those of several sites under one supervisor apart."""
+    """Return the processes of one site; `prefix` distinguishes several sites under one supervisor."""
     from .flower import commands
 
     env, node = commands.environment(folder), f"{prefix}supernode"
@@ -123,7 +123,7 @@ def local_sites(folder: ServerFolder) -> list[SiteFolder]:
 def answers(folder: ServerFolder, port: int) -> Callable[[], bool]:
     """Return a check whether a port of this machine answers GET /health over TLS with the federation's certificate.
 
-    The proxy refuses the path, which is an answer, too; an error of its own (5xx) is not.
+    The proxy's refusal of this path counts as an answer; a server error (5xx) does not.
     """
 
     def check() -> bool:
@@ -142,10 +142,10 @@ def answers(folder: ServerFolder, port: int) -> Callable[[], bool]:
 
 # -- start and end --------------------------------------------------------------------------------------------------
 def up(path: str | os.PathLike[str], sites: Mapping[str, Path] | None = None, *, foreground: bool = False) -> None:
-    """Start a federation: server, proxy, a run, and the sites of which this machine has the data.
+    """Start a federation: the server, the proxy, a run, and the sites whose data are on this machine.
 
-    `sites` gives names and data of sites on this machine; sites of an earlier call need not be given again. The call
-    returns when every process is well, or with `foreground` only when the federation is ended.
+    `sites` maps names of sites on this machine to their data; sites of an earlier call need not be given again. The
+    call returns when every process is healthy, or with `foreground` only when the federation has ended.
     """
     require_extra()
     folder = ServerFolder(path).check()
@@ -166,7 +166,7 @@ def _write_proxy(folder: ServerFolder) -> None:
 
 
 def _make_local_site(folder: ServerFolder, name: str, data: Path) -> None:
-    """Unpack the archive of a site into `local/NAME`, or change where the data of an existing one lie."""
+    """Unpack the archive of a site into `local/NAME`, or change the path of the data of an existing one."""
     members = {member.name for member in folder.members()}
     if name not in members:
         raise InputError(f"The federation has no site '{clean(name)}'; it has {', '.join(sorted(members))}.")
@@ -176,7 +176,8 @@ def _make_local_site(folder: ServerFolder, name: str, data: Path) -> None:
 def set_up_site(archive: Path, folder: Path, data: Path, schema: Path | None = None) -> SiteFolder:
     """Make a site's folder from its archive, or keep the one that is there, and point it at the site's data.
 
-    The data are opened first, and compared with the schema where it is known. Raises InputError with the reasons.
+    The data are opened first. If a schema or a card is known, they are compared with it.
+    Raises InputError with the reasons.
     """
     from .archive import unpack
     from .card import Card
@@ -197,7 +198,7 @@ def set_up_site(archive: Path, folder: Path, data: Path, schema: Path | None = N
 def join(
     archive: Path, data: Path, folder: Path | None = None, *, foreground: bool = False, start_now: bool = True
 ) -> SiteFolder:
-    """Make a site of an archive and start it; returns its folder. Data that cannot be read are refused first."""
+    """Make a site's folder from an archive, start the site, and return the folder. Unreadable data raise InputError."""
     require_extra()
     name = archive.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".zip")
     site = set_up_site(archive, folder or Path(name), data)
@@ -208,9 +209,9 @@ def join(
 
 
 def resume(path: str | os.PathLike[str], *, foreground: bool = False) -> None:
-    """Start a federation or a site again after a stop, a crash or a failure. A federation goes on at its next round.
+    """Start a federation or a site again after a stop, crash or failure. A federation continues with its next round.
 
-    A federation that runs and had given up or failed gets a new run.
+    A folder whose processes are running is stopped first; a federation then gets a new run.
     """
     require_extra()
     folder = folder_of(path)
@@ -246,14 +247,14 @@ def start(folder: Folder, foreground: bool = False) -> None:
 
 
 def _python_path() -> str:
-    """Return where the programs of the background find this package, also if it runs from a checkout."""
+    """Return the PYTHONPATH with which background processes find this package, even in a checkout."""
     here = str(Path(__file__).resolve().parents[2])
     installed = here in sysconfig.get_paths().values()
     return os.pathsep.join(filter(None, ("" if installed else here, os.environ.get("PYTHONPATH", ""))))
 
 
 def supervise(folder: Folder) -> None:
-    """Supervise a folder's processes until SIGTERM or SIGINT. Local sites' folders are locked, too."""
+    """Supervise a folder's processes until SIGTERM or SIGINT. The folders of local sites are locked, too."""
     local = local_sites(folder) if isinstance(folder, ServerFolder) else []
     processes = server_processes(folder) if isinstance(folder, ServerFolder) else site_processes(folder)
     with ExitStack() as locks:
@@ -264,7 +265,7 @@ def supervise(folder: Folder) -> None:
 
 
 def _wait_until_well(folder: Folder, supervisor: pids.Identity | None, log: Path) -> None:
-    """Wait until all processes are well. Raises InputError, and ends them all, if one of them cannot be started."""
+    """Wait until all processes are healthy. If one cannot be started, end all of them and raise InputError."""
     end = time.monotonic() + START
     while True:
         found = [record for record in pids.records(folder.run / PIDS) if record.name != SUPERVISOR]
@@ -284,11 +285,11 @@ def _wait_until_well(folder: Folder, supervisor: pids.Identity | None, log: Path
 
 
 def down(path: str | os.PathLike[str]) -> None:
-    """End all processes of a folder in order and leave nothing, also nothing that a killed supervisor left behind."""
+    """End all processes of a folder in order, and also those that a killed supervisor left behind."""
     folder = folder_of(path)
     supervisor = supervisor_of(folder.run)
     if folder.run.is_dir():
-        with suppress(OSError):  # on a full disk the signal must do
+        with suppress(OSError):  # on a full disk the signal must suffice
             folder.stop_file.touch()
     if supervisor is not None and pids.alive(supervisor):
         pids.send_signal(supervisor, SIGTERM)
@@ -300,7 +301,7 @@ def down(path: str | os.PathLike[str]) -> None:
 
 
 def is_running(folder: Folder) -> bool:
-    """Return whether a folder's supervisor is at work."""
+    """Return whether a folder's supervisor is running."""
     return pids.alive(supervisor_of(folder.run))
 
 

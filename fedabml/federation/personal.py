@@ -1,10 +1,10 @@
-"""A site's own posterior, made at the site from the newest prior on its disk and its own training rows.
+"""Make a site's own posterior, at the site, from the newest prior on its disk and its own training rows.
 
     posterior = personalize(SiteFolder("site-a"), "posterior.safetensors", validation=0.2)
 
 Nothing leaves the site. A site that never trained needs only a prior and data that fit it. For algorithms that keep a
 state at the client, the newest version on disk that the prior can have counted is used; without one the site begins as
-a newcomer does. (Whether the server counted the site's very last reply is known to the server alone.)
+a newcomer does. (Only the server knows whether it counted the site's last reply.)
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def personalize(
     """Make the site's posterior from the newest prior on its disk and, with `out`, save it there.
 
     `options` are those of `Prior.personalize`: epochs, lr, batch_size, seed, validation, aim, coverage, false_alarms,
-    class_weights, calibration, device. The rows are the site's training rows; those of a table that are kept for
-    testing take no part. With `use_kept` off the site begins as a newcomer. Raises InputError if there is no prior yet.
+    class_weights, calibration, device. The rows are the site's training rows; the test rows of a table take no
+    part. With `use_kept=False` the site begins as a newcomer. Raises InputError if there is no prior yet.
     """
     folder = (site if isinstance(site, SiteFolder) else SiteFolder(site)).check()
     if wrong := options.keys() & {"x", "y", "encoded", "kept"}:
@@ -65,7 +65,7 @@ def newest_prior(site: SiteFolder) -> Prior:
 
 
 def prior_round(site: SiteFolder) -> int | None:
-    """Return the round of the newest prior, or None if it is not noted beside this very prior."""
+    """Return the round of the newest prior, or None if it is not recorded for exactly this prior."""
     if not site.prior_facts_file.is_file():
         return None
     facts = read_json(site.prior_facts_file)
@@ -100,7 +100,7 @@ def training_rows(site: SiteFolder, prior: Prior) -> tuple[Any, Any]:
 
 
 def kept_state(site: SiteFolder, prior: Prior) -> State | None:
-    """Return the newest kept state that the prior can have counted; None if there is none that fits."""
+    """Return the newest kept state that is not newer than the prior, or None if none fits."""
     if not site.card_file.is_file():
         return None
     card, newest = Card.load(site.card_file), prior_round(site)

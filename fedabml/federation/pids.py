@@ -1,7 +1,7 @@
-"""Processes by identity: a number alone is reused by the system, a number with its start time and boot is not.
+"""Identify processes by number, start time and boot, because the system reuses numbers alone.
 
-`supervisor` writes a record for every process that it starts. `end_leftovers` ends what a supervisor left behind that
-was killed: the processes of its records, the members of their sessions, and every process with the supervisor's mark
+`supervisor` writes a record for every process that it starts. `end_leftovers` ends what a killed supervisor left
+behind: the processes of its records, the members of their sessions, and every process with the supervisor's mark
 in its environment. Linux only: the facts come from /proc.
 """
 
@@ -38,7 +38,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Record:
-    """What a supervisor notes about one process, in `run/pids/NAME.json`.
+    """A record holds what a supervisor knows about one process, in `run/pids/NAME.json`.
 
     `state` is waiting, starting, running or stopped. `token` is the supervisor's mark, `next_start` the time of the
     next start while the process waits.
@@ -60,7 +60,7 @@ class Record:
 
 
 def read_record(path: Path) -> Record | None:
-    """Return a record, or None if the file is gone or not whole: no process is ended because of a damaged file."""
+    """Return a record, or None if its file is missing or damaged: a damaged file must not end any process."""
     try:
         data: Any = parse_json(read_text(path, _LIMIT), f"'{path}'")
         if data.get("identity") is not None:
@@ -79,14 +79,14 @@ def records(folder: Path) -> list[Record]:
 
 
 def boot() -> str:
-    """Return the identity of the machine's present start."""
+    """Return the identifier of the machine's current boot."""
     if sys.platform != "linux":
         raise InputError("A federation's processes are supervised on Linux only.")
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _stat(pid: int) -> tuple[str, int, int, int] | None:
-    """Return state, parent, session and start of a process; None if there is none."""
+    """Return state, parent, session and start of a process, or None if it does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -102,7 +102,7 @@ def identity(pid: int) -> Identity | None:
 
 
 def alive(process: Identity | None) -> bool:
-    """Return whether this very process runs: not another one with its number, and not a zombie."""
+    """Return whether exactly this process runs: not another one with its number, and not a zombie."""
     if process is None or process.boot != boot():
         return False
     found = _stat(process.pid)
@@ -110,7 +110,7 @@ def alive(process: Identity | None) -> bool:
 
 
 def send_signal(process: Identity, number: int) -> bool:
-    """Send a signal to this very process by a handle that never means another one. False: it has ended."""
+    """Send a signal to exactly this process, by a handle that cannot mean another. Returns False if it has ended."""
     try:
         handle = os.pidfd_open(process.pid)
     except OSError:
@@ -127,7 +127,7 @@ def send_signal(process: Identity, number: int) -> bool:
 
 
 def wait_for_end(process: Identity, seconds: float) -> bool:
-    """Wait until a process has ended, at most so long; return whether it has."""
+    """Wait at most `seconds` for a process to end, and return whether it has."""
     end = time.monotonic() + seconds
     while alive(process):
         left = end - time.monotonic()
@@ -185,7 +185,7 @@ def members(found: list[Record]) -> list[Identity]:
 
 
 def end_leftovers(found: list[Record], seconds: float = 30.0) -> int:
-    """Kill every process that belongs to the records, also those that they start meanwhile; return how many there were.
+    """Kill every process of the records, and those that they start meanwhile; return how many there were.
 
     Raises InputError if some do not end.
     """

@@ -1,4 +1,4 @@
-"""Normalisation by the data of all sites: sums that a site may send, and the schema that the server makes of them.
+"""Normalise by the data of all sites: sums that a site may send, and the schema that the server makes from them.
 
 A number v counts as z = (v - shift) / scale, with the numbers of the schema, so that sums lose no digits to a large
 mean. A site sends n, the sum of z and the sum of its squares; of images, how often each of the 256 bytes occurs. With
@@ -29,7 +29,7 @@ from .site_check import LEAST_ROWS, shared_words
 from .site_data import divide
 
 Sums = list[float]  # n, sum, sum of squares
-MOST_NEW_WORDS = 64  # of one column, from one site
+MOST_NEW_WORDS = 64  # the most new words of one column from one site
 
 
 # -- at a site --------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def _pairs(schema: Schema, prefix: str = "") -> list[tuple[float, float]]:
 
 
 def _sums(values: np.ndarray, shift: float, scale: float) -> Sums:
-    """Return n, sum and sum of squares of (values - shift) / scale without gaps; zeros for too few values."""
+    """Return n, sum and sum of squares of (values - shift) / scale of the known values; zeros if too few."""
     known = values[~np.isnan(values)].astype(np.float64)
     if len(known) < LEAST_ROWS:
         return [0, 0.0, 0.0]
@@ -97,7 +97,7 @@ def _values(frame: Any, name: str, column: Column) -> np.ndarray:
 
 # -- at the server ----------------------------------------------------------------------------------------------------
 def check_sums(schema: Schema, facts: Any, most: int) -> str:
-    """Return why a site's sums cannot be used, or ""; `most` is the largest number of samples of a site."""
+    """Return why a site's sums cannot be used, or "". A site has at most `most` samples."""
     try:
         wanted: set[str] = {"target"} if schema.task == "regression" else set()
         if schema.kind == "table":
@@ -183,7 +183,7 @@ def _pooled_column(name: str, column: Column, sites: Sequence[Mapping[str, Any]]
 
 
 def _weighted_median(pairs: Sequence[tuple[float, int]]) -> float:
-    """Return the first of ascending values below or at which at least half of the weight lies."""
+    """Return the weighted median: the first of ascending values up to which at least half of the weight lies."""
     half, total = sum(weight for _, weight in pairs) / 2, 0
     for value, weight in pairs:
         total += weight
@@ -200,7 +200,7 @@ def _moments(sums: Sequence[Sums], shift: float, scale: float) -> tuple[float, f
     mean = math.fsum(each[1] for each in sums) / n
     square = math.fsum(each[2] for each in sums) / n
     variance, centre = square - mean * mean, shift + scale * mean
-    # What cancels down to rounding is a constant: it is shifted to zero and left unscaled.
+    # A variance within rounding error means a constant column: it is shifted to zero and left unscaled.
     deviation = scale * math.sqrt(variance) if variance > 1e-13 * square else 0.0
     return centre, deviation if deviation > 1e-12 * abs(centre) + 1e-30 else 1.0
 

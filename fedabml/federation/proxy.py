@@ -1,6 +1,6 @@
-"""The reverse proxy before Flower's SuperLink: nginx passes the calls of registered SuperNodes, and nothing else.
+"""Configure nginx before Flower's SuperLink: it passes the calls of registered SuperNodes, and nothing else.
 
-Flower serves its control and runtime interfaces on the same port as the sites' own, and whoever reaches them can run
+Flower serves its control and runtime interfaces on the same port as the sites' own, and anyone who reaches them can run
 code on the server. So the SuperLink listens on the loopback interface, and this proxy is the only open port. It passes
 
 - POST to the ten paths in `CALLS`, which are those that an authenticated SuperNode of flwr 1.41.0 calls; not those of
@@ -129,7 +129,7 @@ def nginx(folder: ServerFolder) -> str:
 
 
 def large_parts(settings: Settings) -> int:
-    """Return how many large parts a site may send at once: those of one message, and twenty more."""
+    """Return how many large parts a site may send at once: those of one message and twenty more."""
     return math.ceil(settings.max_message_mb * 1e6 / PART) + 20
 
 
@@ -139,7 +139,7 @@ def site_header(public_key: str) -> str:
 
 
 def listen_addresses(settings: Settings) -> list[str]:
-    """Return the addresses to listen on: all, or the loopback ones where the host is a name of this machine alone."""
+    """Return the addresses to listen on: all, or the loopback ones where the host is a loopback name or address."""
     try:
         local = ipaddress.ip_address(settings.host).is_loopback
     except ValueError:
@@ -167,7 +167,7 @@ def _connections() -> tuple[int, int]:
 
 
 def _user() -> str:
-    """Return the line that keeps nginx's workers with the user who owns the folder, which matters to root alone."""
+    """Return the line that lets nginx's workers run as root if this process does; otherwise an empty text."""
     return f"user {pwd.getpwuid(0).pw_name};\n" if os.geteuid() == 0 else ""
 
 

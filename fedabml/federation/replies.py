@@ -1,7 +1,7 @@
-"""Whether a site's reply may count: its identity, names, shapes, types, finiteness, magnitudes, counts and norms.
+"""Check whether a site's reply may count: its identity, names, shapes, types, finiteness, magnitudes and counts.
 
-A reply is data of a stranger. `check` looks at one reply alone, `outliers` at those of a round together. Both give a
-reason in words, which holds nothing of the reply but cleaned names.
+A reply is untrusted. `check` examines one reply alone, `outliers` compares those of a round. Both return a reason in
+words, which quotes nothing of the reply but cleaned names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOT_NEGATIVE = ("second",)  # second moments
 
 @dataclass(frozen=True)
 class Limits:
-    """What a reply may hold at most."""
+    """Limits bound what a reply may contain."""
 
     max_samples: int = 10_000_000
     max_bytes: int = 128 << 20
@@ -39,7 +39,7 @@ class Limits:
 
 
 def check_identity(reply: Reply, order: Order) -> str | None:
-    """Return why a reply does not belong to an order; None if it does."""
+    """Return why a reply does not belong to an order, or None if it does."""
     if (reply.round, reply.attempt) != (order.round, order.attempt):
         return "late: it belongs to another round or attempt"
     for name, what in (("nonce", "nonce"), ("site", "site"), ("federation", "federation"), ("card", "card")):
@@ -49,7 +49,7 @@ def check_identity(reply: Reply, order: Order) -> str | None:
 
 
 def check(reply: Reply, order: Order, limits: Limits, like: State) -> str | None:
-    """Return why a reply to a training order may not count; None if it may.
+    """Return why a reply to a training order must not count, or None if it may.
 
     `like` has the names, shapes and types of an update.
     """
@@ -67,7 +67,7 @@ def check(reply: Reply, order: Order, limits: Limits, like: State) -> str | None
 
 
 def check_update(update: State, limits: Limits, like: State) -> str | None:
-    """Return why tensors are no update; None if they are one."""
+    """Return why tensors are not a valid update, or None if they are."""
     if missing := [name for name in like if name not in update]:
         return f"it lacks {_listed(missing)}"
     if extra := [name for name in update if name not in like]:
@@ -104,10 +104,10 @@ def _check_values(name: str, value: Tensor, limits: Limits) -> str | None:
 
 
 def outliers(updates: Sequence[State], factor: float) -> list[str | None]:
-    """Return for every update why it is too far from the others; None where it is not.
+    """Return for every update why it is too far from the others, or None where it is not.
 
-    The distance of an update is that from the coordinatewise median of all; it may be `factor` times the median of
-    these distances. A factor of 0, or fewer than three updates, refuses nothing.
+    The distance of an update is measured from the coordinatewise median of all. It may be at most `factor` times the
+    median of these distances. With a factor of 0, or fewer than three updates, none is refused.
     """
     reasons: list[str | None] = [None] * len(updates)
     if not factor or len(updates) < 3 or not updates[0]:

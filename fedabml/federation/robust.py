@@ -1,4 +1,4 @@
-"""How the updates of a round become one: the weighted mean, or a rule that bears some false updates.
+"""Combine the updates of a round by the weighted mean, or by a rule that tolerates some false updates.
 
     mean           Σ w_i u_i, exactly as the simulator sums
     trimmed-mean   in every coordinate the plain mean without the k lowest and the k highest values, k = ⌊trim · n⌋
@@ -42,14 +42,14 @@ def aggregate(rule: str, weights: Tensor, updates: State, trim: float = 0.2) -> 
 
 
 def _middle(values: Tensor, cut: int | None) -> Tensor:
-    """Return the mean of the sorted values without `cut` at each end; None leaves one or two, the median."""
+    """Return the mean of the sorted values without `cut` at each end. With None it is the median."""
     count = len(values)
     cut = (count - 1) // 2 if cut is None else cut
     return values.sort(0).values[cut : count - cut].mean(0)
 
 
 def krum(updates: State, false: int) -> int:
-    """Return which of the updates Krum chooses, if at most `false` of them are false."""
+    """Return the index of the update that Krum chooses, if at most `false` of them are false."""
     distances = squared_distances(updates)
     count = len(distances)
     if count == 1:

@@ -1,7 +1,7 @@
-"""Who may be drawn for a round: the members of a federation, who of them is connected, and who rests.
+"""Decide which sites may be drawn for a round: the members that are connected and do not rest.
 
-A site that did not answer in time rests for some rounds, or until it is seen to return. A site that was connected and
-is not any more is waited for at the next draw, once; a site that stays away is not.
+A site that did not answer in time rests for some rounds, or until it is seen to return. The next draw
+waits once for a site that has lost its connection; if the site stays away, later draws do not wait.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from .messages import Transport
 
 
 class Roster:
-    """The members of a federation, as they are connected now."""
+    """A roster holds the members of a federation and which of them are connected."""
 
     def __init__(self, folder: ServerFolder, transport: Transport, rest_rounds: int):
         self.folder, self.transport, self.rest_rounds = folder, transport, rest_rounds
         self.members: list[Member] = folder.members()
         self.connected: set[str] = set()
-        self.awaited = {member.name for member in self.members}  # connected of late, or since before a restart
+        self.awaited = {member.name for member in self.members}  # connected recently, or before a restart
         self.resting: dict[str, int] = {}  # by site: the last round in which it is not drawn
         self.returned: set[str] = set()  # since `refresh` before the last one
 
@@ -40,7 +40,7 @@ class Roster:
         return next(member.number for member in self.members if member.name == name)
 
     def rest(self, name: str, round: int) -> None:
-        """Let a site that did not answer in a round rest; if it is not connected then, nobody waits for it."""
+        """Let a site that did not answer in a round rest. If it is not connected later, nobody waits for it."""
         self.resting[name] = round + self.rest_rounds
         self.awaited.discard(name)
 
@@ -49,12 +49,12 @@ class Roster:
         self.resting.pop(name, None)
 
     def absent(self, ready: Collection[str], round: int) -> list[str]:
-        """Return the sites that are worth waiting for: not connected now, but connected of late and not resting."""
+        """Return the sites that are worth waiting for: not connected now, but connected recently and not resting."""
         names = (m.name for m in self.members if m.name in ready and m.name not in self.connected)
         return [name for name in names if name in self.awaited and self.resting.get(name, 0) < round]
 
     def give_up(self, names: Collection[str]) -> None:
-        """Wait for these sites no more until they are connected again."""
+        """Stop waiting for these sites until they are connected again."""
         self.awaited -= set(names)
 
     def available(self, ready: Collection[str], round: int, least: int) -> list[Member]:

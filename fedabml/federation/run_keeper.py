@@ -1,9 +1,9 @@
-"""The process that keeps a run of the federation going on the SuperLink.
+"""This process keeps a run of the federation going on the SuperLink.
 
-It registers the sites, submits a run, and submits another one when a run has ended too early: the new run goes on from
-the state that the coordinator saved. After several failures in a row without a finished round it stops and notes why
-in `run/run.json`; `fedabml federation resume` begins anew. It is a process of its own, because calls of the SuperLink
-may take long, and a supervisor must never wait.
+It registers the sites, submits a run, and submits another one when a run has ended too early: the new run continues
+from the state that the coordinator saved. After several failures in a row without a finished round it stops and records
+the reason in `run/run.json`; `fedabml federation resume` begins anew. It is a separate process, because calls to the
+SuperLink may take long, and a supervisor must never wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EVERY = 1.0  # seconds between looks at the run
 
 
 class Commands(Protocol):
-    """What the keeper needs of `flower.commands`."""
+    """The functions that the keeper needs from `flower.commands`."""
 
     def register_sites(self, folder: ServerFolder) -> list[str]: ...
 
@@ -52,7 +52,7 @@ class Run:
 
 
 class RunKeeper:
-    """Keeps one run going; `step` is called again and again."""
+    """A keeper keeps one run going; `step` must be called repeatedly."""
 
     def __init__(self, folder: ServerFolder, commands: Commands, clock: Callable[[], float] = time.monotonic):
         self.folder, self._commands, self._clock = folder, commands, clock
@@ -61,7 +61,7 @@ class RunKeeper:
         self._next, self._registered = 0.0, ""
 
     def step(self) -> None:
-        """Register sites that are new, and see to it that a run goes on. Raises whatever a call of Flower raises."""
+        """Register new sites, and make sure that a run is active. Raises whatever a call of Flower raises."""
         if self.folder.stop_file.exists():
             return
         self._register()
@@ -114,7 +114,7 @@ class RunKeeper:
         self._save()
 
     def note(self, error: Exception) -> None:
-        """Note the error of a call, for the status, until a call succeeds."""
+        """Record the error of a call, which the status shows until a call succeeds."""
         message = f"The last call of the SuperLink failed: {clean(error, 400)}"
         if self.run.state not in ENDS and self.run.message != message:
             self.run.message = message
@@ -125,7 +125,7 @@ class RunKeeper:
 
 
 def _progress(folder: ServerFolder) -> tuple[int, str]:
-    """Return the last finished round, and why the coordinator gave up after it ("": it did not)."""
+    """Return the last finished round, and why the coordinator gave up after it ("" if it did not)."""
     rounds, gave_up = 0, ""
     for event in events(folder):
         name = event["event"] if event else ""

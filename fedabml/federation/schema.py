@@ -1,4 +1,4 @@
-"""The schema of a federation, in one place: what it is, how it is drafted, and whether a site's data fit it.
+"""This module collects what concerns a schema: its type, how it is drafted, and whether a site's data fit it.
 
 schema = draft("hospital-a.csv", target_column="ill")
 schema.save("schema.toml")

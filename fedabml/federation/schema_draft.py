@@ -1,7 +1,8 @@
-"""A first schema from one site's data, for the operator to edit.
+"""Draft a schema from one site's data, for the operator to edit.
 
 What it takes from the data: names and kinds of columns, words that at least `LEAST_ROWS` rows share, classes, shapes,
-and rounded shifts and scales. No single value, no extreme and no rare word enters it.
+and rounded shifts and scales. It takes no single value of a feature, no extreme and no rare word. But all classes enter
+it that are whole numbers or names of image folders, even rare ones.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def draft_schema(
 
 
 def _listed(names: Sequence[str] | str) -> list[str]:
-    """Return names given as a list, or as a text with commas."""
+    """Return names that are given as a list, or as a text with commas."""
     return [name.strip() for name in (names.split(",") if isinstance(names, str) else names) if name.strip()]
 
 
@@ -159,7 +160,7 @@ def _of_images(files: Sequence[Any], task: str | None, size: int | None) -> Sche
 
 
 def rounded(values: np.ndarray) -> tuple[float, float]:
-    """Return a shift and a scale for numbers with NaN in the gaps: mean and deviation, two digits of the deviation."""
+    """Return a shift and a scale for the numbers that are not NaN: mean and deviation, rounded to two digits of it."""
     known = values[~np.isnan(values)].astype(np.float64)
     mean, deviation = float(known.mean()), float(known.std())
     if not deviation > 1e-12 * abs(mean) + 1e-30:

@@ -1,4 +1,4 @@
-"""The schema of a federation: the inputs that every site must have, and the fixed numbers that normalise them.
+"""A schema describes the inputs that every site must have, and the fixed numbers that normalise them.
 
 The operator drafts it from one site's data (`schema_draft`), edits it (`schema.toml`), and every site compares it with
 its own data (`site_check`). It holds names and kinds of columns, words of categories, classes, shapes, and shifts and
@@ -48,7 +48,7 @@ _COLUMN_KEYS = {
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; of a column of dates, `shift`, `scale` and `fill` are those of the year."""
+    """A column of a table. For dates, `shift`, `scale` and `fill` belong to the year."""
 
     kind: str  # one of `COLUMN_KINDS`
     shift: float = 0.0  # a network gets (value - shift) / scale
@@ -61,7 +61,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """What the data of every site look like. Fields that do not belong to the kind have their defaults."""
+    """A schema describes the data of every site. Fields that do not belong to its kind have their defaults."""
 
     kind: str  # one of `KINDS`
     task: str
@@ -266,7 +266,7 @@ def _column(name: str, data: Any) -> Column:
 
 
 def _normalisation(data: Mapping[str, Any], shape: tuple[int, ...], type: Any) -> dict[str, Any]:
-    """Return shift and scale of arrays or images, after a look at all sizes."""
+    """Return shift and scale of arrays or images, after a check of all sizes."""
     if not 0 < len(shape) <= 4 or math.prod(shape) > 1 << 24 or type not in ("float32", "uint8"):
         raise InputError("shape has 1 to 4 sizes, at most 16,777,216 numbers, and type is float32 or uint8.")
     if type == "uint8" and len(shape) != 3:

@@ -1,8 +1,8 @@
-"""Scores of sites' own models while a federation trains: made at a site, checked and averaged at the server.
+"""Score the sites' own models while a federation trains: sites compute scores, the server checks and averages them.
 
-A site personalises what the server sent, exactly as the simulator scores a client, and is scored on its test rows,
+A site personalises what the server sent, exactly as the simulator scores a client. It is scored on its test rows,
 which never train. It sends scores only if its `site.toml` allows them and at least `LEAST_ROWS` rows are scored, and it
-rounds them. Nothing of this touches training: an error means that there are no scores.
+rounds them. Scoring never affects training: after an error there are no scores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST = 1e30
 def site_scores(cohort: Cohort, shared: State, kept: State, round: int) -> dict[str, Any]:
     """Return the scores of the only client of a cohort on its test rows: rows, nll, and accuracy or rmse.
 
-    `kept` is what it keeps, with a row for it. The result is empty if there are too few rows, or if scoring fails.
+    `kept` is the client's kept state, with one row. The result is empty if there are too few rows, or if scoring fails.
     """
     rows = int(cohort.fed.test.counts[0])
     if rows < LEAST_ROWS:
@@ -45,7 +45,7 @@ def site_scores(cohort: Cohort, shared: State, kept: State, round: int) -> dict[
 
 
 def check_scores(facts: Any, most_rows: int) -> dict[str, float]:
-    """Return a site's scores with the number of rows if every one of them is possible; else nothing."""
+    """Return a site's scores and its number of rows if all are plausible; otherwise an empty dictionary."""
     scores = facts.get("scores") if isinstance(facts, dict) else None
     if not isinstance(scores, dict) or not scores.keys() <= {"rows", *NAMES} or len(scores) < 2:
         return {}
@@ -59,7 +59,7 @@ def check_scores(facts: Any, most_rows: int) -> dict[str, float]:
 
 
 def mean_scores(sites: Iterable[dict[str, float]]) -> dict[str, float]:
-    """Return the means of checked scores, weighted by rows, and the number of rows; sites may have no scores."""
+    """Return the means of checked scores, weighted by rows, and the number of rows. Empty scores are left out."""
     known = [scores for scores in sites if scores]
     result: dict[str, float] = {}
     for name in NAMES:

@@ -1,4 +1,4 @@
-"""The server's state on disk: what a new coordinator needs to go on at the next round.
+"""Save and load the server's state: what a new coordinator needs to continue with the next round.
 
 Every round is one sealed file, `server-<round>.safetensors`; the newest two stay. A file is written under a temporary
 name and renamed, so a kill at any moment leaves the state after a whole round. If the newest file is damaged, the one
@@ -23,14 +23,14 @@ from ..files.paths import explain_errors
 from ..files.sealed import group, prefixed, read_tensors, write_tensors
 
 log = logging.getLogger("fedabml")
-HISTORY = 1000  # lines of the newest rounds that are kept here; the file of events has all
+HISTORY = 1000  # newest rounds whose losses are stored here; the file of events has all rounds
 PARTS = ("shared", "average", "velocity")
 _NAME = re.compile(r"server-([0-9]{8})\.safetensors")
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The server after a round."""
+    """The saved state of the server after a round."""
 
     federation: str
     card: str  # digest of the frozen card
@@ -70,7 +70,7 @@ def save(folder: Path, saved: Saved) -> Path:
 
 
 def load(folder: Path, federation: str, card: str, like: State) -> Saved | None:
-    """Return the newest state that is whole; None if there is none on disk.
+    """Return the newest state that is undamaged, or None if there is none on disk.
 
     `like` is the algorithm's shared state. Raises InputError if there are files but none can be used.
     """

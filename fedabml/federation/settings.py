@@ -1,4 +1,4 @@
-"""The settings of a federation (`federation.toml`) and of one site (`site.toml`): checked when an object is made.
+"""Define the settings of a federation (`federation.toml`) and of a site (`site.toml`), checked when an object is made.
 
 `Settings` decides what all sites do and belongs to the operator. `SiteSettings` belongs to the site: where its data
 are, and what it allows. Both are read from TOML, and `to_toml` writes every key with its meaning, for people to edit.
@@ -88,7 +88,7 @@ class _Checked:
         self._check()
 
     def _check(self) -> None:
-        """Check what single keys do not show."""
+        """Check what concerns several keys."""
 
     @classmethod
     def of(cls, data: Table, subject: str = "The settings") -> Self:

@@ -1,9 +1,9 @@
-"""A site: it answers the coordinator's orders with the engine's own functions, on data that never leave it.
+"""A site answers the coordinator's orders with the engine's own functions, on data that never leave it.
 
     reply = Site(SiteFolder(path)).handle(order)
 
-Data and network are built once and stay in memory. An order that cannot be carried out is answered with a refusal whose
-words hold nothing of the site's rows; the site's own log has the whole reason.
+Data and network are built once and stay in memory. A site answers an order that it cannot carry out with a refusal
+without values of its rows; its own log has the details.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger("fedabml")
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute in one thread within this context: sums over several threads have other bits."""
+    """Let torch compute in one thread within this context: sums over several threads have different bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -56,7 +56,7 @@ class Site:
         self._cohort: tuple[tuple[str, int], Cohort] | None = None
 
     def handle(self, order: Order) -> Reply:
-        """Carry out an order and return the reply. No order makes it raise; what is wrong is in `Reply.error`."""
+        """Carry out an order and return the reply. It never raises: `Reply.error` has the reason of a failure."""
         try:
             with self._lock, borrowed(), one_thread(), torch.no_grad():
                 return self._handle(order)
@@ -112,7 +112,7 @@ class Site:
         if self._cohort is None or self._cohort[0] != key:
             try:
                 fed = site_data.load(self.folder, card)
-            except InputError as error:  # its words hold no values of rows
+            except InputError as error:  # the text contains no values of rows
                 raise Refusal(f"The data cannot be used: {error}") from error
             self._cohort = key, Cohort(card.setting(fed, number), card.place())
         return self._cohort[1]
@@ -161,7 +161,7 @@ class Site:
 
 
 def _checked_state(tensors: State, card: Card) -> State:
-    """Return the shared state of an order in the algorithm's order of names. Raises Refusal if it is none."""
+    """Return the shared state of an order in the algorithm's order of names. Raises Refusal for other tensors."""
     like = card.initial_shared()
     if reason := check_update(tensors, Limits(), like):
         raise Refusal(f"The order's tensors cannot be used: {reason}.")

@@ -1,4 +1,4 @@
-"""Whether a site's data fit the schema of its federation: reasons that name columns, and never a value of a row."""
+"""Compare a site's data with the schema of its federation: the reasons name columns, and never a value of a row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_REASONS = 20
-LEAST_ROWS = 5  # that must share a word or a column before anything about it is written or sent
+LEAST_ROWS = 5  # rows that must share a word, or have a value in a column, before anything about it is written or sent
 
 
 def reasons(schema: Schema, data: Any) -> list[str]:
@@ -43,7 +43,7 @@ def kind_of(data: Any) -> str:
 
 
 def shared_words(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that at least `LEAST_ROWS` of the texts are, sorted; gaps are empty texts and do not count."""
+    """Return, sorted, the words that occur at least `LEAST_ROWS` times; empty texts (missing values) do not count."""
     counts = Counter(text for text in texts if text)
     return tuple(sorted(word for word, count in counts.items() if count >= LEAST_ROWS))
 
@@ -93,7 +93,7 @@ def _column(name: str, column: Column, values: pd.Series) -> str:
     fractions = types.is_float_dtype(values) and not (np.floor(known.to_numpy()) == known.to_numpy()).all()
     if types.is_datetime64_any_dtype(values) or fractions:
         return f"The column '{name}' should hold words, and does not."
-    words = shared_words(as_text(known))  # a rare word is never confirmed, whatever words are asked for
+    words = shared_words(as_text(known))  # so that no schema can make the site confirm a rare word
     if words and not set(words) & set(column.words):
         return f"The column '{name}' has none of the words that the schema lists."
     return ""

@@ -1,7 +1,7 @@
-"""A site's own data, read where they lie and encoded by the card: a federation with one client.
+"""Read a site's own data and encode them by the card, as a federation with one client.
 
-The server never sees them. Its errors about data are Refusals: they hold no value of a row, so that a site may send
-their text, and the details are in the site's own log.
+The server never sees the data. Errors about them are Refusals: they contain no value of a row, so that a site may send
+their text. The details are in the site's own log.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def open_data(path: str | Path, words: Sequence[str] = ()) -> Any:
 
 @contextmanager
 def without_values(action: str) -> Iterator[None]:
-    """Turn errors of a site's data into a Refusal, which holds no values; the details go to the local log."""
+    """Turn errors about a site's data into a Refusal without values; the details go to the local log."""
     try:
         yield
     except Refusal:
@@ -151,7 +151,7 @@ def _splits(data: dict[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarr
 
 
 def _from_table(settings: SiteSettings, card: Card, frame: Any) -> Federation:
-    """Encode a table; its rows are divided as `read_table` divides those of a client."""
+    """Encode a table, and divide its rows as `read_table` divides those of a client."""
     recipe = card.input_spec.recipe
     assert recipe is not None
     train, test = divide(settings, recipe.target, bool(recipe.class_names), frame, card.seed)

@@ -1,4 +1,4 @@
-"""Samples that stand for those of a site, where only their shapes count: the server has no data."""
+"""Make samples in place of a site's, where only shapes matter: the server has no data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..runs.input_spec import InputSpec
 
 
 def stand_in(spec: InputSpec) -> Federation:
-    """Return a federation of one client with two samples of the right shapes and types, all alike."""
+    """Return a federation of one client with two samples of the right shapes and types, all equal."""
     x = np.zeros((2, *spec.shape), np.uint8 if spec.dtype == "uint8" else np.float32)
     size: tuple[int, ...] = ()
     if isinstance(spec.likelihood, Bernoulli):

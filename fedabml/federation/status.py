@@ -1,4 +1,4 @@
-"""What a federation does now, for its operator: rounds, sites, losses, rejected replies, traffic, time left.
+"""Collect the status of a federation for its operator: rounds, sites, losses, rejected replies, traffic, time left.
 
 Everything comes from files: the coordinator's events, the supervisor's records and the state of the run. Texts that
 sites sent are cleaned of control characters before they are shown anywhere.
@@ -61,7 +61,7 @@ class ProcessStatus:
 
 @dataclass
 class Status:
-    """The whole picture of a federation at one moment."""
+    """The status of a whole federation at one moment."""
 
     name: str
     federation: str
@@ -93,7 +93,7 @@ class Status:
 
 
 def events(folder: ServerFolder) -> Iterator[dict[str, Any] | None]:
-    """Return the coordinator's events in their order; None stands for a damaged line. A last, unfinished line waits."""
+    """Yield the coordinator's events in order; a damaged line gives None. An unfinished last line is left out."""
     if not folder.events_file.exists():
         return
     with open_regular(folder.events_file, MAX_EVENTS) as file:
@@ -182,7 +182,7 @@ def _slowest(event: dict[str, Any]) -> dict[str, float]:
 
 
 def _count_sites(sites: dict[str, SiteStatus], event: dict[str, Any]) -> None:
-    """Take over what an event says about the sites of a round."""
+    """Update the sites' status from an event about a round."""
     number, kind = _whole(event.get("round")), event["event"]
     for name in _names(event.get("valid"), sites):
         if kind == "round":
@@ -214,7 +214,7 @@ def _count_sites(sites: dict[str, SiteStatus], event: dict[str, Any]) -> None:
 
 
 def _describe_processes(status: Status, folder: ServerFolder | SiteFolder, last: str) -> None:
-    """Say in which state the federation is, from the processes, the run and the last event."""
+    """Set the federation's state from the processes, the run and the last event."""
     status.processes = processes(folder)
     run = run_state(folder)
     if not pids.alive(supervisor_of(folder.run)):
@@ -292,7 +292,7 @@ def processes(folder: ServerFolder | SiteFolder) -> list[ProcessStatus]:
 
 
 def run_state(folder: ServerFolder | SiteFolder) -> dict[str, Any]:
-    """Return what `run_keeper` notes about the run; an empty dictionary before the first."""
+    """Return what `run_keeper` has recorded about the run, or an empty dictionary before the first run."""
     path = folder.run / "run.json"
     try:
         return _dict(read_json(path)) if path.exists() else {}

@@ -1,4 +1,4 @@
-"""A federation's status for people: rows of text tables for a terminal, and a page as one HTML file."""
+"""Format a federation's status for people: as rows of tables for a terminal, and as one HTML page."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A supervisor of processes: starts them in order, restarts them with a back-off, and leaves none behind.
+"""A supervisor starts processes in order, restarts them with a back-off, and leaves none behind.
 
 Every process has its own session and its own log of bounded size. `run/pids/NAME.json` holds its identity and state
 (`pids.Record`), which is all that `status` reads. The supervisor adopts and reaps orphans of its processes. If it is
 killed itself, the system ends its children, and a guard, which waits at a pipe, ends whatever else they started. If
 both are killed at once, the next start does it.
 
-A SuperNode that was killed must wait: the SuperLink takes it for connected for 60 s more and refuses it meanwhile.
+A killed SuperNode must wait before its restart: for 60 s the SuperLink still takes it for connected and refuses it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Backoff:
 
 @dataclass(frozen=True)
 class Process:
-    """A process to be kept running. It is started once all that it `needs` are well.
+    """A process to be kept running. It is started once all processes that it `needs` are healthy.
 
     `health` answers whether the process does its work; without it a process is well while it runs. One that was never
     well for `boot` seconds, or not well for `patience` seconds since, is killed and restarted. `grace` is its time to
@@ -120,7 +120,7 @@ class _Child:
         self.note(state=state, identity=identity(self.popen.pid), since=time.time(), next_start=0.0)
 
     def not_started(self, error: Exception) -> None:
-        """Note that the system could not start the process (no room for a log, too many processes), and try later."""
+        """Record that the system could not start the process (disk full, too many processes), and try later."""
         failures, now = self.record.failures + 1, time.time()
         wait = self.process.backoff.seconds(failures - 1, True)
         self.next_start = time.monotonic() + wait
@@ -148,7 +148,7 @@ class _Child:
                 os.killpg(self.popen.pid, number)
 
     def check(self) -> None:
-        """Look after the health of the process in a thread, so that a slow answer keeps nothing waiting."""
+        """Check the health of the process in a thread, so that a slow answer does not delay the supervisor."""
         if self.popen is None:
             return
         if self.process.health is None:
@@ -170,7 +170,7 @@ class _Child:
                 self.last_well, self.well = time.monotonic(), True
             else:
                 time.sleep(_TICK)
-        except Exception:  # whatever the check raises, the process is not well
+        except Exception:  # if the check raises anything, the process is not healthy
             time.sleep(_TICK)
         finally:
             self.checking = False
@@ -187,7 +187,7 @@ class _Child:
 
 
 class Supervisor:
-    """Keeps processes running until SIGTERM or SIGINT arrives or `stop` is called; then ends them in order."""
+    """A supervisor keeps processes running until SIGTERM, SIGINT or a call of `stop`; then it ends them in order."""
 
     def __init__(self, processes: Sequence[Process], run: Path):
         assert len({process.name for process in processes} | {SUPERVISOR}) == len(processes) + 1
@@ -200,7 +200,7 @@ class Supervisor:
         self.stopping.set()
 
     def run(self) -> None:
-        """Run until a signal or `stop`. Raises InputError if another supervisor is at work in the folder."""
+        """Run until a signal or `stop`. Raises InputError if another supervisor runs in the folder."""
         with folder_lock(self.run_folder, "supervisor.lock"):
             self.pids.mkdir(exist_ok=True)
             end_leftovers(records(self.pids))
