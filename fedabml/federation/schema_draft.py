@@ -160,7 +160,7 @@ def _of_images(files: Sequence[Any], task: str | None, size: int | None) -> Sche
 
 
 def rounded(values: np.ndarray) -> tuple[float, float]:
-    """Return a shift and a scale for the numbers that are not NaN: mean and deviation, rounded to two digits of it."""
+    """Return the rounded mean and deviation of the numbers that are not NaN, as a shift and a scale."""
     known = values[~np.isnan(values)].astype(np.float64)
     mean, deviation = float(known.mean()), float(known.std())
     if not deviation > 1e-12 * abs(mean) + 1e-30:

@@ -1,4 +1,4 @@
-"""The parts that speak Flower (flwr 1.41.0, Message API): the only room that imports flwr.
+"""This package connects fedabml to Flower (flwr 1.41.0, Message API). No other package imports flwr.
 
 codec: Order and Reply as Flower messages · objects, uploads: a message's parts, in and out · runtime: calls of
 the runtime API that outlive a restart of their server · transport: the coordinator's Transport · worker: a site's

@@ -1,4 +1,4 @@
-"""The Flower app of a federation: a folder that `flwr run` takes, the same for every federation.
+"""Write the Flower app of a federation: a folder for `flwr run`, the same for every federation.
 
 Its files hold no settings and no version of fedabml, so its hash changes only when these texts do. The workers of
 fedabml check that hash and run none of its code; the code serves stock Flower deployments (`flower-superexec`).
@@ -60,7 +60,7 @@ def write_app(folder: Path) -> None:
 def bundle(folder: Path) -> bytes:
     """Return the app as Flower bundles it (a FAB). Equal files give equal bytes."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a library that Flower uses
+        warnings.simplefilter("ignore", DeprecationWarning)  # from a library that Flower uses
         return build_fab_from_disk(Path(folder))
 
 

@@ -1,7 +1,7 @@
-"""A plain Flower ClientApp around `Site.handle`, for stock deployments that start a process for every message.
+"""This ClientApp wraps `Site.handle` for stock Flower deployments, which start a process for every message.
 
 The SuperNode names the site's folder: `--node-config 'folder="/srv/fedabml/site"'`. The worker (`start`) answers the
-same orders in a resident process, and checks the app's hash besides.
+same orders in a resident process, and also checks the app's hash.
 """
 
 from __future__ import annotations

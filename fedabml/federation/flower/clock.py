@@ -1,4 +1,4 @@
-"""When this process was started, measured before anything large is imported."""
+"""Measure how long ago this process was started, before anything large is imported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def process_age() -> float:
-    """Return the seconds since this process was started, or 0 where the system does not tell."""
+    """Return the seconds since this process was started, or 0 where the system does not report it."""
     try:
         ticks = float(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
         uptime = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])

@@ -1,9 +1,10 @@
-"""Orders and replies as Flower messages, without pickle and without NumPy's format.
+"""Encode orders and replies as Flower messages, without pickle and without NumPy's format.
 
 A message holds one ConfigRecord, `fields`: one JSON text of every small value, the names, types and shapes of the
-tensors, and a code (`macs`) that only the server and this site can make. The tensors' bytes follow each other as they
-lie in memory (little-endian): inside that record if they are few, else as the one array of an ArrayRecord, `tensors`.
-Few objects matter, because Flower moves each by a request of its own, six times. Whatever arrives is taken as hostile:
+tensors, and an authentication code (`macs`) that only the server and this site can compute. The tensors' bytes follow
+each other as in memory (little-endian): inside that record if they are few, else as the one array of an ArrayRecord,
+`tensors`.
+Fewer objects are faster, because Flower moves each by six separate requests. Everything that arrives is untrusted:
 every type, name, shape and length is checked, and a message that does not fit raises InputError with the reason.
 """
 
@@ -44,7 +45,7 @@ _REPLY = ("kind", "federation", "card", "site", "round", "attempt", "nonce", "sa
 
 # -- encoding -------------------------------------------------------------------------------------------------------
 class Packed:
-    """Tensors made ready for messages. Orders of one round may share them, so that they are uploaded once."""
+    """Tensors encoded for messages. Orders of one round may share them, so that they are uploaded once."""
 
     def __init__(self, tensors: State) -> None:
         self.index = [[name, _dtype(name, tensor), list(tensor.shape)] for name, tensor in tensors.items()]
@@ -67,13 +68,13 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def order_content(order: Order, secret: bytes, packed: Packed | None = None) -> RecordDict:
-    """Return the content of the message for an order; `packed` are its tensors, if they were made ready before."""
+    """Return the content of the message for an order; `packed` are its tensors, if they are encoded already."""
     fields = {name: getattr(order, name) for name in _ORDER}
     return _content(fields, order_mac(secret, order), packed or Packed(order.tensors))
 
 
 def reply_content(reply: Reply, secret: bytes) -> RecordDict:
-    """Return the content of the message for a reply. A loss that is NaN or infinite is carried as it is."""
+    """Return the content of the message for a reply. A loss that is NaN or infinite is sent unchanged."""
     seconds = {name: float(value) for name, value in reply.seconds.items()}
     reply = replace(reply, samples=int(reply.samples), loss=float(reply.loss), seconds=seconds)  # as it is decoded
     fields = {name: getattr(reply, name) for name in _REPLY} | {"loss": reply.loss.hex()}
@@ -91,7 +92,7 @@ def _content(fields: dict[str, Any], mac: str, packed: Packed) -> RecordDict:
 
 # -- decoding -------------------------------------------------------------------------------------------------------
 def order_of(message: Message, secret: bytes, limit: int) -> Order:
-    """Return the order in a message. Raises InputError unless it is whole, within `limit` bytes, and the server's."""
+    """Return the order in a message. Raises InputError unless it is complete, within `limit` bytes, and authentic."""
     fields, record, mac = _fields(message, {*_ORDER, "tensors"})
     tensors = _tensors(fields["tensors"], record, limit)
     order = Order(
@@ -107,9 +108,9 @@ def order_of(message: Message, secret: bytes, limit: int) -> Order:
 
 
 def reply_of(message: Message, secrets: Mapping[str, bytes], limit: int) -> Reply:
-    """Return the reply in a message. Raises InputError unless it is whole, within `limit` bytes, and its site's.
+    """Return the reply in a message. Raises InputError unless it is complete, within `limit` bytes, and authentic.
 
-    `secrets` are those of the registered sites; the reply must have the code of the site that it names.
+    `secrets` are those of the registered sites. The reply must be authenticated by the site that it names.
     """
     fields, record, mac = _fields(message, {*_REPLY, "loss", "tensors"})
     error = fields["error"]
@@ -145,7 +146,7 @@ def _loss(value: Any) -> float:
 
 
 def _fields(message: Message, names: set[str]) -> tuple[dict[str, Any], bytes, object]:
-    """Return a message's small values, the bytes of its tensors, and its code."""
+    """Return a message's small values, the bytes of its tensors, and its authentication code."""
     if not message.has_content():
         raise InputError("The message has no content.")
     content = message.content

@@ -1,6 +1,6 @@
-"""The commands of a federation's processes, for the supervisor: SuperLink, executor, SuperNodes, workers.
+"""Build the commands that the supervisor starts: SuperLink, executor, SuperNodes, workers.
 
-All listen on the loopback interface. Names of programs are those of the environment that runs this one.
+All processes listen on the loopback interface only. Programs come from the environment that runs this process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def superlink_command(folder: ServerFolder) -> list[str]:
 
 
 def server_executor_command(folder: ServerFolder) -> list[str]:
-    """Return the command of the server's worker, which runs the coordinator and no code of an app."""
+    """Return the command of the server's worker, which runs the coordinator and never an app's code."""
     server_secret(folder)
     return [*_python(f"{_ROOM}.server_worker"), str(folder.path)]
 
@@ -69,7 +69,7 @@ def worker_command(folder: SiteFolder) -> list[str]:
 
 
 def environment(folder: ServerFolder | SiteFolder) -> dict[str, str]:
-    """Return variables for these processes: nothing phones home, and Flower's own files lie in the folder's `run`."""
+    """Return environment variables that switch telemetry off and put Flower's own files into the folder's `run`."""
     home = folder.run / "flwr"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     return {
@@ -77,7 +77,7 @@ def environment(folder: ServerFolder | SiteFolder) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # where flower-superexec is used in place of the workers
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # for flower-superexec in place of the workers
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "PYTHONUNBUFFERED": "1",
         **({FOLDER_VARIABLE: str(folder.path)} if isinstance(folder, ServerFolder) else {}),
@@ -89,5 +89,5 @@ def _python(module: str) -> list[str]:
 
 
 def _flower(module: str, function: str) -> list[str]:
-    """Return the command of one of Flower's programs, whatever PATH says."""
+    """Return the command of one of Flower's programs, independent of PATH."""
     return [sys.executable, "-c", f"import sys; from {module} import {function}; sys.exit({function}())"]

@@ -1,4 +1,4 @@
-"""Calls of the SuperLink's control API, which listens on the loopback interface only: register sites, start a run."""
+"""Call the SuperLink's control API, which listens on the loopback interface only: register sites, start a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .places import superlink_address
 
 @contextmanager
 def _control(folder: ServerFolder) -> Iterator[ControlHttpClient]:
-    """Open the control API; its errors become InputErrors."""
+    """Open the control API, and turn its errors into InputErrors."""
     client = ControlHttpClient.from_server_address(
         server_address=superlink_address(folder),
         insecure=False,
@@ -50,7 +50,7 @@ def _control(folder: ServerFolder) -> Iterator[ControlHttpClient]:
 
 
 def register_sites(folder: ServerFolder) -> list[str]:
-    """Register all sites at the SuperLink and remove those that left; return the names of the new ones."""
+    """Register all sites at the SuperLink and unregister removed ones; return the names of the new ones."""
     with _control(folder) as client:
         known = {
             bytes(node.public_key).decode("ascii", "replace"): node.node_id
@@ -64,7 +64,7 @@ def register_sites(folder: ServerFolder) -> list[str]:
                     client.RegisterNode(RegisterNodeRequest(public_key=site.public_key.encode(), name=site.name))
                     added.append(site.name)
                 except httpx.HTTPStatusError as error:
-                    if error.response.status_code != httpx.codes.PRECONDITION_FAILED:  # another call was quicker
+                    if error.response.status_code != httpx.codes.PRECONDITION_FAILED:  # another call was faster
                         raise
             elif site.removed and site.public_key in known:
                 client.UnregisterNode(UnregisterNodeRequest(node_id=known[site.public_key]))
@@ -72,7 +72,7 @@ def register_sites(folder: ServerFolder) -> list[str]:
 
 
 def submit_run(folder: ServerFolder) -> int:
-    """Start a run of the federation's app and return its id; a run that is under way is kept."""
+    """Start a run of the federation's app, unless one is active, and return the run's id."""
     content = bundle(folder.app)
     digest = hashlib.sha256(content).hexdigest()
     with _control(folder) as client:
@@ -86,7 +86,7 @@ def submit_run(folder: ServerFolder) -> int:
 
 
 def run_status(folder: ServerFolder, run_id: int) -> str:
-    """Return how a run stands: pending, starting, running, finished:completed, finished:failed, finished:stopped.
+    """Return the status of a run: pending, starting, running, finished:completed, finished:failed, finished:stopped.
 
     Raises InputError if there is no such run.
     """

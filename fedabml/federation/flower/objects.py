@@ -1,4 +1,4 @@
-"""The parts of a message, fetched within a limit of bytes and put together only if they fit it.
+"""Fetch the parts of a message within a limit of bytes, and assemble them only if the result fits the limit.
 
 Flower stores a message as a tree of objects named by their SHA-256 digest. An array names its parts by index and may
 name one part any number of times, so a few kilobytes could become gigabytes: `inflate` adds the sizes up first.
@@ -26,7 +26,7 @@ OVERHEAD = 1 << 20  # bytes that a message's heads and records may add to its te
 
 
 class Download:
-    """The objects of one message, fetched one by one. `bytes` is what has arrived."""
+    """A download fetches the objects of one message one by one. `bytes` counts what has arrived."""
 
     def __init__(self, link: Link, run_id: int, node_id: int, tree: ObjectTree, limit: int) -> None:
         self.root, self.bytes, self.contents = tree.object_id, 0, dict[str, bytes]()
@@ -35,7 +35,7 @@ class Download:
         self.progress = time.monotonic()  # when the last part arrived
 
     def advance(self) -> bool:
-        """Fetch what is there; return True once all is. Raises InputError for a message that is lost or too large."""
+        """Fetch available parts; return True once all have arrived. Raises InputError if they are lost or too large."""
         while self._left:
             name = self._left[-1]
             request = PullObjectRequest(node=self._node, run_id=self._run, object_id=name)
@@ -59,7 +59,7 @@ class LostMessage(InputError):
 
 
 def _names(tree: ObjectTree) -> list[str]:
-    """Return the distinct names in a tree, without recursion."""
+    """Return the distinct names in a tree. There is no recursion, so a deep tree is harmless."""
     names: dict[str, None] = {}
     left = [tree]
     while left:
@@ -72,7 +72,7 @@ def _names(tree: ObjectTree) -> list[str]:
 
 
 def inflate(root: str, contents: dict[str, bytes], limit: int) -> Message:
-    """Put a message together from its objects. Raises InputError if they do not fit, or exceed the limit together."""
+    """Assemble a message from its objects. Raises InputError if they do not fit together, or exceed the limit."""
     try:
         for name, content in contents.items():
             if hashlib.sha256(content).hexdigest() != name:  # so that no object can contain itself
@@ -83,7 +83,7 @@ def inflate(root: str, contents: dict[str, bytes], limit: int) -> Message:
         message = inflate_object_from_contents(root, contents)
     except InputError:
         raise
-    except Exception as error:  # whatever Flower raises for bytes that are not its own
+    except Exception as error:  # Flower may raise anything for foreign bytes
         raise InputError(f"The message cannot be read ({type(error).__name__}).") from error
     if not isinstance(message, Message):
         raise InputError("What arrived is not a message.")
@@ -92,7 +92,7 @@ def inflate(root: str, contents: dict[str, bytes], limit: int) -> Message:
 
 
 def _expanded(content: bytes, contents: dict[str, bytes], limit: int) -> int:
-    """Return the bytes that an array's parts have together, and 0 for other objects."""
+    """Return the total bytes of an array's parts, or 0 for other objects."""
     kind, children, _ = get_object_head_values_from_object_content(content)
     if kind != "Array":
         return 0

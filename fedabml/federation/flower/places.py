@@ -1,4 +1,4 @@
-"""Ports, addresses and shared secrets of a federation's processes on one machine."""
+"""Return ports, addresses and shared secrets of a federation's processes on one machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def superlink_address(folder: ServerFolder) -> str:
 
 
 def node_port(folder: SiteFolder) -> int:
-    """Return the port of a site's SuperNode: the settings', or a free one, which is chosen once and kept in `run`."""
+    """Return the port of a site's SuperNode: that of the settings, or a free one, chosen once and stored in `run`."""
     if folder.settings.node_port:
         return folder.settings.node_port
     path = folder.run / NODE_PORT_FILE
@@ -45,7 +45,7 @@ def node_address(folder: SiteFolder) -> str:
 
 
 def shared_secret(path: Path) -> bytes:
-    """Return the secret in a file that only the owner can read; make it if it does not exist."""
+    """Return the secret in a file that only the owner can read; create the file if it does not exist."""
     if not path.exists():
         write_secret(path, secrets.token_hex(32).encode())
     return read_bytes(path, 4096)

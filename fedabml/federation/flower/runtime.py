@@ -1,4 +1,4 @@
-"""Calls of Flower's runtime API (of a SuperLink or a SuperNode) that wait while its server is away.
+"""Call Flower's runtime API (of a SuperLink or a SuperNode), and wait while its server is away.
 
 Flower's own retries end the process with SIGINT when a token is no longer valid. A resident worker must outlive that,
 so it uses the client without them: a lost connection is tried again with a growing pause, and a token that is no
@@ -34,11 +34,11 @@ HEARTBEAT = 10.0  # seconds between heartbeats of a task; Flower gives a task up
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 _ENDED = (401, 403)
 _AWAY = (500, 502, 503, 504)  # 500: the SuperLink's database was busy, or the request is wrong
-_BUSY = 20.0  # seconds after which 500 is taken for a wrong request
+_BUSY = 20.0  # seconds after which status 500 is treated as a wrong request
 
 
 class RunEnded(TransportClosed):
-    """The run or the task is over: it was stopped, it expired, or its server forgot it."""
+    """The run or the task has ended: it was stopped, it expired, or its server no longer knows it."""
 
 
 class Away(TransportClosed):

@@ -1,9 +1,9 @@
-"""The server's resident worker: it takes ServerApp tasks of the SuperLink and runs the coordinator for them.
+"""The server's resident worker takes ServerApp tasks of the SuperLink and runs the coordinator for them.
 
 `flower-superexec` would run the code of any app that somebody on this machine submits. This worker runs the installed
 package's Coordinator for the federation's own app, and refuses every other app without running any of its code. A
-worker that was killed takes up the same run; the coordinator continues from the state it saved. A run that ended is
-replaced by whoever submits runs: the supervisor's keeper, or this worker itself with `--submit`.
+worker that was killed resumes the same run after its restart; the coordinator continues from the state it saved. When a
+run has ended, the supervisor's keeper submits the next one, or this worker does so itself with `--submit`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .transport import FlowerTransport
 log = logging.getLogger("fedabml.federation")
 
 POLL = 0.5  # seconds between two requests for a task
-SUBMIT_POLL = 3.0  # seconds between two looks whether a run is under way
+SUBMIT_POLL = 3.0  # seconds between two checks whether a run is active
 TASK_FILE = "server_task.json"
 
 Coordinate = Callable[[ServerFolder, Transport], None]
@@ -46,7 +46,7 @@ def coordinate(folder: ServerFolder, transport: Transport) -> None:
 
 
 class ServerWorker:
-    """Runs `coordinate` for tasks of the SuperLink. With `submit` it starts a run whenever none is under way."""
+    """The worker runs `coordinate` for the SuperLink's tasks. With `submit` it starts a run whenever none is active."""
 
     def __init__(self, folder: ServerFolder, coordinate: Coordinate = coordinate, submit: bool = False) -> None:
         self._folder, self._coordinate, self._submit = folder, coordinate, submit
@@ -65,7 +65,7 @@ class ServerWorker:
         )
 
     def run(self) -> None:
-        """Carry out runs until one has ended as it should. Raises what ended a run that cannot go on."""
+        """Carry out runs until one ends normally. An error that ends a run is raised."""
         link = self._connect()
         task = Task.load(self._file, self._connect)
         if task is not None:
@@ -81,7 +81,7 @@ class ServerWorker:
             task = None
 
     def _start_run(self) -> None:
-        """Start a run if none is under way."""
+        """Start a run if none is active."""
         if not self._submit or time.monotonic() - self._looked < SUBMIT_POLL:
             return
         try:
@@ -93,9 +93,9 @@ class ServerWorker:
         self._looked = time.monotonic()
 
     def _work(self, task: Task) -> bool:
-        """Carry one task out; return True if the federation has ended as it should."""
+        """Carry out one task; return True if the federation has ended normally."""
         try:
-            if not task.node_id:  # its input was not read before
+            if not task.node_id:  # its input has not been read yet
                 task.save(self._file)
                 task.pull_input({app_hash(self._folder.app)})
                 task.save(self._file)
@@ -110,7 +110,7 @@ class ServerWorker:
             log.warning("The run %d ended: %s", task.run_id, error)
             self._close(task, str(error))
             return False
-        except Exception as error:  # Stopped is none: the file then stays, and the next worker goes on
+        except Exception as error:  # not Stopped: then the file stays, and the next worker continues
             self._close(task, f"{type(error).__name__}: {error}")
             raise
         self._close(task, None)

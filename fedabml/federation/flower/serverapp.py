@@ -1,7 +1,7 @@
-"""A plain Flower ServerApp around the coordinator, for stock deployments with `flower-superexec`.
+"""This ServerApp wraps the coordinator for stock Flower deployments with `flower-superexec`.
 
 The environment of the ServerApp's process names the federation's folder. `server_worker` does the same in a process
-that runs no code of an app.
+that never runs an app's code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The start of a site's worker, measured: boot of the process, imports, set-up of the site.
+"""Start a site's worker, and measure the parts of the start: boot of the process, imports, set-up of the site.
 
 This module imports nothing large at its head, so that `start_site` can measure what the imports cost.
 `python -m fedabml.federation.flower.start FOLDER` runs the worker.

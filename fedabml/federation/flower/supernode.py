@@ -1,9 +1,9 @@
-"""Flower's own SuperNode, with a shorter pause between two looks for messages.
+"""Run Flower's own SuperNode with shorter pauses between two requests for messages.
 
 flwr 1.41.0 sleeps 3 s when the SuperLink has no message and 0.5 s while it waits for a reply; neither has an option.
 This starts the same program with its module's `time` replaced: a pause is short while messages come and go, and
-grows to 1 s when none has come for a minute. A SuperLink that went away is looked for every 5 s at least, in place of
-every 20 s. If another version of Flower lacks these names, its own pauses stay.
+grows to 1 s when none has come for a minute. The SuperNode tries to reach an absent SuperLink at least every 5 s,
+instead of every 20 s. If another version of Flower lacks these names, its own pauses stay.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _REPLY_PAUSE = 0.1
 
 
 class Pauses:
-    """What stands for the module `time` in the SuperNode's loop: only `sleep` differs."""
+    """This object replaces the module `time` in the SuperNode's loop; only `sleep` differs."""
 
     def __init__(self, short: float = SHORT, idle: float = IDLE) -> None:
         self._short, self._idle = short, max(short, idle)
         self._active = time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep less than Flower asks for."""
+        """Sleep for a shorter time than Flower asks for."""
         now = time.monotonic()
         if seconds < 1:  # it waits for a reply, so a message has come
             self._active = now

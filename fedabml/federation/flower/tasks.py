@@ -1,9 +1,9 @@
-"""Tasks of a runtime API as a resident worker sees them: acquire one, read its input, answer, finish.
+"""Handle tasks of a runtime API in a resident worker: acquire one, read its input, answer, finish.
 
 A task's token is kept in a private file until the task is finished, so that a worker that was killed takes the same
 task up again when it is restarted, instead of letting it expire after a minute. So is a reply before it is handed over:
-a SuperNode of flwr 1.41.0 waits without end for the parts of a reply whose worker died, and gets out of step when it
-is given two replies to one order. So a worker hands over the very same reply again, and never another one.
+a SuperNode of flwr 1.41.0 waits forever for the parts of a reply whose worker died, and becomes inconsistent when
+it gets two replies to one order. So a worker hands over exactly the same reply again, and never another one.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Task:
         return response
 
     def identify(self) -> None:
-        """Let Flower's messages carry this task's identity."""
+        """Make Flower's messages carry this task's identity."""
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = self.task_id, self.run_id, self.node_id
 
     def pull_message(self) -> Message:
@@ -97,13 +97,13 @@ class Task:
         return inflate(download.root, download.contents, limit)
 
     def push_reply(self, reply: Message, path: Path) -> None:
-        """Hand the reply to the SuperNode, and let it forget the order. The reply is kept in a file meanwhile."""
+        """Hand the reply to the SuperNode and confirm the order. The file `path` holds the reply in case of a kill."""
         upload = Upload.of([reply])
         upload.save(path)
         self._send(upload)
 
     def push_kept_reply(self, path: Path) -> None:
-        """Hand over the reply that a worker kept before it was killed."""
+        """Hand over the reply that a worker stored before it was killed."""
         self._send(Upload.load(path))
 
     def _send(self, upload: Upload) -> None:
@@ -115,17 +115,17 @@ class Task:
             self.link.call("ConfirmMessageReceived", confirm)
 
     def refuse(self, code: int, reason: str, path: Path) -> None:
-        """Answer the order with an error of Flower's."""
+        """Answer the order with a Flower error."""
         self.push_reply(Message(Error(code=code, reason=reason), reply_to=self.head()), path)
 
     def finish(self, error: str = "") -> None:
-        """Report the task's end; with an error, its failure."""
+        """Report that the task has ended, or failed if an error is given."""
         status = SubStatus.FAILED if error else SubStatus.COMPLETED
         self.link.call("PushTaskOutput", PushTaskOutputRequest(sub_status=status, details=error), patience=30.0)
 
     # -- on disk ----------------------------------------------------------------------------------------------------
     def save(self, path: Path) -> None:
-        """Keep what a restarted worker needs to go on with this task."""
+        """Store what a restarted worker needs to continue this task."""
         facts = {name: str(getattr(self, name)) for name in ("token", *_NUMBERS)}  # Flower's numbers have 64 bits
         for name, part in (("message", self.message), ("tree", self.tree)):
             facts[name] = "" if part is None else b64encode(part.SerializeToString()).decode()
@@ -149,7 +149,7 @@ class Task:
                 task.identify()
                 return task
         except (InputError, KeyError, TypeError, ValueError, TransportClosed, httpx.HTTPError):
-            pass  # a task of a server that has forgotten it
+            pass  # the server no longer knows this task
         if link is not None:
             link.close()
         path.unlink(missing_ok=True)
@@ -161,7 +161,7 @@ class Incomplete(Exception):
 
 
 def acquire(link: Link, kind: str, connect: Callable[[str], Link]) -> Task | None:
-    """Ask for a task of this kind; None if there is none."""
+    """Request a task of this kind, and return it, or None if there is none."""
     response = link.call("AcquireTask", AcquireTaskRequest(supported_task_types=[kind]))
     if not response.HasField("task") or not response.token:
         return None

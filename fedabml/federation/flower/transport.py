@@ -1,10 +1,11 @@
-"""The coordinator's Transport over Flower's runtime API: orders are pushed, replies are polled for every 0.2 s.
+"""Implement the coordinator's Transport over Flower's runtime API: push orders, and poll for replies every 0.2 s.
 
-What this adds to Flower's Grid: no pause of 3 s, the size of every reply before it is put together, sites known by
-their registered public keys, and orders that are sent again with the same nonce when Flower may have lost them: when
-the SuperLink was away, when a SuperNode was started anew, when a part of a reply is lost. A few times the same happens
-when a reply lacks the site's code: another site may have written it in this one's name, and Flower takes one reply per
-message. A site that gets an order twice computes the same reply twice, and the coordinator counts one.
+It differs from Flower's Grid in four ways. There is no pause of 3 s. The size of a reply is checked before the reply is
+assembled. Sites are identified by their registered public keys. An order that Flower may have lost is sent again
+with the same nonce: when the SuperLink was away, a SuperNode was restarted, or a part of a reply is lost. An order is
+also sent again, a few times, when a reply lacks the site's authentication code: another site may have written that
+reply, and Flower accepts one reply per message. A site that gets an order twice computes the same reply twice, and the
+coordinator counts one.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from .uploads import Upload
 
 log = logging.getLogger("fedabml.federation")
 
-POLL = 0.2  # seconds between two looks for replies
-NODES_POLL = 3.0  # seconds between two looks at the list of nodes while replies are outstanding
+POLL = 0.2  # seconds between two requests for replies
+NODES_POLL = 3.0  # seconds between two requests for the list of nodes while replies are outstanding
 AFTERMATH = 90.0  # seconds after an outage in which nodes may still seem to be away
 GRACE = 30.0  # seconds after an outage before an order without a reply is sent again
 STALLED = 200.0  # seconds without a new part of a reply; the SuperLink gives an upload up after 180
 RESENDS = 10
-UNPROVEN = 3  # replies without the site's code after which an order is not sent again
+UNPROVEN = 3  # replies without the site's authentication code after which an order is not sent again
 OUTBOX = "orders.outbox"
 _LOST = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
@@ -55,7 +56,7 @@ class _Pending:
     activated: str  # when its SuperNode was started, as the SuperLink reports it
     outages: int  # of the link, when it was sent
     resends: int = 0
-    unproven: int = 0  # replies without the site's code
+    unproven: int = 0  # replies without the site's authentication code
 
 
 @dataclass
@@ -106,7 +107,7 @@ class FlowerTransport:
         return found
 
     def send(self, orders: Sequence[Order], ttl: float) -> None:
-        """Send orders that are valid for `ttl` seconds. An order for a site that is away becomes an error later."""
+        """Send orders that are valid for `ttl` seconds. If a site stays away until then, the order fails."""
         if any(self._node_of(order.site) is None for order in orders):
             self.sites()
         until, batch = time.monotonic() + ttl, []
@@ -133,7 +134,7 @@ class FlowerTransport:
         return here[0] if here else None
 
     def _push(self, batch: list[_Pending]) -> None:
-        """Push orders, again and with new messages if the SuperLink went away in between."""
+        """Push orders. If the SuperLink went away in between, push them again as new messages."""
         packed: dict[int, codec.Packed] = {}  # orders that share their tensors share their bytes, uploaded once
         while batch:
             messages = []
@@ -166,7 +167,7 @@ class FlowerTransport:
             return
 
     def _complete_outbox(self) -> None:
-        """Complete a push in which a killed process was interrupted: its readers wait for the missing parts."""
+        """Complete a push that a kill interrupted, because the receivers wait for the missing parts."""
         if not self._outbox.exists():
             return
         try:
@@ -198,7 +199,7 @@ class FlowerTransport:
         return arrivals
 
     def _announced(self, message: Any, tree: ObjectTree) -> list[Arrival]:
-        """Start to fetch a reply of which the SuperLink has reported the head."""
+        """Start to fetch a reply whose head the SuperLink has reported."""
         pending = self._pending.pop(message.metadata.reply_to_message_id, None)
         if pending is None:
             return []
@@ -210,7 +211,7 @@ class FlowerTransport:
         return []
 
     def _fetched(self, incoming: _Incoming) -> list[Arrival]:
-        """Fetch what is there of a reply; return it once it is whole."""
+        """Fetch the available parts of a reply; return the reply once it is complete."""
         pending, download = incoming.pending, incoming.download
         try:
             if not download.advance():
@@ -237,7 +238,7 @@ class FlowerTransport:
         return [Arrival(self._names.get(incoming.sender), reply, "", download.bytes)]
 
     def _decoded(self, message: Message) -> Reply:
-        """Return the reply in a message. Whatever a stranger's bytes raise is an InputError, and ends no run."""
+        """Return the reply in a message. Any failure is raised as InputError, so that no bytes can end the run."""
         try:
             return codec.reply_of(message, self._secrets, self._limit)
         except InputError:
@@ -252,7 +253,7 @@ class FlowerTransport:
         self._link.call("ConfirmMessageReceived", request)
 
     def _error(self, pending: _Pending, message: Message, size: int) -> list[Arrival]:
-        """Treat an error that Flower or the site's worker sent in place of a reply."""
+        """Handle an error that Flower or the site's worker sent in place of a reply."""
         code, reason = message.error.code, clean(message.error.reason)
         recent = time.monotonic() - self._link.last_outage < AFTERMATH
         if code in _LOST or (code == ErrorCode.NODE_UNAVAILABLE and recent):
@@ -260,7 +261,7 @@ class FlowerTransport:
         return _failed(pending, f"Flower's error {code}: {reason}", size)
 
     def _unproven(self, pending: _Pending, reason: str, size: int = 0) -> list[Arrival]:
-        """Report a reply that its site may not have written, and send the order again unless this happens often."""
+        """Report a reply that its site may not have written. Send the order again, unless this happened too often."""
         (arrival,) = _failed(pending, reason, size)
         pending.unproven += 1
         if pending.unproven > UNPROVEN or self._again(pending, reason):
@@ -268,14 +269,14 @@ class FlowerTransport:
         return [replace(arrival, asked_again=True)]
 
     def _again(self, pending: _Pending, reason: str) -> list[Arrival]:
-        """Keep an order to be sent again, or report it as failed."""
+        """Queue an order to be sent again, or report it as failed."""
         if pending.resends >= RESENDS or time.monotonic() >= pending.expires:
             return _failed(pending, reason)
         self._lost.append(pending)
         return []
 
     def _resend(self) -> None:
-        """Send again what Flower may have lost."""
+        """Send orders again that Flower may have lost."""
         now = time.monotonic()
         if not (self._pending or self._lost) or now - self._looked < NODES_POLL:
             return
@@ -303,5 +304,5 @@ class FlowerTransport:
 
 
 def _failed(pending: _Pending, error: str, size: int = 0) -> list[Arrival]:
-    """Report that an order has no reply. The reason may hold texts of a stranger."""
+    """Report that an order has no reply. The reason is cleaned, because it may contain untrusted text."""
     return [Arrival(pending.order.site, None, clean(error), size, pending.order.nonce)]

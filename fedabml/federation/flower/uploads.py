@@ -1,8 +1,8 @@
-"""Uploads of messages that a killed process can complete: what is being sent lies in a private file until it is whole.
+"""Upload messages so that a killed process can complete them: a private file holds a message until it is complete.
 
-flwr 1.41.0 announces a message before its parts. Whoever is to read it waits for them: a SuperNode without end for the
-parts of a reply, and minutes for those of an order. So a process that was killed in between sends the very same message
-again when it is restarted; the server then asks for the parts that it lacks.
+flwr 1.41.0 announces a message before its parts. The receiver waits for the parts: forever for
+those of a reply, and for minutes for those of an order. So a process that was killed in between sends exactly the same
+message again when it is restarted; the server then asks for the parts that it lacks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Upload:
 
     @classmethod
     def of(cls, messages: list[Message]) -> Upload:
-        """Take messages apart. Parts that several messages share are there once."""
+        """Split messages into parts. A part that several messages share is stored once."""
         objects: dict[str, bytes] = {}
         protos, trees = [], []
         with no_object_id_recompute():
@@ -55,7 +55,7 @@ class Upload:
         return cls(PushAppMessagesRequest(messages_list=protos, message_object_trees=trees), objects)
 
     def belongs_to(self, run_id: int) -> bool:
-        """Return whether all messages are of this run."""
+        """Return whether all messages belong to this run."""
         return all(message.metadata.run_id == run_id for message in self._request.messages_list)
 
     def send(self, link: Link, run_id: int, node_id: int) -> list[str]:
@@ -69,7 +69,7 @@ class Upload:
                 for name in response.objects_to_push:
                     push(name, self._objects[name])
                 break
-            except ObjectPushError:  # an answer was lost and the part is there, or the server has begun anew
+            except ObjectPushError:  # the part has arrived but its confirmation was lost, or the server has restarted
                 if attempt == ATTEMPTS - 1:
                     raise
         return list(response.message_ids)
@@ -92,7 +92,7 @@ class Upload:
                 objects = {name: file.read(size) for name, size in facts["objects"]}
         except InputError:
             raise
-        except Exception as error:  # whatever a damaged head or request raises
+        except Exception as error:  # a damaged head or request may raise anything
             raise InputError(damaged(f"'{path}'")) from error
         if any(hashlib.sha256(part).hexdigest() != name for name, part in objects.items()):
             raise InputError(damaged(f"'{path}'"))

@@ -1,9 +1,9 @@
-"""A site's resident worker: it has imported everything, holds the data, and answers orders of the site's SuperNode.
+"""A site's resident worker keeps modules and data in memory, and answers the orders of the site's SuperNode.
 
 Flower would start a fresh process for each message and run the code that came with it. This worker takes the tasks of
 a SuperNode that was started with `--isolation process`, checks the hash of the task's app against the site's list
-(`apps.json`), and answers with the installed package's `Site.handle`. No code of the app is run. A bad order gets an
-error in reply; a SuperNode that goes away is waited for; a worker that was killed goes on with its task.
+(`apps.json`), and answers with the installed package's `Site.handle`. The app's code is never run. The worker
+answers a bad order with an error, waits for a SuperNode that is away, and continues its task after a kill.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TASK_FILE, REPLY_FILE = "task.json", "task.reply"
 
 
 class Worker:
-    """Answers the tasks of one SuperNode with `handle`, until a signal ends the process."""
+    """A worker answers the tasks of one SuperNode with `handle`, until a signal ends the process."""
 
     def __init__(
         self, folder: SiteFolder, handle: Callable[[Order], Reply], started: dict[str, float] | None = None
@@ -65,21 +65,21 @@ class Worker:
             task, active = None, time.monotonic()
 
     def resume(self) -> Task | None:
-        """Return the task that a killed worker left, if the SuperNode still knows it."""
+        """Return the task that a killed worker left, or None if the SuperNode no longer knows it."""
         task = Task.load(self._file, self._connect)
         if task is None:
             self.forget()
         return task
 
     def work(self, task: Task) -> None:
-        """Carry one task out. Whatever is wrong with it, the worker lives."""
+        """Carry out one task. No error in a task ends the worker."""
         try:
             task.save(self._file)
             with Heartbeat(task.link):
                 error = self._answer(task)
             self._reply_file.unlink(missing_ok=True)  # from here on nobody may hand it over again
             task.finish(error)
-        except Exception as problem:  # Stopped is none: the files then stay, and the next worker goes on
+        except Exception as problem:  # not Stopped: then the files stay, and the next worker continues
             log.warning("A task was given up: %s: %s", type(problem).__name__, problem)
             if not self._reply_file.exists():  # else a second reply would follow the first
                 self._give_up(task)
@@ -87,12 +87,12 @@ class Worker:
         task.link.close()
 
     def forget(self) -> None:
-        """Remove what is kept of a task."""
+        """Remove the stored files of a task."""
         self._reply_file.unlink(missing_ok=True)
         self._file.unlink(missing_ok=True)
 
     def _give_up(self, task: Task) -> None:
-        """Answer with an error, so that the SuperNode goes on; if that fails too, the task expires after a minute."""
+        """Answer with an error, so that the SuperNode continues; if that fails too, the task expires after a minute."""
         with suppress(Exception):
             if task.message is None:
                 task.pull_message()
@@ -101,7 +101,7 @@ class Worker:
             task.finish(reason)
 
     def _answer(self, task: Task) -> str:
-        """Answer the task's order; return why its app was refused, or nothing."""
+        """Answer the task's order. Return why its app was refused, or an empty text."""
         if self._reply_file.exists():
             task.push_kept_reply(self._reply_file)
             return ""
