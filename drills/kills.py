@@ -4,8 +4,8 @@
     python -m drills.kills server --drills 20 --seed 2     # the SuperLink or the executor of the ServerApp
     python -m drills.kills page                            # results/reliability/kills.md
 
-Several drills share one federation. A drill waits for a random moment within a round's time, kills, and waits until the
-federation is whole again. Every drill is one line of results/reliability/kills.jsonl. At the end of a federation its
+Several drills share one federation. A drill waits for a random moment within a round's time, kills, and waits until
+all sites count again. Every drill is one line of results/reliability/kills.jsonl. At the end of a federation its
 state must have the bits of the simulator, with those sites in each round whose replies counted; where the server was
 killed, these must be all sites in every round, as in a run without a kill.
 """

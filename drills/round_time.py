@@ -270,7 +270,7 @@ def _without(command: list[str], *options: str) -> list[str]:
 
 @contextmanager
 def _process(command: list[str], environment: dict[str, str], log: Path) -> Iterator[None]:
-    """Run a process and whatever it starts; all of them end with the block."""
+    """Run a process; the process and all that it starts end with the block."""
     programs = str(Path(sys.executable).parent)  # a SuperNode starts flower-superexec by its name
     variables = {**os.environ, **environment, "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"}
     with log.open("ab") as file:

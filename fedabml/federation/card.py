@@ -5,7 +5,7 @@
 
 It holds the input specification (network, likelihood, normalisation, the recipe of a table or of images), the initial
 weights themselves, the algorithm, and the numbers that training depends on. Server and sites rebuild the same card bit
-for bit, whatever machine drew the weights. Its `digest` covers all tensors and facts and goes with every message.
+for bit, even if another host drew the weights. Its `digest` covers all tensors and facts and goes with every message.
 A card comes from the network, so `Card.of` and `Card.load` check it as a prior's file is checked.
 """
 

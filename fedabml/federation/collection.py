@@ -19,7 +19,7 @@ from .messages import Arrival, Order, Reply, clean
 log = logging.getLogger("fedabml")
 Check = Callable[[Reply, Order], str | None]
 MOST_REASONS = 100  # the most different rejections of one exchange that are listed
-MOST_PAST = 100_000  # nonces that are remembered, to tell late replies from invented ones
+MOST_PAST = 100_000  # nonces that are remembered, to distinguish late replies from invented ones
 
 
 class PastNonces:

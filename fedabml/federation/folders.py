@@ -70,7 +70,7 @@ class _Folder:
 
     @property
     def state(self) -> Path:
-        """What must survive a restart; a backup needs it."""
+        """The folder of everything that must survive a restart; a backup needs it."""
         return self.path / "state"
 
     @property

@@ -1,7 +1,7 @@
 """Authenticate orders and replies by HMAC-SHA256 with a secret that the server shares with one site.
 
 Flower's SuperLink stores a message that one registered site writes in another's name, and even an order that a site
-writes to another in the server's name. Whoever lacks the secret of the site cannot make the code of its messages.
+writes to another in the server's name. Without a site's secret nobody can compute the code of its messages.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def read_secret(path: Path) -> bytes:
 
 
 def order_mac(secret: bytes, order: Any) -> str:
-    """Return the code of an order, 64 hexadecimal digits: every field of the dataclass enters."""
+    """Return the authentication code of an order, 64 hexadecimal digits. It covers every field."""
     return _mac(secret, b"order", order)
 
 
 def reply_mac(secret: bytes, reply: Any) -> str:
-    """Return the code of a reply, 64 hexadecimal digits: every field of the dataclass enters."""
+    """Return the authentication code of a reply, 64 hexadecimal digits. It covers every field."""
     return _mac(secret, b"reply", reply)
 
 

@@ -9,7 +9,7 @@ from .collection import Check, Collection, PastNonces
 from .messages import Order, Transport
 from .replies import check_identity
 
-POLL = 1.0  # seconds between two looks at the stop file
+POLL = 1.0  # seconds between two checks for the stop file
 
 
 class Stopped(Exception):

@@ -96,7 +96,7 @@ class Meter:
         for log in (self.log, self.log.with_name("error.log")):
             with suppress(OSError):
                 if log.stat().st_size > MAX_LOG:
-                    os.truncate(log, 0)  # nginx appends, so it goes on at the start
+                    os.truncate(log, 0)  # nginx appends, so it continues at the start
         return changed
 
     def _note(self) -> None:

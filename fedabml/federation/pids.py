@@ -158,7 +158,7 @@ def _content(pid: int, name: str) -> bytes:
 
 
 def members(found: list[Record]) -> list[Identity]:
-    """Return the processes that belong to the records: themselves, their sessions, and whatever carries their token.
+    """Return the processes that belong to the records: themselves, their sessions, and all with their token.
 
     A session outlives its leader. A member is accepted only with the token in its environment, or as a process of
     nginx, which overwrites its environment with a title such as `nginx: worker process`.

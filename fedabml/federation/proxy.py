@@ -15,7 +15,7 @@ fill its budget in every round, and the SuperLink keeps what nobody fetches unti
 Someone who knows a site's public key, but not its private key, can use up that site's rate, but not its budget; the
 SuperLink refuses each such request.
 
-nginx runs as an ordinary user, with every file that it writes under `run/nginx`.
+nginx runs as the user who starts it, root included, and writes files only under `run/nginx`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ log = logging.getLogger("fedabml")
 MOST_FAILURES = 5  # runs in a row that end without a round
 ENDS = ("finished", "failed", "gave up")  # states after which no run is submitted
 RUN_FILE, REGISTERED_FILE = "run.json", "registered.json"
-_EVERY = 1.0  # seconds between looks at the run
+_EVERY = 1.0  # seconds between checks of the run
 
 
 class Commands(Protocol):

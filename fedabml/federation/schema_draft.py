@@ -45,7 +45,7 @@ def draft_schema(
     """Return the schema of one site's data: a table, an .npz file of one client, or a folder of images, class/*.png.
 
     A table needs the `target_column`. Its columns `drop_columns` and `id_column` are left out, `date_columns` hold ISO
-    dates. `image_size` resizes all images to so many pixels.
+    dates. `image_size` is the side in pixels to which all images are resized.
     """
     drop, dates = _listed(drop_columns), _listed(date_columns)
     data = open_data(Path(path), [id_column] if id_column else [])

@@ -239,7 +239,7 @@ def _describe_processes(status: Status, folder: ServerFolder | SiteFolder, last:
 
 @dataclass
 class SiteFolderStatus:
-    """What a site's own machine knows of it. `prior_round` is the round of the newest prior (None: none yet)."""
+    """The status of a site on its own machine. `prior_round` is the round of the newest prior (None: none yet)."""
 
     name: str
     federation: str

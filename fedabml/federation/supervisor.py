@@ -2,7 +2,7 @@
 
 Every process has its own session and its own log of bounded size. `run/pids/NAME.json` holds its identity and state
 (`pids.Record`), which is all that `status` reads. The supervisor adopts and reaps orphans of its processes. If it is
-killed itself, the system ends its children, and a guard, which waits at a pipe, ends whatever else they started. If
+killed itself, the system ends its children, and a guard, which waits at a pipe, ends all else that they started. If
 both are killed at once, the next start does it.
 
 A killed SuperNode must wait before its restart: for 60 s the SuperLink still takes it for connected and refuses it.
@@ -33,7 +33,7 @@ from .pids import MARK, Identity, Record, end_leftovers, identity, read_record, 
 PIDS = "pids"  # the folder of the records, in the folder `run`
 SUPERVISOR = "supervisor"  # the record of the supervisor itself
 MAX_LOG = 4 << 20  # bytes of a log; as many more of the part before
-_SUBREAPER, _TICK = 36, 0.2  # a number of prctl; seconds between looks at the processes
+_SUBREAPER, _TICK = 36, 0.2  # a number of prctl; seconds between checks of the processes
 # The child asks to be killed with its parent, unless the parent has gone already, and then becomes the program.
 _LAUNCH = (
     "import ctypes, os, signal, sys\n"
@@ -60,7 +60,7 @@ class Backoff:
     least_after_crash: float = 0.0
 
     def seconds(self, failures: int, clean: bool) -> float:
-        """Return the wait after so many quick failures in a row (0: the process had run steadily)."""
+        """Return the seconds to wait after a number of quick failures in a row (0: the process had run steadily)."""
         wait = min(self.most, self.first * self.factor ** min(failures, 30))
         return wait if clean else max(wait, self.least_after_crash)
 
@@ -69,9 +69,9 @@ class Backoff:
 class Process:
     """A process to be kept running. It is started once all processes that it `needs` are healthy.
 
-    `health` answers whether the process does its work; without it a process is well while it runs. One that was never
-    well for `boot` seconds, or not well for `patience` seconds since, is killed and restarted. `grace` is its time to
-    end after SIGTERM.
+    `health` returns whether the process works; without it, a running process is healthy. A process is killed and
+    restarted if it is not healthy within `boot` seconds, or is later unhealthy for `patience` seconds. `grace` is its
+    time to end after SIGTERM.
     """
 
     name: str
@@ -176,7 +176,7 @@ class _Child:
             self.checking = False
 
     def limit_log(self) -> None:
-        """Move a log that has grown too long to NAME.1. The process goes on writing at the start of the emptied one."""
+        """Move a log that has grown too long to NAME.1. The process continues at the start of the emptied one."""
         log = self.process.log
         with suppress(OSError):
             if log.stat().st_size > MAX_LOG:
@@ -274,7 +274,7 @@ class Supervisor:
             child.ended(status, self.stopping.is_set())
 
     def _end(self) -> None:
-        """End all processes, each once nothing that runs needs it, with its grace; then whatever they left behind."""
+        """End all processes, each once no running process needs it, within its grace; then end what they left."""
         asked: dict[str, float] = {}
         while running := [child for child in self.children if child.popen is not None]:
             needed = {name for child in running for name in child.process.needs}

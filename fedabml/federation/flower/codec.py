@@ -223,7 +223,7 @@ def _seconds(fields: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _tensors(index: Any, data: bytes, limit: int) -> State:
-    """Cut the bytes into tensors as the index says. Nothing may be left over or missing."""
+    """Cut the bytes into tensors according to the index. Nothing may be left over or missing."""
     if not isinstance(index, list) or len(index) > MAX_TENSORS:
         raise InputError(f"The message's tensors are not a list of at most {MAX_TENSORS:,}.")
     if len(data) > limit:

@@ -1,7 +1,7 @@
 """Handle tasks of a runtime API in a resident worker: acquire one, read its input, answer, finish.
 
-A task's token is kept in a private file until the task is finished, so that a worker that was killed takes the same
-task up again when it is restarted, instead of letting it expire after a minute. So is a reply before it is handed over:
+A task's token is kept in a private file until the task is finished, so that a killed worker continues the same
+task when it is restarted, instead of letting it expire after a minute. So is a reply before it is handed over:
 a SuperNode of flwr 1.41.0 waits forever for the parts of a reply whose worker died, and becomes inconsistent when
 it gets two replies to one order. So a worker hands over exactly the same reply again, and never another one.
 """
