@@ -144,7 +144,7 @@ class Coordinator:
         settings, times = self.settings, [time.perf_counter()]
         available = self._available(number)
         clients, size, least = self._sizes()
-        drawn = draw(available, size, settings.over_select, settings.seed, number, attempt)
+        drawn = draw(available, size, settings.over_select, self.card.seed, number, attempt)
         shared, every = self.saved.state.shared, settings.score_every
         content = {"tensors": shared, "facts": {"score": True} if every and number % every == 0 else {}}
         orders = [

@@ -40,7 +40,8 @@ LEAKS = (
     "describe: whether the site's data fit the schema; if not, the names of the schema's columns that are missing or "
     "of another kind, the shape and type of arrays, and that labels, words or images are unknown. Never a value.",
     "describe: a hostile server could learn more by asking with many schemas, so a site answers at most 20 different "
-    "ones, confirms no word that fewer than 5 rows share, and answers no other schema once a card is frozen.",
+    "ones, and answers no other schema once a card is frozen. A word of a feature that fewer than 5 rows share is not "
+    "confirmed; that the target has a class which the schema lacks is reported, however rare it is.",
     "sums (off unless the site sets allow_pooled_sums): for every number column, feature or target the count, sum and "
     "sum of squares of the training rows, and so the site's means, deviations and gaps; for images how often each "
     "byte occurs in each channel. An extreme value dominates its sums and can be guessed from them. Columns with fewer "
@@ -198,8 +199,9 @@ def _about_the_order() -> Iterator[None]:
 def _describe(order: Order, site: SiteFolder) -> dict[str, Any]:
     schema = _asked(order, site)
     found = mismatches(site, schema)
-    settings = site.settings
-    return {"match": not found, "reasons": found, "allow_pooled_sums": settings.allow_pooled_sums}
+    for reason in found:
+        log.warning("The data do not fit the federation's schema: %s", reason)
+    return {"match": not found, "reasons": found, "allow_pooled_sums": site.settings.allow_pooled_sums}
 
 
 def _send_sums(order: Order, site: SiteFolder) -> dict[str, Any]:

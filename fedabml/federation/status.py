@@ -263,7 +263,7 @@ def read_site(folder: SiteFolder) -> SiteFolderStatus:
     prior = None
     if folder.prior_file.exists() and folder.prior_facts_file.exists():
         prior = _whole(_dict(read_json(folder.prior_facts_file)).get("round"))
-    allowed = [name for name in ("pooled_sums", "medians", "words") if getattr(settings, f"allow_{name}")]
+    allowed = [name for name in ("pooled_sums", "medians", "words", "scores") if getattr(settings, f"allow_{name}")]
     found = processes(folder)
     for process in found:
         process.state = process.state if running else "stopped"
