@@ -81,6 +81,6 @@ def test_versions_that_the_server_may_still_ask_for_stay(tmp_path):
         kept.save(round, state(float(round)), counted)
         seen.append(kept.rounds())
     assert seen == [[1], [1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 6], [1, 2, 6], [2, 6, 7], [2, 6, 7], [6, 7, 9]]
-    kept.save(3, state(3.0), 2)  # the server went on from an older state, whose version 2 is gone: it will be told so
+    kept.save(3, state(3.0), 2)  # the server went on from an older state, whose version 2 is gone, and learns it
     assert kept.rounds() == [3, 6, 7, 9]  # each of the later ones is written anew before it can count again
     assert (tmp_path / "kept-x.safetensors").exists()
