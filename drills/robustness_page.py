@@ -57,6 +57,8 @@ def page(path: Path) -> Path:
         if rows:
             header = ["rule", "all honest", *(f"{n} {attack}" for attack, n in columns[1:])]
             parts += [f"### {algorithm}, accuracy in %", markdown_table(header, rows)]
+    if not cells:
+        parts.append("There are no records of false sites yet.")
     table = [
         [
             f"{line['share']:.0%}", str(line["seed"]), f"{line['rounds done']} of {line['rounds']}",
