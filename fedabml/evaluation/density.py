@@ -37,7 +37,7 @@ LEAST_DISTANCE = 1e-6  # of a map; below it an input lies at a class mean
 
 
 class Features(NamedTuple):
-    """Features of n inputs."""
+    """The features that a network computes for n inputs, a row each."""
 
     hidden: np.ndarray  # [n, h]: the last hidden layer
     maps: tuple[np.ndarray, ...] = ()  # [n, c] each: the channels' means of the convolutions

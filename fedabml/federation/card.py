@@ -91,7 +91,7 @@ class Card:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The type of all vectors."""
+        """The floating-point type of all vectors of the federation."""
         return torch.float64 if self.dtype == "float64" else torch.float32
 
     def place(self) -> Place:

@@ -104,7 +104,7 @@ def active_runs(folder: ServerFolder) -> list[int]:
 
 
 def stop_run(folder: ServerFolder, run_id: int) -> None:
-    """Stop a run."""
+    """Ask the SuperLink to stop a run of the federation's app."""
     with _control(folder) as client:
         client.StopRun(StopRunRequest(run_id=run_id))
 
