@@ -138,7 +138,7 @@ def test_scoring_is_reported_by_parts_and_never_backwards(tmp_path):
     rounds, new = one.config.rounds, one.config.clients // 2
     after = reported[rounds:]
     assert reported[:rounds] == list(range(1, rounds + 1)) and after == sorted(after)
-    assert len(after) == 2 * 2 * new and after[-1] == pytest.approx(one.work)  # two sizes, two ways
+    assert len(after) == 2 * 2 * 2 * new and after[-1] == pytest.approx(one.work)  # two sizes, two draws, two ways
     first, second = after[new - 1] - rounds, after[2 * new - 1] - after[new - 1]
     assert first == pytest.approx(2 * second)  # three epochs and predictions, one and predictions
     reported.clear()

@@ -1,13 +1,14 @@
 """Studies: other data, other listeners, curves; and what they leave alone."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from fedabml.experiments.cell import Cell, Result
 from fedabml.experiments.ledger import Ledger
-from fedabml.experiments.paper.newcomers import Newcomers
+from fedabml.experiments.paper.newcomers import Newcomers, few_random
 from fedabml.experiments.paper.outside import auroc, with_outside
 from fedabml.experiments.runner import execute, groups, run_together
 from fedabml.experiments.study import PLAIN, Study, federation
@@ -71,11 +72,31 @@ def test_newcomers_are_the_others_and_start_anew(algorithm):
 def test_few_samples_are_a_part_of_a_clients_own_spread_over_its_labels():
     study = Newcomers(0.5, (4, 10_000))
     trained = study.federation(SMALL)
-    small, large = study.audiences(SMALL, trained).values()
+    small, large = (study.audiences(SMALL, trained)[name] for name in ("4", "10000"))
     for client in range(small.clients):
         assert {*small.train[client]} < {*large.train[client]} and len(small.train[client]) == 4
     assert ((small.label_counts() > 0) == (large.label_counts() > 0)).all()
     assert (small.test.index == large.test.index).all()
+
+
+def test_few_random_samples_are_uniform_nested_and_depend_on_the_client_alone():
+    study = Newcomers(0.5, (4, 8, 10_000))
+    audiences = study.audiences(SMALL, study.federation(SMALL))
+    assert list(audiences) == ["4", "8", "10000", "4 random", "8 random", "10000 random"]
+    small, large, whole = (audiences[f"{n} random"] for n in study.sizes)
+    assert (whole.train.index == audiences["10000"].train.index).all()
+    for client in range(small.clients):
+        assert {*small.train[client]} < {*large.train[client]} < {*whole.train[client]}
+        assert (len(small.train[client]), len(large.train[client])) == (4, 8)
+        alone = few_random(whole.select([client]), 4, SMALL.seed)
+        assert alone.train[0].tolist() == small.train[client].tolist()
+    times = Counter(sample for seed in range(600) for sample in few_random(whole, 4, seed).train[0])
+    expected = 600 * 4 / whole.train.counts[0]
+    assert len(times) == whole.train.counts[0]  # every sample is drawn at some time
+    assert sum((n - expected) ** 2 for n in times.values()) / len(times) < 1.5 * expected  # a binomial's variance
+    labels = [few_random(whole, 5, seed).label_counts()[0] for seed in range(600)]
+    missing = np.mean([(counts[whole.label_counts()[0] > 0] == 0).any() for counts in labels])
+    assert missing == pytest.approx(2 / 2**5, abs=0.04)  # of two labels; a stratified draw never misses one
 
 
 @pytest.mark.slow

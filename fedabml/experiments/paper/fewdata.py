@@ -1,9 +1,10 @@
 """Few data, the paper's motivation: new clients with 5 to 500 training samples.
 
-Four fifths of the clients train; the others come with n_i samples each, spread over their labels, personalise what was
-learned, and are scored on all of their test data. Local only, which has nothing to learn from others, takes 50 epochs
-on its n_i samples. The paper claims that a Bayesian prior helps most where data are few. Under `tuned` FedAvg also has
-a row with the label level.
+Four fifths of the clients train; the others come with n_i samples each, personalise what was learned, and are scored on
+all of their test data. The samples are drawn in two ways: stratified, so that every label of the client gives its
+share, and at random, as real newcomers have them: five random samples of five labels rarely show all five. Local only,
+which has nothing to learn from others, takes 50 epochs on its n_i samples. The paper claims that a Bayesian prior helps
+most where data are few. Under `tuned` FedAvg also has a row with the label level.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ...runs.config import Table
 from ..cell import Cell
 from .experiment import Context, Done, Experiment, by_column
 from .findings import Findings, Mean, Picture, Sheet, band, by, number, pivot, power
-from .newcomers import Newcomers
+from .newcomers import RANDOM, Newcomers
 from .settings import TITLES, systems
 
 SHARE, SIZES, QUICK_SIZES = 0.8, (5, 10, 25, 50, 100, 500), (4, 8, 16)
@@ -30,6 +31,7 @@ EMBEDDED_HYPER: dict[str, Table] = {
     "local": {"personal_lr": 0.1},
 }
 SHOWN = ("accuracy", "nll", "ece")
+BY_LABEL, AT_RANDOM = "stratified draws", "random draws"
 
 
 class FewData(Experiment):
@@ -55,33 +57,37 @@ class FewData(Experiment):
         conclusions, sheets, pictures, records = [], [], [], []
         for column, groups in by_column(finished).items():
             column_records = [record for name, cells in groups.items() for record in _records(column, name, cells)]
-            best = [
-                max(same, key=lambda r: (r["accuracy"], r["algorithm"]))
-                for same in by(column_records, "samples").values()
-            ]
-            firsts = "; ".join(f"{r['samples']}: {context.named(r)}" for r in best)
-            conclusions.append(f"{TITLES[column]}, first in accuracy by the number of samples: {firsts}.")
-            views = [_views(context, column_records, key) for key in SHOWN]
-            sheets += [sheet for sheet, _ in views]
-            pictures += [picture for _, picture in views]
+            for draws, drawn in by(column_records, "draws").items():
+                best = [
+                    max(same, key=lambda r: (r["accuracy"], r["algorithm"])) for same in by(drawn, "samples").values()
+                ]
+                firsts = "; ".join(f"{r['samples']}: {context.named(r)}" for r in best)
+                conclusions.append(f"{TITLES[column]}, {draws}, first in accuracy by the number of samples: {firsts}.")
+                views = [_views(context, drawn, key) for key in SHOWN]
+                sheets += [sheet for sheet, _ in views]
+                pictures += [picture for _, picture in views]
+            if AT_RANDOM not in by(column_records, "draws"):
+                context.note(f"{TITLES[column]}: these cells were stored before random draws existed.")
             records += column_records
         return Findings(conclusions, sheets, pictures, records)
 
 
 def _records(column: str, name: str, cells: Sequence[Done]) -> list[Table]:
-    """Return the records of a system, one for every number of samples."""
-    records = []
-    for i, score in enumerate(cells[0].result.scores):
-        scores = {d.result.seed: d.result.scores[i] for d in cells}
+    """Return the records of a system, one for every number of samples and way to draw them."""
+    records, by_seed = [], {d.result.seed: {score.on: score for score in d.result.scores} for d in cells}
+    for on in dict.fromkeys(on for scores in by_seed.values() for on in scores):  # stored cells may lack random draws
+        scores = {seed: scores[on] for seed, scores in by_seed.items() if on in scores}
         values = {key: {n: math.nan if s.error else s.summary[key] for n, s in scores.items()} for key in SHOWN}
-        record = {"column": column, "algorithm": name, "samples": int(score.on)}
-        records.append(record | {key: Mean(by_seed) for key, by_seed in values.items()})
+        draws = AT_RANDOM if on.endswith(RANDOM) else BY_LABEL
+        record = {"column": column, "algorithm": name, "draws": draws, "samples": int(on.removesuffix(RANDOM))}
+        records.append(record | {key: Mean(of_seeds) for key, of_seeds in values.items()})
     return records
 
 
 def _views(context: Context, records: Sequence[Table], key: str) -> tuple[Sheet, Picture]:
-    """Return the table and the picture of a measure against the number of samples, in one column."""
-    measure, title, column = MEASURES[key], TITLES[records[0]["column"]], records[0]["column"]
+    """Return the table and the picture of a measure against the number of samples, in one column with one draw."""
+    measure, column, draws = MEASURES[key], records[0]["column"], records[0]["draws"]
+    title, suffix = f"{TITLES[column]}, {draws}", "-random" if draws == AT_RANDOM else ""
 
     def cell(record: Table) -> str:
         return number(record[key].times(measure.factor), measure.digits)
@@ -94,5 +100,5 @@ def _views(context: Context, records: Sequence[Table], key: str) -> tuple[Sheet,
     y = Axis(measure.label, "percent" if key == "accuracy" else "number")
     axes = {"x": Axis("training samples of a new client", "power"), "y": y}
     caption = f"{measure.label} of new clients against the number of their training samples, on a logarithmic axis."
-    picture = Picture(f"{key}-{column}", f"{measure.label}, {title}", caption, line_chart, series, axes)
+    picture = Picture(f"{key}-{column}{suffix}", f"{measure.label}, {title}", caption, line_chart, series, axes)
     return Sheet(f"{title}: {measure.heading}", *grid), picture

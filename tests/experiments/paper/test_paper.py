@@ -14,7 +14,7 @@ import pytest
 from fedabml.errors import InputError
 from fedabml.experiments import runner
 from fedabml.experiments.cell import Cell, Result
-from fedabml.experiments.ledger import Unfinished
+from fedabml.experiments.ledger import Ledger, Unfinished
 from fedabml.experiments.paper import (
     EXPERIMENTS,
     Callbacks,
@@ -306,6 +306,29 @@ def test_table_2_promises_no_interval_where_there_is_none(tmp_path, seeds):
     quick("table2", tmp_path, algorithms=("fedavg-ft",), seeds=seeds)
     text = (tmp_path / "table.md").read_text()
     assert "95%" not in text and "±" not in text and ("mean over 2 seeds." in text) == (seeds == 2)
+
+
+@pytest.mark.usefixtures("few_rounds")
+def test_few_data_shows_stratified_and_random_draws_and_old_cells_without_the_latter(tmp_path):
+    found = quick("fewdata", tmp_path, algorithms=("fedavg-ft",), seeds=1)
+    titles = [sheet.title for sheet in found.sheets]
+    assert titles[0] == "digits (40,5), stratified draws: accuracy %" and len(titles) == len(found.pictures) == 6
+    assert titles[3] == "digits (40,5), random draws: accuracy %"
+    rows = records(tmp_path)
+    assert [(r["draws"], r["samples"]) for r in rows] == [
+        (draws, n) for draws in ("stratified draws", "random draws") for n in ("4", "8", "16")
+    ]
+    assert rows[0]["nll"] != rows[3]["nll"]
+    request = Request("fewdata", quick=True, seeds=1)
+    (result,) = Ledger(tmp_path / "cells.jsonl").results.values()
+    before = replace(result, scores=result.scores[:3])
+    (cell,) = EXPERIMENTS["fewdata"]().cells(Context(replace(request, algorithms=("fedavg-ft",)), Path(), Path()))
+    context = Context(request, tmp_path, tmp_path)
+    old = EXPERIMENTS["fewdata"]().findings(context, [Done(cell, before)])
+    assert [sheet.title for sheet in old.sheets] == titles[:3] and "before random draws" in context.notes[0]
+    other = replace(before, config=before.config | {"seed": 1})
+    mixed = EXPERIMENTS["fewdata"]().findings(context, [Done(cell, other), Done(cell, result)]).records
+    assert [sorted(r["nll"].by_seed) for r in mixed] == [[0, 1]] * 3 + [[0]] * 3
 
 
 def test_quick_toy(toys):
