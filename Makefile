@@ -21,9 +21,9 @@ test: lint types
 	$(PYTEST) -m "not nightly"
 	$(MAKE) test-flower
 
-# The federation between parties: real processes on loopback, in Flower's environment.
+# The federation between parties: what needs Flower, in its environment; `test` has run the rest of tests/federation.
 test-flower: $(FLOWER_READY)
-	$(FLOWER_PYTEST) -m "not nightly" tests/federation
+	$(FLOWER_PYTEST) -m "flower and not nightly" tests/federation
 
 quick: $(READY)
 	$(PYTEST) -m "not slow and not nightly"
@@ -32,8 +32,9 @@ nightly: $(READY)
 	$(PYTEST) -m nightly
 	$(MAKE) nightly-flower
 
+# What needs no Flower is repeated here beside Flower's versions of the other packages.
 nightly-flower: $(FLOWER_READY)
-	$(FLOWER_PYTEST) -m nightly tests/federation
+	$(FLOWER_PYTEST) -m "nightly or not flower" tests/federation
 
 # Speed on this CPU; PEERS=VENV names a virtual environment with other libraries to measure beside ours.
 bench: $(READY)

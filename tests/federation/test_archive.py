@@ -15,6 +15,8 @@ from fedabml.federation import archive, keys
 from fedabml.federation.archive import unpack
 from tests.federation.deployed import APP, folder_of
 
+pytestmark = pytest.mark.flower
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):

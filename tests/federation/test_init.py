@@ -12,6 +12,8 @@ from fedabml.federation.archive import unpack
 from fedabml.federation.folders import ServerFolder
 from tests.federation.deployed import APP, folder_of
 
+pytestmark = pytest.mark.flower
+
 
 def test_everything_is_there_and_secrets_are_secret(tmp_path):
     folder = folder_of(tmp_path, sites=("a", "b", "c"), rounds=3, hyper={"lr": 0.05})

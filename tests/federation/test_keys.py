@@ -16,7 +16,11 @@ try:
 except ImportError:
     cryptography = None
 
-needs_cryptography = pytest.mark.skipif(cryptography is None, reason="the package cryptography is not installed")
+
+def needs_cryptography(test):
+    """Run a test in Flower's environment, which has the package, and skip it in others."""
+    skip = pytest.mark.skipif(cryptography is None, reason="the package cryptography is not installed")
+    return pytest.mark.flower(skip(test))
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):

@@ -16,6 +16,8 @@ from fedabml.federation.meter import MAX_LOG, Meter, Tail, budget
 from tests.federation.deployed import APP, WAIT, folder_of, request, until, upstream
 from tests.federation.test_proxy import FLEET, needs_nginx
 
+pytestmark = pytest.mark.flower
+
 
 def append(path, *lines):
     with path.open("a") as file:

@@ -13,6 +13,7 @@ from fedabml.federation import init, keys, proxy
 from fedabml.federation.folders import ServerFolder, write_secret
 from tests.federation.deployed import connected, context_of, folder_of, request, running_nginx, until, upstream
 
+pytestmark = pytest.mark.flower
 needs_nginx = pytest.mark.skipif(proxy.find_nginx() is None, reason="nginx is not installed")
 FLEET = "/v1/fleet"
 

@@ -13,6 +13,8 @@ from flwr.cli.config_utils import load_and_validate
 
 from fedabml.federation.flower.app import app_hash, write_app
 
+pytestmark = pytest.mark.flower
+
 
 def test_the_hash_depends_on_the_files_alone(tmp_path: Path) -> None:
     for name in ("a", "b/app"):

@@ -22,6 +22,7 @@ from fedabml.federation.flower.objects import inflate
 from fedabml.federation.flower.transport import FlowerTransport
 from fedabml.federation.messages import Order, Reply
 
+pytestmark = pytest.mark.flower
 SECRET, OTHER = b"s" * 32, b"o" * 32
 TENSORS = {
     "mean": torch.tensor([1.5, -0.0, float("nan"), float("inf"), 1e-45]),

@@ -17,6 +17,7 @@ from fedabml.errors import InputError
 from fedabml.federation.flower import objects
 from fedabml.federation.flower.objects import inflate
 
+pytestmark = pytest.mark.flower
 LIMIT = 1 << 20
 
 

@@ -16,6 +16,8 @@ from fedabml.federation.flower.places import node_port, server_secret, site_secr
 from fedabml.federation.folders import ServerFolder, SiteFolder
 from fedabml.federation.settings import Settings, SiteSettings
 
+pytestmark = pytest.mark.flower
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> SiteFolder:

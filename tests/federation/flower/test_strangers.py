@@ -16,6 +16,7 @@ from fedabml.federation.flower import commands, control
 from tests.federation.deployed import WAIT, free_ports, until
 
 pytestmark = [
+    pytest.mark.flower,
     pytest.mark.slow,
     pytest.mark.skipif(proxy.find_nginx() is None, reason="nginx is not installed"),
     pytest.mark.filterwarnings("ignore:GitWildMatchPattern"),  # Flower calls pathspec by its old name

@@ -32,7 +32,11 @@ from fedabml.federation.settings import Settings
 from .superlink_api import DATABASE, FleetSite, SuperLinkApi, connected, fleet, until
 
 # The SuperLink runs in this process, and its database library warns about itself.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")]
+pytestmark = [
+    pytest.mark.flower,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning"),
+]
 SHARED = {"theta": torch.arange(400_000, dtype=torch.float32)}  # more than travels inside a record
 
 

@@ -33,6 +33,7 @@ from fedabml.files.sealed import write_json
 
 from .supernode_api import SuperNodeApi
 
+pytestmark = pytest.mark.flower
 SECRET = b"k" * 32
 ORDER = Order("train", "a" * 32, "b" * 64, "north", 3, 7, 1, "c" * 32, tensors={"x": torch.arange(5.0)})
 
