@@ -18,10 +18,12 @@ import torch
 from fedabml import Federation, engine
 from fedabml.federation import operate, pids, server_state
 from fedabml.federation.card import Card
-from fedabml.federation.folders import ServerFolder
+from fedabml.federation.events import read_events
+from fedabml.federation.folders import ServerFolder, SiteFolder
 from fedabml.federation.init import init
-from fedabml.federation.status import events
+from fedabml.federation.stand_in import stand_in
 from fedabml.federation.supervisor import PIDS
+from fedabml.files.sealed import read_tensors
 
 CLASSES = 3
 SETTINGS: dict[str, Any] = {
@@ -32,15 +34,11 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Deployment:
-    """A federation's folder and the arrays of its sites, in the order of their numbers."""
+    """A federation's folder, and its sites' data: by name in the order of their numbers, and as the simulator's."""
 
     folder: ServerFolder
-    arrays: dict[str, tuple[np.ndarray, np.ndarray]]
-
-    @property
-    def paths(self) -> dict[str, Path]:
-        """Return the paths of the sites' data by the names of the sites."""
-        return {name: self.folder.path.parent / f"{name}.npz" for name in self.arrays}
+    paths: dict[str, Path]
+    together: Callable[[Card], Federation]  # all data, encoded and normalised as a card says
 
 
 def free_ports(count: int) -> list[int]:
@@ -53,17 +51,29 @@ def free_ports(count: int) -> list[int]:
 
 
 def make(place: Path, sites: Sequence[str] = ("a", "b", "c"), *, samples: int = 20, **settings: Any) -> Deployment:
-    """Make a federation with small data in `place`, ready to be started."""
+    """Make a federation with small arrays in `place`, ready to be started."""
     generator = np.random.default_rng(3)
-    arrays = {}
+    arrays, paths = {}, {name: place / f"{name}.npz" for name in sites}
     for i, name in enumerate(sites):
         count = samples + 5 * i
         arrays[name] = generator.normal(size=(count, 4)).astype(np.float32), np.arange(count) % CLASSES
-        np.savez(place / f"{name}.npz", x=arrays[name][0], y=arrays[name][1])
+        np.savez(paths[name], x=arrays[name][0], y=arrays[name][1])
+
+    def together(card: Card) -> Federation:
+        pairs = list(arrays.values())
+        return Federation.from_arrays(pairs, task="classification", classes=CLASSES, normalize="none")
+
+    return make_with(place, paths, together, **settings)
+
+
+def make_with(
+    place: Path, paths: dict[str, Path], together: Callable[[Card], Federation], **settings: Any
+) -> Deployment:
+    """Make a federation with data that lie at these paths; the schema is drafted from those of the first site."""
     port, superlink_port = free_ports(2)
     chosen = {**SETTINGS, "port": port, "superlink_port": superlink_port, **settings}
-    folder = init(place / "federation", "127.0.0.1", list(sites), place / f"{sites[0]}.npz", **chosen)
-    return Deployment(folder, arrays)
+    folder = init(place / "federation", "127.0.0.1", list(paths), next(iter(paths.values())), **chosen)
+    return Deployment(folder, paths, together)
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
@@ -78,7 +88,7 @@ def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
 
 def listed(folder: ServerFolder, *kinds: str) -> list[dict[str, Any]]:
     """Return the events of these kinds, in their order."""
-    return [event for event in events(folder) if event and event["event"] in kinds]
+    return [event for event in read_events(folder) if event and event["event"] in kinds]
 
 
 def rounds_done(folder: ServerFolder) -> int:
@@ -98,10 +108,10 @@ def identity(folder: ServerFolder, name: str) -> pids.Identity | None:
     return record.identity if record and running else None
 
 
-def kill(folder: ServerFolder, name: str) -> pids.Identity:
-    """Wait until a process is running, kill it with SIGKILL, and return its identity."""
+def kill(folder: ServerFolder, name: str, number: int = signal.SIGKILL) -> pids.Identity:
+    """Wait until a process is running, send it a signal, and return its identity."""
     found: pids.Identity = until(lambda: identity(folder, name), 600.0, f"the process {name}")
-    if not pids.send_signal(found, signal.SIGKILL):
+    if not pids.send_signal(found, number):
         raise RuntimeError(f"{name} has ended by itself")
     return found
 
@@ -124,12 +134,11 @@ def saved_state(folder: ServerFolder) -> server_state.Saved:
 
 def simulate(deployment: Deployment, participants: Sequence[Sequence[str]]) -> engine.Simulation:
     """Return the simulator after the given rounds, each with the given sites."""
-    card, names = Card.load(deployment.folder.card_file), list(deployment.arrays)
-    pairs = list(deployment.arrays.values())
-    fed = Federation.from_arrays(pairs, task="classification", classes=CLASSES, normalize="none")
-    fed = dataclasses.replace(fed, shift=card.input_spec.shift, scale=card.input_spec.scale)
-    first = Federation.from_arrays(pairs[:1], task="classification", classes=CLASSES, normalize="none")
-    setting = dataclasses.replace(card.setting(first, 0), federation=fed, identities=None)
+    card, names = Card.load(deployment.folder.card_file), list(deployment.paths)
+    spec = card.input_spec
+    norm = {name: getattr(spec, name) for name in ("shift", "scale", "y_shift", "y_scale")}
+    fed = dataclasses.replace(deployment.together(card), **norm)
+    setting = dataclasses.replace(card.setting(stand_in(spec), 0), federation=fed, identities=None)
     where = dataclasses.replace(card.place(), chunk=len(names))
     simulation = engine.Simulation(engine.Cohort(setting, where))
     for drawn in participants:
@@ -145,14 +154,24 @@ def counted_sites(folder: ServerFolder) -> list[list[str]]:
     return [by_round[number] for number in sorted(by_round)]
 
 
-def differences(state: Any, simulation: engine.Simulation) -> list[str]:
-    """Return the names of the parts of the server's state whose bits are not the simulator's."""
-    found = []
-    for part in ("shared", "average", "velocity"):
-        ours, theirs = getattr(state, part), getattr(simulation.server, part)
-        if ours.keys() != theirs.keys():
-            found.append(part)
-        found += [f"{part}.{key}" for key in theirs if key in ours and not torch.equal(ours[key], theirs[key])]
+def differences(deployment: Deployment, participants: Sequence[Sequence[str]]) -> list[str]:
+    """Return the names of all tensors on disk whose bits are not the simulator's after rounds of these sites.
+
+    Compared are the server's state and what the sites on this machine keep, in the versions that the server counts.
+    """
+    saved, simulation = saved_state(deployment.folder), simulate(deployment, participants)
+    parts = {
+        part: (getattr(saved.state, part), getattr(simulation.server, part))
+        for part in ("shared", "average", "velocity")
+    }
+    for number, name in enumerate(deployment.paths):
+        version = SiteFolder(deployment.folder.path / "local" / name).state / f"kept-{saved.counted.get(name, 0)}"
+        path = version.with_suffix(".safetensors")
+        ours = read_tensors(path)[0] if path.is_file() else {}
+        parts[f"kept of {name}"] = ours, simulation.kept.states.get(number, {})
+    found = [part for part, (ours, theirs) in parts.items() if ours.keys() != theirs.keys()]
+    for part, (ours, theirs) in parts.items():
+        found += [f"{part}: {key}" for key in ours.keys() & theirs.keys() if not torch.equal(ours[key], theirs[key])]
     return found
 
 

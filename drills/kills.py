@@ -135,7 +135,7 @@ def _verdict(deployment: Deployment, what: str, left: list[int]) -> dict[str, An
     counted = drill.counted_sites(deployment.folder)
     saved = drill.saved_state(deployment.folder)
     counted = counted[: saved.state.round]
-    differences = drill.differences(saved.state, drill.simulate(deployment, counted))
+    differences = drill.differences(deployment, counted)
     whole = all(set(names) == set(SITES) for names in counted)
     runs = len(drill.listed(deployment.folder, "start"))
     equal = not differences and saved.state.round == len(counted) and (whole or what == "site")

@@ -35,8 +35,6 @@ from .deployment import (
     listed,
     make,
     rounds_done,
-    saved_state,
-    simulate,
     wait_for_round,
 )
 from .intruder import Intruder, stored_bytes
@@ -77,7 +75,7 @@ def drill(place: Path, requests: int = 10_000, parts: tuple[str, ...] = ()) -> l
     finally:
         left = end(folder)
     rounds = counted_sites(folder)
-    wrong = differences(saved_state(folder).state, simulate(deployment, rounds))
+    wrong = differences(deployment, rounds)
     summary: dict[str, Any] = {"summary": True, "rounds": len(rounds), "rounds_during": len(rounds) - begun}
     summary |= {"seconds": round(seconds, 1), "incomplete_rounds": len(_incomplete(folder))}
     summary |= {"theta_equal": not wrong, "differences": wrong, "memory_mb": [first, last], "restarts": restarts}

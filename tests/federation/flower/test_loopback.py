@@ -1,20 +1,28 @@
 """A whole deployment on loopback: TLS, node authentication, nginx, three sites, real processes, and kills.
 
 All deadlines are those of a slow machine. What is compared are bits: the server's state on disk with the simulator's,
-with those sites in each round whose replies counted.
+with those sites in each round whose replies counted, and what the sites keep.
 """
 
+import dataclasses
 import json
+import signal
 import socket
 
+import numpy as np
+import pandas as pd
 import pytest
 
 pytest.importorskip("flwr")
 
 from drills import deployment as drill
+from fedabml import Federation, read_table
 from fedabml.federation import operate, pids, proxy
 from fedabml.federation.folders import SiteFolder
+from fedabml.federation.schema import Schema
+from fedabml.federation.settings import SiteSettings
 from fedabml.federation.status import read, read_site
+from tests.federation.start import TABLE, frame, write_images
 
 MOST = 1800  # seconds to wait for an event: a loaded machine may take very long
 pytestmark = [
@@ -29,8 +37,8 @@ def deploy(tmp_path):
     """Make a federation; whatever happens, nothing of it is left running."""
     made = []
 
-    def begin(**settings):
-        made.append(drill.make(tmp_path, **settings))
+    def begin(make=drill.make, **settings):
+        made.append(make(tmp_path, **settings))
         return made[-1]
 
     yield begin
@@ -38,8 +46,57 @@ def deploy(tmp_path):
         assert drill.end(each.folder) == []
 
 
-def prior_round(site):
-    return read_site(site).prior_round
+def assert_done(deployment, rounds, together=True, informed="abc"):
+    """The state after all rounds has the simulator's bits, and these sites have the prior; return who counted."""
+    folder = deployment.folder
+    drill.wait_for_round(folder, rounds, MOST)
+    counted = drill.counted_sites(folder)
+    assert len(counted) == rounds and drill.saved_state(folder).state.round == rounds
+    if together:
+        assert counted == [["a", "b", "c"]] * rounds
+    assert drill.differences(deployment, counted) == []
+    sites = [SiteFolder(folder.path / "local" / name) for name in informed]
+    drill.until(lambda: all(read_site(site).prior_round == rounds for site in sites), MOST, "the prior at the sites")
+    return counted
+
+
+def tables(place, **settings):
+    """Make a federation of tables, whose newest rows are test rows, with sums that all sites allow to be pooled."""
+    paths = {name: place / f"{name}.csv" for name in "abc"}
+    for number, path in enumerate(paths.values()):
+        frame(number).to_csv(path, index=False)
+
+    def together(card):
+        path = place / "all.csv"
+        pd.concat([frame(n).assign(hospital=name) for n, name in enumerate(paths)]).to_csv(path, index=False)
+        options = {"target": "ill", "id": "patient", "dates": ["admitted"], "drop": ["note"], "split_by": "admitted"}
+        fed = read_table(path, client="hospital", test_share=0.2, **options)
+        moments = pooled_moments(fed, pd.read_csv(path))
+        schema = Schema.of(dict(card.schema))
+        assert {name: (schema.columns[name].shift, schema.columns[name].scale) for name in moments} == moments
+        return dataclasses.replace(fed, x=schema.recipe().apply(pd.read_csv(path)))
+
+    made = drill.make_with(place, paths, together, schema_options=TABLE, normalisation="pooled", **settings)
+    for name, data in paths.items():
+        site = operate.set_up_site(made.folder.archive(name), made.folder.path / "local" / name, data)
+        own = {"allow_pooled_sums": True, "test_share": 0.2, "split_by": "admitted", "id_column": "patient"}
+        SiteSettings.of(site.settings.to_dict() | own).save(site.settings_file)
+    return made
+
+
+def pooled_moments(fed, table):
+    """Return the approximate mean and deviation of numbers over the training rows of all clients."""
+    rows = table.iloc[np.concatenate(fed.rows("train"))]
+    moments = {name: (rows[name].mean(), rows[name].std(ddof=0)) for name in ("age", "dose")}
+    return {name: tuple(pytest.approx(value, rel=1e-9) for value in pair) for name, pair in moments.items()}
+
+
+def images(place, **settings):
+    """Make a federation of folders of images."""
+    paths = {name: place / "images" / name for name in "abc"}
+    for number, path in enumerate(paths.values()):
+        write_images(path, number)
+    return drill.make_with(place, paths, lambda card: Federation.from_folder(place / "images"), **settings)
 
 
 @pytest.mark.slow
@@ -51,22 +108,14 @@ def test_three_sites_three_rounds_and_one_kill(deploy, until_c_is_back):
     drill.wait_for_round(folder, 1, MOST)
     killed = drill.kill(folder, "c-supernode")
     rounds_at_kill = drill.rounds_done(folder)
-    drill.wait_for_round(folder, 3, MOST)
+    counted = assert_done(deployment, 3, together=False, informed="abc" if until_c_is_back else "ab")
     assert not pids.alive(killed)
-    counted = drill.counted_sites(folder)
-    assert len(counted) == 3
     # On a machine that stalls, c may have replied in all rounds before it is killed.
     assert rounds_at_kill > 1 or any("c" not in names for names in counted), counted
     assert all(len(names) >= 2 for names in counted)
-    saved = drill.saved_state(folder)
-    assert drill.differences(saved.state, drill.simulate(deployment, counted)) == []
-    sites = {site.path.name: site for site in operate.local_sites(folder)}
-    if until_c_is_back:  # it is restarted once the SuperLink takes it again, after a minute, and is then sent the prior
-        drill.until(lambda: all(prior_round(site) == 3 for site in sites.values()), MOST, "the prior at all sites")
+    if until_c_is_back:  # it is restarted once the SuperLink takes it again, after a minute
         record = pids.read_record(folder.run / "pids/c-supernode.json")
         assert record.restarts >= 1 and pids.alive(record.identity)
-    else:
-        drill.until(lambda: prior_round(sites["a"]) == prior_round(sites["b"]) == 3, MOST, "the prior at a and b")
     status = read(folder)
     assert status.state == "finished" and status.rounds_done == 3 and status.seconds_left == 0
     assert {site.name: site.counted for site in status.sites} == {
@@ -100,10 +149,30 @@ def test_killed_servers_and_a_stop_change_no_bit(deploy):
     pids.send_signal(supervisor, 9)  # as in a crash of the machine
     drill.until(lambda: not any(map(pids.alive, everything)), MOST, "the end of all processes")
     operate.resume(folder.path)
-    drill.wait_for_round(folder, 8, MOST)
-    counted = drill.counted_sites(folder)
-    assert counted == [["a", "b", "c"]] * 8
-    assert drill.differences(drill.saved_state(folder).state, drill.simulate(deployment, counted)) == []
-    sites = [SiteFolder(folder.path / "local" / name) for name in "abc"]
-    drill.until(lambda: all(prior_round(site) == 8 for site in sites), MOST, "the prior at all sites")
+    assert_done(deployment, 8)
     assert json.dumps(read(folder).as_json(), allow_nan=False)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize(("algorithm", "make"), [("fedavg", tables), ("ditto", images)])
+def test_tables_with_pooled_sums_and_images(deploy, algorithm, make):
+    """Every path by which a site reads data runs over real processes, with more algorithms."""
+    deployment = deploy(make, algorithm=algorithm, rounds=3, round_timeout=300.0, min_replies=3)
+    operate.up(deployment.folder.path, deployment.paths)
+    assert_done(deployment, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_frozen_workers_are_replaced_and_change_no_bit(deploy):
+    """They live, but compute nothing and answer nothing: of the server, and of two sites."""
+    deployment = deploy(algorithm="scaffold", rounds=5, round_timeout=300.0, min_replies=3)
+    folder, names = deployment.folder, ("executor", "a-worker", "c-worker")
+    operate.up(folder.path, deployment.paths)
+    drill.wait_for_round(folder, 2, MOST)
+    frozen = [drill.kill(folder, name, signal.SIGSTOP) for name in names]
+    drill.until(lambda: not any(map(pids.alive, frozen)), MOST, "the end of the frozen workers")
+    assert_done(deployment, 5)
+    exits = [pids.read_record(folder.run / f"pids/{name}.json").last_exit for name in names]
+    assert exits == ["signal SIGKILL (it had been frozen for 120 s)"] * 3
