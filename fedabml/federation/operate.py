@@ -32,6 +32,7 @@ from .supervisor import PIDS, SUPERVISOR, Backoff, Process, Supervisor, supervis
 EXTRA = "A federation needs Flower and cryptography: pip install 'fedabml[flower]'."
 START, END = 600.0, 180.0  # seconds for all processes to start, and for all to end
 _NODE = Backoff(first=2.0, least_after_crash=65.0, most=130.0)  # the SuperLink refuses a SuperNode for 60 s
+_FROZEN = 120.0  # seconds in which a process that polls several times a minute does nothing at all
 _HURRIED = 4  # quick failures of one process after which the start fails
 Folder = ServerFolder | SiteFolder
 # The background process has no terminal, and no parent that would have to wait for it.
@@ -88,10 +89,17 @@ def server_processes(folder: ServerFolder) -> list[Process]:
             needs=("superlink",),
         ),
         Process(
-            *("executor", commands.server_executor_command(folder), logs / "executor.log", env), needs=("superlink",)
+            *("executor", commands.server_executor_command(folder), logs / "executor.log", env),
+            needs=("superlink",),
+            frozen=_FROZEN,
         ),
         # Sites wait for the keeper to register them: a SuperNode that is refused would pause for a minute.
-        Process(*("runs", keeper, logs / "runs.log", env), health=registered, needs=("superlink", "executor")),
+        Process(
+            *("runs", keeper, logs / "runs.log", env),
+            health=registered,
+            needs=("superlink", "executor"),
+            frozen=_FROZEN,
+        ),
     ]
     for site in local_sites(folder):
         result += site_processes(site, f"{site.path.name}-", needs=("proxy", "runs"))
@@ -104,10 +112,15 @@ def site_processes(folder: SiteFolder, prefix: str = "", needs: tuple[str, ...] 
 
     env, node = commands.environment(folder), f"{prefix}supernode"
     return [
-        Process(node, commands.supernode_command(folder), folder.run / "supernode.log", env, _NODE, needs=needs),
+        Process(
+            *(node, commands.supernode_command(folder), folder.run / "supernode.log", env, _NODE),
+            needs=needs,
+            frozen=_FROZEN,
+        ),
         Process(
             *(f"{prefix}worker", commands.worker_command(folder), folder.run / "worker.log", env),
             needs=(node,),
+            frozen=_FROZEN,
             grace=5.0,
         ),
     ]

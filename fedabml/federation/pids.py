@@ -95,6 +95,24 @@ def _stat(pid: int) -> tuple[str, int, int, int] | None:
     return rest[0], int(rest[1]), int(rest[3]), int(rest[19])
 
 
+def activity(pid: int) -> tuple[int, int] | None:
+    """Return the clock ticks that a process has computed and how often its threads were switched to or away.
+
+    Neither changes while a process is frozen; one of them does whenever a thread of it computes or wakes up. Returns
+    None if this says nothing: the process waits for a disk, it has ended, or the system does not count.
+    """
+    switches = 0
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        for thread in os.scandir(f"/proc/{pid}/task"):
+            with suppress(FileNotFoundError):  # this thread has ended
+                lines = Path(f"{thread.path}/status").read_text(errors="replace").splitlines()
+                switches += sum(int(line.split()[1]) for line in lines if "_ctxt_switches:" in line)
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12]), switches) if fields[0] not in "DZX" and switches else None
+
+
 def identity(pid: int) -> Identity | None:
     """Return the identity of a process that exists."""
     found = _stat(pid)

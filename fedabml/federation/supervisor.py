@@ -28,12 +28,13 @@ from typing import IO, Any
 from ..errors import InputError
 from ..files.paths import folder_lock, open_append
 from .logs import clean
-from .pids import MARK, Identity, Record, end_leftovers, identity, read_record, records
+from .pids import MARK, Identity, Record, activity, end_leftovers, identity, read_record, records
 
 PIDS = "pids"  # the folder of the records, in the folder `run`
 SUPERVISOR = "supervisor"  # the record of the supervisor itself
 MAX_LOG = 4 << 20  # bytes of a log; as many more of the part before
 _SUBREAPER, _TICK = 36, 0.2  # a number of prctl; seconds between checks of the processes
+_STALL = 2.0  # seconds without a check, after which the supervisor knows that it was held up itself
 # The child asks to be killed with its parent, unless the parent has gone already, and then becomes the program.
 _LAUNCH = (
     "import ctypes, os, signal, sys\n"
@@ -70,8 +71,9 @@ class Process:
     """A process to be kept running. It is started once all processes that it `needs` are healthy.
 
     `health` returns whether the process works; without it, a running process is healthy. A process is killed and
-    restarted if it is not healthy within `boot` seconds, or is later unhealthy for `patience` seconds. `grace` is its
-    time to end after SIGTERM.
+    restarted if it is not healthy within `boot` seconds, or is later unhealthy for `patience` seconds. So is one that
+    does nothing at all for `frozen` seconds: no thread of it computes or wakes up (0: it may). A long computation is
+    not nothing. `grace` is its time to end after SIGTERM.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Process:
     needs: tuple[str, ...] = ()
     boot: float = 300.0
     patience: float = 60.0
+    frozen: float = 0.0
     grace: float = 15.0
 
 
@@ -97,6 +100,10 @@ class _Child:
         self.well = False
         self.last_well = 0.0
         self.checking = False
+        self.activity: tuple[int, int] | None = None
+        self.last_active = self.next_activity = 0.0
+        self.last_look = 0.0
+        self.why = ""  # the supervisor killed it
 
     def note(self, **changes: object) -> None:
         """Change the record, and write it. A full disk must not end what runs: the record is then written later."""
@@ -115,7 +122,8 @@ class _Child:
             self.popen = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
             )
-        self.last_well, self.well = time.monotonic(), False
+        self.last_well, self.well, self.why = time.monotonic(), False, ""
+        self.last_active = self.last_look = self.last_well
         state = "starting" if process.health else "running"
         self.note(state=state, identity=identity(self.popen.pid), since=time.time(), next_start=0.0)
 
@@ -130,6 +138,7 @@ class _Child:
         """Note that the process has ended and, unless all are `stopping`, when it is to be started again."""
         code = os.waitstatus_to_exitcode(status)
         text = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        text += f" ({self.why})" if self.why else ""
         quick = time.time() - self.record.since < self.process.backoff.steady
         failures = self.record.failures + 1 if quick else 0
         wait = self.process.backoff.seconds(max(failures - 1, 0), code == 0)
@@ -147,19 +156,36 @@ class _Child:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.popen.pid, number)
 
+    def kill(self, why: str) -> None:
+        """Kill the process and its group, and remember why, for the record."""
+        self.why = why
+        self.signal(signal.SIGKILL)
+
     def check(self) -> None:
-        """Check the health of the process in a thread, so that a slow answer does not delay the supervisor."""
+        """Kill the process if it has not been healthy or not moved for too long.
+
+        Its health is asked in a thread, so that a slow answer does not delay the supervisor. Time in which the
+        supervisor was held up (a paused container, a stopped process) says nothing about the process.
+        """
         if self.popen is None:
             return
+        now = time.monotonic()
+        held_up = now - self.last_look if now - self.last_look > _STALL else 0.0
+        self.last_look, self.last_well, self.last_active = now, self.last_well + held_up, self.last_active + held_up
+        if self.process.frozen and now >= self.next_activity:
+            self.next_activity = now + self.process.frozen / 20
+            found = activity(self.popen.pid)
+            if found is None or found != self.activity:
+                self.activity, self.last_active = found, now
+            elif now - self.last_active > self.process.frozen:
+                self.kill(f"it had been frozen for {self.process.frozen:.0f} s")
         if self.process.health is None:
             self.well = True
-            return
-        now = time.monotonic()
-        if self.well and now - self.last_well > self.process.patience:
+        elif self.well and now - self.last_well > self.process.patience:
             self.well = False
-            self.signal(signal.SIGKILL)
+            self.kill(f"it had not been healthy for {self.process.patience:.0f} s")
         elif not self.well and now - self.last_well > self.process.boot:
-            self.signal(signal.SIGKILL)
+            self.kill(f"it had not become healthy in {self.process.boot:.0f} s")
         elif not self.checking and (not self.well or now - self.last_well > min(5.0, self.process.patience / 4)):
             self.checking = True
             threading.Thread(target=self._ask, args=(self.popen,), daemon=True).start()

@@ -231,8 +231,48 @@ def test_a_process_that_is_no_longer_well_is_killed_and_restarted(tmp_path, star
     start({"name": "one", "command": SLEEP, "healthy": str(flag), "patience": 0.5})
     first = record(tmp_path / "run", "one", state="running")
     flag.unlink()
-    second = until(lambda: record(tmp_path / "run", "one") != first and record(tmp_path / "run", "one"))
-    assert second.last_exit == "signal SIGKILL" and not pids.alive(first.identity)
+    second = record(tmp_path / "run", "one", restarts=1)
+    assert second.last_exit == "signal SIGKILL (it had not been healthy for 0 s)" and not pids.alive(first.identity)
+
+
+POLLS = ["sh", "-c", "while :; do sleep 0.1; done"]
+COMPUTES = [sys.executable, "-c", "import re; re.match('(a+)+b', 60 * 'a')"]  # one call that does not end
+
+
+@pytest.mark.slow
+def test_a_frozen_process_is_killed_and_restarted_and_one_that_computes_is_not(tmp_path, start):
+    """The second process holds the interpreter in one call, so that no other thread of it could give a sign."""
+    start(
+        {"name": "polls", "command": POLLS, "frozen": 5},
+        {"name": "computes", "command": COMPUTES, "frozen": 5},
+    )
+    first, other = (record(tmp_path / "run", name, state="running") for name in ("polls", "computes"))
+    begin = time.monotonic()
+    until(lambda: time.monotonic() - begin > 7, "some time")
+    assert record(tmp_path / "run", "polls") == first
+    os.kill(first.identity.pid, signal.SIGSTOP)
+    second = record(tmp_path / "run", "polls", state="running", restarts=1)
+    assert second.last_exit == "signal SIGKILL (it had been frozen for 5 s)"
+    assert not pids.alive(first.identity) and pids.alive(second.identity)
+    assert record(tmp_path / "run", "computes") == other
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_was_held_up_blames_no_process(tmp_path, start):
+    """As in a container that is paused: nobody has moved."""
+    flag = tmp_path / "flag"
+    flag.touch()
+    watched = {"name": "polls", "command": POLLS, "frozen": 5, "healthy": str(flag), "patience": 5}
+    supervisor = start(watched)
+    first = record(tmp_path / "run", "polls", state="running")
+    for process in (first.identity.pid, supervisor.pid):
+        os.kill(process, signal.SIGSTOP)
+    begin = time.monotonic()
+    until(lambda: time.monotonic() - begin > 7, "some time")
+    for process in (supervisor.pid, first.identity.pid):
+        os.kill(process, signal.SIGCONT)
+    until(lambda: time.monotonic() - begin > 10, "some more time")
+    assert record(tmp_path / "run", "polls") == first
 
 
 @pytest.mark.slow
