@@ -30,7 +30,7 @@ from . import server_state
 from .admission import Admission
 from .card import Card
 from .collection import Collection
-from .events import Event, Events
+from .events import Event, Events, read_tally
 from .folders import Member, ServerFolder
 from .mailbox import Mailbox, Stopped
 from .messages import Arrival, Order, Reply, Transport, TransportClosed, clean
@@ -58,7 +58,7 @@ class Coordinator:
     ):
         self.folder, self.transport, self.clock = folder, transport, clock
         self.settings = folder.settings
-        self.events = Events(folder.events_file, on_event)
+        self.events = Events(folder, on_event)
         self.limits = Limits(self.settings.max_samples, self.settings.max_message_mb << 20)
         self.roster = Roster(folder, transport, self.settings.rest_rounds)
         self.mailbox = Mailbox(transport, clock, folder.stop_file, self.limits.max_bytes)
@@ -109,10 +109,10 @@ class Coordinator:
         first = server.initial_state(self.algorithm, self.network)
         self.update_like = no_update(cohort, first.shared)
         saved = server_state.load(self.folder.state, settings.federation, self.card.digest, first.shared)
-        if saved is None and self.events.any_round():
+        if saved is None and read_tally(self.folder).rounds_done:
             raise InputError(
                 f"'{self.folder.state}' has no state of the server (server-*.safetensors), but rounds were done. "
-                "Restore it from a backup. To train anew from the first round, move events.jsonl away."
+                "Restore it from a backup. To train anew from the first round, move the files events*.jsonl away."
             )
         self.saved = saved or Saved(settings.federation, self.card.digest, first, ready=ready)
         self.counted = dict(self.saved.counted)

@@ -181,6 +181,11 @@ class ServerFolder(_Folder):
         """The coordinator's events, one JSON object per line."""
         return self.state / "events.jsonl"
 
+    @property
+    def old_events_file(self) -> Path:
+        """The events before those of `events_file`, if there were too many for one file."""
+        return self.state / "events.old.jsonl"
+
     def check(self) -> ServerFolder:
         """Return the folder itself. Raises InputError unless `init` made it."""
         if not self.settings_file.is_file():

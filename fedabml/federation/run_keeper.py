@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..files.sealed import write_json
+from .events import read_tally
 from .folders import ServerFolder
 from .logs import clean
-from .status import events, run_state
+from .status import run_state
 
 log = logging.getLogger("fedabml")
 
@@ -87,7 +88,7 @@ class RunKeeper:
             write_json(self.folder.run / REGISTERED_FILE, {"time": time.time()})
 
     def _submit(self) -> None:
-        self.run.rounds = _progress(self.folder)[0]
+        self.run.rounds = read_tally(self.folder).rounds_done
         self.run.id = int(self._commands.submit_run(self.folder))
         self.run.submitted += 1
         self.run.state, self.run.message = "running", ""
@@ -96,7 +97,8 @@ class RunKeeper:
 
     def _ended(self, state: str) -> None:
         """Decide what to do about a run that has ended: another run, after a while, or none."""
-        rounds, gave_up = _progress(self.folder)
+        tally = read_tally(self.folder)
+        rounds, gave_up = tally.rounds_done, tally.gave_up
         self.run.failures = 0 if rounds > self.run.rounds else self.run.failures + 1
         log.warning("run %s ended (%s) after round %s", self.run.id, clean(state), rounds)
         self.run.id = 0
@@ -122,25 +124,6 @@ class RunKeeper:
 
     def _save(self) -> None:
         write_json(self.folder.run / RUN_FILE, asdict(self.run))
-
-
-def _progress(folder: ServerFolder) -> tuple[int, str]:
-    """Return the last finished round, and why the coordinator gave up after it ("" if it did not)."""
-    rounds, gave_up = 0, ""
-    for event in events(folder):
-        name = event["event"] if event else ""
-        if event and name in ("round", "card", "finished"):  # a kill may come after the save and before its event
-            rounds = max(rounds, int(event.get("round", 0)))
-        if event and name in ("start", "round"):
-            gave_up = ""
-        elif event and name == "gave_up":
-            gave_up = gave_up_text(event)
-    return rounds, gave_up
-
-
-def gave_up_text(event: dict[str, Any]) -> str:
-    """Return the sentence of an event `gave_up`."""
-    return clean(event.get("error") or event.get("reason") or "The coordinator gave up.", 600)
 
 
 def keep(folder: ServerFolder, commands: Commands) -> None:

@@ -9,41 +9,19 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..errors import InputError
-from ..files.limits import parse_json
-from ..files.paths import open_regular
 from ..files.sealed import read_json
 from . import pids
+from .events import read_tally
 from .folders import ServerFolder, SiteFolder
 from .logs import clean, last_line, log_of
 from .supervisor import PIDS, SUPERVISOR, supervisor_of
+from .tally import SHOWN, SiteStatus, Tally, table, whole
 
-MAX_EVENTS = 1 << 30  # bytes of the file of events
-_RECENT = 10  # rounds whose median time and split are shown
-_SHOWN_REASONS = 20
-
-
-@dataclass
-class SiteStatus:
-    """One site as the server sees it. `last_round` is the last round in which its reply counted (0: none yet)."""
-
-    name: str
-    connected: bool | None = None
-    last_round: int = 0
-    resting: bool = False
-    counted: int = 0
-    missed: int = 0
-    rejected: int = 0
-    removed: bool = False
-    prior_round: int | None = None
-    loss: float | None = None
-    note: str = ""
-    seconds: dict[str, float] = field(default_factory=dict)
+__all__ = ["ProcessStatus", "SiteFolderStatus", "SiteStatus", "Status", "processes", "read", "read_site", "run_state"]
 
 
 @dataclass
@@ -92,125 +70,39 @@ class Status:
         return _finite(asdict(self))
 
 
-def events(folder: ServerFolder) -> Iterator[dict[str, Any] | None]:
-    """Yield the coordinator's events in order; a damaged line gives None. An unfinished last line is left out."""
-    if not folder.events_file.exists():
-        return
-    with open_regular(folder.events_file, MAX_EVENTS) as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            try:
-                event = parse_json(line.decode(), "a line of events")
-                yield event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
-            except (InputError, UnicodeDecodeError):
-                yield None
-
-
 def read(folder: ServerFolder) -> Status:
     """Return the status of a federation from the files in the operator's folder."""
     settings = folder.check().settings
     status = Status(settings.name, settings.federation, settings.address, "stopped", algorithm=settings.algorithm)
     status.rounds, status.time = settings.rounds, time.time()
-    sites = {m.name: SiteStatus(m.name, removed=m.removed) for m in folder.sites()}
-    status.sites = list(sites.values())
-    reasons: Counter[str] = Counter()
-    rounds: list[dict[str, Any]] = []
-    last = ""
-    for event in events(folder):
-        if event is None:
-            status.damaged_lines += 1
-            continue
-        last = event["event"]
-        _count_bytes(status, event)
-        if last == "start":
-            status.runs += 1
-        elif last == "round":
-            rounds.append(event)
-        elif last == "repeat":
-            status.attempts_repeated += 1
-        if last in ("round", "card", "finished"):  # a kill may come after the save of a round and before its event
-            status.rounds_done = max(status.rounds_done, _whole(event.get("round")))
-        if last in ("round", "repeat", "waiting", "prior"):
-            _count_sites(sites, event)
-        for rejected in _list(event.get("rejected")):
-            reason = {key: clean(rejected.get(key, ""), 200) for key in ("site", "reason")}
-            reasons[reason["reason"]] += 1
-            status.rejected.append({"round": _whole(event.get("round")), **reason})
-            if reason["site"] in sites:
-                sites[reason["site"]].rejected += 1
-        for name, reason_text in _dict(event.get("refused")).items():
-            if name in sites:
-                sites[name].note = clean(reason_text)
-        if last in ("gave_up", "error"):
-            status.problem = clean(event.get("error") or event.get("reason") or event.get("message") or "", 600)
-        elif last in ("round", "start"):
-            status.problem = ""
-    status.reasons = dict(reasons.most_common(_SHOWN_REASONS))
-    status.rejected = status.rejected[-_SHOWN_REASONS:]
-    _describe_rounds(status, rounds)
-    _describe_processes(status, folder, last)
+    tally = read_tally(folder)
+    for member in folder.sites():
+        site = tally.sites.get(member.name, SiteStatus(member.name))
+        status.sites.append(replace(site, removed=member.removed))
+    status.runs, status.rounds_done, status.attempts_repeated = tally.runs, tally.rounds_done, tally.repeated
+    status.bytes_down, status.bytes_up, status.damaged_lines = tally.bytes_down, tally.bytes_up, tally.damaged
+    status.losses, status.scores, status.problem = tally.losses, tally.scores, tally.problem
+    status.rejected, status.reasons = tally.rejected, dict(tally.reasons.most_common(SHOWN))
+    _describe_times(status, tally)
+    _describe_processes(status, folder, tally.last)
     return status
 
 
-def _describe_rounds(status: Status, rounds: list[dict[str, Any]]) -> None:
-    losses = ((_whole(e.get("round")), _number(e.get("loss"))) for e in rounds)
-    status.losses = [(number, loss) for number, loss in losses if loss is not None]
-    if rounds:
-        scores = next((found for event in reversed(rounds) if (found := _dict(event.get("scores")))), {})
-        status.scores = {clean(k, 40): v for k, x in scores.items() if (v := _number(x)) is not None}
-    recent = rounds[-_RECENT:]
-    parts = [{k: v for k, x in _dict(e.get("seconds")).items() if (v := _number(x)) is not None} for e in recent]
+def _describe_times(status: Status, tally: Tally) -> None:
+    """Set the time left and the parts of a round from the last rounds."""
+    parts = [each.get("server", {}) for each in tally.recent]
     totals = [sum(part.values()) for part in parts if part]
     if totals:
         status.seconds_per_round = statistics.median(totals)
         status.seconds_left = status.seconds_per_round * max(0, status.rounds - status.rounds_done)
-        status.split = {
-            k: statistics.median(p.get(k, 0.0) for p in parts) for k in dict.fromkeys(k for p in parts for k in p)
-        }
-        work = [_slowest(e) for e in recent]
-        for name in dict.fromkeys(k for each in work for k in each):
-            status.split[f"site: {clean(name, 40)}"] = statistics.median(each.get(name, 0.0) for each in work)
+        status.split = _medians(parts)
+        work = _medians([each.get("site", {}) for each in tally.recent])
+        status.split |= {f"site: {name}": seconds for name, seconds in work.items()}
 
 
-def _slowest(event: dict[str, Any]) -> dict[str, float]:
-    """Return the seconds of the site that took longest in a round, by part."""
-    found = []
-    for seconds in _dict(event.get("site_seconds")).values():
-        found.append({k: v for k, x in _dict(seconds).items() if (v := _number(x)) is not None})
-    return max(found, key=lambda each: sum(each.values()), default={})
-
-
-def _count_sites(sites: dict[str, SiteStatus], event: dict[str, Any]) -> None:
-    """Update the sites' status from an event about a round."""
-    number, kind = _whole(event.get("round")), event["event"]
-    for name in _names(event.get("valid"), sites):
-        if kind == "round":
-            sites[name].last_round, sites[name].counted = number, sites[name].counted + 1
-            sites[name].note = ""
-    for name in _names(event.get("missing"), sites):
-        sites[name].missed += kind != "prior"
-    for name, loss in _dict(event.get("losses")).items():
-        if name in sites:
-            sites[name].loss = _number(loss)
-    if kind == "waiting":
-        absent = set(_names(event.get("sites"), sites))
-        for name, site in sites.items():
-            site.connected = name not in absent
-    if kind == "prior":
-        for name in _names(event.get("sites"), sites):
-            sites[name].connected, sites[name].prior_round = True, number
-    if "connected" in event:
-        connected = set(_names(event["connected"], sites))
-        for name, site in sites.items():
-            site.connected = name in connected
-    if "resting" in event:
-        resting = set(_names(event["resting"], sites))
-        for name, site in sites.items():
-            site.resting = name in resting
-    for name, seconds in _dict(event.get("site_seconds")).items():
-        if name in sites:
-            sites[name].seconds = {clean(k, 40): v for k, x in _dict(seconds).items() if (v := _number(x)) is not None}
+def _medians(parts: list[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: statistics.median(part.get(name, 0.0) for part in parts) for name in names}
 
 
 def _describe_processes(status: Status, folder: ServerFolder | SiteFolder, last: str) -> None:
@@ -262,7 +154,7 @@ def read_site(folder: SiteFolder) -> SiteFolderStatus:
     running = pids.alive(supervisor_of(folder.run))
     prior = None
     if folder.prior_file.exists() and folder.prior_facts_file.exists():
-        prior = _whole(_dict(read_json(folder.prior_facts_file)).get("round"))
+        prior = whole(table(read_json(folder.prior_facts_file)).get("round"))
     allowed = [name for name in ("pooled_sums", "medians", "words", "scores") if getattr(settings, f"allow_{name}")]
     found = processes(folder)
     for process in found:
@@ -295,37 +187,9 @@ def run_state(folder: ServerFolder | SiteFolder) -> dict[str, Any]:
     """Return what `run_keeper` has recorded about the run, or an empty dictionary before the first run."""
     path = folder.run / "run.json"
     try:
-        return _dict(read_json(path)) if path.exists() else {}
+        return table(read_json(path)) if path.exists() else {}
     except InputError:
         return {}
-
-
-# -- values that may be anything ------------------------------------------------------------------------------------
-def _count_bytes(status: Status, event: dict[str, Any]) -> None:
-    status.bytes_down += _whole(event.get("bytes_down"))
-    status.bytes_up += _whole(event.get("bytes_up"))
-
-
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
-
-
-def _number(value: Any) -> float | None:
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if plain and math.isfinite(value) else None
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: Any) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-
-def _names(value: Any, known: Iterable[str]) -> list[str]:
-    listed = value if isinstance(value, list | dict) else []
-    return [name for name in listed if isinstance(name, str) and name in known]
 
 
 def _finite(value: Any) -> Any:

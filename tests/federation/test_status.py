@@ -8,11 +8,12 @@ import pytest
 
 from fedabml.errors import InputError
 from fedabml.federation import pids
+from fedabml.federation.events import read_events
 from fedabml.federation.folders import Member, ServerFolder
 from fedabml.federation.logs import clean, last_line, log_of, tail
 from fedabml.federation.run_keeper import RUN_FILE
 from fedabml.federation.settings import Settings
-from fedabml.federation.status import events, read
+from fedabml.federation.status import read
 from fedabml.federation.status_page import (
     duration,
     facts,
@@ -155,7 +156,7 @@ def test_strange_events_do_not_break_the_status(folder, line):
 
 def test_a_damaged_line_is_counted_and_an_unfinished_one_waits(folder):
     write_events(folder, round_event(1), end='{"event": "round", "rou')
-    assert read(folder).damaged_lines == 0 and len(list(events(folder))) == 1
+    assert read(folder).damaged_lines == 0 and len(list(read_events(folder))) == 1
     write_events(folder, round_event(1), end='{"event": \n')
     status = read(folder)
     assert status.damaged_lines == 1 and "1 lines" in dict(facts(status))["damaged"]
