@@ -12,12 +12,11 @@ time zone is left out, so 10:30+02:00 is 10:30.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import InputError, nearest
+from ..errors import InputError
 from .frames import pandas
 
 if TYPE_CHECKING:
@@ -106,24 +105,3 @@ def usual_values(name: str, values: np.ndarray, times: bool) -> dict[str, np.nda
         each: parts["year"] if each == f"{name} year" else words(each[len(name) + 1 :])
         for each in usual_names(name, times)
     }
-
-
-def with_parts(frame: pd.DataFrame, dates: Mapping[str, bool]) -> pd.DataFrame:
-    """Return a frame with the columns of numbers in place of each column of dates; `dates` tells which have times."""
-    if not dates:
-        return frame
-    for name in dates:
-        if name not in frame.columns:
-            raise InputError(f"The table has no column '{name}'.{nearest(name, map(str, frame.columns))}")
-    columns: dict[str, pd.Series | np.ndarray] = {}
-    for name in map(str, frame.columns):
-        if name not in dates:
-            columns[name] = frame[name]
-            continue
-        names = part_names(name, dates[name])
-        if taken := next((part for part in names if part in frame.columns), None):
-            raise InputError(
-                f"The table has both dates in '{name}' and a column '{taken}'. Rename or drop one of them."
-            )
-        columns |= zip(names, part_values(parse_dates(frame[name], name), dates[name]), strict=True)
-    return pandas().DataFrame(columns, index=frame.index)

@@ -12,9 +12,10 @@ import numpy as np
 from ..arguments import checks_arguments
 from ..errors import InputError, nearest
 from .arrays import as_array, large_enough
+from .columns import Columns, as_text, numbers, refuse_gaps
 from .dates import parse_dates
 from .frames import as_frame, pandas
-from .recipe import TableRecipe, as_text, choose_task, is_numeric, numbers, refuse_gaps
+from .recipe import TableRecipe, choose_task
 from .rows import TABLE, Rows, check_share, take_newest, take_share
 
 if TYPE_CHECKING:
@@ -76,38 +77,43 @@ class Encoded(NamedTuple):
     manifest: dict[str, Any]
 
 
-def encode(frame: pd.DataFrame, options: TableOptions, source: str = "The table") -> Encoded:
-    """Divide the rows of a frame, learn the recipe from training rows, and apply it to all of them."""
+def encode(table: pd.DataFrame | Columns, options: TableOptions, source: str = "The table") -> Encoded:
+    """Divide the rows of a table, learn the recipe from training rows, and apply it to all of them.
+
+    What does not depend on the seed is computed once for the same columns.
+    """
+    columns = Columns.of(table)
+    frame, once = columns.frame, columns.parse_once
     options.check(frame, source)
     client, target = options.client, options.target
     for name in (client, target):
         refuse_gaps(frame[name], f"{source}: column '{name}' has no value")
-    names, owners = clients_of(frame[client])
+    names, owners = once("clients", client, lambda: clients_of(frame[client]))
     kept = large_enough(owners.counts.tolist(), names, options.drop_small)
     owners, names = owners.select(kept), tuple(names[i] for i in kept)
-    task = choose_task(frame[target], target, options.task)
-    classes = _class_names(frame[target], target) if task == "classification" else ()
+    task = once("task", (target, options.task), lambda: choose_task(frame[target], target, options.task))
+    classes = once("classes", target, lambda: _class_names(columns, target)) if task == "classification" else ()
     if len(classes) == 1:
         raise InputError(f"{source}: the target '{target}' is '{classes[0]}' in every row; there is nothing to learn.")
     partition = {"kind": "natural", "column": client, "test_share": options.test_share}
     if options.split_by is not None:
-        train, test = take_newest(owners, options.test_share, 2, time_order(frame[options.split_by], options.split_by))
-        partition["split_by"] = options.split_by
+        name = partition["split_by"] = options.split_by
+        order = once("order", name, lambda: time_order(frame[name], name))
+        train, test = take_newest(owners, options.test_share, 2, order)
     else:
-        labels = (
-            np.unique(as_text(frame[target]), return_inverse=True)[1] if classes else np.zeros(len(frame), np.int64)
-        )
+        labels = columns.words(target).codes if classes else np.zeros(len(frame), np.int64)
         train, test = take_share(owners, options.test_share, 2, labels, options.seed, TABLE)
-    unused = {*options.drop, options.id, options.split_by} - {None, *options.dates}
-    frame = frame.drop(columns=list(unused)) if unused else frame
-    recipe = TableRecipe.fit(frame.iloc[np.sort(train.index)], client, target, task, classes, options.dates)
+    unused = {name for name in (*options.drop, options.id, options.split_by) if name is not None} - {*options.dates}
+    rows = np.sort(train.index)
+    recipe = TableRecipe.fit(columns, client, target, task, classes, options.dates, rows=rows, unused=unused)
     recipe = replace(recipe, id=options.id)
-    plain = [name for name in recipe.table_columns if name not in recipe.dates]
+    plain = tuple(name for name in recipe.table_columns if name not in recipe.dates)
     manifest: dict[str, Any] = {"partition": partition, "seed": int(options.seed)}
-    if notes := [identifier_note(name) for name in identifiers(frame, owners, plain)]:
+    running = once("identifiers", (client, names, plain), lambda: identifiers(columns, owners, plain))
+    if notes := [identifier_note(name) for name in running]:
         manifest["notes"] = notes
-    rows = train, Rows.empty(len(names)), test
-    return Encoded(recipe.apply(frame), recipe.encode_target(frame[target]), rows, names, recipe, manifest)
+    y = once("targets", (target, task), lambda: recipe.encode_target(frame[target]))
+    return Encoded(recipe.apply(columns), y, (train, Rows.empty(len(names)), test), names, recipe, manifest)
 
 
 def clients_of(column: pd.Series) -> tuple[tuple[str, ...], Rows]:
@@ -152,20 +158,20 @@ def targets(frame: pd.DataFrame, recipe: TableRecipe, values: Any = None) -> np.
     return recipe.encode_target(pandas().Series(raw, name=recipe.target))
 
 
-def _class_names(values: pd.Series, target: str) -> tuple[str, ...]:
+def _class_names(columns: Columns, target: str) -> tuple[str, ...]:
     """Return the different values of the target as words, numbers in their order."""
-    if is_numeric(values, target):
-        classes = np.unique(numbers(values, target))
+    if columns.is_numeric(target):
+        classes = np.unique(columns.numbers(target))
         if not (np.floor(classes) == classes).all():
             raise InputError(f"The target '{target}' has fractions, so it is no class. Use task='regression'.")
         return tuple(str(int(value)) for value in classes)
-    names = set(as_text(values))
+    names = columns.words(target).values
     if len(names) > 1000:
         raise InputError(f"The target '{target}' has {len(names)} different values: too many to be classes.")
-    return tuple(sorted(names))
+    return names
 
 
-def identifiers(frame: pd.DataFrame, owners: Rows, names: Iterable[str]) -> list[str]:
+def identifiers(columns: Columns, owners: Rows, names: Iterable[str]) -> list[str]:
     """Return which of the columns look like identifiers: words, or running or long whole numbers, nearly all different.
 
     Numbers that run on within each client count, too, because a hospital numbers its own patients.
@@ -173,12 +179,14 @@ def identifiers(frame: pd.DataFrame, owners: Rows, names: Iterable[str]) -> list
     index, owner = owners.index, owners.owner
     found = []
     for name in names if len(index) >= LEAST_ROWS else ():
-        if not is_numeric(frame[name], name):
-            words = [text for text in as_text(frame[name].iloc[index]) if text]
-            if len(words) >= LEAST_ROWS and len(set(words)) >= DIFFERENT * len(words):
+        if not columns.is_numeric(name):
+            words = columns.words(name)
+            codes = words.codes[index]
+            codes = codes[codes != words.values.index("")] if "" in words.values else codes
+            if len(codes) >= LEAST_ROWS and len(np.unique(codes)) >= DIFFERENT * len(codes):
                 found.append(name)
             continue
-        values = numbers(frame[name], name)[index]
+        values = columns.numbers(name)[index]
         known = ~np.isnan(values)
         if (values[known] == np.floor(values[known])).all() and any(
             _runs_on(values[known], group[known]) for group in (np.zeros_like(owner), owner)

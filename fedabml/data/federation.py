@@ -18,6 +18,7 @@ from ..files.sheets import frame, html_card
 from . import arrays
 from .arrays import SPLITS, large_enough
 from .client_datasets import read_datasets
+from .columns import Columns
 from .encode import TableOptions, encode
 from .folders import read_folder
 from .frames import as_frame
@@ -215,10 +216,10 @@ class Federation:
 
     @classmethod
     def from_encoded(
-        cls, frame: pd.DataFrame, options: TableOptions, source: str = "The table", dataset: str = "table"
+        cls, table: pd.DataFrame | Columns, options: TableOptions, source: str = "The table", dataset: str = "table"
     ) -> Federation:
-        """Encode a frame and assemble its federation; `source` names the table in errors."""
-        x, y, rows, names, recipe, manifest = encode(frame, options, source)
+        """Encode a table and assemble its federation; `source` names the table in errors."""
+        x, y, rows, names, recipe, manifest = encode(table, options, source)
         return cls.assemble(
             x, y, rows, names, len(recipe.class_names), dataset=dataset, normalize="targets", manifest=manifest,
             recipe=recipe,

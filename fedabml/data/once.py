@@ -46,7 +46,7 @@ def once(path: str | os.PathLike[str], options: Hashable, read: Callable[[], T])
     if _OPEN:
         _CACHE[key] = content
         total, free = host_memory()
-        most = LIMIT if free >= total // 4 else 2  # a frame and the federation made of it
+        most = LIMIT if free >= total // 4 else 2  # a table's columns and the federation made of them
         for oldest in list(_CACHE)[:-most]:
             _CACHE.pop(oldest, None)
     return content

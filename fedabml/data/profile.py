@@ -14,10 +14,11 @@ import numpy as np
 
 from ..errors import InputError
 from .arrays import FEW_CLASSES
+from .columns import as_text, is_numeric, numbers
 from .dates import parse_dates
 from .encode import TableOptions
 from .frames import pandas
-from .recipe import MAX_CATEGORIES, as_text, is_numeric, numbers
+from .recipe import MAX_CATEGORIES
 from .rows import Rows
 
 if TYPE_CHECKING:

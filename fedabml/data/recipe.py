@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import InputError, nearest, shortened
-from .arrays import FEW_CLASSES, STRUCTURED, TASKS, check_task, few_whole_numbers
-from .dates import CIRCLES, has_times, parse_dates, part_names, usual_names, usual_values, with_parts
-from .frames import pandas
+from .arrays import STRUCTURED, TASKS, check_task, few_whole_numbers
+from .columns import Columns, as_text, is_numeric, numbers, refuse_gaps
+from .dates import CIRCLES, has_times, part_names, part_values, usual_names, usual_values
 from .ranges import NumberRange, Ranges
 
 if TYPE_CHECKING:
@@ -20,17 +20,7 @@ if TYPE_CHECKING:
 
 MAX_CATEGORIES = 256  # a column of words with more values is an identifier or free text, not a category
 OTHER = "other"
-# d.m.Y, d/m/y, Y-m-d and their like, with a time of day or without; 1.2.10 is a version
-DATE = (
-    r"(?:\d{4}([./-])\d{1,2}\1\d{1,2}|\d{1,2}([./-])\d{1,2}\2\d{4}|\d{2}([./-])\d{2}\3\d{2})(?:[T ,]+\d{1,2}:\d{2}.*)?"
-)
-COMMA_NUMBER = r"[+-]?\d+(?:[. ]\d{3})*,\d+|[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?"  # 3,14 or 1.234,5 or 1,234.5
-NO_DATES = (
-    "To learn from ISO dates (2024-01-31), name the column in --date-columns (in Python dates=); to test on the newest "
-    "rows, name it in --split-by (split_by=). Otherwise leave it out (--drop-columns, drop=)."
-)
 WHOLE = re.compile(r"^\s*(-?(?:0|[1-9]\d*))(?:\.0*)?\s*$")  # 1.0 in a file may be the number 1 of a DataFrame
-MOSTLY = 0.8  # a column of words with a larger share of numbers is a column of numbers with mistakes
 
 
 @dataclass(frozen=True)
@@ -78,50 +68,72 @@ class TableRecipe:
     @classmethod
     def fit(
         cls,
-        frame: pd.DataFrame,
+        table: pd.DataFrame | Columns,
         client: str,
         target: str,
         task: str,
         class_names: Sequence[str],
         dates: Sequence[str] = (),
+        *,
+        rows: np.ndarray | None = None,
+        unused: Collection[str] = (),
     ) -> TableRecipe:
-        """Learn medians, means, deviations and categories from a frame of training rows; `dates` name columns."""
-        raw, times = frame, {name: has_times(parse_dates(frame[name], name)) for name in dates}
-        frame = with_parts(frame, times)
+        """Learn medians, means, deviations and categories from the training `rows` of a table, or from all of them.
+
+        `dates` and `unused` name columns: those of dates, and those that the recipe leaves out.
+        """
+        parsed, chosen = Columns.of(table), slice(None) if rows is None else rows
+        times = {name: has_times(parsed.dates(name)[chosen]) for name in dates}
+        parts = date_parts(parsed, times, chosen)
         circles = {part for name in dates for part in part_names(name, times[name])[1:]}
-        columns = tuple(str(name) for name in frame.columns if name not in (client, target))
+        columns: list[str] = []
+        for name in map(str, parsed.frame.columns):
+            if name not in (client, target, *unused):
+                columns += part_names(name, times[name]) if name in times else [name]
         if not columns:
             raise InputError(f"There is no column besides '{client}' and '{target}', so nothing to predict from.")
         numeric, categories = {}, {}
         for name in columns:
-            column = frame[name]
-            if column.isna().all():
+            if (np.isnan(parts[name]) if name in parts else parsed.gaps(name)[chosen]).all():
                 raise InputError(f"Column '{name}' has no value in any training row. Leave it out or fill it.")
-            if is_numeric(column, name):
-                rule = Numeric.fit(numbers(column, name))
+            if name in parts:
+                rule = Numeric.fit(parts[name])
                 numeric[name] = replace(rule, gaps=False) if name in circles else rule  # the year marks a date's gaps
                 continue
-            categories[name] = tuple(sorted(set(as_text(column.dropna())) - {""}))
+            if parsed.is_numeric(name):
+                numeric[name] = Numeric.fit(parsed.numbers(name)[chosen])
+                continue
+            words = parsed.words(name)
+            values = (words.values[code] for code in np.unique(words.codes[chosen]))
+            categories[name] = tuple(value for value in values if value)
             if len(categories[name]) > MAX_CATEGORIES:
                 raise InputError(
                     f"Column '{name}' has {len(categories[name])} different words: an identifier or free text, it "
                     f"seems. Leave it out (--drop-columns, in Python drop=['{name}']), or turn it into numbers or "
                     f"at most {MAX_CATEGORIES} categories."
                 )
-        recipe = cls(columns, numeric, categories, client, target, task, tuple(class_names), dates=times)
-        return replace(recipe, ranges=Ranges.fit(recipe.raw_columns(raw)))
+        recipe = cls(tuple(columns), numeric, categories, client, target, task, tuple(class_names), dates=times)
+        return replace(recipe, ranges=Ranges.fit(recipe.raw_columns(parsed, chosen)))
 
-    def raw_columns(self, frame: pd.DataFrame) -> dict[str, np.ndarray]:
-        """Return the values of a frame's known columns: float64 [n] with NaN, or words, object [n] with None.
+    def raw_columns(
+        self, table: pd.DataFrame | Columns, rows: np.ndarray | slice = slice(None)
+    ) -> dict[str, np.ndarray]:
+        """Return the values of a table's known columns in these rows: float64 [n] with NaN, or words, object [n].
 
-        A column of dates is its year, and the names of its month and weekday (and hour).
+        A missing word is None. A column of dates is its year, and the names of its month and weekday (and hour).
         """
-        self._check_columns(frame)
-        words = {name: [text or None for text in self.words(frame, name)] for name in self.categories}
-        plain = [name for name in self.columns if name not in self._date_parts]
-        raw = {n: numbers(frame[n], n) if n in self.numeric else np.array(words[n], object) for n in plain}
+        parsed = Columns.of(table)
+        self._check_columns(parsed.frame)
+        raw: dict[str, np.ndarray] = {}
+        for name in self.columns:
+            if name in self.categories:
+                words = parsed.words(name)
+                texts = [text or None for text in self._known_words(name, words.values)]
+                raw[name] = np.array(texts, object)[words.codes[rows]]
+            elif name not in self._date_parts:
+                raw[name] = parsed.numbers(name)[rows]
         for name, times in self.dates.items():
-            raw |= usual_values(name, parse_dates(frame[name], name), times)
+            raw |= usual_values(name, parsed.dates(name)[rows], times)
         return raw
 
     @property
@@ -145,8 +157,12 @@ class TableRecipe:
 
     def words(self, frame: pd.DataFrame, name: str) -> list[str]:
         """Return the values of a column of words, "" where one is missing; 1.0 is 1 unless 1.0 itself is known."""
+        return self._known_words(name, as_text(frame[name]))
+
+    def _known_words(self, name: str, texts: Iterable[str]) -> list[str]:
+        """Return words as the recipe knows them: 1.0 is 1 unless 1.0 itself is known."""
         known = {*self.categories[name], ""}
-        return [text if text in known else WHOLE.sub(r"\1", text) for text in as_text(frame[name])]
+        return [text if text in known else WHOLE.sub(r"\1", text) for text in texts]
 
     def _check_columns(self, frame: pd.DataFrame) -> None:
         for name in self.table_columns:
@@ -164,22 +180,29 @@ class TableRecipe:
                 names += [f"{name}={value}" for value in (*self.categories[name], OTHER)]
         return tuple(names)
 
-    def apply(self, frame: pd.DataFrame) -> np.ndarray:
+    def apply(self, table: pd.DataFrame | Columns) -> np.ndarray:
         """Return the features of every row, float32 [n, features]. Columns that were not learned are ignored."""
-        self._check_columns(frame)
-        frame = with_parts(frame, self.dates)
-        parts: list[np.ndarray] = []
+        parsed = Columns.of(table)
+        self._check_columns(parsed.frame)
+        parts = date_parts(parsed, self.dates)
+        features = np.zeros((len(parsed), len(self.feature_names)), np.float32)
+        every, feature = np.arange(len(parsed)), 0
         for name in self.columns:
             if name in self.numeric:
-                rule, values = self.numeric[name], numbers(frame[name], name)
+                rule, values = self.numeric[name], parts[name] if name in parts else parsed.numbers(name)
                 missing = np.isnan(values)
-                parts.append((np.where(missing, rule.median, values) - rule.mean)[:, None] / rule.std)
-                parts += [missing[:, None]] if rule.gaps else []
+                features[:, feature] = (np.where(missing, rule.median, values) - rule.mean) / rule.std
+                feature += 1
+                if rule.gaps:
+                    features[:, feature] = missing
+                    feature += 1
             else:
                 number = {value: i for i, value in enumerate(self.categories[name])}
-                codes = [number.get(text, len(number)) for text in self.words(frame, name)]
-                parts.append(np.eye(len(number) + 1, dtype=np.float32)[codes])
-        return np.concatenate(parts, axis=1).astype(np.float32)
+                words = parsed.words(name)
+                codes = [number.get(text, len(number)) for text in self._known_words(name, words.values)]
+                features[every, feature + np.array(codes, np.int64)[words.codes]] = 1
+                feature += len(number) + 1
+        return features
 
     def encode_target(self, values: pd.Series) -> np.ndarray:
         """Return class numbers, int64 [n], or measurements, float32 [n, 1]."""
@@ -248,6 +271,21 @@ class TableRecipe:
         return recipe
 
 
+def date_parts(
+    parsed: Columns, dates: Mapping[str, bool], rows: np.ndarray | slice = slice(None)
+) -> dict[str, np.ndarray]:
+    """Return the columns of numbers of every column of dates, by name; `dates` tells which have times."""
+    parts: dict[str, np.ndarray] = {}
+    for name, times in dates.items():
+        names = part_names(name, times)
+        if taken := next((part for part in names if part in parsed.frame.columns), None):
+            raise InputError(
+                f"The table has both dates in '{name}' and a column '{taken}'. Rename or drop one of them."
+            )
+        parts |= zip(names, part_values(parsed.dates(name)[rows], times), strict=True)
+    return parts
+
+
 def choose_task(values: pd.Series, name: str, task: str | None) -> str:
     """Return classification for words, truth values and few integers, else regression; `task` overrides.
 
@@ -266,80 +304,6 @@ def choose_task(values: pd.Series, name: str, task: str | None) -> str:
     if values.dtype.kind == "f":
         return check_task(None, [known], f"The values of the target '{name}'")
     return "regression" if few_whole_numbers([known]) is None else "classification"
-
-
-def refuse_gaps(column: pd.Series, subject: str) -> None:
-    """Refuse a column with a missing value; `subject` begins the error, which goes on with the row's number."""
-    if column.isna().any():
-        row = int(np.argmax(column.isna().to_numpy())) + 1
-        raise InputError(f"{subject} in row {row}. Fill it or leave the row out.")
-
-
-def is_numeric(column: pd.Series, name: str) -> bool:
-    """Return whether a column holds numbers rather than categories; dates and nested values are refused."""
-    types = pandas().api.types
-    if types.is_datetime64_any_dtype(column) or types.is_timedelta64_dtype(column):
-        raise InputError(f"Column '{name}' holds dates or times. {NO_DATES}")
-    if types.is_bool_dtype(column) or isinstance(column.dtype, pandas().CategoricalDtype):
-        return False
-    if types.is_numeric_dtype(column) and not types.is_complex_dtype(column):
-        return True
-    values = column.dropna()
-    if not all(isinstance(value, str | bool | int | float) for value in values):
-        raise InputError(f"Column '{name}' holds neither numbers nor words. Turn it into either, or leave it out.")
-    if len(values):
-        _refuse_spoiled(values.astype(str), name)
-    return False
-
-
-def _refuse_spoiled(texts: pd.Series, name: str) -> None:
-    """Refuse a column of dates, of numbers with commas, or of numbers with a stray word among them.
-
-    Their every value would become a category of its own.
-    """
-
-    def parsed(values: pd.Series) -> pd.Series:
-        return pandas().to_numeric(values, errors="coerce").notna()
-
-    different = texts.str.strip().drop_duplicates()
-    dates, commas = different.str.fullmatch(DATE), different.str.fullmatch(COMMA_NUMBER)
-    if dates.mean() > MOSTLY:
-        raise InputError(f"Column '{name}' holds dates, such as '{different[dates].iloc[0]}'. {NO_DATES}")
-    if (commas | parsed(different)).mean() > MOSTLY and 2 * commas.sum() >= len(different):
-        raise InputError(
-            f"Column '{name}' holds numbers with a comma, such as '{different[commas].iloc[0]}'. Write them with a "
-            "decimal point and without separators of thousands (pandas.read_csv has decimal=',' and thousands=','), or "
-            "leave the column out."
-        )
-    numeric = parsed(texts.str.replace(",", ".", n=1))
-    if numeric.mean() > MOSTLY and numeric.sum() > FEW_CLASSES:
-        stray = texts[~parsed(texts)]
-        which = f", but '{stray.iloc[0]}' in row {stray.index[0] + 1} is none" if len(stray) else ", written as text"
-        raise InputError(
-            f"Column '{name}': {numeric.sum()} of {len(texts)} values are numbers{which}. Mend or empty such values, "
-            "or leave the column out."
-        )
-
-
-def numbers(column: pd.Series, name: str) -> np.ndarray:
-    """Return float64 values [n] with NaN in the gaps; infinity and words are refused."""
-    values = pandas().to_numeric(column.astype(object).where(column.notna(), np.nan), errors="coerce")
-    values = values.to_numpy(dtype=np.float64, na_value=np.nan)
-    for row in np.flatnonzero(np.isnan(values) & column.notna().to_numpy()):
-        raise InputError(f"Column '{name}' has {column.iloc[row]!r} in row {row + 1}, where a number is needed.")
-    for row in np.flatnonzero(np.abs(values) > np.finfo(np.float32).max):  # infinity is
-        raise InputError(f"Column '{name}' has an infinite (or far too large) number in row {row + 1}. Mend it first.")
-    return values
-
-
-def as_text(column: pd.Series) -> list[str]:
-    """Return every value as a word, "" where it is missing; 1.0 is "1", as gaps turn pandas' integers into floats."""
-
-    def text(value: Any) -> str:
-        return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-    missing = column.isna().to_numpy()
-    return ["" if gap else text(value) for value, gap in zip(column.tolist(), missing, strict=True)]
 
 
 def _texts(values: Any) -> tuple[str, ...]:

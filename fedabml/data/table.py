@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..arguments import checks_arguments
+from .columns import Columns
 from .encode import TableOptions
 from .federation import Federation
 from .frames import as_frame, read_frame
@@ -17,9 +18,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+def as_columns(table: pd.DataFrame | Columns) -> Columns:
+    """Return the columns of a DataFrame, which are parsed when they are first needed; columns come back unchanged."""
+    return table if isinstance(table, Columns) else Columns(as_frame(table))
+
+
 @checks_arguments
 def read_table(
-    path: str | os.PathLike[str] | pd.DataFrame,
+    path: str | os.PathLike[str] | pd.DataFrame | Columns,
     *,
     client: str,
     target: str,
@@ -34,11 +40,12 @@ def read_table(
 ) -> Federation:
     """Make a federation from a table: a .csv, .parquet or .xlsx file, or a DataFrame of pandas.
 
+    To divide a DataFrame's rows by several seeds without parsing it each time, give `as_columns(frame)` instead of it.
     The other arguments are those of `Federation.from_frame`.
     """
     options = TableOptions(client, target, task, test_share, seed, drop_small, drop, id, dates, split_by)
     if not isinstance(path, str | os.PathLike):
-        return Federation.from_encoded(as_frame(path), options)
+        return Federation.from_encoded(as_columns(path), options)
     words = () if id is None else (id,)
-    frame = once(path, ("frame", id), lambda: read_frame(path, words))
-    return Federation.from_encoded(frame, options, source=str(path), dataset=Path(path).stem)
+    columns = once(path, ("columns", id), lambda: Columns(read_frame(path, words)))
+    return Federation.from_encoded(columns, options, source=str(path), dataset=Path(path).stem)

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..arguments import checks_arguments
+from ..data.columns import Columns, as_text, numbers, refuse_gaps
 from ..data.encode import TableOptions, clients_of, identifier_note, identifiers
 from ..data.frames import as_frame, pandas
 from ..data.profile import KINDS, ColumnProfile, profile_columns
-from ..data.recipe import as_text, numbers, refuse_gaps
 from ..data.rows import Rows
 from .decisions import auroc
 
@@ -83,7 +83,7 @@ def inspect_table(
     features = [column for column in columns if column.use in ("feature", "date")]
     goal = next(column for column in columns if column.name == target)
     warnings = [column.problem for column in columns if column.problem]
-    numbered = identifiers(frame, owners, [c.name for c in features if c.kind in KINDS[:3] and not c.problem])
+    numbered = identifiers(Columns(frame), owners, [c.name for c in features if c.kind in KINDS[:3] and not c.problem])
     warnings += [identifier_note(name) for name in numbered]
     usable = [column for column in features if column.kind in KINDS[:3] and column.name not in numbered]
     warnings += [text for column in usable for text in _leak(frame, column, goal)]

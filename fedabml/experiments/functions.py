@@ -25,6 +25,7 @@ from ..accel.process import borrowed
 from ..algorithms import REGISTRY, Algorithm, make, name_of, named
 from ..arguments import check, checked_integer, checks_arguments
 from ..data import Federation, read_table
+from ..data.table import as_columns
 from ..errors import InputError, nearest, quoted
 from ..models import named as named_model
 from ..runs import presets
@@ -260,9 +261,11 @@ def _given_frame(frame: Any, table: Mapping[str, Any], module: nn.Module | None)
         if isinstance(options.get(name), str):
             options[name] = [word.strip() for word in options[name].split(",")]
 
+    columns = as_columns(frame)
+
     @cache
     def divided(seed: int) -> Federation:
-        return read_table(frame, **options, seed=seed)
+        return read_table(columns, **options, seed=seed)
 
     return Given(lambda config: divided(config.seed), divided(0).hash, module)
 

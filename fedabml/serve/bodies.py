@@ -19,8 +19,8 @@ import numpy as np
 
 from ..data import TableRecipe
 from ..data.client_datasets import pad_tokens
-from ..data.frames import MAX_COLUMNS
-from ..data.recipe import as_text, pandas
+from ..data.columns import as_text
+from ..data.frames import MAX_COLUMNS, pandas
 from ..errors import InputError, nearest, quoted, shortened
 from ..files.limits import parse_json
 from ..runs.input_spec import Inputs, InputSpec

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedabml.data import folders, once, table
+import fedabml
+from fedabml.data import columns, folders, once, table
 from fedabml.experiments import runner
 from fedabml.experiments.cell import Cell
 from fedabml.experiments.compare import compare, configs
@@ -149,6 +150,20 @@ def test_a_comparison_reads_every_file_once_and_the_next_one_what_has_changed(ki
     second = compare(rows, 3, out=tmp_path / "second")
     assert reads == files
     assert first.rows[0].scores["nll"] != second.rows[0].scores["nll"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "frame"])
+def test_a_comparison_parses_every_column_of_a_table_once(kind, csv, tmp_path, monkeypatch):
+    parsed, honest = [], columns.numbers
+
+    def counted(column, name):
+        parsed.append(name)
+        return honest(column, name)
+
+    monkeypatch.setattr(columns, "numbers", counted)
+    own = csv if kind == "csv" else csv | {"data": pd.read_csv(csv["data"])}
+    fedabml.compare(algorithms=["fedavg", "fedavg-ft"], seeds=3, out=tmp_path / "out", **SMALL, **own)
+    assert sorted(parsed) == list("abcd")
 
 
 def test_nothing_is_held_when_no_experiment_runs(csv, folder, reads):
