@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..algorithms import digest_of
 from ..files.sealed import parse_sealed, sealed_line
-from ..models import OWN, folder_digest, is_folder
+from ..models import OWN, file_digest, folder_digest, is_folder
 from ..runs.config import RunConfig, Table, stored
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ class Cell:
             config["code"] = code
         if is_folder(self.config.model):
             config["model_files"] = folder_digest(self.config.model)  # the folder's name is not its content
+        if self.config.pretrained and (digest := file_digest(self.config.pretrained)):
+            config["pretrained_file"] = digest  # neither is the name of a file of weights
         more = [list(self.curve), self.study and self.study.identity] if self.curve or self.study else []
         return json.dumps([config, list(self.personal), *more], sort_keys=True)
 

@@ -16,6 +16,7 @@ from ..accel import import_on_use
 from .own import NAMES as NAMES
 from .own import OWN as OWN
 from .own import TRAINED as TRAINED
+from .own import file_digest as file_digest
 from .own import folder_digest as folder_digest
 from .own import is_folder as is_folder
 from .own import named as named

@@ -43,14 +43,22 @@ def is_folder(name: str | os.PathLike[str]) -> bool:
 def folder_digest(name: str) -> str:
     """Return a hash of a Hugging Face folder's configuration and weights; unchanged files are read once."""
     files = sorted(file for file in Path(name).iterdir() if file.suffix in _READ and file.is_file())
-    facts = ((file, file.stat()) for file in files)
-    return _digest(tuple((os.path.realpath(f), f.name, s.st_ino, s.st_size, s.st_mtime_ns) for f, s in facts))
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode() + bytes.fromhex(file_digest(file)))
+    return digest.hexdigest()
+
+
+def file_digest(path: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 digest of a file, or "" if there is no such file; an unchanged file is read once."""
+    if not Path(path).is_file():
+        return ""
+    status = Path(path).stat()
+    return _digest(os.path.realpath(path), status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @cache
-def _digest(files: tuple[tuple[str, str, int, int, int], ...]) -> str:
-    digest = hashlib.sha256()
-    for path, name, *_ in files:
-        with open(path, "rb") as file:
-            digest.update(name.encode() + hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+def _digest(path: str, inode: int, size: int, changed: int) -> str:
+    """Return the digest of a file; inode, size and time of change are those of the content that was read."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -6,13 +6,17 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from fedabml.algorithms import REGISTRY
 from fedabml.experiments.cell import Cell, Result
+from fedabml.experiments.compare import compare, configs
 from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.paper import EXPERIMENTS, Request
 from fedabml.experiments.paper.experiment import Context
 from fedabml.experiments.study import Study
+from fedabml.models import build
 from fedabml.runs.config import RunConfig
 
 BENCHMARKS = ("Bundled", "Part")  # studies that are defined outside the package
@@ -66,6 +70,33 @@ def test_a_folder_of_a_model_is_identified_by_its_files(tmp_path):
     (tmp_path / "config.json").write_text('{"hidden_size": 8}')
     assert len({first, second, cell.identity}) == 3
     assert "model_files" not in Cell("a", RunConfig()).identity
+
+
+def test_pretrained_weights_are_identified_by_their_content(tmp_path):
+    weights = tmp_path / "w.safetensors"
+    cell = Cell("a", RunConfig(pretrained=str(weights)))
+    absent = cell.identity
+    weights.write_bytes(b"one")
+    first = cell.identity
+    weights.rename(tmp_path / "moved")
+    weights.write_bytes(b"two")
+    assert len({absent, first, cell.identity}) == 3
+    (tmp_path / "moved").replace(weights)
+    assert cell.identity == first
+    assert "pretrained_file" not in Cell("a", RunConfig()).identity
+
+
+def test_a_comparison_trains_again_with_other_weights_at_the_same_path(tmp_path):
+    """A folder that was finished with one file of weights does not pass its numbers off as those of another."""
+    own = {"clients": 8, "rounds": 1, "model": "mlr", "device": "cpu", "pretrained": str(tmp_path / "w.safetensors")}
+    rows, scores = configs(["fedavg"], own), []
+    for value in (0.0, 0.5, 0.5):
+        weights = {name: torch.full_like(t, value) for name, t in build("mlr", [1, 8, 8], 10).state_dict().items()}
+        save_file({name: t * torch.arange(t.numel()).view(t.shape) for name, t in weights.items()}, own["pretrained"])
+        comparison = compare(rows, 1, out=tmp_path / "out")
+        scores.append(comparison.rows[0].scores["nll"])
+    assert scores[0] != scores[1] == scores[2]
+    assert len((tmp_path / "out" / "cells.jsonl").read_text().splitlines()) == 2
 
 
 # Digests of the identities of the cells that the quick versions declare. A change orphans what users have finished.
