@@ -32,6 +32,7 @@ from ..gaussian import Distribution, Point
 from ..vectors import Layout, derived, plus
 from .hyper import AVERAGES, LR, PERSONAL_EPOCHS, PERSONAL_LRS, SERVER_MOMENTA, checked, hyper
 
+LABEL_PRIORS = ("none", "dirichlet", "sparse")
 SERVER_MOMENTUM = "β: share of its last step that the server adds to the next"
 
 State = dict[str, Tensor]
@@ -123,9 +124,12 @@ class Algorithm:
         0.0, "decay of the average of θ over rounds, which is scored (0: the last θ)", 0, 0.999, tune=AVERAGES
     )
     server_momentum: float = hyper(0.0, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=SERVER_MOMENTA)
-    label_prior: str = hyper("none", "label level: π_i from the client's own counts", choices=("none", "dirichlet"))
+    label_prior: str = hyper("none", "label level: π_i from the client's own counts", choices=LABEL_PRIORS)
     label_alpha: float | None = hyper(
         0.1, "α of the label level's Dirichlet prior (none: 1/K, one sample's worth for all K classes)", 1e-6
+    )
+    label_share: float = hyper(
+        0.0, "ρ: share of the classes that a client has, with label_prior sparse (0: chosen with α)", 0, 1, neutral=0.0
     )
     augment: str = hyper(
         "none", "random changes of training images", choices=("none", "flip", "crop", "crop-flip"), neutral="none"

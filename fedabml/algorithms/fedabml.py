@@ -28,7 +28,7 @@ from .. import rng
 from ..errors import InputError
 from ..files.sealed import group, prefixed
 from ..gaussian import Gaussian, moments
-from .base import SERVER_MOMENTUM, Batches, Loss, Site, State, Stepped
+from .base import LABEL_PRIORS, SERVER_MOMENTUM, Batches, Loss, Site, State, Stepped
 from .drift import Steered
 from .hyper import AVERAGES, PERSONAL_LRS, SERVER_LR, SERVER_MOMENTA, hyper
 from .steps import euclidean_prior, natural_prior
@@ -56,7 +56,7 @@ class FedABML(Steered):
         0.03, "step size of the personal epochs (none: 0.003 with the label level, 0.01 without)", 0, tune=PERSONAL_LRS
     )
     short_batch: str = hyper("rows", "an epoch's short last step: whole, or by its rows", choices=("whole", "rows"))
-    label_prior: str = hyper("dirichlet", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
+    label_prior: str = hyper("dirichlet", "label level: π_i from the client's counts", choices=LABEL_PRIORS)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .base import SERVER_MOMENTUM, Algorithm, Site, State
+from .base import LABEL_PRIORS, SERVER_MOMENTUM, Algorithm, Site, State
 from .fedabml import FedABML
 from .hyper import AVERAGES, NEWCOMER, PERSONAL_EPOCHS, PERSONAL_LRS, SERVER_MOMENTA, Range, hyper
 from .steps import blend
@@ -42,7 +42,7 @@ class PFedBayes(FedABML):
     average: float = hyper(0.0, "decay of the average of z over rounds (0: the last z)", 0, 0.999, tune=AVERAGES)
     server_momentum: float = hyper(0.0, SERVER_MOMENTUM, 0, 0.999, neutral=0.0, tune=SERVER_MOMENTA)
     short_batch: str = hyper("whole", "the step of an epoch's short last minibatch", choices=("whole", "rows"))
-    label_prior: str = hyper("none", "label level: π_i from the client's counts", choices=("none", "dirichlet"))
+    label_prior: str = hyper("none", "label level: π_i from the client's counts", choices=LABEL_PRIORS)
     newcomer: str = hyper("server", NEWCOMER, choices=("server", "initial"), neutral="initial")
     drift: str = hyper("none", "no effect: q_i lasts between rounds", choices=("none",), neutral="none")
 

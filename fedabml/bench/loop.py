@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from .. import rng
 from ..algorithms import FedABML, FedAvg
-from ..engine.loss import label_offset
+from ..engine.label_level import label_offset
 from ..engine.minibatches import minibatches, steps_of
 from ..engine.server import draw_clients
 from ..errors import InputError

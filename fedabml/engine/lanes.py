@@ -26,7 +26,7 @@ from ..accel.narrow import Narrow
 from ..accel.process import quiet_vmap, set_products
 from ..algorithms.base import Algorithm, Site, State
 from .executor import Executor
-from .loss import label_offset
+from .label_level import label_offset
 from .minibatches import cat
 from .samples import Data, Samples
 from .setting import Cohort, Tables

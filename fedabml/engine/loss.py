@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import rng
-from ..algorithms.base import Algorithm, Batch, Site
+from ..algorithms.base import Batch
 from ..gaussian import Branches, Distribution, Gaussian, Point
 from ..likelihoods import Likelihood
 from ..vectors import Network
@@ -88,12 +88,3 @@ def draw(q: Distribution, key: Tensor, j: int, samples: int) -> Tensor:
     if isinstance(q, Gaussian):
         return q.draw(rng.fold(key, j), 1)[0] if samples else q.mean
     return q.mean if isinstance(q, Point) else q.weights[j]
-
-
-def label_offset(algorithm: Algorithm, site: Site) -> Tensor | None:
-    """Return log π_i, π_i = (counts + α)/(n + Kα), the posterior mean of a client's label distribution, or None."""
-    if algorithm.label_prior == "none" or site.counts.shape[-1] == 0:
-        return None
-    classes = site.counts.shape[-1]
-    alpha = algorithm.smoothing(classes)
-    return torch.log((site.counts + alpha) / (site.n.unsqueeze(-1) + classes * alpha))

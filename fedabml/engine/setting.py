@@ -20,6 +20,7 @@ from ..vectors import Network
 from . import augment
 from . import policy as thresholds
 from .executor import Executor
+from .label_level import require_chosen
 from .noise import Noise
 from .policy import Policy
 from .samples import Data
@@ -41,6 +42,7 @@ class Setting:
     identities: tuple[int, ...] | None = None  # what clients' keys are made of; None: their numbers in the federation
 
     def __post_init__(self) -> None:
+        require_chosen(self.algorithm)
         if self.identities is None:
             return
         count, clients = len(self.identities), self.federation.clients

@@ -22,8 +22,8 @@ from ..data import Federation, Rows
 from ..data.rows import FEW_ROWS
 from ..data.statistics import worst_decile
 from ..engine.client import outputs, personalise_after, predict
+from ..engine.label_level import label_offset
 from ..engine.lanes import ClientGroup, Lanes, join_states
-from ..engine.loss import label_offset
 from ..engine.processes import ALONE, World
 from ..engine.setting import Cohort
 from ..engine.workers import chunks, fit_in_memory, map_in_threads

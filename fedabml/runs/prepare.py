@@ -20,6 +20,7 @@ from ..algorithms import Algorithm, FedABML
 from ..arguments import checked_integer, checks_arguments
 from ..data import Federation
 from ..engine.autotune import COARSE, backend_of, chunk_of, device_of, dtype_of, lane_bytes
+from ..engine.label_level import choose
 from ..engine.server import cohort_size
 from ..engine.setting import Cohort, Place, Setting
 from ..errors import InputError, shortened
@@ -81,6 +82,9 @@ def prepare(
     algorithm = FedABML() if algorithm is None else algorithm
     if fed.task != "classification" and algorithm.label_prior != "none":
         algorithm = dataclasses.replace(algorithm, label_prior="none")  # no single label that has a prior
+    if algorithm.label_prior == "sparse" and not algorithm.label_share:
+        share, alpha = choose(fed.label_counts("train"))
+        algorithm = dataclasses.replace(algorithm, label_share=share, label_alpha=alpha)
     rounds, epochs = checked_integer(rounds, "rounds", 0), checked_integer(epochs, "epochs", 1)
     batch_size = checked_integer(batch_size, "batch_size", 1)
     seed, chunk = checked_integer(seed, "seed", 0), None if chunk is None else checked_integer(chunk, "chunk", 1)

@@ -23,8 +23,9 @@ from fedabml.engine.autotune import Way, backend_of, chunk_of, device_of, lane_b
 from fedabml.engine.checkpoint import Checkpoint
 from fedabml.engine.client import _flagged, client_round, personalise, personalise_after, predict
 from fedabml.engine.executor import Executor, padding, segments
+from fedabml.engine.label_level import label_offset
 from fedabml.engine.lanes import Lanes
-from fedabml.engine.loss import ClientLoss, label_offset
+from fedabml.engine.loss import ClientLoss
 from fedabml.engine.minibatches import minibatches, padded
 from fedabml.engine.policy import DEFAULT
 from fedabml.engine.rounds import Simulation

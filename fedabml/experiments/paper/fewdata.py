@@ -4,7 +4,8 @@ Four fifths of the clients train; the others come with n_i samples each, persona
 all of their test data. The samples are drawn in two ways: stratified, so that every label of the client gives its
 share, and at random, as real newcomers have them: five random samples of five labels rarely show all five. Local only,
 which has nothing to learn from others, takes 50 epochs on its n_i samples. The paper claims that a Bayesian prior helps
-most where data are few. Under `tuned` FedAvg also has a row with the label level.
+most where data are few. Under `tuned` FedAvg also has a row with the label level, and FedAvg and FedABML have one with
+the sparse level, which expects classes that few samples have not shown yet (`fedabml.engine.label_level`).
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ class FewData(Experiment):
 
     def cells(self, context: Context) -> list[Cell]:
         study, cells = Newcomers(SHARE, QUICK_SIZES if context.request.quick else SIZES), []
-        whose = ("fedavg-ft",) if context.request.protocol == "tuned" else ()  # the paper's FedABML has no label level
-        for column, name, config in systems(context, self, levels=whose):
+        # The paper's FedABML has no label level.
+        levels, sparse = (("fedavg-ft",), ("fedabml", "fedavg-ft")) if context.request.protocol == "tuned" else ((), ())
+        for column, name, config in systems(context, self, levels=levels, sparse=sparse):
             if column == "digits" and context.request.protocol == "paper":
                 config = config.with_changes(hyper=config.hyper | EMBEDDED_HYPER.get(name, {}))
             if name == "local":  # a new client has only its own epochs, whatever others did in rounds

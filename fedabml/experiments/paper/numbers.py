@@ -25,6 +25,8 @@ NAMES = {
 }
 
 LABELS = "+labels"  # after the name of a rival that also has the label level
+SPARSE = "+sparse"  # after the name of a system whose label level is sparse
+LEVELS = (LABELS, SPARSE)
 
 # Table 1, by system, in the order of its columns. The paper has no FedRep, FedBABU and FedPop on FashionMNIST, whose
 # model has no body. SCAFFOLD+FT on CIFAR-100 repeats its CIFAR-10 cells: probably a slip.
@@ -86,6 +88,8 @@ def name(algorithm: str, protocol: str = "paper") -> str:
         return "FedABML, no label level"
     if algorithm == "fedabml" and protocol == "tuned":
         return "FedABML + label level"
+    if algorithm.endswith(SPARSE):
+        return f"{NAMES[algorithm.removesuffix(SPARSE)]} + sparse label level"
     if algorithm.endswith(LABELS):
         return f"{NAMES[algorithm.removesuffix(LABELS)]} + label level"
     return NAMES.get(algorithm, algorithm)

@@ -62,7 +62,8 @@ def person(column: str, client: int) -> str:
 # -- checks before anything is done ---------------------------------------------------------------------------------
 def check(columns: Sequence[str], algorithms: Sequence[str]) -> None:
     """Refuse columns and algorithms that do not exist."""
-    algorithm_names = (*names("algorithm"), *(name + numbers.LABELS for name in ("fedavg", "fedabml")))
+    with_level = (name + level for name in ("fedavg", "fedabml") for level in numbers.LEVELS)
+    algorithm_names = (*names("algorithm"), *with_level)
     for kind, wanted, have in (("column", columns, tuple(COLUMNS)), ("algorithm", algorithms, algorithm_names)):
         for name in (name for name in wanted if name not in have):
             raise InputError(f"There is no {kind} '{name}'.{nearest(name, have)}")
@@ -70,7 +71,7 @@ def check(columns: Sequence[str], algorithms: Sequence[str]) -> None:
 
 def check_grid(grid: Sequence[str], algorithms: Sequence[str]) -> None:
     """Refuse a grid (`NAME=A,B,C`, `ALGORITHM.NAME=A,B,C`) with values that no search of the algorithms would try."""
-    values, searched = read_grid(grid), [name for name in algorithms if not name.endswith(numbers.LABELS)]
+    values, searched = read_grid(grid), [name for name in algorithms if not name.endswith(numbers.LEVELS)]
     hyper = sorted({parameter for name in searched for parameter in searchable(name)})
     for name, tried in values.items():
         if name not in (allowed := searched if isinstance(tried, dict) else hyper):
@@ -143,13 +144,15 @@ def systems(
     experiment: Experiment,
     *,
     levels: Sequence[str] = (),
+    sparse: Sequence[str] = (),
     search: Search | None = None,
     check: Check = lambda context, column: None,
 ) -> Iterator[tuple[str, str, RunConfig]]:
     """Yield the column, the name and the configuration of every system of an experiment, under the protocol.
 
-    The systems named in `levels` come once more, with the label level; where the request names algorithms, it must
-    name these, too. `search` is for an experiment that tunes for itself, not for the column's whole federation.
+    The systems named in `levels` come once more, with the label level, and those in `sparse` with the sparse one; where
+    the request names algorithms, it must name these, too. `search` is for an experiment that tunes for itself, not for
+    the column's whole federation.
     `check` raises InputError for a column that cannot be used.
     """
     named = context.request.algorithms
@@ -159,6 +162,10 @@ def systems(
             level = name.removesuffix("-ft") + numbers.LABELS  # fedavg+labels for fedavg-ft
             if rows[name].algorithm_object().label_prior != "dirichlet" and (not named or level in named):
                 rows[level] = rows[name].with_changes(hyper=rows[name].hyper | {"label_prior": "dirichlet"})
+        for name in (name for name in sparse if name in rows):
+            level = name.removesuffix("-ft") + numbers.SPARSE
+            if not named or level in named:
+                rows[level] = rows[name].with_changes(hyper=rows[name].hyper | {"label_prior": "sparse"})
         for name, config in rows.items():
             yield column, name, config
 
@@ -166,7 +173,7 @@ def systems(
 def _configs(context: Context, column: str, algorithms: Sequence[str], search: Search) -> dict[str, RunConfig]:
     """Return a configuration per algorithm, in a column and under the protocol; note those that cannot run there."""
     request, data = context.request, COLUMNS[column].dataset
-    wanted = [name for name in request.algorithms or algorithms if not name.endswith(numbers.LABELS)]
+    wanted = [name for name in request.algorithms or algorithms if not name.endswith(numbers.LEVELS)]
     layers = [{"dtype": request.dtype} | request.machine | setting(column, request.quick)]
     if request.protocol == "paper" and data not in EMBEDDED:
         layers.insert(0, presets.layer("paper", data))
