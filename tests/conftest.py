@@ -1,5 +1,6 @@
 """What several test modules ask pytest for: a quiet place for the command line, and readable asserts in the helpers."""
 
+import gc
 import os
 from concurrent.futures import Future
 
@@ -10,6 +11,12 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest.register_assert_rewrite("tests.cli.command", "tests.algorithms.problem")
+
+
+def pytest_collection_finish():
+    """Leave what is imported by now out of later collections of garbage, for which tests of full memory ask."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,6 +14,7 @@ from fedabml import algorithms, models, report
 from fedabml.data import Rows, datasets, features, read_client, save_manifest
 from fedabml.errors import InputError, TrainingError
 from fedabml.serve import ServeOptions, create_app
+from tests.tiers import nightly_but
 
 pytestmark = pytest.mark.usefixtures("one_thread_here")
 
@@ -98,7 +99,6 @@ def things(tmp_path_factory):
     for i in range(2):
         np.savez(folder / "clients" / f"{i}.npz", x=x, y=y)
     table = fedabml.read_table(folder / "table.csv", client="who", target="y", test_share=0)
-    fedabml.reproduce("toy", quick=True, seeds=1, out=folder / "toy", device="cpu")  # so that its cells are finished
     return {
         "folder": folder,
         "fed": fed,
@@ -112,6 +112,12 @@ def things(tmp_path_factory):
         "y": y,
         "rows": Rows.of([[0, 1], [2]]),
     }
+
+
+@pytest.fixture(scope="module")
+def toy(things):
+    """The finished cells that the good arguments of `reproduce` name: it then trains nothing."""
+    fedabml.reproduce("toy", quick=True, seeds=1, out=things["folder"] / "toy", device="cpu")
 
 
 def calls(t):
@@ -308,18 +314,25 @@ def test_the_campaign_is_large_and_knows_every_public_function(things):
         assert named <= good.keys() or function is fedabml.FedABML, function
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.nightly) if name == "reproduce" else name for name in NAMES]
-)
+@pytest.mark.parametrize("name", nightly_but({*NAMES} - {"reproduce", "tune"}, NAMES))
 @pytest.mark.slow
-def test_no_wrong_argument_ends_in_an_error_from_the_inside(things, name):
+def test_no_wrong_argument_ends_in_an_error_from_the_inside(request, things, name):
+    if name == "reproduce":
+        request.getfixturevalue("toy")
     assert campaign(*calls(things)[name]) == {}
 
 
 def test_good_arguments_are_taken(things):
     for name, (function, good) in calls(things).items():
-        if name != "with_weights":
+        if name not in ("with_weights", "reproduce"):
             function(**good)
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("toy")
+def test_good_arguments_of_reproduce_are_taken(things):
+    function, good = calls(things)["reproduce"]
+    function(**good)
 
 
 @pytest.mark.parametrize(

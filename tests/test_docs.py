@@ -25,6 +25,7 @@ from fedabml.cli import app
 from fedabml.runs.config import RunConfig, names, parse_set, without_commands
 from fedabml.runs.summary import SCORES
 from tests.algorithms import test_protocol as protocol
+from tests.tiers import nightly_but
 
 pytestmark = pytest.mark.slow  # in all; `make quick` has the rest of the suite
 
@@ -79,7 +80,10 @@ CHECKS = {
     name: check
     for name, check in vars(protocol).items()
     if name.startswith("test_")
-    and any(mark in (protocol.EVERY.mark, protocol.LIGHT.mark) for mark in getattr(check, "pytestmark", []))
+    and any(
+        mark in (protocol.EVERY.mark, protocol.LIGHT.mark, protocol.FAMILY.mark)
+        for mark in getattr(check, "pytestmark", [])
+    )
 }
 
 
@@ -133,12 +137,18 @@ def test_the_algorithm_of_the_page_trains_on_digits_and_is_registered(fednova, c
     assert found == "fednova" and space["again"].gmf == 0.9
 
 
-@pytest.mark.parametrize("name", re.findall(r"^def (test_\w+)", TESTS, re.MULTILINE))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.nightly if name == "test_where_it_settles" else ())
+        for name in re.findall(r"^def (test_\w+)", TESTS, re.MULTILINE)
+    ],
+)
 def test_the_tests_of_the_page(their_tests, name):
     their_tests[name]()
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", nightly_but({"test_loop_equals_vmap_and_chunks_do_not_matter"}, [*CHECKS]))
 def test_the_algorithm_of_the_page_keeps_the_protocol(fed, registered, tmp_path, monkeypatch, check):
     given = {"fed": fed, "algorithm": registered(**WORDS), "tmp_path": tmp_path, "monkeypatch": monkeypatch}
     CHECKS[check](**{name: given[name] for name in inspect.signature(CHECKS[check]).parameters})
@@ -441,6 +451,7 @@ def test_public_names_exist(path):
         assert hasattr(fedabml, name) or importlib.util.find_spec(f"fedabml.{name}"), name
 
 
+@pytest.mark.nightly
 def test_the_section_from_python_of_the_guide_runs(capsys):
     pytest.importorskip("optuna")
     (block,) = [text for text in blocks(ROOT / "docs/guide.md", "python") if "fedabml.compare(" in text]

@@ -109,7 +109,7 @@ def settled(algorithm, steps, rounds):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("posterior", ["gaussian", "point"])
-@pytest.mark.parametrize("steps", [1, 5, 10])
+@pytest.mark.parametrize("steps", [1, 5, pytest.param(10, marks=pytest.mark.nightly)])
 def test_control_variates_settle_at_the_optimum_of_all_whatever_the_number_of_steps(steps, posterior):
     """And whatever λ, ρ and β: the KL's pull is 0 at the prior's mean."""
     words = {"lr": 10**-1.5, "lam": 0.5, "nu0": -1.0, "posterior": posterior, "rho": 1.2, "server_momentum": 0.2}

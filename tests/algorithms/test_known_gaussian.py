@@ -19,6 +19,7 @@ from fedabml.engine.client import begin_personal, take_steps
 from fedabml.engine.lanes import Lanes
 from fedabml.engine.setting import Cohort, Place, Setting
 from fedabml.vectors import Network
+from tests.tiers import nightly_but
 
 NOISE, N, D, NU = 0.4, 40, 3, -0.7
 
@@ -65,7 +66,7 @@ def personalised(stages, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kl_step", ["implicit", "explicit"])
+@pytest.mark.parametrize("kl_step", nightly_but({"implicit"}, ["implicit", "explicit"]))
 @pytest.mark.parametrize(
     ("posterior_std", "stages"),
     [
@@ -102,6 +103,7 @@ def test_a_strong_prior_and_few_data_shrink_by_the_right_amount():
         np.testing.assert_allclose(phi["mean"].numpy(), expected, atol=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_public_face_finds_the_posterior_mean():
     """`Prior.personalize` itself, in float32: means within .3 posterior deviations."""

@@ -96,6 +96,7 @@ def test_two_rounds_of_ditto_whose_newcomers_begin_at_w_by_a_plain_loop():
     close(models(sim).mean, [own[0], own[1], own[2], w])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_new_client_of_pfedbayes_has_what_the_federation_learned():
     """Digits, an MLP, ten clients; a new client with 100 samples, scored on what is left."""

@@ -21,6 +21,7 @@ from fedabml.engine.server import draw_clients
 from fedabml.evaluation.scoring import Entry, evaluate, evaluate_after
 from fedabml.runs.folder import Folder
 from fedabml.runs.prior import Prior
+from tests.tiers import FAMILIES, nightly_but
 
 SIZES = (6, 60, 13, 33, 25, 9)  # tenfold, and none a multiple of the batch but the first with its own size
 BATCH, SEED, ROUNDS, SHARE = 8, 6, 3, 0.67
@@ -79,14 +80,10 @@ ALGORITHMS = {name: make(name, lr=0.1, **OPTIONS.get(name, {})) for name in REGI
 }
 
 
-def every(*later):
-    """Every algorithm once in `make test`, but for the slowest (`later`); all variants in `make nightly`."""
-    wait = lambda name: pytest.mark.nightly if name not in REGISTRY or name in later else ()
-    cases = [pytest.param(algorithm, id=name, marks=wait(name)) for name, algorithm in ALGORITHMS.items()]
-    return pytest.mark.parametrize("algorithm", cases)
-
-
-EVERY, LIGHT = every(), every("pfedbayes", "fedpop")
+# Every algorithm, all but the slowest, or one of each family in `make test`; all variants in `make nightly`.
+EVERY = pytest.mark.parametrize("algorithm", nightly_but(REGISTRY, ALGORITHMS))
+LIGHT = pytest.mark.parametrize("algorithm", nightly_but(REGISTRY.keys() - {"pfedbayes", "fedpop"}, ALGORITHMS))
+FAMILY = pytest.mark.parametrize("algorithm", nightly_but(FAMILIES, ALGORITHMS))
 KEEPERS = {name: a for name, a in ALGORITHMS.items() if a.keeps}
 
 
@@ -178,7 +175,7 @@ def test_loop_equals_vmap_and_chunks_do_not_matter(fed, algorithm):
 
 
 @pytest.mark.slow
-@LIGHT
+@FAMILY
 def test_traced_steps_have_the_bits_of_those_that_are_not(fed, algorithm, monkeypatch):
     """So it does not matter when, in a run or in the rest of one that was stopped, a step is traced."""
     options = {"dtype": "float32", "epochs": 2}
@@ -193,7 +190,7 @@ def test_traced_steps_have_the_bits_of_those_that_are_not(fed, algorithm, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", KEEPERS.values(), ids=KEEPERS.keys())
+@pytest.mark.parametrize("algorithm", nightly_but(FAMILIES, KEEPERS))
 def test_what_clients_keep_is_their_own(fed, algorithm):
     """The sampled clients and no others; nothing in the memory of another client, of θ or of the initial weights."""
     sim, setup = usual(fed, algorithm)
@@ -212,7 +209,7 @@ def test_what_clients_keep_is_their_own(fed, algorithm):
         assert torch.equal(now[name], start[name]) != (moves and name != "alpha")  # APFL's α begins at its own value
 
 
-@EVERY
+@FAMILY
 @pytest.mark.slow
 def test_one_step_in_float32(fed, algorithm):
     """One step each: a batch of everything and a single epoch."""
@@ -228,7 +225,7 @@ def other(algorithm, factor):
 
 
 @pytest.mark.slow
-@LIGHT
+@FAMILY
 def test_a_sweep_as_lanes_equals_separate_runs(fed, algorithm):
     """Two runs side by side, of other seeds and hyperparameters, in chunks that cut through them."""
     runs = [(algorithm, {}), (other(algorithm, 0.9), {"seed": SEED + 1})]
@@ -251,7 +248,7 @@ def test_a_sweep_as_lanes_equals_separate_runs(fed, algorithm):
 
 
 @pytest.mark.slow
-@EVERY
+@FAMILY
 def test_resuming_gives_the_same_bits(fed, algorithm, tmp_path):
     whole, _ = usual(fed, algorithm)
     folder = Folder(tmp_path)
@@ -269,7 +266,7 @@ def test_resuming_gives_the_same_bits(fed, algorithm, tmp_path):
 
 
 @pytest.mark.slow
-@EVERY
+@FAMILY
 def test_evaluation_of_all_clients_even_one_never_drawn(fed, algorithm):
     sim, setup = usual(fed, algorithm)
     drawn = {c for t in range(1, ROUNDS + 1) for c in draw_clients(len(SIZES), SHARE, SEED, t)}
@@ -306,7 +303,7 @@ def test_a_new_client_is_personalised_predicts_and_is_saved(fed, algorithm, tmp_
 
 
 @pytest.mark.slow
-@EVERY
+@FAMILY
 def test_more_personal_epochs_fit_the_training_data_better(fed, algorithm):
     """Personalising must move the client's own model towards its data, whatever the algorithm."""
     sim, setup = simulate(fed, algorithm, rounds=1, dtype="float32")

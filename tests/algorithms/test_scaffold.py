@@ -95,7 +95,7 @@ def test_the_first_round_is_fedavg_and_the_second_is_not():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.nightly), 0.5])
 def test_two_quadratics_settle_at_the_optimum_of_their_mean(momentum):
     """FedAvg with ten steps a round at lr 10^−1.5 settles 2.245 away from x*; SCAFFOLD goes to x*."""
     one = torch.ones(2, 2).double()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import MOST
+from tests.tiers import nightly_but
 
 ROOT = Path(__file__).resolve().parents[2]
 # Bits are the same for the same number of threads, so the whole file uses one.
@@ -139,7 +140,9 @@ def test_completion_knows_the_names(tmp_path):
     assert result.stdout.split() == ["fedavg", "fedavg-ft"], result.stderr
 
 
-@pytest.mark.parametrize("module", ["fedabml.errors", "typer", "fedabml.runs.config", "numpy", "torch"])
+@pytest.mark.parametrize(
+    "module", nightly_but({"typer", "torch"}, ["fedabml.errors", "typer", "fedabml.runs.config", "numpy", "torch"])
+)
 @pytest.mark.slow
 def test_ctrl_c_while_the_program_is_imported_is_130_and_no_traceback(tmp_path, module):
     watched = [sys.executable, "-X", "importtime", "-m", "fedabml", *TRAIN]

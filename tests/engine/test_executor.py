@@ -75,8 +75,8 @@ def test_captured_rounds_are_eager_ones(graphs, name, sizes):
 
 RESUMED = [
     ("scaffold", {}),
-    pytest.param("fedpop", {}, marks=pytest.mark.slow),
-    pytest.param("pfedbayes", {}, marks=pytest.mark.slow),
+    pytest.param("fedpop", {}, marks=pytest.mark.nightly),
+    pytest.param("pfedbayes", {}, marks=pytest.mark.nightly),
     ("fedabml", {"aggregate": "moments"}),
     ("fedabml", {"prior_every": "batch"}),
 ]

@@ -29,6 +29,7 @@ from fedabml.engine.workers import ChunkLimit, fit_in_memory
 from fedabml.evaluation.scoring import Entry, evaluate_after
 from fedabml.runs.folder import Folder
 from tests.cli.command import MOST
+from tests.tiers import nightly_but
 
 SIZES = (9, 20, 14, 7, 31, 4, 12, 8)
 
@@ -73,7 +74,7 @@ def _of_memory(caplog):
     return [record.message for record in caplog.records if "does not suffice" in record.message]
 
 
-@pytest.mark.parametrize("name", ["fedabml", "scaffold", "local"])
+@pytest.mark.parametrize("name", nightly_but({"fedabml"}, ["fedabml", "scaffold", "local"]))
 @pytest.mark.slow
 def test_the_chunk_is_halved_until_it_fits(monkeypatch, caplog, name):
     small = train(algorithm=make(name), chunk=2)
@@ -92,7 +93,7 @@ def test_the_chunk_is_halved_until_it_fits(monkeypatch, caplog, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedabml", "local"])
+@pytest.mark.parametrize("name", nightly_but({"local"}, ["fedabml", "local"]))
 def test_so_it_is_when_clients_are_scored(monkeypatch, caplog, name):
     plain = train(algorithm=make(name), eval_every=1)
     device = Device(monkeypatch, 3, scoring, "personalise_after")
@@ -301,7 +302,7 @@ def test_a_shelf_without_room_says_what_to_do(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["scaffold", "local", "ditto"])
+@pytest.mark.parametrize("name", nightly_but({"scaffold"}, ["scaffold", "local", "ditto"]))
 def test_states_in_a_file_are_those_in_memory(tmp_path, monkeypatch, name):
     words = {"algorithm": make(name), "participation": 0.5, "rounds": 5}
     plain = train(tmp_path / "plain", **words)
@@ -387,7 +388,7 @@ def test_the_memory_of_a_client_is_known_to_a_factor_of_two(model, lanes):
 
 
 # -- samples on the host --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("local", [1 << 28, 0])
+@pytest.mark.parametrize("local", [pytest.param(1 << 28, marks=pytest.mark.nightly), 0])
 @pytest.mark.parametrize("task", ["images", pytest.param("regression", marks=pytest.mark.nightly)])
 @pytest.mark.slow
 def test_samples_on_the_host_give_the_same_run(monkeypatch, task, local):

@@ -14,6 +14,7 @@ from fedabml.engine import autotune
 from fedabml.engine.lanes import Lanes
 from fedabml.engine.rounds import Simulation
 from fedabml.vectors import Network
+from tests.tiers import nightly_but
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
@@ -75,7 +76,7 @@ def check_near(fed, name, device, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("name", nightly_but({"fedavg", "fedabml", "scaffold", "perfedavg"}, [*REGISTRY]))
 def test_a_round_is_near_the_exact_one(fed, name, device):
     """A seventh of the way that a round goes is the tolerance: products have two digits, and their errors add up.
 

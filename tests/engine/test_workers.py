@@ -19,6 +19,7 @@ from fedabml.engine.rounds import Simulation
 from fedabml.engine.workers import map_in_threads
 from fedabml.evaluation.scoring import evaluate
 from tests.cli.command import MOST
+from tests.tiers import nightly_but
 
 
 def test_results_come_in_order_from_several_threads():
@@ -106,7 +107,7 @@ def fed():
 
 
 @pytest.mark.parametrize("backend", ["vmap", "loop"])
-@pytest.mark.parametrize("name", ["fedabml", "scaffold", "fedpop"])
+@pytest.mark.parametrize("name", nightly_but({"fedabml", "scaffold"}, ["fedabml", "scaffold", "fedpop"]))
 @pytest.mark.slow
 def test_threads_change_nothing(fed, name, backend):
     def run(workers):

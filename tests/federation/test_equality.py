@@ -6,9 +6,10 @@ import pytest
 
 from fedabml.algorithms import REGISTRY
 from tests.federation.in_process import Wire, assert_equal, hyper_of, kept_of, lead, rounds_of, set_up, simulation
+from tests.tiers import FAMILIES, nightly_but
 
 
-@pytest.mark.parametrize("algorithm", REGISTRY)
+@pytest.mark.parametrize("algorithm", nightly_but(FAMILIES, [*REGISTRY]))
 def test_a_federation_is_bit_equal_to_the_simulator(tmp_path, algorithm):
     server, sites = set_up(tmp_path, algorithm=algorithm, hyper=hyper_of(algorithm))
     coordinator, events = lead(server, Wire(server, sites))
@@ -26,7 +27,7 @@ def test_a_federation_is_bit_equal_to_the_simulator(tmp_path, algorithm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["fedabml", "scaffold", "fedpop"])
+@pytest.mark.parametrize("algorithm", nightly_but({"fedabml", "scaffold"}, ["fedabml", "scaffold", "fedpop"]))
 @pytest.mark.parametrize("place", [{"backend": "vmap"}, {"backend": "vmap", "chunk": 2}, {"workers": 2}], ids=str)
 def test_other_ways_to_compute_agree_in_float64(tmp_path, algorithm, place):
     server, sites = set_up(tmp_path, algorithm=algorithm, hyper=hyper_of(algorithm), dtype="float64")

@@ -10,8 +10,9 @@ import torch
 from fedabml.federation import coordinator as leading
 from fedabml.federation.messages import Arrival
 from tests.federation.in_process import Wire, assert_equal, kept_of, lead, rounds_of, set_up, simulation
+from tests.tiers import nightly_but
 
-KEEPERS = ("scaffold", "ditto", "fedpop")
+KEEPERS = nightly_but({"scaffold"}, ("scaffold", "ditto", "fedpop"))
 pytestmark = pytest.mark.slow
 
 

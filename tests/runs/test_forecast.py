@@ -13,6 +13,7 @@ from fedabml.cli.doctor import described
 from fedabml.engine.executor import Executor
 from fedabml.engine.rounds import Simulation
 from fedabml.runs import forecast
+from tests.tiers import nightly_but
 
 pytestmark = [pytest.mark.usefixtures("one_thread_here"), pytest.mark.slow]
 
@@ -89,7 +90,12 @@ def test_predictions_by_hand(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedavg", "fedabml", "scaffold", "fedpop", "pfedbayes", "perfedavg", "fedbabu"])
+@pytest.mark.parametrize(
+    "name",
+    nightly_but(
+        {"fedabml", "scaffold"}, ["fedavg", "fedabml", "scaffold", "fedpop", "pfedbayes", "perfedavg", "fedbabu"]
+    ),
+)
 def test_every_kind_of_algorithm_is_predicted_and_saved(name):
     setup = fedabml.prepare(with_tests([20] * 3, [9] * 3), "mlp", fedabml.algorithms.make(name), rounds=1, device="cpu")
     found = forecast.estimate(setup, scored=1)

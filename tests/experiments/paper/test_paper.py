@@ -124,6 +124,7 @@ def toys(tmp_path_factory):
     return quick("toy", out, seeds=2), out
 
 
+@pytest.mark.nightly
 def test_the_toy_hits_the_closed_form(toys):
     rows = {row["arm"]: row for row in records(toys[1])}
     for arm in ("FedAvg", toy.LONG_ROUNDS):
@@ -331,10 +332,12 @@ def test_few_data_shows_stratified_and_random_draws_and_old_cells_without_the_la
     assert [sorted(r["nll"].by_seed) for r in mixed] == [[0, 1]] * 3 + [[0]] * 3
 
 
+@pytest.mark.nightly
 def test_quick_toy(toys):
     check(*toys)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to open the page")
 @pytest.mark.parametrize("width", [1200, 390])
 def test_the_page_in_a_browser(toys, tmp_path, width):
@@ -635,11 +638,18 @@ def test_a_mean_over_some_of_the_seeds_is_not_drawn(tmp_path):
     assert json.loads((tmp_path / "reproduce.json").read_text())["seeds"] == 1  # who looks leaves what was request
 
 
-def test_what_is_not_finished_is_not_drawn_and_nothing_is_begun(tmp_path, toys):
+def test_what_is_not_finished_is_not_drawn_and_nothing_is_begun(tmp_path):
     request = Request("table1", "tuned", quick=True, trials=1, **WORDS)
     with pytest.raises(Unfinished, match="nothing to draw"):
         run(EXPERIMENTS["table1"](), request, tmp_path / "a", partial=True)
     assert not (tmp_path / "a").exists()
+    with pytest.raises(Unfinished, match="local are not searched, and parts do not share"):
+        run_part(EXPERIMENTS["table1"](), replace(request, algorithms=("local",)), tmp_path / "d", (1, 2))
+
+
+@pytest.mark.nightly
+def test_what_other_folders_finished_is_drawn_as_a_whole_or_not_at_all(tmp_path, toys):
+    request = Request("table1", "tuned", quick=True, trials=1, **WORDS)
     lines = (toys[1] / "cells.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "some.jsonl").write_text("".join(lines[1:]))
     words = {"finished": [tmp_path / "some.jsonl"], "partial": True}
@@ -648,8 +658,6 @@ def test_what_is_not_finished_is_not_drawn_and_nothing_is_begun(tmp_path, toys):
     with pytest.raises(Unfinished, match="nothing to draw"):
         run(EXPERIMENTS["table1"](), request, tmp_path / "c", **words)
     assert not [*(tmp_path / "c" / "tune").rglob("*")]
-    with pytest.raises(Unfinished, match="local are not searched, and parts do not share"):
-        run_part(EXPERIMENTS["table1"](), replace(request, algorithms=("local",)), tmp_path / "d", (1, 2))
 
 
 @pytest.mark.usefixtures("few_rounds")
