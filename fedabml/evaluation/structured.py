@@ -25,6 +25,7 @@ class MultiPrediction:
     mutual_information: np.ndarray  # [n, answers]: the part of the entropy that is due to the weights
     checks: Checks | None = None  # None without validation data
     ids: list[str] | None = None  # identifiers of a table's rows, which have no several answers
+    steps: np.ndarray | None = None  # which answers are those of tokens and not of padding [n, answers]; None: all
 
     def __repr__(self) -> str:
         n, answers, classes = self.probs.shape

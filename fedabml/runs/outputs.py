@@ -30,8 +30,9 @@ def output_columns(
 
     They are probabilities of classes and their uncertainty, or means and deviations, with the median of a transformed
     target and a column such as q_0.9 for each of the `quantiles`; then the checks, if there are any. Of several labels
-    they are those that apply and the probability of each; of steps the class of each step, with its probability. The
-    identifiers of a table's rows come first, under the name of their column.
+    they are those that apply and the probability of each; of steps the class of each step, with its probability, and
+    "" and None for steps of padding, which do not count in the entropy either. The identifiers of a table's rows come
+    first, under the name of their column.
     """
     return with_ids(_output_columns(p, input_spec, quantiles), p.ids, input_spec)
 
@@ -54,9 +55,14 @@ def _output_columns(
             columns = {"labels": [[str(j) for j in row.nonzero()[0]] for row in p.label]}
             columns |= {f"p_{j}": p.positive[:, j].tolist() for j in numbers}
         else:
-            columns = {f"label_{t}": [str(label) for label in p.label[:, t]] for t in numbers}
-            columns |= {f"p_{t}": p.probs[:, t].max(1).tolist() for t in numbers}
-        columns |= {"entropy": p.entropy.sum(1).tolist(), "mutual_information": p.mutual_information.sum(1).tolist()}
+            labels, best = p.label.astype(str).astype(object), p.probs.max(2).astype(object)
+            if p.steps is not None:
+                labels[~p.steps], best[~p.steps] = "", None
+            columns = {f"label_{t}": labels[:, t].tolist() for t in numbers}
+            columns |= {f"p_{t}": best[:, t].tolist() for t in numbers}
+        counted = True if p.steps is None else p.steps
+        columns["entropy"] = p.entropy.sum(1, where=counted).tolist()
+        columns["mutual_information"] = p.mutual_information.sum(1, where=counted).tolist()
         return columns | _check_columns(p.checks)
     if isinstance(p, Prediction):
         names = class_names(input_spec)
@@ -89,6 +95,8 @@ def _check_columns(checks: Checks | None) -> dict[str, Sequence[Any]]:
 
 def as_text(name: str, value: Any) -> str:
     """Return the text of a column's value in a CSV."""
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):

@@ -36,6 +36,7 @@ from ..gaussian import Distribution
 from ..models.adapters import merged
 from ..vectors import Network
 from .input_spec import Inputs, InputSpec
+from .tokens import padding_of
 from .trust import Trust
 
 MOST_KEPT = 256 << 20  # bytes of weight samples that all posteriors of the process together keep between predictions
@@ -140,6 +141,9 @@ class Posterior:
             p = Regression.of(outputs, spec.y_shift, spec.y_scale, spec.transform)
         else:
             p = MultiPrediction.of(outputs)
+            if spec.task == "sequence" and (padding := padding_of(spec.network)) is not None:
+                tokens = np.asarray(read.x) != padding
+                p = dataclasses.replace(p, steps=tokens if tokens.shape == p.probs.shape[:2] else None)
         if self.trust is None:
             return p
         features = self._features(inputs, network) if self.trust.density else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.paper.newcomers import Newcomers
 from fedabml.experiments.runner import execute
 from fedabml.runs.config import RunConfig
+from tests.cli.command import run
 
 pd = pytest.importorskip("pandas")
 SMALL = {"rounds": 2, "participation": 0.5, "model": "mlr", "dtype": "float64", "backend": "vmap", "device": "cpu"}
@@ -186,3 +188,52 @@ def test_a_file_that_changes_within_an_experiment_is_read_again(csv, reads):
         before = config.federation().hash
         write_csv(csv["data"], shift=0.5)
         assert config.federation().hash != before and len(reads) == 2
+
+
+OPTIONS = [
+    ("csv", {"class_weights": "balanced"}),
+    ("csv", {"class_weights": "3,1"}),
+    ("amounts", {"noise_by_input": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "option"), OPTIONS)
+@pytest.mark.slow
+def test_options_of_the_likelihood_reach_every_run_of_a_comparison(kind, option, request, tmp_path, monkeypatch):
+    """Class weights and noise by input change the numbers, and seeds side by side have those of each alone."""
+    own = request.getfixturevalue(kind)
+    plain, batched = (cells(own, ("fedavg-ft",), 2, validation=0.3, **more) for more in ({}, option))
+    assert all(a.identity != b.identity for a, b in zip(plain, batched, strict=True))
+    without = execute(plain, Ledger(tmp_path / "plain"))
+    together = execute(batched, Ledger(tmp_path / "together"))
+    assert [result.facts["together"] for result in together] == [2, 2]
+    monkeypatch.setattr(runner, "TOGETHER", 1)
+    for one, other, base in zip(execute(batched, Ledger(tmp_path / "alone")), together, without, strict=True):
+        assert one.scores[0].summary["nll"] == pytest.approx(other.scores[0].summary["nll"], abs=1e-9, rel=1e-9)
+        assert one.scores[0].summary["nll"] != pytest.approx(base.scores[0].summary["nll"], abs=1e-6)
+
+
+FLAGS = [
+    ("csv", "--class-weights balanced", {"class_weights": "balanced"}, "Class weights are for rows with one class"),
+    ("amounts", "--noise-by-input", {"noise_by_input": True}, "noise_by_input is for a regression"),
+]
+
+
+@pytest.mark.parametrize(("kind", "flag", "key", "refusal"), FLAGS)
+@pytest.mark.slow
+def test_compare_and_tune_take_the_flags_of_the_likelihood(kind, flag, key, refusal, request, tmp_path):
+    def words(own):
+        data = f"--data {own['data']} --client-column site --target-column {own['target_column']} {flag} "
+        return (data + "--algorithms fedavg-ft,local --rounds 2 --participation 0.5 --model mlr --device cpu").split()
+
+    fitting = request.getfixturevalue(kind)
+    other = request.getfixturevalue("amounts" if kind == "csv" else "csv")
+    run("compare", *words(fitting), "--seeds", 2, "--out", tmp_path / "compared")
+    run("tune", *words(fitting), "--trials", 2, "--out", tmp_path / "search")
+    tuned = tmp_path / "search" / "tuned.toml"
+    run("compare", "--algorithms", "fedavg-ft,local", "--config", tuned, "--seeds", 1, "--out", tmp_path / "table")
+    for folder in ("compared", "table"):
+        lines = (tmp_path / folder / "cells.jsonl").read_text().splitlines()
+        assert lines and all(json.loads(line)["config"].items() >= key.items() for line in lines)
+    for command in ("compare", "tune"):
+        assert refusal in run(command, *words(other), "--out", tmp_path / f"other-{command}", code=2).output
