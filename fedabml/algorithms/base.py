@@ -129,8 +129,13 @@ class Algorithm:
         0.1, "α of the label level's Dirichlet prior (none: 1/K, one sample's worth for all K classes)", 1e-6
     )
     label_share: float = hyper(
-        0.0, "ρ: share of the classes that a client has, with label_prior sparse (0: chosen with α)", 0, 1, neutral=0.0
+        0.0,
+        "ρ: share of the classes that a client has, for label_prior sparse (0: chosen)",
+        0,
+        1,
+        neutral=0.0,
     )
+    label_spread: float = hyper(1.0, "τ: spread of a client's number of classes around Kρ", 0.01, neutral=1.0)
     augment: str = hyper(
         "none", "random changes of training images", choices=("none", "flip", "crop", "crop-flip"), neutral="none"
     )

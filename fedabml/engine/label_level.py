@@ -1,9 +1,10 @@
 """The label level: π_i, the distribution of a client's labels, from its own counts n_y of K classes.
 
     dirichlet   π_i = (n_y + α)/(n + Kα), the posterior mean under a symmetric Dirichlet prior
-    sparse      a client has each class with probability ρ (at least one), and α is that of its s classes alone:
-                p(counts) ∝ Σ_s C(K − m, s − m) ρ^s (1 − ρ)^(K − s) · Γ(sα)/Γ(sα + n) · Π_{n_y > 0} Γ(n_y + α)/Γ(α)
-                with m classes seen, and π_i is the posterior mean: classes not seen share what the sum over s leaves
+    sparse      a client has s of the K classes, s about Kρ ± τ, and α is that of its own classes alone:
+                p(labels) = Σ_s p(s) · C(K − m, s − m)/C(K, s) · Γ(sα)/Γ(sα + n) · Π_{n_y > 0} Γ(n_y + α)/Γ(α)
+                with m classes seen and p(s) ∝ exp(−(s − Kρ)²/2τ²); π_i is the posterior mean, in which the classes
+                not seen share what the sum over s leaves them
 
 A joint p(x, y) = p(x|y) π_i(y) predicts p_i(y|x) ∝ exp f(x)_y · E[π_i(y) | counts]: the posterior mean is exact, and
 f, trained with log π_i added, needs no division by the labels of training. Where few samples of a client miss some of
@@ -16,6 +17,8 @@ would evaluate `log_evidence` of its own counts there, and its counts stay with 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,6 +27,7 @@ from ..algorithms.base import Algorithm, Site
 from ..errors import InputError
 
 SHARES = tuple(10 ** (k / 10) for k in range(-20, 1))  # ρ of the grid: 0.01 to 1
+SPREADS = tuple(0.5 * 2**k for k in range(6))  # τ of the grid: 0.5 to 16 classes
 ALPHAS = tuple(10 ** (k / 10) for k in range(-30, 21))  # α of the grid: 0.001 to 100
 FLOOR = (
     1e-3  # probability that a client's next label follows no rule: without it one new class has an NLL without bound
@@ -39,38 +43,42 @@ def label_offset(algorithm: Algorithm, site: Site) -> Tensor | None:
     alpha = algorithm.smoothing(classes)
     if algorithm.label_prior == "dirichlet":
         return torch.log((site.counts + alpha) / (site.n.unsqueeze(-1) + classes * alpha))
-    return sparse_level(site.counts.double(), algorithm.label_share, alpha).log().to(site.counts.dtype)
+    level = sparse_level(site.counts.double(), algorithm.label_share, algorithm.label_spread, alpha)
+    return level.log().to(site.counts.dtype)
 
 
-def sparse_level(counts: Tensor, share: Tensor | float, alpha: Tensor | float) -> Tensor:
+def sparse_level(counts: Tensor, share: Tensor | float, spread: Tensor | float, alpha: Tensor | float) -> Tensor:
     """Return π [..., classes] of counts [..., classes] under `sparse`, with `FLOOR` spread evenly over the classes."""
     classes, n = counts.shape[-1], counts.sum(-1, keepdim=True)
-    seen, sizes = _seen(counts), _sizes(counts)
-    by_size = _labels_by_size(counts, alpha) + _log_having(counts, share)
+    seen, sizes, alpha = _seen(counts), _sizes(counts), _tensor(alpha, counts)
+    by_size = _labels_by_size(counts, alpha) + _size_prior(counts, share, spread).log()
     weights = torch.softmax(by_size, -1) / (n + sizes * alpha)  # of s, over its normaliser
     missed = (weights * (sizes - seen).clamp_min(0) * alpha).sum(-1, keepdim=True) / (classes - seen).clamp_min(1)
     level = torch.where(counts > 0, (counts + alpha) * weights.sum(-1, keepdim=True), missed)
     return (1 - FLOOR) * level + FLOOR / classes
 
 
-def log_evidence(counts: Tensor, shares: Tensor, alphas: Tensor) -> Tensor:
-    """Return log p(labels of a client, in their order) [..., shares, alphas] of counts [..., classes] under `sparse`.
+def log_evidence(counts: Tensor, shares: Sequence[float], spreads: Sequence[float], alphas: Sequence[float]) -> Tensor:
+    """Return log p(labels of a client, in their order) of counts [..., classes] under `sparse`, on a grid.
 
-    This is what a client gives to the sum of all clients.
+    The result is [..., alphas, shares, spreads]: what a client gives to the sum of all clients.
     """
-    labels = _labels_by_size(counts.unsqueeze(-2), alphas.unsqueeze(-1))
-    at_least_one = torch.log(-torch.expm1(counts.shape[-1] * torch.log1p(-shares)))  # of s ≥ 1
-    having = [torch.logsumexp(labels + _log_having(counts, share), -1) for share in shares]
-    return torch.stack(having, -2) - at_least_one.unsqueeze(-1)
+    labels = _labels_by_size(counts.unsqueeze(-2), torch.tensor(alphas).to(counts).unsqueeze(-1))
+    greatest = labels.amax(-1, keepdim=True)
+    priors = torch.stack([_size_prior(counts, share, spread) for share in shares for spread in spreads], -1)
+    sums = greatest + torch.log(torch.exp(labels - greatest) @ priors)
+    return sums.unflatten(-1, (len(shares), len(spreads)))
 
 
-def choose(counts: np.ndarray) -> tuple[float, float]:
-    """Return ρ and α of the grid that maximise the sum of the clients' log evidence; counts [clients, classes]."""
-    grids = [torch.tensor(values, dtype=torch.float64) for values in (SHARES, ALPHAS)]
+def choose(counts: np.ndarray) -> dict[str, float]:
+    """Return ρ, τ and α of the grid that maximise the sum of the clients' log evidence; counts [clients, classes].
+
+    They are returned by the names of their hyperparameters.
+    """
     some = torch.as_tensor(counts[:: -(-len(counts) // MOST_CLIENTS)]).double()
-    total = torch.stack([log_evidence(part, *grids).sum(0) for part in some.split(50)]).sum(0)
-    best = int(total.flatten().argmax())
-    return SHARES[best // len(ALPHAS)], ALPHAS[best % len(ALPHAS)]
+    total = torch.stack([log_evidence(part, SHARES, SPREADS, ALPHAS).sum(0) for part in some.split(50)]).sum(0)
+    alpha, share, spread = np.unravel_index(int(total.flatten().argmax()), total.shape)
+    return {"label_share": SHARES[share], "label_spread": SPREADS[spread], "label_alpha": ALPHAS[alpha]}
 
 
 def _sizes(counts: Tensor) -> Tensor:
@@ -78,28 +86,28 @@ def _sizes(counts: Tensor) -> Tensor:
     return torch.arange(1, counts.shape[-1] + 1, dtype=counts.dtype, device=counts.device)
 
 
-def _tensor(value: Tensor | float, like: Tensor) -> Tensor:
-    """Return a hyperparameter as a tensor with the type and device of another."""
-    return value.to(like) if isinstance(value, Tensor) else torch.tensor(value, dtype=like.dtype, device=like.device)
-
-
 def _seen(counts: Tensor) -> Tensor:
     """Return m [..., 1], how many classes a client's samples show."""
     return (counts > 0).sum(-1, keepdim=True).to(counts.dtype)
 
 
-def _log_having(counts: Tensor, share: Tensor | float) -> Tensor:
-    """Return log ρ^s (1 − ρ)^(K − s) for every s."""
-    share, sizes = _tensor(share, counts), _sizes(counts)
-    return torch.special.xlogy(sizes, share) + torch.special.xlogy(counts.shape[-1] - sizes, 1 - share)
+def _tensor(value: Tensor | float, like: Tensor) -> Tensor:
+    """Return a hyperparameter as a tensor with the type and device of another."""
+    return value.to(like) if isinstance(value, Tensor) else torch.tensor(value, dtype=like.dtype, device=like.device)
 
 
-def _labels_by_size(counts: Tensor, alpha: Tensor | float) -> Tensor:
-    """Return log C(K − m, s − m) + log p(labels | their s classes) for every s; −∞ where s < m."""
-    alpha, n = _tensor(alpha, counts), counts.sum(-1, keepdim=True)
-    seen, sizes, classes = _seen(counts), _sizes(counts), counts.shape[-1]
+def _size_prior(counts: Tensor, share: Tensor | float, spread: Tensor | float) -> Tensor:
+    """Return p(s) for every s; `FLOOR` of it is spread evenly."""
+    distance = (_sizes(counts) - counts.shape[-1] * _tensor(share, counts)) / _tensor(spread, counts)
+    return (1 - FLOOR) * torch.softmax(-(distance**2) / 2, -1) + FLOOR / counts.shape[-1]
+
+
+def _labels_by_size(counts: Tensor, alpha: Tensor) -> Tensor:
+    """Return log C(K − m, s − m)/C(K, s) + log p(labels | the client's s classes) for every s; −∞ where s < m."""
+    n, seen, sizes = counts.sum(-1, keepdim=True), _seen(counts), _sizes(counts)
+    classes = torch.full_like(seen, counts.shape[-1])
     subsets = torch.lgamma(classes - seen + 1) - torch.lgamma((sizes - seen).clamp_min(0) + 1)
-    subsets = subsets - torch.lgamma(classes - sizes + 1)
+    subsets = subsets + torch.lgamma(sizes + 1) - torch.lgamma(classes + 1)
     own = torch.where(counts > 0, torch.lgamma(counts + alpha) - torch.lgamma(alpha), 0).sum(-1, keepdim=True)
     labels = torch.lgamma(sizes * alpha) - torch.lgamma(sizes * alpha + n) + own
     return torch.where(sizes >= seen, subsets + labels, -torch.inf)
@@ -110,5 +118,5 @@ def require_chosen(algorithm: Algorithm) -> None:
     if algorithm.label_prior == "sparse" and not algorithm.label_share:
         raise InputError(
             "label_prior sparse has no label_share yet. Training in one process chooses it from all clients' labels; "
-            "where labels stay at their sites, set label_share and label_alpha, or use label_prior dirichlet."
+            "where labels stay at their sites, set label_share, label_spread and label_alpha, or label_prior dirichlet."
         )

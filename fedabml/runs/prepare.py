@@ -83,8 +83,7 @@ def prepare(
     if fed.task != "classification" and algorithm.label_prior != "none":
         algorithm = dataclasses.replace(algorithm, label_prior="none")  # no single label that has a prior
     if algorithm.label_prior == "sparse" and not algorithm.label_share:
-        share, alpha = choose(fed.label_counts("train"))
-        algorithm = dataclasses.replace(algorithm, label_share=share, label_alpha=alpha)
+        algorithm = dataclasses.replace(algorithm, **choose(fed.label_counts("train")))
     rounds, epochs = checked_integer(rounds, "rounds", 0), checked_integer(epochs, "epochs", 1)
     batch_size = checked_integer(batch_size, "batch_size", 1)
     seed, chunk = checked_integer(seed, "seed", 0), None if chunk is None else checked_integer(chunk, "chunk", 1)
