@@ -12,7 +12,7 @@ import argparse
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from flwr.supercore.constant import TaskType
@@ -66,19 +66,19 @@ class ServerWorker:
 
     def run(self) -> None:
         """Carry out runs until one ends normally. An error that ends a run is raised."""
-        link = self._connect()
-        task = Task.load(self._file, self._connect)
-        if task is not None:
-            log.info("The run %d goes on.", task.run_id)
-        while not self._folder.stop_file.exists():
-            if task is None:
-                task = acquire(link, TaskType.SERVER_APP, self._connect)
-            if task is None:
-                self._start_run()
-                time.sleep(POLL)
-            elif self._work(task):
-                return
-            task = None
+        with closing(self._connect()) as link:
+            task = Task.load(self._file, self._connect)
+            if task is not None:
+                log.info("The run %d goes on.", task.run_id)
+            while not self._folder.stop_file.exists():
+                if task is None:
+                    task = acquire(link, TaskType.SERVER_APP, self._connect)
+                if task is None:
+                    self._start_run()
+                    time.sleep(POLL)
+                elif self._work(task):
+                    return
+                task = None
 
     def _start_run(self) -> None:
         """Start a run if none is active."""
