@@ -36,6 +36,7 @@ from fedabml.federation.folders import ServerFolder, SiteFolder
 from fedabml.federation.init import init
 
 from . import deployment as drill
+from .pages import wrapped
 
 RESULTS = Path(__file__).resolve().parents[1] / "results/reliability"
 LINES, PAGE = RESULTS / "round_time.jsonl", RESULTS / "round_time.md"
@@ -53,7 +54,7 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from drill_app.model import network
+from fedabml_app.model import network
 
 app = ClientApp()
 
@@ -82,7 +83,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from drill_app.model import network
+from fedabml_app.model import network
 
 app = ServerApp()
 
@@ -110,24 +111,6 @@ def network():
         nn.Flatten(), nn.Linear({FEATURES}, a), nn.ReLU(), nn.Linear(a, b), nn.ReLU(), nn.Linear(b, {CLASSES})
     )
 '''
-_PROJECT = """[project]
-name = "drill-app"
-version = "1.0.0"
-license = { file = "LICENSE" }
-dependencies = ["flwr>=1.41.0,<1.42"]
-
-[tool.flwr.app]
-publisher = "fedabml"
-fab-format-version = 1
-flwr-version-target = "1.41.0"
-fab-include = ["LICENSE", "drill_app/*.py"]
-
-[tool.flwr.app.components]
-serverapp = "drill_app.server:app"
-clientapp = "drill_app.client:app"
-
-[tool.flwr.app.config]
-"""
 
 
 def main() -> None:
@@ -151,7 +134,7 @@ def main() -> None:
                     for number, value in enumerate(seconds, 2):
                         file.write(json.dumps({**facts, "round": number, "seconds": round(value, 3)}) + "\n")
                 print(f"turn {turn} {arm}: {' '.join(f'{value:.1f}' for value in seconds)} s (load {load:.1f})")
-    PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write_text(wrapped(page()), encoding="utf-8")
     print(PAGE.read_text(encoding="utf-8"))
 
 
@@ -214,17 +197,10 @@ def _noted(path: Path) -> list[float]:
 
 
 def _write_flower_app(app: Path, rounds: int) -> None:
-    """Replace the federation's app by one with Flower's FedAvg."""
-    texts = {
-        "client": _CLIENT,
-        "server": _SERVER.replace("ROUNDS", str(rounds)),
-        "model": _MODEL,
-        "__init__": '"""."""\n',
-    }
-    (app / "pyproject.toml").write_text(_PROJECT, encoding="utf-8")
-    (app / "drill_app").mkdir()
+    """Replace the modules of the federation's app by those of one with Flower's FedAvg."""
+    texts = {"client_app": _CLIENT, "server_app": _SERVER.replace("ROUNDS", str(rounds)), "model": _MODEL}
     for name, text in texts.items():
-        (app / "drill_app" / f"{name}.py").write_text(text, encoding="utf-8")
+        (app / "fedabml_app" / f"{name}.py").write_text(text, encoding="utf-8")
 
 
 def _start_stock(stack: ExitStack, arm: str, folder: ServerFolder, data: dict[str, Path], times: Path) -> None:

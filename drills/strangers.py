@@ -38,6 +38,7 @@ from .deployment import (
     wait_for_round,
 )
 from .intruder import Intruder, stored_bytes
+from .pages import wrapped
 
 OUT = Path("results/reliability/strangers.jsonl")
 SITES = ("a", "b", "c")
@@ -165,7 +166,7 @@ def page(record: Path) -> Path:
         "Reproduce: `python -m drills.strangers --out FILE`, then `python -m drills.strangers page --out FILE`.\n"
     )
     target = record.with_suffix(".md")
-    target.write_text(text, encoding="utf-8")
+    target.write_text(wrapped(text), encoding="utf-8")
     return target
 
 

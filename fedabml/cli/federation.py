@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import typer
@@ -76,11 +77,6 @@ def init(
         rounds (N): Rounds of communication.
         set (KEY=VALUE): Any key of federation.toml, such as round_timeout=300 or hyper.lr=0.01. Repeatable.
     """
-    from ..federation import operate
-
-    operate.require_extra()
-    from ..federation.init import init as make
-
     options: dict[str, Any] = {
         "target_column": target_column,
         "drop_columns": tuple(split_words(drop_columns)),
@@ -91,7 +87,7 @@ def init(
     }
     settings: dict[str, Any] = {"port": port, "superlink_port": superlink_port, "algorithm": algorithm, "model": model}
     settings |= {"rounds": rounds} | parse_set(set or [])
-    made = make(folder, host, split_words(sites), data, name=name, schema_options=options, **settings)
+    made = _changes().init(folder, host, split_words(sites), data, name=name, schema_options=options, **settings)
     print_line(f"settings   {made.settings_file}")
     print_line(f"inputs     {made.schema_file} (read it: every site receives it)")
     for member in made.members():
@@ -227,12 +223,7 @@ def add_site(folder: Path, name: str) -> None:
         folder (DIR): The operator's folder.
         name (NAME): The new site's name: letters, digits, - and _.
     """
-    from ..federation import operate
-
-    operate.require_extra()
-    from ..federation.init import add_site as add
-
-    print_line(f"archive    {add(folder, name)}")
+    print_line(f"archive    {_changes().add_site(folder, name)}")
 
 
 @app.command("remove-site")
@@ -248,12 +239,7 @@ def remove_site(folder: Path, name: str) -> None:
         folder (DIR): The operator's folder.
         name (NAME): The site's name.
     """
-    from ..federation import operate
-
-    operate.require_extra()
-    from ..federation.init import remove_site as remove
-
-    remove(folder, name)
+    _changes().remove_site(folder, name)
     print_line(f"removed    {name}")
 
 
@@ -269,13 +255,20 @@ def renew(folder: Path) -> None:
     """
     from ..federation import operate
 
-    operate.require_extra()
-    from ..federation.init import renew as make
-
-    made = make(folder)
+    made = _changes().renew(folder)
     print_line(f"certificate   {made.server_certificate}")
     if operate.is_running(made):
         print_paragraph(f"The server uses it after a restart: fedabml federation resume {folder}")
+
+
+def _changes() -> ModuleType:
+    """Return the functions that make and change an operator's folder. Raises InputError unless Flower is installed."""
+    from ..federation import operate
+
+    operate.require_extra()
+    from ..federation import init as changes
+
+    return changes
 
 
 def _paths(words: str) -> dict[str, Path]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from ..arguments import is_whole
 from ..errors import InputError, quoted
@@ -51,7 +51,14 @@ class Member:
 
 
 class _Folder:
-    """A folder with a `state` that must survive a restart and a `run` folder that need not."""
+    """A folder with settings, a `state` that must survive a restart, and a `run` folder that need not.
+
+    Its class says what the folder is, the name of its settings file, and the command that makes one.
+    """
+
+    KIND: ClassVar[str]
+    SETTINGS: ClassVar[str]
+    COMMAND: ClassVar[str]
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(os.path.abspath(path))  # noqa: PTH100 - links stay as the operator wrote them
@@ -67,6 +74,29 @@ class _Folder:
 
     def __hash__(self) -> int:
         return hash((type(self), self.path))
+
+    @property
+    def settings_file(self) -> Path:
+        """The file of the settings, in TOML."""
+        return self.path / self.SETTINGS
+
+    @property
+    def card_file(self) -> Path:
+        """The frozen card of inputs."""
+        return self.state / "card.safetensors"
+
+    @property
+    def prior_file(self) -> Path:
+        """The newest prior."""
+        return self.state / "prior.safetensors"
+
+    def check(self) -> Self:
+        """Return the folder itself. Raises InputError unless it has settings."""
+        if not self.settings_file.is_file():
+            raise InputError(
+                f"'{self.path}' is not {self.KIND} folder: it has no {self.SETTINGS}. Make one with `{self.COMMAND}`."
+            )
+        return self
 
     @property
     def state(self) -> Path:
@@ -98,10 +128,9 @@ class _Folder:
 class ServerFolder(_Folder):
     """The operator's folder, which `fedabml federation init` makes."""
 
-    @property
-    def settings_file(self) -> Path:
-        """`federation.toml`."""
-        return self.path / "federation.toml"
+    KIND = "a federation's"
+    SETTINGS = "federation.toml"
+    COMMAND = "fedabml federation init DIR --host NAME --sites a,b,c"
 
     @property
     def schema_file(self) -> Path:
@@ -162,16 +191,6 @@ class ServerFolder(_Folder):
         return self.path / "app"
 
     @property
-    def card_file(self) -> Path:
-        """The frozen card of inputs."""
-        return self.state / "card.safetensors"
-
-    @property
-    def prior_file(self) -> Path:
-        """The newest prior."""
-        return self.state / "prior.safetensors"
-
-    @property
     def database(self) -> Path:
         """The SuperLink's database."""
         return self.state / "flower.db"
@@ -185,15 +204,6 @@ class ServerFolder(_Folder):
     def old_events_file(self) -> Path:
         """The events before those of `events_file`, if there were too many for one file."""
         return self.state / "events.old.jsonl"
-
-    def check(self) -> ServerFolder:
-        """Return the folder itself. Raises InputError unless `init` made it."""
-        if not self.settings_file.is_file():
-            raise InputError(
-                f"'{self.path}' is not a federation's folder: it has no federation.toml. Make one with "
-                "`fedabml federation init DIR --host NAME --sites a,b,c`."
-            )
-        return self
 
     @cached_property
     def settings(self) -> Settings:
@@ -228,10 +238,9 @@ class ServerFolder(_Folder):
 class SiteFolder(_Folder):
     """A site's own folder, which `fedabml federation join` makes from an archive."""
 
-    @property
-    def settings_file(self) -> Path:
-        """`site.toml`, which belongs to the site."""
-        return self.path / "site.toml"
+    KIND = "a site's"
+    SETTINGS = "site.toml"
+    COMMAND = "fedabml federation join ARCHIVE --data PATH"
 
     @property
     def key(self) -> Path:
@@ -254,28 +263,9 @@ class SiteFolder(_Folder):
         return self.path / "apps.json"
 
     @property
-    def card_file(self) -> Path:
-        """The frozen card of inputs."""
-        return self.state / "card.safetensors"
-
-    @property
-    def prior_file(self) -> Path:
-        """The newest prior that the server sent."""
-        return self.state / "prior.safetensors"
-
-    @property
     def prior_facts_file(self) -> Path:
         """The round of the newest prior."""
         return self.state / "prior.json"
-
-    def check(self) -> SiteFolder:
-        """Return the folder itself. Raises InputError unless `join` made it."""
-        if not self.settings_file.is_file():
-            raise InputError(
-                f"'{self.path}' is not a site's folder: it has no site.toml. Make one with `fedabml federation join "
-                "ARCHIVE --data PATH`."
-            )
-        return self
 
     @cached_property
     def settings(self) -> SiteSettings:

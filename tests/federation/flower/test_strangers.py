@@ -1,15 +1,18 @@
 """A real SuperLink behind a real nginx: a registered SuperNode connects, and everybody else is refused."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr")
 
+from drills import strangers
 from fedabml.federation import init, operate, proxy
 from fedabml.federation.archive import unpack
 from fedabml.federation.flower import commands, control
@@ -101,3 +104,8 @@ def test_the_superlink_listens_on_the_loopback_interface_alone(server):
         rows = [line.split() for line in table][1:]
     listening = {row[1] for row in rows if row[1].endswith(wanted) and row[3] == "0A"}
     assert listening == {f"0100007F{wanted}"} or sys.byteorder == "big"
+
+
+def test_the_stored_page_of_the_drill_is_that_of_its_record(tmp_path):
+    record = Path(shutil.copy(strangers.OUT, tmp_path))
+    assert strangers.page(record).read_text() == strangers.OUT.with_suffix(".md").read_text()
