@@ -88,8 +88,9 @@ def unpack(
 ) -> SiteFolder:
     """Make a site's folder from an archive, and write the path `data` into its settings.
 
-    A folder made earlier from the same archive keeps its settings and its state. Raises InputError for an
-    archive that `pack` did not write, and for a folder that holds something else.
+    A folder made earlier from the same archive keeps its settings and its state. One that an interrupted call left
+    half-made is completed. Raises InputError for an archive that `pack` did not write, and for a folder that holds
+    something else.
     """
     contents, subject = _read(archive), f"'{archive}'"
     invitation = _invitation(contents["invitation.json"], subject)
@@ -101,7 +102,7 @@ def unpack(
     if site.settings_file.exists():
         return _kept(site, settings, contents, subject)
     with explain_errors(site.path, "read"):
-        if site.path.exists() and (not site.path.is_dir() or any(site.path.iterdir())):
+        if site.path.exists() and not _clear_unfinished(site, contents["site.key"]):
             raise InputError(f"'{site.path}' exists and is no empty folder. Give another one with --folder.")
     site.make()
     write_secret(site.key, contents["site.key"])
@@ -111,6 +112,25 @@ def unpack(
     write_json(site.apps_file, parse_json(contents["apps.json"].decode(), subject))
     settings.save(site.settings_file)  # written last: a folder with settings is complete
     return site
+
+
+def _clear_unfinished(site: SiteFolder, key: bytes) -> bool:
+    """Return whether a folder without settings is empty, or holds what an interrupted `unpack` of this key has left.
+
+    Half-written files are then deleted, because they may hold a part of the key.
+    """
+    if not site.path.is_dir() or (site.key.exists() and read_bytes(site.key, MAX_FILE) != key):
+        return False
+    whole = {site.key, site.secret, site.public_key, site.ca_certificate, site.apps_file}
+    names, half = {path.name for path in whole | {site.settings_file}}, []
+    for path in site.path.iterdir():
+        if path.name.endswith(".part") and any(path.name.startswith(f".{name}.") for name in names):
+            half.append(path)
+        elif path not in whole and not (path in (site.state, site.run) and path.is_dir() and not any(path.iterdir())):
+            return False
+    for path in half:
+        path.unlink()
+    return True
 
 
 def _kept(site: SiteFolder, settings: SiteSettings, contents: dict[str, bytes], subject: str) -> SiteFolder:

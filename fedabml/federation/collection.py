@@ -19,6 +19,7 @@ from .messages import Arrival, Order, Reply, clean
 log = logging.getLogger("fedabml")
 Check = Callable[[Reply, Order], str | None]
 MOST_REASONS = 100  # the most different rejections of one exchange that are listed
+REMOVED = "the site was removed"
 MOST_PAST = 100_000  # nonces that are remembered, to distinguish late replies from invented ones
 
 
@@ -51,6 +52,7 @@ class Collection:
     valid: dict[str, Reply] = field(default_factory=dict)  # by site, as they came
     failed: dict[str, str] = field(default_factory=dict)  # by site: why it will not answer
     late: set[str] = field(default_factory=set)  # sites that answered an earlier order
+    withdrawn: set[str] = field(default_factory=set)  # sites that were removed meanwhile
     bytes_up: int = 0
     rejected: Counter[tuple[str, str]] = field(default_factory=Counter)  # by site and reason
 
@@ -103,6 +105,8 @@ class Collection:
             return f"it uses the nonce of site {order.site}"
         if reply.site != order.site:
             return f"it is written in the name of site '{clean(reply.site, 63)}'"
+        if order.site in self.withdrawn:
+            return REMOVED
         return None if order.nonce in self._pending else "twice: this order was answered before"
 
     def _take_error(self, arrival: Arrival) -> None:
@@ -127,6 +131,15 @@ class Collection:
         """Reject a reply that was valid by itself, because of the other replies."""
         del self.valid[site]
         self.reject(site, reason)
+
+    def withdraw(self, site: str) -> None:
+        """Take back the order to a site that was removed; a reply that it has given does not count."""
+        if site in self.withdrawn or all(order.site != site for order in self.orders):
+            return
+        self.withdrawn.add(site)
+        self._pending = {nonce: order for nonce, order in self._pending.items() if order.site != site}
+        if site in self.valid:
+            self.drop(site, REMOVED)
 
     def listed(self) -> list[dict[str, Any]]:
         """Return the rejections for the file of events."""

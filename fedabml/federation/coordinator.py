@@ -61,7 +61,7 @@ class Coordinator:
         self.events = Events(folder, on_event)
         self.limits = Limits(self.settings.max_samples, self.settings.max_message_mb << 20)
         self.roster = Roster(folder, transport, self.settings.rest_rounds)
-        self.mailbox = Mailbox(transport, clock, folder.stop_file, self.limits.max_bytes)
+        self.mailbox = Mailbox(transport, clock, folder.stop_file, self.limits.max_bytes, self.roster.removed)
         self.lost: set[str] = set()  # sites whose kept state is gone
         self.without_card: set[str] = set()  # sites that have lost the card, to which it is offered again
         self.admission = Admission(folder, self.roster, self.mailbox, self.events)
@@ -154,6 +154,9 @@ class Coordinator:
         times.append(time.perf_counter())
         enough = size if settings.over_select else 0
         collection = self.mailbox.collect(orders, self._check_reply, settings.round_timeout, enough)
+        if collection.withdrawn:
+            self.roster.members = [m for m in self.roster.members if m.name not in collection.withdrawn]
+            clients, _, least = self._sizes()
         for name in collection.late:
             self.roster.wake(name)
         timed_out = not (enough and len(collection.valid) >= enough)

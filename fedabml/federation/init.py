@@ -11,6 +11,7 @@ import secrets
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,19 +78,27 @@ def add_site(directory: str | os.PathLike[str], name: str, *, apps: Sequence[str
 
 
 def remove_site(directory: str | os.PathLike[str], name: str) -> Member:
-    """Mark a site as removed and return it. A running proxy refuses it from then on; its number is not used again."""
+    """Mark a site as removed and return it. A running proxy refuses it from then on; its number is not used again.
+
+    A removal that was interrupted is completed by another call. The last site cannot be removed.
+    """
     folder = ServerFolder(directory).check()
     with folder_lock(folder.path, _LOCK):
         sites = folder.sites()
         found = next((site for site in sites if site.name == check_name(name)), None)
-        if found is None or found.removed:
-            left = ", ".join(site.name for site in sites if not site.removed)
-            raise InputError(f"The federation has no site '{name}'. Its sites: {left}.")
-        removed = Member(found.name, found.number, found.public_key, True)
+        left = [site.name for site in sites if not site.removed]
+        if found is None or (found.removed and not folder.site_secret(name).exists()):
+            raise InputError(f"The federation has no site '{name}'. Its sites: {', '.join(left)}.")
+        if left == [name]:
+            raise InputError(
+                f"'{name}' is the last site of the federation. Add another one first, or end the federation with "
+                "`fedabml federation down`."
+            )
+        removed = replace(found, removed=True)
         folder.save_sites([removed if site is found else site for site in sites])
-        for path in (folder.site_secret(name), folder.archive(name)):
-            path.unlink(missing_ok=True)
         proxy.write(folder)
+        folder.archive(name).unlink(missing_ok=True)
+        folder.site_secret(name).unlink(missing_ok=True)  # last: without it, the removal is complete
     return removed
 
 

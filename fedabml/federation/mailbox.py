@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from .collection import Check, Collection, PastNonces
@@ -19,8 +19,16 @@ class Stopped(Exception):
 class Mailbox:
     """A mailbox sends orders over a transport and collects the replies; a `stop` file ends every wait with Stopped."""
 
-    def __init__(self, transport: Transport, clock: Callable[[], float], stop: Path, max_bytes: int):
+    def __init__(
+        self,
+        transport: Transport,
+        clock: Callable[[], float],
+        stop: Path,
+        max_bytes: int,
+        removed: Callable[[], Iterable[str]],
+    ):
         self.transport, self.clock, self.stop, self.max_bytes = transport, clock, stop, max_bytes
+        self.removed = removed
         self.past = PastNonces()
         self.stray = self._collection([], check_identity)  # what arrives when no reply is awaited
 
@@ -30,7 +38,8 @@ class Mailbox:
     def collect(self, orders: Sequence[Order], check: Check, timeout: float, enough: int = 0) -> Collection:
         """Send orders and take replies until all sites have answered, `enough` are valid, or the time is up.
 
-        `check` returns why a reply must not count, or None. If `enough` is 0, the call waits for all sites.
+        `check` returns why a reply must not count, or None. If `enough` is 0, the call waits for all sites. A site that
+        is removed meanwhile is no longer waited for, and what it has answered does not count.
         """
         collection = self._collection(orders, check)
         try:
@@ -41,8 +50,12 @@ class Mailbox:
                 for arrival in self.transport.receive(min(POLL, left)):
                     full = enough and len(collection.valid) >= enough
                     (self.stray if full else collection).take(arrival)
+                for name in self.removed():
+                    collection.withdraw(name)
                 if enough and len(collection.valid) >= enough:
                     break
+            for name in self.removed():  # also those removed while the last reply came
+                collection.withdraw(name)
         finally:
             self.past.add(orders)
         collection.late |= self.stray.late

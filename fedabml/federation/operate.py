@@ -214,8 +214,9 @@ def join(
     """Make a site's folder from an archive, start the site, and return the folder. Unreadable data raise InputError."""
     require_extra()
     name = archive.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".zip")
-    site = set_up_site(archive, folder or Path(name), data)
-    _refuse_running(site)
+    place = folder or Path(name)
+    _refuse_running(SiteFolder(place))
+    site = set_up_site(archive, place, data)
     if start_now:
         start(site, foreground)
     return site

@@ -23,9 +23,11 @@ class Roster:
         self.awaited = {member.name for member in self.members}  # connected recently, or before a restart
         self.resting: dict[str, int] = {}  # by site: the last round in which it is not drawn
         self.returned: set[str] = set()  # since `refresh` before the last one
+        self._version, self._removed = 0, set[str]()
 
     def refresh(self) -> None:
         """Read who is registered and who is connected. A connection counts only with the key of its member."""
+        self._version, self._removed = self._sites_version(), set()
         self.members = self.folder.members()
         keys = {name: key.strip() for name, key in self.transport.sites().items()}
         connected = {m.name for m in self.members if keys.get(m.name) == m.public_key.strip()}
@@ -34,6 +36,16 @@ class Roster:
             self.resting.pop(name, None)
         self.connected = connected
         self.awaited |= connected
+
+    def removed(self) -> set[str]:
+        """Return the members whom the operator has removed since the last `refresh`."""
+        if (version := self._sites_version()) != self._version:
+            self._version, names = version, {member.name for member in self.folder.members()}
+            self._removed = {member.name for member in self.members if member.name not in names}
+        return self._removed
+
+    def _sites_version(self) -> int:
+        return self.folder.sites_file.stat().st_mtime_ns if self.folder.sites_file.exists() else 0
 
     def number(self, name: str) -> int:
         """Return the identity of a member."""

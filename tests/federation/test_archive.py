@@ -4,7 +4,10 @@ import gzip
 import io
 import json
 import stat
+import subprocess
+import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +17,8 @@ from fedabml.errors import InputError
 from fedabml.federation import archive, keys
 from fedabml.federation.archive import unpack
 from tests.federation.deployed import APP, folder_of
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.flower
 
@@ -73,6 +78,39 @@ def test_a_folder_of_the_same_archive_is_kept_and_that_of_another_is_refused(ser
     assert (site.state / "kept-1").read_bytes() == b"x"
     with pytest.raises(InputError, match="belongs to site a"):
         unpack(server.archive("b"), tmp_path / "a")
+
+
+INTERRUPTED = """
+import os, sys
+from pathlib import Path
+from fedabml.federation.archive import unpack
+left, replace = int(sys.argv[3]), Path.replace
+def interrupt(source, target):
+    global left
+    if not left:
+        os._exit(3)
+    left -= 1
+    return replace(source, target)
+Path.replace = interrupt
+unpack(sys.argv[1], sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("written", range(6))
+def test_an_interrupted_join_is_completed_by_another_one(server, tmp_path, written):
+    """The process ends before a file gets its name; an unfinished one lies beside it."""
+    command = [sys.executable, "-c", INTERRUPTED, str(server.archive("a")), str(tmp_path / "a"), str(written)]
+    assert subprocess.run(command, cwd=ROOT).returncode == 3
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert len(names) == 3 + written and "site.toml" not in names
+    if written:
+        with pytest.raises(InputError, match="no empty folder"):  # it holds another site's key
+            unpack(server.archive("b"), tmp_path / "a")
+    site = unpack(server.archive("a"), tmp_path / "a")
+    assert site.settings.name == "a" and site.secret.read_bytes() == server.site_secret("a").read_bytes()
+    names = {"site.toml", "site.key", "site.secret", "site.pub", "ca.crt", "apps.json", "state", "run"}
+    assert {path.name for path in site.path.iterdir()} == names
+    assert stat.S_IMODE(site.key.stat().st_mode) == 0o600
 
 
 def test_a_folder_with_something_else_is_left_alone(server, tmp_path):

@@ -35,6 +35,16 @@ def test_an_error_ends_the_wait_for_its_own_order_only():
     assert [entry["site"] for entry in found.listed()] == ["two", "one", "two"]
 
 
+def test_a_withdrawn_order_is_not_awaited_and_its_reply_is_rejected():
+    found = collection()
+    found.take(Arrival("one", ONE.reply()))
+    for name in ("one", "two", "stranger"):
+        found.withdraw(name)
+    assert found.missing == [] and not found.valid and found.withdrawn == {"one", "two"}
+    found.take(Arrival("two", TWO.reply()))
+    assert not found.valid and [entry["reason"] for entry in found.listed()] == ["the site was removed"] * 2
+
+
 def test_a_check_that_fails_rejects_the_reply():
     def check(reply, order):
         raise RuntimeError("\x1b")

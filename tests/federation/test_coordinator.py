@@ -238,6 +238,30 @@ def test_a_removed_site_is_not_drawn(tmp_path):
     assert [order.clients for order in wire.sent if order.kind == "train"] == [5] * 5 + [4] * 8
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_site_removed_in_a_round_is_not_waited_for_and_does_not_count(tmp_path, answers):
+    server, sites = set_up(tmp_path, participation=1.0)
+    members = server.sites()
+    wire = Wire(server, sites)
+
+    def tamper(order, reply):
+        if order.round == 2 and order.site == "site-4":  # the reply of site 3 is on its way, or never comes
+            server.save_sites([dataclasses.replace(m, removed=m.number == 3) for m in members])
+        lost = order.round == 2 and order.site == "site-3" and not answers
+        return [] if lost else [Arrival(order.site, reply)]
+
+    wire.tamper = tamper
+    coordinator, events = lead(server, wire)
+    lines, others = rounds_of(events), ["site-0", "site-1", "site-2", "site-4"]
+    assert [line["valid"] for line in lines] == [[*others[:3], "site-3", "site-4"], others, others]
+    assert lines[1]["missing"] == [] and rounds_of(events, "repeat") == []
+    reasons = [{"site": "site-3", "reason": "the site was removed"}]
+    assert lines[1]["rejected"] == (reasons if answers else [])
+    assert wire.now < 5  # seconds; the time-out is 20
+    expected = simulation(server, coordinator.card, participants=[range(5), (0, 1, 2, 4), (0, 1, 2, 4)])
+    assert_equal(coordinator.saved.state.shared, expected.shared)
+
+
 def test_a_site_added_later_takes_part_and_gets_the_prior(tmp_path):
     server, sites = set_up(tmp_path, participation=1.0)
     members = server.sites()

@@ -1,6 +1,7 @@
 """What `init` makes, and how sites are added and removed."""
 
 import stat
+from dataclasses import replace
 
 import pytest
 
@@ -101,6 +102,23 @@ def test_a_site_is_added_with_a_number_of_its_own_and_removed(tmp_path):
     for name in ("b", "x"):
         with pytest.raises(InputError, match=f"has no site '{name}'. Its sites: a, c"):
             init.remove_site(folder, name)
+
+
+def test_an_interrupted_removal_is_completed_by_another_one(tmp_path):
+    folder = folder_of(tmp_path)
+    a, b = folder.sites()
+    folder.save_sites([a, replace(b, removed=True)])  # and then the process was killed
+    assert init.remove_site(folder, "b").removed
+    assert not folder.archive("b").exists() and not folder.site_secret("b").exists()
+    assert proxy.site_header(b.public_key) not in folder.proxy_file.read_text()
+
+
+def test_the_last_site_is_not_removed(tmp_path):
+    folder = folder_of(tmp_path)
+    init.remove_site(folder, "b")
+    with pytest.raises(InputError, match="'a' is the last site"):
+        init.remove_site(folder, "a")
+    assert [site.name for site in folder.members()] == ["a"] and folder.site_secret("a").exists()
 
 
 def test_a_renewed_certificate_is_of_the_same_authority_and_the_host_of_the_settings(tmp_path):

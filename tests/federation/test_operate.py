@@ -50,6 +50,16 @@ def test_a_running_folder_is_not_started_twice(folder, no_extra):
         operate.up(folder.path)
 
 
+def test_a_running_site_keeps_its_settings_when_it_joins_again(no_extra, tmp_path):
+    site = make_site(tmp_path / "a")
+    before = site.settings_file.read_bytes()
+    (site.run / "pids").mkdir()
+    pids.Record("supervisor", "running", "", identity=pids.identity(os.getpid())).save(site.run / "pids")
+    with pytest.raises(InputError, match="running already"):
+        operate.join(tmp_path / "a.tar.gz", tmp_path, site.path)
+    assert site.settings_file.read_bytes() == before
+
+
 def test_a_site_that_the_federation_does_not_have_is_refused(folder, no_extra, monkeypatch, tmp_path):
     monkeypatch.setattr(operate, "_write_proxy", lambda folder: None)
     for name in ("x", "d"):  # d was removed

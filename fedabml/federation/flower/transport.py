@@ -90,10 +90,10 @@ class FlowerTransport:
     # -- the coordinator's calls ------------------------------------------------------------------------------------
     def sites(self) -> dict[str, str]:
         """Return the names of the sites that are connected now, with their public keys."""
-        keys = {member.public_key: member.name for member in self._folder.members()}
-        for name in keys.values():
-            if name not in self._secrets:
-                self._secrets[name] = read_secret(self._folder.site_secret(name))
+        keys = {}
+        for member in self._folder.members():
+            if self._knows_secret(member.name):
+                keys[member.public_key] = member.name
         nodes = self._link.call("GetNodes", GetNodesRequest()).nodes
         self._looked = time.monotonic()
         found: dict[str, str] = {}
@@ -105,6 +105,17 @@ class FlowerTransport:
                 self._names[node.node_id] = keys[key]
                 self._activated[node.node_id] = node.last_activated_at
         return found
+
+    def _knows_secret(self, name: str) -> bool:
+        """Read a member's secret, unless it is known. Returns False if the member is being removed at this moment."""
+        if name not in self._secrets:
+            try:
+                self._secrets[name] = read_secret(self._folder.site_secret(name))
+            except InputError:
+                if any(member.name == name for member in self._folder.members()):
+                    raise
+                return False
+        return True
 
     def send(self, orders: Sequence[Order], ttl: float) -> None:
         """Send orders that are valid for `ttl` seconds. If a site stays away until then, the order fails."""

@@ -19,6 +19,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.app.error import Error
 
+from fedabml.errors import InputError
 from fedabml.federation import keys as federation_keys
 from fedabml.federation.flower import transport as module
 from fedabml.federation.flower.app import app_hash
@@ -332,3 +333,21 @@ def test_a_foreign_run_is_refused(world: World) -> None:
     with pytest.raises(ForeignApp, match="allowed apps"):
         task.pull_input({"0" * 64})
     task.link.close()
+
+
+def test_a_site_that_is_removed_while_the_list_is_read_is_left_out(world: World) -> None:
+    class Removing(ServerFolder):
+        """After the first reading of the list, the operator removes b."""
+
+        def members(self) -> list[Member]:
+            found = super().members()
+            self.save_sites([replace(site, removed=site.name == "b") for site in self.sites()])
+            self.site_secret("b").unlink(missing_ok=True)
+            return found
+
+    with fleet(world.api, world.keys):
+        transport = FlowerTransport(world.task.link, world.task.run_id, Removing(world.folder.path))
+        assert set(transport.sites()) == {"a"}
+        world.folder.site_secret("a").unlink()
+        with pytest.raises(InputError, match=r"a\.secret"):  # not removed, but its secret is gone
+            FlowerTransport(world.task.link, world.task.run_id, world.folder).sites()
