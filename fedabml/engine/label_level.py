@@ -93,7 +93,8 @@ def _seen(counts: Tensor) -> Tensor:
 
 def _tensor(value: Tensor | float, like: Tensor) -> Tensor:
     """Return a hyperparameter as a tensor with the type and device of another."""
-    return value.to(like) if isinstance(value, Tensor) else torch.tensor(value, dtype=like.dtype, device=like.device)
+    # Filled on the device: a copy from the host cannot be captured in a CUDA graph.
+    return value.to(like) if isinstance(value, Tensor) else torch.full((), value, dtype=like.dtype, device=like.device)
 
 
 def _size_prior(counts: Tensor, share: Tensor | float, spread: Tensor | float) -> Tensor:
