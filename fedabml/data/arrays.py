@@ -100,9 +100,9 @@ def as_targets(y: np.ndarray, task: str, subject: str) -> np.ndarray:
                 "several labels of 0 and 1 give task='multilabel' (--task multilabel), for a class per step "
                 "task='sequence'."
             )
-    if y.dtype.kind == "f" and not (good := np.isfinite(y) & (np.floor(y) == y)).all():
+    if y.dtype.kind == "f" and not (whole := np.isfinite(y) & (np.floor(y) == y)).all():
         raise InputError(
-            f"{subject} has the label {y[~good][0]}; classes are whole numbers. For measurements, task='regression'."
+            f"{subject} has the label {y[~whole][0]}; classes are whole numbers. For measurements, task='regression'."
         )
     return y.astype(np.int64, copy=False)
 
@@ -145,9 +145,9 @@ def check_finite(values: np.ndarray, describe: Callable[[int], str]) -> None:
         return
     for start in range(0, len(values), 4096):  # `values` may be memory-mapped and larger than memory
         part = values[start : start + 4096]
-        good = np.isfinite(part).reshape(len(part), -1).all(axis=1)
-        if not good.all():
-            sample = int(np.argmin(good))
+        finite = np.isfinite(part).reshape(len(part), -1).all(axis=1)
+        if not finite.all():
+            sample = int(np.argmin(finite))
             fault = "NaN" if np.isnan(part[sample]).any() else "infinity (or a number beyond float32)"
             raise InputError(f"{describe(start + sample)} has {fault}. Remove the sample or fill the gap first.")
 
@@ -267,15 +267,15 @@ def _check_structured(
 ) -> int:
     """Check several labels per sample, int64 [n, labels or steps]; return the number of classes that each may have."""
     if task == "multilabel":
-        count, known = 2, "0 and 1 (and -1 where a label is not known)"
+        count, allowed = 2, "0 and 1 (and -1 where a label is not known)"
     else:
         count = int(y[train].max()) + 1 if classes is None else checked_integer(classes, "classes")
-        known = f"0..{count - 1} (and -1 for steps to leave out)"
+        allowed = f"0..{count - 1} (and -1 for steps to leave out)"
     bad = ((y < -1) | (y >= count)).any(1)
     if bad.any():
         sample = int(np.argmax(bad))
         value = next(v for v in y[sample] if not -1 <= v < count)
-        raise InputError(f"{describe(sample)} has the label {value}; the labels of the task {task} are {known}.")
+        raise InputError(f"{describe(sample)} has the label {value}; the labels of the task {task} are {allowed}.")
     empty = (y < 0).all(1)
     if empty.any():
         raise InputError(f"{describe(int(np.argmax(empty)))} has no label: all of them are -1. Leave the sample out.")

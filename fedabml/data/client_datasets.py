@@ -38,28 +38,29 @@ def read_datasets(
         raise InputError("There are no clients: the dictionary of training data is empty.")
     names = [str(name) for name in train]
     items: list[Items] = []
-    for name, whole in train.items():
-        splits = _splits(name, whole)
-        for split, more in (("test", test), ("val", val)):
-            if more is not None and name in more:
-                splits[split] = more[name]
+    for name, dataset in train.items():
+        splits = _splits(name, dataset)
+        for split, extra in (("test", test), ("val", val)):
+            if extra is not None and name in extra:
+                splits[split] = extra[name]
         items.append(
             {split: _read(part, f"client '{name}', {split} data", x, y, padding) for split, part in splits.items()}
         )
-    for word, more in (("test", test), ("validation", val)):
-        stray = next((name for name in more or () if name not in train), None)
+    for word, extra in (("test", test), ("validation", val)):
+        stray = next((name for name in extra or () if name not in train), None)
         if stray is not None:
             raise InputError(f"There are {word} data of '{stray}', but no training data.{nearest(str(stray), names)}")
-    length = max((len(v) for each in items for xs, _ in each.values() for v in xs if v.ndim), default=0)
-    steps = max((len(v) for each in items for _, ys in each.values() for v in ys if v.ndim), default=0)
+    pairs = [pair for splits in items for pair in splits.values()]
+    length = max((len(v) for xs, _ in pairs for v in xs if v.ndim), default=0)
+    steps = max((len(v) for _, ys in pairs for v in ys if v.ndim), default=0)
     arrays: dict[str, list[Pair | None]] = {split: [] for split in ("train", "test", "val")}
-    for name, each in zip(names, items, strict=True):
+    for name, splits in zip(names, items, strict=True):
         for split, entries in arrays.items():
-            if split not in each:
+            if split not in splits:
                 entries.append(None)
                 continue
             subject = f"client '{name}', {split} data"
-            xs, ys = each[split]
+            xs, ys = splits[split]
             ragged = len({v.shape for v in xs}) > 1 or padding is not None
             stacked = (
                 pad_tokens(xs, padding, length, f"x of {subject}") if ragged else np.stack(xs) if xs else np.empty(0)
@@ -71,10 +72,10 @@ def read_datasets(
 
 def pad_tokens(sequences: Sequence[Any] | np.ndarray, padding: int | None, length: int, subject: str) -> np.ndarray:
     """Return sequences of whole numbers as one array [n, length], filled up with the number `padding`."""
-    sequences = [np.asarray(each) for each in sequences]
-    wrong = next((each for each in sequences if each.ndim != 1 or each.dtype.kind not in "iu"), None)
+    sequences = [np.asarray(tokens) for tokens in sequences]
+    wrong = next((tokens for tokens in sequences if tokens.ndim != 1 or tokens.dtype.kind not in "iu"), None)
     if wrong is not None:
-        shapes = sorted({tuple(each.shape) for each in sequences})
+        shapes = sorted({tuple(tokens.shape) for tokens in sequences})
         if padding is None or wrong.ndim != 1:
             raise InputError(
                 f"{subject}: samples have different shapes, {shapes[0]} and {shapes[-1]} among them. Make them alike "
@@ -85,35 +86,37 @@ def pad_tokens(sequences: Sequence[Any] | np.ndarray, padding: int | None, lengt
         raise InputError(
             f"{subject}: sequences have different lengths. Give the token number that fills short ones, as padding=0."
         )
-    for i, each in enumerate(sequences):
-        if len(each) > length:
-            raise InputError(f"{subject}: sequence {i} has {len(each)} tokens; at most {length} are taken. Shorten it.")
-        if not (each != padding).any():
+    for i, tokens in enumerate(sequences):
+        if len(tokens) > length:
+            raise InputError(
+                f"{subject}: sequence {i} has {len(tokens)} tokens; at most {length} are taken. Shorten it."
+            )
+        if not (tokens != padding).any():
             raise InputError(f"{subject}: sequence {i} has no token but padding ({padding}). Leave it out.")
-        if each.max() >= MOST_EXACT or each.min() < 0:
+        if tokens.max() >= MOST_EXACT or tokens.min() < 0:
             raise InputError(
                 f"{subject}: sequence {i} has a token outside 0..{MOST_EXACT - 1:,}. Number tokens from 0."
             )
-    out = np.full((len(sequences), length), padding, np.int64)
-    for row, each in zip(out, sequences, strict=True):
-        row[: len(each)] = each
-    return out
+    padded = np.full((len(sequences), length), padding, np.int64)
+    for row, tokens in zip(padded, sequences, strict=True):
+        row[: len(tokens)] = tokens
+    return padded
 
 
 def pad_labels(labels: list[np.ndarray], steps: int, subject: str) -> np.ndarray:
     """Return labels as one array; those of sequences with different lengths are filled up with −1."""
     if not labels:
         return np.empty(0, np.int64)
-    if all(each.ndim == 1 and each.dtype.kind in "iu" for each in labels):
-        if all(len(each) == steps for each in labels):
+    if all(sample.ndim == 1 and sample.dtype.kind in "iu" for sample in labels):
+        if all(len(sample) == steps for sample in labels):
             return np.stack(labels)
-        out = np.full((len(labels), steps), -1, np.int64)
-        for i, (row, each) in enumerate(zip(out, labels, strict=True)):
-            if len(each) > steps:
-                raise InputError(f"{subject}: sample {i} has {len(each)} labels; at most {steps} steps are taken.")
-            row[: len(each)] = each
-        return out
-    if len({each.shape for each in labels}) > 1:
+        padded = np.full((len(labels), steps), -1, np.int64)
+        for i, (row, sample) in enumerate(zip(padded, labels, strict=True)):
+            if len(sample) > steps:
+                raise InputError(f"{subject}: sample {i} has {len(sample)} labels; at most {steps} steps are taken.")
+            row[: len(sample)] = sample
+        return padded
+    if len({sample.shape for sample in labels}) > 1:
         raise InputError(f"{subject}: targets have different shapes. Give each sample a target of one shape.")
     return np.stack(labels)
 

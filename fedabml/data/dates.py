@@ -41,24 +41,24 @@ def parse_dates(column: pd.Series, name: str) -> np.ndarray:
         plain = column.dt.tz_localize(None) if column.dt.tz is not None else column
         return plain.to_numpy().astype("datetime64[s]")
     texts = column.map(lambda value: str(value).strip(), na_action="ignore").astype(object)
-    known = texts.notna().to_numpy() & (texts != "").to_numpy()
-    out = np.full(len(texts), np.datetime64("NaT"), "datetime64[s]")
-    clocks = texts[known].astype(str).str.extract(ISO, expand=False)
+    present = texts.notna().to_numpy() & (texts != "").to_numpy()
+    dates = np.full(len(texts), np.datetime64("NaT"), "datetime64[s]")
+    clocks = texts[present].astype(str).str.extract(ISO, expand=False)
     values = pd.to_datetime(clocks.str.replace(",", "."), format="ISO8601", errors="coerce")
     if (wrong := values.isna().to_numpy()).any():
-        row = np.flatnonzero(known)[np.argmax(wrong)]
+        row = np.flatnonzero(present)[np.argmax(wrong)]
         raise InputError(
             f"Column '{name}' has {texts.iloc[row]!r} in row {row + 1}, which is no ISO date such as 2024-01-31 or "
             "2024-01-31T10:30. Write its dates like this (pandas.to_datetime reads others), or leave the column out."
         )
-    out[known] = values.to_numpy().astype("datetime64[s]")
-    return out
+    dates[present] = values.to_numpy().astype("datetime64[s]")
+    return dates
 
 
 def has_times(values: np.ndarray) -> bool:
     """Return whether any of the dates has a time of day other than midnight."""
-    known = values[~np.isnat(values)]
-    return bool((known.astype("datetime64[D]") != known).any())
+    dates = values[~np.isnat(values)]
+    return bool((dates.astype("datetime64[D]") != dates).any())
 
 
 def clock(values: np.ndarray) -> dict[str, np.ndarray]:
@@ -73,7 +73,7 @@ def clock(values: np.ndarray) -> dict[str, np.ndarray]:
         "weekday": (days.astype(np.int64) + 3.0) % 7,  # day 0, 1970-01-01, was a Thursday
         "hour": (seconds - days) / np.timedelta64(3600, "s"),
     }
-    return {part: np.where(gaps, np.nan, each) for part, each in parts.items()}
+    return {part: np.where(gaps, np.nan, numbers) for part, numbers in parts.items()}
 
 
 def part_names(name: str, times: bool) -> tuple[str, ...]:
@@ -102,6 +102,6 @@ def usual_values(name: str, values: np.ndarray, times: bool) -> dict[str, np.nda
         return np.array([None if number != number else NAMES[part][int(number)] for number in parts[part]], object)
 
     return {
-        each: parts["year"] if each == f"{name} year" else words(each[len(name) + 1 :])
-        for each in usual_names(name, times)
+        column: parts["year"] if column == f"{name} year" else words(column[len(name) + 1 :])
+        for column in usual_names(name, times)
     }

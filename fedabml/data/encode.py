@@ -56,7 +56,7 @@ class TableOptions:
         }
         uses |= {"left out": self.drop, "a date to learn from": self.dates}
         split = {"what rows are split by": [self.split_by] if self.split_by is not None else []}
-        for name in (each for names in (uses | split).values() for each in names):
+        for name in (column for names in (uses | split).values() for column in names):
             if name not in frame.columns:
                 raise InputError(f"{source} has no column '{name}'.{nearest(str(name), map(str, frame.columns))}")
         seen: dict[str, str] = {}
@@ -177,22 +177,22 @@ def identifiers(columns: Columns, owners: Rows, names: Iterable[str]) -> list[st
     Numbers that run on within each client count, too, because a hospital numbers its own patients.
     """
     index, owner = owners.index, owners.owner
-    found = []
+    identifying = []
     for name in names if len(index) >= LEAST_ROWS else ():
         if not columns.is_numeric(name):
             words = columns.words(name)
             codes = words.codes[index]
             codes = codes[codes != words.values.index("")] if "" in words.values else codes
             if len(codes) >= LEAST_ROWS and len(np.unique(codes)) >= DIFFERENT * len(codes):
-                found.append(name)
+                identifying.append(name)
             continue
         values = columns.numbers(name)[index]
-        known = ~np.isnan(values)
-        if (values[known] == np.floor(values[known])).all() and any(
-            _runs_on(values[known], group[known]) for group in (np.zeros_like(owner), owner)
+        present = ~np.isnan(values)
+        if (values[present] == np.floor(values[present])).all() and any(
+            _runs_on(values[present], group[present]) for group in (np.zeros_like(owner), owner)
         ):
-            found.append(name)
-    return found
+            identifying.append(name)
+    return identifying
 
 
 def _runs_on(values: np.ndarray, group: np.ndarray) -> bool:

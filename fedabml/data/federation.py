@@ -296,9 +296,9 @@ class Federation:
 
     def _repr_html_(self) -> str:
         """Show a notebook the facts and the clients' sizes; no sample is shown."""
-        facts = self.describe()
-        facts["samples"] = ", ".join(f"{count} {split}" for split, count in facts["samples"].items())
-        return html_card("Federation", {k: v for k, v in facts.items() if k in CARD}, self.records())
+        description = self.describe()
+        description["samples"] = ", ".join(f"{count} {split}" for split, count in description["samples"].items())
+        return html_card("Federation", {k: v for k, v in description.items() if k in CARD}, self.records())
 
     def records(self) -> list[dict[str, Any]]:
         """Return a record per client: its number, name, sizes and, for classification, its number of classes."""
@@ -336,7 +336,7 @@ class Federation:
     def describe(self) -> dict[str, Any]:
         """Return the facts that a report begins with, ready for JSON."""
         sizes = self.train.counts + self.val.counts
-        facts: dict[str, Any] = {
+        description: dict[str, Any] = {
             "dataset": self.dataset,
             "task": self.task,
             "clients": self.clients,
@@ -347,8 +347,8 @@ class Federation:
             "training_samples_per_client": [int(sizes.min()), float(np.median(sizes)), int(sizes.max())],
         }
         if self.task == "classification":
-            facts["classes_per_client"] = float((self.label_counts() > 0).sum(1).mean())
-        return facts
+            description["classes_per_client"] = float((self.label_counts() > 0).sum(1).mean())
+        return description
 
     @checks_arguments
     def hold_out(self, share: float, seed: int = 0) -> Federation:
@@ -434,7 +434,7 @@ class Federation:
     def _with(self, note: dict[str, Any], **changes: Any) -> Federation:
         """Return a copy with changes, its manifest brought up to date."""
         changed = replace(self, **changes)
-        facts = {
+        manifest = {
             "version": 1,
             "dataset": self.dataset,
             **self.manifest,
@@ -443,9 +443,9 @@ class Federation:
             "samples": {split: len(changed.rows(split).index) for split in SPLITS},
             "hash": changed.rows_hash,
         }
-        if "counts" in facts:
-            facts["counts"] = {split: changed.label_counts(split).tolist() for split in SPLITS}
-        return replace(changed, manifest=facts)
+        if "counts" in manifest:
+            manifest["counts"] = {split: changed.label_counts(split).tolist() for split in SPLITS}
+        return replace(changed, manifest=manifest)
 
 
 def _rows(owner: np.ndarray, split: np.ndarray, clients: int) -> list[Rows]:

@@ -62,8 +62,8 @@ def read_frame(path: str | os.PathLike[str], words: Sequence[str] = ()) -> pd.Da
             raise error if str(path) in str(error) else InputError(f"{path} {error}") from error
         except ImportError as error:
             if suffix == ".xlsx":
-                way = "Install it with pip install fedabml[excel], or save the sheet as CSV"
-                raise InputError(f"{path}: reading .xlsx needs openpyxl. {way}.") from error
+                remedy = "Install it with pip install fedabml[excel], or save the sheet as CSV"
+                raise InputError(f"{path}: reading .xlsx needs openpyxl. {remedy}.") from error
             raise InputError("Reading Parquet needs pyarrow: pip install fedabml[tables].") from error
         except Exception as error:  # pandas and pyarrow have errors of nearly every type for damaged bytes
             hint = " Save it as UTF-8." if isinstance(error, UnicodeError) else ""
@@ -127,9 +127,10 @@ def _check_size(path: str | os.PathLike[str], file: IO[bytes], suffix: str) -> N
     else:
         from pyarrow.parquet import ParquetFile
 
-        facts = ParquetFile(file).metadata
-        columns, declared = facts.num_columns, [facts.row_group(i).total_byte_size for i in range(facts.num_row_groups)]
-        cells = max(sum(declared), facts.num_rows * columns)
+        metadata = ParquetFile(file).metadata
+        columns = metadata.num_columns
+        declared = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+        cells = max(declared, metadata.num_rows * columns)
     if columns > MAX_COLUMNS:
         raise InputError(f"{path} has more than {MAX_COLUMNS:,} columns. Leave some out, or give arrays (.npz).")
     if cells:

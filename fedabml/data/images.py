@@ -58,7 +58,7 @@ class ImageRecipe:
     @classmethod
     def fit(cls, files: Sequence[Labelled], size: int | None = None) -> ImageRecipe:
         """Return the recipe of training images. Raises InputError for images of different modes or sizes."""
-        names = tuple(sorted({each.label for each in files}))
+        names = tuple(sorted({image.label for image in files}))
         if len(names) < 2:
             raise InputError(
                 f"All images are of the class '{names[0]}'. A federation needs two or more folders of classes, as "
@@ -67,7 +67,7 @@ class ImageRecipe:
         first = files[0].file
         mode, height, width = _header(first)
         recipe = cls(names, mode, size or height, size or width, size is not None)
-        recipe.check(each.file for each in files)
+        recipe.check(image.file for image in files)
         return recipe
 
     @property
@@ -124,19 +124,19 @@ class ImageRecipe:
         """Return one client's images and class numbers by split: "train" and, if it has such a folder, "test"."""
         files = site_files(Path(folder))
         number = {name: i for i, name in enumerate(self.class_names)}
-        unknown = next((each for each in files if each.label not in number), None)
+        unknown = next((image for image in files if image.label not in number), None)
         if unknown is not None:
             raise InputError(
                 f"'{folder}' has a folder of the class '{unknown.label}', which the prior does not know."
                 f"{nearest(unknown.label, number)}"
             )
-        splits = {split: [each for each in files if each.test == (split == "test")] for split in SPLIT_FOLDERS}
+        splits = {split: [image for image in files if image.test == (split == "test")] for split in SPLIT_FOLDERS}
         if not splits["train"]:
             raise InputError(f"'{folder}' has test images only. Put images to train on into {folder}/train/CLASS/.")
         return {
-            split: (self.read([each.file for each in part]), np.array([number[each.label] for each in part]))
-            for split, part in splits.items()
-            if part
+            split: (self.read([image.file for image in images]), np.array([number[image.label] for image in images]))
+            for split, images in splits.items()
+            if images
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -168,13 +168,14 @@ def read_images(
     """Read a federation of images, one folder per client: the recipe, x, y, the owner's name and test mark of each."""
     if size is not None and size > LARGEST_SIZE:
         raise InputError(f"image_size is {size}; at most {LARGEST_SIZE} pixels are read.")
-    clients = {readable_name(each.name): site_files(each) for each in _entries(folder) if each.is_dir()}
-    files = [each for part in clients.values() for each in part]
+    clients = {readable_name(entry.name): site_files(entry) for entry in _entries(folder) if entry.is_dir()}
+    files = [image for images in clients.values() for image in images]
     recipe = ImageRecipe.fit(files, size)
     number = {name: i for i, name in enumerate(recipe.class_names)}
-    owner = np.repeat([*clients], [len(part) for part in clients.values()])
-    x = recipe.read([each.file for each in files])
-    return recipe, x, np.array([number[f.label] for f in files]), owner, np.array([f.test for f in files])
+    owner = np.repeat([*clients], [len(images) for images in clients.values()])
+    x = recipe.read([image.file for image in files])
+    y, test = np.array([number[image.label] for image in files]), np.array([image.test for image in files])
+    return recipe, x, y, owner, test
 
 
 def is_image_folder(folder: Path) -> bool:
@@ -188,8 +189,8 @@ def site_files(folder: Path) -> list[Labelled]:
     loose = _images(folder)
     if loose:
         raise InputError(f"'{loose[0]}' is in no folder of a class. Put each image into {folder}/CLASS/.")
-    split = any(each.name in SPLIT_FOLDERS for each in folders)
-    if split and (other := next((each for each in folders if each.name not in SPLIT_FOLDERS), None)):
+    split = any(entry.name in SPLIT_FOLDERS for entry in folders)
+    if split and (other := next((entry for entry in folders if entry.name not in SPLIT_FOLDERS), None)):
         raise InputError(f"'{other}' stands beside train and test. Put folders of classes into these two.")
     files = []
     for part in folders:
@@ -209,8 +210,8 @@ def site_files(folder: Path) -> list[Labelled]:
 def _entries(folder: Path) -> list[Path]:
     """Return what a folder holds, sorted by name, without hidden files."""
     with explain_errors(folder, "read"):
-        found = sorted(folder.iterdir())
-    return [entry for entry in found if not entry.name.startswith(".") and entry.name.lower() not in _IGNORED]
+        entries = sorted(folder.iterdir())
+    return [entry for entry in entries if not entry.name.startswith(".") and entry.name.lower() not in _IGNORED]
 
 
 def _images(folder: Path, deep: bool = False) -> list[Path]:

@@ -14,15 +14,15 @@ def listed_manifest(fed: Any, rows: bool) -> dict[str, Any]:
     """Return a federation's manifest with the names, sizes, label counts and sample numbers of its clients."""
     too_many = fed.clients * max(1, fed.classes) > MAX_COUNTS
     shown = LISTED if too_many else fed.clients
-    facts = {
+    manifest = {
         **fed.manifest,
         "names": list(fed.names[:shown]),
         "sizes": {split: fed.rows(split).counts[:shown].tolist() for split in SPLITS},
         "counts": {split: fed.label_counts(split)[:shown].tolist() for split in SPLITS},
     }
     if (recipe := fed.recipe or fed.images) and recipe.class_names:
-        facts["class_names"] = list(recipe.class_names)
+        manifest["class_names"] = list(recipe.class_names)
     if not rows or too_many or len(fed.y) > MAX_ROWS:
-        return {**facts, "rows": None}
+        return {**manifest, "rows": None}
     lists = {split: [fed.rows(split)[i].tolist() for i in range(fed.clients)] for split in SPLITS}
-    return {**facts, "rows": lists}
+    return {**manifest, "rows": lists}

@@ -56,7 +56,9 @@ def _fingerprint(path: Path) -> Hashable:
     """Return what changes with a file, or with the clients' files or images in a folder; None if it is unreadable."""
     try:
         files = (sorted(path.glob("*.npz")) or sorted(path.rglob("*.*"))) if path.is_dir() else [path]
-        facts = [(str(file), file.stat()) for file in files]
+        statuses = [(str(file), file.stat()) for file in files]
     except OSError:
         return None
-    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in facts)
+    return tuple(
+        (name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns) for name, status in statuses
+    )

@@ -154,13 +154,13 @@ def federate(
             f"{dataset.name} has no training samples, only a test split: it cannot be divided among clients."
         )
     names: Sequence[str] = ()
-    facts: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     if partition == "classes":
-        facts = {"classes_per_client": int(classes_per_client), "distinct": bool(distinct)}
+        parameters = {"classes_per_client": int(classes_per_client), "distinct": bool(distinct)}
         train, test = by_class(y_train, y_test, clients, classes_per_client, seed, distinct)
     elif partition in ("dirichlet", "dirichlet-classes", "dirichlet-clients"):
         by = partition.partition("-")[2] or "classes"
-        partition, facts = f"dirichlet-{by}", {"alpha": float(alpha), "min_samples": int(min_samples)}
+        partition, parameters = f"dirichlet-{by}", {"alpha": float(alpha), "min_samples": int(min_samples)}
         train, test = dirichlet(y_train, y_test, clients, float(alpha), seed, min_samples, by)
     elif partition == "iid":
         train, test = iid(y_train, y_test, clients, seed)
@@ -182,7 +182,7 @@ def federate(
         [names[i] for i in kept],
         dataset.classes,
         dataset=dataset.name,
-        manifest={"partition": {"kind": partition, **facts}, "seed": int(seed), "counts": {}},
+        manifest={"partition": {"kind": partition, **parameters}, "seed": int(seed), "counts": {}},
     )
 
 

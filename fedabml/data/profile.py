@@ -53,7 +53,7 @@ class Summary:
         if not self.quantiles:
             word = f"{self.commonest} {self.share:.0%} of " if self.commonest else ""
             return f"{word}{self.different}{'' if word else ' different'}{gaps}"
-        low, middle, high = (each if isinstance(each, str) else f"{each:.4g}" for each in self.quantiles)
+        low, middle, high = (end if isinstance(end, str) else f"{end:.4g}" for end in self.quantiles)
         return f"{middle} [{low}, {high}]{gaps}"
 
 
@@ -87,7 +87,7 @@ def profile_columns(frame: pd.DataFrame, options: TableOptions, owners: Rows) ->
         per_client = [summary(owners[i]) for i in range(min(len(owners), MOST_CLIENTS))]
         total = summary(np.arange(len(frame)))
         if use == "ID" or (counted and total.different > MAX_CATEGORIES):  # a page names no person
-            total, *per_client = (replace(each, commonest="") for each in (total, *per_client))
+            total, *per_client = (replace(counts, commonest="") for counts in (total, *per_client))
         if use in ("feature", "target") and kind == "words" and not problem and total.different > MAX_CATEGORIES:
             problem = f"Column '{name}' has {total.different} different words: an identifier or free text, it seems."
         profiles.append(ColumnProfile(name, use, kind, total, tuple(per_client), problem))
@@ -103,8 +103,8 @@ def _values(column: pd.Series, name: str, use: str) -> tuple[str, Any, str]:
         numeric = is_numeric(column, name)
         if numeric:
             values = numbers(column, name)
-            known = values[~np.isnan(values)]
-            return ("whole numbers" if (known == np.floor(known)).all() else "numbers"), values, ""
+            present = values[~np.isnan(values)]
+            return ("whole numbers" if (present == np.floor(present)).all() else "numbers"), values, ""
     except InputError as error:
         problem = str(error) if use in ("feature", "target") else ""
     if not problem and use not in ("date", "split"):
@@ -118,21 +118,23 @@ def _values(column: pd.Series, name: str, use: str) -> tuple[str, Any, str]:
 def _quantiles(values: np.ndarray) -> Summary:
     """Summarise numbers, float64 [n] with NaN, or dates, datetime64 [n] with NaT."""
     dates = values.dtype.kind == "M"
-    known = values[~(np.isnat(values) if dates else np.isnan(values))]
-    gaps = 1 - len(known) / max(1, len(values))
-    if not len(known):
+    present = values[~(np.isnat(values) if dates else np.isnan(values))]
+    gaps = 1 - len(present) / max(1, len(values))
+    if not len(present):
         return Summary(gaps)
-    ends = np.quantile(known.astype(np.int64) if dates else known, QUANTILES, method="nearest" if dates else "linear")
+    ends = np.quantile(
+        present.astype(np.int64) if dates else present, QUANTILES, method="nearest" if dates else "linear"
+    )
     shown = tuple(str(np.datetime64(int(e), "s").astype("datetime64[D]")) for e in ends) if dates else map(float, ends)
-    return Summary(gaps, tuple(shown), len(np.unique(known)))
+    return Summary(gaps, tuple(shown), len(np.unique(present)))
 
 
 def _commonest(texts: np.ndarray) -> Summary:
     """Summarise words, object [n] with "" in the gaps."""
     counts = Counter(text for text in texts if text)
-    known = sum(counts.values())
-    gaps = 1 - known / max(1, len(texts))
-    if not known:
+    words = sum(counts.values())
+    gaps = 1 - words / max(1, len(texts))
+    if not words:
         return Summary(gaps)
     word, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
-    return Summary(gaps, (), len(counts), word, count / known)
+    return Summary(gaps, (), len(counts), word, count / words)

@@ -46,16 +46,16 @@ class NumberRange:
     @classmethod
     def fit(cls, values: np.ndarray) -> NumberRange:
         """Remember a column, float64 [n] with NaN in the gaps."""
-        known = values[~np.isnan(values)]
-        gaps = len(values) - len(known)
-        share = gaps / len(values) if gaps >= LEAST else 0.0
-        signed = len(known) < FEW_ROWS or bool(known.min() < 0)
-        probs = tuple(p for p in PROBS if min(p, 1 - p) * len(known) >= LEAST)
+        present = values[~np.isnan(values)]
+        gaps = len(values) - len(present)
+        missing = gaps / len(values) if gaps >= LEAST else 0.0
+        signed = len(present) < FEW_ROWS or bool(present.min() < 0)
+        probs = tuple(p for p in PROBS if min(p, 1 - p) * len(present) >= LEAST)
         if len(probs) < 3:  # too few rows to know both tails
-            return cls((), (), share, len(values), signed)
-        quantiles = np.quantile(known, probs)
+            return cls((), (), missing, len(values), signed)
+        quantiles = np.quantile(present, probs)
         step = 10.0 ** math.floor(math.log10(max((quantiles[-1] - quantiles[0]) / 1000, 1e-300)))
-        return cls(probs, tuple(float(q) for q in np.round(quantiles / step) * step), share, len(values), signed)
+        return cls(probs, tuple(float(q) for q in np.round(quantiles / step) * step), missing, len(values), signed)
 
     def tails(self, values: np.ndarray) -> np.ndarray:
         """Return the two-sided tail probability of each value [n].
@@ -63,18 +63,18 @@ class NumberRange:
         Between quantiles its logarithm is interpolated; beyond the last one it falls on along the last slope. A gap
         has the share of gaps.
         """
-        out = np.full(len(values), self.missing or _never(self.rows))
-        known = ~np.isnan(values)
+        probabilities = np.full(len(values), self.missing or _never(self.rows))
+        present = ~np.isnan(values)
         if not self.probs:
-            out[known] = 1.0
-            return out
+            probabilities[present] = 1.0
+            return probabilities
         probs, q = np.array(self.probs), np.array(self.quantiles)
-        lower = _log_tail(values[known], q, np.log(probs))
-        upper = _log_tail(-values[known], -q[::-1], np.log1p(-probs[::-1]))
-        out[known] = np.exp(np.minimum(np.minimum(lower, upper) + math.log(2), 0))
+        lower = _log_tail(values[present], q, np.log(probs))
+        upper = _log_tail(-values[present], -q[::-1], np.log1p(-probs[::-1]))
+        probabilities[present] = np.exp(np.minimum(np.minimum(lower, upper) + math.log(2), 0))
         if not self.signed:
-            out[known & (values < 0)] = 0.0
-        return out
+            probabilities[present & (values < 0)] = 0.0
+        return probabilities
 
     def reason(self, value: float) -> str:
         """Say in words what is unusual about a value."""
@@ -140,8 +140,8 @@ class WordRange:
             return "is missing, which it never was" if not self.missing else "is missing"
         if text in self.shares:
             return f"is '{text}', which is rare ({self.shares[text]:.1%})"
-        alike = [known for known in self.shares if known.casefold().strip() == text.casefold().strip()]
-        return f"is '{text}', which is unknown" + (f"; '{alike[0]}' is known" if alike else "")
+        same_letters = [word for word in self.shares if word.casefold().strip() == text.casefold().strip()]
+        return f"is '{text}', which is unknown" + (f"; '{same_letters[0]}' is known" if same_letters else "")
 
 
 def _as_texts(values: np.ndarray) -> list[str | None]:
@@ -168,7 +168,7 @@ class Ranges:
 
     def tails(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the tail probability of every value, by column."""
-        return {name: known.tails(columns[name]) for name, known in self.columns.items()}
+        return {name: column_range.tails(columns[name]) for name, column_range in self.columns.items()}
 
     def novelty(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return how unusual the most unusual value of each row is: −log of its tail probability [n]."""
@@ -185,21 +185,21 @@ class Ranges:
         """
         limit = math.exp(-(self.threshold() if limit is None else limit))
         rows = len(next(iter(columns.values())))
-        out: list[dict[str, str]] = [{} for _ in range(rows)]
+        sentences: list[dict[str, str]] = [{} for _ in range(rows)]
         for name, p in self.tails(columns).items():
             for row in np.flatnonzero(p < limit):
-                out[row][name] = f"{name} {self.columns[name].reason(columns[name][row])}"
-        return out
+                sentences[row][name] = f"{name} {self.columns[name].reason(columns[name][row])}"
+        return sentences
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dictionaries, lists, numbers and words."""
-        return {name: asdict(known) for name, known in self.columns.items()}
+        return {name: asdict(column_range) for name, column_range in self.columns.items()}
 
     @classmethod
     def from_json(cls, content: Any) -> Ranges:
         """Return what `to_json` wrote; anything else is an InputError."""
         try:
-            return cls({str(name): _from_json(own) for name, own in content.items()})
+            return cls({str(name): _from_json(fields) for name, fields in content.items()})
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"The ranges of the columns are damaged ({error!r}).") from error
 

@@ -152,7 +152,7 @@ class TableRecipe:
 
         True and False are left to the reader of the file, which knows them in any case.
         """
-        words = [name for name, known in self.categories.items() if not set(known) <= {"True", "False"}]
+        words = [name for name, values in self.categories.items() if not set(values) <= {"True", "False"}]
         return (*words, *([self.id] if self.id is not None else []))
 
     def words(self, frame: pd.DataFrame, name: str) -> list[str]:
@@ -261,10 +261,10 @@ class TableRecipe:
         ranges = Ranges.from_json(content["ranges"]) if content.get("ranges") is not None else None
         recipe = cls(columns, numeric, categories, client, target, task, class_names, ranges, dates, id)
         words = {*categories, *(f"{name} {part}" for name in dates for part in CIRCLES)}
-        known = [name for name in columns if name not in recipe._date_parts]
-        known += [each for name, times in dates.items() for each in usual_names(name, times)]
+        with_range = [name for name in columns if name not in recipe._date_parts]
+        with_range += [part for name, times in dates.items() for part in usual_names(name, times)]
         if ranges and (
-            sorted(ranges.columns) != sorted(known)
+            sorted(ranges.columns) != sorted(with_range)
             or any(isinstance(rule, NumberRange) for name, rule in ranges.columns.items() if name in words)
         ):
             raise InputError("The ranges of the recipe are not those of its columns. Take it from a saved model.")
@@ -300,10 +300,10 @@ def choose_task(values: pd.Series, name: str, task: str | None) -> str:
         return check_task(task, [])
     if not is_numeric(values, name):
         return "classification"
-    known = numbers(values, name)
+    measurements = numbers(values, name)
     if values.dtype.kind == "f":
-        return check_task(None, [known], f"The values of the target '{name}'")
-    return "regression" if few_whole_numbers([known]) is None else "classification"
+        return check_task(None, [measurements], f"The values of the target '{name}'")
+    return "regression" if few_whole_numbers([measurements]) is None else "classification"
 
 
 def _texts(values: Any) -> tuple[str, ...]:

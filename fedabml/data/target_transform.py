@@ -107,7 +107,7 @@ class TargetTransform:
         if not self.powers:
             return values
         columns = zip(np.moveaxis(values, -1, 0), self.powers, self.units, strict=True)
-        return np.stack([function(*each) for each in columns], -1)
+        return np.stack([function(*column) for column in columns], -1)
 
     def to_json(self) -> dict[str, Any]:
         """Return the transform as plain data, for files."""

@@ -85,7 +85,11 @@ def _check_key(name: str, algorithms: Sequence[str]) -> None:
     """Refuse a hyperparameter that is set without the name of its algorithm, and name its owners."""
     if name in (*names("algorithm"), *(f.name for f in fields(RunConfig))):
         return
-    owners = [each for each in algorithms if each in REGISTRY and name in {f.name for f in fields(REGISTRY[each].kind)}]
+    owners = [
+        algorithm
+        for algorithm in algorithms
+        if algorithm in REGISTRY and name in {f.name for f in fields(REGISTRY[algorithm].kind)}
+    ]
     if owners:
         several = f"; {', '.join(owners)} have it" if len(owners) > 1 else ""
         raise InputError(f"'{name}' is a hyperparameter: name its algorithm, such as {owners[0]}.{name}=…{several}.")

@@ -264,7 +264,7 @@ def _part_callbacks(cell: Cell, weights: Sequence[float], on_round: OnRound) -> 
 
 
 def _score_of(personal: Table, outcome: Evaluation | TrainingError, with_clients: bool, on: str) -> Score:
-    """Return the score of an evaluation; with `each` also those of every client, and the reliability."""
+    """Return the score of an evaluation; `with_clients` adds those of every client, and the reliability."""
     if isinstance(outcome, TrainingError):
         return Score(personal, {}, {}, str(outcome), on)
     if not with_clients:

@@ -96,7 +96,7 @@ class LowRank(nn.Module):
 def merged(module: nn.Module) -> nn.Module:
     """Return a copy of a module whose low-rank changes are added to the weights of its plain layers."""
     module = copy.deepcopy(module)
-    for layer in [each for each in module.modules() if isinstance(each, LowRank)]:  # each once, if several share it
+    for layer in [part for part in module.modules() if isinstance(part, LowRank)]:  # each once, if several share it
         layer.base.weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
     for parent, name, child in _children(module):
         if isinstance(child, LowRank):
@@ -116,14 +116,14 @@ def _is_transposed(layer: nn.Module) -> bool:
 
 def _add_low_rank(module: nn.Module, adapter: Adapter, head: Collection[str], generator: torch.Generator) -> None:
     """Replace the linear layers of a module's body by `LowRank` layers."""
-    made: dict[nn.Module, LowRank] = {}
+    replaced: dict[nn.Module, LowRank] = {}
     trained = {parameter for name, parameter in module.named_parameters() if name in head}
     for parent, name, child in _children(module):
         if (isinstance(child, nn.Linear) or _is_transposed(child)) and trained.isdisjoint(child.parameters()):
-            if child not in made:
-                made[child] = LowRank(child, adapter.rank, adapter.alpha, generator)
-            setattr(parent, name, made[child])
-    if not made:
+            if child not in replaced:
+                replaced[child] = LowRank(child, adapter.rank, adapter.alpha, generator)
+            setattr(parent, name, replaced[child])
+    if not replaced:
         raise InputError(
             "The model has no linear layer before its head, so there is nothing to change by low-rank matrices. "
             "Use --train head, or --train all."
@@ -137,20 +137,22 @@ def _head_names(module: nn.Module, head: str) -> list[str]:
     if not names:
         raise InputError("The model has no parameters, so it has no head to train.")
     if head != "auto":
-        found = [name for name in names if name == head or name.startswith(f"{head}.")]
+        head_names = [name for name in names if name == head or name.startswith(f"{head}.")]
     elif isinstance(base, str) and any(name.startswith(f"{base}.") for name in names):
-        found = [name for name in names if not name.startswith(f"{base}.")]
-        found += [name for name in getattr(module, "without_weights", ()) if name in names and name not in found]
+        head_names = [name for name in names if not name.startswith(f"{base}.")]
+        head_names += [
+            name for name in getattr(module, "without_weights", ()) if name in names and name not in head_names
+        ]
     else:
-        last = names[-1].rpartition(".")[0]
-        found = [name for name in names if name.rpartition(".")[0] == last]
-    if not found or len(found) == len(names):
-        which = "has no parameters" if not found else "is the whole model"
+        last_layer = names[-1].rpartition(".")[0]
+        head_names = [name for name in names if name.rpartition(".")[0] == last_layer]
+    if not head_names or len(head_names) == len(names):
+        which = "has no parameters" if not head_names else "is the whole model"
         raise InputError(
             f"The model's head ('{head}') {which}, so there is no body to freeze. Name the head with --set "
             f"model_options.head=PREFIX, or use --train all; the parameters are {', '.join(names[-8:])}."
         )
-    return found
+    return head_names
 
 
 # -- lazy layers ------------------------------------------------------------------------------------------------------

@@ -96,19 +96,19 @@ class KeyedDropout(TorchFunctionMode):
         generator; and calling it with the mode on would only come back here.
         """
         self.attentions += 1
-        given = inspect.signature(F.multi_head_attention_forward).bind(*args, **kwargs)
-        given.apply_defaults()
-        if not given.arguments["training"] or not given.arguments["dropout_p"] or self.key is None:
-            self.calls += given.arguments["dropout_p"] > 0
-            given.arguments["training"] = False
-            return F.multi_head_attention_forward(*given.args, **given.kwargs)
+        call = inspect.signature(F.multi_head_attention_forward).bind(*args, **kwargs)
+        call.apply_defaults()
+        if not call.arguments["training"] or not call.arguments["dropout_p"] or self.key is None:
+            self.calls += call.arguments["dropout_p"] > 0
+            call.arguments["training"] = False
+            return F.multi_head_attention_forward(*call.args, **call.kwargs)
         function = _with_globals(
             F.multi_head_attention_forward,
             has_torch_function=lambda tensors: False,
             dropout=lambda weights, p: self._dropout(0, weights, p),
             scaled_dot_product_attention=self._attention,
         )
-        return function(*given.args, **given.kwargs)
+        return function(*call.args, **call.kwargs)
 
 
 def _with_globals(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:

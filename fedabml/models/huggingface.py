@@ -45,9 +45,9 @@ def load_folder(path: str | os.PathLike[str], shape: Sequence[int], outputs: int
                 attn_implementation="eager",
             )  # fmt: skip
     except Exception as error:  # the library raises nearly every kind
-        what = "images" if images else "tokens"
+        inputs = "images" if images else "tokens"
         raise InputError(
-            f"The folder '{path}' cannot be read as a classifier of {what} ({config.get('model_type')}): "
+            f"The folder '{path}' cannot be read as a classifier of {inputs} ({config.get('model_type')}): "
             f"{' '.join(str(error).split())[:300]}"
         ) from error
     missing = {*report["missing_keys"], *(entry[0] for entry in report["mismatched_keys"])}

@@ -144,8 +144,8 @@ def build(
     InputError for an unknown name or option and for a network that is too large.
     """
     if name not in MODELS and name not in OWN:
-        way = f" If it is your own, name its file: FILE.py:{name}." if name.isidentifier() else ""
-        raise InputError(f"There is no model '{name}'.{nearest(name, (*MODELS, *OWN))}{way}")
+        remedy = f" If it is your own, name its file: FILE.py:{name}." if name.isidentifier() else ""
+        raise InputError(f"There is no model '{name}'.{nearest(name, (*MODELS, *OWN))}{remedy}")
     shape = tuple(checked_integer(size, "A size in shape") for size in shape)
     outputs = checked_integer(outputs, "outputs")
     if name in OWN:
@@ -162,19 +162,19 @@ def build(
         return MODELS[name](shape, outputs, **options)
 
 
-def _built(code: UserCode, known: dict[str, Any], options: dict[str, Any]) -> nn.Module:
+def _built(code: UserCode, from_data: dict[str, Any], options: dict[str, Any]) -> nn.Module:
     """Call a user's class or function with `options`, and with `shape` and `outputs` if it has such parameters."""
-    where, taken = f"'{code.typed}'", inspect.signature(code.value).parameters
-    any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    where, parameters = f"'{code.typed}'", inspect.signature(code.value).parameters
+    any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name in options:
-        if name not in taken and not any_name:
-            raise InputError(f"{where} takes no option '{name}'.{nearest(name, taken)}")
-    given = {name: value for name, value in known.items() if name in taken} | options
+        if name not in parameters and not any_name:
+            raise InputError(f"{where} takes no option '{name}'.{nearest(name, parameters)}")
+    arguments = {name: value for name, value in from_data.items() if name in parameters} | options
     missing = [
         name
-        for name, parameter in taken.items()
+        for name, parameter in parameters.items()
         if parameter.default is parameter.empty
-        and name not in given
+        and name not in arguments
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     if missing:
@@ -183,12 +183,12 @@ def _built(code: UserCode, known: dict[str, Any], options: dict[str, Any]) -> nn
             "Parameters that are called shape (of one example) and outputs get their values from the data."
         )
     try:
-        module = code.value(**given)
+        module = code.value(**arguments)
     except InputError:
         raise
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"{where} cannot be made with {', '.join(given) or 'no arguments'}: {reason}.") from error
+        raise InputError(f"{where} cannot be made with {', '.join(arguments) or 'no arguments'}: {reason}.") from error
     if not isinstance(module, nn.Module):
         raise InputError(f"{where} must make a torch.nn.Module; it makes an object of type {type(module).__name__}.")
     return module

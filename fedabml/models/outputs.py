@@ -22,21 +22,21 @@ def select_output(returned: Any, place: Place | None) -> Tensor:
         return returned
     parts = _parts(returned)
     number = len(parts) + place if isinstance(place, int) and place < 0 else place
-    found = None if number is None else parts.get(number)
-    if isinstance(found, Tensor):
-        return found
+    selected = None if number is None else parts.get(number)
+    if isinstance(selected, Tensor):
+        return selected
     if not parts:
         also = " Leave model_options.output out." if isinstance(returned, Tensor) else ""
-        what = f"a tensor of shape {tuple(returned.shape)}" if isinstance(returned, Tensor) else quoted(returned)
+        description = f"a tensor of shape {tuple(returned.shape)}" if isinstance(returned, Tensor) else quoted(returned)
         raise InputError(
-            f"The model returns {what}; one tensor of outputs, a row per example, is needed.{also or _ALONE}"
+            f"The model returns {description}; one tensor of outputs, a row per example, is needed.{also or _ALONE}"
         )
     listed = ", ".join(f"{name!r} ({_described(part)})" for name, part in [*parts.items()][:12])
-    asked = "one tensor of outputs, a row per example, is needed" if place is None else f"no tensor is at {place!r}"
+    problem = "one tensor of outputs, a row per example, is needed" if place is None else f"no tensor is at {place!r}"
     example = next((name for name, part in parts.items() if isinstance(part, Tensor)), None)
     example = "logits" if isinstance(parts.get("logits"), Tensor) else example
-    way = "" if example is None else f' Name it: model_options={{"output": {example!r}}}, or --set {_KEY}={example}.'
-    raise InputError(f"The model returns a {type(returned).__name__} of {listed}; {asked}.{way or _ALONE}")
+    remedy = "" if example is None else f' Name it: model_options={{"output": {example!r}}}, or --set {_KEY}={example}.'
+    raise InputError(f"The model returns a {type(returned).__name__} of {listed}; {problem}.{remedy or _ALONE}")
 
 
 _KEY = "model_options.output"

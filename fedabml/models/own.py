@@ -28,8 +28,8 @@ def named(name: str) -> str:
     if code.name in NAMES:
         raise InputError(f"'{name}' has the name of a network of fedabml, {code.name}. Rename it.")
     if not callable(code.value):
-        what = type(code.value).__name__
-        raise InputError(f"'{name}' must be a class or function that makes a torch.nn.Module; it is of type {what}.")
+        kind = type(code.value).__name__
+        raise InputError(f"'{name}' must be a class or function that makes a torch.nn.Module; it is of type {kind}.")
     refuse_other_code(code, OWN.get(code.name))
     OWN[code.name] = code
     return code.name
