@@ -272,6 +272,12 @@ class SiteFolder(_Folder):
         """The settings, read once."""
         return SiteSettings.load(self.check().settings_file)
 
+    @property
+    def operator(self) -> ServerFolder | None:
+        """The operator's folder whose supervisor runs this site: the site's folder lies in its `local`."""
+        found = ServerFolder(self.path.parent.parent)
+        return found if self.path.parent.name == "local" and found.settings_file.is_file() else None
+
     def apps(self) -> list[str]:
         """Return the hashes of the allowed apps, each 64 hexadecimal digits."""
         return check_apps(read_json(self.apps_file), f"'{self.apps_file}'")

@@ -229,6 +229,7 @@ def resume(path: str | os.PathLike[str], *, foreground: bool = False) -> None:
     """
     require_extra()
     folder = folder_of(path)
+    _refuse_local(folder, "resume")
     if is_running(folder):
         down(path)
     _refuse_running(folder)
@@ -301,6 +302,7 @@ def _wait_until_well(folder: Folder, supervisor: pids.Identity | None, log: Path
 def down(path: str | os.PathLike[str]) -> None:
     """End all processes of a folder in order, and also those that a killed supervisor left behind."""
     folder = folder_of(path)
+    _refuse_local(folder, "down")
     supervisor = supervisor_of(folder.run)
     if folder.run.is_dir():
         with suppress(OSError):  # on a full disk the signal must suffice
@@ -320,6 +322,16 @@ def is_running(folder: Folder) -> bool:
 
 
 # -- small checks ---------------------------------------------------------------------------------------------------
+def _refuse_local(folder: Folder, command: str) -> None:
+    """Raise InputError for the folder of a site that an operator's supervisor runs, together with the server."""
+    operator = folder.operator if isinstance(folder, SiteFolder) else None
+    if operator is not None:
+        raise InputError(
+            f"The site in '{folder.path}' runs together with its server. Give the operator's folder: "
+            f"`fedabml federation {command} {operator.path}`."
+        )
+
+
 def _refuse_running(folder: Folder) -> None:
     if is_running(folder):
         raise InputError(

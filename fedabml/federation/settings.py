@@ -56,7 +56,9 @@ def check_host(host: object, subject: str = "host") -> str:
     """Return a host's name or IP address, without a port, or raise InputError."""
     import ipaddress
 
-    if isinstance(host, str) and len(host) <= 253:
+    if (
+        isinstance(host, str) and len(host) <= 253 and "%" not in host
+    ):  # a certificate cannot name a zone (fe80::1%eth0)
         try:
             return str(ipaddress.ip_address(host))
         except ValueError:

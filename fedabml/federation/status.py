@@ -151,12 +151,15 @@ class SiteFolderStatus:
 def read_site(folder: SiteFolder) -> SiteFolderStatus:
     """Return the status of a site from the files in its own folder."""
     settings = folder.check().settings
-    running = pids.alive(supervisor_of(folder.run))
+    operator, found = folder.operator, processes(folder)
+    if operator is not None:
+        prefix = f"{folder.path.name}-"
+        found = [each for each in processes(operator) if each.name in (f"{prefix}supernode", f"{prefix}worker")]
+    running = pids.alive(supervisor_of((operator or folder).run)) and (operator is None or bool(found))
     prior = None
     if folder.prior_file.exists() and folder.prior_facts_file.exists():
         prior = whole(table(read_json(folder.prior_facts_file)).get("round"))
     allowed = [name for name in ("pooled_sums", "medians", "words", "scores") if getattr(settings, f"allow_{name}")]
-    found = processes(folder)
     for process in found:
         process.state = process.state if running else "stopped"
     state = "running" if running else "stopped"

@@ -57,10 +57,11 @@ def facts(status: Status) -> list[tuple[str, str]]:
         *((name, f"{value:.4g}") for name, value in status.scores.items()),
         ("time left", f"{duration(status.seconds_left)} ({duration(status.seconds_per_round)} a round)"),
         ("traffic", f"{size(status.bytes_down)} to the sites, {size(status.bytes_up)} from them"),
-        ("rejected", f"{sum(status.reasons.values())} replies" if status.reasons else "no reply"),
+        ("rejected", f"{sum(status.reasons.values())} replies" if status.reasons else "none"),
     ]
     if status.runs > 1:
-        rows.append(("runs", f"{status.runs}: the federation went on {status.runs - 1} times from its saved state"))
+        times = "once" if status.runs == 2 else f"{status.runs - 1} times"
+        rows.append(("runs", f"{status.runs}: the federation went on {times} from its saved state"))
     if status.damaged_lines:
         rows.append(("damaged", f"{status.damaged_lines} lines of state/events.jsonl cannot be read"))
     return rows
@@ -154,6 +155,7 @@ def page(status: Status) -> str:
         Tile("loss", f"{status.losses[-1][1]:.4g}" if status.losses else "–", "training loss of the last round"),
         Tile("time left", duration(status.seconds_left), f"{duration(status.seconds_per_round)} a round"),
         Tile("traffic", size(status.bytes_down + status.bytes_up), words["traffic"]),
+        *(Tile(name, f"{value:.4g}", "of the sites that send scores") for name, value in status.scores.items()),
     ]
     figures = []
     if len(status.losses) > 1:

@@ -50,6 +50,13 @@ def test_a_running_folder_is_not_started_twice(folder, no_extra):
         operate.up(folder.path)
 
 
+def test_a_site_beside_its_server_is_resumed_and_ended_with_the_server(folder, no_extra):
+    site = make_site(folder.path / "local/a")
+    for command in (operate.resume, operate.down):
+        with pytest.raises(InputError, match=rf"{command.__name__} {folder.path}`"):
+            command(site.path)
+
+
 def test_a_running_site_keeps_its_settings_when_it_joins_again(no_extra, tmp_path):
     site = make_site(tmp_path / "a")
     before = site.settings_file.read_bytes()

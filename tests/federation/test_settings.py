@@ -129,7 +129,23 @@ def test_addresses(address, parts):
 
 
 @pytest.mark.parametrize(
-    "address", ["h", "h:0", "h:65536", ":1", "::1:1", "[h]:1x", "h:-1", "h:１", "a_b:1", "1.2.3:1", "-a:1", 5, None]
+    "address",
+    [
+        "h",
+        "h:0",
+        "h:65536",
+        ":1",
+        "::1:1",
+        "[h]:1x",
+        "h:-1",
+        "h:１",
+        "a_b:1",
+        "1.2.3:1",
+        "-a:1",
+        "[fe80::1%eth0]:1",
+        5,
+        None,
+    ],
 )
 def test_addresses_that_are_refused(address):
     with pytest.raises(InputError):

@@ -9,11 +9,11 @@ import pytest
 from fedabml.errors import InputError
 from fedabml.federation import pids
 from fedabml.federation.events import read_events
-from fedabml.federation.folders import Member, ServerFolder
+from fedabml.federation.folders import Member, ServerFolder, SiteFolder
 from fedabml.federation.logs import clean, last_line, log_of, tail
 from fedabml.federation.run_keeper import RUN_FILE
-from fedabml.federation.settings import Settings
-from fedabml.federation.status import read
+from fedabml.federation.settings import Settings, SiteSettings
+from fedabml.federation.status import read, read_site
 from fedabml.federation.status_page import (
     duration,
     facts,
@@ -108,6 +108,27 @@ def test_a_site_rests_until_an_event_says_otherwise(folder):
     assert "rests" in site_rows(read(folder).sites)[1][-1]
     write_events(folder, round_event(1, resting=["b"]), round_event(2))
     assert site_rows(read(folder).sites)[1][-1] == ""
+
+
+def test_scores_are_on_the_page(folder):
+    write_events(folder, round_event(1, scores={"accuracy": 0.875, "nll": 0.25}), round_event(2))
+    status = read(folder)
+    assert dict(facts(status))["accuracy"] == "0.875" and dict(facts(status))["rejected"] == "none"
+    assert "0.875" in page(status) and "of the sites that send scores" in page(status)
+
+
+def test_a_site_beside_its_server_is_shown_with_the_servers_processes(supervised):
+    site = SiteFolder(supervised.path / "local/a")
+    site.make()
+    SiteSettings(federation="0" * 32, name="a", server="localhost:8443").save(site.settings_file)
+    assert site.operator == supervised and read_site(site).state == "stopped"  # `up` did not name it
+    pids.Record("a-worker", "running", "t", pids.identity(os.getpid())).save(supervised.run / "pids")
+    found = read_site(site)
+    assert found.state == "running" and [each.name for each in found.processes] == ["a-worker"]
+    alone = SiteFolder(supervised.path.parent / "a")
+    alone.make()
+    site.settings.save(alone.settings_file)
+    assert alone.operator is None and read_site(alone).state == "stopped"
 
 
 def test_texts_of_sites_cannot_steer_a_terminal_or_a_page(folder):
