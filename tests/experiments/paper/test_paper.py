@@ -456,6 +456,26 @@ def test_a_row_with_the_label_level_is_there_unless_others_are_named(tmp_path):
     assert labels("fedavg-ft", "fedavg+labels") == ["digits fedavg-ft", "digits fedavg+labels"]
 
 
+@pytest.mark.usefixtures("few_rounds")
+def test_few_data_has_rows_with_the_sparse_level_where_settings_were_tuned(tmp_path):
+    (tmp_path / "digits.toml").write_text(CHOSEN + "[fedabml]\nlr = 0.05\n[fedabml-plain]\nlr = 0.05\n")
+
+    def levels(*named):
+        request = Request("fewdata", "tuned", quick=True, seeds=1, algorithms=named)
+        cells = EXPERIMENTS["fewdata"]().cells(Context(request, Path(), tmp_path))
+        return {cell.label.split()[1]: cell.config.algorithm_object() for cell in cells}
+
+    names = ("fedabml", "fedabml-plain", "fedavg-ft", "fedabml+sparse", "fedavg+sparse", "fedavg+labels")
+    found = {name: (made.label_prior, made.lr) for name, made in levels(*names).items()}
+    assert found == {
+        "fedabml": ("dirichlet", 0.05), "fedabml-plain": ("none", 0.05), "fedavg-ft": ("none", 0.07),
+        "fedabml+sparse": ("sparse", 0.05), "fedavg+sparse": ("sparse", 0.07), "fedavg+labels": ("dirichlet", 0.07),
+    }  # fmt: skip
+    assert {*levels("fedabml", "fedavg-ft")} == {"fedabml", "fedavg-ft"}
+    assert numbers.name("fedavg+sparse", "tuned") == "FedAvg + sparse label level"
+    assert not any("sparse" in cell.label for cell in EXPERIMENTS["fewdata"]().cells(_context("fewdata")))  # `paper`
+
+
 def test_a_cell_of_a_comparison_serves_a_table(tmp_path, monkeypatch):
     file = tmp_path / "tuned.toml"
     file.write_text(CHOSEN)
