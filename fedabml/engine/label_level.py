@@ -18,6 +18,7 @@ would evaluate `log_evidence` of its own counts there, and its counts stay with 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,7 +71,7 @@ def log_evidence(counts: Tensor, shares: Sequence[float], spreads: Sequence[floa
     return sums.unflatten(-1, (len(shares), len(spreads)))
 
 
-def choose(counts: np.ndarray) -> dict[str, float]:
+def choose(counts: np.ndarray) -> dict[str, Any]:
     """Return ρ, τ and α of the grid that maximise the sum of the clients' log evidence; counts [clients, classes].
 
     They are returned by the names of their hyperparameters.
